@@ -1,0 +1,228 @@
+"""How a state is divided into blocks, the units in which it is lost, saved and restored.
+
+A state is a dict of named numpy arrays or torch tensors. `Blocks` numbers its blocks 0..n-1; every other part of the
+package speaks of blocks by these numbers. Nothing here knows of steps, failures or storage.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.errors import BadInput
+
+if TYPE_CHECKING:
+    import torch  # only named in types: simulations are numpy alone, and importing torch takes seconds
+
+Array: TypeAlias = "npt.NDArray[Any] | torch.Tensor"
+State: TypeAlias = Mapping[str, Array]
+Ids: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Family:
+    """Neighbouring blocks cut from one array: block i is `bounds[i]:bounds[i+1]` along `dim`, or the whole array.
+
+    Companions are arrays cut the same way that travel with the block, such as Adam's moments.
+    """
+
+    array: str
+    dim: int | None
+    bounds: Ids
+    row_size: int
+    companions: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The array and its companions."""
+        return (self.array, *self.companions)
+
+    def rows(self, ids: Ids) -> Ids:
+        """The positions along `dim` that these blocks of the family cover, in the order of `ids`."""
+        starts, lengths = self.bounds[ids], np.diff(self.bounds)[ids]
+        if np.all(lengths == 1):
+            return starts
+        skipped = np.concatenate(([0], np.cumsum(lengths)[:-1]))
+        return np.repeat(starts - skipped, lengths) + np.arange(lengths.sum())
+
+
+def whole(
+    state: State, arrays: Sequence[str] | None = None, *, companions: Mapping[str, Sequence[str]] | None = None
+) -> "Blocks":
+    """One block for each array: a layer's weight, a layer's bias."""
+    companions = companions or {}
+    attached = {name for names in companions.values() for name in names}
+    chosen = [name for name in state if name not in attached] if arrays is None else list(arrays)
+    return Blocks(
+        tuple(
+            Family(name, None, np.array([0, 1]), _size(_get(state, name)), tuple(companions.get(name, ())))
+            for name in chosen
+        )
+    )._checked(state)
+
+
+def along(state: State, array: str, *, dim: int = 0, size: int = 1, companions: Sequence[str] = ()) -> "Blocks":
+    """One block for every `size` neighbours along a dimension: a row of a matrix, a shard of a layer."""
+    shape = _get(state, array).shape
+    if not -len(shape) <= dim < len(shape):
+        raise BadInput(f"array {array!r} has {len(shape)} dimensions, so it cannot be cut along dimension {dim}")
+    if size < 1:
+        raise BadInput(f"a block of {size} rows is empty: give a size of 1 or more")
+    length = shape[dim]
+    return ragged(state, array, np.append(np.arange(0, length, size), length), dim=dim, companions=companions)
+
+
+def ragged(
+    state: State, array: str, bounds: Sequence[int] | Ids, *, dim: int = 0, companions: Sequence[str] = ()
+) -> "Blocks":
+    """Blocks of unequal length: block i is `bounds[i]:bounds[i+1]` along a dimension, as documents in a corpus."""
+    value = _get(state, array)
+    dim = dim % len(value.shape)
+    cuts = np.asarray(bounds, dtype=np.int64)
+    if len(cuts) < 1 or cuts[0] != 0 or cuts[-1] != value.shape[dim] or np.any(np.diff(cuts) < 0):
+        raise BadInput(
+            f"bounds of array {array!r} must rise from 0 to its length {value.shape[dim]} along dimension {dim}"
+        )
+    row_size = _size(value) // max(value.shape[dim], 1)
+    return Blocks((Family(array, dim, cuts, row_size, tuple(companions)),))._checked(state)
+
+
+class Blocks:
+    """A division of a state into numbered blocks; `a + b` numbers the blocks of b after those of a."""
+
+    def __init__(self, families: tuple[Family, ...]) -> None:
+        self.families = families
+        self._starts = np.cumsum([0, *(len(family) for family in families)])
+        members = [name for family in families for name in family.members]
+        if len(set(members)) != len(members):
+            twice = sorted({name for name in members if members.count(name) > 1})
+            raise BadInput(f"every array belongs to one family of blocks, but {', '.join(twice)} would belong to two")
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __add__(self, other: "Blocks") -> "Blocks":
+        return Blocks(self.families + other.families)
+
+    @property
+    def sizes(self) -> Ids:
+        """How many numbers each block holds, companions not counted."""
+        return np.concatenate([np.diff(f.bounds) * f.row_size for f in self.families] or [np.zeros(0, np.int64)])
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Every array that belongs to some block."""
+        return tuple(name for family in self.families for name in family.members)
+
+    def name(self, block: int) -> str:
+        """A block in words: `weight[17]`, or `bias` where the whole array is the block."""
+        which = int(np.searchsorted(self._starts, block, side="right")) - 1
+        family = self.families[which]
+        return family.array if family.dim is None else f"{family.array}[{block - int(self._starts[which])}]"
+
+    def pack(self, state: State, ids: Ids) -> dict[str, Array]:
+        """Copy blocks out of a state: for every member array its rows, in the order of `ids`."""
+        return {
+            name: _take(state[name], family, chosen) for family, chosen in self._split(ids) for name in family.members
+        }
+
+    def unpack(self, packed: State, ids: Ids, target: State) -> None:
+        """Write packed blocks into a state in place; the inverse of `pack` with the same `ids`."""
+        for family, chosen in self._split(ids):
+            for name in family.members:
+                _put(target[name], family, chosen, packed[name])
+
+    def copy(self, source: State, target: State, ids: Ids) -> None:
+        """Copy blocks from one state into another in place; all other blocks of the target stay as they are."""
+        self.unpack(self.pack(source, ids), ids, target)
+
+    def _split(self, ids: Ids) -> list[tuple[Family, Ids]]:
+        """The families that own some of these blocks, each with its blocks in family numbering."""
+        ids = np.asarray(ids, dtype=np.int64)
+        if len(ids) and not (ids.min() >= 0 and ids.max() < len(self)):
+            wrong = int(ids.min() if ids.min() < 0 else ids.max())
+            raise BadInput(f"block {wrong} does not exist: there are {len(self)}, numbered from 0")
+        owner = np.searchsorted(self._starts, ids, side="right") - 1
+        return [
+            (family, ids[owner == i] - self._starts[i]) for i, family in enumerate(self.families) if np.any(owner == i)
+        ]
+
+    def _checked(self, state: State) -> "Blocks":
+        for family in self.families:
+            lengths = [_get(state, n).shape[family.dim] for n in family.members] if family.dim is not None else []
+            if len(set(lengths)) > 1:
+                raise BadInput(f"companions of {family.array!r} must be as long as it is along dimension {family.dim}")
+        return self
+
+
+Norm: TypeAlias = Callable[[Blocks, State, State], Floats]
+"""How far apart two states are, block by block; a workload brings its own."""
+
+
+def euclidean(blocks: Blocks, a: State, b: State) -> Floats:
+    """The length of the difference of each block, companions not counted."""
+    return np.concatenate([_family_distances(f, a[f.array], b[f.array]) for f in blocks.families])
+
+
+def partition(count: int, nodes: int, rng: np.random.Generator) -> Ids:
+    """The owner of every block: drawn uniformly at random, all nodes owning equally many to within one."""
+    if nodes < 1:
+        raise BadInput(f"cannot partition blocks over {nodes} nodes: give 1 or more")
+    return rng.permutation(np.arange(count) % nodes)
+
+
+def _family_distances(family: Family, a: Array, b: Array) -> Floats:
+    square = (_numpy(a).astype(np.float64) - _numpy(b).astype(np.float64)) ** 2
+    if family.dim is None:
+        return np.array([np.sqrt(square.sum())])
+    others = tuple(d for d in range(square.ndim) if d != family.dim)
+    rows = square.sum(axis=others)
+    filled = np.diff(family.bounds) > 0  # an empty block has moved by nothing, and reduceat would say otherwise
+    sums = np.zeros(len(family))
+    if filled.any():
+        sums[filled] = np.add.reduceat(rows, family.bounds[:-1][filled])
+    return np.asarray(np.sqrt(sums))
+
+
+def _take(value: Array, family: Family, ids: Ids) -> Array:
+    if isinstance(value, np.ndarray):
+        return value.copy() if family.dim is None else value.take(family.rows(ids), axis=family.dim)
+    return value.clone() if family.dim is None else value.index_select(family.dim, _positions(value, family, ids))
+
+
+def _put(target: Array, family: Family, ids: Ids, packed: Array) -> None:
+    if isinstance(target, np.ndarray):
+        where = ... if family.dim is None else (slice(None),) * family.dim + (family.rows(ids),)
+        target[where] = _numpy(packed)
+        return
+    source = target.new_tensor(packed) if isinstance(packed, np.ndarray) else packed.to(target)
+    if family.dim is None:
+        target.detach().copy_(source)
+    else:
+        target.detach().index_copy_(family.dim, _positions(target, family, ids), source)
+
+
+def _positions(value: "torch.Tensor", family: Family, ids: Ids) -> "torch.Tensor":
+    import torch
+
+    return torch.from_numpy(family.rows(ids)).to(value.device)
+
+
+def _numpy(value: Array) -> npt.NDArray[Any]:
+    return value if isinstance(value, np.ndarray) else value.detach().cpu().numpy()
+
+
+def _size(value: Array) -> int:
+    return int(value.size) if isinstance(value, np.ndarray) else value.numel()
+
+
+def _get(state: State, name: str) -> Array:
+    if name not in state:
+        raise BadInput(f"the state has no array {name!r}; it has {', '.join(state) or 'none'}")
+    return state[name]

@@ -1,0 +1,112 @@
+"""How fast an iteration converges: its contraction rate and its distance to the optimum, read off what it did.
+
+Theorem 3.2 asks for c and D such that the unperturbed run falls as D·c^k. Which D? Let f be a c-contraction (every
+linear iteration with ‖A‖ ≤ c is, and gradient descent on a smooth strongly convex function), and d[k] = ‖x[k] - x*‖.
+Then ‖y[k] - x[k]‖ ≤ c^k Δ. If the unperturbed run first has d[K] < ε, and D ≤ d[K] c^-K < ε c^-K, then m iterations
+later ‖y - x*‖ ≤ c^m (d[K] + c^K Δ) < c^m ε (1 + Δ/D), which is below ε as soon as m ≥ log(1 + Δ/D) / log(1/c). So the
+measured cost is at most the bound, rounded up, for every D beneath all d[k] c^-k, and the largest such D is tight. It
+is what is left of x[0] - x* in the slowest direction. ‖x[0] - x*‖ is larger whenever x[0] has faster directions as
+well; the run is then sooner done than κ(x) says, and a perturbation in the slowest direction costs more than the bound.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.errors import BadInput
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """An iteration whose distance to the optimum falls as `distance · c^k`."""
+
+    c: float
+    distance: float
+
+
+def fitted_rate(distances: npt.ArrayLike, window: slice | None = None) -> Rate:
+    """The rate of the tail: least squares of log d[k] against k over a window, by default the last half.
+
+    The distance is the effective one, min d[k] c^-k over the window. On a linear iteration c comes from below, with an
+    error that vanishes as (λ2/λ1)^2k. End the window before the distances flatten at the precision with which x* is known.
+    """
+    logs = _logs(distances)
+    steps = np.arange(len(logs))[window or slice(len(logs) // 2, None)]
+    if len(steps) < 2:
+        raise BadInput(f"{len(steps)} of {len(logs)} distances lie in the window: a slope needs 2 or more")
+    centred = steps - steps.mean()
+    slope = float(centred @ logs[steps] / (centred @ centred))
+    return _rate(slope, float(np.min(logs[steps] - slope * steps)))
+
+
+def worst_rate(distances: npt.ArrayLike) -> Rate:
+    """The smallest c for which (3) holds all along the trajectory, max d[k+1]/d[k], and its effective distance."""
+    logs = _logs(distances)
+    if len(logs) < 2:
+        raise BadInput("a single distance has no ratio: give the trajectory 2 iterations or more")
+    slope = float(np.max(np.diff(logs)))
+    return _rate(slope, float(np.min(logs - slope * np.arange(len(logs)))))
+
+
+# The sums of 1, t, t², log s and t log s, where t ≤ 0 counts steps from now, as they become when now is one step later.
+_ONE_STEP_ON = np.array(
+    [
+        [1, 0, 0, 0, 0],
+        [-1, 1, 0, 0, 0],
+        [1, -2, 1, 0, 0],
+        [0, 0, 0, 1, 0],
+        [0, 0, 0, -1, 1],
+    ]
+)
+
+
+class OnlineRate:
+    """The rate of a running iteration whose optimum is unknown, from the lengths s[k] = ‖x[k+1] - x[k]‖ of its steps.
+
+    Once the slowest direction dominates, steps shrink as the distance does, s[k+1] ≈ c s[k], and what lies ahead is the
+    sum of all steps to come: ‖x[k+1] - x*‖ ≈ c s[k] / (1 - c). The slope of log s is fitted by least squares in which a
+    step that lies `memory` steps back weighs 1/e: noise averages out, and fast directions are forgotten.
+    """
+
+    def __init__(self, memory: float = 50.0) -> None:
+        if not memory > 1:
+            raise BadInput(f"a memory of {memory} steps holds no slope: give more than 1")
+        self._age = math.exp(-1 / memory) * _ONE_STEP_ON
+        self._sums = np.zeros(5)
+
+    def observe(self, step_length: float) -> None:
+        """Take in the length of the newest step. One of length 0 has no ratio to others and is passed over."""
+        if not 0 <= step_length < math.inf:
+            raise BadInput(f"a step cannot be {step_length} long: the iteration has diverged, or this is no norm")
+        if step_length > 0:
+            log = math.log(step_length)
+            self._sums = self._age @ self._sums + [1.0, 0.0, 0.0, log, 0.0]
+
+    @property
+    def rate(self) -> Rate | None:
+        """c, and the distance ahead of the newest state (k counts from now); None before two steps were observed.
+
+        Where steps do not shrink, c is 1 or more and the distance infinite.
+        """
+        one, t, tt, log, t_log = (float(total) for total in self._sums)
+        spread = one * tt - t**2
+        if spread <= 0:
+            return None
+        slope = (one * t_log - t * log) / spread
+        c, newest = math.exp(slope), math.exp((log - slope * t) / one)
+        return Rate(c, c * newest / -math.expm1(slope) if slope < 0 else math.inf)
+
+
+def _logs(distances: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    values = np.asarray(distances, dtype=np.float64)
+    if values.ndim != 1 or not np.all((values > 0) & np.isfinite(values)):
+        raise BadInput("distances must be one row of positive numbers: cut the trajectory where it reaches the optimum")
+    return np.log(values)
+
+
+def _rate(log_c: float, log_distance: float) -> Rate:
+    if log_distance > math.log(np.finfo(np.float64).max):
+        raise BadInput("the tail falls so fast that, traced back to iteration 0, it overflows: count from a later one")
+    return Rate(math.exp(log_c), math.exp(log_distance))

@@ -1,0 +1,101 @@
+"""Policies: the same number of values written by each, the right blocks first, and never a random tie."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import BadInput
+from holdfast.policy import RANKINGS, Policy
+
+fractions = st.sampled_from([Fraction(1), Fraction(1, 2), Fraction(1, 3), Fraction(1, 4), Fraction(1, 8)])
+sizes = st.lists(st.integers(0, 50), min_size=1, max_size=40).map(lambda s: np.array(s, dtype=np.int64))
+partial_rankings = st.sampled_from(["priority", "round", "random"])
+
+
+def run(policy: Policy, sizes: np.ndarray, steps: int, seed: int = 0) -> list[np.ndarray]:
+    """What a policy saves along a run whose blocks move at random."""
+    rng = np.random.default_rng(seed)
+    saved_at, credit, chosen = np.zeros(len(sizes), dtype=np.int64), Fraction(0), []
+    for step in range(1, steps + 1):
+        if policy.due(step):
+            ids, credit = policy.choose(step, rng.random(len(sizes)), saved_at, sizes, credit)
+            saved_at[ids] = step
+            chosen.append(ids)
+    return chosen
+
+
+@given(partial_rankings, fractions, sizes, st.integers(1, 6))
+def test_in_the_long_run_every_policy_writes_the_state_once_an_interval(
+    ranking: str, fraction: Fraction, sizes: np.ndarray, intervals: int
+) -> None:
+    policy = Policy(ranking=ranking, interval=24, fraction=fraction)
+    written = sum(int(sizes[ids].sum()) for ids in run(policy, sizes, 24 * intervals))
+    assert abs(written - intervals * int(sizes.sum())) <= int(sizes.max())
+
+
+@given(fractions, sizes, st.integers(0, 2**32))
+def test_priority_leaves_out_no_block_that_moved_more_than_one_it_took(
+    fraction: Fraction, sizes: np.ndarray, seed: int
+) -> None:
+    distances = np.random.default_rng(seed).integers(0, 5, size=len(sizes)).astype(float)
+    policy = Policy(ranking="priority", interval=24, fraction=fraction)
+    ids, _ = policy.choose(24, distances, np.zeros(len(sizes), dtype=np.int64), sizes)
+    left = np.setdiff1d(np.arange(len(sizes)), ids)
+    assert distances[ids].min(initial=np.inf) >= distances[left].max(initial=-np.inf)
+
+
+@given(st.sampled_from(sorted(RANKINGS)), sizes, st.integers(1, 100), st.integers(0, 2**32))
+def test_the_same_question_has_the_same_answer(ranking: str, sizes: np.ndarray, step: int, seed: int) -> None:
+    policy = Policy(
+        ranking=ranking, interval=8, fraction=Fraction(1, 4) if ranking != "full" else Fraction(1), seed=seed
+    )
+    equal = np.ones(len(sizes)), np.zeros(len(sizes), dtype=np.int64)
+    first, again = policy.choose(step, *equal, sizes), policy.choose(step, *equal, sizes)
+    assert np.array_equal(first.ids, again.ids)
+    assert first.credit == again.credit
+
+
+def test_ties_go_to_the_longest_unsaved_and_then_to_the_lowest_number() -> None:
+    policy = Policy(ranking="priority", interval=8, fraction=Fraction(1, 2))
+    ids, _ = policy.choose(4, np.ones(4), np.array([3, 1, 1, 1]), np.ones(4, dtype=np.int64))
+    assert ids.tolist() == [1, 2]
+
+
+def test_round_gives_every_block_its_turn() -> None:
+    chosen = run(Policy(ranking="round", interval=8, fraction=Fraction(1, 4)), np.ones(8, dtype=np.int64), 8)
+    assert [ids.tolist() for ids in chosen] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+
+def test_a_block_larger_than_the_budget_is_saved_and_paid_for_later() -> None:
+    sizes = np.array([90, 10])
+    chosen = run(Policy(ranking="round", interval=10, fraction=Fraction(1, 10)), sizes, 20)
+    assert [ids.tolist() for ids in chosen[:11]] == [[0], [], [], [], [], [], [], [], [], [1], [0]]
+
+
+@pytest.mark.parametrize(
+    ("interval", "fraction", "due"), [(8, "1/4", [2, 4, 6, 8]), (6, "1/4", [2, 3, 5, 6]), (3, "1", [3, 6])]
+)
+def test_a_save_is_due_every_r_c_steps_even_when_that_is_no_whole_number(
+    interval: int, fraction: str, due: list[int]
+) -> None:
+    policy = Policy(ranking="priority", interval=interval, fraction=Fraction(fraction))
+    assert [step for step in range(9) if policy.due(step)][: len(due)] == due
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        ({"ranking": "best"}, "no policy 'best'"),
+        ({"fraction": Fraction(0)}, r"fraction in \(0, 1\]"),
+        ({"fraction": Fraction(3, 2)}, r"fraction in \(0, 1\]"),
+        ({"ranking": "full", "fraction": Fraction(1, 2)}, "its fraction is 1"),
+        ({"interval": 2, "fraction": Fraction(1, 4)}, "more than one save a step"),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused(bad: dict[str, object], says: str) -> None:
+    good: dict[str, object] = {"ranking": "priority", "interval": 8, "fraction": Fraction(1, 2)}
+    with pytest.raises(BadInput, match=says):
+        Policy(**{**good, **bad})  # type: ignore[arg-type]
