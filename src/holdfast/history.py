@@ -1,0 +1,228 @@
+"""What happened in a run: an append-only log of events, in one file for each writer.
+
+A line is one JSON object, and counts once its newline is on the disk. A writer killed in mid-write leaves a torn
+last line: a reader tolerates it and says so, and the next writer of that file cuts it off and says so in its `open`
+event. That event also names the version of the format. Readers keep kinds and fields that they do not know, so the
+version rises only when a field that exists changes its meaning: an old audit must not judge a new history.
+
+A flush survives the death of the process. A power cut may take the last events with it, until `close` has synced.
+"""
+
+import heapq
+import json
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import TypeAlias
+
+from holdfast.errors import BadInput, Corrupt, FutureVersion, StorageFailed
+
+VERSION = 1
+JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened: what, when, who saw it, and whatever else was said of it."""
+
+    event: str
+    time: float
+    who: str
+    fields: Mapping[str, JSON]
+
+
+@dataclass(frozen=True, slots=True)
+class Torn:
+    """A line that a killed writer left unfinished: where, and how many bytes of it there were."""
+
+    path: Path
+    line: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The events of a run in the order of time, and the lines that were torn."""
+
+    events: tuple[Event, ...]
+    torn: tuple[Torn, ...]
+
+
+class HistoryWriter:
+    """Appends the events of one writer to `<folder>/<who>.jsonl`; nothing reaches the disk before `flush`."""
+
+    def __init__(self, folder: Path, who: str, clock: Callable[[], float] = time.time) -> None:
+        if not re.fullmatch(r"\w[\w.-]*", who, re.ASCII):
+            raise BadInput(f"{who!r} cannot name a history: use letters, digits, dot, dash and underscore.")
+        self.path = folder / f"{who}.jsonl"
+        self._who = who
+        self._clock = clock
+        self._lines: list[bytes] = []
+        self._half_written = False
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # Unbuffered: a forked child that exits must not write its copy of our buffer.
+            self._file = self.path.open("a+b", buffering=0)
+            size = self._file.tell()
+            self._end = _end_of_last_line(self._file, size)
+            self._cut()
+        except OSError as error:
+            raise self._failed("open", error) from error
+        self.append("open", version=VERSION, **({"torn": size - self._end} if size > self._end else {}))
+
+    def append(self, event: str, /, **fields: JSON) -> None:
+        """Remember an event, to be written by the next flush; a number that is not finite is written as null."""
+        if taken := fields.keys() & {"event", "time", "who"}:
+            raise BadInput(f"an event has its own {' and '.join(sorted(taken))}: give the field another name.")
+        self._lines.append(_encode({"event": event, "time": self._clock(), "who": self._who, **fields}))
+
+    def flush(self) -> None:
+        """Hand every remembered event to the disk as whole lines; if it refuses, they stay remembered."""
+        if not self._lines:
+            return
+        data = b"".join(self._lines)
+        try:
+            if self._half_written:
+                self._cut()
+            self._half_written = True
+            _write_all(self._file, data)
+        except OSError as error:
+            with suppress(OSError):  # then the next flush cuts
+                self._cut()
+            raise self._failed("write", error) from error
+        self._half_written = False
+        self._end += len(data)
+        self._lines.clear()
+
+    def close(self) -> None:
+        """Flush, sync and close; the file is closed even when the disk refuses."""
+        if self._file.closed:
+            return
+        with self._file:
+            self.flush()
+            try:
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                raise self._failed("sync", error) from error
+
+    def __enter__(self) -> "HistoryWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _cut(self) -> None:
+        """Drop what follows the last whole line: its flush never returned, so it was promised to nobody."""
+        if os.fstat(self._file.fileno()).st_size > self._end:
+            os.ftruncate(self._file.fileno(), self._end)
+        self._half_written = False
+
+    def _failed(self, verb: str, error: OSError) -> StorageFailed:
+        reason = error.strerror or error
+        return StorageFailed(f"cannot {verb} the history {self.path}: {reason}. Free space or fix permissions there.")
+
+
+def _write_all(file: FileIO, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]  # a disk that fills up takes a part before it refuses
+
+
+def _end_of_last_line(file: FileIO, size: int) -> int:
+    """Where the last newline ends, looked for from the end: a history may be long, and its last line is not."""
+    end, block = size, 1 << 16
+    while end > 0:
+        start = max(0, end - block)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+def _encode(line: Mapping[str, JSON]) -> bytes:
+    try:
+        text = json.dumps(line, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(line))
+    except TypeError as error:
+        raise BadInput(f"the event {line['event']!r} does not consist of JSON values: {error}.") from error
+    return text.encode() + b"\n"
+
+
+def _finite(value: JSON) -> JSON:
+    """The value with null for NaN and infinity, which JSON lacks and a loss that diverges has."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(item) for item in value]
+    return value
+
+
+def read_history(path: Path) -> History:
+    """The history in one file, in a folder of files, or in the `history` folder of a run."""
+    files = [_read_file(file) for file in _files(path)]
+    # The merge takes each file's events in their own order, even where its clock went back.
+    events = heapq.merge(*(events for events, _ in files), key=lambda event: event.time)
+    return History(tuple(events), tuple(torn for _, several in files for torn in several))
+
+
+def _files(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    for folder in (path / "history", path):
+        if files := sorted(folder.glob("*.jsonl")):
+            return files
+    raise BadInput(f"there is no history at {path}: name a run's folder or a .jsonl file.")
+
+
+def _read_file(path: Path) -> tuple[list[Event], list[Torn]]:
+    events: list[Event] = []
+    torn: list[Torn] = []
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.endswith(b"\n"):  # only the last line can lack it
+                    torn.append(Torn(path, number, len(line)))
+                    break
+                events.append(event := _decode(line, path, number))
+                if event.event == "open" and isinstance(size := event.fields.get("torn"), int):
+                    torn.append(Torn(path, number, size))
+    except OSError as error:
+        raise StorageFailed(f"cannot read the history {path}: {error.strerror or error}.") from error
+    return events, torn
+
+
+def _decode(line: bytes, path: Path, number: int) -> Event:
+    try:
+        fields = json.loads(line.decode(), parse_constant=_refuse)
+        if not isinstance(fields, dict):
+            raise ValueError("not a JSON object")
+        event, when, who = fields.pop("event", None), fields.pop("time", None), fields.pop("who", None)
+        if not (isinstance(event, str) and isinstance(who, str) and type(when) in (int, float)):
+            raise ValueError("event, time or who is missing or of another type")
+        when = float(when)
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise Corrupt(
+            f"{path}, line {number}, is not an event ({error}): it was changed after it was written. "
+            "Restore the file from a copy."
+        ) from error
+    if event == "open" and isinstance(version := fields.get("version"), int) and version > VERSION:
+        raise FutureVersion(
+            f"the history {path} is of version {version}, and this holdfast knows up to {VERSION}: upgrade holdfast."
+        )
+    return Event(event, when, who, fields)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")

@@ -1,0 +1,251 @@
+"""History: events are appended, flushed as whole lines, and read back merged, torn lines included."""
+
+import itertools
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.errors import BadInput, Corrupt, FutureVersion, StorageFailed
+from holdfast.history import Event, HistoryWriter, read_history
+
+patient = settings(deadline=None)  # a busy machine is no failure
+
+
+def ticking(start: float = 0.0, step: float = 1.0) -> Callable[[], float]:
+    ticks = itertools.count()
+    return lambda: start + step * next(ticks)
+
+
+def kinds(path: Path) -> list[str]:
+    return [event.event for event in read_history(path).events]
+
+
+def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
+    with HistoryWriter(tmp_path, "rank-2", clock=ticking(5.0)) as history:
+        history.append("step", step=17, loss=0.25, seconds={"compute": 0.5}, ids=[1, 2], note=None)
+    _, event = read_history(tmp_path).events
+    assert event == Event(
+        "step", 6.0, "rank-2", {"step": 17, "loss": 0.25, "seconds": {"compute": 0.5}, "ids": [1, 2], "note": None}
+    )
+
+
+def test_a_line_is_a_plain_json_object(tmp_path: Path) -> None:
+    with HistoryWriter(tmp_path, "rank-0", clock=ticking()) as history:
+        history.append("commit", step=50)
+    first, second = (tmp_path / "rank-0.jsonl").read_text().splitlines()
+    assert json.loads(first) == {"event": "open", "time": 0.0, "who": "rank-0", "version": 1}
+    assert json.loads(second) == {"event": "commit", "time": 1.0, "who": "rank-0", "step": 50}
+
+
+def test_nothing_is_written_before_a_flush(tmp_path: Path) -> None:
+    with HistoryWriter(tmp_path, "rank-0") as history:
+        history.append("step", step=1)
+        assert history.path.read_bytes() == b""
+        history.flush()
+        assert kinds(history.path) == ["open", "step"]
+        history.flush()
+        assert kinds(history.path) == ["open", "step"]
+
+
+def test_closing_twice_is_harmless(tmp_path: Path) -> None:
+    history = HistoryWriter(tmp_path, "rank-0")
+    history.close()
+    history.close()
+    assert kinds(tmp_path) == ["open"]
+
+
+def test_an_event_is_as_it_was_when_it_was_appended(tmp_path: Path) -> None:
+    blocks = ["a"]
+    with HistoryWriter(tmp_path, "rank-0") as history:
+        history.append("save", blocks=blocks)
+        blocks.append("b")
+    assert read_history(tmp_path).events[1].fields == {"blocks": ["a"]}
+
+
+def test_kinds_that_nobody_knows_are_kept(tmp_path: Path) -> None:
+    with HistoryWriter(tmp_path, "rank-0") as history:
+        history.append("eclipse", totality=True)
+    assert read_history(tmp_path).events[1].fields == {"totality": True}
+
+
+def test_a_loss_that_diverged_is_written_as_null(tmp_path: Path) -> None:
+    with HistoryWriter(tmp_path, "rank-0") as history:
+        history.append("step", loss=math.nan, seconds={"all": math.inf}, each=[1.0, -math.inf], name="x", step=3)
+    fields = read_history(tmp_path).events[1].fields
+    assert fields == {"loss": None, "seconds": {"all": None}, "each": [1.0, None], "name": "x", "step": 3}
+
+
+def test_a_value_that_json_lacks_is_refused_and_nothing_of_it_is_kept(tmp_path: Path) -> None:
+    with HistoryWriter(tmp_path, "rank-0") as history:
+        with pytest.raises(BadInput, match=r"event 'step' does not consist of JSON values.*int64"):
+            history.append("step", step=np.int64(3))
+        with pytest.raises(BadInput, match="its own time"):
+            history.append("step", time=3.0)
+    assert kinds(tmp_path) == ["open"]
+
+
+@pytest.mark.parametrize("who", ["", "a/b", "..", ".hidden", "rank 0", "rank\n"])
+def test_a_writer_whose_name_is_no_file_name_is_refused(tmp_path: Path, who: str) -> None:
+    with pytest.raises(BadInput, match="cannot name a history"):
+        HistoryWriter(tmp_path, who)
+
+
+def test_files_are_merged_in_the_order_of_time(tmp_path: Path) -> None:
+    for who, start in (("rank-0", 0.0), ("rank-1", 0.5)):
+        with HistoryWriter(tmp_path / "history", who, clock=ticking(start)) as history:
+            for step in range(3):
+                history.append("step", step=step)
+    for path in (tmp_path, tmp_path / "history"):
+        assert [event.time for event in read_history(path).events] == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]
+
+
+@patient
+@given(st.lists(st.lists(st.integers(0, 5), max_size=8), min_size=1, max_size=4))
+def test_a_merge_keeps_the_order_of_each_file_whatever_its_clock_did(
+    tmp_path_factory: pytest.TempPathFactory, clocks: list[list[int]]
+) -> None:
+    folder = tmp_path_factory.mktemp("history")
+    for rank, times in enumerate(clocks):
+        with HistoryWriter(folder, f"rank-{rank}", clock=iter([0, *times]).__next__) as history:
+            for number in range(len(times)):
+                history.append("step", number=number)
+    events = read_history(folder).events
+    for rank, times in enumerate(clocks):
+        own = [event for event in events if event.who == f"rank-{rank}" and event.event == "step"]
+        assert [event.fields["number"] for event in own] == list(range(len(times)))
+    if all(times == sorted(times) for times in clocks):
+        assert [event.time for event in events] == sorted(event.time for event in events)
+
+
+def test_a_torn_last_line_is_tolerated_and_said(tmp_path: Path) -> None:
+    with HistoryWriter(tmp_path, "rank-0") as history:
+        history.append("step", step=1)
+    with history.path.open("ab") as file:
+        file.write(b'{"event": "st')
+    found = read_history(tmp_path)
+    assert [event.event for event in found.events] == ["open", "step"]
+    assert [(torn.path, torn.line, torn.size) for torn in found.torn] == [(history.path, 3, 13)]
+
+
+@patient
+@given(st.integers(0, 10_000))
+def test_a_file_cut_anywhere_reads_as_its_whole_lines_and_can_be_continued(
+    tmp_path_factory: pytest.TempPathFactory, where: int
+) -> None:
+    folder = tmp_path_factory.mktemp("history")
+    with HistoryWriter(folder, "rank-0", clock=ticking()) as history:
+        for step in range(5):
+            history.append("step", step=step)
+    whole = history.path.read_bytes()
+    cut = whole[: where % (len(whole) + 1)]
+    history.path.write_bytes(cut)
+    left = [event.time for event in read_history(folder).events]
+    with HistoryWriter(folder, "rank-0", clock=ticking(100.0)) as history:
+        history.append("step", step=5)
+    found = read_history(folder)
+    assert len(left) == cut.count(b"\n")
+    assert [event.time for event in found.events] == [*left, 100.0, 101.0]
+    torn = len(cut) - (cut.rfind(b"\n") + 1)
+    assert [t.size for t in found.torn] == ([torn] if torn else [])
+
+
+def test_a_torn_line_longer_than_a_block_is_cut_off_whole(tmp_path: Path) -> None:
+    with HistoryWriter(tmp_path, "rank-0") as history:
+        history.append("step", step=1)
+    with history.path.open("ab") as file:
+        file.write(b"x" * 200_000)
+    HistoryWriter(tmp_path, "rank-0").close()
+    assert kinds(tmp_path) == ["open", "step", "open"]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"{]", "Expecting"),
+        (b"", "Expecting value"),
+        (b"[1]", "not a JSON object"),
+        (b"\xff\xfe", "decode"),
+        (b'{"event": "step", "time": 1.0}', "who is missing"),
+        (b'{"event": "step", "time": "noon", "who": "a"}', "another type"),
+        (b'{"event": "step", "time": NaN, "who": "a"}', "NaN is not JSON"),
+        (b"[" * 100_000, "recursion"),
+    ],
+)
+def test_a_bad_line_in_the_middle_is_an_error_that_names_file_and_line(
+    tmp_path: Path, line: bytes, reason: str
+) -> None:
+    with HistoryWriter(tmp_path, "rank-0") as history:
+        history.append("step", step=1)
+    first, second = history.path.read_bytes().splitlines()
+    history.path.write_bytes(b"\n".join((first, line, second, b"")))
+    with pytest.raises(Corrupt, match=f"rank-0.jsonl, line 2, .*{reason}") as caught:
+        read_history(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_history_of_a_future_version_asks_for_an_upgrade(tmp_path: Path) -> None:
+    line = {"event": "open", "time": 0.0, "who": "rank-0", "version": 2}
+    (tmp_path / "rank-0.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(FutureVersion, match=r"version 2.*upgrade"):
+        read_history(tmp_path)
+
+
+def test_a_place_without_a_history_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(BadInput, match="no history"):
+            read_history(path)
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.jsonl").symlink_to("/dev/full")
+    with pytest.raises(StorageFailed, match=r"cannot write the history .*rank-0.jsonl: No space left") as caught:
+        HistoryWriter(tmp_path, "rank-0").close()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageFailed, match="cannot open the history"):
+        HistoryWriter(tmp_path / "file" / "history", "rank-0")
+
+
+# The kernel takes what fits under the limit and refuses the rest: a real half-written line.
+FILL_THEN_FREE = """
+import resource, sys
+from pathlib import Path
+from holdfast.errors import StorageFailed
+from holdfast.history import HistoryWriter
+
+history = HistoryWriter(Path(sys.argv[1]), "rank-0")
+history.append("step", step=0)
+history.flush()
+resource.setrlimit(resource.RLIMIT_FSIZE, (history.path.stat().st_size + 20, resource.RLIM_INFINITY))
+history.append("step", step=1)
+try:
+    history.flush()
+except StorageFailed as error:
+    print(error)
+assert history.path.read_bytes().endswith(b"\\n"), "the half-written line was cut off"
+history.append("step", step=2)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+history.close()
+"""
+
+
+def test_events_that_a_full_disk_refused_are_written_once_there_is_room(tmp_path: Path) -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", FILL_THEN_FREE, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    assert child.returncode == 0, child.stderr
+    assert "cannot write the history" in child.stdout
+    found = read_history(tmp_path)
+    assert [event.fields["step"] for event in found.events if event.event == "step"] == [0, 1, 2]
+    assert found.torn == ()
