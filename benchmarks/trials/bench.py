@@ -1,0 +1,125 @@
+"""Trials per second of MLR on MNIST: batched by the simulator, against one at a time from scratch in numpy.
+
+usage: python benchmarks/trials/bench.py DATA [--trials 100] [--repeats 3] [--naive 2]
+
+A trial trains with a full checkpoint every 8 iterations, loses half of the rows at a random iteration, takes the lost
+rows from the checkpoint, and goes on to the criterion. Both sides run the very same trials and must find the same
+iteration counts. The batched side includes the unperturbed run. Both may use all cores.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from holdfast.failure import geometric_steps, lost_blocks
+from holdfast.policy import Policy
+from holdfast.recovery import partial
+from holdfast.simulate.ages import ages, recovered
+from holdfast.simulate.trajectory import trajectory
+from holdfast.simulate.trials import iterations
+from holdfast.workloads.mlr import LogisticRegression, mlr
+
+INTERVAL, LENGTH = 8, 66  # the unperturbed run takes 66 iterations
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Which rows are lost, after which iteration."""
+
+    step: int
+    lost: np.ndarray
+
+
+def main() -> None:
+    """Measure, compare, print."""
+    arguments = parsed()
+    workload = mlr("mnist", arguments.data)
+    trials = list(drawn(arguments.trials, len(workload.blocks)))
+    rates: dict[str, list[float]] = {"naive": [], "batched": []}
+    for repeat in range(arguments.repeats):
+        few = trials[repeat * arguments.naive : (repeat + 1) * arguments.naive]
+        began = time.perf_counter()
+        alone = [naive(workload, trial) for trial in few]
+        rates["naive"].append(len(few) / (time.perf_counter() - began))
+        began = time.perf_counter()
+        together = batched(workload, trials)
+        rates["batched"].append(len(trials) / (time.perf_counter() - began))
+        assert alone == together[repeat * arguments.naive :][: len(few)].tolist(), "both sides ran the same trials"
+        ratio = rates["batched"][-1] / rates["naive"][-1]
+        print(
+            f"repeat {repeat + 1}: naive {rates['naive'][-1]:.3f}, batched {rates['batched'][-1]:.2f} trials/s, {ratio:.1f}x",
+            flush=True,
+        )
+    ratios = [b / n for b, n in zip(rates["batched"], rates["naive"], strict=True)]
+    print(f"median {statistics.median(ratios):.1f}x ({min(ratios):.1f} to {max(ratios):.1f})")
+    print(f"claim: at least 10x: {'holds' if statistics.median(ratios) >= 10 else 'DOES NOT HOLD'}")
+
+
+def drawn(count: int, rows: int) -> Iterator[Trial]:
+    """The trials, from a seed."""
+    for number, step in enumerate(geometric_steps(LENGTH / 2, LENGTH, count, seed=0)):
+        yield Trial(int(step), lost_blocks(rows, 0.5, np.random.default_rng((0, number))))
+
+
+def batched(workload: LogisticRegression, trials: list[Trial]) -> np.ndarray:
+    """All trials through the simulator: the iteration at which each converges."""
+    run = trajectory(workload)
+    saved_at = ages(run, workload.blocks, workload.norm, Policy(ranking="full", interval=INTERVAL))
+    starts = [recovered(run, workload.blocks, saved_at[t.step], partial, t.step, t.lost) for t in trials]
+    counts = iterations(workload, starts, limit=500, jobs=os.cpu_count() or 1)
+    return np.array([trial.step for trial in trials]) + counts
+
+
+def naive(workload: LogisticRegression, trial: Trial) -> float:
+    """One trial from its beginning, as one would write it in numpy."""
+    x, y = workload.data.x, workload.data.y
+    truth = np.eye(workload.data.classes, dtype=np.float32)[y]
+    weights = workload.start()["weights"]
+    saved = weights.copy()
+    for k in range(500):
+        if k % INTERVAL == 0:
+            saved = weights.copy()
+        if k == trial.step:
+            weights[trial.lost] = saved[trial.lost]
+        if loss(x @ weights, y) < workload.criterion:
+            return k
+        for first in range(0, len(y), workload.batch):
+            rows = slice(first, first + workload.batch)
+            weights -= np.float32(workload.rate) * (x[rows].T @ (softmax(x[rows] @ weights) - truth[rows]))
+    raise AssertionError("the criterion was not reached")
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    """Probabilities of the classes."""
+    scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+    return scores / scores.sum(axis=1, keepdims=True)
+
+
+def loss(scores: np.ndarray, y: np.ndarray) -> float:
+    """Total cross-entropy."""
+    highest = scores.max(axis=1)
+    return float(
+        (np.log(np.exp(scores - highest[:, None]).sum(axis=1)) + highest - scores[np.arange(len(y)), y]).sum(
+            dtype=np.float64
+        )
+    )
+
+
+def parsed() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="folder with mnist/")
+    parser.add_argument("--trials", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--naive", type=int, default=2, help="trials run one at a time in each repeat")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

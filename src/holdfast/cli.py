@@ -1,0 +1,148 @@
+"""The `holdfast` command: parse, call, print. Errors are one line; exit 1 is a failed verdict or claim, 2 bad input."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from holdfast.errors import HoldfastError
+from holdfast.lab.experiment import Meter, Options, Progress
+from holdfast.lab.result import Result, Row
+
+app = typer.Typer(
+    name="holdfast",
+    help="Training that survives failures, proves that it did, and measures what it cost.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+lab = typer.Typer(help="Experiments: claims of the papers and our own, measured.", no_args_is_help=True)
+app.add_typer(lab, name="lab")
+
+_UsageError: Any = typer.BadParameter.__mro__[
+    1
+]  # whichever library parses for typer, this is the base of its usage errors
+
+
+def main() -> None:
+    """Run the command; everything that goes wrong on purpose is one line on stderr."""
+    try:
+        code = app(standalone_mode=False)
+    except HoldfastError as error:
+        sys.exit(_complain(str(error)))
+    except _UsageError as error:
+        sys.exit(_complain(f"{error.format_message()} See `holdfast --help`."))
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(_complain("interrupted", code=130))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at exit
+        sys.exit(1)
+    sys.exit(code or 0)
+
+
+@lab.command("list")
+def lab_list() -> None:
+    """List the experiments. Example: holdfast lab list"""
+    from holdfast.lab.registry import EXPERIMENTS
+
+    table = Table("name", "what it measures", "figure", box=None)
+    for experiment in EXPERIMENTS.values():
+        table.add_row(experiment.name, experiment.title, experiment.source)
+    Console().print(table)
+
+
+@lab.command("run")
+def lab_run(
+    name: Annotated[str, typer.Argument(help="An experiment from `holdfast lab list`.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for result and report.  [default: results/NAME]")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder with data sets; else $HOLDFAST_DATA, else fetched.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Trials of each kind.  [default: the experiment's own]")] = None,
+    seed: Annotated[int, typer.Option(help="Everything random comes from it.")] = 0,
+    jobs: Annotated[int | None, typer.Option(help="Processes.  [default: one for each core]")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small and within a minute, on embedded data.")] = False,
+) -> None:
+    """Run an experiment, print its claims, write its report. Example: holdfast lab run qp-bound --quick"""
+    from holdfast.lab import report
+    from holdfast.lab.registry import experiment
+    from holdfast.lab.result import prepare
+
+    chosen = experiment(name)
+    options = Options(
+        seed=seed, trials=trials, jobs=os.cpu_count() or 1 if jobs is None else jobs, quick=quick, data=data
+    )
+    folder = prepare(out or Path("results") / name)
+    with _meter() as meter:
+        result = chosen.run(options, meter)
+    _print_claims(result)
+    Console().print(f"report: {report.write(result, folder)}", soft_wrap=True)
+    raise typer.Exit(0 if result.holds else 1)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the reports.")] = Path("results/demo"),
+) -> None:
+    """See in a minute what a failure costs, and what partial recovery saves. Example: holdfast demo"""
+    from holdfast.lab import demo as parts
+
+    results = []
+    with _meter() as meter:
+        for result, page in parts.run(out, meter):
+            results.append((result, page))
+    for result, page in results:
+        _print_claims(result)
+        if result.experiment == "partial-recovery":
+            _print_recovery(result)
+        Console().print(f"report: {page}\n", soft_wrap=True)
+    raise typer.Exit(0 if all(result.holds for result, _ in results) else 1)
+
+
+def _complain(line: str, code: int = 2) -> int:
+    Console(stderr=True).print(f"holdfast: {' '.join(line.split())}", markup=False, highlight=False, soft_wrap=True)
+    return code
+
+
+@contextmanager
+def _meter() -> Iterator[Meter]:
+    """Live progress bars on stderr; nothing where stderr is not a terminal."""
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Bars(*columns, console=console, disable=not console.is_terminal) as bars:
+
+        def meter(what: str, total: int) -> Progress:
+            task = bars.add_task(what, total=total)
+            return lambda done: bars.advance(task, done)
+
+        yield meter
+
+
+def _print_claims(result: Result) -> None:
+    from holdfast.lab.report import expected, verdict
+
+    table = Table(result.experiment, "claim", "expected", "measured", title_justify="left")
+    for claim in result.claims:
+        style = "green" if claim.holds else "bold red"
+        table.add_row(f"[{style}]{verdict(claim)}[/]", claim.claim, expected(claim), f"{claim.measured:.4g}")
+    Console().print(table)
+    for remark in result.remarks:
+        Console().print(f"  {remark}", highlight=False)
+
+
+def _print_recovery(result: Result) -> None:
+    """What each recovery costs, in iterations with a 95 % interval, by the fraction of the parameters lost."""
+    table = Table("lost", "full recovery", "partial recovery", "saved")
+    for full, partial in zip(result.rows[::2], result.rows[1::2], strict=True):
+        table.add_row(full["lost"], *map(_cost, (full, partial)), f"{partial['reduction']:.0%}")
+    Console().print(table)
+
+
+def _cost(row: Row) -> str:
+    return f"{row['cost_mean']:.2f} ± {row['cost_high'] - row['cost_mean']:.2f} iterations"

@@ -1,0 +1,1 @@
+"""Experiments, their results, figures and reports."""

@@ -1,0 +1,46 @@
+"""What an experiment is: a name, where its figure was published, and a function from options to a result."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from holdfast.errors import BadInput
+from holdfast.lab.result import Result
+
+Progress: TypeAlias = Callable[[int], None]
+Meter: TypeAlias = Callable[[str, int], Progress]
+"""From what is being done and how much of it there is, to a function that is told how much more is done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a user may choose about any experiment; `trials` None means as many as the experiment wants."""
+
+    seed: int = 0
+    trials: int | None = None
+    jobs: int = 1
+    quick: bool = False
+    data: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.trials is not None and self.trials < 1:
+            raise BadInput(f"--trials {self.trials} measures nothing: give 1 or more")
+        if self.jobs < 1:
+            raise BadInput(f"--jobs {self.jobs} does nothing: give 1 or more")
+        if self.seed < 0:
+            raise BadInput(f"--seed {self.seed} is negative: give 0 or more")
+
+    def count(self, full: int, quick: int) -> int:
+        """How many trials to run: what the user asked for, else the experiment's own full or quick number."""
+        return self.trials or (quick if self.quick else full)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """One experiment that `holdfast lab run` knows."""
+
+    name: str
+    title: str
+    source: str
+    run: Callable[[Options, Meter], Result]

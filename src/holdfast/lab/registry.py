@@ -1,0 +1,16 @@
+"""The experiments there are, by name."""
+
+from holdfast.errors import BadInput
+from holdfast.lab import mlr_bound, mlr_reset, qp_bound
+from holdfast.lab.experiment import Experiment
+
+EXPERIMENTS: dict[str, Experiment] = {
+    module.EXPERIMENT.name: module.EXPERIMENT for module in (qp_bound, mlr_bound, mlr_reset)
+}
+
+
+def experiment(name: str) -> Experiment:
+    """The experiment of this name."""
+    if name not in EXPERIMENTS:
+        raise BadInput(f"there is no experiment {name!r}; choose one of {', '.join(EXPERIMENTS)}")
+    return EXPERIMENTS[name]

@@ -1,0 +1,138 @@
+"""What an experiment found: rows, claims and the environment, and the files that hold them."""
+
+import json
+import math
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import BadInput, StorageFailed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A statement with the range it expects and what was measured; `None` leaves a side of the range open."""
+
+    id: str
+    claim: str
+    source: str
+    expected: tuple[float | None, float | None]
+    measured: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the measured value lies in the expected range; what could not be measured does not hold."""
+        low, high = self.expected
+        return (
+            not math.isnan(self.measured)
+            and (low is None or low <= self.measured)
+            and (high is None or self.measured <= high)
+        )
+
+    def to_json(self) -> Row:
+        """The claim as JSON values."""
+        return {
+            **asdict(self),
+            "expected": list(self.expected),
+            "measured": _finite(self.measured),
+            "holds": self.holds,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """All that an experiment found; `remarks` are sentences for the reader, computed from the rows."""
+
+    experiment: str
+    config: Mapping[str, Any]
+    rows: list[Row]
+    claims: list[Claim]
+    remarks: list[str] = field(default_factory=list)
+    figures: dict[str, "Figure"] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        """Whether every claim holds; without a claim nothing was shown."""
+        return bool(self.claims) and all(claim.holds for claim in self.claims)
+
+    def to_json(self) -> Row:
+        """What `result.json` holds."""
+        return {
+            "experiment": self.experiment,
+            "config": dict(self.config),
+            "environment": environment(),
+            "remarks": self.remarks,
+            "claims": [claim.to_json() for claim in self.claims],
+            "rows": [{key: _finite(value) for key, value in row.items()} for row in self.rows],
+        }
+
+
+def environment() -> Row:
+    """Versions and machine, without anything that names a person or a host."""
+    packages = ("holdfast", "numpy", "scikit-learn", "torch")
+    return {
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "packages": {name: _version(name) for name in packages},
+    }
+
+
+def prepare(out: Path) -> Path:
+    """Create the folder for a result, and find out now, not after the work, whether it can be written."""
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out {out} is a file: name a folder")
+    try:
+        (out / "figures").mkdir(parents=True, exist_ok=True)
+        probe = out / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise StorageFailed(f"cannot write to {out}: {error.strerror}; name another folder with --out") from error
+    return out
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Put a file in place whole: a reader sees the old one or the new one."""
+    replace_bytes(path, text.encode())
+
+
+def replace_bytes(path: Path, data: bytes) -> None:
+    """Put a file in place whole: a full disk leaves the old one as it was."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise StorageFailed(f"cannot write {path}: {error.strerror}; free space or name another --out") from error
+
+
+def write_json(result: Result, out: Path) -> None:
+    """Write `result.json`: one line for each row, so that two results can be compared with `diff`."""
+    data = result.to_json()
+    rows = ",\n".join("  " + json.dumps(row) for row in data.pop("rows"))
+    head = json.dumps(data, indent=1, ensure_ascii=False)[:-2]
+    replace_text(out / "result.json", f'{head},\n "rows": [\n{rows}\n ]\n}}\n')
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: a trial that never converged has no cost, and says null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,1 @@
+"""What we train, and its data."""

@@ -1,0 +1,201 @@
+"""Data sets as arrays: each is read from the files it is published as, into features and labels.
+
+Where the files are is the business of `fetch`; a file that is not what its name says is `Corrupt`.
+"""
+
+import gzip
+import io
+import os
+import struct
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.progress import Progress
+
+from holdfast.errors import BadInput, Corrupt, StorageFailed
+from holdfast.workloads.fetch import DataFile, obtain
+
+Obtain = Callable[[DataFile], Path]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dataset:
+    """Samples in rows: features in [0, 1], and the class of each."""
+
+    name: str
+    x: NDArray[np.float32]
+    y: NDArray[np.int64]
+    classes: int
+
+
+def load(
+    name: str,
+    data: str | os.PathLike[str] | None = None,
+    split: str = "train",
+    progress: Progress | None = None,
+) -> Dataset:
+    """Load a data set by name from `data` or $HOLDFAST_DATA or the cache, fetching it if need be.
+
+    A data set that was published whole has one split, "train".
+    """
+    if name not in DATASETS:
+        raise BadInput(f"there is no data set {name!r}: choose one of {', '.join(sorted(DATASETS))}.")
+    splits = DATASETS[name]
+    if split not in splits:
+        raise BadInput(f"{name} has no split {split!r}: choose one of {', '.join(splits)}.")
+    return splits[split](lambda file: obtain(file, data, progress))
+
+
+def _mnist_file(stem: str, sha256: str) -> DataFile:
+    homes = ("http://yann.lecun.com/exdb/mnist", "https://ossci-datasets.s3.amazonaws.com/mnist")
+    return DataFile(
+        dataset="mnist",
+        folders=("mnist", "MNIST/raw", "."),  # the second is torchvision's
+        names=(f"{stem}.gz", stem),
+        urls=tuple(f"{home}/{stem}.gz" for home in homes),
+        sha256=sha256,
+    )
+
+
+TRAIN_IMAGES = _mnist_file(
+    "train-images-idx3-ubyte", "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"
+)
+TRAIN_LABELS = _mnist_file(
+    "train-labels-idx1-ubyte", "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"
+)
+TEST_IMAGES = _mnist_file("t10k-images-idx3-ubyte", "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6")
+TEST_LABELS = _mnist_file("t10k-labels-idx1-ubyte", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6")
+COVTYPE = DataFile(
+    dataset="covtype",
+    folders=("covtype", "."),
+    names=("covtype.data.gz", "covtype.data", "covertype.zip"),
+    urls=(
+        "https://archive.ics.uci.edu/ml/machine-learning-databases/covtype/covtype.data.gz",
+        "https://ndownloader.figshare.com/files/5976039",  # scikit-learn's copy of the file above
+    ),
+    sha256="614360d0257557dd1792834a85a1cdebfadc3c4f30b011d56afee7ffb5b15771",
+)
+
+
+def _mnist_train(obtain: Obtain) -> Dataset:
+    return _mnist(obtain(TRAIN_IMAGES), obtain(TRAIN_LABELS))
+
+
+def _mnist_test(obtain: Obtain) -> Dataset:
+    return _mnist(obtain(TEST_IMAGES), obtain(TEST_LABELS))
+
+
+def _mnist(images: Path, labels: Path) -> Dataset:
+    pixels, digits = read_idx(images, dimensions=3), read_idx(labels, dimensions=1)
+    if len(pixels) != len(digits):
+        raise Corrupt(f"{images} has {len(pixels)} images but {labels} has {len(digits)} labels: fetch both again.")
+    if digits.max(initial=0) > 9:
+        raise Corrupt(f"{labels} has a label {digits.max()}, and digits end at 9: fetch it again.")
+    x = np.divide(pixels.reshape(len(pixels), -1), 255, dtype=np.float32)
+    return Dataset("mnist", x, digits.astype(np.int64), classes=10)
+
+
+def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    """An array of bytes in LeCun's IDX form: big-endian magic and sizes, then the values."""
+    with unpacked(path) as stream:
+        content = stream.read()
+    start = 4 + 4 * dimensions
+    if content[:4] != bytes((0, 0, 8, dimensions)) or len(content) < start:  # 8: unsigned bytes
+        raise Corrupt(
+            f"{path} does not start as an IDX file of bytes in {dimensions} dimensions does "
+            f"({content[:4].hex() or 'it is empty'}): it is another file or was cut off. Fetch it again."
+        )
+    sizes = [int(size) for size in np.frombuffer(content, ">u4", count=dimensions, offset=4)]
+    promised = int(np.prod(sizes, dtype=object))  # exact: a damaged header may promise more than 64 bits hold
+    if len(content) != start + promised:
+        raise Corrupt(
+            f"{path} holds {len(content) - start} bytes of values where its header promises {promised}: "
+            "it was cut off or changed. Fetch it again."
+        )
+    return np.frombuffer(content, np.uint8, offset=start).reshape(sizes)
+
+
+NUMERIC = 10  # CoverType's measurements; its other 44 features are one-hot
+FEATURES = 54
+COVERS = 7
+
+
+def _covtype(obtain: Obtain) -> Dataset:
+    table = read_covtype(obtain(COVTYPE))
+    x = table[:, :FEATURES].astype(np.float32)
+    numeric = x[:, :NUMERIC]
+    low = numeric.min(axis=0)
+    numeric -= low
+    numeric /= np.maximum(numeric.max(axis=0), 1)  # a column that never varies becomes zero
+    return Dataset("covtype", x, table[:, FEATURES].astype(np.int64) - 1, classes=COVERS)
+
+
+def read_covtype(path: Path) -> NDArray[np.int16]:
+    """UCI's table of 54 features and a class from 1 to 7, as the whole numbers it is published in."""
+    # Every value fits 16 bits, and the text is read as a stream: 64 MB for the table and little beside it.
+    with unpacked(path, member="covtype.data.gz") as stream, warnings.catch_warnings():
+        warnings.simplefilter("error")  # loadtxt only warns of an empty file
+        try:
+            table: NDArray[np.int16] = np.loadtxt(stream, delimiter=",", dtype=np.int16, comments=None, ndmin=2)
+        except (ValueError, UserWarning, DeprecationWarning) as error:
+            reason = str(error).split(";")[0].split(": <")[0].rstrip(".")
+            raise Corrupt(f"{path} is not CoverType's table of whole numbers: {reason}. Fetch it again.") from error
+    if table.shape[1] != FEATURES + 1:
+        raise Corrupt(f"{path} has {table.shape[1]} columns, and CoverType has {FEATURES + 1}: fetch it again.")
+    classes = table[:, FEATURES]
+    if classes.min() < 1 or classes.max() > COVERS:
+        raise Corrupt(f"{path} has classes {classes.min()}..{classes.max()}, and CoverType has 1..7: fetch it again.")
+    return table
+
+
+def _digits(_: Obtain) -> Dataset:
+    from sklearn.datasets import load_digits  # here, because the import takes longer than all other data sets' code
+
+    x, y = load_digits(return_X_y=True)
+    return Dataset("digits", (x / 16).astype(np.float32), y.astype(np.int64), classes=10)
+
+
+# Every data set by name, and by split.
+DATASETS: dict[str, dict[str, Callable[[Obtain], Dataset]]] = {
+    "covtype": {"train": _covtype},
+    "digits": {"train": _digits},
+    "mnist": {"train": _mnist_train, "test": _mnist_test},
+}
+
+
+# What the unpackers raise for bytes that changed: zipfile takes a flipped flag for an encryption or a method it lacks.
+_DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile, struct.error, RuntimeError)
+
+
+@contextmanager
+def unpacked(path: Path, member: str = "") -> Iterator[IO[bytes]]:
+    """The content of a file that is plain, gzipped, or a zip with `member` in it, as its first bytes say."""
+    try:
+        with ExitStack() as stack:
+            stream: IO[bytes] = stack.enter_context(path.open("rb"))
+            if _starts(stream, b"PK"):
+                archive = stack.enter_context(zipfile.ZipFile(stream))
+                if member not in archive.namelist():
+                    raise Corrupt(f"{path} is a zip without {member!r} in it: fetch it again.")
+                stream = stack.enter_context(archive.open(member))
+            if _starts(stream, b"\x1f\x8b"):
+                stream = stack.enter_context(io.BufferedReader(gzip.GzipFile(fileobj=stream)))
+            yield stream
+    except _DAMAGE as error:
+        raise Corrupt(f"{path} cannot be unpacked ({error}): it was cut off or changed. Fetch it again.") from error
+    except OSError as error:
+        raise StorageFailed(f"cannot read {path}: {error.strerror or error}.") from error
+
+
+def _starts(stream: IO[bytes], magic: bytes) -> bool:
+    start = stream.read(len(magic))
+    stream.seek(0)
+    return start == magic

@@ -1,0 +1,59 @@
+"""What the simulator asks of a workload: an iteration that advances many trials at once.
+
+The states of many trials are kept as a stack: the same named arrays with one more axis, the last, for the trial. Last,
+because then every operation on a trial's numbers runs over neighbouring memory of many trials.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.blocks import Blocks, Floats, Norm
+
+Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
+Stack: TypeAlias = dict[str, npt.NDArray[Any]]
+
+
+class Workload(Protocol):
+    """An iterative algorithm, deterministic, with a loss that falls under a criterion."""
+
+    @property
+    def name(self) -> str:
+        """Which workload on which data."""
+
+    @property
+    def criterion(self) -> float:
+        """The run has converged at the first iteration whose loss is under this."""
+
+    @property
+    def lanes(self) -> int:
+        """How many trials one stack holds. Fixed, because the rounding of a matrix product may depend on its shape."""
+
+    @property
+    def blocks(self) -> Blocks:
+        """How the state is divided into blocks."""
+
+    @property
+    def norm(self) -> Norm:
+        """How far apart two states are, block by block."""
+
+    def start(self) -> Arrays:
+        """The state before the first iteration."""
+
+    def advance(self, stack: Stack) -> Stack:
+        """One iteration of every trial; a trial's result must not depend on its neighbours in the stack."""
+
+    def loss(self, stack: Stack) -> Floats:
+        """The loss of every trial."""
+
+
+def stacked(states: Sequence[Arrays]) -> Stack:
+    """Many states as one stack."""
+    return {name: np.stack([state[name] for state in states], axis=-1) for name in states[0]}
+
+
+def unstacked(stack: Stack, lane: int) -> Arrays:
+    """A copy of the state of one trial."""
+    return {name: np.ascontiguousarray(values[..., lane]) for name, values in stack.items()}

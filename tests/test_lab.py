@@ -1,0 +1,137 @@
+"""The lab: a claim holds or is shown not to, and a result can be read back by a person and by a program."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast.errors import BadInput, StorageFailed
+from holdfast.lab import mlr_bound, mlr_reset, partial_recovery, qp_bound, report
+from holdfast.lab.bound import Measured
+from holdfast.lab.experiment import Options, Progress
+from holdfast.lab.registry import EXPERIMENTS, experiment
+from holdfast.lab.result import Claim, Result, prepare, replace_text
+from holdfast.rate import Rate
+
+QUICK = Options(quick=True, trials=20)
+
+
+def silent(what: str, total: int) -> Progress:
+    return lambda done: None
+
+
+def claim(low: float | None, high: float | None, measured: float) -> Claim:
+    return Claim(id="a", claim="b", source="c", expected=(low, high), measured=measured)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "measured", "holds"),
+    [(1, 2, 1.5, True), (1, 2, 1, True), (1, 2, 2.1, False), (None, 2, -9, True), (1, None, 0.9, False), (None, None, math.nan, False)],
+)  # fmt: skip
+def test_a_claim_holds_inside_its_range_and_never_without_a_number(
+    low: float | None, high: float | None, measured: float, holds: bool
+) -> None:
+    assert claim(low, high, measured).holds is holds
+
+
+def test_a_result_without_claims_shows_nothing() -> None:
+    assert not Result(experiment="e", config={}, rows=[], claims=[]).holds
+
+
+def test_the_bound_is_broken_by_a_cost_more_than_a_rounding_above_it() -> None:
+    rate = Rate(c=0.5, distance=1.0)  # a perturbation of size 3 at step 0: log2(4) = 2 iterations
+    sizes, at = np.array([[3.0], [3.0], [3.0]]), np.array([0])
+    measured = Measured("kind", sizes, at, np.array([2.0, 3.0, 4.0]))
+    assert measured.bounds(rate) == pytest.approx([2, 2, 2])
+    assert measured.within(rate) == pytest.approx(2 / 3)
+    assert Measured("kind", sizes, at, np.array([np.inf, 0, 0])).within(rate) == pytest.approx(2 / 3)
+
+
+def test_a_claim_that_fails_is_shown_failing_on_every_page(tmp_path: Path) -> None:
+    result = Result(
+        experiment="e", config={"seed": 1}, rows=[{"cost": math.inf}], claims=[claim(1, 2, 3), claim(3, 3, 3)]
+    )
+    page = report.write(result, tmp_path).read_text()
+    assert "DOES NOT HOLD" in page
+    assert "1 of 2 claims hold" in page
+    assert "| DOES NOT HOLD | b (c) | 1 to 2 | 3 |" in (tmp_path / "summary.md").read_text()
+    written = json.loads((tmp_path / "result.json").read_text())
+    assert [c["holds"] for c in written["claims"]] == [False, True]
+    assert written["rows"] == [{"cost": None}]
+    assert set(written) == {"experiment", "config", "environment", "remarks", "claims", "rows"}
+
+
+def test_markup_in_a_claim_is_text_on_the_page(tmp_path: Path) -> None:
+    odd = Claim(id="a", claim="<script>alert(1)</script>", source="c", expected=(0, 1), measured=0)
+    assert (
+        "<script>" not in report.write(Result(experiment="e", config={}, rows=[], claims=[odd]), tmp_path).read_text()
+    )
+
+
+def test_qp_bound_holds_and_writes_all_its_files(tmp_path: Path) -> None:
+    result = qp_bound.run(QUICK, silent)
+    assert result.holds
+    assert {row["kind"] for row in result.rows} == {"one perturbation", "many perturbations", "adversarial"}
+    report.write(result, tmp_path)
+    written = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    assert written == ["figures/qp-bound.pdf", "figures/qp-bound.png", "report.html", "result.json", "summary.md"]
+
+
+def test_the_same_seed_gives_the_same_rows_and_another_seed_does_not() -> None:
+    rows = [qp_bound.run(Options(quick=True, trials=5, seed=seed), silent).rows for seed in (1, 1, 2)]
+    assert rows[0] == rows[1]
+    assert rows[0] != rows[2]
+
+
+def test_rows_of_logistic_regression_are_the_same_for_one_job_and_for_two() -> None:
+    one, two = (mlr_bound.run(Options(quick=True, trials=17, jobs=jobs), silent) for jobs in (1, 2))
+    assert one.rows == two.rows
+    assert one.holds
+
+
+def test_resets_lie_between_random_and_adversarial_perturbations() -> None:
+    result = mlr_reset.run(QUICK, silent)
+    assert [c.id for c in result.claims if not c.holds] == []
+    kinds = [row["kind"] for row in result.rows]
+    assert kinds == ["reset"] * 20 + ["random"] * 20 + ["adversarial"] * 20
+
+
+def test_partial_recovery_costs_less_than_full_unless_all_is_lost() -> None:
+    rows = partial_recovery.run(QUICK, silent).rows
+    saved = {row["lost"]: row["reduction"] for row in rows if row["recovery"] == "partial"}
+    assert saved["1/4"] > saved["1/2"] > saved["3/4"] > saved["1"] == 0
+
+
+def test_every_experiment_has_a_name_a_title_and_a_source() -> None:
+    assert list(EXPERIMENTS) == ["qp-bound", "mlr-bound", "mlr-reset"]
+    assert all(each.title and each.source for each in EXPERIMENTS.values())
+    with pytest.raises(BadInput, match="'nope'; choose one of qp-bound"):
+        experiment("nope")
+
+
+@pytest.mark.parametrize("bad", [{"trials": 0}, {"jobs": 0}, {"seed": -1}])
+def test_options_that_measure_nothing_are_refused(bad: dict[str, int]) -> None:
+    with pytest.raises(BadInput):
+        Options(**bad)  # type: ignore[arg-type]
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(BadInput, match="is a file"):
+        prepare(tmp_path / "file")
+    with pytest.raises(StorageFailed, match="cannot write"):
+        prepare(tmp_path / "file" / "below")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_a_full_disk_leaves_the_old_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    replace_text(tmp_path / "result.json", "old")
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(StorageFailed, match="No space left"):
+        replace_text(tmp_path / "result.json", "new")
+    assert (tmp_path / "result.json").read_text() == "old"

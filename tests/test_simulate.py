@@ -1,0 +1,150 @@
+"""Simulation: batched trials are the trials one would run one by one, whatever their company."""
+
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.blocks import along
+from holdfast.errors import BadInput
+from holdfast.policy import Policy
+from holdfast.recovery import full, partial
+from holdfast.simulate.ages import ages, checkpoint, recovered
+from holdfast.simulate.trajectory import Trajectory, proceed, trajectory
+from holdfast.simulate.trials import iterations
+from holdfast.workloads.mlr import LogisticRegression, mlr
+from holdfast.workloads.qp import QuadraticProgram
+from holdfast.workloads.workload import Arrays
+
+
+@cache
+def digits() -> tuple[LogisticRegression, Trajectory]:
+    workload = mlr("digits")
+    return workload, trajectory(workload)
+
+
+@cache
+def random_starts(count: int) -> list[Arrays]:
+    _, run = digits()
+    rng = np.random.default_rng(5)
+    weights = run.states[30]["weights"]
+    return [{"weights": (weights + rng.normal(0, 0.1, weights.shape)).astype(np.float32)} for _ in range(count)]
+
+
+def one_by_one(workload: LogisticRegression, start: Arrays, limit: int) -> float:
+    """A trial as one would write it without this package."""
+    x, y, weights = workload.data.x, workload.data.y, start["weights"].copy()
+    truth = np.eye(workload.data.classes, dtype=np.float32)[y]
+
+    def probabilities(rows: slice | None = None) -> np.ndarray:
+        scores = (x if rows is None else x[rows]) @ weights
+        scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return np.asarray(scores / scores.sum(axis=1, keepdims=True))
+
+    for k in range(limit + 1):
+        loss = -np.log(probabilities()[np.arange(len(y)), y].astype(np.float64)).sum()
+        if loss < workload.criterion:
+            return k
+        for first in range(0, len(y), workload.batch):
+            rows = slice(first, first + workload.batch)
+            weights -= np.float32(workload.rate) * (x[rows].T @ (probabilities(rows) - truth[rows]))
+    return np.inf
+
+
+def test_batched_trials_take_as_many_iterations_as_trials_run_one_by_one() -> None:
+    workload, _ = digits()
+    starts = random_starts(6)
+    assert iterations(workload, starts, limit=200).tolist() == [one_by_one(workload, s, 200) for s in starts]
+
+
+def test_results_do_not_depend_on_the_order_or_the_company_of_trials() -> None:
+    workload, _ = digits()
+    starts = random_starts(40)
+    together = iterations(workload, starts, limit=200)
+    order = np.random.default_rng(1).permutation(len(starts))
+    assert np.array_equal(iterations(workload, [starts[i] for i in order], limit=200), together[order])
+    assert np.array_equal(iterations(workload, starts[3:8], limit=200), together[3:8])
+
+
+def test_a_state_is_advanced_to_the_same_bits_in_every_lane() -> None:
+    workload, _ = digits()
+    starts = random_starts(workload.lanes)
+    stack = np.stack([state["weights"] for state in starts], axis=-1)
+    order = np.random.default_rng(2).permutation(workload.lanes)
+    advanced = workload.advance({"weights": stack})["weights"]
+    assert np.array_equal(workload.advance({"weights": stack[..., order].copy()})["weights"], advanced[..., order])
+
+
+def test_results_do_not_depend_on_the_number_of_jobs() -> None:
+    workload, _ = digits()
+    starts = random_starts(40)
+    counted: list[int] = []
+    assert np.array_equal(
+        iterations(workload, starts, limit=200, jobs=2, progress=counted.append),
+        iterations(workload, starts, limit=200),
+    )
+    assert sum(counted) == len(starts)
+
+
+def test_a_trial_under_the_criterion_needs_no_iteration_and_one_at_the_limit_is_infinite() -> None:
+    workload, run = digits()
+    counted: list[int] = []
+    found = iterations(workload, [run.states[-1], run.states[-4], run.states[0]], limit=10, progress=counted.append)
+    assert found.tolist() == [0, 3, np.inf]
+    assert sum(counted) == 3
+
+
+def test_a_trajectory_ends_at_the_first_iterate_under_the_criterion() -> None:
+    workload, run = digits()
+    assert np.all(run.losses[:-1] >= workload.criterion)
+    assert run.losses[-1] < workload.criterion
+    assert run.length == len(run.states) - 1
+    assert np.array_equal(proceed(workload, run.states[3], 2)["weights"], run.states[5]["weights"])
+
+
+def test_a_trajectory_that_does_not_converge_says_how_far_it_came() -> None:
+    with pytest.raises(BadInput, match=r"not under its criterion .* after 10 iterations"):
+        trajectory(QuadraticProgram(), limit=10)
+
+
+@given(
+    st.sampled_from(["priority", "round", "random"]),
+    st.sampled_from([Fraction(1, 2), Fraction(1, 4)]),
+    st.integers(0, 99),
+)
+@settings(max_examples=20, deadline=None)
+def test_ages_describe_the_running_checkpoint_that_the_policy_would_have_written(
+    ranking: str, fraction: Fraction, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    run = Trajectory([{"w": rng.normal(size=(8, 2))} for _ in range(13)], np.zeros(13))
+    blocks, policy = along(run.states[0], "w"), Policy(ranking=ranking, interval=4, fraction=fraction, seed=seed)
+    table = ages(run, blocks, lambda b, x, y: np.linalg.norm(x["w"] - y["w"], axis=1), policy)
+    assert np.all(np.diff(table, axis=0) >= 0)
+    for step in range(13):
+        saved = checkpoint(run, blocks, table[step])
+        for row in range(8):
+            assert np.array_equal(saved["w"][row], run.states[table[step, row]]["w"][row])
+        changed = np.flatnonzero(table[step] == step) if step else np.arange(8)
+        assert len(changed) == (8 if not step else 8 * fraction if policy.due(step) else 0)
+
+
+def test_full_recovery_costs_exactly_the_iterations_since_the_checkpoint() -> None:
+    workload, run = digits()
+    table = ages(run, workload.blocks, workload.norm, Policy(ranking="full", interval=8))
+    steps = [1, 8, 13, 23, 40]
+    starts = [recovered(run, workload.blocks, table[step], full, step, np.array([0])) for step in steps]
+    costs = steps + iterations(workload, starts, limit=200) - run.length
+    assert costs.tolist() == [1, 0, 5, 7, 0]
+
+
+def test_partial_recovery_takes_only_the_lost_rows_from_the_checkpoint() -> None:
+    workload, run = digits()
+    table = ages(run, workload.blocks, workload.norm, Policy(ranking="full", interval=8))
+    after = recovered(run, workload.blocks, table[13], partial, 13, np.array([5, 20]))["weights"]
+    stale = np.isin(np.arange(len(after)), [5, 20])
+    assert np.array_equal(after[stale], run.states[8]["weights"][stale])
+    assert np.array_equal(after[~stale], run.states[13]["weights"][~stale])
