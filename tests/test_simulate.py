@@ -1,23 +1,26 @@
 """Simulation: batched trials are the trials one would run one by one, whatever their company."""
 
+import os
+import signal
 from fractions import Fraction
 from functools import cache
+from multiprocessing import parent_process
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.blocks import along
-from holdfast.errors import BadInput
+from holdfast.blocks import Floats, along
+from holdfast.errors import BadInput, WorkerLost
 from holdfast.policy import Policy
 from holdfast.recovery import full, partial
 from holdfast.simulate.ages import ages, checkpoint, recovered
 from holdfast.simulate.trajectory import Trajectory, proceed, trajectory
-from holdfast.simulate.trials import iterations
+from holdfast.simulate.trials import Start, iterations
 from holdfast.workloads.mlr import LogisticRegression, mlr
 from holdfast.workloads.qp import QuadraticProgram
-from holdfast.workloads.workload import Arrays
+from holdfast.workloads.workload import Arrays, Clock, Stack
 
 
 @cache
@@ -27,11 +30,12 @@ def digits() -> tuple[LogisticRegression, Trajectory]:
 
 
 @cache
-def random_starts(count: int) -> list[Arrays]:
+def random_starts(count: int) -> list[Start]:
     _, run = digits()
     rng = np.random.default_rng(5)
     weights = run.states[30]["weights"]
-    return [{"weights": (weights + rng.normal(0, 0.1, weights.shape)).astype(np.float32)} for _ in range(count)]
+    noisy = [(weights + rng.normal(0, 0.1, weights.shape)).astype(np.float32) for _ in range(count)]
+    return [Start({"weights": each}, 30) for each in noisy]
 
 
 def one_by_one(workload: LogisticRegression, start: Arrays, limit: int) -> float:
@@ -57,7 +61,7 @@ def one_by_one(workload: LogisticRegression, start: Arrays, limit: int) -> float
 def test_batched_trials_take_as_many_iterations_as_trials_run_one_by_one() -> None:
     workload, _ = digits()
     starts = random_starts(6)
-    assert iterations(workload, starts, limit=200).tolist() == [one_by_one(workload, s, 200) for s in starts]
+    assert iterations(workload, starts, limit=200).tolist() == [one_by_one(workload, s.state, 200) for s in starts]
 
 
 def test_results_do_not_depend_on_the_order_or_the_company_of_trials() -> None:
@@ -72,10 +76,13 @@ def test_results_do_not_depend_on_the_order_or_the_company_of_trials() -> None:
 def test_a_state_is_advanced_to_the_same_bits_in_every_lane() -> None:
     workload, _ = digits()
     starts = random_starts(workload.lanes)
-    stack = np.stack([state["weights"] for state in starts], axis=-1)
+    stack = np.stack([start.state["weights"] for start in starts], axis=-1)
     order = np.random.default_rng(2).permutation(workload.lanes)
-    advanced = workload.advance({"weights": stack})["weights"]
-    assert np.array_equal(workload.advance({"weights": stack[..., order].copy()})["weights"], advanced[..., order])
+    clock = Clock(np.full(workload.lanes, 30), np.zeros(workload.lanes, dtype=np.int64))
+    advanced = workload.advance({"weights": stack}, clock)["weights"]
+    assert np.array_equal(
+        workload.advance({"weights": stack[..., order].copy()}, clock)["weights"], advanced[..., order]
+    )
 
 
 def test_results_do_not_depend_on_the_number_of_jobs() -> None:
@@ -92,7 +99,7 @@ def test_results_do_not_depend_on_the_number_of_jobs() -> None:
 def test_a_trial_under_the_criterion_needs_no_iteration_and_one_at_the_limit_is_infinite() -> None:
     workload, run = digits()
     counted: list[int] = []
-    found = iterations(workload, [run.states[-1], run.states[-4], run.states[0]], limit=10, progress=counted.append)
+    found = iterations(workload, [Start(run.states[k], k) for k in (-1, -4, 0)], limit=10, progress=counted.append)
     assert found.tolist() == [0, 3, np.inf]
     assert sum(counted) == 3
 
@@ -102,7 +109,7 @@ def test_a_trajectory_ends_at_the_first_iterate_under_the_criterion() -> None:
     assert np.all(run.losses[:-1] >= workload.criterion)
     assert run.losses[-1] < workload.criterion
     assert run.length == len(run.states) - 1
-    assert np.array_equal(proceed(workload, run.states[3], 2)["weights"], run.states[5]["weights"])
+    assert np.array_equal(proceed(workload, run.states[3], 3, 5)["weights"], run.states[5]["weights"])
 
 
 def test_a_trajectory_that_does_not_converge_says_how_far_it_came() -> None:
@@ -136,7 +143,7 @@ def test_full_recovery_costs_exactly_the_iterations_since_the_checkpoint() -> No
     workload, run = digits()
     table = ages(run, workload.blocks, workload.norm, Policy(ranking="full", interval=8))
     steps = [1, 8, 13, 23, 40]
-    starts = [recovered(run, workload.blocks, table[step], full, step, np.array([0])) for step in steps]
+    starts = [Start(recovered(run, workload.blocks, table[step], full, step, np.array([0])), step) for step in steps]
     costs = steps + iterations(workload, starts, limit=200) - run.length
     assert costs.tolist() == [1, 0, 5, 7, 0]
 
@@ -148,3 +155,41 @@ def test_partial_recovery_takes_only_the_lost_rows_from_the_checkpoint() -> None
     stale = np.isin(np.arange(len(after)), [5, 20])
     assert np.array_equal(after[stale], run.states[8]["weights"][stale])
     assert np.array_equal(after[~stale], run.states[13]["weights"][~stale])
+
+
+class Deadly(QuadraticProgram):
+    """A workload whose process is killed while it works."""
+
+    def advance(self, stack: Stack, clock: Clock) -> Stack:
+        if parent_process() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().advance(stack, clock)
+
+
+def test_a_killed_process_is_said_in_one_line_and_does_not_hang() -> None:
+    workload = Deadly(lanes=2)
+    with pytest.raises(WorkerLost, match="run fewer --jobs"):
+        iterations(workload, [Start(workload.start(), 0)] * 6, limit=10, jobs=2)
+
+
+class Drawing(QuadraticProgram):
+    """A workload that takes a random step, and converges when its luck is good."""
+
+    def advance(self, stack: Stack, clock: Clock) -> Stack:
+        moments = zip(clock.stream, clock.iteration, strict=True)
+        return {"x": np.stack([np.random.default_rng(moment).random(4) for moment in moments], axis=-1)}
+
+    def loss(self, stack: Stack) -> Floats:
+        return np.asarray(stack["x"][0])
+
+
+def test_a_trial_draws_by_its_stream_and_iteration_whatever_lane_it_has_and_whenever_it_began() -> None:
+    workload = Drawing(lanes=3, criterion=0.1)
+    start = {"x": np.ones(4)}
+    moments = [(iteration, stream) for stream in range(4) for iteration in (5, 7, 2)]
+    found = iterations(workload, [Start(start, *moment) for moment in moments], limit=1000)
+
+    def alone(iteration: int, stream: int) -> int:
+        return next(k for k in range(1, 1000) if np.random.default_rng((stream, iteration + k - 1)).random(4)[0] < 0.1)
+
+    assert found.tolist() == [alone(*moment) for moment in moments]

@@ -9,7 +9,9 @@ from holdfast.errors import BadInput
 from holdfast.simulate.trajectory import trajectory
 from holdfast.workloads.mlr import mlr
 from holdfast.workloads.qp import QuadraticProgram
-from holdfast.workloads.workload import stacked, unstacked
+from holdfast.workloads.workload import Clock, stacked, unstacked
+
+FIRST = Clock(np.array([0]), np.array([0]))
 
 
 def test_the_quadratic_program_contracts_by_its_smallest_curvature() -> None:
@@ -22,7 +24,7 @@ def test_the_quadratic_program_contracts_by_its_smallest_curvature() -> None:
 def test_the_optimum_of_the_quadratic_program_is_a_fixed_point() -> None:
     program = QuadraticProgram(seed=3)
     stack = stacked([{"x": program.optimum}])
-    assert np.array_equal(program.advance(stack)["x"], stack["x"])
+    assert np.array_equal(program.advance(stack, FIRST)["x"], stack["x"])
     assert program.loss(stack).tolist() == [0]
 
 
@@ -38,7 +40,7 @@ def test_an_iteration_of_logistic_regression_is_what_automatic_differentiation_g
         loss = cross_entropy(x[rows] @ weights, y[rows], reduction="sum")
         (gradient,) = torch.autograd.grad(loss, weights)
         weights = (weights - workload.rate * gradient).detach().requires_grad_()
-    advanced = unstacked(workload.advance(stacked([start])), 0)["weights"]
+    advanced = unstacked(workload.advance(stacked([start]), FIRST), 0)["weights"]
     assert np.allclose(advanced, weights.detach().numpy(), atol=1e-5)
 
 
@@ -53,7 +55,7 @@ def test_scores_too_large_for_a_float_do_not_spoil_the_loss() -> None:
     huge = {"weights": np.full((64, 10), 1e30, dtype=np.float32)}
     huge["weights"][:, 0] = -1e30
     assert np.isfinite(workload.loss(stacked([huge]))).all()
-    assert np.isfinite(workload.advance(stacked([huge]))["weights"]).all()
+    assert np.isfinite(workload.advance(stacked([huge]), FIRST)["weights"]).all()
 
 
 def test_a_data_set_without_settings_is_refused_with_those_that_have_them() -> None:

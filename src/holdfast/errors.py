@@ -8,7 +8,8 @@
     ├── Corrupt           bytes do not match their manifest: fall back to an older save
     ├── FutureVersion     written by a newer holdfast: upgrade
     ├── CommitConflict    somebody else committed this name first: two writers share one store
-    └── StorageFailed     the disk or object store refused: free space, fix permissions, retry
+    ├── StorageFailed     the disk or object store refused: free space, fix permissions, retry
+    └── WorkerLost        a worker process died: see why, or run fewer at once
 
 Every message is one line that says what happened, why, and what to do.
 """
@@ -35,7 +36,7 @@ class NoSnapshot(HoldfastError):
 
 
 class Corrupt(HoldfastError):
-    """Stored bytes do not match the manifest that was committed with them."""
+    """Bytes are not those that were written: a save does not match its manifest, a data file or history is damaged."""
 
 
 class FutureVersion(HoldfastError):
@@ -48,3 +49,7 @@ class CommitConflict(HoldfastError):
 
 class StorageFailed(HoldfastError):
     """The disk or the object store refused a read or a write."""
+
+
+class WorkerLost(HoldfastError):
+    """A worker process died before its work was done."""

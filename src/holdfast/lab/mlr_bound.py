@@ -14,7 +14,7 @@ from holdfast.lab.result import Claim, Result
 from holdfast.perturb import adversarial, gaussian
 from holdfast.rate import Rate, worst_rate
 from holdfast.simulate.trajectory import Trajectory, proceed, trajectory
-from holdfast.simulate.trials import iterations
+from holdfast.simulate.trials import Start, iterations
 from holdfast.workloads.mlr import LogisticRegression, mlr
 
 STEP = 50
@@ -42,7 +42,7 @@ class Reference:
 
     def costs(self, deltas: Sequence[Floats], options: Options, progress: Progress) -> Floats:
         """The iteration cost of each perturbation."""
-        starts = [{"weights": (self.weights + delta).astype(np.float32)} for delta in deltas]
+        starts = [Start({"weights": (self.weights + delta).astype(np.float32)}, STEP) for delta in deltas]
         limit = 20 * self.run.length
         return (
             STEP
@@ -68,9 +68,9 @@ def reference(options: Options, meter: Meter) -> Reference:
     """Train without failures: to the criterion, and on to a stand-in for the optimum."""
     workload = mlr("digits" if options.quick else "mnist", options.data)
     run = trajectory(workload, progress=meter(f"{workload.name}: unperturbed run", 66))
-    ahead = (BEYOND - 1) * run.length
-    progress = meter(f"{workload.name}: on towards the optimum", ahead)
-    optimum = proceed(workload, run.states[-1], ahead, progress=progress)["weights"]
+    far = BEYOND * run.length
+    progress = meter(f"{workload.name}: on towards the optimum", far - run.length)
+    optimum = proceed(workload, run.states[-1], run.length, far, progress=progress)["weights"]
     distances = [float(np.linalg.norm(state["weights"] - optimum)) for state in run.states]
     return Reference(workload, run, optimum, worst_rate(distances))
 

@@ -14,9 +14,9 @@ from holdfast.policy import Policy
 from holdfast.recovery import RECOVERIES
 from holdfast.simulate.ages import ages, recovered
 from holdfast.simulate.trajectory import Trajectory, trajectory
-from holdfast.simulate.trials import iterations
+from holdfast.simulate.trials import Start, iterations
 from holdfast.workloads.mlr import mlr
-from holdfast.workloads.workload import Arrays, Workload
+from holdfast.workloads.workload import Workload
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,13 +55,13 @@ def run(options: Options, meter: Meter) -> Result:
 
 def _starts(
     workload: Workload, run: Trajectory, saved_at: np.ndarray, steps: np.ndarray, lost: float, seed: int
-) -> dict[str, list[Arrays]]:
+) -> dict[str, list[Start]]:
     """For each recovery the states after the same failures: trial i loses the same blocks at the same step."""
     count = len(workload.blocks)
     gone = [lost_blocks(count, lost, np.random.default_rng((seed, trial))) for trial in range(len(steps))]
     return {
         name: [
-            recovered(run, workload.blocks, saved_at[step], how, step, ids)
+            Start(recovered(run, workload.blocks, saved_at[step], how, step, ids), int(step))
             for step, ids in zip(steps, gone, strict=True)
         ]
         for name, how in RECOVERIES.items()

@@ -9,9 +9,9 @@ from holdfast.lab.result import Claim, Result
 from holdfast.perturb import adversarial
 from holdfast.rate import Rate, worst_rate
 from holdfast.simulate.trajectory import Trajectory, trajectory
-from holdfast.simulate.trials import iterations
+from holdfast.simulate.trials import Start, iterations
 from holdfast.workloads.qp import QuadraticProgram
-from holdfast.workloads.workload import Arrays, stacked, unstacked
+from holdfast.workloads.workload import Arrays, Clock, stacked, unstacked
 
 STEP = 500  # the single perturbation strikes here; many perturbations strike at every iteration before it
 SOURCE = "Theorem 3.2, figure 3"
@@ -27,7 +27,8 @@ def run(options: Options, meter: Meter) -> Result:
     progress = meter("qp-bound", 2 * trials + trials // 10)
 
     def costs(starts: list[Arrays]) -> Floats:
-        return STEP + iterations(program, starts, limit=10_000, progress=progress) - unperturbed.length
+        begun = [Start(state, STEP) for state in starts]
+        return STEP + iterations(program, begun, limit=10_000, progress=progress) - unperturbed.length
 
     single, single_starts = _single(unperturbed, trials, rng)
     many, many_starts = _many(program, rate, unperturbed, trials, rng)
@@ -66,8 +67,9 @@ def _many(
     scale = run.losses[STEP] / 2 * (1 - rate.c) * 10 ** rng.uniform(-2, 1, size=(trials, 1, 1))
     deltas = scale * rng.normal(size=(trials, STEP, 4))
     stack = stacked([program.start()] * trials)
+    clock = Clock(np.zeros(trials, dtype=np.int64), np.zeros(trials, dtype=np.int64))  # it draws nothing
     for k in range(STEP):
-        stack = program.advance({"x": stack["x"] + deltas[:, k].T})
+        stack = program.advance({"x": stack["x"] + deltas[:, k].T}, clock)
     return np.linalg.norm(deltas, axis=2), [unstacked(stack, lane) for lane in range(trials)]
 
 

@@ -8,7 +8,7 @@ from threadpoolctl import threadpool_limits
 
 from holdfast.blocks import Floats
 from holdfast.errors import BadInput
-from holdfast.workloads.workload import Arrays, Workload, stacked, unstacked
+from holdfast.workloads.workload import Arrays, Clock, Workload, stacked, unstacked
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +37,7 @@ def trajectory(
                     f"{workload.name} is not under its criterion {workload.criterion:g} after {limit} iterations "
                     f"(loss {losses[-1]:g}): raise the criterion or the limit"
                 )
-            stack = workload.advance(stack)
+            stack = workload.advance(stack, _clock(len(states) - 1))
             states.append(unstacked(stack, 0))
             losses.append(float(workload.loss(stack)[0]))
             progress(1)
@@ -45,12 +45,16 @@ def trajectory(
 
 
 def proceed(
-    workload: Workload, state: Arrays, iterations: int, *, progress: Callable[[int], None] = lambda done: None
+    workload: Workload, state: Arrays, first: int, last: int, *, progress: Callable[[int], None] = lambda done: None
 ) -> Arrays:
-    """The state that many iterations later."""
+    """The state before iteration `last`, from that before iteration `first`."""
     stack = stacked([state])
     with threadpool_limits(1):
-        for _ in range(iterations):
-            stack = workload.advance(stack)
+        for iteration in range(first, last):
+            stack = workload.advance(stack, _clock(iteration))
             progress(1)
     return unstacked(stack, 0)
+
+
+def _clock(iteration: int) -> Clock:
+    return Clock(np.array([iteration]), np.array([0]))

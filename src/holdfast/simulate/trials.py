@@ -7,22 +7,34 @@ company nor on the number of processes.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.queues import SimpleQueue
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from holdfast.blocks import Floats
-from holdfast.workloads.workload import Arrays, Stack, Workload, stacked
+from holdfast.blocks import Floats, Ids
+from holdfast.errors import WorkerLost
+from holdfast.workloads.workload import Arrays, Clock, Stack, Workload, stacked
 
 Progress = Callable[[int], None]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Start:
+    """Where a trial begins: a state, the iteration that is next, and the stream of random numbers that it follows."""
+
+    state: Arrays
+    iteration: int
+    stream: int = 0
+
+
 def iterations(
     workload: Workload,
-    starts: Sequence[Arrays],
+    starts: Sequence[Start],
     *,
     limit: int,
     jobs: int = 1,
@@ -34,7 +46,7 @@ def iterations(
     return _shared_out(workload, starts, limit, jobs, progress)
 
 
-def _shared_out(workload: Workload, starts: Sequence[Arrays], limit: int, jobs: int, progress: Progress) -> Floats:
+def _shared_out(workload: Workload, starts: Sequence[Start], limit: int, jobs: int, progress: Progress) -> Floats:
     """Trials divided evenly over processes, each of which takes the workload once and tells when a trial is done."""
     share = -(-len(starts) // jobs)
     parts = [starts[first : first + share] for first in range(0, len(starts), share)]
@@ -47,10 +59,19 @@ def _shared_out(workload: Workload, starts: Sequence[Arrays], limit: int, jobs: 
             pending = wait(pending, timeout=0.2).not_done
             while not finished.empty():
                 progress(finished.get())
-        return np.concatenate([future.result() for future in futures])
+        return np.concatenate([_result(future) for future in futures])
 
 
-def _run(workload: Workload, starts: Sequence[Arrays], limit: int, progress: Progress) -> Floats:
+def _result(future: "Future[Floats]") -> Floats:
+    try:
+        return future.result()
+    except BrokenProcessPool as error:
+        raise WorkerLost(
+            "a process that ran trials was killed, perhaps for want of memory: run fewer --jobs"
+        ) from error
+
+
+def _run(workload: Workload, starts: Sequence[Start], limit: int, progress: Progress) -> Floats:
     """All trials in this process, lane by lane."""
     result = np.full(len(starts), np.inf)
     with threadpool_limits(1):  # the number of threads would show in the last bits
@@ -63,17 +84,18 @@ def _run(workload: Workload, starts: Sequence[Arrays], limit: int, progress: Pro
 
 
 def _advance_all(
-    workload: Workload, starts: Sequence[Arrays], waiting: deque[int], limit: int, result: Floats, progress: Progress
+    workload: Workload, starts: Sequence[Start], waiting: deque[int], limit: int, result: Floats, progress: Progress
 ) -> None:
     """Advance waiting trials until each is under the criterion or at the limit, and note when."""
     if not waiting or limit < 1:
         return
     padding = starts[waiting[0]]
     trials = [waiting.popleft() if waiting else None for _ in range(workload.lanes)]
-    stack = stacked([padding if trial is None else starts[trial] for trial in trials])
+    begun = [padding if trial is None else starts[trial] for trial in trials]
+    stack = stacked([start.state for start in begun])
     age = np.zeros(workload.lanes, dtype=np.int64)
     while any(trial is not None for trial in trials):
-        stack = workload.advance(stack)
+        stack = workload.advance(stack, _clock(begun, age))
         age += 1
         under = workload.loss(stack) < workload.criterion
         for lane, trial in enumerate(trials):
@@ -83,8 +105,13 @@ def _advance_all(
                 result[trial] = age[lane]
             progress(1)
             trials[lane] = following = waiting.popleft() if waiting else None
+            begun[lane] = padding if following is None else starts[following]
             age[lane] = 0
-            _set_lane(stack, lane, padding if following is None else starts[following])
+            _set_lane(stack, lane, begun[lane].state)
+
+
+def _clock(begun: Sequence[Start], age: Ids) -> Clock:
+    return Clock(np.array([start.iteration for start in begun]) + age, np.array([start.stream for start in begun]))
 
 
 def _set_lane(stack: Stack, lane: int, state: Arrays) -> None:
@@ -92,14 +119,14 @@ def _set_lane(stack: Stack, lane: int, state: Arrays) -> None:
         stack[name][..., lane] = value
 
 
-def _batches(starts: Sequence[Arrays], lanes: int) -> list[Sequence[Arrays]]:
+def _batches(starts: Sequence[Start], lanes: int) -> list[Sequence[Start]]:
     return [starts[first : first + lanes] for first in range(0, len(starts), lanes)]
 
 
-def _losses(workload: Workload, states: Sequence[Arrays]) -> Floats:
+def _losses(workload: Workload, starts: Sequence[Start]) -> Floats:
     """Losses of at most one stack of states, padded to its full width."""
-    padded = [*states, *[states[0]] * (workload.lanes - len(states))]
-    return workload.loss(stacked(padded))[: len(states)]
+    padded = [*starts, *[starts[0]] * (workload.lanes - len(starts))]
+    return workload.loss(stacked([start.state for start in padded]))[: len(starts)]
 
 
 _adopted: list[tuple[Workload, Progress]] = []  # in a worker process: what it was started for
@@ -109,6 +136,6 @@ def _adopt(workload: Workload, finished: "SimpleQueue[int]") -> None:
     _adopted[:] = [(workload, finished.put)]
 
 
-def _run_adopted(starts: Sequence[Arrays], limit: int) -> Floats:
+def _run_adopted(starts: Sequence[Start], limit: int) -> Floats:
     workload, progress = _adopted[0]
     return _run(workload, starts, limit, progress)

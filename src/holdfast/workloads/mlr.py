@@ -15,7 +15,7 @@ import numpy.typing as npt
 from holdfast.blocks import Blocks, Floats, Norm, along, euclidean
 from holdfast.errors import BadInput
 from holdfast.workloads.datasets import Dataset, load
-from holdfast.workloads.workload import Arrays, Stack
+from holdfast.workloads.workload import Arrays, Clock, Stack
 
 _ROWS = 1000  # rows handled at once, so that the scores of a whole stack stay in the processor's cache
 
@@ -45,7 +45,7 @@ class LogisticRegression:
         """All weights zero."""
         return {"weights": np.zeros((self.data.x.shape[1], self.data.classes), dtype=np.float32)}
 
-    def advance(self, stack: Stack) -> Stack:
+    def advance(self, stack: Stack, clock: Clock) -> Stack:
         """One pass over the data in its own order."""
         weights = stack["weights"].copy()
         for first in range(0, len(self.data.y), self.batch):

@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from holdfast.blocks import Blocks, Floats, Norm, along, euclidean
-from holdfast.workloads.workload import Arrays, Stack
+from holdfast.workloads.workload import Arrays, Clock, Stack
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class QuadraticProgram:
         """A random point, far from the optimum."""
         return {"x": self._problem[2].copy()}
 
-    def advance(self, stack: Stack) -> Stack:
+    def advance(self, stack: Stack, clock: Clock) -> Stack:
         """One step of gradient descent."""
         matrix, optimum, _ = self._problem
         error = stack["x"] - optimum[:, None]

@@ -5,19 +5,31 @@ because then every operation on a trial's numbers runs over neighbouring memory 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.blocks import Blocks, Floats, Norm
+from holdfast.blocks import Blocks, Floats, Ids, Norm
 
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 Stack: TypeAlias = dict[str, npt.NDArray[Any]]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Clock:
+    """Where each trial of a stack stands: the iteration it is about to do, and its stream of random numbers.
+
+    What an iteration draws is keyed by these two alone, so a trial draws the same numbers with and without a failure.
+    """
+
+    iteration: Ids
+    stream: Ids
+
+
 class Workload(Protocol):
-    """An iterative algorithm, deterministic, with a loss that falls under a criterion."""
+    """An iterative algorithm with a loss that falls under a criterion; a stream and an iteration determine its luck."""
 
     @property
     def name(self) -> str:
@@ -42,7 +54,7 @@ class Workload(Protocol):
     def start(self) -> Arrays:
         """The state before the first iteration."""
 
-    def advance(self, stack: Stack) -> Stack:
+    def advance(self, stack: Stack, clock: Clock) -> Stack:
         """One iteration of every trial; a trial's result must not depend on its neighbours in the stack."""
 
     def loss(self, stack: Stack) -> Floats:
