@@ -16,8 +16,9 @@ from holdfast.errors import BadInput, WorkerLost
 from holdfast.policy import Policy
 from holdfast.recovery import full, partial
 from holdfast.simulate.ages import ages, checkpoint, recovered
+from holdfast.simulate.lanes import Start
 from holdfast.simulate.trajectory import Trajectory, proceed, trajectory
-from holdfast.simulate.trials import Start, iterations
+from holdfast.simulate.trials import as_given, iterations
 from holdfast.workloads.mlr import LogisticRegression, mlr
 from holdfast.workloads.qp import QuadraticProgram
 from holdfast.workloads.workload import Arrays, Clock, Stack
@@ -61,16 +62,18 @@ def one_by_one(workload: LogisticRegression, start: Arrays, limit: int) -> float
 def test_batched_trials_take_as_many_iterations_as_trials_run_one_by_one() -> None:
     workload, _ = digits()
     starts = random_starts(6)
-    assert iterations(workload, starts, limit=200).tolist() == [one_by_one(workload, s.state, 200) for s in starts]
+    assert iterations(workload, starts, as_given, limit=200).tolist() == [
+        one_by_one(workload, s.state, 200) for s in starts
+    ]
 
 
 def test_results_do_not_depend_on_the_order_or_the_company_of_trials() -> None:
     workload, _ = digits()
     starts = random_starts(40)
-    together = iterations(workload, starts, limit=200)
+    together = iterations(workload, starts, as_given, limit=200)
     order = np.random.default_rng(1).permutation(len(starts))
-    assert np.array_equal(iterations(workload, [starts[i] for i in order], limit=200), together[order])
-    assert np.array_equal(iterations(workload, starts[3:8], limit=200), together[3:8])
+    assert np.array_equal(iterations(workload, [starts[i] for i in order], as_given, limit=200), together[order])
+    assert np.array_equal(iterations(workload, starts[3:8], as_given, limit=200), together[3:8])
 
 
 def test_a_state_is_advanced_to_the_same_bits_in_every_lane() -> None:
@@ -90,18 +93,24 @@ def test_results_do_not_depend_on_the_number_of_jobs() -> None:
     starts = random_starts(40)
     counted: list[int] = []
     assert np.array_equal(
-        iterations(workload, starts, limit=200, jobs=2, progress=counted.append),
-        iterations(workload, starts, limit=200),
+        iterations(workload, starts, as_given, limit=200, jobs=2, done=lambda trial, count: counted.append(trial)),
+        iterations(workload, starts, as_given, limit=200),
     )
-    assert sum(counted) == len(starts)
+    assert sorted(counted) == list(range(len(starts)))
 
 
 def test_a_trial_under_the_criterion_needs_no_iteration_and_one_at_the_limit_is_infinite() -> None:
     workload, run = digits()
     counted: list[int] = []
-    found = iterations(workload, [Start(run.states[k], k) for k in (-1, -4, 0)], limit=10, progress=counted.append)
+    found = iterations(
+        workload,
+        [Start(run.states[k], k) for k in (-1, -4, 0)],
+        as_given,
+        limit=10,
+        done=lambda trial, count: counted.append(trial),
+    )
     assert found.tolist() == [0, 3, np.inf]
-    assert sum(counted) == 3
+    assert sorted(counted) == [0, 1, 2]
 
 
 def test_a_trajectory_ends_at_the_first_iterate_under_the_criterion() -> None:
@@ -144,7 +153,7 @@ def test_full_recovery_costs_exactly_the_iterations_since_the_checkpoint() -> No
     table = ages(run, workload.blocks, workload.norm, Policy(ranking="full", interval=8))
     steps = [1, 8, 13, 23, 40]
     starts = [Start(recovered(run, workload.blocks, table[step], full, step, np.array([0])), step) for step in steps]
-    costs = steps + iterations(workload, starts, limit=200) - run.length
+    costs = steps + iterations(workload, starts, as_given, limit=200) - run.length
     assert costs.tolist() == [1, 0, 5, 7, 0]
 
 
@@ -169,7 +178,7 @@ class Deadly(QuadraticProgram):
 def test_a_killed_process_is_said_in_one_line_and_does_not_hang() -> None:
     workload = Deadly(lanes=2)
     with pytest.raises(WorkerLost, match="run fewer --jobs"):
-        iterations(workload, [Start(workload.start(), 0)] * 6, limit=10, jobs=2)
+        iterations(workload, [Start(workload.start(), 0)] * 6, as_given, limit=10, jobs=2)
 
 
 class Drawing(QuadraticProgram):
@@ -187,7 +196,7 @@ def test_a_trial_draws_by_its_stream_and_iteration_whatever_lane_it_has_and_when
     workload = Drawing(lanes=3, criterion=0.1)
     start = {"x": np.ones(4)}
     moments = [(iteration, stream) for stream in range(4) for iteration in (5, 7, 2)]
-    found = iterations(workload, [Start(start, *moment) for moment in moments], limit=1000)
+    found = iterations(workload, [Start(start, *moment) for moment in moments], as_given, limit=1000)
 
     def alone(iteration: int, stream: int) -> int:
         return next(k for k in range(1, 1000) if np.random.default_rng((stream, iteration + k - 1)).random(4)[0] < 0.1)

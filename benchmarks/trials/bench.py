@@ -21,8 +21,9 @@ from holdfast.failure import geometric_steps, lost_blocks
 from holdfast.policy import Policy
 from holdfast.recovery import partial
 from holdfast.simulate.ages import ages, recovered
+from holdfast.simulate.lanes import Start
 from holdfast.simulate.trajectory import trajectory
-from holdfast.simulate.trials import Start, iterations
+from holdfast.simulate.trials import as_given, iterations
 from holdfast.workloads.mlr import LogisticRegression, mlr
 
 INTERVAL, LENGTH = 8, 66  # the unperturbed run takes 66 iterations
@@ -73,7 +74,7 @@ def batched(workload: LogisticRegression, trials: list[Trial]) -> np.ndarray:
     saved_at = ages(run, workload.blocks, workload.norm, Policy(ranking="full", interval=INTERVAL))
     states = [recovered(run, workload.blocks, saved_at[t.step], partial, t.step, t.lost) for t in trials]
     starts = [Start(state, trial.step) for state, trial in zip(states, trials, strict=True)]
-    counts = iterations(workload, starts, limit=500, jobs=os.cpu_count() or 1)
+    counts = iterations(workload, starts, as_given, limit=500, jobs=os.cpu_count() or 1)
     return np.array([trial.step for trial in trials]) + counts
 
 

@@ -7,10 +7,16 @@ from typing import TypeAlias
 
 from holdfast.errors import BadInput
 from holdfast.lab.result import Result
+from holdfast.simulate.lanes import Done
 
 Progress: TypeAlias = Callable[[int], None]
 Meter: TypeAlias = Callable[[str, int], Progress]
 """From what is being done and how much of it there is, to a function that is told how much more is done."""
+
+
+def each(progress: Progress) -> Done:
+    """One step of progress for each trial that is done."""
+    return lambda trial, count: progress(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,13 @@ import numpy.typing as npt
 
 from holdfast.blocks import Floats
 from holdfast.lab.bound import Measured, figure, printed_form_remark, within_claim
-from holdfast.lab.experiment import Experiment, Meter, Options, Progress
+from holdfast.lab.experiment import Experiment, Meter, Options, Progress, each
 from holdfast.lab.result import Claim, Result
 from holdfast.perturb import adversarial, gaussian
 from holdfast.rate import Rate, worst_rate
+from holdfast.simulate.lanes import Start
 from holdfast.simulate.trajectory import Trajectory, proceed, trajectory
-from holdfast.simulate.trials import Start, iterations
+from holdfast.simulate.trials import as_given, iterations
 from holdfast.workloads.mlr import LogisticRegression, mlr
 
 STEP = 50
@@ -46,7 +47,7 @@ class Reference:
         limit = 20 * self.run.length
         return (
             STEP
-            + iterations(self.workload, starts, limit=limit, jobs=options.jobs, progress=progress)
+            + iterations(self.workload, starts, as_given, limit=limit, jobs=options.jobs, done=each(progress))
             - self.run.length
         )
 

@@ -8,13 +8,14 @@ import numpy as np
 
 from holdfast.blocks import Floats
 from holdfast.failure import geometric_steps, lost_blocks
-from holdfast.lab.experiment import Meter, Options
+from holdfast.lab.experiment import Meter, Options, each
 from holdfast.lab.result import Claim, Result, Row
 from holdfast.policy import Policy
 from holdfast.recovery import RECOVERIES
 from holdfast.simulate.ages import ages, recovered
+from holdfast.simulate.lanes import Start
 from holdfast.simulate.trajectory import Trajectory, trajectory
-from holdfast.simulate.trials import Start, iterations
+from holdfast.simulate.trials import as_given, iterations
 from holdfast.workloads.mlr import mlr
 from holdfast.workloads.workload import Workload
 
@@ -35,7 +36,7 @@ def run(options: Options, meter: Meter) -> Result:
     rows = []
     for lost in LOST:
         starts = _starts(workload, unperturbed, saved_at, steps, float(lost), options.seed)
-        spent = {how: iterations(workload, chosen, limit=20 * unperturbed.length, jobs=options.jobs, progress=progress) for how, chosen in starts.items()}  # fmt: skip
+        spent = {how: iterations(workload, chosen, as_given, limit=20 * unperturbed.length, jobs=options.jobs, done=each(progress)) for how, chosen in starts.items()}  # fmt: skip
         costs = {how: steps + count - unperturbed.length for how, count in spent.items()}
         rows += [_row(how, lost, costs[how], costs["full"]) for how in costs]
     return Result(

@@ -4,12 +4,13 @@ import numpy as np
 
 from holdfast.blocks import Floats
 from holdfast.lab.bound import Measured, figure, printed_form_remark, within_claim
-from holdfast.lab.experiment import Experiment, Meter, Options
+from holdfast.lab.experiment import Experiment, Meter, Options, each
 from holdfast.lab.result import Claim, Result
 from holdfast.perturb import adversarial
 from holdfast.rate import Rate, worst_rate
+from holdfast.simulate.lanes import Start
 from holdfast.simulate.trajectory import Trajectory, trajectory
-from holdfast.simulate.trials import Start, iterations
+from holdfast.simulate.trials import as_given, iterations
 from holdfast.workloads.qp import QuadraticProgram
 from holdfast.workloads.workload import Arrays, Clock, stacked, unstacked
 
@@ -28,7 +29,7 @@ def run(options: Options, meter: Meter) -> Result:
 
     def costs(starts: list[Arrays]) -> Floats:
         begun = [Start(state, STEP) for state in starts]
-        return STEP + iterations(program, begun, limit=10_000, progress=progress) - unperturbed.length
+        return STEP + iterations(program, begun, as_given, limit=10_000, done=each(progress)) - unperturbed.length
 
     single, single_starts = _single(unperturbed, trials, rng)
     many, many_starts = _many(program, rate, unperturbed, trials, rng)
