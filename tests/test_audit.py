@@ -4,13 +4,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.audit import CHECKS, Finding, Verdict, audit, worst
 from holdfast.history import JSON, Event, HistoryWriter, read_history
 
-patient = settings(deadline=None)  # a busy machine is no failure
 LENGTH = 10  # windows in an epoch of the histories below
 
 
@@ -203,7 +202,6 @@ class TestEveryCursorAdvancesOnce:
     def test_without_a_kept_step_it_is_unknown(self) -> None:
         assert verdict(self.check, [*steps(range(3)), recover(0)])[0] == "unknown"
 
-    @patient
     @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30)), max_size=5), st.integers(1, 3))
     def test_any_declared_rollbacks_pass_and_any_kept_window_left_out_fails(
         self, failures: list[tuple[int, int]], world: int

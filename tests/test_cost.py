@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.cost import (
@@ -19,11 +19,9 @@ from holdfast.cost import (
 )
 from holdfast.errors import BadInput
 
-patient = settings(deadline=None)  # a busy machine is no failure
 seconds = st.floats(0, 1e6)
 
 
-@patient
 @given(solve=st.floats(1, 1e6), dump=seconds, rework=seconds, restart=seconds)
 def test_the_shares_of_a_run_time_add_up_to_one(solve: float, dump: float, rework: float, restart: float) -> None:
     time = RunTime(solve=solve, dump=dump, rework=rework, restart=restart)
@@ -54,7 +52,6 @@ def test_writing_that_overlaps_training_is_no_part_of_the_stall() -> None:
     assert Stall(waited=0.5, snapshot=0.5, overlapped=30.0).unaccounted == 0
 
 
-@patient
 @given(st.lists(st.builds(Stall, waited=seconds, snapshot=seconds, write=seconds, overlapped=seconds)))
 def test_the_stalls_of_saves_add_up_part_by_part(stalls: list[Stall]) -> None:
     total = sum(stalls, Stall())

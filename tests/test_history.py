@@ -10,13 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import BadInput, Corrupt, FutureVersion, StorageFailed
 from holdfast.history import Event, HistoryWriter, read_history
-
-patient = settings(deadline=None)  # a busy machine is no failure
 
 
 def ticking(start: float = 0.0, step: float = 1.0) -> Callable[[], float]:
@@ -107,7 +105,6 @@ def test_files_are_merged_in_the_order_of_time(tmp_path: Path) -> None:
         assert [event.time for event in read_history(path).events] == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]
 
 
-@patient
 @given(st.lists(st.lists(st.integers(0, 5), max_size=8), min_size=1, max_size=4))
 def test_a_merge_keeps_the_order_of_each_file_whatever_its_clock_did(
     tmp_path_factory: pytest.TempPathFactory, clocks: list[list[int]]
@@ -135,7 +132,6 @@ def test_a_torn_last_line_is_tolerated_and_said(tmp_path: Path) -> None:
     assert [(torn.path, torn.line, torn.size) for torn in found.torn] == [(history.path, 3, 13)]
 
 
-@patient
 @given(st.integers(0, 10_000))
 def test_a_file_cut_anywhere_reads_as_its_whole_lines_and_can_be_continued(
     tmp_path_factory: pytest.TempPathFactory, where: int

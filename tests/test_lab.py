@@ -98,14 +98,15 @@ def test_resets_lie_between_random_and_adversarial_perturbations() -> None:
     assert kinds == ["reset"] * 20 + ["random"] * 20 + ["adversarial"] * 20
 
 
-def test_partial_recovery_costs_less_than_full_unless_all_is_lost() -> None:
-    rows = partial_recovery.run(QUICK, silent).rows
+def test_partial_recovery_costs_less_than_full_unless_all_is_lost(tmp_path: Path) -> None:
+    options = Options(quick=True, trials=20, panels=("mlr-mnist",), out=tmp_path)
+    rows = partial_recovery.run(options, silent).rows
     saved = {row["lost"]: row["reduction"] for row in rows if row["recovery"] == "partial"}
     assert saved["1/4"] > saved["1/2"] > saved["3/4"] > saved["1"] == 0
 
 
 def test_every_experiment_has_a_name_a_title_and_a_source() -> None:
-    assert list(EXPERIMENTS) == ["qp-bound", "mlr-bound", "mlr-reset"]
+    assert list(EXPERIMENTS) == ["qp-bound", "mlr-bound", "mlr-reset", "partial-recovery", "priority-checkpoint"]
     assert all(each.title and each.source for each in EXPERIMENTS.values())
     with pytest.raises(BadInput, match="'nope'; choose one of qp-bound"):
         experiment("nope")

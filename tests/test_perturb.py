@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -12,12 +12,10 @@ from holdfast.errors import BadInput
 
 Floats = npt.NDArray[np.float64]
 
-patient = settings(deadline=None)  # a busy machine is no failure
 numbers = arrays(np.float64, st.integers(1, 20), elements=st.floats(allow_nan=False, allow_infinity=False))
 singles = arrays(np.float32, st.integers(1, 20), elements=st.floats(width=32, allow_nan=False, allow_infinity=False))
 
 
-@patient
 @given(y=st.one_of(numbers, singles), bits=st.integers(1, 60))
 def test_rounding_to_p_bits_moves_a_number_by_less_than_2_to_the_1_minus_p_of_itself(y: Floats, bits: int) -> None:
     delta = perturb.reduced_precision(y, bits)
@@ -29,7 +27,6 @@ def test_rounding_to_p_bits_moves_a_number_by_less_than_2_to_the_1_minus_p_of_it
     assert np.all(delta[~nonzero] == 0)
 
 
-@patient
 @given(y=st.one_of(numbers, singles), bits=st.integers(1, 60))
 def test_a_rounded_number_has_no_more_bits_and_is_what_the_perturbation_leads_to(y: Floats, bits: int) -> None:
     rounded = perturb.rounded(y, bits)
@@ -62,7 +59,6 @@ def test_rounding_to_11_bits_is_half_precision() -> None:
     assert np.array_equal(perturb.rounded(y, 11), y.astype(np.float16).astype(np.float32))
 
 
-@patient
 @given(size=st.floats(0, 1e6), seed=st.integers(0, 99))
 def test_a_gaussian_perturbation_has_the_size_asked_for(size: float, seed: int) -> None:
     delta = perturb.gaussian((3, 4), size, np.random.default_rng(seed))

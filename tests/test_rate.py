@@ -5,7 +5,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import perturb
@@ -14,7 +14,6 @@ from holdfast.rate import OnlineRate, Rate, fitted_rate, worst_rate
 from holdfast.theory import iteration_cost_bound
 
 Floats = npt.NDArray[np.float64]
-patient = settings(deadline=None)  # a busy machine is no failure
 
 
 def linear(eigenvalues: list[float], x0: list[float], iterations: int) -> Floats:
@@ -22,7 +21,6 @@ def linear(eigenvalues: list[float], x0: list[float], iterations: int) -> Floats
     return np.array(x0) * np.array(eigenvalues) ** np.arange(iterations)[:, np.newaxis]
 
 
-@patient
 @given(c=st.floats(0.3, 0.999), distance=st.floats(1e-3, 1e3))
 def test_a_geometric_trajectory_gives_its_own_rate(c: float, distance: float) -> None:
     distances = distance * c ** np.arange(200)
@@ -38,7 +36,6 @@ def test_the_effective_distance_is_that_of_the_slowest_direction() -> None:
     assert rate.distance == pytest.approx(0.1, rel=1e-3)
 
 
-@patient
 @given(ratios=st.lists(st.floats(0.1, 0.99), min_size=1, max_size=60))
 def test_the_worst_rate_contracts_at_every_step_and_its_envelope_lies_beneath_the_trajectory(
     ratios: list[float],
@@ -61,7 +58,6 @@ def test_a_trajectory_that_does_not_contract_says_so() -> None:
     assert worst_rate([1.0, 0.5, 0.75]).c == pytest.approx(1.5)
 
 
-@patient
 @given(c=st.floats(0.1, 0.995), first=st.floats(1e-6, 1e6))
 def test_two_steps_or_more_of_a_geometric_iteration_tell_its_rate_and_what_lies_ahead(c: float, first: float) -> None:
     online = OnlineRate()

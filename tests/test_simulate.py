@@ -131,7 +131,7 @@ def test_a_trajectory_that_does_not_converge_says_how_far_it_came() -> None:
     st.sampled_from([Fraction(1, 2), Fraction(1, 4)]),
     st.integers(0, 99),
 )
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_ages_describe_the_running_checkpoint_that_the_policy_would_have_written(
     ranking: str, fraction: Fraction, seed: int
 ) -> None:

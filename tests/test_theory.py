@@ -25,7 +25,6 @@ from holdfast.theory import (
 Floats = npt.NDArray[np.float64]
 Perturbation = Callable[[int, Floats], Floats]
 
-patient = settings(deadline=None)  # a busy machine is no failure
 seeds = st.integers(0, 2**32 - 1)
 block_distances = arrays(np.float64, st.integers(1, 40), elements=st.floats(0, 1e6))
 
@@ -51,7 +50,7 @@ def settled(distances: Floats, epsilon: float) -> int:
     return int(np.max(np.flatnonzero(distances >= epsilon), initial=-1)) + 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=seeds, dimension=st.integers(1, 6), c=st.floats(0.3, 0.97), scale=st.floats(1e-3, 1e3))
 def test_no_random_perturbations_of_a_linear_contraction_cost_more_than_theorem_3_2(
     seed: int, dimension: int, c: float, scale: float
@@ -120,7 +119,6 @@ def test_no_perturbation_costs_nothing() -> None:
     assert iteration_cost_bound(0.9, 1.0, [0.0, 0.0], [3, 8]) == 0
 
 
-@patient
 @given(
     c=st.floats(0.05, 0.99),
     distance=st.floats(1e-3, 1e3),
@@ -151,7 +149,7 @@ def test_a_perturbation_at_every_iteration_leaves_exactly_the_irreducible_error(
     assert run(0.8 * np.eye(3), np.ones(3), 300, delta)[-1] == pytest.approx(float(irreducible_error(0.8, 0.2)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(seed=seeds, dimension=st.integers(1, 6), c=st.floats(0.3, 0.97), above=st.floats(1.01, 20), worst=st.booleans())
 def test_no_endless_perturbations_of_a_linear_contraction_cost_more_than_their_bound(
     seed: int, dimension: int, c: float, above: float, worst: bool
@@ -200,7 +198,6 @@ def test_the_endless_bound_vanishes_with_the_perturbations() -> None:
     assert float(endless_cost_bound(0.9, 10.0, 1e-12, 1e-3)) == pytest.approx(0, abs=1e-6)
 
 
-@patient
 @given(distances=block_distances, data=st.data())
 def test_partial_recovery_never_perturbs_more_than_full_recovery(distances: Floats, data: st.DataObject) -> None:
     lost = data.draw(st.lists(st.integers(0, len(distances) - 1)))
@@ -209,7 +206,7 @@ def test_partial_recovery_never_perturbs_more_than_full_recovery(distances: Floa
     assert partial_size(distances, []) == 0
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(distances=arrays(np.float64, st.integers(1, 8), elements=st.floats(0, 1e3)), data=st.data())
 def test_over_all_subsets_of_m_blocks_partial_recovery_averages_m_over_n_of_the_square(
     distances: Floats, data: st.DataObject

@@ -39,7 +39,7 @@ def worst_case_sgd(
     return np.sqrt(squares)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     scale=st.floats(1.1, 5),
     gradient=st.floats(0, 3),

@@ -1,1 +1,107 @@
 """holdfast: training that survives failures, proves that it did, and measures what it cost."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from holdfast.audit import CHECKS, Finding, worst
+from holdfast.blocks import Blocks, along, euclidean, partition, ragged, whole
+from holdfast.checkpoint.store import DirectoryStore, Store, open_store
+from holdfast.cost import RunTime, Stall, daly_interval, expected_run_time, expected_waste, goodput, young_interval
+from holdfast.errors import (
+    BadInput,
+    CommitConflict,
+    Corrupt,
+    DataMissing,
+    FutureVersion,
+    HoldfastError,
+    NoSnapshot,
+    NotAStore,
+    StorageFailed,
+    WorkerLost,
+)
+from holdfast.failure import Failure
+from holdfast.history import Event, History, HistoryWriter, read_history
+from holdfast.policy import Policy, Standing
+from holdfast.rate import OnlineRate, Rate, fitted_rate, worst_rate
+from holdfast.recovery import full, partial, recover
+from holdfast.samples import Samples
+from holdfast.theory import endless_cost_bound, irreducible_error, iteration_cost_bound, sgd_cost_bound
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.objects import ObjectStore
+    from holdfast.checkpoint.running import RunningCheckpoint
+    from holdfast.checkpoint.snapshot import Manifest, Snapshot
+    from holdfast.state import flatten, unflatten
+
+# Imported when first used: they need torch or fsspec, and neither a simulation nor `holdfast --help` should wait for it.
+_LATER = {
+    "Manifest": "checkpoint.snapshot",
+    "ObjectStore": "checkpoint.objects",
+    "RunningCheckpoint": "checkpoint.running",
+    "Snapshot": "checkpoint.snapshot",
+    "flatten": "state",
+    "unflatten": "state",
+}
+
+__all__ = [
+    "CHECKS",
+    "BadInput",
+    "Blocks",
+    "CommitConflict",
+    "Corrupt",
+    "DataMissing",
+    "DirectoryStore",
+    "Event",
+    "Failure",
+    "Finding",
+    "FutureVersion",
+    "History",
+    "HistoryWriter",
+    "HoldfastError",
+    "Manifest",
+    "NoSnapshot",
+    "NotAStore",
+    "ObjectStore",
+    "OnlineRate",
+    "Policy",
+    "Rate",
+    "RunTime",
+    "RunningCheckpoint",
+    "Samples",
+    "Snapshot",
+    "Stall",
+    "Standing",
+    "StorageFailed",
+    "Store",
+    "WorkerLost",
+    "along",
+    "daly_interval",
+    "endless_cost_bound",
+    "euclidean",
+    "expected_run_time",
+    "expected_waste",
+    "fitted_rate",
+    "flatten",
+    "full",
+    "goodput",
+    "irreducible_error",
+    "iteration_cost_bound",
+    "open_store",
+    "partial",
+    "partition",
+    "ragged",
+    "read_history",
+    "recover",
+    "sgd_cost_bound",
+    "unflatten",
+    "whole",
+    "worst",
+    "worst_rate",
+    "young_interval",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    return getattr(import_module(f"holdfast.{_LATER[name]}"), name)

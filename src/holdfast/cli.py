@@ -4,16 +4,18 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import filesize
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import BadInput, HoldfastError
 from holdfast.lab.experiment import Meter, Options, Progress
 from holdfast.lab.result import Result, Row
 
@@ -67,6 +69,10 @@ def lab_run(
     trials: Annotated[int | None, typer.Option(help="Trials of each kind.  [default: the experiment's own]")] = None,
     seed: Annotated[int, typer.Option(help="Everything random comes from it.")] = 0,
     jobs: Annotated[int | None, typer.Option(help="Processes.  [default: one for each core]")] = None,
+    panel: Annotated[
+        list[str] | None, typer.Option(help="Only this panel; may be given again.  [default: all]")
+    ] = None,
+    interval: Annotated[int, typer.Option(help="Iterations between two full checkpoints.")] = 8,
     quick: Annotated[bool, typer.Option("--quick", help="Small and within a minute, on embedded data.")] = False,
 ) -> None:
     """Run an experiment, print its claims, write its report. Example: holdfast lab run qp-bound --quick"""
@@ -75,10 +81,19 @@ def lab_run(
     from holdfast.lab.result import prepare
 
     chosen = experiment(name)
+    if panel and not chosen.panels:
+        raise BadInput(f"{name} has no panels: leave out --panel")
     options = Options(
-        seed=seed, trials=trials, jobs=os.cpu_count() or 1 if jobs is None else jobs, quick=quick, data=data
+        seed=seed,
+        trials=trials,
+        jobs=os.cpu_count() or 1 if jobs is None else jobs,
+        quick=quick,
+        data=data,
+        out=out or Path("results") / name,
+        panels=tuple(panel or ()),
+        interval=interval,
     )
-    folder = prepare(out or Path("results") / name)
+    folder = prepare(options.out)
     with _meter() as meter:
         result = chosen.run(options, meter)
     _print_claims(result)
@@ -105,6 +120,52 @@ def demo(
     raise typer.Exit(0 if all(result.holds for result, _ in results) else 1)
 
 
+@app.command()
+def inspect(
+    store: Annotated[str, typer.Argument(help="A directory, or a URL such as s3://bucket/run.")],
+) -> None:
+    """Show what a checkpoint STORE holds, by its commit records. Example: holdfast inspect runs/a/checkpoints"""
+    from holdfast.checkpoint.scrub import inspect as contents_of
+    from holdfast.checkpoint.store import open_store
+
+    contents = contents_of(open_store(store))
+    table = Table("snapshot", "epoch", "cursor", "workers", "size", "saved")
+    for each in contents.snapshots:
+        saved = datetime.fromtimestamp(each.saved).astimezone().isoformat(" ", "seconds")
+        table.add_row(f"step {each.step}", str(each.epoch), str(each.cursor), str(each.world), _size(each.bytes), saved)
+    if contents.snapshots:
+        Console().print(table)
+    if running := contents.running:
+        ages = f"saved at iterations {running.oldest} to {running.newest}"
+        Console().print(f"running checkpoint: {running.blocks} blocks, {ages}, {_size(running.bytes)}", highlight=False)
+    for bad in contents.unreadable:
+        Console().print(f"unreadable: {bad.name}: {bad.why}", markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(1 if contents.unreadable else 0)
+
+
+@app.command()
+def verify(
+    store: Annotated[str, typer.Argument(help="A directory, or a URL such as s3://bucket/run.")],
+) -> None:
+    """Read every byte of a checkpoint STORE; exit 1 and name what is bad. Example: holdfast verify runs/a/checkpoints"""
+    from holdfast.checkpoint import scrub
+    from holdfast.checkpoint.store import open_store
+
+    opened = open_store(store)
+    with _meter() as meter:
+        count = scrub.records(opened)
+        findings = scrub.verify(opened, meter("verify", count))
+    for bad in findings:
+        Console().print(f"bad: {bad.name}: {bad.why}", markup=False, highlight=False, soft_wrap=True)
+    if not findings:
+        Console().print(f"all good: {count} saves, every byte as it was committed", highlight=False)
+    raise typer.Exit(1 if findings else 0)
+
+
+def _size(count: int) -> str:
+    return str(filesize.decimal(count))
+
+
 def _complain(line: str, code: int = 2) -> int:
     Console(stderr=True).print(f"holdfast: {' '.join(line.split())}", markup=False, highlight=False, soft_wrap=True)
     return code
@@ -125,12 +186,12 @@ def _meter() -> Iterator[Meter]:
 
 
 def _print_claims(result: Result) -> None:
-    from holdfast.lab.report import expected, verdict
+    from holdfast.lab.report import expected, measured, verdict
 
     table = Table(result.experiment, "claim", "expected", "measured", title_justify="left")
     for claim in result.claims:
-        style = "green" if claim.holds else "bold red"
-        table.add_row(f"[{style}]{verdict(claim)}[/]", claim.claim, expected(claim), f"{claim.measured:.4g}")
+        style = "yellow" if not claim.resolved else "green" if claim.holds else "bold red"
+        table.add_row(f"[{style}]{verdict(claim)}[/]", claim.claim, expected(claim), measured(claim))
     Console().print(table)
     for remark in result.remarks:
         Console().print(f"  {remark}", highlight=False)

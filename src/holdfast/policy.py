@@ -15,31 +15,65 @@ import numpy as np
 from holdfast.blocks import Floats, Ids
 from holdfast.errors import BadInput
 
-Ranking: TypeAlias = Callable[[Floats, Ids, np.random.Generator], Ids]
-"""From each block's distance to its saved value and the step it was saved at, to an order: most urgent first."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Standing:
+    """What a policy may know of every block: how far it is from its saved value, its norm, and when it was saved."""
+
+    distances: Floats
+    norms: Floats
+    saved_at: Ids
 
 
-def full(distances: Floats, saved_at: Ids, rng: np.random.Generator) -> Ids:
+Ranking: TypeAlias = Callable[[Standing, np.random.Generator], Ids]
+"""From the standing of all blocks to an order, most urgent first; blocks not worth saving may be left out."""
+
+
+def full(standing: Standing, rng: np.random.Generator) -> Ids:
     """All blocks in their own order: the traditional checkpoint, and the baseline."""
-    return np.arange(len(saved_at))
+    return np.arange(len(standing.saved_at))
 
 
-def priority(distances: Floats, saved_at: Ids, rng: np.random.Generator) -> Ids:
+def priority(standing: Standing, rng: np.random.Generator) -> Ids:
     """What moved most since it was saved (SCAR); equals go to the longest unsaved, then to the lowest number."""
-    return np.lexsort((np.arange(len(saved_at)), saved_at, -distances))
+    return _ranked(-standing.distances, standing.saved_at)
 
 
-def round_robin(distances: Floats, saved_at: Ids, rng: np.random.Generator) -> Ids:
+def relative(standing: Standing, rng: np.random.Generator) -> Ids:
+    """What moved most in proportion to its own norm: small blocks count as much as large ones."""
+    norms = np.maximum(standing.norms, np.finfo(np.float64).tiny)
+    return _ranked(-standing.distances / norms, standing.saved_at)
+
+
+def threshold(standing: Standing, rng: np.random.Generator) -> Ids:
+    """The longest unsaved first among blocks that moved more than the mean; what is not spent is kept for later."""
+    order = _ranked(standing.saved_at)
+    return np.asarray(order[standing.distances[order] > standing.distances.mean()])
+
+
+def round_robin(standing: Standing, rng: np.random.Generator) -> Ids:
     """The longest unsaved first: every block has its turn, however little it moved."""
-    return np.lexsort((np.arange(len(saved_at)), saved_at))
+    return _ranked(standing.saved_at)
 
 
-def random(distances: Floats, saved_at: Ids, rng: np.random.Generator) -> Ids:
+def random(standing: Standing, rng: np.random.Generator) -> Ids:
     """A fresh uniform draw each time: some blocks wait long, which is what makes it a poor policy."""
-    return rng.permutation(len(saved_at))
+    return rng.permutation(len(standing.saved_at))
 
 
-RANKINGS: dict[str, Ranking] = {"full": full, "priority": priority, "round": round_robin, "random": random}
+def _ranked(*keys: Floats | Ids) -> Ids:
+    """Rising order by the first key, ties by the next, and at last by number."""
+    return np.lexsort((np.arange(len(keys[0])), *reversed(keys)))
+
+
+RANKINGS: dict[str, Ranking] = {
+    "full": full,
+    "priority": priority,
+    "round": round_robin,
+    "random": random,
+    "relative": relative,
+    "threshold": threshold,
+}
 
 
 class Choice(NamedTuple):
@@ -80,14 +114,14 @@ class Policy:
         """Whether to save after this step; step 0 is the initial state, which is always saved already."""
         return step > 0 and step // self.period > (step - 1) // self.period
 
-    def choose(self, step: int, distances: Floats, saved_at: Ids, sizes: Ids, credit: Fraction = Fraction(0)) -> Choice:
+    def choose(self, step: int, standing: Standing, sizes: Ids, credit: Fraction = Fraction(0)) -> Choice:
         """The blocks to save after this step, within a budget of r times the state plus what the last save left over.
 
         Blocks differ in size, so the last one may overspend; the next save then has less. In the long run every policy
         writes the same number of values.
         """
         rng = np.random.default_rng((self.seed, step))  # keyed by step: a choice depends on nothing drawn before
-        order = RANKINGS[self.ranking](distances, saved_at, rng)
+        order = RANKINGS[self.ranking](standing, rng)
         if self.fraction == 1:
             return Choice(np.sort(order), Fraction(0))
         budget = credit + self.fraction * int(sizes.sum())

@@ -10,10 +10,8 @@ from holdfast.lab.result import Result, prepare
 
 def run(out: Path, meter: Meter) -> Iterator[tuple[Result, Path]]:
     """Run each part and write its report; yields the result and the path of the report."""
-    for name, part, options in (
-        ("qp-bound", qp_bound.run, Options(quick=True)),
-        ("partial-recovery", partial_recovery.run, Options()),
-    ):
-        folder = prepare(out / name)
-        result = part(options, meter)
+    for part in (qp_bound, partial_recovery):
+        folder = prepare(out / part.EXPERIMENT.name)
+        options = Options(quick=True, trials=100, panels=("mlr-mnist",), out=folder)
+        result = part.run(options, meter)
         yield result, report.write(result, folder)

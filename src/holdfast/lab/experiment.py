@@ -21,19 +21,24 @@ def each(progress: Progress) -> Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a user may choose about any experiment; `trials` None means as many as the experiment wants."""
+    """What a user may choose; `trials` None means as many as the experiment wants, no panels means all of them."""
 
     seed: int = 0
     trials: int | None = None
     jobs: int = 1
     quick: bool = False
     data: Path | None = None
+    out: Path = Path("results")
+    panels: tuple[str, ...] = ()
+    interval: int = 8
 
     def __post_init__(self) -> None:
         if self.trials is not None and self.trials < 1:
             raise BadInput(f"--trials {self.trials} measures nothing: give 1 or more")
         if self.jobs < 1:
             raise BadInput(f"--jobs {self.jobs} does nothing: give 1 or more")
+        if self.interval < 1:
+            raise BadInput(f"--interval {self.interval} saves nothing: give 1 or more")
         if self.seed < 0:
             raise BadInput(f"--seed {self.seed} is negative: give 0 or more")
 
@@ -49,4 +54,5 @@ class Experiment:
     name: str
     title: str
     source: str
+    panels: bool = False  # whether it is made of panels that can be chosen
     run: Callable[[Options, Meter], Result]

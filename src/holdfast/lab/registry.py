@@ -1,11 +1,12 @@
 """The experiments there are, by name."""
 
 from holdfast.errors import BadInput
-from holdfast.lab import mlr_bound, mlr_reset, qp_bound
+from holdfast.lab import mlr_bound, mlr_reset, partial_recovery, priority_checkpoint, qp_bound
 from holdfast.lab.experiment import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
-    module.EXPERIMENT.name: module.EXPERIMENT for module in (qp_bound, mlr_bound, mlr_reset)
+    module.EXPERIMENT.name: module.EXPERIMENT
+    for module in (qp_bound, mlr_bound, mlr_reset, partial_recovery, priority_checkpoint)
 }
 
 

@@ -31,7 +31,7 @@ def summary(result: Result) -> str:
     """The result in Markdown: the claims, what to note, the figures, and where the numbers come from."""
     lines = [f"# {result.experiment}", "", "| | claim | expected | measured |", "|---|---|---|---|"]
     lines += [
-        f"| {verdict(claim)} | {claim.claim} ({claim.source}) | {expected(claim)} | {claim.measured:.4g} |"
+        f"| {verdict(claim)} | {claim.claim} ({claim.source}) | {expected(claim)} | {measured(claim)} |"
         for claim in result.claims
     ]
     lines += ["", *(f"- {remark}" for remark in result.remarks)]
@@ -42,7 +42,16 @@ def summary(result: Result) -> str:
 
 def verdict(claim: Claim) -> str:
     """The word for whether a claim holds."""
+    if not claim.resolved:
+        return "not resolved"
     return "holds" if claim.holds else "DOES NOT HOLD"
+
+
+def measured(claim: Claim) -> str:
+    """The measured value, with its interval where there is one."""
+    if claim.interval is None:
+        return f"{claim.measured:.4g}"
+    return f"{claim.measured:.3g} ({claim.interval[0]:.3g} to {claim.interval[1]:.3g})"
 
 
 def expected(claim: Claim) -> str:
@@ -63,7 +72,12 @@ def environment_line() -> str:
 def _page(result: Result, pictures: dict[str, str]) -> str:
     pages = Environment(loader=PackageLoader("holdfast", "lab"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return pages.get_template("report.html").render(
-        result=result, pictures=pictures, environment=environment_line(), verdict=verdict, expected=expected
+        result=result,
+        pictures=pictures,
+        environment=environment_line(),
+        verdict=verdict,
+        expected=expected,
+        measured=measured,
     )
 
 

@@ -20,23 +20,36 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A statement with the range it expects and what was measured; `None` leaves a side of the range open."""
+    """A statement with the range it expects and what was measured; `None` leaves a side of the range open.
+
+    `interval` is where the measured value lies with 95 % confidence, for what was measured with noise.
+    """
 
     id: str
     claim: str
     source: str
     expected: tuple[float | None, float | None]
     measured: float
+    interval: tuple[float, float] | None = None
 
     @property
     def holds(self) -> bool:
         """Whether the measured value lies in the expected range; what could not be measured does not hold."""
+        return self._expects(self.measured)
+
+    @property
+    def resolved(self) -> bool:
+        """Whether the interval leaves no doubt: it lies inside the expected range or outside."""
+        if self.interval is None:
+            return True
+        low, high = self.interval
+        if self._expects(low) != self._expects(high):
+            return False
+        return self._expects(self.measured) == self._expects(low)
+
+    def _expects(self, value: float) -> bool:
         low, high = self.expected
-        return (
-            not math.isnan(self.measured)
-            and (low is None or low <= self.measured)
-            and (high is None or self.measured <= high)
-        )
+        return not math.isnan(value) and (low is None or low <= value) and (high is None or value <= high)
 
     def to_json(self) -> Row:
         """The claim as JSON values."""
@@ -44,7 +57,9 @@ class Claim:
             **asdict(self),
             "expected": list(self.expected),
             "measured": _finite(self.measured),
+            "interval": None if self.interval is None else [_finite(end) for end in self.interval],
             "holds": self.holds,
+            "resolved": self.resolved,
         }
 
 
@@ -61,8 +76,8 @@ class Result:
 
     @property
     def holds(self) -> bool:
-        """Whether every claim holds; without a claim nothing was shown."""
-        return bool(self.claims) and all(claim.holds for claim in self.claims)
+        """Whether no claim fails beyond doubt; without a claim nothing was shown."""
+        return bool(self.claims) and all(claim.holds or not claim.resolved for claim in self.claims)
 
     def to_json(self) -> Row:
         """What `result.json` holds."""

@@ -8,7 +8,7 @@ from fractions import Fraction
 import numpy as np
 
 from holdfast.blocks import Blocks, Ids, Norm
-from holdfast.policy import Policy
+from holdfast.policy import Policy, Standing
 from holdfast.recovery import Recovery, recover
 from holdfast.simulate.trajectory import Trajectory
 from holdfast.workloads.workload import Arrays
@@ -17,12 +17,14 @@ from holdfast.workloads.workload import Arrays
 def ages(run: Trajectory, blocks: Blocks, norm: Norm, policy: Policy) -> Ids:
     """Row k, column b: the iteration at which block b of the running checkpoint was saved, once iteration k is done."""
     saved = {name: value.copy() for name, value in run.states[0].items()}
+    nothing = {name: np.zeros_like(value) for name, value in saved.items()}
     saved_at = np.zeros(len(blocks), dtype=np.int64)
     sizes, credit = blocks.sizes, Fraction(0)
     rows = [saved_at.copy()]
     for step, state in enumerate(run.states[1:], start=1):
         if policy.due(step):
-            ids, credit = policy.choose(step, norm(blocks, state, saved), saved_at, sizes, credit)
+            standing = Standing(norm(blocks, state, saved), norm(blocks, state, nothing), saved_at)
+            ids, credit = policy.choose(step, standing, sizes, credit)
             blocks.copy(state, saved, ids)
             saved_at[ids] = step
         rows.append(saved_at.copy())

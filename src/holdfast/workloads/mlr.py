@@ -29,6 +29,7 @@ class LogisticRegression:
     rate: float
     criterion: float
     lanes: int = 16
+    stochastic: bool = False
     norm: Norm = field(default=euclidean, repr=False)
 
     @property

@@ -23,6 +23,7 @@ class QuadraticProgram:
     criterion: float = 1e-4
     lanes: int = 250
     name: str = "qp"
+    stochastic: bool = False
     norm: Norm = field(default=euclidean, repr=False)
 
     @cached_property

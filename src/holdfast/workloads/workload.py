@@ -40,6 +40,10 @@ class Workload(Protocol):
         """The run has converged at the first iteration whose loss is under this."""
 
     @property
+    def stochastic(self) -> bool:
+        """Whether an iteration draws random numbers, so that trials are compared with unperturbed runs of their own."""
+
+    @property
     def lanes(self) -> int:
         """How many trials one stack holds. Fixed, because the rounding of a matrix product may depend on its shape."""
 

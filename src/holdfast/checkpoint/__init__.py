@@ -1,0 +1,1 @@
+"""Saving: where bytes live, whole snapshots, the running checkpoint, and finding what is bad."""

@@ -1,0 +1,154 @@
+"""Checkpoint bytes in an object store, reached by URL through fsspec; s3:// is the one that is tested."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import fsspec
+
+from holdfast.checkpoint.store import Reader, checked, conflict, refusal
+from holdfast.errors import CommitConflict, HoldfastError
+
+BLOCK = 32 << 20  # one part of an upload, one range of a download
+_TAKEN = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
+
+
+class ObjectStore:
+    """Objects under a URL. A value appears when its upload completes; `create` is a conditional PUT.
+
+    Open it after forking: the client runs a thread of its own. Further keywords are fsspec's storage options.
+    """
+
+    def __init__(self, url: str, **options: object) -> None:
+        # An instance and listings of our own: a cached listing would hide what another process has just committed.
+        own = {"skip_instance_cache": True, "use_listings_cache": False, **options}
+        self.url = url.rstrip("/")
+        with _reported("open", url):
+            self._fs, self._root = fsspec.core.url_to_fs(self.url, **own)
+
+    def __str__(self) -> str:
+        return self.url
+
+    def put(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
+        with _written(self._place(name)):
+            rest = iter(parts)
+            head, whole = _gather(rest, None if "s3" not in self._fs.protocol else BLOCK)
+            if whole:
+                self._fs.pipe_file(self._path(name), head)
+            else:
+                self._stream(name, head, rest)
+
+    def create(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
+        with _written(self._place(name)):
+            value = b"".join(parts)
+            try:
+                self._fs.pipe_file(self._path(name), value, mode="create")
+            except OSError as error:
+                if not _already_there(error):
+                    raise
+                raise CommitConflict(conflict(self, name)) from error
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[Reader]:
+        with _reported("read", self._place(name)):
+            path = self._path(name)
+            length = int(self._fs.info(path)["size"])
+            yield Reader(length, _Ranges(self._fs, path, length).readinto)
+
+    def names(self, prefix: str = "") -> list[str]:
+        with _reported("list", self.url):
+            try:
+                found = self._fs.find(self._root)
+            except FileNotFoundError:
+                return []
+        start = len(self._root.rstrip("/")) + 1
+        names = (path[start:] for path in found)
+        # Some servers list a folder that has become empty as an object without a name of its own.
+        return sorted(name for name in names if name.startswith(prefix) and name and not name.endswith("/"))
+
+    def remove(self, name: str) -> None:
+        with _reported("remove", self._place(name)):
+            try:
+                self._fs.rm_file(self._path(name))
+            except FileNotFoundError:
+                return
+
+    def sweep(self, prefix: str) -> None:
+        """Nothing to do: an unfinished upload is no object. The bucket's lifecycle rule is what expires its parts."""
+
+    def _stream(self, name: str, head: bytes, rest: Iterable[memoryview | bytes]) -> None:
+        file = self._fs.open(self._path(name), "wb", block_size=BLOCK)
+        try:
+            file.write(head)
+            for part in rest:
+                file.write(part)
+            file.close()
+        except BaseException:
+            file.discard()
+            file.closed = True  # or else its finalizer would complete the upload
+            raise
+
+    def _path(self, name: str) -> str:
+        return f"{self._root.rstrip('/')}/{checked(name)}"
+
+    def _place(self, name: str) -> str:
+        return f"{self.url}/{name}"
+
+
+class _Ranges:
+    """Reads an object in large ranges, however small the buffers are that it is asked to fill."""
+
+    def __init__(self, fs: Any, path: str, length: int) -> None:
+        self._fs, self._path, self._length = fs, path, length
+        self._fetched = 0
+        self._block = memoryview(b"")
+
+    def readinto(self, buffer: memoryview) -> int:
+        if not self._block:
+            if self._fetched >= self._length:
+                return 0
+            end = min(self._fetched + BLOCK, self._length)
+            self._block = memoryview(self._fs.cat_file(self._path, start=self._fetched, end=end))
+            self._fetched = end
+        count = min(len(buffer), len(self._block))
+        buffer[:count] = self._block[:count]
+        self._block = self._block[count:]
+        return count
+
+
+def _gather(parts: Iterator[memoryview | bytes], limit: int | None) -> tuple[bytes, bool]:
+    """The parts joined up to a limit, and whether those were all.
+
+    Only S3's files are known to appear at once when closed, so that larger values may be streamed to them.
+    """
+    taken = bytearray()
+    for part in parts:
+        taken += part
+        if limit is not None and len(taken) >= limit:
+            return bytes(taken), False
+    return bytes(taken), True
+
+
+def _already_there(error: OSError) -> bool:
+    """Whether a conditional PUT was refused because the object exists; servers differ in how they put it."""
+    response = getattr(error.__cause__, "response", None) or {}
+    return isinstance(error, FileExistsError) or response.get("Error", {}).get("Code") in _TAKEN
+
+
+@contextmanager
+def _reported(verb: str, place: str) -> Iterator[None]:
+    try:
+        yield
+    except (HoldfastError, FileNotFoundError):
+        raise
+    except Exception as error:  # each backend of fsspec has errors of its own kind, not all of them OSErrors
+        raise refusal(verb, place, error) from error
+
+
+@contextmanager
+def _written(place: str) -> Iterator[None]:
+    with _reported("write", place):
+        try:
+            yield
+        except FileNotFoundError as error:  # to a writer it means that there is no such bucket
+            raise refusal("write", place, error) from error

@@ -1,0 +1,138 @@
+"""Tensors as safetensors bytes, streamed. Any safetensors reader opens the file.
+
+We write the format ourselves because the library's `serialize` first copies the whole state into one string: a save
+would need twice the memory, and the copy alone costs as much as the write. The format is a length, a JSON header and
+the raw values.
+"""
+
+import json
+import math
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from holdfast.blocks import Array, State
+from holdfast.errors import BadInput, Corrupt
+
+ALIGNMENT = 64  # of the first value in the file; each value is aligned to its own number size
+_METADATA = "__metadata__"
+_TORCH = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I16": torch.int16,
+    "U16": torch.uint16,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I32": torch.int32,
+    "U32": torch.uint32,
+    "F32": torch.float32,
+    "C64": torch.complex64,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "U64": torch.uint64,
+}
+_NUMPY = {
+    "BOOL": np.dtype(np.bool_),
+    **{f"I{8 * n}": np.dtype(f"i{n}") for n in (1, 2, 4, 8)},
+    **{f"U{8 * n}": np.dtype(f"u{n}") for n in (1, 2, 4, 8)},
+    **{f"F{8 * n}": np.dtype(f"f{n}") for n in (2, 4, 8)},
+    "C64": np.dtype(np.complex64),
+}
+_OF_TORCH = {dtype: name for name, dtype in _TORCH.items()}
+_OF_NUMPY = {dtype: name for name, dtype in _NUMPY.items()}
+
+
+def encode(tensors: State) -> Iterator[memoryview | bytes]:
+    """The file of these tensors, part by part: memory of the tensors themselves wherever they are contiguous."""
+    # Wide numbers first: all lengths before a value are then multiples of its number size, so that views are aligned.
+    order = sorted(tensors, key=lambda name: -_itemsize(name, tensors[name]))
+    yield _header(tensors, order)
+    for name in order:
+        yield _memory(tensors[name])
+
+
+def decode(buffer: npt.NDArray[np.uint8], name: str) -> dict[str, Array]:
+    """The tensors in a file, as views of its bytes and of the kind (numpy or torch) that they were saved as."""
+    try:
+        (length,) = struct.unpack_from("<Q", buffer.data)
+        if length > len(buffer) - 8:
+            raise ValueError(f"a header of {length} bytes does not fit")
+        header = json.loads(bytes(buffer[8 : 8 + length]))
+        numpys = set(json.loads(header.pop(_METADATA, {}).get("numpy", "[]")))
+        data = buffer[8 + length :]
+        return {key: _view(data, key in numpys, **entry) for key, entry in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error, RuntimeError, RecursionError) as error:
+        raise Corrupt(f"{name} is not a well-formed safetensors file: {error}") from error
+
+
+def check(name: str, value: Array) -> None:
+    """Refuse what cannot be stored without loss."""
+    _code(name, value)
+
+
+def _header(tensors: State, order: list[str]) -> bytes:
+    spans, end = {}, 0
+    for name in order:
+        start, end = end, end + _nbytes(tensors[name])
+        spans[name] = [start, end]
+    numpys = [name for name, value in tensors.items() if isinstance(value, np.ndarray)]
+    entries: dict[str, Any] = {_METADATA: {"numpy": json.dumps(numpys)}} if numpys else {}
+    for name, value in tensors.items():  # the header keeps the caller's order; the data need not
+        entries[name] = {"dtype": _code(name, value), "shape": list(value.shape), "data_offsets": spans[name]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _view(data: npt.NDArray[np.uint8], as_numpy: bool, dtype: str, shape: list[int], data_offsets: list[int]) -> Array:
+    start, end = data_offsets
+    count = math.prod(shape)
+    kind: Any = _NUMPY[dtype] if as_numpy else _TORCH[dtype]
+    if not 0 <= start <= end <= len(data) or min(shape, default=0) < 0 or count * kind.itemsize != end - start:
+        raise ValueError(f"offsets {start}:{end} do not fit {dtype} of shape {shape}")
+    if as_numpy:
+        array: Array = data[start:end].view(kind).reshape(shape)
+        return array
+    if not count:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(data.data, dtype=kind, count=count, offset=start).reshape(shape)
+
+
+def _code(name: str, value: Array) -> str:
+    """The dtype in the format's words."""
+    if name == _METADATA:
+        raise BadInput(f"{_METADATA!r} is reserved by the file format: rename the tensor")
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+            raise BadInput(f"tensor {name!r} has no plain memory ({value.layout}, {value.device}): make it dense first")
+        code = _OF_TORCH.get(value.dtype)
+    elif type(value) in (np.ndarray, np.memmap):
+        code = _OF_NUMPY.get(value.dtype.newbyteorder("="))
+    else:
+        raise BadInput(f"{name!r} is a {type(value).__name__}: only numpy arrays and torch tensors can be stored")
+    if code is None:
+        raise BadInput(f"tensor {name!r} has dtype {value.dtype}, which cannot be stored: use {', '.join(_TORCH)}")
+    return code
+
+
+def _itemsize(name: str, value: Array) -> int:
+    return int(_TORCH[_code(name, value)].itemsize)
+
+
+def _nbytes(value: Array) -> int:
+    return int(value.nbytes)
+
+
+def _memory(value: Array) -> memoryview:
+    if isinstance(value, torch.Tensor):
+        plain = value.detach().resolve_conj().resolve_neg().contiguous().cpu()
+        return plain.reshape(-1).view(torch.uint8).numpy().data
+    native = np.ascontiguousarray(value, value.dtype.newbyteorder("="))
+    return native.reshape(-1).view(np.uint8).data

@@ -1,0 +1,50 @@
+"""Trials that are done, on disk: an interrupted experiment resumes where it stopped."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from holdfast.errors import StorageFailed
+
+
+class Journal:
+    """Numbers by key, one line each, written as they come; a line torn by a kill is passed over."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._known = path, dict(_read(path))
+        try:
+            self._file = path.open("a")
+            self._file.write("\n")  # a torn line must not swallow the next one
+        except OSError as error:
+            raise StorageFailed(f"cannot write {path}: {error.strerror}; name another --out") from error
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._known
+
+    def __getitem__(self, key: str) -> float:
+        return self._known[key]
+
+    def note(self, key: str, value: float) -> None:
+        """Write down a number."""
+        self._known[key] = value
+        try:
+            self._file.write(json.dumps([key, value if np.isfinite(value) else None]) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise StorageFailed(f"cannot write {self._path}: {error.strerror}; free space and run again") from error
+
+    def close(self) -> None:
+        """Nothing more will be noted."""
+        self._file.close()
+
+
+def _read(path: Path) -> list[tuple[str, float]]:
+    found = []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        try:
+            key, value = json.loads(line)
+            found.append((str(key), float("inf") if value is None else float(value)))
+        except (ValueError, TypeError):
+            continue
+    return found

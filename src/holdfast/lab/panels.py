@@ -1,0 +1,68 @@
+"""The panels of the paper's figures 7 and 8: one model on one data set, each with a quick relative on embedded data."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.errors import BadInput
+from holdfast.workloads.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One panel: how to make its workload from a data folder, and how to make it small."""
+
+    name: str
+    full: Callable[[Path | None], Workload]
+    quick: Callable[[], Workload]
+
+    def workload(self, data: Path | None, *, quick: bool) -> Workload:
+        """The workload to measure."""
+        return self.quick() if quick else self.full(data)
+
+
+def chosen(names: Sequence[str]) -> list[Panel]:
+    """The panels of these names in their usual order; all of them if none is named."""
+    unknown = [name for name in names if name not in PANELS]
+    if unknown:
+        raise BadInput(f"there is no panel {unknown[0]!r}; choose among {', '.join(PANELS)}")
+    return [panel for name, panel in PANELS.items() if not names or name in names]
+
+
+def _mlr(name: str, data: Path | None = None) -> Workload:
+    from holdfast.workloads.mlr import mlr
+
+    return mlr(name, data)
+
+
+def _mf(name: str, data: Path | None = None) -> Workload:
+    from holdfast.workloads.mf import mf
+
+    return mf(name, data)
+
+
+def _lda(name: str, data: Path | None = None) -> Workload:
+    from holdfast.workloads.lda import lda
+
+    return lda(name, data)
+
+
+def _cnn(partition: str, dataset: str, data: Path | None = None) -> Workload:
+    from holdfast.workloads.cnn import cnn
+
+    return cnn(partition, data, dataset=dataset)
+
+
+PANELS: dict[str, Panel] = {
+    panel.name: panel
+    for panel in (
+        Panel("mlr-mnist", lambda data: _mlr("mnist", data), lambda: _mlr("digits")),
+        Panel("mlr-covtype", lambda data: _mlr("covtype", data), lambda: _mlr("digits")),
+        Panel("mf-movielens", lambda data: _mf("movielens", data), lambda: _mf("generated")),
+        Panel("mf-jester", lambda data: _mf("jester", data), lambda: _mf("generated")),
+        Panel("lda-20news", lambda data: _lda("newsgroups20", data), lambda: _lda("generated")),
+        Panel("lda-reuters", lambda data: _lda("reuters", data), lambda: _lda("generated")),
+        Panel("cnn-mnist-layer", lambda data: _cnn("layer", "mnist", data), lambda: _cnn("layer", "digits")),
+        Panel("cnn-mnist-shard", lambda data: _cnn("shard", "mnist", data), lambda: _cnn("shard", "digits")),
+    )
+}

@@ -1,0 +1,126 @@
+"""Figures 8 and C.2: which blocks to save when a save may hold only some of them, at the same bytes per iteration."""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from holdfast.lab.comparison import Compared, bound_remarks, compare
+from holdfast.lab.experiment import Experiment, Meter, Options
+from holdfast.lab.grid import grid
+from holdfast.lab.partial_recovery import criteria
+from holdfast.lab.result import Claim, Result
+from holdfast.policy import Policy
+from holdfast.simulate.strategy import Strategy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LOST = Fraction(1, 2)
+FRACTIONS = (Fraction(1), Fraction(1, 2), Fraction(1, 4), Fraction(1, 8))
+RANKINGS = ("priority", "round", "random", "relative", "threshold")  # the last two go beyond the paper
+PAPER = (0.78, 0.95)
+
+
+def strategy(ranking: str, fraction: Fraction, interval: int) -> Strategy:
+    """Partial checkpoints of a ranking, and partial recovery of the lost half."""
+    policy = Policy(ranking=ranking, interval=interval, fraction=fraction)
+    return Strategy(policy=policy, recovery="partial", lost=LOST)
+
+
+def traditional(interval: int) -> Strategy:
+    """Full checkpoints and full recovery."""
+    return Strategy(policy=Policy(ranking="full", interval=interval), recovery="full", lost=LOST)
+
+
+def run(options: Options, meter: Meter) -> Result:
+    """Compare rankings at rising frequencies on every panel."""
+    trials = options.count(full=100, quick=20)
+    baseline = traditional(options.interval)
+    smaller = [strategy(name, fraction, options.interval) for name in RANKINGS for fraction in FRACTIONS]
+    panels = compare(options, meter, trials, [baseline, *smaller], baseline)
+    return Result(
+        experiment="priority-checkpoint",
+        config={
+            "seed": options.seed,
+            "trials": trials,
+            "interval": options.interval,
+            "lost": str(LOST),
+            **criteria(panels),
+        },
+        rows=[row for compared in panels for row in compared.rows],
+        claims=[
+            *(claim for p in panels for claim in _claims(p, options.interval)),
+            _random_rises(panels, options.interval),
+        ],
+        remarks=[*(_beyond(p, options.interval) for p in panels), *bound_remarks(panels)],
+        figures={"priority-checkpoint": figure(panels, options.interval)},
+    )
+
+
+def _claims(compared: Compared, interval: int) -> list[Claim]:
+    row = compared.row(strategy("priority", FRACTIONS[-1], interval))
+    saved = Claim(
+        id=f"{compared.panel}-priority",
+        claim=f"{compared.label}: reduction of the cost by priority 1/8 checkpoints at 8x, 1/2 lost, against full recovery",
+        source="section 5.4",
+        expected=PAPER,
+        measured=row["reduction"],
+        interval=(row["reduction_low"], row["reduction_high"]),
+    )
+    falls = Claim(
+        id=f"{compared.panel}-priority-falls",
+        claim=f"{compared.label}: mean cost of priority at 8x, as a fraction of that at 1x",
+        source="figure 8",
+        expected=(None, 1),
+        measured=_ratio(compared, "priority", interval),
+    )
+    return [saved, falls]
+
+
+def _ratio(compared: Compared, ranking: str, interval: int) -> float:
+    """The mean cost at the highest frequency over that of full checkpoints."""
+    often, seldom = (compared.row(strategy(ranking, f, interval))["cost_mean"] for f in (FRACTIONS[-1], FRACTIONS[0]))
+    return float(often / seldom) if seldom else float("nan")
+
+
+def _random_rises(panels: Sequence[Compared], interval: int) -> Claim:
+    return Claim(
+        id="random-rises",
+        claim="share of panels in which the mean cost of random at 8x is above that at 1x",
+        source="figure 8: nearly always",
+        expected=(0.5, 1),
+        measured=sum(_ratio(compared, "random", interval) > 1 for compared in panels) / len(panels),
+    )
+
+
+def _beyond(compared: Compared, interval: int) -> str:
+    """How the policies that are not in the paper fare."""
+    costs = {name: compared.row(strategy(name, FRACTIONS[-1], interval))["cost_mean"] for name in RANKINGS}
+    order = ", ".join(f"{name} {cost:.2f}" for name, cost in sorted(costs.items(), key=lambda item: item[1]))
+    return f"{compared.label}: mean cost at 1/8 and 8x, cheapest first: {order}."
+
+
+def figure(panels: Sequence[Compared], interval: int) -> "Figure":
+    """Mean costs with 95 % confidence intervals over the frequency; dashed: traditional checkpoint and recovery."""
+
+    def draw(axes: "Axes", compared: Compared) -> None:
+        for name in RANKINGS:
+            rows = [compared.row(strategy(name, fraction, interval)) for fraction in FRACTIONS]
+            half = [row["cost_high"] - row["cost_mean"] for row in rows]
+            means = [row["cost_mean"] for row in rows]
+            axes.errorbar([str(row["frequency"]) for row in rows], means, yerr=half, marker="o", capsize=3, label=name)
+        level = compared.row(traditional(interval))["cost_mean"]
+        axes.axhline(level, color="black", linestyle="--", label="full checkpoint and recovery")
+        axes.set_ylim(bottom=0)
+
+    return grid(panels, draw, across="frequency of checkpoints")
+
+
+EXPERIMENT = Experiment(
+    name="priority-checkpoint",
+    title="iteration costs when partial checkpoints hold what moved most, the longest unsaved, or a random choice",
+    source="SCAR, figures 8 and C.2",
+    panels=True,
+    run=run,
+)

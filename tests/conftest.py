@@ -1,0 +1,105 @@
+"""Fixtures that tests share: a real S3 server on loopback, and one store of every kind."""
+
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+from hypothesis import settings
+
+from holdfast.checkpoint.objects import ObjectStore
+from holdfast.checkpoint.store import DirectoryStore, Store
+
+# Machines are shared: how long an example takes says nothing about the code.
+settings.register_profile("holdfast", deadline=None, print_blob=True)
+settings.load_profile("holdfast")
+
+READY_WITHIN = 60.0
+PORTS = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc")
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, object]]:
+    """fsspec's options for an S3 server of this session's own, with a bucket named `holdfast`."""
+    for attempt in range(3):  # another process may take a port between our finding it free and the server's use
+        folder = tmp_path_factory.mktemp(f"s3-{attempt}")
+        ports = _free_ports(2 + len(PORTS))
+        server = _start(folder, ports)
+        try:
+            options: dict[str, object] = {"key": "any", "secret": "any", "endpoint_url": f"http://127.0.0.1:{ports[0]}"}
+            if _ready(server, options):
+                yield options
+                return
+        finally:
+            server.kill()  # it takes its time to stop politely, and nothing in it is worth keeping
+            server.wait(10)
+            for port in ports:  # its sockets lie outside its folder
+                for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
+                    left.unlink(missing_ok=True)
+    pytest.fail(f"no S3 server came up; its log:\n{(folder / 'log').read_text()[-2000:]}")
+
+
+@pytest.fixture(params=["directory", "memory", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """An empty store of each kind in turn."""
+    if request.param == "directory":
+        return DirectoryStore(tmp_path / "store")
+    if request.param == "memory":
+        return ObjectStore(f"memory://{uuid.uuid4().hex}")
+    return ObjectStore(f"s3://holdfast/{uuid.uuid4().hex}", **request.getfixturevalue("s3"))
+
+
+def _start(folder: Path, ports: list[int]) -> subprocess.Popen[bytes]:
+    s3_port, grpc_port, *others = ports
+    arguments = [
+        str(Path(sys.executable).parent / "weed"),
+        "server",
+        f"-dir={folder}",
+        "-ip=127.0.0.1",
+        "-ip.bind=127.0.0.1",
+        *(f"-{name}={port}" for name, port in zip(PORTS, others, strict=True)),
+        "-s3",
+        f"-s3.port={s3_port}",
+        f"-s3.port.grpc={grpc_port}",
+        f"-s3.localSocket={folder / 's3.sock'}",
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        "-s3.iam=false",
+        "-master.telemetry=false",
+        "-master.volumeSizeLimitMB=64",
+        "-volume.preStopSeconds=0",
+    ]
+    with (folder / "log").open("wb") as log:
+        return subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT, cwd=folder)
+
+
+def _ready(server: subprocess.Popen[bytes], options: dict[str, object]) -> bool:
+    """Whether the server takes a bucket and an object before the deadline and before it exits."""
+    once = {"retries": {"max_attempts": 0}, "connect_timeout": 2, "read_timeout": 5}
+    deadline = time.monotonic() + READY_WITHIN
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            fs = fsspec.filesystem("s3", skip_instance_cache=True, config_kwargs=once, **options)
+            fs.makedirs("holdfast", exist_ok=True)
+            fs.pipe_file("holdfast/ready", b"yes")
+        except Exception:  # anything at all may go wrong while it starts; the deadline decides
+            time.sleep(0.2)
+        else:
+            return True
+    return False
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()

@@ -1,0 +1,107 @@
+"""Saves a subject again and again, each time killed at a later system call; prints what became of each attempt as JSON.
+
+A program of its own, so that every attempt is a fork of a process with a single thread: `kill.py SUBJECT WRITER PLACE`.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import subjects
+
+CALLS = ("open", "write", "fsync", "close", "replace", "rename", "link", "unlink", "mkdir", "rmdir", "truncate")
+# What Python itself reports of every change to a filesystem, whichever function makes it.
+AUDITED = {"os.rename", "os.link", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.symlink", "open"}
+CHANGES = ("replace", "rename", "link", "unlink", "mkdir", "rmdir", "truncate", "open")
+
+
+def main() -> None:
+    """Make the old version once, then a copy of it for each attempt."""
+    subject, place = subjects.SUBJECTS[sys.argv[1]], Path(sys.argv[3])
+    save = writer(subject, sys.argv[2], place)
+    subject.old(place / "old")
+    attempts: list[dict[str, Any]] = []
+    for torn in (False, True):
+        number = 0
+        while not attempts or attempts[-1]["status"] or attempts[-1]["torn"] != torn:
+            copy = place / f"{'torn' if torn else 'whole'}-{number}"
+            shutil.copytree(place / "old", copy)
+            status = killed(lambda copy=copy: save(copy), number, torn)
+            attempts.append({"place": str(copy), "status": status, "torn": torn, "call": number})
+            number += 1
+    json.dump({"attempts": attempts, "unseen": unseen(save, place)}, sys.stdout)
+
+
+def writer(subject: subjects.Subject, name: str, place: Path) -> Callable[[Path], None]:
+    """The subject's own way to save, or a wrong one that brings the same new version into place."""
+    if name == "right":
+        return subject.save
+    subject.alone(place / "alone")
+    files = subjects.files_of(place / "alone")
+    return lambda copy: subjects.WRONG[name](copy, files)
+
+
+def killed(save: Callable[[], None], number: int, torn: bool) -> int:
+    """Save in a fork that dies at its n-th call, or halfway through its n-th write; returns the fork's exit code."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    left = number
+
+    def watched(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            nonlocal left
+            if not torn or name == "write":
+                if left == 0:
+                    if torn:
+                        descriptor, data = arguments
+                        original(descriptor, data[: len(data) // 2])
+                    os.kill(os.getpid(), signal.SIGKILL)
+                left -= 1
+            return original(*arguments, **keywords)
+
+        return call
+
+    try:
+        for name in CALLS:
+            setattr(os, name, watched(name, getattr(os, name)))
+        save()
+    except BaseException as error:
+        print(repr(error), file=sys.stderr)  # noqa: T201 - this is a program
+        os._exit(1)
+    os._exit(0)
+
+
+def unseen(save: Callable[[Path], None], place: Path) -> int:
+    """How many changes to the filesystem a save makes by other ways than the calls we kill at; there must be none."""
+    copy = place / "watched"
+    shutil.copytree(place / "old", copy)
+    counted = audited = 0
+
+    def count(original: Callable[..., Any], is_open: bool) -> Callable[..., Any]:
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            nonlocal counted
+            counted += not is_open or bool(arguments[1] & (os.O_WRONLY | os.O_RDWR))
+            return original(*arguments, **keywords)
+
+        return call
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal audited
+        if event in AUDITED:
+            audited += event != "open" or bool((arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR))
+
+    for name in CHANGES:
+        setattr(os, name, count(getattr(os, name), name == "open"))
+    sys.addaudithook(hook)
+    save(copy)
+    return audited - counted
+
+
+if __name__ == "__main__":
+    main()

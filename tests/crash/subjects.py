@@ -1,0 +1,149 @@
+"""What the crash tests save: a value in a store, a snapshot, a running checkpoint; by the right writer and by wrong ones.
+
+A subject starts as OLD in a directory and is saved as NEW; whoever reads it must find one of the two.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from holdfast.blocks import Array, along
+from holdfast.checkpoint import snapshot
+from holdfast.checkpoint.running import RunningCheckpoint
+from holdfast.checkpoint.store import DirectoryStore, read
+from holdfast.errors import HoldfastError
+
+OLD, NEW = 1, 2
+ROWS = 6
+Step = Callable[[Path], None]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """How to make the old version, how to save the new one, how to read, and the new version on its own elsewhere."""
+
+    old: Step
+    save: Step
+    read: Callable[[Path], int]
+    alone: Step
+
+
+def state(version: int) -> dict[str, Array]:
+    return {"w": np.full((ROWS, 4), version), "b": np.full(3, version)}
+
+
+def _value_put(version: int) -> Step:
+    return lambda place: DirectoryStore(place).put("value", [b"%d" % version * 1000, b"%d" % version])
+
+
+def _value_read(place: Path) -> int:
+    value = read(DirectoryStore(place), "value")
+    return {b"1" * 1001: OLD, b"2" * 1001: NEW}[value]
+
+
+def _snapshot_save(step: int, version: int) -> Step:
+    return lambda place: (snapshot.save(DirectoryStore(place), step, state(version), {"version": version}), None)[1]
+
+
+def _snapshot_replace(place: Path) -> None:
+    """The way a run replaces its only snapshot: commit the next, then remove the one before."""
+    _snapshot_save(2, NEW)(place)
+    snapshot.keep_last(DirectoryStore(place), 1)
+
+
+def _snapshot_read(place: Path) -> int:
+    back = snapshot.newest(DirectoryStore(place))
+    (version,) = {back.extra["version"], *(int(v) for value in back.tensors.values() for v in np.unique(value))}
+    return int(version)
+
+
+BLOCKS = along(state(OLD), "w")
+SAVED_OLD, SAVED_NEW = np.array([0, 2, 4]), np.array([0, 2])
+
+
+def _running_create(version: int) -> Step:
+    return lambda place: (RunningCheckpoint.create(DirectoryStore(place), BLOCKS, state(version)), None)[1]
+
+
+def _running_old(place: Path) -> None:
+    running = RunningCheckpoint.create(DirectoryStore(place), BLOCKS, state(0))
+    for _ in range(2):  # so that this save, too, has segments and an index to clear away
+        running.save(OLD, state(OLD), SAVED_OLD)
+
+
+def _running_save(place: Path) -> None:
+    running = RunningCheckpoint.open(DirectoryStore(place), BLOCKS)
+    running.save(NEW, state(NEW), SAVED_NEW)
+    running.compact()
+
+
+def _running_read(place: Path) -> int:
+    running = RunningCheckpoint.open(DirectoryStore(place), BLOCKS)
+    rows = np.asarray(running.load(np.arange(ROWS))["w"])[:, 0]
+    if not np.array_equal(rows, running.saved_at):
+        raise ValueError(f"values {rows} are not those of the iterations {running.saved_at}")
+    return {(1, 0, 1, 0, 1, 0): OLD, (2, 0, 2, 0, 1, 0): NEW, (0,) * ROWS: NEW}[tuple(rows.tolist())]
+
+
+SUBJECTS = {
+    "value": Subject(_value_put(OLD), _value_put(NEW), _value_read, _value_put(NEW)),
+    "snapshot": Subject(_snapshot_save(1, OLD), _snapshot_replace, _snapshot_read, _snapshot_save(1, NEW)),
+    "running": Subject(_running_old, _running_save, _running_read, _running_create(0)),
+}
+
+
+def verdict(subject: Subject, place: Path) -> str:
+    """What a reader finds: old, new, or the reason why it is neither."""
+    try:
+        return {OLD: "old", NEW: "new"}[subject.read(place)]
+    except (HoldfastError, FileNotFoundError, KeyError, ValueError) as error:
+        return f"neither: {error!r}"
+
+
+# Writers that are wrong in the two ways that are common, and one that is wrong only when the power fails.
+
+
+def in_place(place: Path, files: dict[str, bytes]) -> None:
+    """Overwrites every file where it stands."""
+    for name, data in files.items():
+        _write(place / name, data)
+
+
+def unlink_first(place: Path, files: dict[str, bytes]) -> None:
+    """Writes aside and renames, but removes the old version before."""
+    for name, data in files.items():
+        _write(place / f"{name}.tmp", data)
+    for name in reversed(files):
+        (place / name).unlink(missing_ok=True)
+    for name in files:
+        os.replace(place / f"{name}.tmp", place / name)
+
+
+def unsynced(place: Path, files: dict[str, bytes]) -> None:
+    """Writes aside and renames over the old version, and leaves the rest to luck."""
+    for name, data in files.items():
+        _write(place / f"{name}.tmp", data, sync=False)
+        os.replace(place / f"{name}.tmp", place / name)
+
+
+WRONG = {"in place": in_place, "unlink first": unlink_first, "unsynced": unsynced}
+
+
+def files_of(place: Path) -> dict[str, bytes]:
+    """All files of a directory, commit records last, as a careful writer would write them."""
+    paths = (path for path in place.rglob("*") if path.is_file())
+    ordered = sorted(paths, key=lambda path: (path.name.startswith(("manifest", "index")), str(path)))
+    return {str(path.relative_to(place)): path.read_bytes() for path in ordered}
+
+
+def _write(path: Path, data: bytes, sync: bool = True) -> None:
+    if not path.parent.is_dir():
+        os.makedirs(path.parent)  # noqa: PTH103 - a call the killer counts
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.write(descriptor, data)
+    if sync:
+        os.fsync(descriptor)
+    os.close(descriptor)

@@ -1,0 +1,133 @@
+"""A save that is killed at any system call, or by a power cut, leaves the old version or the new one."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import power
+import pytest
+from subjects import BLOCKS, ROWS, SUBJECTS, WRONG, files_of, state, verdict
+
+from holdfast.checkpoint import scrub, snapshot
+from holdfast.checkpoint.running import RunningCheckpoint
+from holdfast.checkpoint.store import DirectoryStore
+
+DEADLINE = 120
+
+
+def attempts(subject: str, writer: str, place: Path) -> list[dict[str, Any]]:
+    """Every killed attempt; asserts that the kills took place where they should and that no call went unseen."""
+    program = [sys.executable, "-W", "error", str(Path(__file__).parent / "kill.py"), subject, writer, str(place)]
+    result = subprocess.run(program, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["unseen"] == 0
+    done = [attempt for attempt in report["attempts"] if attempt["status"] == 0]
+    dead = [attempt for attempt in report["attempts"] if attempt["status"] == -signal.SIGKILL]
+    assert len(done) == 2  # one for kills before a call, one for kills within a write: the save came to its end
+    assert len(dead) == len(report["attempts"]) - 2
+    assert all(verdict(SUBJECTS[subject], Path(attempt["place"])) == "new" for attempt in done if writer == "right")
+    return dead
+
+
+def verdicts(subject: str, writer: str, place: Path) -> list[str]:
+    return [verdict(SUBJECTS[subject], Path(attempt["place"])) for attempt in attempts(subject, writer, place)]
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_a_kill_at_every_system_call_leaves_the_old_or_the_new(tmp_path: Path, subject: str) -> None:
+    found = verdicts(subject, "right", tmp_path)
+    assert set(found) == {"old", "new"}
+    assert len(found) > 5
+
+
+@pytest.mark.parametrize("writer", ["in place", "unlink first"])
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_the_same_check_catches_writers_that_are_wrong(tmp_path: Path, subject: str, writer: str) -> None:
+    found = verdicts(subject, writer, tmp_path)
+    assert any(each.startswith("neither") for each in found)
+
+
+def test_whatever_call_a_save_was_killed_at_the_next_one_works_and_clears_up(tmp_path: Path) -> None:
+    for attempt in attempts("snapshot", "right", tmp_path):
+        store = DirectoryStore(attempt["place"])
+        snapshot.save(store, 3, state(3), {"version": 3})
+        assert snapshot.newest(store).step == 3
+        assert scrub.verify(store) == []
+        assert not list(store.path.rglob("*.tmp"))
+        assert {name.split("/")[0] for name in store.names("step-")} == {f"step-{s:08d}" for s in snapshot.steps(store)}
+
+
+def test_whatever_call_a_running_save_was_killed_at_the_next_one_works_and_clears_up(tmp_path: Path) -> None:
+    for attempt in attempts("running", "right", tmp_path):
+        store = DirectoryStore(attempt["place"])
+        running = RunningCheckpoint.open(store, BLOCKS)
+        for iteration in (3, 4):
+            running.save(iteration, state(iteration), np.arange(ROWS))
+        assert RunningCheckpoint.open(store, BLOCKS).saved_at.tolist() == [4] * ROWS
+        assert scrub.verify(store) == []
+        assert not list(store.path.rglob("*.tmp"))
+        assert len(store.names("running/index")) == 2
+
+
+# Power cuts.
+
+
+def after_power_cuts(subject: str, writer: str, place: Path) -> list[str]:
+    """The verdict after a power cut behind every call, at each extreme of what the disk may have kept."""
+    chosen = SUBJECTS[subject]
+    chosen.old(place / "work")
+    disk, calls = power.Disk.of(place / "work"), []
+    if writer != "right":
+        chosen.alone(place / "alone")
+        files = files_of(place / "alone")
+    with power.recorded(place / "work", calls):
+        if writer == "right":
+            chosen.save(place / "work")
+        else:
+            WRONG[writer](place / "work", files)
+    found = []
+    for number, call in enumerate(calls):
+        disk.apply(call)
+        for kept in power.KEPT:
+            left = place / f"{number}-{kept}"
+            disk.left(kept, left)
+            found.append(verdict(chosen, left))
+    return found
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_a_power_cut_after_any_call_leaves_the_old_or_the_new_and_a_finished_save_stays(
+    tmp_path: Path, subject: str
+) -> None:
+    found = after_power_cuts(subject, "right", tmp_path)
+    assert set(found) == {"old", "new"}
+    assert found[-len(power.KEPT) :] == ["new"] * len(power.KEPT)
+
+
+@pytest.mark.parametrize("writer", WRONG)
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_power_cuts_catch_writers_that_are_wrong(tmp_path: Path, subject: str, writer: str) -> None:
+    found = after_power_cuts(subject, writer, tmp_path)
+    assert any(each.startswith("neither") for each in found)
+
+
+def test_a_save_syncs_payloads_before_naming_them_and_commits_last(tmp_path: Path) -> None:
+    calls: list[power.Call] = []
+    store = DirectoryStore(tmp_path / "store")
+    store.put("other", [b"x"])
+    with power.recorded(store.path, calls):
+        snapshot.save(store, 1, state(1), {})
+    order = [name for name, _ in calls if name != "write"]
+    whole = ["open", "fsync"]  # a temporary file is written and synced, then
+    renamed, linked = ["replace", "fsync"], ["link", "unlink", "fsync"]  # it gets its name, and the directory is synced
+    assert order == ["mkdir", "fsync", *whole, *renamed, *whole, *renamed, *whole, *linked, *whole, *renamed]
+    named = [arguments[-1] for name, arguments in calls if name in ("replace", "link")]
+    folder = "step-00000001"
+    assert named == [f"{folder}/state.safetensors", f"{folder}/extra.json", f"{folder}/manifest.json", "latest.json"]
+    synced = [arguments[0] for name, arguments in calls if name == "fsync"]
+    assert [path for path in synced if not path.endswith(".tmp")] == [".", folder, folder, folder, "."]

@@ -1,0 +1,130 @@
+"""The command: an answer on stdout, one line on stderr when something is wrong, and an exit status to go by."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast import DirectoryStore, RunningCheckpoint, along, cli
+from holdfast.checkpoint import snapshot
+from holdfast.checkpoint.sealed import seal
+
+
+class Ran:
+    """What a command printed and how it ended."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def holdfast(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> object:
+    def run(*arguments: object) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["holdfast", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capfd.readouterr()
+        return Ran(int(ended.value.code or 0), out, err)
+
+    return run
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    store = DirectoryStore(tmp_path / "store")
+    for step in (10, 20):
+        snapshot.save(store, step, {"w": np.arange(step)}, {"note": step}, epoch=1, cursor=step)
+    state = {"w": np.zeros((4, 2))}
+    RunningCheckpoint.create(store, along(state, "w"), state).save(7, state, np.array([1]))
+    return store.path
+
+
+def test_inspect_lists_snapshots_and_the_running_checkpoint(holdfast, saved: Path) -> None:  # type: ignore[no-untyped-def]
+    ran = holdfast("inspect", saved)
+    assert ran.code == 0
+    assert "step 10" in ran.out
+    assert "step 20" in ran.out
+    assert "running checkpoint: 4 blocks, saved at iterations 0 to 7" in ran.out
+
+
+def test_verify_passes_a_good_store_and_names_what_is_bad(holdfast, saved: Path) -> None:  # type: ignore[no-untyped-def]
+    assert holdfast("verify", saved).code == 0
+    payload = saved / "step-00000010" / "state.safetensors"
+    payload.write_bytes(payload.read_bytes()[:-1] + b"\xff")
+    ran = holdfast("verify", saved)
+    assert ran.code == 1
+    assert "step-00000010/state.safetensors" in ran.out
+    assert "step-00000020" not in ran.out
+
+
+def test_a_truncated_payload_and_a_future_manifest_are_found(holdfast, saved: Path) -> None:  # type: ignore[no-untyped-def]
+    payload = saved / "step-00000020" / "state.safetensors"
+    payload.write_bytes(payload.read_bytes()[:20])
+    (saved / "step-00000010" / "manifest.json").write_bytes(seal({"format": 99}))
+    ran = holdfast("verify", saved)
+    assert ran.code == 1
+    assert "step-00000020/state.safetensors" in ran.out
+    assert "has format 99" in ran.out
+    assert holdfast("inspect", saved).code == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["inspect", "nowhere"], "nowhere does not exist"),
+        (["verify", "."], "neither a snapshot nor a running checkpoint"),
+        (["lab", "run", "nope"], "no experiment 'nope'; choose one of"),
+        (["lab", "run", "qp-bound", "--trials", "0"], "--trials 0 measures nothing"),
+        (["lab", "run", "qp-bound", "--trials", "many"], "'--trials'"),
+        (["lab", "run", "qp-bound", "--jobs", "0"], "--jobs 0"),
+        (["lab", "run", "qp-bound", "--panel", "mlr-mnist"], "has no panels"),
+        (["lab", "run", "partial-recovery", "--panel", "nope"], "no panel 'nope'"),
+        (["lab", "run", "mlr-bound", "--data", "."], "mnist"),
+        (["frobnicate"], "frobnicate"),
+        (["inspect"], "Missing argument"),
+    ],
+)
+def test_bad_input_is_one_line_that_says_what_and_exit_2(  # type: ignore[no-untyped-def]
+    holdfast, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOLDFAST_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nothing is fetched in tests
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
+    ran = holdfast(*arguments)
+    assert ran.code == 2
+    assert says in ran.err
+    assert ran.err.count("\n") == 1
+    assert "Traceback" not in ran.err
+
+
+def test_a_result_folder_that_is_a_file_is_left_alone(holdfast, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "mine").write_text("precious")
+    ran = holdfast("lab", "run", "qp-bound", "--quick", "--out", tmp_path / "mine")
+    assert ran.code == 2
+    assert "is a file" in ran.err
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+def test_lab_run_prints_claims_names_the_report_and_exits_0_when_they_hold(holdfast, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    ran = holdfast("lab", "run", "qp-bound", "--quick", "--trials", 10, "--out", tmp_path)
+    assert ran.code == 0
+    assert "holds" in ran.out
+    assert f"report: {tmp_path / 'report.html'}" in ran.out
+    assert (tmp_path / "report.html").exists()
+
+
+def test_every_command_has_help_with_an_example(holdfast) -> None:  # type: ignore[no-untyped-def]
+    for command in (["demo"], ["inspect"], ["verify"], ["lab", "list"], ["lab", "run"]):
+        ran = holdfast(*command, "--help")
+        assert ran.code == 0
+        assert "Example: holdfast" in " ".join(ran.out.split()), command
+
+
+def test_a_closed_pipe_is_no_traceback() -> None:
+    command = f"{Path(sys.executable).parent / 'holdfast'} lab list | true"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert "Traceback" not in ended.stderr

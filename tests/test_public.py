@@ -1,0 +1,30 @@
+"""The public namespace is what it says it is, and importing it is cheap and does nothing."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import holdfast
+
+
+def test_every_public_name_exists_and_has_a_docstring() -> None:
+    assert holdfast.__all__ == sorted(set(holdfast.__all__), key=lambda n: (not n.isupper(), not n[0].isupper(), n))
+    for name in holdfast.__all__:
+        value = getattr(holdfast, name)
+        assert not callable(value) or value.__doc__, f"{name} has no docstring"
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(holdfast, "nothing_of_the_kind")
+
+
+def test_the_command_starts_without_torch() -> None:
+    code = "import sys, holdfast.cli, holdfast.lab.registry; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+def test_nothing_is_ever_unpickled() -> None:
+    source = Path(holdfast.__file__).parent
+    words = ("import pickle", "torch.load", "allow_pickle=True", "cloudpickle")
+    found = [(path.name, word) for path in source.rglob("*.py") for word in words if word in path.read_text()]
+    assert found == []

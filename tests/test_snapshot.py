@@ -1,0 +1,291 @@
+"""Snapshots: what is saved comes back exactly, and what is damaged is never used."""
+
+import logging
+import resource
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from holdfast.blocks import Array
+from holdfast.checkpoint import scrub, snapshot
+from holdfast.checkpoint.sealed import seal
+from holdfast.checkpoint.store import DirectoryStore, Store
+from holdfast.errors import BadInput, CommitConflict, Corrupt, FutureVersion, NoSnapshot, StorageFailed
+
+STEP_FILES = ("state.safetensors", "extra.json", "manifest.json")
+
+
+def tensors_of(step: int) -> dict[str, Array]:
+    return {
+        "weight": torch.full((3, 2), float(step), dtype=torch.bfloat16),
+        "columns": torch.arange(6.0).reshape(2, 3).t(),
+        "scalar": torch.tensor(step, dtype=torch.float64),
+        "nothing": torch.zeros(0, 4),
+        "array": np.arange(3, dtype=np.int32) * step,
+        "flags": np.array([[True, False]]),
+        "empty": np.zeros((2, 0), np.float32),
+    }
+
+
+def saved(store: Store, *steps: int) -> Store:
+    for step in steps:
+        snapshot.save(store, step, tensors_of(step), {"step": step})
+    return store
+
+
+def same(a: Mapping[str, Array], b: Mapping[str, Array]) -> bool:
+    return list(a) == list(b) and all(
+        type(a[name]) is type(b[name])
+        and a[name].dtype == b[name].dtype
+        and a[name].shape == b[name].shape
+        # By bytes, so that NaN equals NaN.
+        and _bytes(a[name]) == _bytes(b[name])
+        for name in a
+    )
+
+
+def _bytes(value: Array) -> bytes:
+    if isinstance(value, torch.Tensor):
+        return value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return value.tobytes()
+
+
+def damage(store: Store, name: str, data: bytes | None) -> None:
+    """Change stored bytes behind the manifest's back; None removes them."""
+    store.remove(name)
+    if data is not None:
+        store.put(name, [data])
+
+
+# Saving and loading.
+
+
+def test_a_snapshot_comes_back_exactly_from_every_store(store: Store) -> None:
+    manifest = snapshot.save(store, 50, tensors_of(50), {"lr": 0.1}, epoch=2, cursor=7, world=4, config="abc")
+    back = snapshot.load(store, 50)
+    assert same(back.tensors, tensors_of(50))
+    assert back.extra == {"lr": 0.1}
+    assert back.manifest == manifest
+    assert (back.step, manifest.epoch, manifest.cursor, manifest.world, manifest.config) == (50, 2, 7, 4, "abc")
+    assert store.names() == ["latest.json", *sorted(f"step-00000050/{name}" for name in STEP_FILES)]
+
+
+@pytest.mark.parametrize("extra", [{"a": (1, 2)}, {1: "a"}, {"a": float("nan")}, {"a": {1}}])
+def test_an_extra_that_json_would_change_is_refused(tmp_path: Path, extra: dict[str, object]) -> None:
+    with pytest.raises(BadInput, match="flatten"):
+        snapshot.save(DirectoryStore(tmp_path), 1, {}, extra)
+
+
+def test_a_negative_step_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput):
+        snapshot.save(DirectoryStore(tmp_path), -1, {}, {})
+
+
+# Committing.
+
+
+def test_a_good_snapshot_is_never_replaced(store: Store) -> None:
+    saved(store, 1)
+    with pytest.raises(CommitConflict, match="step 1"):
+        snapshot.save(store, 1, tensors_of(2), {})
+    assert same(snapshot.load(store, 1).tensors, tensors_of(1))
+
+
+def test_a_corrupt_snapshot_of_the_same_step_is_replaced(store: Store) -> None:
+    saved(store, 1)
+    damage(store, "step-00000001/extra.json", b"{}")
+    saved(store, 1)
+    assert same(snapshot.newest(store).tensors, tensors_of(1))
+
+
+class ForgetfulStore(DirectoryStore):
+    """A store whose answer to a successful commit is lost, so that its client tries again."""
+
+    def create(self, name, parts):  # type: ignore[no-untyped-def]
+        parts = list(parts)
+        super().create(name, parts)
+        super().create(name, parts)
+
+
+def test_a_retried_commit_that_meets_itself_succeeds(tmp_path: Path) -> None:
+    store = saved(ForgetfulStore(tmp_path), 1)
+    assert snapshot.newest(store).step == 1
+
+
+def test_a_commit_by_somebody_else_in_the_meantime_is_a_conflict(tmp_path: Path) -> None:
+    class Raced(DirectoryStore):
+        def create(self, name, parts):  # type: ignore[no-untyped-def]
+            super().create(name, [b"somebody else's"])
+            super().create(name, parts)
+
+    with pytest.raises(CommitConflict):
+        saved(Raced(tmp_path), 1)
+
+
+def test_the_next_save_clears_what_a_killed_save_left(tmp_path: Path) -> None:
+    store = saved(DirectoryStore(tmp_path), 1)
+    for name in ("step-00000002/state.safetensors", "step-00000002/extra.json.12.tmp", "latest.json.34.tmp"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"half")
+    assert snapshot.steps(store) == [1]
+    assert snapshot.newest(store).passed_over == ()
+    saved(store, 3)
+    assert not (tmp_path / "step-00000002").exists()
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_full_disk_stops_a_save_in_one_line_and_loses_nothing(tmp_path: Path) -> None:
+    store = saved(DirectoryStore(tmp_path), 1)
+    names = store.names()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+        with pytest.raises(StorageFailed) as error:
+            snapshot.save(store, 2, {"w": torch.zeros(1 << 16)}, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert "step-00000002/state.safetensors" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert store.names() == names
+    assert not list(tmp_path.rglob("*.tmp"))
+    assert same(snapshot.newest(store).tensors, tensors_of(1))
+    assert snapshot.newest(saved(store, 2)).step == 2  # room again: it goes on
+
+
+# Falling back.
+
+
+def test_the_newest_good_snapshot_is_found_and_what_was_passed_over_is_said(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved(store, 1, 2, 3)
+    damage(store, "step-00000003/state.safetensors", b"short")
+    damage(store, "step-00000002/extra.json", None)
+    with caplog.at_level(logging.WARNING):
+        back = snapshot.newest(store)
+    assert back.step == 1
+    assert [passed.name for passed in back.passed_over] == ["step-00000003/", "step-00000002/"]
+    assert "5 bytes" in back.passed_over[0].why
+    assert "missing" in back.passed_over[1].why
+    assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize("file", STEP_FILES)
+def test_every_flipped_byte_is_detected_and_the_previous_snapshot_used(tmp_path: Path, file: str) -> None:
+    store = DirectoryStore(tmp_path)
+    for step in (1, 2):
+        snapshot.save(store, step, {"w": torch.full((2,), step), "b": np.ones(1)}, {"step": step})
+    path = tmp_path / "step-00000002" / file
+    good = path.read_bytes()
+    for position in range(len(good)):
+        bad = bytearray(good)
+        bad[position] ^= 1 << (position % 8)
+        path.write_bytes(bad)
+        with pytest.raises(Corrupt):
+            snapshot.load(store, 2)
+        back = snapshot.newest(store)
+        assert back.step == 1
+        assert back.extra == {"step": 1}
+        assert len(back.passed_over) == 1
+        assert [finding.name for finding in scrub.verify(store)] == ["step-00000002/manifest.json"]
+    path.write_bytes(good)
+    assert snapshot.newest(store).step == 2
+
+
+@pytest.mark.parametrize("file", STEP_FILES)
+@pytest.mark.parametrize("change", ["truncated", "emptied", "lengthened", "swapped"])
+def test_files_of_another_length_or_of_another_step_are_detected(tmp_path: Path, file: str, change: str) -> None:
+    store = saved(DirectoryStore(tmp_path), 1, 2)
+    path = tmp_path / "step-00000002" / file
+    good = path.read_bytes()
+    other = (tmp_path / "step-00000001" / file).read_bytes()
+    path.write_bytes({"truncated": good[:-1], "emptied": b"", "lengthened": good + b" ", "swapped": other}[change])
+    assert snapshot.newest(store).step == 1
+
+
+def test_a_missing_manifest_means_that_there_is_no_snapshot(tmp_path: Path) -> None:
+    store = saved(DirectoryStore(tmp_path), 1, 2)
+    (tmp_path / "step-00000002" / "manifest.json").unlink()
+    assert snapshot.steps(store) == [1]
+    assert snapshot.newest(store).passed_over == ()
+    with pytest.raises(NoSnapshot, match="step 2"):
+        snapshot.load(store, 2)
+
+
+@pytest.mark.parametrize("pointer", [None, b"", b"garbage", seal({"step": 77})])
+def test_readers_do_without_the_pointer_to_the_latest(tmp_path: Path, pointer: bytes | None) -> None:
+    store = saved(DirectoryStore(tmp_path), 1, 2)
+    damage(store, "latest.json", pointer)
+    assert snapshot.newest(store).step == 2
+    assert snapshot.newest(saved(store, 3)).step == 3
+
+
+def test_an_empty_store_or_one_with_only_bad_snapshots_has_no_snapshot(store: Store) -> None:
+    with pytest.raises(NoSnapshot, match="none at all"):
+        snapshot.newest(store)
+    saved(store, 1)
+    damage(store, "step-00000001/extra.json", b"")
+    with pytest.raises(NoSnapshot, match=r"extra\.json"):
+        snapshot.newest(store)
+
+
+def test_a_future_format_asks_for_an_upgrade_rather_than_falling_back(tmp_path: Path) -> None:
+    store = saved(DirectoryStore(tmp_path), 1)
+    damage(store, "step-00000002/manifest.json", seal({"format": 2, "new": "fields"}))
+    with pytest.raises(FutureVersion, match="upgrade"):
+        snapshot.newest(store)
+    assert "upgrade" in scrub.verify(store)[0].why
+
+
+def test_a_manifest_that_lacks_fields_or_names_other_files_is_corrupt(tmp_path: Path) -> None:
+    store = saved(DirectoryStore(tmp_path), 1)
+    outside = {"length": 1, "xxh3": "0"}
+    whole = {"epoch": 0, "cursor": 0, "world": 1, "config": "", "saved": 0.0, "step": 1}
+    for record in ({"step": 1}, {**whole, "payloads": {"../../secret": outside}}, {**whole, "payloads": [1]}):
+        damage(store, "step-00000001/manifest.json", seal(record))
+        with pytest.raises(Corrupt):
+            snapshot.load(store, 1)
+
+
+# Keeping.
+
+
+def test_only_the_last_snapshots_are_kept(store: Store) -> None:
+    saved(store, 1, 2, 3, 4)
+    assert snapshot.keep_last(store, 2) == [1, 2]
+    assert snapshot.steps(store) == [3, 4]
+    assert not store.names("step-00000001")
+    assert snapshot.keep_last(store, 5) == []
+
+
+def test_the_newest_good_snapshot_is_kept_however_old(store: Store) -> None:
+    saved(store, 1, 2, 3, 4)
+    for step in (3, 4):
+        damage(store, f"step-0000000{step}/extra.json", b"{}")
+    assert snapshot.keep_last(store, 1) == [1, 3]
+    assert snapshot.newest(store).step == 2
+
+
+def test_removal_takes_the_manifest_first(tmp_path: Path) -> None:
+    removed: list[str] = []
+
+    class Recording(DirectoryStore):
+        def remove(self, name: str) -> None:
+            removed.append(name)
+            super().remove(name)
+
+    store = saved(Recording(tmp_path), 1, 2)
+    snapshot.keep_last(store, 1)
+    assert removed[0] == "step-00000001/manifest.json"
+    assert len(removed) == 3
+
+
+def test_keeping_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput):
+        snapshot.keep_last(DirectoryStore(tmp_path), 0)
