@@ -109,7 +109,7 @@ def _fetch(file: DataFile, final: Path, progress: Progress) -> Path:
             ) from error
         else:
             return final
-    raise _Refused("; ".join(refusals))
+    raise _Refused("; ".join(refusals) or "there is no address to fetch it from")
 
 
 def _fetch_one(url: str, sha256: str, final: Path, progress: Progress) -> None:

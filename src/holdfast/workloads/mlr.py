@@ -1,6 +1,7 @@
 """Multinomial logistic regression by mini-batch gradient descent; an iteration is one pass over the data.
 
-One matrix product serves every trial of a stack: the weights of all trials stand side by side as columns.
+One matrix product serves every trial of a stack: the weights of all trials and classes stand one below the other as
+its rows. Scores then have the axes class, trial, sample, and everything done to them runs over long rows of samples.
 """
 
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from holdfast.errors import BadInput
 from holdfast.workloads.datasets import Dataset, load
 from holdfast.workloads.workload import Arrays, Clock, Stack
 
-_ROWS = 1000  # rows handled at once, so that the scores of a whole stack stay in the processor's cache
+_ROWS = 500  # rows handled at once, so that the scores of a whole stack stay in the processor's cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +29,7 @@ class LogisticRegression:
     batch: int
     rate: float
     criterion: float
-    lanes: int = 16
+    lanes: int = 32
     stochastic: bool = False
     norm: Norm = field(default=euclidean, repr=False)
 
@@ -48,20 +49,25 @@ class LogisticRegression:
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
         """One pass over the data in its own order."""
-        weights = stack["weights"].copy()
+        weights = _as_rows(stack)
         for first in range(0, len(self.data.y), self.batch):
             gradient = np.zeros_like(weights)
             for x, y in self._chunks(first, first + self.batch):
-                gradient += _matmul(x.T, _probabilities_minus_truth(_matmul(x, weights), y))
+                error = _probabilities_minus_truth(self._scores(weights, x), y)
+                gradient += error.reshape(len(weights), -1) @ x
             weights -= np.float32(self.rate) * gradient
-        return {"weights": weights}
+        return {"weights": _as_stack(weights, stack["weights"].shape)}
 
     def loss(self, stack: Stack) -> Floats:
         """Total cross-entropy, summed in double precision."""
-        total = np.zeros(stack["weights"].shape[-1])
+        weights, total = _as_rows(stack), np.zeros(stack["weights"].shape[-1])
         for x, y in self._chunks(0, len(self.data.y)):
-            total += _cross_entropy(_matmul(x, stack["weights"]), y)
+            total += _cross_entropy(self._scores(weights, x), y)
         return total
+
+    def _scores(self, weights: npt.NDArray[Any], x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The scores of some samples, with axes class, trial, sample."""
+        return np.asarray(weights @ x.T).reshape(self.data.classes, -1, len(x))
 
     def _chunks(self, first: int, last: int) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
         last = min(last, len(self.data.y))
@@ -87,21 +93,30 @@ def mlr(name: str, data: Path | None = None) -> LogisticRegression:
     return LogisticRegression(load(name, data), batch, rate, criterion)
 
 
-def _matmul(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """`left` times every trial of the stack `right`, in one product."""
-    return np.asarray(left @ right.reshape(len(right), -1)).reshape(len(left), *right.shape[1:])
+def _as_rows(stack: Stack) -> npt.NDArray[Any]:
+    """A copy of the weights with a row for each class of each trial."""
+    features, classes, lanes = stack["weights"].shape
+    return np.array(stack["weights"].transpose(1, 2, 0), order="C").reshape(classes * lanes, features)
+
+
+def _as_stack(rows: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """The inverse of `_as_rows`."""
+    features, classes, lanes = shape
+    return np.ascontiguousarray(rows.reshape(classes, lanes, features).transpose(2, 0, 1))
 
 
 def _probabilities_minus_truth(scores: npt.NDArray[Any], y: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The derivative of the cross-entropy by the scores, which are overwritten."""
-    scores -= scores.max(axis=1, keepdims=True)
+    scores -= scores.max(axis=0)
     np.exp(scores, out=scores)
-    scores /= scores.sum(axis=1, keepdims=True)
-    scores[np.arange(len(y)), y] -= 1
+    scores /= scores.sum(axis=0)
+    scores[y, :, np.arange(len(y))] -= 1
     return scores
 
 
 def _cross_entropy(scores: npt.NDArray[Any], y: npt.NDArray[Any]) -> Floats:
-    highest, truth = scores.max(axis=1), scores[np.arange(len(y)), y]
-    spread = np.log(np.exp(scores - highest[:, None]).sum(axis=1))
-    return np.asarray((spread + highest - truth).sum(axis=0, dtype=np.float64))
+    """The cross-entropy of every trial; the scores are overwritten."""
+    highest, truth = scores.max(axis=0), scores[y, :, np.arange(len(y))].T
+    scores -= highest
+    np.exp(scores, out=scores)
+    return np.asarray((np.log(scores.sum(axis=0)) + highest - truth).sum(axis=1, dtype=np.float64))

@@ -1,0 +1,172 @@
+"""Ratings that users gave to items, read from the files they are published as.
+
+Where the files are is the business of `fetch`; a line that is no rating makes its file `Corrupt`, and is named.
+"""
+
+import os
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.progress import Progress
+
+from holdfast.errors import BadInput, Corrupt
+from holdfast.workloads.datasets import Obtain, unpacked
+from holdfast.workloads.fetch import DataFile, obtain
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ratings:
+    """Rating `values[i]` is what user `rows[i]` gave to item `columns[i]`; sorted by user, then by item."""
+
+    name: str
+    users: int
+    items: int
+    rows: NDArray[np.int64]
+    columns: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+
+def load(name: str, data: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Ratings:
+    """Load ratings by name from `data` or $HOLDFAST_DATA or the cache, fetching them if need be."""
+    if name not in RATINGS:
+        raise BadInput(f"there are no ratings {name!r}: choose one of {', '.join(RATINGS)}.")
+    return RATINGS[name](lambda file: obtain(file, data, progress))
+
+
+# GroupLens replaces this file from time to time: the address and the checksum are of the edition of September 2018
+# (610 users), which its home still offers; the paper's is that of October 2016 (671 users). Either is read.
+MOVIELENS = DataFile(
+    dataset="movielens",
+    folders=("movielens", "movielens/ml-latest-small", "ml-latest-small", "."),
+    names=("ml-latest-small.zip", "ml-latest-small-2016-10-17.zip", "ratings.csv"),
+    urls=("https://files.grouplens.org/datasets/movielens/ml-latest-small.zip",),
+    sha256="696d65a3dfceac7c45750ad32df2c259311949efec81f0f144fdfb91ebc9e436",
+)
+# Berkeley offers these ratings as a spreadsheet of the old binary kind only, so there is no address to fetch them from.
+JESTER = DataFile(
+    dataset="jester",
+    folders=("jester", "."),
+    names=("jester-data-1.zip", "jester-data-1.csv"),
+    urls=(),
+    sha256="4adf783a1e03bd3be063315cb6e0a064fe63e983fd289d01b8e401a8e6c41e5f",
+)
+
+
+def read_movielens(path: Path) -> Ratings:
+    """`ratings.csv`, by itself or in GroupLens's archive; users and movies are numbered anew, without gaps."""
+    # The paper counts 9,125 movies, among them 59 that nobody rated: columns of zeros, which are left out here.
+    lines = _lines(path, "ml-latest-small/ratings.csv")
+    header = next(lines, (1, b""))[1]
+    if header.split(b",") != [b"userId", b"movieId", b"rating", b"timestamp"]:
+        raise _bad(path, 1, "is not MovieLens's header userId,movieId,rating,timestamp")
+    table = np.array([_movielens_line(path, number, line) for number, line in lines]).reshape(-1, 3)
+    users, rows = np.unique(table[:, 0], return_inverse=True)
+    movies, columns = np.unique(table[:, 1], return_inverse=True)
+    _refuse_repeats(path, rows * len(movies) + columns)
+    return _sorted("movielens", len(users), len(movies), rows, columns, table[:, 2], path)
+
+
+def _movielens_line(path: Path, number: int, line: bytes) -> tuple[float, float, float]:
+    try:
+        user, movie, rating, _ = map(float, line.split(b","))
+    except ValueError:
+        raise _bad(path, number, "is not four numbers userId,movieId,rating,timestamp") from None
+    if not (user.is_integer() and movie.is_integer() and 0 < user < 2**31 and 0 < movie < 2**31):
+        raise _bad(path, number, "has a userId or movieId that is not a whole number from 1")
+    if not 0 < rating <= 5:
+        raise _bad(path, number, f"has the rating {rating:g}, and MovieLens's go from 0.5 to 5")
+    return user, movie, rating
+
+
+def _refuse_repeats(path: Path, cells: NDArray[np.int64]) -> None:
+    """A user rates a movie once; the first line is the header, so rating i stands on line i + 2."""
+    first = np.unique(cells, return_index=True)[1]
+    if len(first) < len(cells):
+        again = int(np.setdiff1d(np.arange(len(cells)), first)[0])
+        raise _bad(path, again + 2, "rates a movie that the same user has rated above")
+
+
+MISSING = 99.0
+JOKES = 100
+
+
+def read_jester(path: Path) -> Ratings:
+    """Jester's table, by itself or zipped, a user a line; users without ratings are left out, ratings lie in [0, 10]."""
+    _refuse_spreadsheet(path)
+    lines = _lines(path, "jester-data-1.csv")
+    table = np.array([_jester_line(path, number, line) for number, line in lines]).reshape(-1, JOKES)
+    rated = table != MISSING
+    table, rated = table[rated.any(axis=1)], rated[rated.any(axis=1)]
+    rows, columns = np.nonzero(rated)
+    return _sorted("jester", len(table), JOKES, rows, columns, (table[rated] + 10) / 2, path)
+
+
+def _jester_line(path: Path, number: int, line: bytes) -> NDArray[np.float64]:
+    try:
+        count, *cells = map(float, line.split(b","))
+    except ValueError:
+        raise _bad(path, number, "is not numbers with commas between them") from None
+    if len(cells) != JOKES:
+        raise _bad(path, number, f"has {len(cells) + 1} columns, and Jester has a count and {JOKES} ratings")
+    ratings = np.array(cells)
+    rated = ratings != MISSING
+    if not np.all(np.abs(ratings[rated]) <= 10):
+        raise _bad(path, number, "has a rating that is neither in -10..10 nor 99 for none")
+    if count != rated.sum():
+        raise _bad(path, number, f"announces {count:g} ratings and has {rated.sum()}")
+    return ratings
+
+
+def _refuse_spreadsheet(path: Path) -> None:
+    """The archive that Berkeley offers is whole, and to fetch it again would not help."""
+    with suppress(zipfile.BadZipFile, OSError), zipfile.ZipFile(path) as archive:  # what else it is, `unpacked` says
+        if "jester-data-1.xls" in archive.namelist():
+            raise BadInput(f"{path} holds Jester as a spreadsheet: put jester-data-1.csv, saved from it, in its place.")
+
+
+def generated(users: int = 200, items: int = 300, rank: int = 8, share: float = 0.25, seed: int = 0) -> Ratings:
+    """Ratings from 0.5 to 5 in halves, of a random part of the cells, whose expectation has a low rank."""
+    rng = np.random.default_rng(seed)
+    tastes, traits = rng.gamma(0.5, size=(users, rank)), rng.gamma(0.5, size=(rank, items))
+    liking = tastes @ traits
+    halves = np.round(10 * liking / liking.max(axis=1, keepdims=True) + rng.normal(0, 1, liking.shape))
+    rows, columns = np.nonzero(rng.random(liking.shape) < share)
+    return Ratings("generated", users, items, rows, columns, np.clip(halves[rows, columns], 1, 10) / 2)
+
+
+RATINGS: dict[str, Callable[[Obtain], Ratings]] = {
+    "movielens": lambda obtain: read_movielens(obtain(MOVIELENS)),
+    "jester": lambda obtain: read_jester(obtain(JESTER)),
+    "generated": lambda _: generated(),
+}
+
+
+def _lines(path: Path, member: str) -> Iterator[tuple[int, bytes]]:
+    """Every line without its end, and its number from 1."""
+    with unpacked(path, member) as stream:
+        for number, line in enumerate(stream, start=1):
+            yield number, line.rstrip(b"\r\n")
+
+
+def _bad(path: Path, number: int, what: str) -> Corrupt:
+    return Corrupt(f"{path}: line {number} {what}. Correct it, or fetch the file again.")
+
+
+def _sorted(
+    name: str,
+    users: int,
+    items: int,
+    rows: NDArray[np.int64],
+    columns: NDArray[np.int64],
+    values: NDArray[np.float64],
+    path: Path,
+) -> Ratings:
+    if not len(values):
+        raise Corrupt(f"{path} holds no rating: it was cut off. Fetch it again.")
+    order = np.lexsort((columns, rows))
+    return Ratings(name, users, items, rows[order], columns[order], values[order])
