@@ -15,7 +15,8 @@ import pytest
 
 from holdfast.checkpoint import objects
 from holdfast.checkpoint.objects import ObjectStore
-from holdfast.checkpoint.store import DirectoryStore, Store, open_store, read
+from holdfast.checkpoint.place import open_store
+from holdfast.checkpoint.store import DirectoryStore, Store, read
 from holdfast.errors import BadInput, CommitConflict, HoldfastError, NotAStore, StorageFailed
 
 

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.audit import CHECKS, Finding, worst
 from holdfast.blocks import Blocks, along, euclidean, partition, ragged, whole
-from holdfast.checkpoint.store import DirectoryStore, Store, open_store
+from holdfast.checkpoint.place import open_store
+from holdfast.checkpoint.store import DirectoryStore, Store
 from holdfast.cost import RunTime, Stall, daly_interval, expected_run_time, expected_waste, goodput, young_interval
 from holdfast.errors import (
     BadInput,

@@ -125,8 +125,8 @@ def inspect(
     store: Annotated[str, typer.Argument(help="A directory, or a URL such as s3://bucket/run.")],
 ) -> None:
     """Show what a checkpoint STORE holds, by its commit records. Example: holdfast inspect runs/a/checkpoints"""
+    from holdfast.checkpoint.place import open_store
     from holdfast.checkpoint.scrub import inspect as contents_of
-    from holdfast.checkpoint.store import open_store
 
     contents = contents_of(open_store(store))
     table = Table("snapshot", "epoch", "cursor", "workers", "size", "saved")
@@ -149,7 +149,7 @@ def verify(
 ) -> None:
     """Read every byte of a checkpoint STORE; exit 1 and name what is bad. Example: holdfast verify runs/a/checkpoints"""
     from holdfast.checkpoint import scrub
-    from holdfast.checkpoint.store import open_store
+    from holdfast.checkpoint.place import open_store
 
     opened = open_store(store)
     with _meter() as meter:

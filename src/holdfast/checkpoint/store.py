@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from holdfast.errors import BadInput, CommitConflict, NotAStore, StorageFailed
+from holdfast.errors import BadInput, CommitConflict, StorageFailed
 
 TEMPORARY = ".tmp"
 WRITEBACK = 16 << 20  # bytes written before the disk is asked to begin on them
@@ -115,22 +115,6 @@ class DirectoryStore:
             for folder, _, files in os.walk(self.path, onerror=_raise_unless_missing):
                 place = Path(folder).relative_to(self.path)
                 yield from (name for file in files if (name := (place / file).as_posix()).startswith(prefix))
-
-
-def open_store(place: str | os.PathLike[str], **options: object) -> Store:
-    """The store at a path or a URL such as s3://bucket/run, for reading: it must be there already."""
-    text = os.fspath(place)
-    if "://" in text:
-        from holdfast.checkpoint.objects import ObjectStore  # fsspec is slow to import, and most stores are directories
-
-        objects = ObjectStore(text, **options)
-        if not objects.names():
-            raise NotAStore(f"{text} holds no objects: give the URL that a run saved to")
-        return objects
-    if not Path(text).is_dir():
-        why = "is a file, not a directory" if Path(text).exists() else "does not exist"
-        raise NotAStore(f"{text} {why}: give the directory that a run saved to")
-    return DirectoryStore(text)
 
 
 def read(store: Store, name: str) -> bytes:

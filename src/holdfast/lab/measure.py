@@ -1,6 +1,7 @@
 """The iteration costs of strategies on one workload: every trial, its perturbation and its bound."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,21 +73,20 @@ def _counted(
     name: str, workload: Workload, scene: Scene, cases: Sequence[Case], options: Options, path: Path, meter: Meter
 ) -> dict[Case, float]:
     """The iterations of every case, from the journal or run now."""
-    known = Journal(path)
     keys = [_key(workload, scene, case) for case in cases]
-    todo = list({key: i for i, key in enumerate(keys) if key not in known}.values())  # equal trials run once
-    progress = meter(f"{name}: trials", len(cases))
-    progress(len(cases) - len(todo))
+    with closing(Journal(path)) as known:
+        todo = list({key: i for i, key in enumerate(keys) if key not in known}.values())  # equal trials run once
+        progress = meter(f"{name}: trials", len(cases))
+        progress(len(cases) - len(todo))
 
-    def done(trial: int, count: float) -> None:
-        known.note(keys[todo[trial]], count)
-        progress(1)
+        def done(trial: int, count: float) -> None:
+            known.note(keys[todo[trial]], count)
+            progress(1)
 
-    if todo:
-        open_cases = [cases[i] for i in todo]
-        iterations(workload, open_cases, scene, limit=10 * scene.run.length, jobs=options.jobs, done=done)
-    known.close()
-    return {case: known[key] for case, key in zip(cases, keys, strict=True)}
+        if todo:
+            open_cases = [cases[i] for i in todo]
+            iterations(workload, open_cases, scene, limit=10 * scene.run.length, jobs=options.jobs, done=done)
+        return {case: known[key] for case, key in zip(cases, keys, strict=True)}
 
 
 def _key(workload: Workload, scene: Scene, case: Case) -> str:

@@ -1,0 +1,112 @@
+"""Measuring strategies: costs of the same failures, in a journal that survives a kill, whatever the number of jobs."""
+
+import json
+from contextlib import closing
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast.errors import BadInput
+from holdfast.lab import interval, partial_recovery, priority_checkpoint
+from holdfast.lab.experiment import Options, Progress
+from holdfast.lab.journal import Journal
+from holdfast.lab.measure import Measurement, measure
+from holdfast.lab.panels import chosen
+from holdfast.lab.partial_recovery import strategy
+from holdfast.lab.result import Claim
+from holdfast.workloads.mlr import mlr
+
+
+def silent(what: str, total: int) -> Progress:
+    return lambda done: None
+
+
+def measured(out: Path, **options: int) -> Measurement:
+    strategies = [strategy("full", Fraction(1), 8), strategy("partial", Fraction(1, 2), 8)]
+    return measure("mlr", mlr("digits"), strategies, Options(out=out, **options), 6, out / "journal", silent)  # type: ignore[arg-type]
+
+
+def test_full_recovery_of_a_deterministic_run_costs_what_was_done_since_the_checkpoint(tmp_path: Path) -> None:
+    found = measured(tmp_path)
+    assert found.of(strategy("full", Fraction(1), 8)).cost.tolist() == (found.steps % 8).tolist()
+
+
+def test_a_resumed_measurement_runs_only_what_is_missing_and_finds_the_same(tmp_path: Path) -> None:
+    first = measured(tmp_path)
+    lines = (tmp_path / "journal").read_text().splitlines()
+    (tmp_path / "journal").write_text("\n".join(lines[:4]) + '\n["torn')
+    again = measured(tmp_path)
+    for each in first.strategies:
+        assert np.array_equal(first.strategies[each].cost, again.strategies[each].cost)
+    kept = [json.loads(line)[0] for line in (tmp_path / "journal").read_text().splitlines() if line.endswith("]")]
+    assert len(kept) == len(set(kept)) == len([line for line in lines if line])
+
+
+def test_another_seed_never_meets_old_results(tmp_path: Path) -> None:
+    (tmp_path / "fresh").mkdir()
+    measured(tmp_path)
+    mixed, fresh = measured(tmp_path, seed=1), measured(tmp_path / "fresh", seed=1)
+    for each in mixed.strategies:
+        assert np.array_equal(mixed.strategies[each].cost, fresh.strategies[each].cost)
+
+
+def test_a_journal_keeps_infinity_and_passes_over_what_is_torn(tmp_path: Path) -> None:
+    with closing(Journal(tmp_path / "j")) as journal:
+        journal.note("a", 3)
+        journal.note("b", np.inf)
+    with (tmp_path / "j").open("a") as file:
+        file.write('["c", 1')
+    with closing(Journal(tmp_path / "j")) as again:
+        assert ("a" in again, again["a"], again["b"], "c" in again) == (True, 3, np.inf, False)
+        again.note("c", 2)
+    with closing(Journal(tmp_path / "j")) as last:
+        assert last["c"] == 2
+
+
+@pytest.mark.parametrize("experiment", [partial_recovery, priority_checkpoint])
+def test_rows_are_the_same_for_one_job_and_for_two(experiment: object, tmp_path: Path) -> None:
+    rows = []
+    for jobs in (1, 2):
+        out = tmp_path / str(jobs)
+        options = Options(quick=True, trials=8, jobs=jobs, panels=("mlr-mnist",), out=out)
+        rows.append(experiment.run(options, silent).rows)  # type: ignore[attr-defined]
+    assert rows[0] == rows[1]
+
+
+def test_priority_checkpoints_are_cheaper_than_random_ones(tmp_path: Path) -> None:
+    options = Options(quick=True, trials=10, panels=("mlr-mnist",), out=tmp_path)
+    result = priority_checkpoint.run(options, silent)
+    costs = {(row["policy"], row["frequency"]): row["cost_mean"] for row in result.rows if row["recovery"] == "partial"}
+    assert costs["priority", 8] < costs["random", 8]
+    assert costs["priority", 8] < costs["priority", 1]
+    assert costs["priority", 1] == costs["round", 1] == costs["random", 1]
+    assert {row["panel"] for row in result.rows} == {"mlr-mnist"}
+    assert (tmp_path / "trials.csv").read_text().count("\n") == 1 + 10 * len(result.rows)
+
+
+def test_panels_come_in_their_usual_order_and_unknown_ones_are_refused() -> None:
+    assert [panel.name for panel in chosen(["mf-jester", "mlr-mnist"])] == ["mlr-mnist", "mf-jester"]
+    assert len(chosen([])) == 8
+    with pytest.raises(BadInput, match="no panel 'mlr-iris'"):
+        chosen(["mlr-iris"])
+
+
+def test_the_interval_of_a_reduction_covers_the_truth_about_as_often_as_it_says() -> None:
+    rng, covered = np.random.default_rng(0), 0
+    for _ in range(200):
+        baseline = rng.exponential(4, size=60)
+        low, high = interval.reduction(0.3 * baseline + rng.normal(0, 1, size=60), baseline)[1:]
+        covered += low <= 0.7 <= high
+    assert 0.88 <= covered / 200 <= 1
+
+
+def test_a_claim_whose_interval_spans_the_border_is_not_resolved() -> None:
+    def claim(measured: float, low: float, high: float) -> Claim:
+        return Claim(id="a", claim="b", source="c", expected=(0.5, 0.9), measured=measured, interval=(low, high))
+
+    assert (claim(0.7, 0.6, 0.8).holds, claim(0.7, 0.6, 0.8).resolved) == (True, True)
+    assert (claim(0.55, 0.4, 0.7).holds, claim(0.55, 0.4, 0.7).resolved) == (True, False)
+    assert (claim(0.3, 0.2, 0.4).holds, claim(0.3, 0.2, 0.4).resolved) == (False, True)
+    assert claim(0.7, 0.4, 0.95).resolved is False

@@ -1,0 +1,72 @@
+"""Strategies: trials of the same number meet the same failure, and equal strategies are run once."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from holdfast.blocks import along, euclidean
+from holdfast.policy import Policy
+from holdfast.simulate.strategy import Case, Scene, Strategy
+from holdfast.simulate.trajectory import Trajectory
+
+FULL = Policy(ranking="full", interval=4)
+PRIORITY = Policy(ranking="priority", interval=4, fraction=Fraction(1, 4))
+
+
+def strategy(recovery: str, lost: str, policy: Policy = FULL) -> Strategy:
+    return Strategy(policy=policy, recovery=recovery, lost=Fraction(lost))
+
+
+def scene(seed: int = 3) -> Scene:
+    rng = np.random.default_rng(seed)
+    run = Trajectory([{"w": rng.normal(size=(8, 2))} for _ in range(11)], np.zeros(11))
+    return Scene(run, along(run.states[0], "w"), euclidean, {FULL, PRIORITY}, seed)
+
+
+def went_back(scene: Scene, case: Case) -> set[int]:
+    moved = scene(case).state["w"] != scene.run.states[case.step]["w"]
+    return set(np.flatnonzero(moved.any(axis=1)).tolist())
+
+
+def test_full_recovery_starts_at_the_checkpoint_and_goes_on_from_the_failure() -> None:
+    here = scene()
+    start = here(Case(strategy("full", "1/2"), 6, 0))
+    assert np.array_equal(start.state["w"], here.run.states[4]["w"])
+    assert start.iteration == 6
+
+
+def test_a_larger_loss_contains_a_smaller_one_of_the_same_trial() -> None:
+    here = scene()
+    for number in range(5):
+        lost = [went_back(here, Case(strategy("partial", size), 6, number)) for size in ("1/4", "1/2", "3/4")]
+        assert [len(each) for each in lost] == [2, 4, 6]
+        assert lost[0] < lost[1] < lost[2]
+
+
+def test_the_same_trial_under_another_policy_loses_the_same_blocks() -> None:
+    here = scene()
+    blocks = [went_back(here, Case(strategy("partial", "1/2", policy), 7, 1)) for policy in (FULL, PRIORITY)]
+    assert blocks[1] <= blocks[0]  # a lost block that was saved at this very step has not moved
+
+
+def test_without_a_strategy_nothing_fails() -> None:
+    here = scene()
+    start = here(Case(None, 5, 2))
+    assert start.state is here.run.states[5]
+    assert start.stream == here(Case(strategy("full", "1"), 5, 2)).stream == 3
+    assert here.size(Case(None, 5, 2)) == 0
+
+
+def test_the_size_of_a_perturbation_is_the_distance_it_moves_the_state() -> None:
+    here = scene()
+    for case in (Case(strategy("partial", "1/2"), 6, 0), Case(strategy("full", "1/2"), 6, 0)):
+        moved = here(case).state["w"] - here.run.states[6]["w"]
+        assert here.size(case) == pytest.approx(float(np.linalg.norm(moved)))
+
+
+def test_strategies_that_do_the_same_are_the_same() -> None:
+    assert strategy("full", "1/4").canonical == strategy("partial", "1").canonical == strategy("full", "1")
+    whole = Policy(ranking="priority", interval=4)
+    assert strategy("partial", "1/2", whole).canonical == strategy("partial", "1/2")
+    assert strategy("partial", "1/2", PRIORITY).canonical == strategy("partial", "1/2", PRIORITY)
