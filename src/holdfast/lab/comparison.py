@@ -69,6 +69,25 @@ def _bound_remark(compared: Compared) -> str:
     )
 
 
+def early_remarks(panels: Sequence[Compared], strategy: Strategy, baseline: Strategy) -> list[str]:
+    """How much of a panel's result is due to failures before the first checkpoint, which go back to the start."""
+    return [_early_remark(each, strategy, baseline) for each in panels]
+
+
+def _early_remark(compared: Compared, strategy: Strategy, baseline: Strategy) -> str:
+    measured = compared.measurement
+    later = measured.steps >= baseline.policy.interval
+    costs, full = measured.of(strategy).cost, measured.of(baseline).cost
+    if later.all() or not later.any():
+        return f"{compared.label}: {'no' if later.all() else 'every'} failure came before the first full checkpoint."
+    saved = interval.reduction(costs[later], full[later])
+    return (
+        f"{compared.label}: {int((~later).sum())} of {len(later)} failures came before the first full checkpoint, at a mean "
+        f"cost of {costs[~later].mean():.1f} ({full[~later].mean():.1f} by full recovery); without them the reduction is "
+        f"{saved.value:.2f} ({saved.low:.2f} to {saved.high:.2f})."
+    )
+
+
 def _row(panel: str, measured: Measurement, strategy: Strategy, baseline: Strategy) -> Row:
     costs: Costs = measured.of(strategy)
     mean, saved = interval.mean(costs.cost), interval.reduction(costs.cost, measured.of(baseline).cost)

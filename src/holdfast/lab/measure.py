@@ -62,7 +62,7 @@ def measure(
     plain: list[Strategy | None] = [None] if workload.stochastic else []
     cases = [Case(each, int(step), number) for each in [*plain, *wanted] for number, step in enumerate(steps)]
     counts = _counted(name, workload, scene, cases, options, journal, meter)
-    rate = _rate(workload, run)
+    rate = contraction(workload, run)
     without = np.array([counts.get(Case(None, int(step), i), run.length - step) for i, step in enumerate(steps)])
     return Measurement(
         run.length, steps, rate, {each: _costs(each, scene, steps, counts, without, rate) for each in wanted}
@@ -114,7 +114,7 @@ def _costs(
     return Costs(np.array([counts[case] for case in cases]) - without, sizes, bound)
 
 
-def _rate(workload: Workload, run: Trajectory) -> Rate:
+def contraction(workload: Workload, run: Trajectory) -> Rate:
     """The contraction rate, from the distances to an iterate far beyond the criterion."""
     far = proceed(workload, run.states[-1], run.length, BEYOND * run.length)
     return fitted_rate([full_size(workload.norm(workload.blocks, state, far)) for state in run.states], slice(0, None))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from holdfast.lab.comparison import Compared, bound_remarks, compare
+from holdfast.lab.comparison import Compared, bound_remarks, compare, early_remarks
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.grid import grid
 from holdfast.lab.result import Claim, Result
@@ -36,7 +36,10 @@ def run(options: Options, meter: Meter) -> Result:
         config={"seed": options.seed, "trials": trials, "interval": options.interval, **criteria(panels)},
         rows=[row for compared in panels for row in compared.rows],
         claims=[claim for compared in panels for claim in _claims(compared, options.interval)],
-        remarks=bound_remarks(panels),
+        remarks=[
+            *early_remarks(panels, strategy("partial", Fraction(1, 2), options.interval), strategies[0]),
+            *bound_remarks(panels),
+        ],
         figures={"partial-recovery": figure(panels, options.interval)},
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from holdfast.lab.comparison import Compared, bound_remarks, compare
+from holdfast.lab.comparison import Compared, bound_remarks, compare, early_remarks
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.grid import grid
 from holdfast.lab.partial_recovery import criteria
@@ -55,7 +55,11 @@ def run(options: Options, meter: Meter) -> Result:
             *(claim for p in panels for claim in _claims(p, options.interval)),
             _random_rises(panels, options.interval),
         ],
-        remarks=[*(_beyond(p, options.interval) for p in panels), *bound_remarks(panels)],
+        remarks=[
+            *early_remarks(panels, strategy("priority", FRACTIONS[-1], options.interval), baseline),
+            *(_beyond(p, options.interval) for p in panels),
+            *bound_remarks(panels),
+        ],
         figures={"priority-checkpoint": figure(panels, options.interval)},
     )
 

@@ -1,0 +1,182 @@
+"""A sweep of collapsed Gibbs sampling over a corpus: every token draws its topic anew, in many chains at once.
+
+Chains stand in lanes, side by side: they read the same words, and only their counts differ. A chain's arithmetic is the
+same in any company, to the last bit. Both priors are 1, so a count with its prior added is still a whole number.
+Indices are unsigned and arrays flat, or compiled code would look for negative indices at every step.
+
+All that decides a draw is in this one file, because numba compiles anew only when the file of a function has changed.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import njit, types
+from numba.extending import intrinsic
+
+from holdfast.workloads.prefetch import CACHE_LINE, first_element, prefetch
+from holdfast.workloads.tally import Bounds, Counts, Tokens, Topics
+
+TOPICS = 20
+
+Keys: TypeAlias = npt.NDArray[np.uint32]
+Table: TypeAlias = npt.NDArray[np.float32]
+Lanes: TypeAlias = tuple[int, ...]  # only its length matters: it is part of the type, so the compiler knows it
+Vector: TypeAlias = Any  # an instruction's result, with a number for each lane
+
+_AHEAD = 4  # tokens: far enough for a word's counts to arrive in time, and not so far that they are gone again
+_GROUP = 5  # topics summed one after the other: an addition waits for the one before, but groups do not wait for groups
+
+_INDEX = ir.IntType(64)
+_FLOAT = ir.FloatType()
+_BYTE = ir.IntType(8)
+_INT = ir.IntType(32)
+
+
+@njit(cache=True)
+def sweep(
+    words: Tokens,
+    bounds: Bounds,
+    topics: Topics,
+    counts: Counts,
+    totals: Bounds,
+    reciprocal: Table,
+    keys: Keys,
+    lanes: Lanes,
+) -> None:
+    """Draw every token's topic given all others, in place; tokens in the order of the corpus.
+
+    `topics` has a row for each token, `counts` for each word and topic how many tokens, plus 1, and `totals` for each
+    topic; the last axis of each is the lane, and `keys` has two rows of lanes. `reciprocal` is what `reciprocals` made.
+    Every draw is from the exact conditional p(z_i = k | all other z) ∝ (n_dk + 1) (n_wk + 1) / (n_k + V), with counts
+    that are never stale, in single precision.
+    """
+    width = np.uint64(len(lanes))
+    row = np.uint64(TOPICS) * width
+    state = topics.reshape(-1), counts.reshape(-1), totals.reshape(-1)
+    document = np.empty(row, np.float32)  # n_dk + 1
+    share = np.empty(row, np.float32)  # (n_dk + 1) / (n_k + V): only the topics a token leaves and joins change
+    uniform = np.empty(width, np.float32)
+    for d in range(len(bounds) - 1):
+        _open(state, document, share, reciprocal, np.uint64(bounds[d]), np.uint64(bounds[d + 1]), width)
+        for i in range(bounds[d], bounds[d + 1]):
+            word, at = np.uint64(words[i]) * row, np.uint64(i) * width
+            _prefetch_row(state[1], np.uint64(words[min(i + _AHEAD, len(words) - 1)]) * row, row)
+            for lane in range(len(lanes)):
+                uniform[lane] = uniform_number(i, keys[0, lane], keys[1, lane])
+            _count(state, document, share, reciprocal, word, at, width, -1)
+            _draw_topics(share, state[1], word, uniform, state[0], at, lanes)  # type: ignore[call-arg]
+            _count(state, document, share, reciprocal, word, at, width, 1)
+
+
+def reciprocals(tokens: int, vocabulary: int) -> Table:
+    """1 / (n + V) for every n that a topic can have: a look-up instead of two divisions a token.
+
+    Topics grow and shrink slowly, so what is looked up is in the cache.
+    """
+    return (1 / (np.arange(tokens + 1) + vocabulary)).astype(np.float32)
+
+
+@njit(cache=True)
+def uniform_number(token, first, second):  # type: ignore[no-untyped-def]
+    """The number in [0, 1) that belongs to a token under two keys; a function, so that it depends on nothing drawn."""
+    x = _mixed(np.uint32(np.uint32(token) * np.uint32(0x9E3779B9)) + first)
+    return np.float32(np.int32(_mixed(x + second) >> np.uint32(8))) * np.float32(2.0**-24)
+
+
+@njit(cache=True, inline="always")
+def _mixed(x):  # type: ignore[no-untyped-def]
+    """A 32-bit hash; C. Wellons searched for its multipliers, and found hardly any bias with these (hash-prospector)."""
+    x = np.uint32(x)
+    x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD))
+    x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0xD35A2D97))
+    return np.uint32(x ^ (x >> np.uint32(15)))
+
+
+@njit(cache=True, inline="always")
+def _open(state, document, share, reciprocal, first, last, width):  # type: ignore[no-untyped-def]
+    """Count the topics of a document that is about to be sampled."""
+    topics, _, totals = state
+    document[:] = 1
+    for at in range(first * width, last * width, width):
+        for lane in range(width):
+            document[np.uint64(topics[at + lane]) * width + lane] += 1
+    for k in range(len(document)):
+        share[k] = document[k] * reciprocal[totals[k]]
+
+
+@njit(cache=True, inline="always")
+def _count(state, document, share, reciprocal, word, at, width, sign):  # type: ignore[no-untyped-def]
+    """Add the token at `at` to all counts of its topic, or take it out of them, in every lane."""
+    topics, counts, totals = state
+    for lane in range(width):
+        k = np.uint64(topics[at + lane]) * width + lane
+        document[k] += np.float32(sign)
+        totals[k] += sign
+        share[k] = document[k] * reciprocal[np.uint64(totals[k])]
+        counts[word + k] += sign
+
+
+@njit(cache=True, inline="always")
+def _prefetch_row(counts, first, row):  # type: ignore[no-untyped-def]
+    for at in range(first, first + row, np.uint64(CACHE_LINE // counts.itemsize)):
+        prefetch(counts, at)  # type: ignore[call-arg]
+
+
+@intrinsic
+def _draw_topics(typing: Any, share: Any, counts: Any, row: Any, uniform: Any, topics: Any, at: Any, lanes: Any) -> Any:
+    """Set `topics[at:]` to a topic for each lane, topic k with a probability in proportion to share times count.
+
+    Arrays are flat. `share`, and the counts from `row` on, hold the lanes of the first topic, then of the second, and
+    so on. A lane draws the topic in whose part of the sum of all probabilities its `uniform`, in [0, 1), falls. How
+    long the tuple `lanes` is says how many there are. Spelled out in vector instructions, because a compiler that cannot
+    tell whether arrays overlap goes lane by lane, which takes far longer.
+    """
+    width = len(lanes)
+    floats, whole = ir.VectorType(_FLOAT, width), ir.VectorType(ir.IntType(counts.dtype.bitwidth), width)
+    results = ir.VectorType(_BYTE, width)
+
+    def generate(context: Any, build: Any, signature: Any, values: Any) -> Any:
+        def address(argument: int, index: Any, kind: ir.Type) -> Any:
+            data = first_element(context, build, signature.args[argument], values[argument])
+            return build.bitcast(build.gep(data, [index]), kind.as_pointer())
+
+        def probability(topic: int) -> Vector:
+            first = _INDEX(topic * width)
+            count = build.load(address(1, build.add(values[2], first), whole), align=counts.dtype.bitwidth // 8)
+            return build.fmul(build.load(address(0, first, floats), align=4), build.uitofp(count, floats))
+
+        sums = _running_sums(build, probability)
+        threshold = build.fmul(build.load(address(3, _INDEX(0), floats), align=4), sums[-1])
+        topic = _how_many(build, [build.fcmp_ordered("<=", part, threshold) for part in sums], width)
+        build.store(build.trunc(topic, results), address(4, values[5], results), align=1)
+        return context.get_dummy_value()
+
+    return types.void(share, counts, row, uniform, topics, at, lanes), generate
+
+
+def _running_sums(build: Any, probability: Callable[[int], Vector]) -> list[Vector]:
+    """The sum of the probabilities up to and with each topic; rising, since each group starts where the last ended."""
+    sums: list[Vector] = []
+    for first in range(0, TOPICS, _GROUP):
+        group = [probability(first)]
+        for topic in range(first + 1, first + _GROUP):
+            group.append(build.fadd(group[-1], probability(topic)))
+        sums += [build.fadd(sums[-1], part) for part in group] if sums else group
+    return sums
+
+
+def _how_many(build: Any, conditions: list[Vector], width: int) -> Vector:
+    """How many conditions hold in each lane, counted by groups for the same reason that sums are."""
+    kind = ir.VectorType(_INT, width)
+    groups = []
+    for first in range(0, len(conditions), _GROUP):
+        count = ir.Constant(kind, [0] * width)
+        for condition in conditions[first : first + _GROUP]:
+            count = build.add(count, build.zext(condition, kind))
+        groups.append(count)
+    while len(groups) > 1:
+        groups = [build.add(groups[0], groups[1]), *groups[2:]]
+    return groups[0]

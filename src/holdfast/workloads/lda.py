@@ -1,0 +1,148 @@
+"""Latent Dirichlet allocation by collapsed Gibbs sampling; an iteration is one sweep over all tokens of the corpus.
+
+The state is the topic of every token and nothing else: word-topic counts follow from it, and are rebuilt when needed.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import lgamma
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.blocks import Blocks, Floats, Ids, Norm, State, ragged
+from holdfast.errors import BadInput
+from holdfast.workloads.corpora import Corpus, load
+from holdfast.workloads.gibbs import TOPICS, Keys, Table, reciprocals, sweep
+from holdfast.workloads.tally import Topics, summed, tally
+from holdfast.workloads.workload import Arrays, Clock, Stack
+
+LANES = 16
+
+
+def document_distance(blocks: Blocks, a: State, b: State) -> Floats:
+    """For each document the total variation between its topic distributions in two states, times its length.
+
+    That is half of the sum, over topics, of how much the numbers of its tokens differ.
+    """
+    bounds = blocks.families[0].bounds
+    difference = _document_counts(a["topics"], bounds) - _document_counts(b["topics"], bounds)
+    return np.asarray(np.abs(difference).sum(axis=1) / 2)
+
+
+@dataclass(frozen=True, eq=False)
+class LatentDirichletAllocation:
+    """Twenty topics with both priors 1; the loss is −log p(words, topics), all parameters integrated out."""
+
+    data: Corpus
+    criterion: float
+    seed: int = 0
+    lanes: int = LANES
+    stochastic: bool = True
+    norm: Norm = field(default=document_distance, repr=False)
+
+    @property
+    def name(self) -> str:
+        """`lda-` and the corpus."""
+        return f"lda-{self.data.name}"
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """Every document, with the topics of its tokens, is a block."""
+        return ragged(self.start(), "topics", self.data.bounds)
+
+    def start(self) -> Arrays:
+        """Topics uniformly at random."""
+        rng = np.random.default_rng(self.seed)
+        return {"topics": rng.integers(TOPICS, size=len(self.data.words), dtype=np.uint8)}
+
+    def advance(self, stack: Stack, clock: Clock) -> Stack:
+        """One sweep of every trial; the number a token draws with depends on seed, stream and iteration alone."""
+        topics: Topics = stack["topics"].copy()
+        keys = np.array([self._keys(*when) for when in zip(clock.stream, clock.iteration, strict=True)]).T
+        if topics.shape[1] in (1, LANES):  # what the sampler is compiled for
+            self._sweep(topics, keys.copy())
+            return {"topics": topics}
+        for lane in range(topics.shape[1]):
+            alone = topics[:, [lane]]
+            self._sweep(alone, keys[:, [lane]])
+            topics[:, [lane]] = alone
+        return {"topics": topics}
+
+    def loss(self, stack: Stack) -> Floats:
+        """−log p(words, topics), from tables of log-factorials at the counts of words and of documents."""
+        topics = np.ascontiguousarray(stack["topics"])
+        of_words, totals = summed(self._log_gamma, self._word_bounds, self._by_word, topics, TOPICS)
+        of_documents, _ = summed(self._log_gamma, self.data.bounds, self._in_order, topics, TOPICS)
+        of_topics = [sum(lgamma(n + self.data.vocabulary) for n in lane) for lane in totals.T.tolist()]
+        return np.asarray(self._constant + np.array(of_topics) - of_words - of_documents)
+
+    def _sweep(self, topics: Topics, keys: Keys) -> None:
+        """One sweep in place."""
+        lanes = topics.shape[1]
+        counts = np.ones((self.data.vocabulary, TOPICS, lanes), dtype=self._count_type)
+        tally(self._word_bounds, self._by_word, topics, counts)
+        totals = counts.sum(axis=0, dtype=np.int64) - self.data.vocabulary
+        sweep(self.data.words, self.data.bounds, topics, counts, totals, self._reciprocal, keys, (0,) * lanes)
+
+    def _keys(self, stream: int, iteration: int) -> Keys:
+        return np.random.SeedSequence((self.seed, int(stream), int(iteration))).generate_state(2).astype(np.uint32)
+
+    @cached_property
+    def _by_word(self) -> npt.NDArray[np.int32]:
+        """The tokens of the first word, then those of the second, and so on: so counting a word stays in the cache."""
+        return np.argsort(self.data.words, kind="stable").astype(np.int32)
+
+    @cached_property
+    def _in_order(self) -> npt.NDArray[np.int32]:
+        return np.arange(len(self.data.words), dtype=np.int32)
+
+    @cached_property
+    def _word_bounds(self) -> Ids:
+        return np.append(0, np.cumsum(np.bincount(self.data.words, minlength=self.data.vocabulary)))
+
+    @cached_property
+    def _count_type(self) -> type[np.unsignedinteger[Any]]:
+        """Half the memory traffic where it suffices: the most frequent word, its prior and all, in two bytes."""
+        return np.uint16 if np.diff(self._word_bounds).max() < 2**16 - 1 else np.uint32
+
+    @cached_property
+    def _reciprocal(self) -> Table:
+        return reciprocals(len(self.data.words), self.data.vocabulary)
+
+    @cached_property
+    def _log_gamma(self) -> Floats:
+        """log Γ(n) for every number of tokens, plus its prior, that a document or a word can have; 0 is none."""
+        most = max(np.diff(self._word_bounds).max(), np.diff(self.data.bounds).max()) + 1
+        return np.array([0.0, *(lgamma(n) for n in range(1, most + 1))])
+
+    @cached_property
+    def _constant(self) -> float:
+        """The part of the loss that is the same for all topics."""
+        documents = [lgamma(n + TOPICS) - lgamma(TOPICS) for n in np.diff(self.data.bounds).tolist()]
+        return sum(documents) - TOPICS * lgamma(self.data.vocabulary)
+
+
+# The criterion of each corpus: the paper's where it has one. The paper's runs get there in roughly 60 iterations; with
+# our tokenisation ours take 23 (newsgroups20), 22 (reuters) and 20 (generated), while the loss still falls by 0.1 to
+# 0.3 % an iteration. Of 8 streams from the start, mean and standard deviation are 25.0 ± 4.3, 22.0 ± 2.5 and 20.4 ± 1.4,
+# because chance decides early which topics form. It matters little to the cost of a failure, since a trial and its
+# unperturbed twin go on from one state: of 8 streams that part half way they are 23.1 ± 0.4, 22.5 ± 0.8 and 19.3 ± 1.3,
+# measured on the run of seed 0 alone. Where the paper's number meets ours depends on the corpus: see `corpora`.
+SETTINGS: dict[str, float] = {"newsgroups20": 9.5e6, "reuters": 8.5e5, "generated": 2.77e5}
+
+
+def lda(name: str, data: Path | None = None) -> LatentDirichletAllocation:
+    """The model on a corpus by name, with the criterion that belongs to it."""
+    if name not in SETTINGS:
+        raise BadInput(f"there are no LDA settings for {name!r}; choose one of {', '.join(SETTINGS)}")
+    return LatentDirichletAllocation(load(name, data), SETTINGS[name])
+
+
+def _document_counts(topics: Any, bounds: Ids) -> Ids:
+    """How many tokens of each document, in rows, have each topic."""
+    counts = np.zeros((len(bounds) - 1, TOPICS, 1), dtype=np.uint32)
+    tally(bounds, np.arange(len(topics), dtype=np.int32), np.ascontiguousarray(topics).reshape(-1, 1), counts)
+    return counts[:, :, 0].astype(np.int64)

@@ -1,0 +1,63 @@
+"""How often topics occur, in the documents of a corpus or among the tokens of its words, for many chains at once.
+
+Indices are unsigned and arrays flat, or compiled code would look for negative indices at every step.
+"""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from holdfast.workloads.prefetch import prefetch
+
+Tokens: TypeAlias = npt.NDArray[np.int32]
+Bounds: TypeAlias = npt.NDArray[np.int64]
+Topics: TypeAlias = npt.NDArray[np.uint8]
+Counts: TypeAlias = npt.NDArray[np.unsignedinteger[Any]]
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+_AHEAD = 16  # tokens: far enough for their topics to arrive in time, and not so far that they are gone again
+
+
+@njit(cache=True)
+def tally(groups: Bounds, tokens: Tokens, topics: Topics, counts: Counts) -> None:
+    """Add the topics of each group of tokens to its counts: a word's tokens wherever they are, or a document's."""
+    width = np.uint64(topics.shape[1])
+    row = np.uint64(counts.shape[1]) * width
+    flat_topics, flat_counts = topics.reshape(-1), counts.reshape(-1)
+    for g in range(len(groups) - 1):
+        _add(tokens[groups[g] : groups[g + 1]], flat_topics, flat_counts, np.uint64(g) * row, width)
+
+
+@njit(cache=True)
+def summed(table: Floats, groups: Bounds, tokens: Tokens, topics: Topics, number: int) -> tuple[Floats, Bounds]:
+    """In each lane, the sum over groups and topics of a table's entry at the number of tokens plus 1.
+
+    And beside it how many tokens each of the `number` of topics has.
+    """
+    width = np.uint64(topics.shape[1])
+    row = np.uint64(number) * width
+    counts, totals = np.empty(row, np.uint32), np.zeros(row, np.int64)
+    sums = np.zeros(width)
+    flat = topics.reshape(-1)
+    for g in range(len(groups) - 1):
+        counts[:] = 1
+        _add(tokens[groups[g] : groups[g + 1]], flat, counts, np.uint64(0), width)
+        for k in range(number):
+            for lane in range(width):
+                here = np.uint64(k) * width + lane
+                totals[here] += counts[here] - 1
+                sums[lane] += table[counts[here]]
+    return sums, totals.reshape((number, topics.shape[1]))
+
+
+@njit(cache=True, inline="always")
+def _add(tokens, topics, counts, first, width):  # type: ignore[no-untyped-def]
+    """Add the topics of tokens, in every lane, to the counts from `first` on."""
+    for i in range(len(tokens)):
+        later = np.uint64(tokens[min(i + _AHEAD, len(tokens) - 1)])
+        prefetch(topics, later * width)  # type: ignore[call-arg]  # the first parameter is not for callers
+        at = np.uint64(tokens[i]) * width
+        for lane in range(width):
+            counts[first + np.uint64(topics[at + lane]) * width + lane] += 1
