@@ -202,3 +202,37 @@ def test_a_trial_draws_by_its_stream_and_iteration_whatever_lane_it_has_and_when
         return next(k for k in range(1, 1000) if np.random.default_rng((stream, iteration + k - 1)).random(4)[0] < 0.1)
 
     assert found.tolist() == [alone(*moment) for moment in moments]
+
+
+class Swamp(QuadraticProgram):
+    """A workload that claims to be steady but is not: its loss hardly falls for long, and then all at once."""
+
+    def advance(self, stack: Stack, clock: Clock) -> Stack:
+        return {"x": stack["x"] + 1}
+
+    def loss(self, stack: Stack) -> Floats:
+        age = stack["x"][0]
+        return np.where(age < 40, 100 - 0.1 * age, 96 - 10 * (age - 40))
+
+
+def test_a_misleading_slope_costs_time_and_never_a_wrong_count() -> None:
+    starts = [Start({"x": np.full(4, float(first))}, 0) for first in (0, 5, 17, 39)]
+    counts = [
+        iterations(Swamp(lanes=3, criterion=50.0, steady=steady), starts, as_given, limit=99)
+        for steady in (True, False)
+    ]
+    assert counts[0].tolist() == counts[1].tolist() == [45, 40, 28, 6]
+
+
+def test_a_steady_loss_is_looked_at_less_often_than_it_falls() -> None:
+    workload, run = digits()
+    looks = []
+
+    class Counting(LogisticRegression):
+        def loss(self, stack: Stack) -> Floats:
+            looks.append(1)
+            return super().loss(stack)
+
+    counting = Counting(workload.data, workload.batch, workload.rate, workload.criterion)
+    assert iterations(counting, [Start(run.states[0], 0)], as_given, limit=200).tolist() == [run.length]
+    assert len(looks) < run.length / 2

@@ -7,17 +7,19 @@ company nor on the number of processes.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from holdfast.blocks import Floats
-from holdfast.workloads.workload import Arrays, Clock, Workload, stacked
+from holdfast.blocks import Floats, Ids
+from holdfast.workloads.workload import Arrays, Clock, Stack, Workload, stacked, unstacked
 
 Trial = TypeVar("Trial")
 Done: TypeAlias = Callable[[int, float], None]
 """Told the number of a trial that is done, and its iterations."""
+
+LOOK = 8  # states whose loss is computed together where only some are looked at
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,42 +42,64 @@ def run_lanes(
         done(trial, count)
 
     with threadpool_limits(1):  # the number of threads would show in the last bits
-        waiting = _not_there_yet(workload, trials, begin, note)
-        lanes = _Lanes(workload, trials, begin, iter(list(waiting)))
+        losses, iterations = _starts(workload, trials, begin)
+        for trial in np.flatnonzero(losses < workload.criterion):
+            note(int(trial), 0)
+        # Those that start early take longest: begun first, they leave no lane to work alone in the end.
+        order = np.argsort(iterations, kind="stable")
+        waiting = iter(order[~(losses[order] < workload.criterion)].tolist())
+        lanes = _Lanes(workload, losses, lambda trial: begin(trials[trial]), waiting)
         while lanes.occupied:
             lanes.advance(limit, note)
     return result
 
 
-def _not_there_yet(
-    workload: Workload, trials: Sequence[Trial], begin: Callable[[Trial], Start], note: Done
-) -> Iterator[int]:
-    """The trials that do not start under the criterion; those that do are noted."""
+def _starts(workload: Workload, trials: Sequence[Trial], begin: Callable[[Trial], Start]) -> tuple[Floats, Ids]:
+    """The loss and the iteration with which every trial starts."""
+    losses, iterations = np.zeros(len(trials)), np.zeros(len(trials), dtype=np.int64)
     for first in range(0, len(trials), workload.lanes):
-        states = [begin(trial).state for trial in trials[first : first + workload.lanes]]
-        padded = [*states, *[states[0]] * (workload.lanes - len(states))]
-        for offset, loss in enumerate(workload.loss(stacked(padded))[: len(states)]):
-            if loss < workload.criterion:
-                note(first + offset, 0)
-            else:
-                yield first + offset
+        part = slice(first, first + workload.lanes)
+        starts = [begin(trial) for trial in trials[part]]
+        losses[part] = _losses(workload, [start.state for start in starts])
+        iterations[part] = [start.iteration for start in starts]
+    return losses, iterations
 
 
-class _Lanes(Generic[Trial]):
-    """The trials that are under way, one in each lane of a stack; `None` marks a lane that only pads."""
+def _losses(workload: Workload, states: Sequence[Arrays]) -> Floats:
+    """The losses of some states, in stacks of one width, so that a loss does not depend on how many are asked for."""
+    width = min(LOOK, workload.lanes) if workload.steady else workload.lanes
+    found = []
+    for first in range(0, len(states), width):
+        part = states[first : first + width]
+        found.append(workload.loss(stacked([*part, *[part[0]] * (width - len(part))]))[: len(part)])
+    return np.concatenate(found)
+
+
+class _Lanes:
+    """The trials that are under way, one in each lane of a stack; `None` marks a lane that only pads.
+
+    The loss of a lane is looked at when it is due: at every iteration, or, if the workload is steady, not before half
+    the way to the criterion at the present slope. Where a look finds the criterion passed, the iteration before must
+    be above it; else the slope has misled us, and the trial is run again with a look at every iteration.
+    """
 
     def __init__(
-        self, workload: Workload, trials: Sequence[Trial], begin: Callable[[Trial], Start], waiting: Iterator[int]
+        self, workload: Workload, start_losses: Floats, begin: Callable[[int], Start], waiting: Iterator[int]
     ) -> None:
-        self._workload, self._trials, self._begin, self._waiting = workload, trials, begin, waiting
+        self._workload, self._start_losses, self._begin, self._waiting = workload, start_losses, begin, waiting
         self._current = [next(waiting, None) for _ in range(workload.lanes)]
         if not self.occupied:
             return
-        starts = [self._start(trial) for trial in self._current]
+        padding = next(trial for trial in self._current if trial is not None)
+        starts = [begin(padding if trial is None else trial) for trial in self._current]
         self._stack = stacked([start.state for start in starts])
         self._iteration = np.array([start.iteration for start in starts])
         self._stream = np.array([start.stream for start in starts])
         self._age = np.zeros(workload.lanes, dtype=np.int64)
+        self._careful = np.full(workload.lanes, not workload.steady)
+        self._seen_at = np.zeros(workload.lanes, dtype=np.int64)
+        self._seen = np.array([np.nan if trial is None else start_losses[trial] for trial in self._current])
+        self._due = np.ones(workload.lanes, dtype=np.int64)
 
     @property
     def occupied(self) -> bool:
@@ -84,23 +108,50 @@ class _Lanes(Generic[Trial]):
 
     def advance(self, limit: int, note: Done) -> None:
         """One iteration of every lane; trials that are there, or at the limit, make room for the next."""
-        self._stack = self._workload.advance(self._stack, Clock(self._iteration + self._age, self._stream))
+        before = self._stack
+        self._stack = self._workload.advance(before, Clock(self._iteration + self._age, self._stream))
         self._age += 1
-        under = self._workload.loss(self._stack) < self._workload.criterion
-        for lane, trial in enumerate(self._current):
-            if trial is not None and (under[lane] or self._age[lane] >= limit):
-                note(trial, float(self._age[lane]) if under[lane] else np.inf)
-                self._enter(lane, next(self._waiting, None))
+        due = [
+            lane
+            for lane, trial in enumerate(self._current)
+            if trial is not None and (self._age[lane] >= self._due[lane] or self._age[lane] >= limit)
+        ]
+        if due:
+            for lane, loss in zip(due, self._look(self._stack, due), strict=True):
+                self._judge(lane, float(loss), before, limit, note)
 
-    def _enter(self, lane: int, trial: int | None) -> None:
+    def _look(self, stack: Stack, lanes: Sequence[int]) -> Floats:
+        if not self._workload.steady:  # nearly all lanes are due at every iteration
+            return np.asarray(self._workload.loss(stack)[lanes])
+        return _losses(self._workload, [unstacked(stack, lane) for lane in lanes])
+
+    def _judge(self, lane: int, loss: float, before: Stack, limit: int, note: Done) -> None:
+        trial, age = self._current[lane], int(self._age[lane])
+        assert trial is not None
+        criterion = self._workload.criterion
+        if not loss < criterion and age < limit:
+            self._schedule(lane, loss)
+        elif loss < criterion and self._seen_at[lane] < age - 1 and self._look(before, [lane])[0] < criterion:
+            self._enter(lane, trial, careful=True)
+        else:
+            note(trial, float(age) if loss < criterion else np.inf)
+            self._enter(lane, next(self._waiting, None), careful=not self._workload.steady)
+
+    def _schedule(self, lane: int, loss: float) -> None:
+        """When to look next: half the way to the criterion, if the loss goes on falling as it did."""
+        steps = self._age[lane] - self._seen_at[lane]
+        slope = (self._seen[lane] - loss) / steps
+        ahead = 0.5 * (loss - self._workload.criterion) / slope if slope > 0 and not self._careful[lane] else 1
+        self._seen[lane], self._seen_at[lane] = loss, self._age[lane]
+        self._due[lane] = self._age[lane] + max(1, int(min(ahead, 1e6)))
+
+    def _enter(self, lane: int, trial: int | None, *, careful: bool) -> None:
         self._current[lane] = trial
         if trial is None:
             return  # the lane goes on with what it has, as padding
-        start = self._start(trial)
+        start = self._begin(trial)
         for name, value in start.state.items():
             self._stack[name][..., lane] = value
         self._iteration[lane], self._stream[lane], self._age[lane] = start.iteration, start.stream, 0
-
-    def _start(self, trial: int | None) -> Start:
-        occupant = trial if trial is not None else next(other for other in self._current if other is not None)
-        return self._begin(self._trials[occupant])
+        self._careful[lane], self._seen_at[lane], self._due[lane] = careful, 0, 1
+        self._seen[lane] = self._start_losses[trial]

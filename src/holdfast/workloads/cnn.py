@@ -72,6 +72,7 @@ class ConvolutionalNetwork:
     seed: int = 0
     lanes: int = 1
     stochastic: bool = True
+    steady: bool = False
     norm: Norm = field(default=euclidean, repr=False)
 
     @property

@@ -41,6 +41,7 @@ class LatentDirichletAllocation:
     seed: int = 0
     lanes: int = LANES
     stochastic: bool = True
+    steady: bool = False
     norm: Norm = field(default=document_distance, repr=False)
 
     @property

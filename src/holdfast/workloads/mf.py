@@ -32,6 +32,7 @@ class MatrixFactorization:
     seed: int = 0
     lanes: int = 16
     stochastic: bool = False
+    steady: bool = False
     norm: Norm = field(default=euclidean, repr=False)
 
     @property

@@ -24,6 +24,7 @@ class QuadraticProgram:
     lanes: int = 250
     name: str = "qp"
     stochastic: bool = False
+    steady: bool = False
     norm: Norm = field(default=euclidean, repr=False)
 
     @cached_property

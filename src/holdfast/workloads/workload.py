@@ -44,6 +44,10 @@ class Workload(Protocol):
         """Whether an iteration draws random numbers, so that trials are compared with unperturbed runs of their own."""
 
     @property
+    def steady(self) -> bool:
+        """Whether the loss falls, and ever more slowly, so that its slope says until when it need not be looked at."""
+
+    @property
     def lanes(self) -> int:
         """How many trials one stack holds. Fixed, because the rounding of a matrix product may depend on its shape."""
 
