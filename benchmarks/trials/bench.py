@@ -1,6 +1,6 @@
 """Trials per second of MLR on MNIST: batched by the simulator, against one at a time from scratch in numpy.
 
-usage: python benchmarks/trials/bench.py DATA [--trials 100] [--repeats 3] [--naive 2]
+usage: python benchmarks/trials/bench.py DATA [--trials 200] [--repeats 3] [--naive 2]
 
 A trial trains with a full checkpoint every 8 iterations, loses half of the rows at a random iteration, takes the lost
 rows from the checkpoint, and goes on to the criterion. Both sides run the very same trials and must find the same
@@ -117,7 +117,7 @@ def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="folder with mnist/")
-    parser.add_argument("--trials", type=int, default=100)
+    parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--naive", type=int, default=2, help="trials run one at a time in each repeat")
     return parser.parse_args()
