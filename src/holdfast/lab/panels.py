@@ -10,15 +10,21 @@ from holdfast.workloads.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel: how to make its workload from a data folder, and how to make it small."""
+    """One panel: how to make its workload from a data folder, how to make it small, and what a reader should know."""
 
     name: str
     full: Callable[[Path | None], Workload]
     quick: Callable[[], Workload]
+    note: str = ""
 
     def workload(self, data: Path | None, *, quick: bool) -> Workload:
         """The workload to measure."""
         return self.quick() if quick else self.full(data)
+
+
+def notes(names: Sequence[str]) -> list[str]:
+    """Where panels depart from the paper."""
+    return [f"{panel.name}: {panel.note}" for panel in chosen(names) if panel.note]
 
 
 def chosen(names: Sequence[str]) -> list[Panel]:
@@ -53,16 +59,42 @@ def _cnn(partition: str, dataset: str, data: Path | None = None) -> Workload:
     return cnn(partition, data, dataset=dataset)
 
 
+_NETWORK = (
+    "an iteration is 48 batches and the loss is that of the first 4,096 training images; where the loss crosses the "
+    "criterion is noisy (standard deviation about 2 iterations from a common state), so small costs need many trials."
+)
 PANELS: dict[str, Panel] = {
     panel.name: panel
     for panel in (
         Panel("mlr-mnist", lambda data: _mlr("mnist", data), lambda: _mlr("digits")),
         Panel("mlr-covtype", lambda data: _mlr("covtype", data), lambda: _mlr("digits")),
-        Panel("mf-movielens", lambda data: _mf("movielens", data), lambda: _mf("generated")),
-        Panel("mf-jester", lambda data: _mf("jester", data), lambda: _mf("generated")),
-        Panel("lda-20news", lambda data: _lda("newsgroups20", data), lambda: _lda("generated")),
-        Panel("lda-reuters", lambda data: _lda("reuters", data), lambda: _lda("generated")),
-        Panel("cnn-mnist-layer", lambda data: _cnn("layer", "mnist", data), lambda: _cnn("layer", "digits")),
-        Panel("cnn-mnist-shard", lambda data: _cnn("shard", "mnist", data), lambda: _cnn("shard", "digits")),
+        Panel(
+            "mf-movielens",
+            lambda data: _mf("movielens", data),
+            lambda: _mf("generated"),
+            "the paper's criterion fits the Frobenius residual against the zero-filled matrix, by coordinate-wise least "
+            "squares; exact least squares would be there in 2 iterations, and a lost row of L would cost nothing.",
+        ),
+        Panel(
+            "mf-jester",
+            lambda data: _mf("jester", data),
+            lambda: _mf("generated"),
+            "dataset 1 part 1, not the paper's 2+, so the criterion is ours: the paper's is passed in one iteration.",
+        ),
+        Panel(
+            "lda-20news",
+            lambda data: _lda("newsgroups20", data),
+            lambda: _lda("generated"),
+            "the paper's criterion; with our tokenisation a run is there in fewer iterations than the paper's 60.",
+        ),
+        Panel(
+            "lda-reuters",
+            lambda data: _lda("reuters", data),
+            lambda: _lda("generated"),
+            "the first 1,510 training stories of the ModApte split, so many that the paper's criterion is crossed while "
+            "the loss still falls: that it fits is our choice and no evidence.",
+        ),
+        Panel("cnn-mnist-layer", lambda data: _cnn("layer", "mnist", data), lambda: _cnn("layer", "digits"), _NETWORK),
+        Panel("cnn-mnist-shard", lambda data: _cnn("shard", "mnist", data), lambda: _cnn("shard", "digits"), _NETWORK),
     )
 }

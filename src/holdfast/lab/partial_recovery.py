@@ -9,6 +9,7 @@ import numpy as np
 from holdfast.lab.comparison import Compared, bound_remarks, compare, early_remarks
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.grid import grid
+from holdfast.lab.panels import notes
 from holdfast.lab.result import Claim, Result
 from holdfast.policy import Policy
 from holdfast.simulate.strategy import Strategy
@@ -37,6 +38,7 @@ def run(options: Options, meter: Meter) -> Result:
         rows=[row for compared in panels for row in compared.rows],
         claims=[claim for compared in panels for claim in _claims(compared, options.interval)],
         remarks=[
+            *([] if options.quick else notes(options.panels)),
             *early_remarks(panels, strategy("partial", Fraction(1, 2), options.interval), strategies[0]),
             *bound_remarks(panels),
         ],

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from holdfast.lab.comparison import Compared, bound_remarks, compare, early_remarks
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.grid import grid
+from holdfast.lab.panels import notes
 from holdfast.lab.partial_recovery import criteria
 from holdfast.lab.result import Claim, Result
 from holdfast.policy import Policy
@@ -56,6 +57,7 @@ def run(options: Options, meter: Meter) -> Result:
             _random_rises(panels, options.interval),
         ],
         remarks=[
+            *([] if options.quick else notes(options.panels)),
             *early_remarks(panels, strategy("priority", FRACTIONS[-1], options.interval), baseline),
             *(_beyond(p, options.interval) for p in panels),
             *bound_remarks(panels),
