@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from holdfast.checkpoint.snapshot import Manifest, Snapshot
     from holdfast.state import flatten, unflatten
 
+__version__ = "0.1.0"
+
 # Imported when first used: they need torch or fsspec, and neither a simulation nor `holdfast --help` should wait for it.
 _LATER = {
     "Manifest": "checkpoint.snapshot",

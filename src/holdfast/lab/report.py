@@ -66,7 +66,7 @@ def environment_line() -> str:
     """Versions and machine in one line."""
     facts = environment()
     packages = ", ".join(f"{name} {number}" for name, number in facts["packages"].items())
-    return f"{packages}, Python {facts['python']}, {facts['system']} {facts['machine']}, {facts['cores']} cores"
+    return f"holdfast {facts['holdfast']}, {packages}, Python {facts['python']}, {facts['system']} {facts['machine']}, {facts['cores']} cores"
 
 
 def _page(result: Result, pictures: dict[str, str]) -> str:

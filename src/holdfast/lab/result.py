@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import holdfast
 from holdfast.errors import BadInput, StorageFailed
 
 if TYPE_CHECKING:
@@ -93,8 +94,9 @@ class Result:
 
 def environment() -> Row:
     """Versions and machine, without anything that names a person or a host."""
-    packages = ("holdfast", "numpy", "scikit-learn", "torch")
+    packages = ("numpy", "numba", "scikit-learn", "torch")
     return {
+        "holdfast": holdfast.__version__,
         "python": platform.python_version(),
         "system": platform.system(),
         "machine": platform.machine(),
