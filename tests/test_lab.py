@@ -106,7 +106,14 @@ def test_partial_recovery_costs_less_than_full_unless_all_is_lost(tmp_path: Path
 
 
 def test_every_experiment_has_a_name_a_title_and_a_source() -> None:
-    assert list(EXPERIMENTS) == ["qp-bound", "mlr-bound", "mlr-reset", "lda-reset", "partial-recovery", "priority-checkpoint"]
+    assert list(EXPERIMENTS) == [
+        "qp-bound",
+        "mlr-bound",
+        "mlr-reset",
+        "lda-reset",
+        "partial-recovery",
+        "priority-checkpoint",
+    ]
     assert all(each.title and each.source for each in EXPERIMENTS.values())
     with pytest.raises(BadInput, match="'nope'; choose one of qp-bound"):
         experiment("nope")

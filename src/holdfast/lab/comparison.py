@@ -69,6 +69,20 @@ def _bound_remark(compared: Compared) -> str:
     )
 
 
+def rounding_remarks(panels: Sequence[Compared], strategy: Strategy) -> list[str]:
+    """How much of a panel's result is the rounding of costs to whole iterations."""
+    return [_rounding_remark(each, strategy) for each in panels]
+
+
+def _rounding_remark(compared: Compared, strategy: Strategy) -> str:
+    costs = compared.measurement.of(strategy).cost
+    return (
+        f"{compared.label}: {int(np.sum(costs == 1))} of {len(costs)} trials cost exactly 1 iteration, the least above 0; the "
+        f"unperturbed run is under the criterion by {compared.measurement.headroom:.2f} of an iteration, and any cost above "
+        "that counts as 1."
+    )
+
+
 def early_remarks(panels: Sequence[Compared], strategy: Strategy, baseline: Strategy) -> list[str]:
     """How much of a panel's result is due to failures before the first checkpoint, which go back to the start."""
     return [_early_remark(each, strategy, baseline) for each in panels]

@@ -36,6 +36,7 @@ class Measurement:
     """All strategies on one workload; trial i of each has the same failure."""
 
     unperturbed: int
+    headroom: float  # by how much of its last iteration the unperturbed run is under the criterion
     steps: Ids
     rate: Rate
     strategies: dict[Strategy, Costs]
@@ -65,7 +66,11 @@ def measure(
     rate = contraction(workload, run)
     without = np.array([counts.get(Case(None, int(step), i), run.length - step) for i, step in enumerate(steps)])
     return Measurement(
-        run.length, steps, rate, {each: _costs(each, scene, steps, counts, without, rate) for each in wanted}
+        run.length,
+        _headroom(workload, run),
+        steps,
+        rate,
+        {each: _costs(each, scene, steps, counts, without, rate) for each in wanted},
     )
 
 
@@ -87,6 +92,11 @@ def _counted(
             open_cases = [cases[i] for i in todo]
             iterations(workload, open_cases, scene, limit=10 * scene.run.length, jobs=options.jobs, done=done)
         return {case: known[key] for case, key in zip(cases, keys, strict=True)}
+
+
+def _headroom(workload: Workload, run: Trajectory) -> float:
+    before, after = run.losses[-2:]
+    return float((workload.criterion - after) / (before - after))
 
 
 def _key(workload: Workload, scene: Scene, case: Case) -> str:

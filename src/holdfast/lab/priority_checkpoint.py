@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from holdfast.lab.comparison import Compared, bound_remarks, compare, early_remarks
+from holdfast.lab.comparison import Compared, bound_remarks, compare, early_remarks, rounding_remarks
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.grid import grid
 from holdfast.lab.panels import notes
@@ -59,6 +59,7 @@ def run(options: Options, meter: Meter) -> Result:
         remarks=[
             *([] if options.quick else notes(options.panels)),
             *early_remarks(panels, strategy("priority", FRACTIONS[-1], options.interval), baseline),
+            *rounding_remarks(panels, strategy("priority", FRACTIONS[-1], options.interval)),
             *(_beyond(p, options.interval) for p in panels),
             *bound_remarks(panels),
         ],

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from holdfast.blocks import Blocks, Floats, Ids, Norm, along, euclidean, whole
 from holdfast.errors import BadInput
+from holdfast.workloads.architecture import Architecture
 from holdfast.workloads.datasets import Dataset, load
 from holdfast.workloads.workload import Arrays, Clock, Stack, stacked, unstacked
 
@@ -22,36 +23,6 @@ if TYPE_CHECKING:
     from holdfast.workloads.convnet import Network
 
 MOMENTS = ("mean", "square")
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """The sizes of the network: square images, two convolutions (the second 3×3, padded by 1), three full layers."""
-
-    side: int
-    classes: int
-    kernel: int
-    stride: int
-    channels: tuple[int, int]
-    hidden: tuple[int, int]
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every parameter, in order: laid out as PyTorch does, outputs first."""
-        (first, second), (third, fourth) = self.channels, self.hidden
-        pooled = ((self.side - self.kernel) // self.stride + 1) // 2
-        weights: dict[str, tuple[int, ...]] = {
-            "conv1": (first, 1, self.kernel, self.kernel),
-            "conv2": (second, first, 3, 3),
-            "full1": (third, second * (pooled // 2) ** 2),
-            "full2": (fourth, third),
-            "full3": (self.classes, fourth),
-        }
-        return {
-            f"{layer}.{part}": size
-            for layer, shape in weights.items()
-            for part, size in (("weight", shape), ("bias", shape[:1]))
-        }
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ steps are loops compiled by numba, because one pass over memory costs as much as
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,7 @@ import torch
 from numba import njit
 
 from holdfast.blocks import Ids
-
-if TYPE_CHECKING:
-    from holdfast.workloads.cnn import Architecture
+from holdfast.workloads.architecture import Architecture
 
 Reals: TypeAlias = npt.NDArray[np.float32]
 
@@ -96,7 +94,7 @@ class Convolution:
 class Network:
     """Two convolutions and three fully connected layers, with their parameters, for batches of one size."""
 
-    def __init__(self, architecture: "Architecture", batch: int) -> None:
+    def __init__(self, architecture: Architecture, batch: int) -> None:
         self.parameters, self.gradient = Buffer(architecture.shapes), Buffer(architecture.shapes)
         self._batch, parts, stride = batch, self.parameters.parts, architecture.stride
         self._one = Convolution(parts["conv1.weight"], parts["conv1.bias"], architecture.side, batch, stride=stride)
