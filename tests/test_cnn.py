@@ -70,6 +70,7 @@ def test_iterations_are_those_of_pytorch_and_its_adam() -> None:
     stack = stacked([workload.start()])
     parameters = leaves(workload, workload.start())
     adam = torch.optim.Adam(parameters.values())
+    last: list[dict[str, torch.Tensor]] = []
     for iteration in range(3):
         stack = workload.advance(stack, Clock(np.array([iteration]), np.array([5])))
         for which in workload.samples(iteration, stream=5):
@@ -77,9 +78,13 @@ def test_iterations_are_those_of_pytorch_and_its_adam() -> None:
             output = scores(parameters, torch.from_numpy(workload.data.x[which]), stride=2)
             functional.cross_entropy(output, torch.from_numpy(workload.data.y[which])).backward()
             adam.step()
+            last.append({name: value.detach().clone() for name, value in parameters.items()})
     state = unstacked(stack, 0)
     for name, value in parameters.items():
         moments = adam.state[value]
+        average = sum(each[name] for each in last[-workload.batches :]) / workload.batches
+        assert np.allclose(state[f"{name}.average"], average, atol=2e-4), name
+        assert np.all(state[f"{name}.count"] == moments["step"].item()), name
         # A parameter moves by 1e-3 a step, whatever its gradient: one that is all rounding error moves at random.
         assert np.allclose(state[name], value.detach(), atol=2e-4), name
         assert np.allclose(state[f"{name}.mean"], moments["exp_avg"], rtol=1e-2, atol=1e-5), name
@@ -127,7 +132,7 @@ def test_blocks_cover_every_parameter_once_and_carry_its_moments(partition: str,
     assert [family.array for family in workload.blocks.families] == names
     assert int(workload.blocks.sizes.sum()) == sum(state[name].size for name in names)
     assert sorted(workload.blocks.members) == sorted(state)
-    copy = {name: np.full_like(value, np.nan) for name, value in state.items()}
+    copy = {name: np.full_like(value, -1) for name, value in state.items()}
     workload.blocks.copy(state, copy, np.arange(count))
     assert all(np.array_equal(copy[name], value) for name, value in state.items())
 

@@ -4,9 +4,11 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from holdfast.errors import StorageFailed
 from holdfast.lab import interval
 from holdfast.lab.experiment import Meter, Options
 from holdfast.lab.measure import Costs, Measurement, measure
@@ -23,6 +25,7 @@ class Compared:
     workload: str
     quick: bool
     criterion: float
+    largest: float  # the largest block's share of all values
     measurement: Measurement
     rows: list[Row]
 
@@ -40,16 +43,28 @@ def compare(
     options: Options, meter: Meter, trials: int, strategies: Sequence[Strategy], baseline: Strategy
 ) -> list[Compared]:
     """Measure strategies on the chosen panels; reductions are against the baseline."""
-    folder = prepare(options.out)
+    folder, trials_done = prepare(options.out), _trials_folder(options)
     found = []
     for panel in chosen(options.panels):
         workload = panel.workload(options.data, quick=options.quick)
-        journal = folder / f"{panel.name}.jsonl"
+        journal = trials_done / f"{panel.name}.jsonl"
         measured = measure(panel.name, workload, [baseline, *strategies], options, trials, journal, meter)
         rows = [_row(panel.name, measured, each, baseline) for each in strategies]
-        found.append(Compared(panel.name, workload.name, options.quick, workload.criterion, measured, rows))
+        sizes = workload.blocks.sizes
+        largest = float(sizes.max() / sizes.sum())
+        found.append(Compared(panel.name, workload.name, options.quick, workload.criterion, largest, measured, rows))
     replace_text(folder / "trials.csv", _csv(found, strategies))
     return found
+
+
+def _trials_folder(options: Options) -> Path:
+    """Where finished trials are kept: beside the result, so that experiments in one place share them."""
+    folder = options.out.parent / "trials"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageFailed(f"cannot write to {folder}: {error.strerror}; name another folder with --out") from error
+    return folder
 
 
 def bound_remarks(panels: Sequence[Compared]) -> list[str]:
@@ -66,39 +81,6 @@ def _bound_remark(compared: Compared) -> str:
     return (
         f"{compared.label}: c = {rate.c:.4f}; {np.mean(cost <= bound + 1):.0%} of trials are within the bound of "
         f"Theorem 3.2, at a median of {np.median(cost / np.maximum(bound, 1e-9)):.2f} of it."
-    )
-
-
-def rounding_remarks(panels: Sequence[Compared], strategy: Strategy) -> list[str]:
-    """How much of a panel's result is the rounding of costs to whole iterations."""
-    return [_rounding_remark(each, strategy) for each in panels]
-
-
-def _rounding_remark(compared: Compared, strategy: Strategy) -> str:
-    costs = compared.measurement.of(strategy).cost
-    return (
-        f"{compared.label}: {int(np.sum(costs == 1))} of {len(costs)} trials cost exactly 1 iteration, the least above 0; the "
-        f"unperturbed run is under the criterion by {compared.measurement.headroom:.2f} of an iteration, and any cost above "
-        "that counts as 1."
-    )
-
-
-def early_remarks(panels: Sequence[Compared], strategy: Strategy, baseline: Strategy) -> list[str]:
-    """How much of a panel's result is due to failures before the first checkpoint, which go back to the start."""
-    return [_early_remark(each, strategy, baseline) for each in panels]
-
-
-def _early_remark(compared: Compared, strategy: Strategy, baseline: Strategy) -> str:
-    measured = compared.measurement
-    later = measured.steps >= baseline.policy.interval
-    costs, full = measured.of(strategy).cost, measured.of(baseline).cost
-    if later.all() or not later.any():
-        return f"{compared.label}: {'no' if later.all() else 'every'} failure came before the first full checkpoint."
-    saved = interval.reduction(costs[later], full[later])
-    return (
-        f"{compared.label}: {int((~later).sum())} of {len(later)} failures came before the first full checkpoint, at a mean "
-        f"cost of {costs[~later].mean():.1f} ({full[~later].mean():.1f} by full recovery); without them the reduction is "
-        f"{saved.value:.2f} ({saved.low:.2f} to {saved.high:.2f})."
     )
 
 

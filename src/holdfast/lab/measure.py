@@ -24,9 +24,13 @@ BEYOND = 3  # the iterate this many times as far as the criterion stands for the
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
-    """Trials of one strategy: the cost of each, the size of its perturbation, and its bound by Theorem 3.2."""
+    """Trials of one strategy: the cost of each, the size of its perturbation, and its bound by Theorem 3.2.
+
+    Costs are in fractions of an iteration; `whole` has them as the paper counts, in whole iterations.
+    """
 
     cost: Floats
+    whole: Floats
     size: Floats
     bound: Floats
 
@@ -36,7 +40,6 @@ class Measurement:
     """All strategies on one workload; trial i of each has the same failure."""
 
     unperturbed: int
-    headroom: float  # by how much of its last iteration the unperturbed run is under the criterion
     steps: Ids
     rate: Rate
     strategies: dict[Strategy, Costs]
@@ -64,10 +67,10 @@ def measure(
     cases = [Case(each, int(step), number) for each in [*plain, *wanted] for number, step in enumerate(steps)]
     counts = _counted(name, workload, scene, cases, options, journal, meter)
     rate = contraction(workload, run)
-    without = np.array([counts.get(Case(None, int(step), i), run.length - step) for i, step in enumerate(steps)])
+    crossed = run.crossed(workload.criterion)
+    without = np.array([counts.get(Case(None, int(step), i), crossed - step) for i, step in enumerate(steps)])
     return Measurement(
         run.length,
-        _headroom(workload, run),
         steps,
         rate,
         {each: _costs(each, scene, steps, counts, without, rate) for each in wanted},
@@ -94,11 +97,6 @@ def _counted(
         return {case: known[key] for case, key in zip(cases, keys, strict=True)}
 
 
-def _headroom(workload: Workload, run: Trajectory) -> float:
-    before, after = run.losses[-2:]
-    return float((workload.criterion - after) / (before - after))
-
-
 def _key(workload: Workload, scene: Scene, case: Case) -> str:
     """What determines a trial: where it starts, to the last bit, and how far it goes.
 
@@ -121,7 +119,8 @@ def _costs(
     bound = np.full(len(cases), np.nan)
     if rate.c < 1:
         bound = iteration_cost_bound(rate.c, rate.distance, sizes[:, None], steps[:, None])
-    return Costs(np.array([counts[case] for case in cases]) - without, sizes, bound)
+    counted = np.array([counts[case] for case in cases])
+    return Costs(counted - without, np.ceil(counted) - np.ceil(without), sizes, bound)
 
 
 def contraction(workload: Workload, run: Trajectory) -> Rate:

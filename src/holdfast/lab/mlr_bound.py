@@ -42,14 +42,11 @@ class Reference:
         return float(np.linalg.norm(weights - self.optimum))
 
     def costs(self, deltas: Sequence[Floats], options: Options, progress: Progress) -> Floats:
-        """The iteration cost of each perturbation."""
+        """The iteration cost of each perturbation, in whole iterations as in the theorem."""
         starts = [Start({"weights": (self.weights + delta).astype(np.float32)}, STEP) for delta in deltas]
         limit = 20 * self.run.length
-        return (
-            STEP
-            + iterations(self.workload, starts, as_given, limit=limit, jobs=options.jobs, done=each(progress))
-            - self.run.length
-        )
+        counts = iterations(self.workload, starts, as_given, limit=limit, jobs=options.jobs, done=each(progress))
+        return STEP + np.ceil(counts) - self.run.length
 
     def away(self, size: float) -> Floats:
         """The perturbation of this size opposite to the direction of convergence."""

@@ -60,8 +60,8 @@ def _cnn(partition: str, dataset: str, data: Path | None = None) -> Workload:
 
 
 _NETWORK = (
-    "an iteration is 48 batches and the loss is that of the first 4,096 training images; where the loss crosses the "
-    "criterion is noisy (standard deviation about 2 iterations from a common state), so small costs need many trials."
+    "an iteration is 48 batches; the loss is that of the first 4,096 training images under the mean of the parameters over "
+    "the iteration, because from one batch to the next the parameters' own loss scatters by more than a failure costs."
 )
 PANELS: dict[str, Panel] = {
     panel.name: panel

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from holdfast.lab.comparison import Compared, bound_remarks, compare, early_remarks
+from holdfast.lab.cause import remark
+from holdfast.lab.comparison import Compared, bound_remarks, compare
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.grid import grid
 from holdfast.lab.panels import notes
@@ -39,7 +40,7 @@ def run(options: Options, meter: Meter) -> Result:
         claims=[claim for compared in panels for claim in _claims(compared, options.interval)],
         remarks=[
             *([] if options.quick else notes(options.panels)),
-            *early_remarks(panels, strategy("partial", Fraction(1, 2), options.interval), strategies[0]),
+            *(line for compared in panels for line in _causes(compared, options.interval)),
             *bound_remarks(panels),
         ],
         figures={"partial-recovery": figure(panels, options.interval)},
@@ -73,6 +74,17 @@ def _reduction(compared: Compared, lost: Fraction, row: dict[str, Any]) -> Claim
         measured=row["reduction"],
         interval=(row["reduction_low"], row["reduction_high"]),
     )
+
+
+def _causes(compared: Compared, interval: int) -> list[str]:
+    """What may explain the reductions: for half lost, and for every other fraction whose claim does not hold."""
+    baseline = strategy("full", Fraction(1), interval)
+    claims = {lost: _reduction(compared, lost, compared.row(strategy("partial", lost, interval))) for lost in PAPER}
+    return [
+        remark(compared, strategy("partial", lost, interval), baseline, claim)
+        for lost, claim in claims.items()
+        if lost == Fraction(1, 2) or (claim.resolved and not claim.holds)
+    ]
 
 
 def figure(panels: Sequence[Compared], interval: int) -> "Figure":

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from holdfast.lab.comparison import Compared, bound_remarks, compare, early_remarks, rounding_remarks
+from holdfast.lab.cause import remark
+from holdfast.lab.comparison import Compared, bound_remarks, compare
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.grid import grid
 from holdfast.lab.panels import notes
@@ -58,8 +59,7 @@ def run(options: Options, meter: Meter) -> Result:
         ],
         remarks=[
             *([] if options.quick else notes(options.panels)),
-            *early_remarks(panels, strategy("priority", FRACTIONS[-1], options.interval), baseline),
-            *rounding_remarks(panels, strategy("priority", FRACTIONS[-1], options.interval)),
+            *(_cause(p, options.interval) for p in panels),
             *(_beyond(p, options.interval) for p in panels),
             *bound_remarks(panels),
         ],
@@ -67,9 +67,14 @@ def run(options: Options, meter: Meter) -> Result:
     )
 
 
-def _claims(compared: Compared, interval: int) -> list[Claim]:
+def _cause(compared: Compared, interval: int) -> str:
+    most = strategy("priority", FRACTIONS[-1], interval)
+    return remark(compared, most, traditional(interval), _saved(compared, interval))
+
+
+def _saved(compared: Compared, interval: int) -> Claim:
     row = compared.row(strategy("priority", FRACTIONS[-1], interval))
-    saved = Claim(
+    return Claim(
         id=f"{compared.panel}-priority",
         claim=f"{compared.label}: reduction of the cost by priority 1/8 checkpoints at 8x, 1/2 lost, against full recovery",
         source="section 5.4",
@@ -77,6 +82,9 @@ def _claims(compared: Compared, interval: int) -> list[Claim]:
         measured=row["reduction"],
         interval=(row["reduction_low"], row["reduction_high"]),
     )
+
+
+def _claims(compared: Compared, interval: int) -> list[Claim]:
     falls = Claim(
         id=f"{compared.panel}-priority-falls",
         claim=f"{compared.label}: mean cost of priority at 8x, as a fraction of that at 1x",
@@ -84,7 +92,7 @@ def _claims(compared: Compared, interval: int) -> list[Claim]:
         expected=(None, 1),
         measured=_ratio(compared, "priority", interval),
     )
-    return [saved, falls]
+    return [_saved(compared, interval), falls]
 
 
 def _ratio(compared: Compared, ranking: str, interval: int) -> float:

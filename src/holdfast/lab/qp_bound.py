@@ -29,7 +29,8 @@ def run(options: Options, meter: Meter) -> Result:
 
     def costs(starts: list[Arrays]) -> Floats:
         begun = [Start(state, STEP) for state in starts]
-        return STEP + iterations(program, begun, as_given, limit=10_000, done=each(progress)) - unperturbed.length
+        counts = iterations(program, begun, as_given, limit=10_000, done=each(progress))
+        return STEP + np.ceil(counts) - unperturbed.length
 
     single, single_starts = _single(unperturbed, trials, rng)
     many, many_starts = _many(program, rate, unperturbed, trials, rng)

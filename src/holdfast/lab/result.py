@@ -36,7 +36,7 @@ class Claim:
     @property
     def holds(self) -> bool:
         """Whether the measured value lies in the expected range; what could not be measured does not hold."""
-        return self._expects(self.measured)
+        return self.expects(self.measured)
 
     @property
     def resolved(self) -> bool:
@@ -44,11 +44,12 @@ class Claim:
         if self.interval is None:
             return True
         low, high = self.interval
-        if self._expects(low) != self._expects(high):
+        if self.expects(low) != self.expects(high):
             return False
-        return self._expects(self.measured) == self._expects(low)
+        return self.expects(self.measured) == self.expects(low)
 
-    def _expects(self, value: float) -> bool:
+    def expects(self, value: float) -> bool:
+        """Whether a value lies in the expected range."""
         low, high = self.expected
         return not math.isnan(value) and (low is None or low <= value) and (high is None or value <= high)
 

@@ -3,6 +3,9 @@
 A stack has a fixed number of lanes. A trial that reaches the criterion leaves its lane to the next one, and lanes
 without a trial are padded, so every matrix product has the same shape and a trial's result depends neither on its
 company nor on the number of processes.
+
+Iterations are counted in fractions: where within the last one the loss, as a straight line, meets the criterion. A
+failure that costs a tenth of an iteration would else cost 0 or 1 by chance. The whole count is the next whole number.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +16,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from holdfast.blocks import Floats, Ids
+from holdfast.simulate.trajectory import crossing
 from holdfast.workloads.workload import Arrays, Clock, Stack, Workload, stacked, unstacked
 
 Trial = TypeVar("Trial")
@@ -131,11 +135,17 @@ class _Lanes:
         criterion = self._workload.criterion
         if not loss < criterion and age < limit:
             self._schedule(lane, loss)
-        elif loss < criterion and self._seen_at[lane] < age - 1 and self._look(before, [lane])[0] < criterion:
+            return
+        previous = self._previous(lane, before) if loss < criterion else np.inf
+        if previous < criterion:
             self._enter(lane, trial, careful=True)
-        else:
-            note(trial, float(age) if loss < criterion else np.inf)
-            self._enter(lane, next(self._waiting, None), careful=not self._workload.steady)
+            return
+        note(trial, age - 1 + crossing(previous, loss, criterion) if loss < criterion else np.inf)
+        self._enter(lane, next(self._waiting, None), careful=not self._workload.steady)
+
+    def _previous(self, lane: int, before: Stack) -> float:
+        """The loss of a lane one iteration ago."""
+        return float(self._seen[lane] if self._seen_at[lane] == self._age[lane] - 1 else self._look(before, [lane])[0])
 
     def _schedule(self, lane: int, loss: float) -> None:
         """When to look next: four fifths of the way to the criterion, if the loss goes on falling as it did."""

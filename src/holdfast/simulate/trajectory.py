@@ -20,8 +20,20 @@ class Trajectory:
 
     @property
     def length(self) -> int:
-        """Iterations to the criterion without any failure: what iteration costs are counted from."""
+        """Iterations to the criterion without any failure."""
         return len(self.states) - 1
+
+    def crossed(self, criterion: float) -> float:
+        """The same in fractions of an iteration: what iteration costs are counted from."""
+        before, after = map(float, self.losses[-2:])
+        return self.length - 1 + crossing(before, after, criterion)
+
+
+def crossing(before: float, after: float, criterion: float) -> float:
+    """Where in an iteration the loss meets the criterion, on a straight line from before to after: in (0, 1]."""
+    if not np.isfinite(before):
+        return 1.0
+    return max((before - criterion) / (before - after), 1e-9)  # above 0: the iteration before was not there yet
 
 
 def trajectory(

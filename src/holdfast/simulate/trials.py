@@ -29,7 +29,7 @@ def iterations(
     jobs: int = 1,
     done: Done = lambda trial, count: None,
 ) -> Floats:
-    """Iterations of each trial to the criterion; infinite for one that is not there within the limit.
+    """Iterations of each trial to the criterion, in fractions; infinite for one that is not there within the limit.
 
     A trial is a small description, and `begin` makes its start only when a lane is free: a thousand states of a large
     model never exist at once, nor do they travel between processes.

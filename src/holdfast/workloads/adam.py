@@ -1,4 +1,8 @@
-"""Adam (Kingma and Ba, 2014) at its recommended settings, on one flat buffer; the caller counts the steps."""
+"""Adam (Kingma and Ba, 2014) at its recommended settings, on one flat buffer cut into rows that count their own steps.
+
+A row that is restored takes its count back with its moments; else the correction for moments that started at zero
+would be gone, and the row would leap by three times the rate.
+"""
 
 from typing import Any
 
@@ -8,18 +12,18 @@ from numba import njit
 RATE, MEAN, SQUARE, EPSILON = 1e-3, 0.9, 0.999, 1e-8
 
 
-def update(parameters: Any, mean: Any, square: Any, gradient: Any, step: int) -> None:
-    """Step number `step`, counted from 1, in place: the parameters and the two moments of the gradient."""
-    rate, root = RATE / (1 - MEAN**step), (1 - SQUARE**step) ** -0.5
-    _update(parameters, mean, square, gradient, np.float32(rate), np.float32(root))
-
-
 @njit(cache=True, error_model="numpy")  # numpy's division: no test for zero, so that the loop runs in vectors
-def _update(parameters: Any, mean: Any, square: Any, gradient: Any, rate: Any, root: Any) -> None:
+def update(parameters: Any, mean: Any, square: Any, total: Any, gradient: Any, bounds: Any, counts: Any) -> None:
+    """One step in place: parameters, moments and counts; the new parameters are also added to `total`."""
     fresh, fresh_square = np.float32(1 - MEAN), np.float32(1 - SQUARE)
     kept, epsilon = np.float32(SQUARE), np.float32(EPSILON)
-    for i in range(len(parameters)):
-        slope = gradient[i]
-        mean[i] += fresh * (slope - mean[i])
-        square[i] = kept * square[i] + fresh_square * slope * slope
-        parameters[i] -= rate * mean[i] / (np.sqrt(square[i]) * root + epsilon)
+    for row in range(len(counts)):
+        counts[row] += 1
+        rate = np.float32(RATE / (1 - MEAN ** counts[row]))
+        root = np.float32((1 - SQUARE ** counts[row]) ** -0.5)
+        for i in range(bounds[row], bounds[row + 1]):
+            slope = gradient[i]
+            mean[i] += fresh * (slope - mean[i])
+            square[i] = kept * square[i] + fresh_square * slope * slope
+            parameters[i] -= rate * mean[i] / (np.sqrt(square[i]) * root + epsilon)
+            total[i] += parameters[i]

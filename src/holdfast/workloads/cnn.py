@@ -1,6 +1,8 @@
 """A small convolutional network trained by Adam on images of digits; an iteration is a fixed number of batches.
 
-Which images an iteration sees is keyed by the clock alone, and the loss is that of a fixed set of images.
+Which images an iteration sees is keyed by the clock alone. The loss is that of a fixed set of images under the mean of
+the parameters over the batches of the iteration: from one batch to the next the loss of the parameters themselves
+scatters by 10 %, more than a failure costs.
 """
 
 from dataclasses import dataclass, field
@@ -23,11 +25,12 @@ if TYPE_CHECKING:
     from holdfast.workloads.convnet import Network
 
 MOMENTS = ("mean", "square")
+COMPANIONS = (*MOMENTS, "count", "average")  # of every parameter: Adam's, and the mean over the last iteration
 
 
 @dataclass(frozen=True, eq=False)
 class ConvolutionalNetwork:
-    """The network, Adam's two moments of every parameter beside it; the loss is the mean cross-entropy.
+    """The network, with Adam's state and the average of every parameter beside it; the loss is the mean cross-entropy.
 
     Trials are advanced one after the other: the matrices of a single trial are large enough to keep a core busy, and
     then a trial cannot depend on its neighbours. So a stack has one lane, and no lane ever idles.
@@ -55,19 +58,20 @@ class ConvolutionalNetwork:
     def blocks(self) -> Blocks:
         """By layer: every weight and every bias is a block. By shard: every slice of them along the first dimension."""
         state = self.start()
-        companions = {name: [f"{name}.{moment}" for moment in MOMENTS] for name in self.architecture.shapes}
+        companions = {name: [f"{name}.{each}" for each in COMPANIONS] for name in self.architecture.shapes}
         if self.partition == "layer":
             return whole(state, companions=companions)
         return reduce(add, (along(state, name, companions=names) for name, names in companions.items()))
 
     def start(self) -> Arrays:
-        """He's uniform initialisation, biases and moments zero."""
+        """He's uniform initialisation, biases, moments and counts zero."""
         rng = np.random.default_rng(self.seed)
         state: Arrays = {}
         for name, shape in self.architecture.shapes.items():
             bound = (6 / prod(shape[1:])) ** 0.5 if name.endswith("weight") else 0.0
             state[name] = rng.uniform(-bound, bound, shape).astype(np.float32)
             state |= {f"{name}.{moment}": np.zeros(shape, np.float32) for moment in MOMENTS}
+            state |= {f"{name}.count": np.zeros(shape[0], np.int64), f"{name}.average": state[name].copy()}
         return state
 
     def samples(self, iteration: int, stream: int) -> Ids:
@@ -99,28 +103,37 @@ class ConvolutionalNetwork:
         from holdfast.workloads.convnet import Buffer
 
         shapes = self.architecture.shapes
-        mean, square = (Buffer(shapes) for _ in MOMENTS)
-        buffers = {"": network.parameters, ".mean": mean, ".square": square}
-        for suffix, buffer in buffers.items():
+        mean, square, average = (Buffer(shapes) for _ in range(3))
+        kept = {"": network.parameters, ".mean": mean, ".square": square}
+        for suffix, buffer in kept.items():
             buffer.fill({name: state[name + suffix] for name in shapes})
-        # Adam's count of steps is the number of batches so far, which no failure can lose.
-        for step, which in enumerate(self.samples(iteration, stream), start=iteration * self.batches + 1):
+        counts = np.concatenate([state[f"{name}.count"] for name in shapes])
+        for which in self.samples(iteration, stream):
             network.load(self.data.x, which)
             network.differentiate(self.data.y[which])
-            update(network.parameters.flat, mean.flat, square.flat, network.gradient.flat, step)
+            parameters, gradient = network.parameters.flat, network.gradient.flat
+            update(parameters, mean.flat, square.flat, average.flat, gradient, self._row_bounds, counts)
+        average.flat /= self.batches
+        rows = np.cumsum([0, *(shape[0] for shape in shapes.values())])
         return {
             name + suffix: part.numpy().copy()
-            for suffix, buffer in buffers.items()
+            for suffix, buffer in (kept | {".average": average}).items()
             for name, part in buffer.parts.items()
-        }
+        } | {f"{name}.count": counts[rows[i] : rows[i + 1]] for i, name in enumerate(shapes)}
 
     def _evaluate(self, network: "Network", state: Arrays) -> float:
-        network.parameters.fill({name: state[name] for name in self.architecture.shapes})
+        network.parameters.fill({name: state[f"{name}.average"] for name in self.architecture.shapes})
         total = 0.0
         for which in np.arange(self.evaluated).reshape(-1, self.batch):
             network.load(self.data.x, which)
             total += _cross_entropy(network.scores().numpy(), self.data.y[which])
         return total / self.evaluated
+
+    @cached_property
+    def _row_bounds(self) -> Ids:
+        """Where the rows of all parameters, slices along the first dimension, begin and end in a flat buffer."""
+        sizes = [np.full(shape[0], prod(shape[1:])) for shape in self.architecture.shapes.values()]
+        return np.append(0, np.cumsum(np.concatenate(sizes)))
 
 
 def _cross_entropy(scores: npt.NDArray[np.float32], labels: Ids) -> float:
@@ -131,12 +144,11 @@ def _cross_entropy(scores: npt.NDArray[np.float32], labels: Ids) -> float:
 # The network, batches of an iteration, images evaluated and criterion of each data set. On MNIST:
 # - Sizes: batches to the criterion times the time of a batch is least near this network. A narrower one has cheaper
 #   batches but needs more of them, as Adam's rate is fixed: 8 and 16 channels need 1,700, these 1,330, 16 and 32 1,000.
-# - Iterations: from one step to the next the loss of networks of this kind scatters by 10 %, on 1,024 images as on
-#   4,096: that is the noise of the gradients, not of the evaluation. The first crossing from a common state half-way
-#   scatters over streams by some 110 batches. A full recovery loses up to 8 iterations, so the more batches an iteration
-#   has the clearer its cost: 48 make 28 iterations to the criterion, with a scatter of 2.3. Going back six of them
-#   cost 3.9, losing half of the shards 1.5 (8 streams each, ±1); 100 trials resolve ±0.3.
-# - A trial and the unperturbed run of its stream soon part: the difference of the two scatters by 2.8, a trial by 2.1.
+# - Noise, from 16 streams that part half way: the first crossing of the parameters' own loss scatters by 110 batches,
+#   whatever the number of images; that of the average's loss by 37, its difference from an unperturbed twin by 23 to 33.
+# - Iterations: a full recovery loses up to 8, so the more batches an iteration has the clearer its cost. 48 make 23
+#   iterations to the criterion, where going back 5 costs 3.2 ± 0.5 (a standard deviation of trials); 32 make 37 and
+#   4.1 ± 1.7, going back 8; 24 make 46 and 7.3 ± 2.7, going back 10.
 SETTINGS: dict[str, tuple[Architecture, int, int, float]] = {
     "mnist": (Architecture(28, 10, kernel=5, stride=2, channels=(8, 24), hidden=(128, 64)), 48, 4096, 0.08),
     "digits": (Architecture(8, 10, kernel=3, stride=1, channels=(16, 32), hidden=(128, 64)), 10, 1024, 0.08),
