@@ -73,6 +73,15 @@ def test_a_truncated_payload_and_a_future_manifest_are_found(holdfast, saved: Pa
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        (["run", "--workers", "0", __file__], "no world can be formed of 0 workers"),
+        (["run", "--writer", "quick", __file__], "there is no writer 'quick'"),
+        (["run", "--recovery", "hope", __file__], "there is no recovery 'hope'"),
+        (["run", "--fail-at", "3", "--fault", "fire", __file__], "there is no fault 'fire'"),
+        (["run", "--fail-at", "soon", __file__], "--fail-at soon is not a list of whole numbers"),
+        (["run", "nothing.py"], "there is no script nothing.py"),
+        (["run", "--nnodes", "2", __file__], "rendezvous"),
+        (["audit", "nowhere"], "there is no history at nowhere"),
+        (["cost", "nowhere"], "there is no history at nowhere"),
         (["inspect", "nowhere"], "nowhere does not exist"),
         (["verify", "."], "neither a snapshot nor a running checkpoint"),
         (["lab", "run", "nope"], "no experiment 'nope'; choose one of"),

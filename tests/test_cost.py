@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cost import (
+from holdfast.cost.formulas import (
     RunTime,
     Stall,
     daly_interval,

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import BadInput, Corrupt, FutureVersion, StorageFailed
-from holdfast.history import Event, HistoryWriter, read_history
+from holdfast.history import Event, HistoryWriter, Torn, read_history, stream_history
 
 
 def ticking(start: float = 0.0, step: float = 1.0) -> Callable[[], float]:
@@ -245,3 +245,17 @@ def test_events_that_a_full_disk_refused_are_written_once_there_is_room(tmp_path
     found = read_history(tmp_path)
     assert [event.fields["step"] for event in found.events if event.event == "step"] == [0, 1, 2]
     assert found.torn == ()
+
+
+def test_a_history_can_be_streamed_file_by_file(tmp_path: Path) -> None:
+    for who in ("rank-0", "rank-1"):
+        with HistoryWriter(tmp_path, who) as history:
+            history.append("step", step=0)
+    with (tmp_path / "rank-1.jsonl").open("ab") as file:
+        file.write(b"{")
+    torn: list[Torn] = []
+    events = list(stream_history(tmp_path, torn))
+    whole = read_history(tmp_path)
+    assert sorted(events, key=lambda event: event.time) == list(whole.events)
+    assert [event.who for event in events] == ["rank-0", "rank-0", "rank-1", "rank-1"]
+    assert tuple(torn) == whole.torn != ()

@@ -117,3 +117,25 @@ def test_samples_survive_json(ids: list[int]) -> None:
 def test_json_of_another_shape_is_corrupt(value: object) -> None:
     with pytest.raises(Corrupt, match="not a count and digest"):
         Samples.from_json(value)
+
+
+@given(st.integers(0, 4).flatmap(lambda width: st.lists(st.lists(identifiers, min_size=width, max_size=width))))
+def test_rows_have_the_samples_they_have_alone(rows: list[list[int]]) -> None:
+    array = np.array(rows, dtype=np.int64).reshape(len(rows), -1 if rows and rows[0] else 0)
+    assert Samples.of_each(array) == [Samples.of(row) for row in rows]
+
+
+@given(st.lists(several, max_size=5))
+def test_the_total_is_the_sum(shares: list[list[int]]) -> None:
+    assert Samples.total(map(Samples.of, shares)) == sum(map(Samples.of, shares), Samples())
+
+
+@given(identifiers, several)
+def test_one_sample_can_be_told_by_its_digest(one: int, others: list[int]) -> None:
+    assert Samples.of([one]).only_id == one
+    assert (Samples.of([one, *others]) - Samples.of(others)).only_id == one
+
+
+@given(several)
+def test_several_samples_or_none_cannot(ids: list[int]) -> None:
+    assert len(ids) == 1 or Samples.of(ids).only_id is None

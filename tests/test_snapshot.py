@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from holdfast.blocks import Array
-from holdfast.checkpoint import scrub, snapshot
+from holdfast.checkpoint import payload, scrub, snapshot
 from holdfast.checkpoint.sealed import seal
 from holdfast.checkpoint.store import DirectoryStore, Store
 from holdfast.errors import BadInput, CommitConflict, Corrupt, FutureVersion, NoSnapshot, StorageFailed
@@ -114,6 +114,26 @@ class ForgetfulStore(DirectoryStore):
 def test_a_retried_commit_that_meets_itself_succeeds(tmp_path: Path) -> None:
     store = saved(ForgetfulStore(tmp_path), 1)
     assert snapshot.newest(store).step == 1
+
+
+def test_a_draft_that_is_committed_again_meets_itself_and_another_one_a_conflict(store: Store) -> None:
+    draft = snapshot.draft(1, {"lr": 0.1}, epoch=2)
+    first = snapshot.commit(store, draft, payload.encode(tensors_of(1)))
+    names = store.names()
+    assert snapshot.commit(store, draft, payload.encode(tensors_of(1))) == first
+    assert store.names() == names
+    assert snapshot.missing(store, first) == []
+    with pytest.raises(CommitConflict, match="step 1"):
+        snapshot.commit(store, snapshot.draft(1, {"lr": 0.1}, epoch=2), payload.encode(tensors_of(1)))
+
+
+def test_a_draft_whose_payload_is_lost_is_written_again(store: Store) -> None:
+    draft = snapshot.draft(1, {})
+    first = snapshot.commit(store, draft, payload.encode(tensors_of(1)))
+    store.remove("step-00000001/extra.json")
+    assert snapshot.missing(store, first) == ["step-00000001/extra.json"]
+    assert snapshot.commit(store, draft, payload.encode(tensors_of(1))) == first
+    assert same(snapshot.newest(store).tensors, tensors_of(1))
 
 
 def test_a_commit_by_somebody_else_in_the_meantime_is_a_conflict(tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 """Every Store passes one suite; what only a directory promises comes after it."""
 
 import errno
+import fcntl
+import mmap
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -170,6 +173,35 @@ def test_a_filesystem_without_hard_links_still_refuses_a_taken_name(
         store.create("commit", [b"second"])
     assert read(store, "commit") == b"first"
     assert [path.name for path in tmp_path.iterdir()] == ["commit"]
+
+
+@pytest.mark.skipif(not hasattr(os, "O_DIRECT"), reason="this system has no direct writes")
+@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.parametrize("length", [(1 << 20) - 1, 1 << 20, (3 << 20) + 12345])
+def test_memory_that_begins_on_a_page_is_written_as_it_lies_wherever_the_filesystem_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: int, refused: bool
+) -> None:
+    memory = mmap.mmap(-1, length)
+    memory[:] = random.Random(length).randbytes(length)
+    original, direct = os.write, []
+
+    def write(descriptor: int, data: memoryview) -> int:
+        is_direct = bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT)
+        if is_direct and refused:
+            raise OSError(errno.EINVAL, "this filesystem cannot")
+        count = original(descriptor, data)
+        direct.append(count if is_direct else 0)
+        return count
+
+    monkeypatch.setattr(os, "write", write)
+    store = DirectoryStore(tmp_path)
+    store.put("whole", [memoryview(memory)])
+    assert read(store, "whole") == memory[:]
+    assert sum(direct) % mmap.PAGESIZE == 0
+    store.put("after an odd start", [b"odd", memoryview(memory), b"end"])
+    assert read(store, "after an odd start") == b"odd" + memory[:] + b"end"
+    if length < 1 << 20 or refused:
+        assert not any(direct)
 
 
 def test_a_file_in_place_of_the_directory_is_one_clear_line(tmp_path: Path) -> None:

@@ -3,11 +3,20 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from holdfast.audit import CHECKS, Finding, worst
+from holdfast.audit.ledger import Ledger
+from holdfast.audit.verdicts import CHECKS, Finding, audit_run, worst
 from holdfast.blocks import Blocks, along, euclidean, partition, ragged, whole
 from holdfast.checkpoint.place import open_store
 from holdfast.checkpoint.store import DirectoryStore, Store
-from holdfast.cost import RunTime, Stall, daly_interval, expected_run_time, expected_waste, goodput, young_interval
+from holdfast.cost.formulas import (
+    RunTime,
+    Stall,
+    daly_interval,
+    expected_run_time,
+    expected_waste,
+    goodput,
+    young_interval,
+)
 from holdfast.errors import (
     BadInput,
     CommitConflict,
@@ -21,6 +30,7 @@ from holdfast.errors import (
     WorkerLost,
 )
 from holdfast.failure import Failure
+from holdfast.geometry import Geometry, Position
 from holdfast.history import Event, History, HistoryWriter, read_history
 from holdfast.policy import Policy, Standing
 from holdfast.rate import OnlineRate, Rate, fitted_rate, worst_rate
@@ -32,16 +42,21 @@ if TYPE_CHECKING:
     from holdfast.checkpoint.objects import ObjectStore
     from holdfast.checkpoint.running import RunningCheckpoint
     from holdfast.checkpoint.snapshot import Manifest, Snapshot
+    from holdfast.ddp.batches import Batch
+    from holdfast.ddp.run import Run, attach
     from holdfast.state import flatten, unflatten
 
 __version__ = "0.1.0"
 
 # Imported when first used: they need torch or fsspec, and neither a simulation nor `holdfast --help` should wait for it.
 _LATER = {
+    "Batch": "ddp.batches",
     "Manifest": "checkpoint.snapshot",
     "ObjectStore": "checkpoint.objects",
+    "Run": "ddp.run",
     "RunningCheckpoint": "checkpoint.running",
     "Snapshot": "checkpoint.snapshot",
+    "attach": "ddp.run",
     "flatten": "state",
     "unflatten": "state",
 }
@@ -49,6 +64,7 @@ _LATER = {
 __all__ = [
     "CHECKS",
     "BadInput",
+    "Batch",
     "Blocks",
     "CommitConflict",
     "Corrupt",
@@ -58,16 +74,20 @@ __all__ = [
     "Failure",
     "Finding",
     "FutureVersion",
+    "Geometry",
     "History",
     "HistoryWriter",
     "HoldfastError",
+    "Ledger",
     "Manifest",
     "NoSnapshot",
     "NotAStore",
     "ObjectStore",
     "OnlineRate",
     "Policy",
+    "Position",
     "Rate",
+    "Run",
     "RunTime",
     "RunningCheckpoint",
     "Samples",
@@ -78,6 +98,8 @@ __all__ = [
     "Store",
     "WorkerLost",
     "along",
+    "attach",
+    "audit_run",
     "daly_interval",
     "endless_cost_bound",
     "euclidean",

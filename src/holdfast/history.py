@@ -14,7 +14,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -171,10 +171,31 @@ def _finite(value: JSON) -> JSON:
 
 def read_history(path: Path) -> History:
     """The history in one file, in a folder of files, or in the `history` folder of a run."""
-    files = [_read_file(file) for file in _files(path)]
+    torn: list[Torn] = []
+    files = [list(_read_file(file, torn)) for file in _files(path)]
     # The merge takes each file's events in their own order, even where its clock went back.
-    events = heapq.merge(*(events for events, _ in files), key=lambda event: event.time)
-    return History(tuple(events), tuple(torn for _, several in files for torn in several))
+    events = heapq.merge(*files, key=lambda event: event.time)
+    return History(tuple(events), tuple(torn))
+
+
+def stream_history(path: Path, torn: list[Torn]) -> Iterator[Event]:
+    """The events of a history file by file, none of them kept here; torn lines are added to the list."""
+    for file in _files(path):
+        yield from _read_file(file, torn)
+
+
+def recall(file: Path, *kinds: str) -> Iterator[Event]:
+    """The events of these kinds in one writer's file, if there is one; lines of other kinds are not looked into."""
+    if not file.exists():
+        return
+    marks = tuple(f'{{"event": "{kind}"'.encode() for kind in kinds)  # as `_encode` begins a line
+    try:
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.startswith(marks) and line.endswith(b"\n"):
+                    yield _decode(line, file, number)
+    except OSError as error:
+        raise StorageFailed(f"cannot read the history {file}: {error.strerror or error}.") from error
 
 
 def _files(path: Path) -> list[Path]:
@@ -186,21 +207,19 @@ def _files(path: Path) -> list[Path]:
     raise BadInput(f"there is no history at {path}: name a run's folder or a .jsonl file.")
 
 
-def _read_file(path: Path) -> tuple[list[Event], list[Torn]]:
-    events: list[Event] = []
-    torn: list[Torn] = []
+def _read_file(path: Path, torn: list[Torn]) -> Iterator[Event]:
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
                 if not line.endswith(b"\n"):  # only the last line can lack it
                     torn.append(Torn(path, number, len(line)))
                     break
-                events.append(event := _decode(line, path, number))
+                event = _decode(line, path, number)
                 if event.event == "open" and isinstance(size := event.fields.get("torn"), int):
                     torn.append(Torn(path, number, size))
+                yield event
     except OSError as error:
         raise StorageFailed(f"cannot read the history {path}: {error.strerror or error}.") from error
-    return events, torn
 
 
 def _decode(line: bytes, path: Path, number: int) -> Event:

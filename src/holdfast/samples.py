@@ -5,7 +5,8 @@ the shares of a window add up to the window however it was divided. A sample los
 goes unnoticed with a chance of about 2^-128; an adversary who may choose ids is not what this guards against.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from holdfast.errors import BadInput, Corrupt
 
 _WRAP = 1 << 64
+_DIGEST = re.compile("[0-9a-f]{32}")
 # The finalisers of splitmix64 (Steele et al., 2014) and MurmurHash3, each after an offset of its own, for
 # both map zero to zero. These numbers are the format: another choice makes all older histories fail their audit.
 _SPLITMIX = (0x9E3779B97F4A7C15, (30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), 31)
@@ -31,12 +33,27 @@ class Samples:
     @classmethod
     def of(cls, ids: ArrayLike) -> "Samples":
         """The samples with these ids; the same id twice counts twice."""
-        numbers = _as_words(ids)
-        return cls(numbers.size, _hex(_mixed_sum(numbers, _SPLITMIX), _mixed_sum(numbers, _MURMUR)))
+        return cls.of_each(_as_words(ids).reshape(1, -1))[0]
+
+    @classmethod
+    def of_each(cls, rows: ArrayLike) -> "list[Samples]":
+        """The samples of each row of ids, computed together."""
+        numbers = _as_words(rows)
+        sums = (_mixed_sums(numbers, mix).tolist() for mix in (_SPLITMIX, _MURMUR))
+        return [cls(numbers.shape[1], _hex(high, low)) for high, low in zip(*sums, strict=True)]
+
+    @classmethod
+    def total(cls, several: "Iterable[Samples]") -> "Samples":
+        """All of these samples together."""
+        count = high = low = 0
+        for samples in several:
+            count += samples.count
+            high += int(samples.digest[:16], 16)
+            low += int(samples.digest[16:], 16)
+        return cls(count, _hex(high, low))
 
     def __add__(self, other: "Samples") -> "Samples":
-        (a, b), (c, d) = self._sums(), other._sums()
-        return Samples(self.count + other.count, _hex(a + c, b + d))
+        return Samples.total((self, other))
 
     def __sub__(self, other: "Samples") -> "Samples":
         """What is left without `other`: a window without the samples a recovery declared dropped."""
@@ -45,6 +62,12 @@ class Samples:
         (a, b), (c, d) = self._sums(), other._sums()
         return Samples(self.count - other.count, _hex(a - c, b - d))
 
+    @property
+    def only_id(self) -> int | None:
+        """The id, if this is one sample: mixing is one-to-one, so it can be undone."""
+        candidate = _unmixed(self._sums()[0], _SPLITMIX)
+        return candidate if self == Samples.of([candidate]) else None
+
     def to_json(self) -> dict[str, int | str]:
         return {"count": self.count, "digest": self.digest}
 
@@ -52,7 +75,7 @@ class Samples:
     def from_json(cls, value: object) -> "Samples":
         """The samples that `to_json` wrote; anything else is Corrupt."""
         count, digest = (value.get("count"), value.get("digest")) if isinstance(value, Mapping) else (None, None)
-        if type(count) is not int or count < 0 or not isinstance(digest, str) or not _is_digest(digest):
+        if type(count) is not int or count < 0 or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
             raise Corrupt(f"not a count and digest of samples: {value!r:.80}.")
         return cls(count, digest)
 
@@ -64,22 +87,30 @@ def _as_words(ids: ArrayLike) -> NDArray[np.uint64]:
     array = np.asarray(ids)
     if array.size and array.dtype.kind not in "iu":
         raise BadInput(f"sample ids must be whole numbers of at most 64 bits, not {array.dtype}.")
-    return array.ravel().astype(np.int64).view(np.uint64)
+    return array.astype(np.int64).view(np.uint64)
 
 
-def _mixed_sum(numbers: NDArray[np.uint64], mix: _Mix) -> int:
+def _mixed_sums(numbers: NDArray[np.uint64], mix: _Mix) -> NDArray[np.uint64]:
     offset, first, second, shift = mix
     x = numbers + np.uint64(offset)  # array arithmetic wraps, which is what is wanted
     for bits, factor in (first, second):
         x ^= x >> np.uint64(bits)
         x *= np.uint64(factor)
     x ^= x >> np.uint64(shift)
-    return int(np.add.reduce(x, dtype=np.uint64))
+    sums: NDArray[np.uint64] = np.add.reduce(x, axis=1, dtype=np.uint64)
+    return sums
+
+
+def _unmixed(word: int, mix: _Mix) -> int:
+    """The id, of 64 bits with a sign, that is mixed into this word."""
+    offset, first, second, shift = mix
+    x = word ^ word >> shift ^ word >> 2 * shift
+    for bits, factor in (second, first):
+        x = x * pow(factor, -1, _WRAP) % _WRAP
+        x ^= x >> bits ^ x >> 2 * bits
+    x = (x - offset) % _WRAP
+    return x - _WRAP if x >= _WRAP // 2 else x
 
 
 def _hex(high: int, low: int) -> str:
     return f"{high % _WRAP:016x}{low % _WRAP:016x}"
-
-
-def _is_digest(text: str) -> bool:
-    return len(text) == 32 and all(character in "0123456789abcdef" for character in text)

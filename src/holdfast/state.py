@@ -2,7 +2,7 @@
 
 import base64
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +59,8 @@ def _take_apart(value: Any, path: str, tensors: dict[str, Array]) -> Any:
         return {"tuple": [_take_apart(item, _join(path, i), tensors) for i, item in enumerate(value)]}
     if kind is dict:
         return {"dict": _pairs(value, path, tensors)}
+    if kind is Counter:  # the milestones of a learning-rate schedule are one
+        return {"counter": _pairs(value, path, tensors)}
     if kind is OrderedDict:
         return _ordered(value, path, tensors)
     if isinstance(value, np.generic):
@@ -115,6 +117,7 @@ _TAGS: dict[str, Callable[[Any, dict[str, Array]], Any]] = {
     "bytes": lambda text, _: base64.b64decode(text, validate=True),
     "tuple": lambda items, tensors: tuple(_put_together(item, tensors) for item in items),
     "dict": lambda pairs, tensors: dict(_from_pairs(pairs, tensors)),
+    "counter": lambda pairs, tensors: Counter(dict(_from_pairs(pairs, tensors))),
     "ordered": _from_ordered,
     "scalar": _from_scalar,
     "tensor": lambda name, tensors: tensors[name],

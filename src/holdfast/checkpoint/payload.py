@@ -9,6 +9,7 @@ import json
 import math
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -49,12 +50,37 @@ _OF_TORCH = {dtype: name for name, dtype in _TORCH.items()}
 _OF_NUMPY = {dtype: name for name, dtype in _NUMPY.items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The file of some tensors before its values are filled in: its first bytes, and where each value lies in it."""
+
+    header: bytes
+    spans: dict[str, tuple[int, int]]
+
+    @property
+    def length(self) -> int:
+        """How many bytes the file has."""
+        return max((end for _, end in self.spans.values()), default=len(self.header))
+
+
+def layout(tensors: State) -> Layout:
+    """How the file of these tensors is laid out; it depends on their names, kinds, shapes and places alone."""
+    # Wide numbers first: all lengths before a value are then multiples of its number size, so that views are aligned.
+    # What lies on one device lies together: the device can then send it in one go.
+    order = sorted(tensors, key=lambda name: (-_itemsize(name, tensors[name]), _device(tensors[name])))
+    spans, end = {}, 0
+    for name in order:
+        start, end = end, end + _nbytes(tensors[name])
+        spans[name] = (start, end)
+    header = _header(tensors, spans)
+    return Layout(header, {name: (len(header) + start, len(header) + end) for name, (start, end) in spans.items()})
+
+
 def encode(tensors: State) -> Iterator[memoryview | bytes]:
     """The file of these tensors, part by part: memory of the tensors themselves wherever they are contiguous."""
-    # Wide numbers first: all lengths before a value are then multiples of its number size, so that views are aligned.
-    order = sorted(tensors, key=lambda name: -_itemsize(name, tensors[name]))
-    yield _header(tensors, order)
-    for name in order:
+    plan = layout(tensors)
+    yield plan.header
+    for name in plan.spans:
         yield _memory(tensors[name])
 
 
@@ -77,11 +103,7 @@ def check(name: str, value: Array) -> None:
     _code(name, value)
 
 
-def _header(tensors: State, order: list[str]) -> bytes:
-    spans, end = {}, 0
-    for name in order:
-        start, end = end, end + _nbytes(tensors[name])
-        spans[name] = [start, end]
+def _header(tensors: State, spans: dict[str, tuple[int, int]]) -> bytes:
     numpys = [name for name, value in tensors.items() if isinstance(value, np.ndarray)]
     entries: dict[str, Any] = {_METADATA: {"numpy": json.dumps(numpys)}} if numpys else {}
     for name, value in tensors.items():  # the header keeps the caller's order; the data need not
@@ -124,6 +146,10 @@ def _code(name: str, value: Array) -> str:
 
 def _itemsize(name: str, value: Array) -> int:
     return int(_TORCH[_code(name, value)].itemsize)
+
+
+def _device(value: Array) -> str:
+    return str(value.device) if isinstance(value, torch.Tensor) else "cpu"
 
 
 def _nbytes(value: Array) -> int:

@@ -10,8 +10,8 @@ import json
 import logging
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from holdfast.blocks import Array, State
@@ -68,6 +68,40 @@ class Snapshot:
         return self.manifest.step
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Draft:
+    """A snapshot before its commit, without its tensors. To commit it again is no second save: it meets itself."""
+
+    step: int
+    extra: bytes
+    epoch: int = 0
+    cursor: int = 0
+    world: int = 1
+    config: str = ""
+    saved: float = field(default_factory=time.time)
+
+    def manifest(self, payloads: Mapping[str, Digest]) -> Manifest:
+        """The commit record, once the payloads are written."""
+        return Manifest(
+            step=self.step,
+            epoch=self.epoch,
+            cursor=self.cursor,
+            world=self.world,
+            config=self.config,
+            saved=self.saved,
+            payloads=payloads,
+        )
+
+
+def draft(
+    step: int, extra: Mapping[str, Any], *, epoch: int = 0, cursor: int = 0, world: int = 1, config: str = ""
+) -> Draft:
+    """Everything of a snapshot but its tensors, as it is now; what cannot be saved is refused here."""
+    if step < 0:
+        raise BadInput(f"step {step} cannot be saved: steps count from 0")
+    return Draft(step=step, extra=_json(extra), epoch=epoch, cursor=cursor, world=world, config=config)
+
+
 def save(
     store: Store,
     step: int,
@@ -83,19 +117,24 @@ def save(
 
     One process at a time saves into a store. What a killed save left behind is cleared away here.
     """
-    if step < 0:
-        raise BadInput(f"step {step} cannot be saved: steps count from 0")
-    text = _json(extra)
-    _clear(store, step)
-    payloads = {
-        _TENSORS: digest.put(store, _name(step, _TENSORS), payload.encode(tensors)),
-        _EXTRA: digest.put(store, _name(step, _EXTRA), [text]),
-    }
-    manifest = Manifest(
-        step=step, epoch=epoch, cursor=cursor, world=world, config=config, saved=time.time(), payloads=payloads
-    )
-    record = seal(asdict(manifest))
-    _commit(store, manifest_name(step), record)
+    unsaved = draft(step, extra, epoch=epoch, cursor=cursor, world=world, config=config)
+    return commit(store, unsaved, payload.encode(tensors))
+
+
+def commit(store: Store, draft: Draft, tensors: Iterable[memoryview | bytes]) -> Manifest:
+    """Write and commit a draft, with its tensors as `payload` encodes them; a try that failed may be repeated."""
+    step = draft.step
+    manifest = _cleared(store, draft)
+    if manifest is None:
+        payloads = {
+            _TENSORS: digest.put(store, _name(step, _TENSORS), tensors),
+            _EXTRA: digest.put(store, _name(step, _EXTRA), [draft.extra]),
+        }
+        manifest = draft.manifest(payloads)
+        _commit(store, manifest_name(step), seal(asdict(manifest)))
+    else:
+        # An earlier try got as far as this name, but perhaps not to the sync that makes the name outlive a power cut.
+        store.put(manifest_name(step), [seal(asdict(manifest))])
     store.put(LATEST, [seal({"step": step})])
     logger.info("saved step %d, %d bytes", step, manifest.bytes)
     return manifest
@@ -137,16 +176,33 @@ def steps(store: Store) -> list[int]:
 
 def keep_last(store: Store, count: int) -> list[int]:
     """Remove all but the last snapshots; the newest good one stays, however old it is. Returns the steps removed."""
+    old = outdated(store, count)
+    for step in old:
+        remove(store, step)
+    return old
+
+
+def outdated(store: Store, count: int, *, trusted: int | None = None) -> list[int]:
+    """The steps that are not among the last snapshots and may go: the newest good one may not.
+
+    To find a good one is to read it. Who has just committed a step trusts it, and saves that; but not where nothing
+    else would be kept, since a disk may have lied.
+    """
     if count < 1:
         raise BadInput(f"cannot keep the last {count} snapshots: keep 1 or more")
     listed = steps(store)
-    old = listed[:-count]
-    if old and not any(is_good(store, step) for step in reversed(listed[-count:])):
-        spared = next((step for step in reversed(old) if is_good(store, step)), None)
-        old = [step for step in old if step != spared]
-    for step in old:
-        _remove(store, step)
-    return old
+    old, kept = listed[:-count], listed[-count:]
+    if not old or (trusted in kept and len(kept) > 1) or any(is_good(store, step) for step in reversed(kept)):
+        return old
+    spared = next((step for step in reversed(old) if is_good(store, step)), None)
+    return [step for step in old if step != spared]
+
+
+def missing(store: Store, manifest: Manifest) -> list[str]:
+    """Which names of a snapshot the store does not list, although they were committed."""
+    listed = set(store.names(_name(manifest.step)))
+    names = (_name(manifest.step, part) for part in (*manifest.payloads, _MANIFEST))
+    return [name for name in names if name not in listed]
 
 
 def is_good(store: Store, step: int) -> bool:
@@ -197,23 +253,37 @@ def _commit(store: Store, name: str, record: bytes) -> None:
             raise
 
 
-def _clear(store: Store, step: int) -> None:
-    """Make room for a save: no temporary files, no payloads without a manifest, no bad snapshot of this step."""
+def _cleared(store: Store, draft: Draft) -> Manifest | None:
+    """Make room for a save: no temporary files, no payloads without a manifest, no bad snapshot of this step.
+
+    Returns the manifest of this very draft if an earlier try has committed it.
+    """
     store.sweep("step-")
     store.sweep(LATEST)
     committed = set(steps(store))
-    if step in committed:
-        if is_good(store, step):
-            raise CommitConflict(f"step {step} is already saved in {store}: resume from it, or use a store of its own")
-        logger.warning("replacing the snapshot of step %d, which is corrupt", step)
-        _remove(store, step)
+    if draft.step in committed:
+        if is_good(store, draft.step):
+            return _own(store, draft)
+        logger.warning("replacing the snapshot of step %d, which is corrupt", draft.step)
+        remove(store, draft.step)
     for name in store.names("step-"):
         match = _NAME.fullmatch(name)
         if match and int(match[1]) not in committed:
             store.remove(name)
+    return None
 
 
-def _remove(store: Store, step: int) -> None:
+def _own(store: Store, draft: Draft) -> Manifest:
+    found = read_manifest(store, draft.step)
+    if found != draft.manifest(found.payloads):
+        raise CommitConflict(
+            f"step {draft.step} is already saved in {store}: resume from it, or use a store of its own"
+        )
+    return found
+
+
+def remove(store: Store, step: int) -> None:
+    """Remove the snapshot of a step; may be repeated after a failure."""
     store.remove(manifest_name(step))  # first: from here on the snapshot does not exist
     for name in store.names(_name(step)):
         store.remove(name)

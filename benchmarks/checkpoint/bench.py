@@ -1,0 +1,323 @@
+"""What a save costs training: stall, time until durable, training time lost. Run: python benchmarks/checkpoint/bench.py
+
+A model is trained while its state (weights and AdamW moments) is saved in each of the ways of arms.py, in turn and again
+and again. An arm's round is: some steps without a save; the save; steps until it is durable, and for a while after; some
+steps without. "Stall" is the call, and what the first optimizer step waits for staging. "Lost" is the time of all those
+steps and the save, minus what the steps take without one: the figure that counts. "Rate" is the speed of training
+while a save is in flight, as a share of its speed without. The first round warms up and is told apart.
+"""
+
+import argparse
+import json
+import logging
+import multiprocessing
+import os
+import platform
+import socket
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import xxhash
+from arms import Arm, Started, Tensors, bounds, ours, peers, remove
+
+import holdfast
+from holdfast.checkpoint import device, snapshot
+from holdfast.checkpoint.store import DirectoryStore
+from holdfast.checkpoint.writer import overlapped
+
+SIZES = {"cpu": (10, 2048, 16), "cuda": (24, 4096, 8192)}  # layers, width, batch
+AROUND = {"cpu": 1.0, "cuda": 0.5}  # seconds of training without a save, before and after
+AFTER = 0.5  # seconds of training after a save that still count as its time
+DEFAULT = "dcp.async_save, default"
+WRITE = "bound: raw write + fsync"
+
+
+@dataclass
+class Measured:
+    """One save of one arm, in seconds; `rate` is None where nothing was in flight."""
+
+    stall: float
+    durable: float
+    lost: float
+    rate: float | None
+
+
+class Training:
+    """A stack of linear layers under AdamW."""
+
+    def __init__(self, device: str) -> None:
+        layers, width, batch = SIZES[device]
+        torch.manual_seed(0)
+        self.device = torch.device(device)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(width, width, bias=False) for _ in range(layers)).to(device)
+        self.optimizer = torch.optim.AdamW(self.layers.parameters(), lr=1e-5, fused=True)
+        self.x = torch.randn(batch, width, device=device)
+        for _ in range(5):
+            self.step()
+
+    def step(self, fence: Callable[[], object] = lambda: None) -> None:
+        """One step; `fence` is called before the weights change."""
+        with torch.autocast(self.device.type, torch.bfloat16):
+            h = self.x
+            for layer in self.layers:
+                h = torch.relu(layer(h)) * 0.5
+            loss = h.float().pow(2).mean()
+        loss.backward()
+        fence()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.wait()
+
+    def wait(self) -> None:
+        """Wait for the stream that trains, and for no other."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
+
+    def tensors(self) -> Tensors:
+        """What is saved."""
+        found = {f"weight.{i}": value.detach() for i, value in enumerate(self.layers.parameters())}
+        for i, state in enumerate(self.optimizer.state.values()):
+            found |= {f"{name}.{i}": value for name, value in state.items() if name in ("exp_avg", "exp_avg_sq")}
+        return found
+
+    def seconds_a_step(self) -> float:
+        """How long a step takes when nothing is saved."""
+        began, steps = time.perf_counter(), 0
+        while time.perf_counter() - began < AROUND[self.device.type]:
+            self.step()
+            steps += 1
+        return (time.perf_counter() - began) / steps
+
+
+def measure(training: Training, arm: Arm, place: Path) -> Measured:
+    """Save once in one way, and train meanwhile."""
+    os.sync()
+    before = training.seconds_a_step()
+    waited = [0.0]
+    began = time.perf_counter()
+    started = arm(place)
+    training.wait()
+    called = time.perf_counter()
+    durable = started.durable()
+    steps = 0
+    meanwhile: tuple[int, float] | None = None
+    while durable is None or time.perf_counter() < max(durable, called) + AFTER:
+        training.step(fenced(started, waited) if steps == 0 else lambda: None)
+        steps += 1
+        if durable is None and (durable := started.durable()) is not None:
+            meanwhile = steps, time.perf_counter()
+    elapsed = time.perf_counter() - began
+    step = (before + training.seconds_a_step()) / 2
+    rate = None if meanwhile is None else meanwhile[0] * step / (meanwhile[1] - called - waited[0])
+    return Measured(called - began + waited[0], durable - began, elapsed - steps * step, rate)
+
+
+def fenced(started: Started, waited: list[float]) -> Callable[[], None]:
+    """A fence that measures how long training waits at it."""
+
+    def fence() -> None:
+        began = time.perf_counter()
+        started.staged()
+        waited[0] += time.perf_counter() - began
+
+    return fence
+
+
+def no_save(place: Path) -> Started:
+    """Nothing at all: what the other figures would be if saves were free, and how much they vary by themselves."""
+    return Started()
+
+
+def rounds(
+    training: Training, folder: Path, limit: float, most: int
+) -> tuple[dict[str, list[Measured]], dict[str, str]]:
+    """Every arm in turn, as often as there is time for; and the arms that failed, and of what."""
+    tensors = training.tensors()
+    arms: dict[str, Arm] = {"no save": no_save, **bounds(tensors), **ours(tensors, folder), **peers(tensors)}
+    results: dict[str, list[Measured]] = {name: [] for name in arms}
+    failed: dict[str, str] = {}
+    began = time.perf_counter()
+    for number in range(most + 1):
+        round_began = time.perf_counter()
+        for name in sorted(arms, reverse=number % 2 == 1):
+            if name in failed:
+                continue
+            place = folder / "save"
+            try:
+                results[name].append(measure(training, arms[name], place))
+            except BaseException as error:  # DCP's errors are no Exceptions
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+                failed[name] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            remove(place)
+            print(f"round {number} {name}: {results[name][-1:] or failed.get(name)}", file=sys.stderr, flush=True)
+        now = time.perf_counter()
+        if number and now - began + now - round_began > limit:
+            break
+    return results, failed
+
+
+def check(training: Training, folder: Path) -> bool:
+    """Whether what is saved is what was there at the call, bit by bit, although training goes on at once."""
+    tensors = dict(list(training.tensors().items())[::6])
+    store = DirectoryStore(folder)
+    writer = overlapped(store, keep_last=2)
+    same = True
+    for step in range(3):
+        expected = {name: value.to("cpu", copy=True) for name, value in tensors.items()}
+        writer.save(step, tensors, {})
+        for _ in range(3):
+            training.step()
+        writer.finished()
+        if step == 2:
+            writer.close()
+            found = snapshot.load(store, step).tensors
+            same = all(torch.equal(torch.as_tensor(found[name]), value) for name, value in expected.items())
+    return same
+
+
+def spread(values: list[float], places: int) -> str:
+    """The median and the extremes."""
+    middle, low, high = (f"{x:.{places}f}" for x in (statistics.median(values), min(values), max(values)))
+    return f"{middle} ({low} to {high})"
+
+
+def table(results: dict[str, list[Measured]], failed: dict[str, str]) -> str:
+    """The figures of every arm."""
+    lines = [
+        "| | stall ms | durable after s | rate meanwhile | **training time lost ms** | first stall ms | first lost ms |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for name, several in results.items():
+        if not several:
+            continue
+        first, rest = several[0], several[1:] or several
+        writes = name != "no save" and "copy" not in name
+        rates = [each.rate for each in rest if each.rate is not None]
+        cells = [
+            f"{name}{f' (failed at call {len(several) + 1})' if name in failed else ''}",
+            spread([each.stall * 1e3 for each in rest], 1),
+            spread([each.durable for each in rest], 2) if writes else "",
+            f"{statistics.median(rates):.0%}" if rates else "",
+            spread([each.lost * 1e3 for each in rest], 0),
+            f"{first.stall * 1e3:.0f}",
+            f"{first.lost * 1e3:.0f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+Figure = Callable[[Measured], float]
+STALL: Figure = lambda each: each.stall  # noqa: E731 - a figure is a name for a field
+DURABLE: Figure = lambda each: each.durable  # noqa: E731
+LOST: Figure = lambda each: each.lost  # noqa: E731
+Claim = tuple[str, Figure, str, float]
+CLAIMS: dict[str, list[Claim]] = {
+    "cpu": [
+        ("stall", STALL, "bound: memory copy", 1.1),
+        ("durable after", DURABLE, WRITE, 2.0),
+        ("training time lost", LOST, DEFAULT, 0.5),
+    ],
+    "cuda": [("stall", STALL, DEFAULT, 1 / 50), ("training time lost", LOST, DEFAULT, 1 / 20)],
+}
+
+
+def claim(results: dict[str, list[Measured]], what: str, figure: Figure, other: str, most: float) -> dict[str, Any]:
+    """Whether overlapped takes at most this share of what another arm takes: the median of the ratios of each round."""
+    pairs = list(zip(results["overlapped"], results[other], strict=False))
+    ratios = sorted(figure(a) / figure(b) for a, b in (pairs[1:] or pairs))
+    median = statistics.median(ratios)
+    print(
+        f"- {what} of overlapped is {median:.3f} of {other} ({ratios[0]:.3f} to {ratios[-1]:.3f}), "
+        f"{most:.3g} allowed: {'holds' if median <= most else 'DOES NOT HOLD'}"
+    )
+    return {"claim": what, "against": other, "allowed": most, "measured": ratios, "holds": median <= most}
+
+
+def environment(device: str) -> str:
+    """What it was measured with."""
+    try:
+        import torchsnapshot
+
+        snapshot = torchsnapshot.__version__
+    except ImportError:
+        snapshot = "not installed"
+    where = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} threads"
+    return (
+        f"holdfast {holdfast.__version__}, python {platform.python_version()}, torch {torch.__version__}, xxhash "
+        f"{xxhash.VERSION}, torchsnapshot {snapshot}, Linux {platform.release().split('-')[0]}, {os.cpu_count()} cores, {where}"
+    )
+
+
+def join_a_group_of_one() -> None:
+    """DCP's async_save wants a process group, and one more port for its process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+
+def main() -> None:
+    """Measure, print the table, say which claims hold; exit with 1 if one does not."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=SIZES, default="cpu")
+    parser.add_argument("--folder", help="where to write; a temporary folder in it is used")
+    parser.add_argument("--rounds", type=int, default=9, help="repeats at most, after one that warms up")
+    parser.add_argument("--seconds", type=float, default=240, help="begin no round that would end after so many")
+    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    logging.disable(logging.WARNING)
+    join_a_group_of_one()
+    training = Training(options.device)
+    size = sum(value.nbytes for value in training.tensors().values())
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        results, failed = rounds(training, Path(folder), options.seconds, options.rounds)
+        exact = {"as it is": check(training, Path(folder) / "check")}
+        if options.device == "cuda":
+            device.SPARE = 2.0
+            exact["without room for a clone"] = check(training, Path(folder) / "no-clone")
+    print(f"state {size / 1e6:.0f} MB, a step {training.seconds_a_step() * 1e3:.1f} ms; {environment(options.device)}")
+    claims = report(results, failed, CLAIMS[options.device])
+    print(f"- overlapped saves the state of the call, bit by bit, while training goes on: {exact}")
+    if options.json:
+        rows = {name: [asdict(each) for each in several] for name, several in results.items()}
+        about = {"environment": environment(options.device), "bytes": size, "failed": failed, "exact": exact}
+        options.json.write_text(json.dumps({**about, "claims": claims, "rows": rows}, indent=1))
+    sys.stdout.flush()
+    for child in multiprocessing.active_children():  # DCP's, which would complain that we are gone
+        child.kill()
+    held = all(each["holds"] for each in claims) and all(exact.values())
+    os._exit(0 if held else 1)  # not waiting for what a failed arm left running
+
+
+def report(results: dict[str, list[Measured]], failed: dict[str, str], claims: list[Claim]) -> list[dict[str, Any]]:
+    """Print the table and which claims hold."""
+    print(f"{len(results['overlapped']) - 1} rounds after one that warmed up; median (min to max)\n")
+    print(table(results, failed), "\n")
+    for name, why in failed.items():
+        print(f"- {name} failed at call {len(results[name]) + 1}: {why}")
+    judged = [claim(results, *each) for each in claims]
+    peers = [name for name in results if name.startswith("dcp.async") and len(results[name]) > 1]
+    direct = "bound: raw write past the page cache"
+    claim(results, "(no goal) durable after", DURABLE, direct, 2.0)
+    claim(results, "(no goal) training time lost", LOST, min(peers, key=lambda name: lost(results[name])), 0.5)
+    return judged
+
+
+def lost(several: list[Measured]) -> float:
+    """The training time lost in the median round."""
+    return statistics.median(each.lost for each in several[1:])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""How long from the SIGKILL of a worker to the first step of the restarted job. Run: python benchmarks/restart/bench.py
+
+The same script, `train.py`, under holdfast's supervisor and under `torchrun --max-restarts`, in turn. Each launch is
+killed once: one worker, the next rank every time, by SIGKILL from outside while it trains. The time ends when the last
+rank has done its first step after the restart, with the state of the checkpoint.
+"""
+
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+WORKERS, REPEATS, WITHIN = 4, 10, 300.0
+AT_MOST, FASTER = 1.0, 6.0
+SCRIPT = Path(__file__).with_name("train.py")
+STAGES = ("script", "group", "model", "resumed", "first")
+WHO = ("holdfast", "torchrun")
+Moment = dict[str, Any]
+
+
+def main() -> None:
+    """Measure in turn, print the tables and whether the claims hold."""
+    repeats = int(sys.argv[1]) if len(sys.argv) > 1 else REPEATS
+    times: dict[str, list[dict[str, float]]] = {who: [] for who in WHO}
+    for repeat in range(repeats):
+        for who in WHO if repeat % 2 == 0 else reversed(WHO):
+            with tempfile.TemporaryDirectory() as folder:
+                times[who].append(measure(who, Path(folder), rank=repeat % WORKERS))
+            print(f"{repeat + 1}/{repeats} {who}: {times[who][-1]['first']:.2f} s", file=sys.stderr)
+    report(times)
+    sys.exit(0 if claims(times) else 1)
+
+
+def measure(who: str, folder: Path, rank: int) -> dict[str, float]:
+    """Seconds from the kill until the last rank has reached each stage."""
+    with (folder / "log").open("wb") as log:
+        job = subprocess.Popen(command(who, folder), stdout=log, stderr=subprocess.STDOUT)
+    try:
+        before = wait_for(job, folder, lambda moments: reached(moments, "step") if resumable(moments) else [])
+        killed = time.time()
+        os.kill(next(each["pid"] for each in before if each["rank"] == rank), signal.SIGKILL)
+        old = {each["pid"] for each in before}
+        after = wait_for(job, folder, lambda moments: reached([m for m in moments if m["pid"] not in old], "first"))
+        assert min(each["step"] for each in after) > 0, "the restarted job did not resume"
+        job.wait(WITHIN)
+        assert job.returncode == 0, (folder / "log").read_text()[-2000:]
+    finally:
+        job.kill()
+        job.wait()
+    fresh = [moment for moment in read(folder) if moment["pid"] not in old]
+    return {stage: max(each["time"] for each in reached(fresh, stage)) - killed for stage in STAGES}
+
+
+def command(who: str, folder: Path) -> list[str]:
+    """How a job is started, with the folder as the script's argument; `supervise` is what `holdfast run` calls."""
+    if who == "torchrun":
+        options = ["--standalone", f"--nproc-per-node={WORKERS}", "--max-restarts=1"]
+        return [sys.executable, "-m", "torch.distributed.run", *options, str(SCRIPT), str(folder)]
+    return [sys.executable, str(Path(__file__).resolve()), "supervise", str(folder)]
+
+
+def supervise(folder: Path) -> int:
+    """Be holdfast's side of the comparison."""
+    from holdfast.ddp.config import RunConfig
+    from holdfast.supervise.supervisor import supervise
+
+    config = RunConfig(script=str(SCRIPT), args=(str(folder),), workers=WORKERS, max_restarts=1)
+    return supervise(config, folder / "run").exit_code
+
+
+def read(folder: Path) -> list[Moment]:
+    """The moments that were noted so far."""
+    path = folder / "moments.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def reached(moments: list[Moment], what: str) -> list[Moment]:
+    """The first such moment of every rank, if all have one."""
+    first: dict[int, Moment] = {}
+    for moment in moments:
+        if moment["what"] == what:
+            first.setdefault(moment["rank"], moment)
+    return list(first.values()) if len(first) == WORKERS else []
+
+
+def resumable(moments: list[Moment]) -> bool:
+    """Whether a checkpoint was written and some steps were made after it."""
+    return any(moment["what"] == "step" and moment["step"] > 12 for moment in moments)
+
+
+def wait_for(job: subprocess.Popen[bytes], folder: Path, found: Callable[[list[Moment]], list[Moment]]) -> list[Moment]:
+    """Look until it is so; the deadline and the end of the job decide."""
+    deadline = time.monotonic() + WITHIN
+    while not (moments := found(read(folder))):
+        if job.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"the job ended or stalled:\n{(folder / 'log').read_text()[-2000:]}")
+        time.sleep(0.02)
+    return moments
+
+
+def report(times: dict[str, list[dict[str, float]]]) -> None:
+    """The tables of the README."""
+    from torch import __version__ as torch_version  # late: holdfast's side imports its own way
+
+    print(f"python {platform.python_version()}, torch {torch_version}, {os.cpu_count()} cores, {WORKERS} workers")
+    print("\n| kill to first step, s | median | best | worst |\n|---|---:|---:|---:|")
+    for who in WHO:
+        total = [each["first"] for each in times[who]]
+        print(f"| {who} | {statistics.median(total):.2f} | {min(total):.2f} | {max(total):.2f} |")
+    names = ("workers started", "process group", "model in DDP", "checkpoint loaded", "first step")
+    print(f"\n| reached by all ranks after, median s | {' | '.join(names)} |\n|---|{'---:|' * len(names)}")
+    for who in WHO:
+        medians = (statistics.median(each[stage] for each in times[who]) for stage in STAGES)
+        print(f"| {who} | {' | '.join(f'{median:.2f}' for median in medians)} |")
+
+
+def claims(times: dict[str, list[dict[str, float]]]) -> bool:
+    """Whether a restart takes at most a second, and torchrun's so many times longer."""
+    ours, theirs = ([each["first"] for each in times[who]] for who in WHO)
+    ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
+    ratio = statistics.median(ratios)
+    quick, faster = statistics.median(ours) <= AT_MOST, ratio >= FASTER
+    print(f"\nmedian at most {AT_MOST:g} s: {'holds' if quick else 'FAILS'} ({statistics.median(ours):.2f})")
+    print(
+        f"at least {FASTER:g}x faster than torchrun: {'holds' if faster else 'FAILS'} (median of the ratio within a repeat "
+        f"{ratio:.1f}, from {min(ratios):.1f} to {max(ratios):.1f})"
+    )
+    return quick and faster
+
+
+if __name__ == "__main__":
+    sys.exit(supervise(Path(sys.argv[2])) if sys.argv[1:2] == ["supervise"] else main())

@@ -1,0 +1,1 @@
+"""Was it right: verdicts computed from a history alone."""

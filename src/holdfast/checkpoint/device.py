@@ -1,0 +1,163 @@
+"""How a state leaves a CUDA device: cloned there in a moment, then carried to the host beside the training."""
+
+import logging
+import weakref
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from holdfast.checkpoint.buffers import Image
+from holdfast.checkpoint.payload import Layout
+from holdfast.errors import BadInput
+
+logger = logging.getLogger(__name__)
+
+SPARE = 0.05  # of the device's memory must stay free beside a clone, for training to grow into
+_ALIGNMENT = 64
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Departure:
+    """A copy under way from a device to the host."""
+
+    started: torch.cuda.Event
+    captured: torch.cuda.Event
+    arrived: torch.cuda.Event
+
+    def wait(self) -> float:
+        """Wait until the host has it all; returns for how many seconds the device could not train."""
+        self.arrived.synchronize()
+        return float(self.started.elapsed_time(self.captured)) / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Bytes that lie together: from start to end in the file, from `at` on in the clone."""
+
+    start: int
+    end: int
+    at: int
+
+
+class Sender:
+    """Copies the tensors of one device to images, in the order of the stream that trains.
+
+    The clone is kept: memory that training could take between two saves would be missing at the second.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._side = torch.cuda.Stream(device)
+        self._layout: Layout | None = None
+        self._clone: torch.Tensor | None = None
+        self._views: list[torch.Tensor] = []
+        self._runs: list[Run] = []
+        self._arrived: torch.cuda.Event | None = None
+
+    def send(self, tensors: Mapping[str, torch.Tensor], layout: Layout, image: Image) -> Departure:
+        """Start the copy; when this returns, whatever is queued on the device from now on may change the tensors."""
+        views = image.lay_out(layout)
+        pin(image)
+        if layout is not self._layout:
+            self._prepare(tensors, layout)
+        compute = torch.cuda.current_stream(self._device)
+        with torch.cuda.device(self._device):
+            started = torch.cuda.Event(enable_timing=True)
+            captured = torch.cuda.Event(enable_timing=True)
+            arrived = torch.cuda.Event(blocking=True)  # who waits for it sleeps, and leaves the processor to training
+        started.record(compute)
+        if self._clone is None:
+            for name, tensor in tensors.items():
+                torch.as_tensor(views[name]).copy_(tensor, non_blocking=True)
+            captured.record(compute)
+            arrived.record(compute)
+        else:
+            if self._arrived is not None:
+                compute.wait_event(self._arrived)  # the clone of the save before must have left
+            _copy(self._views, [tensors[name] for name in _in_file(tensors, layout)])
+            captured.record(compute)
+            self._side.wait_event(captured)
+            self._carry(self._clone, image)
+            arrived.record(self._side)
+        self._arrived = arrived
+        return Departure(started, captured, arrived)
+
+    def _carry(self, clone: torch.Tensor, image: Image) -> None:
+        host = torch.from_numpy(image.bytes)
+        with torch.cuda.stream(self._side):
+            for run in self._runs:
+                length = run.end - run.start
+                host[run.start : run.end].copy_(clone[run.at : run.at + length], non_blocking=True)
+
+    def _prepare(self, tensors: Mapping[str, torch.Tensor], layout: Layout) -> None:
+        """Find room for the clone, and where in it each tensor goes."""
+        if self._arrived is not None:
+            self._arrived.synchronize()  # the side stream reads a clone that is about to be given up
+        self._clone, self._views, self._layout = None, [], layout
+        names = _in_file(tensors, layout)
+        self._runs, places, size = _packed([layout.spans[name] for name in names])
+        free, total = torch.cuda.mem_get_info(self._device)
+        if free - size < SPARE * total:
+            logger.warning(
+                "%s has %d bytes free, too few to clone %d: training waits while they are copied to the host",
+                self._device,
+                free,
+                size,
+            )
+            return
+        self._clone = torch.empty(size, dtype=torch.uint8, device=self._device)
+        for name, at in zip(names, places, strict=True):
+            like = tensors[name]
+            self._views.append(self._clone[at : at + like.nbytes].view(like.dtype).view(like.shape))
+
+
+def pin(image: Image) -> None:
+    """Lock an image into memory, so that a device sends to it at full speed and without waiting."""
+    if image.pinned:
+        return
+    # Registered, not allocated by torch: its allocator rounds up to a power of two, nearly twice the state at worst.
+    runtime, address = torch.cuda.cudart(), image.bytes.ctypes.data
+    if int(runtime.cudaHostRegister(address, image.capacity, _PORTABLE)) != 0:
+        raise BadInput(
+            f"{image.capacity} bytes of host memory cannot be pinned for a copy from the device: "
+            "allow fewer saves in flight, or use the blocking writer"
+        )
+    weakref.finalize(image, runtime.cudaHostUnregister, address)
+    image.pinned = True
+
+
+def _in_file(tensors: Mapping[str, torch.Tensor], layout: Layout) -> list[str]:
+    return [name for name in layout.spans if name in tensors and tensors[name].numel()]
+
+
+def _packed(spans: Sequence[tuple[int, int]]) -> tuple[list[Run], list[int], int]:
+    """How spans of a file lie in a clone without the gaps between them: the runs, each span's place, the size of all."""
+    runs: list[Run] = []
+    places: list[int] = []
+    size = 0
+    for start, end in spans:
+        if not runs or runs[-1].end != start:
+            size = -(-size // _ALIGNMENT) * _ALIGNMENT + start % _ALIGNMENT  # aligned as in the file: copies are faster
+            runs.append(Run(start, end, size))
+        else:
+            runs[-1] = replace(runs[-1], end=end)
+        places.append(size)
+        size += end - start
+    return runs, places, size
+
+
+def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy many tensors in few launches."""
+    kinds: defaultdict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = defaultdict(lambda: ([], []))
+    for target, source in zip(targets, sources, strict=True):
+        kinds[source.dtype][0].append(target)
+        kinds[source.dtype][1].append(source)
+    for kind, (to, of) in kinds.items():
+        if kind.is_floating_point and kind.itemsize > 1:
+            torch._foreach_copy_(to, of)
+        else:  # kinds that the joint copy may not know
+            for target, source in zip(to, of, strict=True):
+                target.copy_(source)

@@ -1,0 +1,254 @@
+"""How a save reaches the store: `blocking` while training waits, `overlapped` beside it.
+
+Both try again when the storage refuses, and both commit through `snapshot`. What a save cost is told once it is
+durable; waiting for other ranks (`Stall.sync`) is not the writer's to measure.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol, TypeVar
+
+from holdfast.blocks import Array
+from holdfast.checkpoint import payload, snapshot
+from holdfast.checkpoint.buffers import Image, Images
+from holdfast.checkpoint.capture import Capture
+from holdfast.checkpoint.device import Departure
+from holdfast.checkpoint.payload import Layout
+from holdfast.checkpoint.snapshot import Draft, Manifest
+from holdfast.checkpoint.store import Store
+from holdfast.cost.formulas import Stall
+from holdfast.errors import BadInput, StorageFailed
+
+logger = logging.getLogger(__name__)
+
+BACKOFF = (0.1, 0.5, 2.0)
+"""Seconds to wait before each further try of a save that the storage refused."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A save that has become durable: what training waited for it, seconds from its start until then, steps it ousted."""
+
+    step: int
+    bytes: int
+    stall: Stall
+    seconds: float
+    retries: int
+    removed: tuple[int, ...]
+
+
+class Writer(Protocol):
+    """Saves states one after the other into a store."""
+
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Array],
+        extra: Mapping[str, Any],
+        *,
+        epoch: int = 0,
+        cursor: int = 0,
+        world: int = 1,
+        config: str = "",
+    ) -> None:
+        """Capture a state; training may change it once this returns. Raises what an earlier save failed of."""
+
+    def finished(self) -> list[Saved]:
+        """The saves that have become durable since last asked; raises if the next one has failed for good."""
+
+    def close(self) -> list[Saved]:
+        """Wait until every save is durable; raises if one has failed, and `finished` still tells of the others."""
+
+
+def blocking(store: Store, *, keep_last: int, backoff: Sequence[float] = BACKOFF) -> Writer:
+    """The writer that training waits for: no memory of its own, and nothing in flight."""
+    return _Blocking(_Target(store, keep_last, tuple(backoff)))
+
+
+def overlapped(
+    store: Store,
+    *,
+    keep_last: int,
+    max_inflight: int = 2,
+    budget: int | None = None,
+    backoff: Sequence[float] = BACKOFF,
+) -> Writer:
+    """The writer that training waits for only while the state is copied; it is written in the background.
+
+    At most `max_inflight` saves are copied and not yet durable, in at most `budget` bytes of host memory.
+    """
+    return _Overlapped(_Target(store, keep_last, tuple(backoff)), Images(max_inflight, budget))
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What became of a draft, and when it was durable."""
+
+    bytes: int
+    retries: int
+    removed: tuple[int, ...]
+    durable: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Where saves go, how many are kept, and how patiently."""
+
+    store: Store
+    keep_last: int
+    backoff: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if self.keep_last < 1:
+            raise BadInput(f"cannot keep the last {self.keep_last} snapshots: keep 1 or more")
+
+    def write(self, draft: Draft, tensors: Callable[[], Iterable[memoryview | bytes]]) -> _Written:
+        """Commit a draft and remove what it made too old."""
+        step = draft.step
+        manifest, retries = self._tried(step, lambda: self._commit(draft, tensors()))
+        durable = perf_counter()
+        removed, more = self._tried(step, lambda: snapshot.outdated(self.store, self.keep_last, trusted=step))
+        retries += more
+        for old in removed:
+            _, more = self._tried(step, lambda old=old: snapshot.remove(self.store, old))  # type: ignore[misc]
+            retries += more
+        return _Written(manifest.bytes, retries, tuple(removed), durable)
+
+    def _commit(self, draft: Draft, tensors: Iterable[memoryview | bytes]) -> Manifest:
+        manifest = snapshot.commit(self.store, draft, tensors)
+        if lost := snapshot.missing(self.store, manifest):  # to look for the names is cheap, to read them is not
+            raise StorageFailed(
+                f"{lost[0]} is not in {self.store} although it was written: see that the storage is sound"
+            )
+        return manifest
+
+    def _tried(self, step: int, work: Callable[[], T]) -> tuple[T, int]:
+        """The result of some work, and how often it had to be tried again."""
+        for retries, pause in enumerate((*self.backoff, None)):
+            try:
+                return work(), retries
+            except StorageFailed as error:
+                if pause is None:
+                    raise StorageFailed(f"the save of step {step} failed {retries + 1} times: {error}") from error
+                logger.warning("saving step %d again in %g s: %s", step, pause, error)
+                time.sleep(pause)
+        raise AssertionError("the last try returns or raises")
+
+
+class _Blocking:
+    """Writes where it stands."""
+
+    def __init__(self, target: _Target) -> None:
+        self._target = target
+        self._saved: list[Saved] = []
+
+    def save(self, step: int, tensors: Mapping[str, Array], extra: Mapping[str, Any], **where: Any) -> None:
+        start = perf_counter()
+        draft = snapshot.draft(step, extra, **where)
+        captured = perf_counter()
+        written = self._target.write(draft, lambda: payload.encode(tensors))
+        end = perf_counter()
+        stall = Stall(waited=end - start, snapshot=captured - start, write=end - captured)
+        seconds = written.durable - start
+        self._saved.append(Saved(step, written.bytes, stall, seconds, written.retries, written.removed))
+
+    def finished(self) -> list[Saved]:
+        saved, self._saved = self._saved, []
+        return saved
+
+    def close(self) -> list[Saved]:
+        return self.finished()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Flight:
+    """A save on its way."""
+
+    step: int
+    start: float
+    stall: Stall
+    landing: "Future[tuple[_Written, float, float]]"
+
+    def landed(self) -> Saved:
+        """The save, once it has landed; raises what it failed of."""
+        written, device, overlapped = self.landing.result()
+        # A device is captured in its own time: what training waits for there is known only afterwards.
+        stall = self.stall + Stall(waited=device, snapshot=device, overlapped=overlapped)
+        return Saved(self.step, written.bytes, stall, written.durable - self.start, written.retries, written.removed)
+
+
+class _Overlapped:
+    """Copies where it stands and writes in one thread, in the order of the saves.
+
+    A thread, not a process: the disk takes the copy as it lies and digests are computed outside the interpreter's lock,
+    so that the thread that trains hardly notices. No lower priority: a thread set back while it holds that lock would
+    hold up training with it.
+    """
+
+    def __init__(self, target: _Target, images: Images) -> None:
+        self._target, self._images = target, images
+        self._capture = Capture()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-writer")
+        self._flights: deque[_Flight] = deque()
+
+    def save(self, step: int, tensors: Mapping[str, Array], extra: Mapping[str, Any], **where: Any) -> None:
+        self._raise_failure()
+        start = perf_counter()
+        draft = snapshot.draft(step, extra, **where)
+        layout = self._capture.layout(tensors)
+        drafted = perf_counter()
+        image = self._images.take(layout.length)
+        taken = perf_counter()
+        try:
+            departures = self._capture.fill(image, layout, tensors)
+            captured = perf_counter()
+            landing = self._thread.submit(self._write, draft, image, layout, departures)
+        except BaseException:
+            self._images.give_back(image)
+            raise
+        enqueued = perf_counter()
+        stall = Stall(
+            waited=enqueued - start,
+            snapshot=captured - taken,
+            enqueue=drafted - start + enqueued - captured,
+            backpressure=taken - drafted,
+        )
+        self._flights.append(_Flight(step, start, stall, landing))
+
+    def finished(self) -> list[Saved]:
+        saved: list[Saved] = []
+        while self._flights and self._flights[0].landing.done():
+            if saved and self._flights[0].landing.exception():
+                break  # to be raised when asked next; these have first to be told
+            saved.append(self._flights.popleft().landed())
+        return saved
+
+    def close(self) -> list[Saved]:
+        self._thread.shutdown()
+        self._images.clear()
+        self._raise_failure()
+        return self.finished()
+
+    def _raise_failure(self) -> None:
+        for flight in self._flights:
+            if flight.landing.done() and (failure := flight.landing.exception()):
+                self._flights.remove(flight)
+                raise failure
+
+    def _write(
+        self, draft: Draft, image: Image, layout: Layout, departures: list[Departure]
+    ) -> tuple[_Written, float, float]:
+        """Runs in the thread: how the draft was written, and the seconds of the device's capture and of the writing."""
+        try:
+            device = sum(departure.wait() for departure in departures)
+            start = perf_counter()
+            written = self._target.write(draft, lambda: image.file(layout))
+            return written, device, perf_counter() - start
+        finally:
+            self._images.give_back(image)

@@ -1,0 +1,45 @@
+"""The `holdfast` command: parse, call, print. Errors are one line; exit 1 is a failed verdict or claim, 2 bad input."""
+
+import os
+import sys
+from typing import Any
+
+import typer
+
+from holdfast.cli.console import complain
+from holdfast.cli.demo import demo
+from holdfast.cli.lab import lab
+from holdfast.cli.run import run
+from holdfast.cli.store import store
+from holdfast.errors import HoldfastError
+
+app = typer.Typer(
+    name="holdfast",
+    help="Training that survives failures, proves that it did, and measures what it cost.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for commands in (run, store, demo):
+    app.add_typer(commands)
+app.add_typer(lab, name="lab")
+
+_UsageError: Any = typer.BadParameter.__mro__[
+    1
+]  # whichever library parses for typer, this is the base of its usage errors
+
+
+def main() -> None:
+    """Run the command; everything that goes wrong on purpose is one line on stderr."""
+    try:
+        code = app(standalone_mode=False)
+    except HoldfastError as error:
+        sys.exit(complain(str(error)))
+    except _UsageError as error:
+        sys.exit(complain(f"{error.format_message()} See `holdfast --help`."))
+    except (KeyboardInterrupt, typer.Abort):
+        sys.exit(complain("interrupted", code=130))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at exit
+        sys.exit(1)
+    sys.exit(code or 0)

@@ -1,0 +1,52 @@
+"""`holdfast demo`: training that is killed twice, audited, and priced."""
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.console import say
+from holdfast.cli.run import print_compared, print_findings
+from holdfast.errors import BadInput
+
+demo = typer.Typer()
+
+
+@demo.command("demo")
+def run_demo(
+    out: Annotated[Path, typer.Option(help="Folder for the two runs; those of an earlier demo are replaced.")] = Path(
+        "runs/demo"
+    ),
+) -> None:
+    """Kill a training twice, see that it goes on, that no sample was lost, and what it cost. Example: holdfast demo"""
+    from holdfast.audit.verdicts import worst
+    from holdfast.cost import compare
+    from holdfast.demo import demo as parts
+
+    _clear(out)
+    steps = " and ".join(map(str, parts.KILLED_AT))
+    say(
+        f"Training on digits with {parts.WORKERS} workers, once with each writer; rank {parts.KILLED_RANK} is killed before"
+    )
+    say(f"steps {steps}, and all go on from the newest snapshot.")
+    shown = list(parts.run(out))
+    for each in shown:
+        say(f"{each.name} writer: {each.verdict.line}; audit: {worst(each.findings)}")
+    say("\nWas it right? What the audit of the last run checked, from its history alone:")
+    print_findings(shown[-1].findings)
+    say("\nWhat did it cost?")
+    print_compared(compare.compare({each.name: each.spent for each in shown}))
+    say(f"runs: {out}; look again with `holdfast audit {out / 'overlapped'}` and `holdfast cost {out / 'overlapped'}`")
+    right = all(worst(each.findings) == "pass" and each.verdict.verdict == "completed" for each in shown)
+    raise typer.Exit(0 if right else 1)
+
+
+def _clear(out: Path) -> None:
+    """Remove the runs of an earlier demo, and nothing else."""
+    for name in ("blocking", "overlapped"):
+        folder = out / name
+        if folder.exists():
+            if not (folder / "run.json").exists():
+                raise BadInput(f"{folder} is not the run of a demo: name another folder with --out")
+            shutil.rmtree(folder)

@@ -1,0 +1,210 @@
+"""`holdfast run`, `holdfast audit` and `holdfast cost`: train through failures, prove it, and see what it took."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from holdfast.cli.console import say, size
+from holdfast.errors import BadInput
+
+if TYPE_CHECKING:
+    from holdfast.audit.verdicts import Finding
+    from holdfast.cost.spent import Spent
+    from holdfast.failure import Schedule
+
+run = typer.Typer()
+SHOWN = 10  # saves; a run may have thousands
+COLOURS = {"pass": "green", "fail": "bold red", "unknown": "yellow"}
+
+
+@run.command("run")
+def run_script(
+    script: Annotated[Path, typer.Argument(help="A Python script that calls holdfast.attach().")],
+    args: Annotated[list[str] | None, typer.Argument(help="What the script is given, after --.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run.  [default: runs/SCRIPT]")] = None,
+    workers: Annotated[int, typer.Option(help="Worker processes on this node.")] = 1,
+    recovery: Annotated[str, typer.Option(help="What is done after a failure: restart.")] = "restart",
+    save_every: Annotated[int, typer.Option(help="Steps between two snapshots.")] = 50,
+    writer: Annotated[str, typer.Option(help="How a save reaches the disk: overlapped or blocking.")] = "overlapped",
+    max_inflight: Annotated[int, typer.Option(help="Saves under way at once.")] = 2,
+    keep_last: Annotated[int, typer.Option(help="Snapshots to keep.")] = 2,
+    max_restarts: Annotated[int, typer.Option(help="Failures to survive before giving up.")] = 3,
+    workers_after: Annotated[str, typer.Option(help="Workers after each restart, such as 4,2,3.")] = "",
+    hang_after: Annotated[float, typer.Option(help="Seconds of silence after which a worker is killed.")] = 30.0,
+    fail_at: Annotated[str, typer.Option(help="Break something before these steps, such as 400,1200.")] = "",
+    fault: Annotated[
+        str, typer.Option(help="What breaks: exit, kill, hang, slow, or a fault of the storage.")
+    ] = "exit",
+    fail_rank: Annotated[int, typer.Option(help="The rank that breaks.")] = 0,
+    seed: Annotated[int, typer.Option(help="Order of samples and all that is random come from it.")] = 0,
+    preload: Annotated[
+        str, typer.Option(help="Modules to import once, before workers start, such as torchvision.")
+    ] = "",
+    nnodes: Annotated[int, typer.Option(help="Nodes of the job; give the same command on each.")] = 1,
+    node_rank: Annotated[int, typer.Option(help="Which of the nodes this is.")] = 0,
+    rendezvous: Annotated[str | None, typer.Option(help="Where nodes meet: host:port of the first.")] = None,
+) -> None:
+    """Train SCRIPT until it is done, whatever fails. Example: holdfast run --workers 4 train.py -- --epochs 3"""
+    from holdfast.ddp.config import RunConfig
+    from holdfast.supervise.supervisor import supervise
+
+    config = RunConfig(
+        script=str(script),
+        args=tuple(args or ()),
+        workers=workers,
+        recovery=recovery,
+        save_every=save_every,
+        writer=writer,
+        max_inflight=max_inflight,
+        keep_last=keep_last,
+        max_restarts=max_restarts,
+        seed=seed,
+        failures=_failures(fail_at, fault, fail_rank),
+        workers_after=_numbers(workers_after, "--workers-after"),
+        hang_after=hang_after,
+    )
+    folder = out or Path("runs") / script.stem
+    modules = tuple(name for name in preload.split(",") if name)
+    verdict = supervise(config, folder, nnodes=nnodes, node_rank=node_rank, rendezvous=rendezvous, preload=modules)
+    say(verdict.line)
+    say(f"run: {folder}")
+    raise typer.Exit(verdict.exit_code)
+
+
+@run.command()
+def audit(path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or of its history.")]) -> None:
+    """Prove from its history that a run trained every sample exactly once. Example: holdfast audit runs/train"""
+    from holdfast.audit.verdicts import audit_run, worst
+
+    findings = audit_run(path)
+    print_findings(findings)
+    raise typer.Exit(0 if worst(findings) == "pass" else 1)
+
+
+@run.command()
+def cost(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; several are compared.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print every number as JSON.")] = False,
+    figure: Annotated[Path | None, typer.Option(help="Write a figure here: .png, .pdf or .svg.")] = None,
+) -> None:
+    """Show what a run spent its time on. Example: holdfast cost runs/blocking runs/overlapped --figure cost.png"""
+    from holdfast.cost import compare
+    from holdfast.cost.spent import spent
+    from holdfast.history import read_history
+
+    runs = {str(path): spent(read_history(path).events) for path in paths}
+    if as_json:
+        say(json.dumps({name: each.to_json() for name, each in runs.items()}, indent=1))
+    elif len(runs) == 1:
+        _print_one(next(iter(runs.values())))
+    else:
+        print_compared(compare.compare(runs))
+    if figure:
+        try:
+            compare.figure(runs).savefig(figure)
+        except (OSError, ValueError) as error:
+            raise BadInput(f"cannot write the figure {figure}: {error}") from error
+
+
+def print_findings(findings: Sequence["Finding"]) -> None:
+    """What each check found, and the verdict on the whole."""
+    from holdfast.audit.verdicts import worst
+
+    table = Table("check", "verdict", "because", box=None)
+    for finding in findings:
+        colour = COLOURS[finding.verdict]
+        table.add_row(finding.check.replace("_", " "), f"[{colour}]{finding.verdict}[/]", escape(finding.because))
+    Console().print(table)
+    say(f"audit: {worst(findings)}")
+
+
+def print_compared(rows: Sequence[dict[str, Any]]) -> None:
+    """Runs side by side."""
+    table = Table("run", "steps/s", "wall", "stall/save", "stall", "recovery", "rework", "restarts", box=None)
+    for row in rows:
+        table.add_row(
+            row["run"],
+            f"{row['goodput']:.1f}",
+            f"{row['wall']:.1f} s",
+            f"{1000 * row['stall_per_save']:.1f} ms",
+            f"{row['stall'] / row['wall']:.1%}",
+            f"{row['recovery']:.1%}",
+            f"{row['rework']:.1%}",
+            str(row["restarts"]),
+        )
+    Console().print(table)
+
+
+def _print_one(found: "Spent") -> None:
+    from holdfast.cost.compare import by_cause
+
+    say(f"goodput: {found.goodput:.2f} committed steps per second ({found.committed} in {found.wall:.1f} s)")
+    say(f"restarts: {found.restarts}; rework: {found.rolled_back} steps, {found.seconds['rework']:.2f} s")
+    Console().print(_causes(by_cause(found)))
+    if found.failures:
+        Console().print(_failed(found))
+    if found.saves:
+        Console().print(_saves(found))
+
+
+def _causes(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table("wall clock by cause", "seconds", "share", box=None)
+    for row in rows:
+        table.add_row(row["cause"], f"{row['seconds']:.3f}", f"{row['share']:.1%}")
+    return table
+
+
+def _failed(found: "Spent") -> Table:
+    table = Table("failure", "step", "rank", "detected", "after", "trains after", "steps lost", box=None)
+    for each in found.failures:
+        table.add_row(
+            each.kind or "not injected",
+            str(each.step),
+            "" if each.rank is None else str(each.rank),
+            each.detected or "",
+            _seconds(each.detection),
+            _seconds(each.to_first_step),
+            str(each.rework_steps),
+        )
+    return table
+
+
+def _saves(found: "Spent") -> Table:
+    parts = ("waited", "snapshot", "enqueue", "backpressure", "write", "sync", "overlapped")
+    heads = ("step", "size", *(part.replace("backpressure", "pressure") for part in parts), "durable")
+    table = Table(
+        *heads,
+        box=None,
+        padding=(0, 1, 0, 0),
+        title="Saves, in milliseconds: what training waited for, and what it did not",
+    )
+    for save in found.saves[-SHOWN:]:
+        durable = "" if save.durable_after is None else f"{1000 * save.durable_after:.0f}"
+        stall = (f"{1000 * getattr(save.stall, part):.1f}" for part in parts)
+        table.add_row(str(save.step), size(save.bytes), *stall, durable)
+    if len(found.saves) > SHOWN:
+        table.caption = f"the last {SHOWN} of {len(found.saves)} saves; --json has all"
+    return table
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f} s"
+
+
+def _failures(steps: str, kind: str, rank: int) -> "Schedule":
+    from holdfast.failure import at
+
+    return at(_numbers(steps, "--fail-at"), kind=kind, targets=(rank,))
+
+
+def _numbers(text: str, option: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise BadInput(f"{option} {text} is not a list of whole numbers such as 4,2,3") from error

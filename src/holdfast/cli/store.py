@@ -1,0 +1,54 @@
+"""`holdfast inspect` and `holdfast verify`: what a checkpoint store holds, and whether it is sound."""
+
+from datetime import datetime
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.cli.console import meter, say, size
+
+store = typer.Typer()
+
+
+@store.command()
+def inspect(
+    place: Annotated[str, typer.Argument(metavar="STORE", help="A directory, or a URL such as s3://bucket/run.")],
+) -> None:
+    """Show what a checkpoint STORE holds, by its commit records. Example: holdfast inspect runs/a/checkpoints"""
+    from holdfast.checkpoint.place import open_store
+    from holdfast.checkpoint.scrub import inspect as contents_of
+
+    contents = contents_of(open_store(place))
+    table = Table("snapshot", "epoch", "cursor", "workers", "size", "saved")
+    for each in contents.snapshots:
+        saved = datetime.fromtimestamp(each.saved).astimezone().isoformat(" ", "seconds")
+        table.add_row(f"step {each.step}", str(each.epoch), str(each.cursor), str(each.world), size(each.bytes), saved)
+    if contents.snapshots:
+        Console().print(table)
+    if running := contents.running:
+        ages = f"saved at iterations {running.oldest} to {running.newest}"
+        say(f"running checkpoint: {running.blocks} blocks, {ages}, {size(running.bytes)}")
+    for bad in contents.unreadable:
+        say(f"unreadable: {bad.name}: {bad.why}")
+    raise typer.Exit(1 if contents.unreadable else 0)
+
+
+@store.command()
+def verify(
+    place: Annotated[str, typer.Argument(metavar="STORE", help="A directory, or a URL such as s3://bucket/run.")],
+) -> None:
+    """Read every byte of a checkpoint STORE; exit 1 and name what is bad. Example: holdfast verify runs/a/checkpoints"""
+    from holdfast.checkpoint import scrub
+    from holdfast.checkpoint.place import open_store
+
+    opened = open_store(place)
+    with meter() as begin:
+        count = scrub.records(opened)
+        findings = scrub.verify(opened, begin("verify", count))
+    for bad in findings:
+        say(f"bad: {bad.name}: {bad.why}")
+    if not findings:
+        say(f"all good: {count} saves, every byte as it was committed")
+    raise typer.Exit(1 if findings else 0)

@@ -1,0 +1,1 @@
+"""What surviving failures costs in time."""

@@ -1,0 +1,321 @@
+"""What a run cost: its wall clock by cause, save by save, failure by failure, computed from its history alone.
+
+The critical path is divided without rest. An attempt is starting up, or recovering if the one before it failed, until
+its first step begins; then it trains; from its failure on the run is recovering again, or after its last step it is
+closing. Within the training, steps and saves say what they took, and what nobody claims is `unaccounted`: negative if
+something was measured twice. So the causes add up to the wall clock by construction.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from typing import Any
+
+from holdfast.cost.attempts import Attempt, Save, attempts, moment_of, number, seconds, text, verdict, whole
+from holdfast.cost.formulas import Stall, goodput
+from holdfast.cost.timeline import RANK_0, timeline
+from holdfast.history import JSON, Event
+
+# In the order in which they are shown: the paper's, then ours.
+PARTS = ("snapshot", "enqueue", "backpressure", "write", "sync")
+CAUSES = ("compute", *PARTS, "recovery", "rework", "data", "startup", "closing", "unaccounted")
+Seconds = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureCost:
+    """One failure: what struck whom, how it was detected, and the seconds until training went on.
+
+    `recovery` is `detection` and `restart`, up to where the first new step begins; `restore` is the part of it that
+    read the snapshot, and `to_first_step` counts up to the end of that step. `kind` is null if nobody injected the
+    failure, `detected` if no supervisor saw it, `ended_attempt` if the history ends too soon to tell. A failure that
+    did not end its attempt (a slow rank, a disk that was tried again) has no recovery.
+    """
+
+    attempt: int
+    step: int
+    kind: str | None
+    rank: int | None
+    ended_attempt: bool | None
+    detected: str | None = None
+    detection: float | None = None
+    restart: float | None = None
+    restore: float | None = None
+    recovery: float = 0.0
+    to_first_step: float | None = None
+    rework_steps: int = 0
+    rework: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptCost:
+    """One attempt: how it ended (null: it goes on, or nobody said), what it did, and its wall clock by cause."""
+
+    attempt: int
+    world: int | None
+    ended: str | None
+    restored: int | None
+    steps: int
+    rolled_back: int
+    committed: int
+    wall: float
+    seconds: Seconds
+
+    def to_json(self) -> dict[str, Any]:
+        """The attempt as one flat row; its causes add up to its wall clock."""
+        row = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "seconds"}
+        return {**row, **self.seconds}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """How long rank 0 waited in its steps for whichever rank began them last, and which rank it waited for longest.
+
+    A rank that is late finds the others in their first collective already, so of all ranks it computes the shortest.
+    One that begins in time and then computes slowly cannot be told from its peers by this. The seconds are part of
+    `compute` and `rework`.
+    """
+
+    seconds: float
+    share: float
+    rank: int | None
+    rank_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What a run cost; `seconds` has every cause and adds up to `wall`."""
+
+    ended: str | None
+    wall: float
+    away: float
+    clock_back: float
+    committed: int
+    trained: int
+    rolled_back: int
+    restarts: int
+    seconds: Seconds
+    stall: Stall
+    saves: tuple[Save, ...]
+    failures: tuple[FailureCost, ...]
+    attempts: tuple[AttemptCost, ...]
+    waiting: Waiting | None
+
+    @property
+    def goodput(self) -> float:
+        """Committed logical steps per second of wall clock; 0 before any time has passed."""
+        return goodput(self.committed, self.wall) if self.wall > 0 else 0.0
+
+    @property
+    def share(self) -> Seconds:
+        """The share of each cause in the wall clock; they add up to 1."""
+        return {cause: _share(spent, self.wall) for cause, spent in self.seconds.items()}
+
+    @property
+    def stall_per_save(self) -> float:
+        """The mean of the seconds that training waited for a save; 0 without saves."""
+        return self.stall.waited / len(self.saves) if self.saves else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Every number as plain values."""
+        return {
+            "ended": self.ended,
+            "goodput": self.goodput,
+            "wall": self.wall,
+            "away": self.away,
+            "clock_back": self.clock_back,
+            "restarts": self.restarts,
+            "steps": {
+                "committed": self.committed,
+                "trained": self.trained,
+                "rolled_back": self.rolled_back,
+                "uncommitted": max(0, self.trained - self.rolled_back - self.committed),
+            },
+            "rework": {"steps": self.rolled_back, "seconds": self.seconds["rework"]},
+            "seconds": dict(self.seconds),
+            "share": self.share,
+            "stall": {
+                **asdict(self.stall),
+                "unaccounted": self.stall.unaccounted,
+                "saves": len(self.saves),
+                "per_save": self.stall_per_save,
+            },
+            "waiting": asdict(self.waiting) if self.waiting else None,
+            "saves": [save.to_json() for save in self.saves],
+            "failures": [asdict(failure) for failure in self.failures],
+            "attempts": [attempt.to_json() for attempt in self.attempts],
+        }
+
+
+def spent(history: Sequence[Event]) -> Spent:
+    """What the run with these events cost, up to its last event if it goes on or was killed."""
+    line = timeline(history)
+    lives = attempts(line.stretches, history)
+    costs = tuple(_attempt_cost(life) for life in lives)
+    return Spent(
+        ended=verdict(line.stretches[-1]) or (None if lives[-1].failed else lives[-1].ended),
+        wall=line.wall,
+        away=line.away,
+        clock_back=line.clock_back,
+        committed=lives[-1].committed,
+        trained=sum(cost.steps for cost in costs),
+        rolled_back=sum(cost.rolled_back for cost in costs),
+        restarts=sum(life.after_failure for life in lives),
+        seconds={cause: sum(cost.seconds[cause] for cost in costs) for cause in CAUSES},
+        stall=sum((_stall(life) for life in lives), Stall()),
+        saves=tuple(save for life in lives for save in life.saves),
+        failures=tuple(_failures(lives, history)),
+        attempts=costs,
+        waiting=_waiting(lives, history, line.wall),
+    )
+
+
+def _attempt_cost(life: Attempt) -> AttemptCost:
+    stretch = life.stretch
+    restored = (moment.event.fields.get("restored") for moment in stretch.all("recover"))
+    worlds = (moment.event.fields.get("world") for moment in stretch.all("attempt"))
+    return AttemptCost(
+        attempt=stretch.number,
+        world=next((world for world in worlds if isinstance(world, int)), None),
+        ended=life.ended,
+        restored=next((step for step in restored if isinstance(step, int)), None),
+        steps=len(life.steps),
+        rolled_back=sum(step.rolled_back for step in life.steps),
+        committed=life.committed,
+        wall=stretch.end - stretch.begin,
+        seconds=_by_cause(life),
+    )
+
+
+def _by_cause(life: Attempt) -> Seconds:
+    """The wall clock of an attempt by cause."""
+    bill = dict.fromkeys(CAUSES, 0.0)
+    bill["recovery" if life.after_failure else "startup"] += life.first - life.stretch.begin
+    bill["recovery"] += life.stretch.end - life.stop
+    for step in life.steps:
+        if step.rolled_back:
+            bill["rework"] += step.work
+        else:
+            bill["compute"] += step.compute
+            bill["data"] += step.data
+    for save in life.saves:
+        for part in PARTS:
+            bill[part] += getattr(save.stall, part)
+    bill["closing"] = _closing(life)
+    bill["unaccounted"] = life.stretch.end - life.stretch.begin - sum(bill.values())
+    return bill
+
+
+def _closing(life: Attempt) -> float:
+    """From the last step to an end in order, without the save there: waiting for saves in flight, and leaving."""
+    if life.ended not in ("completed", "preempted"):
+        return 0.0
+    if not life.steps:
+        return life.stretch.end - life.first
+    last = life.steps[-1]
+    waited = sum(save.stall.waited for save in life.saves if save.step > last.number)
+    return max(0.0, life.stretch.end - last.end - waited)
+
+
+def _stall(life: Attempt) -> Stall:
+    """The stalls of an attempt's saves, and what its steps waited beyond: for saves that it never saw finished."""
+    total = sum((save.stall for save in life.saves), Stall())
+    if not life.steps:
+        return total
+    told = sum(save.stall.waited for save in life.saves if save.step <= life.steps[-1].number)
+    return total + Stall(waited=max(0.0, sum(step.stall for step in life.steps) - told))
+
+
+def _failures(lives: Sequence[Attempt], history: Sequence[Event]) -> list[FailureCost]:
+    """Every failure that ended an attempt, and every other that was injected, in order."""
+    on_path = {id(moment.event) for life in lives for moment in life.stretch.all("detect")}
+    elsewhere = [event for event in history if event.event == "detect" and id(event) not in on_path]
+    following = [*pairwise(lives), (lives[-1], None)]
+    costs = [_ending(life, after, elsewhere) for life, after in following if life.failed]
+    fatal = {id(life.struck) for life in lives if life.failed}
+    open_ended = id(lives[-1].struck) if lives[-1].ended is None else None
+    for event in history:
+        if event.event == "failure" and id(event) not in fatal:
+            costs.append(_not_ending(event, None if id(event) == open_ended else False))
+    return sorted(costs, key=lambda cost: (cost.attempt, cost.step, cost.ended_attempt is True, cost.rank or 0))
+
+
+def _ending(life: Attempt, after: Attempt | None, elsewhere: Iterable[Event]) -> FailureCost:
+    """The failure that ended an attempt; its recovery goes on into the next, to the first step if there is one."""
+    seen, seen_at = _detection(life, elsewhere)
+    until = after.first if after else life.stretch.end
+    new = after.steps[0] if after and after.steps else None
+    lost = [step for step in life.steps if step.rolled_back]
+    restores = [number(moment.event.fields.get("seconds")) for moment in after.stretch.all("recover")] if after else []
+    return FailureCost(
+        attempt=life.stretch.number,
+        step=_next_step(life),
+        kind=text(life.struck, "kind"),
+        rank=_rank(life.struck or seen),
+        ended_attempt=True,
+        detected=text(seen, "kind"),
+        detection=None if seen_at is None else seen_at - life.stop,
+        restart=until - (life.stop if seen_at is None else seen_at) if new else None,
+        restore=restores[0] if restores else None,
+        recovery=until - life.stop,
+        to_first_step=new.end - life.stop if new else None,
+        rework_steps=len(lost),
+        rework=sum((step.work for step in lost), 0.0),
+    )
+
+
+def _not_ending(event: Event, ended_attempt: bool | None) -> FailureCost:
+    attempt, step = whole(event, "attempt"), whole(event, "step")
+    return FailureCost(
+        attempt=attempt, step=step, kind=text(event, "kind"), rank=_rank(event), ended_attempt=ended_attempt
+    )
+
+
+def _next_step(life: Attempt) -> int:
+    """The step that the failure kept from being trained."""
+    if life.struck:
+        return whole(life.struck, "step")
+    return life.steps[-1].number + 1 if life.steps else life.committed
+
+
+def _detection(life: Attempt, elsewhere: Iterable[Event]) -> tuple[Event | None, float | None]:
+    """How the failure was first seen, and where on the clock; the word of other nodes counts by attempt."""
+    here = life.stretch.all("detect")
+    numbers = {moment.event.fields.get("attempt") for moment in here} or {life.stretch.number}
+    places = [(moment.at, moment.event) for moment in here]
+    places += [(moment_of(e, life.stretch), e) for e in elsewhere if e.fields.get("attempt") in numbers]
+    if not places:
+        return None, None
+    # A node that only lost its peers may say so before the one that lost a worker.
+    _, event = min(places, key=lambda place: (text(place[1], "kind") == "peer", place[0], place[1].who))
+    return event, min(max(min(at for at, _ in places), life.stop), life.stretch.end)
+
+
+def _waiting(lives: Iterable[Attempt], history: Iterable[Event], wall: float) -> Waiting | None:
+    """What `Waiting` says, from the steps that rank 0 and at least one other rank tell of."""
+    shortest: dict[tuple[JSON, JSON], tuple[float, str]] = {}
+    for event in history:
+        if event.event == "step" and event.who != RANK_0:
+            key = event.fields.get("attempt"), event.fields.get("step")
+            told = seconds(event, "compute"), event.who
+            shortest[key] = min(told, shortest.get(key, told))
+    if not shortest:
+        return None
+    waited: defaultdict[str, float] = defaultdict(float)
+    for life in lives:
+        for step in life.steps:
+            compute, late = shortest.get((life.stretch.number, step.number), (step.compute, RANK_0))
+            waited[late] += max(0.0, step.compute - compute)
+    total, longest = sum(waited.values()), max(sorted(waited), key=waited.__getitem__, default=RANK_0)
+    rank = int(longest.removeprefix("rank-")) if total > 0 else None
+    return Waiting(seconds=total, share=_share(total, wall), rank=rank, rank_seconds=waited[longest])
+
+
+def _rank(event: Event | None) -> int | None:
+    rank = event.fields.get("rank") if event else None
+    return rank if isinstance(rank, int) and rank >= 0 else None  # -1: of a worker on another node
+
+
+def _share(part: float, wall: float) -> float:
+    return part / wall if wall > 0 else 0.0

@@ -1,0 +1,177 @@
+"""The critical path of a run: what its supervisor and rank 0 saw, in order, attempt by attempt, on one clock.
+
+The other ranks wait for rank 0 or it for them, so these two alone account for all of the wall clock. Their files are
+merged by time. Where a clock went back, time no longer tells the order: there attempts do, each launched, then trained,
+then detected as failed; and the seconds lost to the clock are not made up but counted in `clock_back`.
+
+A run that ended in order and was continued later was not there in between: that time is `away`, and no part of the
+wall clock. After a failure the wall clock goes on, whoever noticed it.
+"""
+
+import heapq
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import NamedTuple
+
+from holdfast.errors import BadInput
+from holdfast.history import Event
+
+RANK_0 = "rank-0"
+IN_ORDER = frozenset({"done", "preempted", "verdict"})
+BEGINS = frozenset({"open", "launch"})
+GOES_ON = BEGINS | {"detect", "restart"}
+
+
+class Moment(NamedTuple):  # a tuple, quick to make: there is one for every step
+    """An event of the critical path, and the seconds of wall clock from the start of the run to it."""
+
+    at: float
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The critical path of one attempt, from its launch to `end`, where the next one begins or the history ends."""
+
+    number: int
+    moments: Sequence[Moment]
+    end: float
+    kinds: Mapping[str, Sequence[Moment]]
+
+    @property
+    def begin(self) -> float:
+        return self.moments[0].at
+
+    def all(self, kind: str) -> Sequence[Moment]:
+        """The moments of this kind of event, in order."""
+        return self.kinds.get(kind, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The attempts of a run, end to end, and the time that is no part of them."""
+
+    stretches: tuple[Stretch, ...]
+    away: float
+    clock_back: float
+
+    @property
+    def wall(self) -> float:
+        return self.stretches[-1].end
+
+
+def timeline(history: Sequence[Event]) -> Timeline:
+    """The critical path in the events of a run; it does not depend on how the files of the run were interleaved."""
+    path = _in_order(_critical(history))
+    if not path:
+        raise BadInput("there is neither a supervisor nor a rank 0 in this history: name the folder of a whole run.")
+    moments, away, clock_back = _on_one_clock(path)
+    parts = list(_divided(moments))
+    ends = [part[0].at for part in parts[1:]] + [moments[-1].at]
+    stretches = (_stretch(part, end) for part, end in zip(parts, ends, strict=True))
+    return Timeline(tuple(stretches), away, clock_back)
+
+
+def _critical(history: Sequence[Event]) -> tuple[list[Event], list[Event]]:
+    """The events of the supervisor (of the first node, where rank 0 is) and of rank 0, each in their own order."""
+    tellers = {event.who for event in history}
+    first = min((who for who in tellers if re.fullmatch(r"supervisor(-\d+)?", who)), default=None)
+    return [event for event in history if event.who == first], [event for event in history if event.who == RANK_0]
+
+
+def _in_order(files: tuple[list[Event], list[Event]]) -> list[Event]:
+    if all(a.time <= b.time for events in files for a, b in pairwise(events)):
+        return list(heapq.merge(*files, key=lambda event: event.time))
+    numbered = [(number, _phase(event), event) for events in files for number, event in _numbered(events)]
+    return [event for _, _, event in sorted(numbered, key=lambda each: each[:2])]
+
+
+def _phase(event: Event) -> int:
+    if event.who == RANK_0:
+        return 1
+    return 0 if event.event in ("open", "launch", "restart") else 2
+
+
+def _numbered(events: Sequence[Event]) -> Iterator[tuple[int, Event]]:
+    """Every event with its attempt: the one it names or else the last named; an `open` belongs to what follows."""
+    following = [_named(event) for event in events[1:]] + [None]
+    last = 1
+    for event, after in zip(events, following, strict=False):
+        last = _named(event) or (after if event.event == "open" else None) or last
+        yield last, event
+
+
+def _named(event: Event) -> int | None:
+    number = event.fields.get("attempt")
+    return number if type(number) is int else None
+
+
+def _on_one_clock(path: Sequence[Event]) -> tuple[list[Moment], float, float]:
+    now = away = clock_back = 0.0
+    over = False
+    moments: list[Moment] = []
+    for before, event in pairwise([path[0], *path]):
+        passed = event.time - before.time
+        if passed < 0:
+            clock_back -= passed
+        elif over and event.event in BEGINS:
+            away += passed
+        else:
+            now += passed
+        moments.append(Moment(now, event))
+        over = event.event in IN_ORDER or (over and event.event not in GOES_ON)
+    return moments, away, clock_back
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What an attempt has shown so far: it is launched once and joined by rank 0 once, whichever is seen first."""
+
+    launched: int | None = None
+    joined: bool = False
+    detected: bool = False
+
+    def is_over(self, event: Event) -> bool:
+        """Whether this event can only be of the next attempt."""
+        if event.event == "open":
+            return self.joined or (event.who != RANK_0 and self.launched is not None)
+        if event.event in ("launch", "restart"):
+            return self.detected or self.launched not in (None, _named(event))
+        return False
+
+    def see(self, event: Event) -> None:
+        if event.who == RANK_0:
+            self.joined = self.joined or event.event == "open"
+        elif event.event in ("launch", "restart"):
+            self.launched = _named(event)
+        elif event.event == "detect":
+            self.detected = True
+
+
+def _divided(moments: Iterable[Moment]) -> Iterator[list[Moment]]:
+    """The moments attempt by attempt."""
+    part: list[Moment] = []
+    seen = _Seen()
+    for moment in moments:
+        if seen.is_over(moment.event):
+            yield part
+            part, seen = [], _Seen()
+        part.append(moment)
+        seen.see(moment.event)
+    yield part
+
+
+def _stretch(part: Sequence[Moment], end: float) -> Stretch:
+    kinds: defaultdict[str, list[Moment]] = defaultdict(list)
+    for moment in part:
+        kinds[moment.event.event].append(moment)
+    return Stretch(_number(part, kinds), part, end, kinds)
+
+
+def _number(part: Sequence[Moment], kinds: Mapping[str, Sequence[Moment]]) -> int:
+    """Rank 0's own count of the attempt; the supervisor's where rank 0 never came so far."""
+    numbers = (_named(moment.event) for moment in chain(kinds.get("attempt", ()), part))
+    return next((number for number in numbers if number is not None), 1)

@@ -1,0 +1,40 @@
+"""One attempt in the folder of a run: its number, what earlier attempts left behind, and where it leaves its own traces."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.checkpoint.store import DirectoryStore
+from holdfast.ddp.past import Past, read_past
+from holdfast.ddp.world import World
+from holdfast.history import HistoryWriter
+
+ATTEMPT = "attempt"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attempt:
+    """This attempt, as one rank sees it."""
+
+    number: int
+    past: Past
+    record: HistoryWriter
+    store: DirectoryStore
+
+
+def begin(out: Path, world: World) -> Attempt:
+    """Begin the next attempt in this folder: rank 0 looks at the past, and tells the others what they must know."""
+    folder = out / "history"
+    if world.rank == 0:
+        past = read_past(folder)
+        # A supervisor also counts the attempts that died before they could say so.
+        number = max(past.attempt + 1, int(os.environ.get("HOLDFAST_ATTEMPT", "1")))
+        world.tell(ATTEMPT, json.dumps([number, sorted(past.struck)]))
+    else:
+        number, struck = json.loads(world.hear(ATTEMPT))
+        past = Past(struck=frozenset((step, kind, rank) for step, kind, rank in struck))
+    record = HistoryWriter(folder, f"rank-{world.rank}")
+    record.append("attempt", attempt=number, world=world.size, rank=world.rank, pid=os.getpid())
+    record.flush()
+    return Attempt(number, past, record, DirectoryStore(out / "checkpoints"))

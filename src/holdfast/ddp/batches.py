@@ -1,0 +1,174 @@
+"""The loop of a run: windows handed out one after the other, and what happens at the boundaries between them.
+
+The generator's `next` is the boundary: put the step that was trained on record, save if it is due, stop if asked to,
+let a due failure strike, hand out the next window.
+"""
+
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from holdfast.blocks import Ids
+from holdfast.ddp import generators
+from holdfast.ddp.inject import Injection
+from holdfast.ddp.loading import Loaded, divided, share_key
+from holdfast.ddp.preemption import PREEMPTED
+from holdfast.ddp.replica import Replica, holding_back
+from holdfast.ddp.saving import Record, Saves
+from holdfast.ddp.stopping import Stopping
+from holdfast.ddp.world import World
+from holdfast.errors import BadInput
+from holdfast.geometry import Geometry, Position
+from holdfast.history import JSON
+from holdfast.samples import Samples
+
+FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """What to train next: this rank's share of a window, or one micro-batch of it.
+
+    `weight` is the micro-batch's part of the share: a mean loss times it adds up to the mean over the share. After the
+    `last` one the optimizer steps. A batch unpacks as its data does: `for x, y in run.batches(...)`.
+    """
+
+    data: Any
+    ids: Ids
+    weight: float
+    last: bool
+    epoch: int
+    cursor: int
+    step: int
+
+    @property
+    def x(self) -> Any:
+        """The first of a pair."""
+        return self._pair()[0]
+
+    @property
+    def y(self) -> Any:
+        """The second of a pair."""
+        return self._pair()[1]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.data)
+
+    def _pair(self) -> Any:
+        if not (isinstance(self.data, list | tuple) and len(self.data) == 2):
+            raise BadInput(f"the samples of this dataset are no pairs but a {type(self.data).__name__}: use batch.data")
+        return self.data
+
+
+class Loss:
+    """What the user says of the step that is being trained."""
+
+    def __init__(self) -> None:
+        self._loss: float | None = None
+
+    def note(self, loss: float) -> None:
+        """Remember it until the step is on record; of several the last."""
+        self._loss = float(loss)
+
+    def take(self) -> dict[str, JSON]:
+        """What to put on record; nothing if nothing was said."""
+        loss, self._loss = self._loss, None
+        return {} if loss is None else {"loss": loss}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Loop:
+    """Everything that a boundary needs."""
+
+    geometry: Geometry
+    start: int
+    world: World
+    attempt: int
+    record: Record
+    saves: Saves
+    stopping: Stopping
+    injection: Injection
+    loss: Loss
+    replicas: list[Replica]
+
+    def run(self, shares: Iterator[Loaded]) -> Generator[Batch]:
+        """Hand out every share as its micro-batches, with a boundary before and after."""
+        try:
+            for step in range(self.start, self.geometry.steps):
+                at = self.geometry.position(step)
+                stall = self._before(step, at)
+                began = perf_counter()
+                request, parts = next(shares)
+                loaded = perf_counter()
+                generators.set_all(share_key(self.geometry, generators.TRAIN, at, self.world.rank))
+                yield from self._micro_batches(request.ids, parts, at, step)
+                seconds = {"data": loaded - began, "compute": perf_counter() - loaded, "stall": stall}
+                self._trained(step, at, request.samples, seconds)
+            self._end()
+        except GeneratorExit:
+            # The user left the loop. Whether this step was trained to its end is not known, so it does not count.
+            self.saves.close()
+            self.record.close()
+            raise
+
+    def _micro_batches(self, ids: Ids, parts: list[Any], at: Position, step: int) -> Iterator[Batch]:
+        for number, (part, data) in enumerate(zip(divided(len(ids), len(parts)), parts, strict=True), 1):
+            last = number == len(parts)
+            with nullcontext() if last else holding_back(self.replicas):
+                yield Batch(
+                    data=data,
+                    ids=ids[part.start : part.stop],
+                    weight=len(part) / len(ids),
+                    last=last,
+                    epoch=at.epoch,
+                    cursor=at.cursor,
+                    step=step,
+                )
+
+    def _before(self, step: int, at: Position) -> float:
+        """The boundary before a window; how long training waited for a save."""
+        stall = self._save(step, at) if self.saves.due(step) else 0.0
+        self.saves.collect()
+        if self.stopping.here(step):
+            self._stop(step, at)
+        self.injection.strike(step)
+        return stall
+
+    def _trained(self, step: int, at: Position, samples: Samples, seconds: Mapping[str, JSON]) -> None:
+        self.record.append(
+            "step",
+            attempt=self.attempt,
+            world=self.world.size,
+            rank=self.world.rank,
+            epoch=at.epoch,
+            cursor=at.cursor,
+            step=step,
+            samples=samples.to_json(),
+            seconds=seconds,
+            **self.loss.take(),
+        )
+        self.record.flush()
+
+    def _save(self, step: int, at: Position) -> float:
+        # What is captured is what a resumed run will have: the generators as they are keyed for the next window.
+        generators.set_all(share_key(self.geometry, generators.TRAIN, at, self.world.rank))
+        return self.saves.take(step, at)
+
+    def _stop(self, step: int, at: Position) -> None:
+        self._save(step, at)
+        self.saves.close()
+        self.stopping.meet()
+        self._leave("preempted", step)
+        raise SystemExit(PREEMPTED)
+
+    def _end(self) -> None:
+        self._save(self.geometry.steps, self.geometry.position(self.geometry.steps))
+        self.saves.close()
+        self.world.from_first(FINISHED, None if self.world.rank else "")  # done is done once the state is durable
+        self._leave("done", self.geometry.steps)
+
+    def _leave(self, event: str, step: int) -> None:
+        self.record.append(event, attempt=self.attempt, step=step)
+        self.record.close()

@@ -1,0 +1,100 @@
+"""How a run is to be done: what the command line says, checked once and written beside the run as `run.json`."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from holdfast.errors import BadInput
+from holdfast.failure import Failure, Schedule
+
+RECOVERIES = ("restart",)
+WRITERS = ("overlapped", "blocking")
+PROCESS_FAULTS = ("exit", "kill", "hang", "slow")
+STORAGE_FAULTS = ("io-error", "enospc", "delay", "torn-write", "bit-flip", "lost-rename")
+FAULTS = PROCESS_FAULTS + STORAGE_FAULTS
+# What makes it this run and not another. All else (how many workers, how often to save, what to survive) may change
+# when a run is continued: neither the windows nor the state depend on it.
+IDENTITY = ("script", "args", "seed", "recovery")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """What to train, with how many workers, how to save, and what will break."""
+
+    script: str
+    args: tuple[str, ...] = ()
+    workers: int = 1
+    recovery: str = "restart"
+    save_every: int = 50
+    writer: str = "overlapped"
+    max_inflight: int = 2
+    keep_last: int = 2
+    max_restarts: int = 3
+    seed: int = 0
+    failures: Schedule = ()
+    workers_after: tuple[int, ...] = ()
+    hang_after: float = 30.0
+
+    def __post_init__(self) -> None:
+        for count in (self.workers, *self.workers_after):
+            if count < 1:
+                raise BadInput(f"no world can be formed of {count} workers: give 1 or more.")
+        _known("recovery", self.recovery, RECOVERIES)
+        _known("writer", self.writer, WRITERS)
+        for failure in self.failures:
+            _known("fault", failure.kind, FAULTS)
+        for name, least in (("save_every", 1), ("max_inflight", 1), ("keep_last", 1), ("max_restarts", 0)):
+            if (value := getattr(self, name)) < least:
+                raise BadInput(f"{name.replace('_', '-')} is {value}: give {least} or more.")
+        if not self.hang_after > 0:
+            raise BadInput(f"a worker cannot be silent for {self.hang_after:g} s: give hang-after more than 0 seconds.")
+
+    def workers_at(self, restart: int) -> int:
+        """How many workers there are after so many restarts; the last entry of `workers_after` stays."""
+        if restart == 0 or not self.workers_after:
+            return self.workers
+        return self.workers_after[min(restart, len(self.workers_after)) - 1]
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of what makes it this run and not another."""
+        identity = {name: getattr(self, name) for name in IDENTITY}
+        return xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
+
+    def to_json(self) -> dict[str, Any]:
+        """The config as JSON values."""
+        plain = {**asdict(self), "args": list(self.args), "workers_after": list(self.workers_after)}
+        return {**plain, "failures": [failure.to_json() for failure in self.failures]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> "RunConfig":
+        """The inverse of `to_json`."""
+        names = {field.name for field in fields(cls)}
+        if "script" not in data or (unknown := set(data) - names):
+            raise BadInput(
+                f"not the config of a run: {', '.join(sorted(unknown)) if 'script' in data else 'no script'}."
+            )
+        lists = {name: tuple(data[name]) for name in ("args", "workers_after") if name in data}
+        failures = tuple(Failure.from_json(each) for each in data.get("failures", ()))
+        return cls(**{**data, **lists, "failures": failures})
+
+
+def read_config(out: Path) -> RunConfig:
+    """The config of the run in this folder."""
+    try:
+        return RunConfig.from_json(json.loads((out / "run.json").read_text()))
+    except FileNotFoundError as error:
+        raise BadInput(f"{out} holds no run: it has no run.json.") from error
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise BadInput(f"{out / 'run.json'} cannot be read ({error}): name another folder.") from error
+
+
+def _known(what: str, word: str, words: tuple[str, ...]) -> None:
+    if word not in words:
+        raise BadInput(
+            f"there is no {what} {word!r}: choose {', '.join(words[:-1])}{' or ' * (len(words) > 1)}{words[-1]}."
+        )

@@ -1,0 +1,115 @@
+"""Samples from a dataset, share by share, through torch's DataLoader: in this process, or ahead of it in others.
+
+The generators are keyed before a share is loaded, whoever loads it, so random augmentation draws the same numbers
+either way: worker processes change the speed and nothing else.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from holdfast.blocks import Ids
+from holdfast.ddp import generators
+from holdfast.errors import BadInput
+from holdfast.geometry import Geometry, Position
+from holdfast.samples import Samples
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Dataset(Protocol):
+    """A map-style dataset: so many samples, each by its number."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+CHUNK = 1 << 14  # sample ids computed together: for few of them, the calls would take most of the time
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """A share to be loaded: its samples, and the key under which they are."""
+
+    ids: Ids
+    samples: Samples
+    key: int
+
+
+Loaded = tuple[Request, list[Any]]  # what was requested, collated in parts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shares:
+    """Loads the share that is requested, collated in so many parts; a dataset of shares, to torch."""
+
+    dataset: Dataset
+    parts: int
+    collate: Collate
+
+    def __getitem__(self, request: Request) -> Loaded:
+        generators.set_all(request.key)
+        samples = list(self._samples(request.ids.tolist()))
+        return request, [self.collate(samples[part.start : part.stop]) for part in divided(len(samples), self.parts)]
+
+    def _samples(self, ids: list[int]) -> Sequence[Any]:
+        several: Callable[[list[int]], Sequence[Any]] | None = getattr(self.dataset, "__getitems__", None)
+        return several(ids) if several else [self.dataset[each] for each in ids]
+
+
+def size(dataset: Dataset) -> int:
+    """How many samples a dataset has; one that cannot say is refused."""
+    try:
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+            raise TypeError("its samples have no numbers")
+        return len(dataset)
+    except TypeError as error:
+        raise BadInput(
+            f"a {type(dataset).__name__} is not a map-style dataset ({error}): give one with __len__ and __getitem__"
+        ) from error
+
+
+def requests(geometry: Geometry, start: int, rank: int, world: int) -> Iterator[Request]:
+    """This rank's share of every window from number `start` to the last."""
+    first = sum(geometry.share_size(each, world) for each in range(rank))
+    end = first + geometry.share_size(rank, world)
+    together = max(1, CHUNK // geometry.batch)
+    for chunk in range(start, geometry.steps, together):
+        steps = range(chunk, min(chunk + together, geometry.steps))
+        shares = geometry.windows(steps)[:, first:end]
+        for step, ids, samples in zip(steps, shares, Samples.of_each(shares), strict=True):
+            yield Request(ids, samples, share_key(geometry, generators.LOAD, geometry.position(step), rank))
+
+
+def share_key(geometry: Geometry, purpose: str, at: Position, share: int) -> int:
+    """The key of a purpose for one share of the window at this position."""
+    return generators.key(geometry.seed, purpose, at.epoch, at.cursor, share)
+
+
+def load(shares: Shares, wanted: Iterable[Request], workers: int) -> Iterator[Loaded]:
+    """The requested shares in order; with workers, so many processes load ahead."""
+    return iter(
+        DataLoader(
+            shares,  # type: ignore[arg-type]  # a Dataset to torch is a base class, and all it calls is __getitem__
+            batch_size=None,
+            sampler=wanted,
+            collate_fn=_as_it_is,
+            num_workers=workers,
+            pin_memory=torch.cuda.is_initialized(),
+            generator=torch.Generator(),  # else the loader draws from the one that training draws from
+        )
+    )
+
+
+def divided(count: int, parts: int) -> list[range]:
+    """So many things in so many contiguous parts that differ by at most one."""
+    ends = [part * count // parts for part in range(parts + 1)]
+    return [range(first, end) for first, end in pairwise(ends)]
+
+
+def _as_it_is(value: Any) -> Any:
+    return value

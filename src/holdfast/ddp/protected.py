@@ -1,0 +1,135 @@
+"""The things a run protects: anything with `state_dict` and `load_state_dict`, taken, compared and put back exactly."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+import torch
+from torch import nn
+
+from holdfast.ddp.replica import unwrapped
+from holdfast.errors import BadInput
+
+SHOWN = 4  # differences that are named; more of them say no more
+
+
+class Protectable(Protocol):
+    """What can be protected: a model, an optimizer, a scheduler, a gradient scaler, or a class of the user's own."""
+
+    def state_dict(self) -> Mapping[str, Any]: ...
+    def load_state_dict(self, state_dict: Any, /) -> Any: ...
+
+
+class Protected:
+    """Named things whose state comes back after a failure. Of a replicated model it is the user's own module."""
+
+    def __init__(self, things: Mapping[str, Protectable]) -> None:
+        if not things:
+            raise BadInput("protect() was given nothing: name what is to come back, as in protect(model=model)")
+        for name, thing in things.items():
+            if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+                raise BadInput(
+                    f"{name} is a {type(thing).__name__}, without state_dict and load_state_dict: give it both"
+                )
+        self._things = {name: _inner(thing) for name, thing in things.items()}
+
+    def capture(self) -> dict[str, Any]:
+        """The state of every thing; its tensors are the live ones."""
+        return {name: thing.state_dict() for name, thing in self._things.items()}
+
+    def signature(self) -> dict[str, Any]:
+        """What the things are, apart from their values: for a model the names, types and shapes of its tensors."""
+        return {name: _signature(thing) for name, thing in self._things.items()}
+
+    def differences(self, saved: Mapping[str, Any]) -> list[str]:
+        """Where a saved state cannot be that of these things, each in a few words."""
+        return [
+            *(f"{name} was not protected" for name in self._things if name not in saved),
+            *(f"{name} is no longer protected" for name in saved if name not in self._things),
+            *(
+                f"{name}{difference}"
+                for name, thing in self._things.items()
+                if name in saved
+                for difference in _differences(thing, saved[name])
+            ),
+        ]
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Put a saved state back, bit by bit; nothing of it is shared with the things afterwards."""
+        for name, thing in self._things.items():
+            try:
+                _restore(thing, saved[name])
+            except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+                reason = " ".join(str(error).split())
+                raise BadInput(
+                    f"{name} does not take its saved state back ({type(error).__name__}: {reason})"
+                ) from error
+
+
+def listed(differences: list[str]) -> str:
+    """Differences in one line; of many the first few."""
+    rest = len(differences) - SHOWN
+    return "; ".join(differences[:SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
+
+
+def _inner(thing: Protectable) -> Protectable:
+    return cast(Protectable, unwrapped(thing)) if isinstance(thing, nn.Module) else thing
+
+
+def _signature(thing: Protectable) -> Any:
+    if isinstance(thing, nn.Module):
+        return {key: _kind(value) for key, value in thing.state_dict().items() if isinstance(value, torch.Tensor)}
+    return type(thing).__name__
+
+
+def _differences(thing: Protectable, saved: Any) -> list[str]:
+    if isinstance(thing, nn.Module):
+        return _of_model(_signature(thing), saved)
+    if isinstance(thing, torch.optim.Optimizer):
+        now = [len(group["params"]) for group in thing.param_groups]
+        before = [len(group["params"]) for group in saved["param_groups"]]
+        return [] if now == before else [f" has groups of {now} parameters, not {before}"]
+    return []
+
+
+def _of_model(now: Mapping[str, str], saved: Mapping[str, Any]) -> list[str]:
+    before = {key: _kind(value) for key, value in saved.items() if isinstance(value, torch.Tensor)}
+    return [
+        *(f".{key} is {now[key]}, not {kind}" for key, kind in before.items() if key in now and now[key] != kind),
+        *(f".{key} is new" for key in now if key not in before),
+        *(f".{key} is gone" for key in before if key not in now),
+    ]
+
+
+def _kind(value: torch.Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+
+
+def _restore(thing: Protectable, saved: Any) -> None:
+    if isinstance(thing, nn.Module):
+        thing.load_state_dict(saved)  # it copies
+        return
+    state = _copied(saved)
+    thing.load_state_dict(state)
+    if isinstance(thing, torch.optim.Optimizer):
+        _keep_types(thing, state)
+
+
+def _keep_types(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Optimizers cast their state to the type of the parameter when they load it, which may round it: undo that."""
+    for group, before in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        for parameter, number in zip(group["params"], before["params"], strict=True):
+            for key, value in saved["state"].get(number, {}).items():
+                now = optimizer.state[parameter][key]
+                if isinstance(value, torch.Tensor) and now.dtype != value.dtype:
+                    optimizer.state[parameter][key] = value.to(now.device)
+
+
+def _copied(value: Any) -> Any:
+    """The same state in memory of its own: what was read lies in one buffer, and would be kept whole for a part."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_copied(item) for item in value)
+    return value

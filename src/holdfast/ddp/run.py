@@ -1,0 +1,262 @@
+"""The run that a training script belongs to: what `holdfast.attach()` gives, and what a script says to it.
+
+Started by `holdfast run`, by torchrun, or alone with `python train.py`, the same script works. Without a folder
+nothing is saved, and the loop is a plain one.
+"""
+
+import atexit
+import json
+import os
+import sys
+import weakref
+from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar, cast
+
+import torch
+import xxhash
+from torch import nn
+from torch.utils.data import default_collate
+
+from holdfast.checkpoint import writer as writers
+from holdfast.checkpoint.writer import Writer
+from holdfast.ddp import generators, inject, loading, restoring, world
+from holdfast.ddp.attempt import Attempt, begin
+from holdfast.ddp.batches import Batch, Loop, Loss
+from holdfast.ddp.config import RunConfig, read_config
+from holdfast.ddp.inject import Injection
+from holdfast.ddp.loading import Collate, Dataset
+from holdfast.ddp.protected import Protectable, Protected
+from holdfast.ddp.replica import Replica
+from holdfast.ddp.restoring import Restored
+from holdfast.ddp.saving import Record, Saves, Saving, Unrecorded, Unsaved
+from holdfast.ddp.stopping import Stopping
+from holdfast.ddp.world import World
+from holdfast.errors import BadInput
+from holdfast.geometry import Geometry
+from holdfast.history import JSON
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def attach(
+    out: str | os.PathLike[str] | None = None,
+    *,
+    save_every: int = 50,
+    writer: str = "overlapped",
+    max_inflight: int = 2,
+    keep_last: int = 2,
+    seed: int = 0,
+    timeout: float = 300.0,
+) -> "Run":
+    """The run this process belongs to. Under `holdfast run` its command says how to save and where; else these do.
+
+    The random generators are keyed from the seed: every rank and every attempt draws the same first weights. A
+    collective that waits for a peer longer than `timeout` seconds fails.
+    """
+    given = os.environ.get("HOLDFAST_OUT")
+    if given is not None:
+        config = read_config(Path(given))
+    else:
+        config = RunConfig(
+            script=sys.argv[0],
+            args=tuple(sys.argv[1:]),
+            save_every=save_every,
+            writer=writer,
+            max_inflight=max_inflight,
+            keep_last=keep_last,
+            seed=seed,
+        )
+    run = Run(config, world.join(timeout), given if given is not None else out)
+    generators.set_all(generators.key(config.seed, generators.START))
+    return run
+
+
+class Run:
+    """This process's part in a run. `attach` makes one."""
+
+    def __init__(self, config: RunConfig, peers: World, out: str | os.PathLike[str] | None) -> None:
+        self._config, self._world = config, peers
+        self._attempt = None if out is None else begin(Path(out), peers)
+        self._record: Record = self._attempt.record if self._attempt else Unrecorded()
+        self._replicas: list[Replica] = []
+        self._protected: Protected | None = None
+        self._restored = Restored()
+        self._loss = Loss()
+        self._loop: weakref.ref[Generator[Batch]] | None = None
+        atexit.register(self.close)
+
+    @property
+    def rank(self) -> int:
+        """The number of this process among those that train together, from 0."""
+        return self._world.rank
+
+    @property
+    def world(self) -> int:
+        """How many processes train together."""
+        return self._world.size
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank's model and batches belong."""
+        return self._world.device
+
+    @property
+    def attempt(self) -> int:
+        """How often the run was started in its folder, this time included."""
+        return self._attempt.number if self._attempt else 1
+
+    def replicate(self, model: Model, **options: object) -> Model:
+        """The model with rank 0's weights everywhere, and its gradients averaged over the window by every backward.
+
+        A loss is the mean over a batch, as PyTorch's are. The model is wrapped in torch's DistributedDataParallel,
+        which gets the options; alone, it is the model itself.
+        """
+        if not self._world.grouped:
+            return model
+        self._replicas.append(Replica(model, options))
+        return cast(Model, self._replicas[-1].ddp)
+
+    def protect(self, **things: Protectable) -> None:
+        """Name what comes back after a failure, and on a resume put it back here. Generators and position always do."""
+        if self._protected is not None:
+            raise BadInput("protect() was called before: name everything in one call")
+        self._protected = Protected(things)
+        if self._attempt:
+            self._restored = restoring.restore(self._attempt, self._world, self._protected)
+
+    def batches(
+        self,
+        dataset: Dataset,
+        *,
+        global_batch: int,
+        epochs: int,
+        seed: int | None = None,
+        accumulate: int = 1,
+        workers: int = 0,
+        collate: Collate = default_collate,
+    ) -> Iterator[Batch]:
+        """Every window that is still to be trained, this rank's share of it at a time; `next` is the step boundary.
+
+        `global_batch` samples a step, whatever the number of ranks. `accumulate` hands out a share in so many
+        micro-batches, and gradients are exchanged in the last one. `workers` processes load ahead.
+        """
+        protected = self._start()
+        geometry = Geometry(
+            samples=loading.size(dataset),
+            batch=global_batch,
+            epochs=epochs,
+            seed=self._config.seed if seed is None else seed,
+        )
+        self._check(geometry, accumulate, workers)
+        start = self._restored.step or 0
+        fingerprint = _fingerprint(geometry, protected)
+        self._open(geometry, fingerprint)
+        loop = Loop(
+            geometry=geometry,
+            start=start,
+            world=self._world,
+            attempt=self.attempt,
+            record=self._record,
+            saves=self._saves(geometry, protected, fingerprint),
+            stopping=Stopping(self._world),
+            injection=self._injection(),
+            loss=self._loss,
+            replicas=self._replicas,
+        )
+        shares = loading.Shares(dataset, accumulate, collate)
+        wanted = loading.requests(geometry, start, self.rank, self.world)
+        batches = loop.run(loading.load(shares, wanted, workers))
+        self._loop = weakref.ref(batches)  # weak: to leave the loop is to end it
+        return batches
+
+    def note(self, *, loss: float) -> None:
+        """Put the loss of the step that is being trained on record."""
+        self._loss.note(loss)
+
+    def close(self) -> None:
+        """End the loop if it goes on, close the record, part from the peers: done at exit, if not before."""
+        atexit.unregister(self.close)
+        try:
+            if self._loop and (loop := self._loop()):
+                loop.close()
+        finally:
+            self._record.close()
+            world.leave()
+
+    def _start(self) -> Protected:
+        if self._protected is None:
+            raise BadInput("batches() came before protect(): first name what is to come back after a failure")
+        if self._loop:
+            raise BadInput("batches() was called before: a run has one loop, over all its epochs")
+        return self._protected
+
+    def _check(self, geometry: Geometry, accumulate: int, workers: int) -> None:
+        """Refuse what cannot be trained; all ranks refuse alike."""
+        least = geometry.share_size(0, self.world)
+        if not 1 <= accumulate <= least:
+            raise BadInput(f"{least} samples a rank cannot be accumulated in {accumulate} parts: give 1 to {least}")
+        if workers < 0:
+            raise BadInput(f"{workers} workers cannot load anything: give 0 (load in this process) or more")
+        inject.check(self._config.failures, geometry.steps)
+        if self._attempt:
+            restoring.check_config(self._attempt.store, self._restored, geometry.to_json())
+        share = geometry.share_size(self.rank, self.world)
+        for replica in self._replicas:
+            replica.weight = share / geometry.batch
+
+    def _open(self, geometry: Geometry, fingerprint: str) -> None:
+        """Say what is to be done, and what came back."""
+        config, restored = self._config, self._restored
+        at = geometry.position(restored.step or 0)
+        key = loading.share_key(geometry, generators.TRAIN, at, self.rank)
+        rng = restoring.key_generators(key, restored, self._world)
+        if self.rank == 0:
+            how: dict[str, JSON] = {"save_every": config.save_every, "writer": config.writer, "config": fingerprint}
+            self._record.append("plan", attempt=self.attempt, **geometry.to_json(), **how)
+        if self.attempt > 1 or restored.step is not None:
+            self._record.append(
+                "recover",
+                attempt=self.attempt,
+                restored=restored.step,
+                epoch=at.epoch,
+                cursor=at.cursor,
+                rng=rng,
+                passed_over=restored.passed_over,
+                seconds=restored.seconds,
+            )
+        self._record.flush()
+
+    def _saves(self, geometry: Geometry, protected: Protected, fingerprint: str) -> Saves:
+        if self._attempt is None:
+            return Unsaved()
+        return Saving(
+            world=self._world,
+            writer=_writer(self._config, self._attempt) if self.rank == 0 else None,
+            word=self._config.writer,
+            every=self._config.save_every,
+            record=self._record,
+            attempt=self.attempt,
+            protected=protected,
+            config=geometry.to_json(),
+            fingerprint=fingerprint,
+            saved=self._restored.step,
+        )
+
+    def _injection(self) -> Injection:
+        struck = self._attempt.past.struck if self._attempt else ()
+        return Injection(self._config.failures, self.rank, self.attempt, struck, self._record)
+
+
+def _writer(config: RunConfig, attempt: Attempt) -> Writer:
+    folder = attempt.record.path.parent
+    store = inject.faulty(attempt.store, config.failures, attempt.number, attempt.past.struck, folder)
+    if config.writer == "blocking":
+        return writers.blocking(store, keep_last=config.keep_last)
+    return writers.overlapped(store, keep_last=config.keep_last, max_inflight=config.max_inflight)
+
+
+def _fingerprint(geometry: Geometry, protected: Protected) -> str:
+    """A digest of what makes a snapshot this run's: the geometry, and what the protected things are."""
+    identity: Mapping[str, JSON] = {"geometry": geometry.to_json(), "protected": protected.signature()}
+    return xxhash.xxh3_128_hexdigest(json.dumps(identity, sort_keys=True).encode())

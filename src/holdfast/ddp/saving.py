@@ -1,0 +1,141 @@
+"""The saves of a run: every rank contributes its generators, rank 0 captures and writes, and says what became of it."""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from time import perf_counter
+from typing import Any, Protocol
+
+from holdfast.checkpoint.writer import Saved, Writer
+from holdfast.cost.formulas import Stall
+from holdfast.ddp import generators
+from holdfast.ddp.protected import Protected
+from holdfast.ddp.world import World
+from holdfast.errors import HoldfastError
+from holdfast.geometry import Position
+from holdfast.history import JSON
+from holdfast.state import flatten
+
+
+class Record(Protocol):
+    """Where events go: a history, or nowhere."""
+
+    def append(self, event: str, /, **fields: JSON) -> None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Unrecorded:
+    """The record of a run without a folder: nothing is kept."""
+
+    def append(self, event: str, /, **fields: JSON) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Saves(Protocol):
+    """How a run saves: when it is due, now, and to the end."""
+
+    def due(self, step: int) -> bool:
+        """Whether the state after so many steps is to be saved now."""
+
+    def take(self, step: int, at: Position) -> float:
+        """Save the state after so many steps; how many seconds training waited for it."""
+
+    def collect(self) -> None:
+        """Say which saves are durable by now; a save that failed for good raises here."""
+
+    def close(self) -> None:
+        """Wait until every save is durable, and say so."""
+
+
+class Unsaved:
+    """The saves of a run without a folder: none."""
+
+    def due(self, step: int) -> bool:
+        return False
+
+    def take(self, step: int, at: Position) -> float:
+        return 0.0
+
+    def collect(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Saving:
+    """The saves of a run with a folder. Only rank 0 has a writer; the others give their part and go on."""
+
+    world: World
+    writer: Writer | None
+    word: str
+    every: int
+    record: Record
+    attempt: int
+    protected: Protected
+    config: Mapping[str, JSON]
+    fingerprint: str
+    saved: int | None  # the newest step that is saved or about to be
+    _stalls: dict[int, Stall] = field(default_factory=dict)
+
+    def due(self, step: int) -> bool:
+        # The first boundary of a fresh start, too: an attempt that fails early then starts again from the same weights,
+        # however they were drawn; and a place that cannot be written shows at once.
+        return step != self.saved and (self.saved is None or step % self.every == 0)
+
+    def take(self, step: int, at: Position) -> float:
+        if step == self.saved:
+            return 0.0
+        began = perf_counter()
+        # Whoever contributes has flushed its history: no snapshot covers a step that is not on record.
+        states = self.world.gather(f"save/{step}", json.dumps(generators.capture()))
+        gathered = perf_counter()
+        self.saved = step
+        if states is not None and self.writer is not None:
+            flat = flatten(self.protected.capture())
+            extra = {**flat.extra, "config": dict(self.config), "generators": [json.loads(each) for each in states]}
+            captured = perf_counter()
+            self._stalls[step] = Stall(waited=captured - began, sync=gathered - began, snapshot=captured - gathered)
+            self.writer.save(
+                step,
+                flat.tensors,
+                extra,
+                epoch=at.epoch,
+                cursor=at.cursor,
+                world=self.world.size,
+                config=self.fingerprint,
+            )
+        return perf_counter() - began
+
+    def collect(self) -> None:
+        if self.writer is not None:
+            self._tell(self.writer.finished())
+
+    def close(self) -> None:
+        if self.writer is None:
+            return
+        try:
+            self._tell(self.writer.close())
+        except HoldfastError:
+            with suppress(HoldfastError):  # one is enough; but what did become durable is on record
+                self.collect()
+            raise
+
+    def _tell(self, several: list[Saved]) -> None:
+        for saved in several:
+            about: dict[str, Any] = {"attempt": self.attempt, "step": saved.step}
+            stall = saved.stall + self._stalls.pop(saved.step, Stall())
+            self.record.append(
+                "save", **about, writer=self.word, bytes=saved.bytes, seconds=asdict(stall), retries=saved.retries
+            )
+            self.record.append("commit", **about, bytes=saved.bytes, seconds=saved.seconds)
+        self.record.flush()

@@ -1,0 +1,1 @@
+"""The parent of the workers: starts them, watches them, and starts them again."""

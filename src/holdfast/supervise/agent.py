@@ -1,0 +1,229 @@
+"""Torch's elastic agent with warm workers: processes forked from this one, which has imported torch already.
+
+Torch's `SimpleElasticAgent` meets the other nodes and gives out the ranks; what it leaves open is how workers are
+started, watched and stopped, and that is here. (Its `LocalElasticAgent` stops workers with SIGTERM and up to 30 s of
+patience; to ours SIGTERM means to save, and after a failure they have nothing left to say.)
+"""
+
+import multiprocessing
+import os
+import signal
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    SimpleElasticAgent,
+    Worker,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+
+from holdfast.ddp.config import RunConfig
+from holdfast.ddp.preemption import PREEMPTED
+from holdfast.errors import WorkerLost
+from holdfast.supervise import errorfile, worker
+from holdfast.supervise.casualty import Death
+from holdfast.supervise.environment import as_torchrun, of_holdfast
+from holdfast.supervise.heartbeat import Pulse
+from holdfast.supervise.rendezvous import Nodes
+from holdfast.supervise.worker import SIGNALS, Task
+
+IN_ORDER = (0, PREEMPTED)
+REAPED_WITHIN = 60.0
+
+
+class WarmAgent(SimpleElasticAgent):
+    """Starts, watches and stops the workers of one node."""
+
+    def __init__(self, config: RunConfig, out: Path, nodes: Nodes) -> None:
+        spec = WorkerSpec(
+            role="trainer",
+            local_world_size=config.workers,
+            rdzv_handler=nodes,
+            entrypoint=worker.main,
+            max_restarts=config.max_restarts,
+        )
+        super().__init__(spec)
+        self._config, self._out, self._nodes = config, out, nodes
+        self._running: list[Running] = []
+        worker.pools()
+
+    def launch(self, workers: int) -> None:
+        """Meet the other nodes and start this many workers here."""
+        self._worker_group.spec.local_world_size = workers
+        self._initialize_workers(self._worker_group)
+
+    def look(self) -> WorkerState:
+        """Whether the workers are all well, one has failed, or all have ended in order."""
+        state = self._monitor_workers(self._worker_group).state
+        self._worker_group.state = state
+        return state
+
+    def tell(self, number: signal.Signals) -> None:
+        """Send every worker a signal."""
+        for each in self._running:
+            each.tell(number)
+
+    def deaths(self) -> list[Death]:
+        """How each worker stands: those that have ended, with what they raised, and those that have not."""
+        return [each.death() for each in self._running]
+
+    def end(self) -> None:
+        """Kill the workers that are left, at once and with all they have started."""
+        self._stop_workers(self._worker_group)
+
+    def exits(self) -> list[int | None]:
+        """The exit status of every worker; nothing for those that run."""
+        return [each.exit for each in self._running]
+
+    def printed(self) -> list[tuple[Path, Path]]:
+        """Where every worker's stdout and stderr go."""
+        return [(each.task.stdout, each.task.stderr) for each in self._running]
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._running = []
+        try:
+            with _signals_blocked(), _forking_allowed():
+                for each in worker_group.workers:
+                    self._running.append(Running(each, self._task(each, worker_group)))
+        except OSError as error:
+            raise WorkerLost(f"cannot start a worker: {error.strerror or error}. Run fewer at once.") from error
+        return {each.worker.local_rank: each.pid for each in self._running}
+
+    def _task(self, member: Worker, group: WorkerGroup) -> Task:
+        meeting = self._nodes.meeting
+        if meeting is None:
+            raise AssertionError("workers start after a meeting")
+        logs = self._out / "logs" / f"attempt-{meeting.attempt:04d}"
+        logs.mkdir(parents=True, exist_ok=True)
+        name = f"rank-{member.global_rank}"
+        error = logs / f"{name}.error.json"
+        error.unlink(missing_ok=True)
+        return Task(
+            script=self._config.script,
+            args=self._config.args,
+            environment=as_torchrun(member, group) | of_holdfast(self._out, meeting, error),
+            supervisor=os.getpid(),
+            heartbeat=self._out / "heartbeats" / name,
+            stdout=logs / f"{name}.out",
+            stderr=logs / f"{name}.err",
+            error=error,
+        )
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        now = time.monotonic()
+        for each in self._running:
+            each.check(now, self._config.hang_after)
+        exits = self.exits()
+        if any(status is not None and status not in IN_ORDER for status in exits):
+            return RunResult(state=WorkerState.FAILED)
+        over = all(status is not None for status in exits)
+        return RunResult(state=WorkerState.SUCCEEDED if over else WorkerState.HEALTHY)
+
+    def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:
+        self._shutdown()
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGKILL, *_: Any, **__: Any) -> None:
+        for each in self._running:
+            each.kill()
+        deadline = time.monotonic() + REAPED_WITHIN
+        while any(each.exit is None for each in self._running):
+            if time.monotonic() > deadline:
+                stuck = ", ".join(str(each.pid) for each in self._running if each.exit is None)
+                raise WorkerLost(
+                    f"killed workers do not end (pid {stuck}): the kernel holds them. Restart the machine."
+                )
+            time.sleep(0.002)
+
+
+class Running:
+    """One worker process, from its fork to the end of everything it started."""
+
+    def __init__(self, member: Worker, task: Task) -> None:
+        self.worker, self.task, self.hung = member, task, False
+        self._pulse = Pulse(task.heartbeat, time.monotonic())
+        self._looked = 0.0
+        self._status: int | None = None
+        # The name is what scripts and libraries look for when they ask whether they are the main process.
+        self._process: ForkProcess = multiprocessing.get_context("fork").Process(
+            target=worker.main, args=(task,), name="MainProcess"
+        )
+        self._process.start()
+        self.pid = int(self._process.pid or 0)
+        with suppress(OSError):  # it does the same: whichever comes first
+            os.setpgid(self.pid, self.pid)
+
+    @property
+    def exit(self) -> int | None:
+        """Its exit status, minus the signal that killed it; nothing while it runs."""
+        # Not by its sentinel: that is a pipe, and everything the worker has forked keeps it open.
+        if self._status is None and self._has_ended():
+            self._status = self._process.exitcode
+        return self._status
+
+    def _has_ended(self) -> bool:
+        try:
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # multiprocessing collects the dead when it starts another
+            return True
+        if ended and (ended.si_code != os.CLD_EXITED or ended.si_status not in IN_ORDER):
+            self._kill_group()  # before we collect it: until then no other process can have its number
+        return ended is not None
+
+    def check(self, now: float, hang_after: float) -> None:
+        """Kill the worker if it has been silent for too long."""
+        if now - self._looked < 0.25 or self.exit is not None:
+            return
+        self._looked = now
+        if self._pulse.silence(now) > hang_after:
+            self.hung = True
+            self.kill()
+
+    def tell(self, number: signal.Signals) -> None:
+        if self.exit is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill the worker, if it runs, and all that it started."""
+        if self.exit is None:
+            self._kill_group()
+
+    def _kill_group(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def death(self) -> Death:
+        """How it ended, or that it has not."""
+        member = self.worker
+        return Death(
+            rank=member.global_rank,
+            local_rank=member.local_rank,
+            exit=self.exit,
+            hung=self.hung,
+            raised=errorfile.read(self.task.error),
+        )
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Keep signals back while forking: a worker must not run the supervisor's handlers."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _forking_allowed() -> Iterator[None]:
+    """Python warns of a fork beside threads. Ours serve the store, hold no lock of Python's, and workers need none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield

@@ -1,0 +1,52 @@
+"""What the workers print, shown as they print it: each writes a file of its own, and the supervisor copies new lines."""
+
+from collections.abc import Callable, Sequence
+from io import BufferedReader
+from pathlib import Path
+
+Show = Callable[[str], None]
+
+
+class Tail:
+    """The new lines of one growing file."""
+
+    def __init__(self, path: Path, show: Show) -> None:
+        self._path, self._show = path, show
+        self._file: BufferedReader | None = None
+        self._rest = b""
+
+    def copy(self, *, last: bool = False) -> None:
+        """Show the lines that are whole by now; of a file that has ended also the rest."""
+        if self._file is None:
+            try:
+                self._file = self._path.open("rb")
+            except FileNotFoundError:
+                return
+        text = self._rest + self._file.read()
+        end = len(text) if last else text.rfind(b"\n") + 1
+        self._rest = text[end:]
+        if end:
+            self._show(text[:end].decode(errors="replace").removesuffix("\n"))
+        if last:
+            self._file.close()
+
+
+class Echo:
+    """The output of all workers of an attempt."""
+
+    def __init__(self, out: Show, err: Show) -> None:
+        self._out, self._err = out, err
+        self._tails: list[Tail] = []
+
+    def follow(self, printed: Sequence[tuple[Path, Path]]) -> None:
+        """Show the rest of the last attempt's output, and from now on that of another."""
+        self.copy(last=True)
+        pairs = [(Tail(out, self._out), Tail(err, self._err)) for out, err in printed]
+        self._tails = [tail for pair in pairs for tail in pair]
+
+    def copy(self, *, last: bool = False) -> None:
+        """Show what is new."""
+        for tail in self._tails:
+            tail.copy(last=last)
+        if last:
+            self._tails = []

@@ -1,0 +1,288 @@
+"""How the nodes of a run meet before each start: who takes part, and where the workers find their store.
+
+One node alone needs nobody; several meet through torch's `c10d` rendezvous, as under torchrun. On top of either, the
+nodes tell each other what they know, and so agree on the attempt, on a name for this round that no other has, and on
+a new store for its workers: nothing that a dead attempt left in its store can be read by the next.
+"""
+
+import fcntl
+import json
+import os
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]  # they are public
+from torch.distributed.elastic.rendezvous import (
+    RendezvousError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStoreInfo,
+)
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+from holdfast.errors import BadInput
+
+LOOPBACK = "127.0.0.1"
+_RUN_ID = "holdfast"
+_SIOCGIFADDR = 0x8915  # Linux: the address of an interface
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One of the machines of a run, by its number; several meet at an endpoint `host:port`."""
+
+    rank: int = 0
+    of: int = 1
+    endpoint: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.of < 1 or not 0 <= self.rank < self.of:
+            raise BadInput(f"there is no node {self.rank} of {self.of}: --node-rank counts from 0 to --nnodes less 1.")
+        if self.of > 1 and self.endpoint is None:
+            raise BadInput(f"{self.of} nodes have nowhere to meet: name one of them with --rendezvous host:port.")
+        if self.endpoint is not None:
+            _host_and_port(self.endpoint)
+
+    @property
+    def address(self) -> str:
+        """Where other nodes reach this one: the address from which it would reach the endpoint."""
+        if self.of == 1 or self.endpoint is None:
+            return LOOPBACK
+        family, kind, *_, target = _target(self.endpoint)
+        try:
+            with socket.socket(family, kind) as probe:
+                probe.connect(target)  # a datagram socket: this only looks up the route
+                return str(probe.getsockname()[0])
+        except OSError as error:
+            raise BadInput(f"the rendezvous {self.endpoint} cannot be reached: {error.strerror or error}.") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """What the nodes agreed on for one round, the store they share, and this node's own address."""
+
+    attempt: int
+    round: str
+    store: Store
+    address: str
+
+
+class Nodes(RendezvousHandler):
+    """A rendezvous that keeps the numbers the user gave the nodes, and whose every round has a store of its own."""
+
+    def __init__(self, node: Node, identity: Mapping[str, Any]) -> None:
+        self._node, self._identity = node, identity
+        self._inner, self._keeps_store = _rendezvous_of(node)
+        self._server: TCPStore | None = None
+        self.meeting: Meeting | None = None
+        self.next_attempt = 1
+        self.waiting = False  # for other nodes: a signal may interrupt us then, and only then
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        self.waiting = self._node.of > 1
+        try:
+            found = self._inner.next_rendezvous()
+        finally:
+            self.waiting = False
+        everybody = _exchange(found.store, found.rank, found.world_size, self._greeting())
+        self._check(everybody)
+        first = min(everybody, key=lambda greeting: int(greeting["node"]))
+        self.meeting = Meeting(
+            attempt=max(greeting["attempt"] for greeting in everybody),
+            round=first["round"],
+            store=found.store,
+            address=self._node.address,
+        )
+        self.next_attempt = self.meeting.attempt + 1
+        where = RendezvousStoreInfo(first["address"], first["port"])
+        return RendezvousInfo(found.store, self._node.rank, found.world_size, where)
+
+    def _greeting(self) -> dict[str, Any]:
+        greeting = {"node": self._node.rank, "of": self._node.of, "attempt": self.next_attempt, **self._identity}
+        if self._node.rank == 0:
+            address = self._node.address
+            self._server = listen(address)
+            greeting |= {"round": secrets.token_hex(6), "address": address, "port": self._server.port}
+        return greeting
+
+    def _check(self, everybody: list[dict[str, Any]]) -> None:
+        """All see the same greetings, so all refuse alike."""
+        if sorted(greeting["node"] for greeting in everybody) != list(range(self._node.of)):
+            numbers = ", ".join(str(greeting["node"]) for greeting in everybody)
+            raise BadInput(f"the nodes that met call themselves {numbers}: give each a --node-rank of its own.")
+        for name in self._identity:
+            if len({json.dumps(greeting.get(name)) for greeting in everybody}) > 1:
+                raise BadInput(f"the nodes that met differ in {name}: give the same command on each.")
+
+    def finish(self) -> bool:
+        """Say that our workers have ended in order; whether those of every node have."""
+        store = self._met().store
+        store.set(f"holdfast/finished/{self._node.rank}", "")
+        return bool(store.check([f"holdfast/finished/{each}" for each in range(self._node.of)]))
+
+    def stop(self, verdict: str) -> None:
+        """Tell the other nodes that the run is over, and how."""
+        if self.meeting:
+            with suppress(RuntimeError):  # whoever kept the store is gone, and with it the run
+                self.meeting.store.set("holdfast/verdict", verdict)
+
+    def stopped(self) -> str | None:
+        """What another node said when it ended the run."""
+        if self.meeting is None:
+            return None
+        store = self.meeting.store
+        return store.get("holdfast/verdict").decode() if store.check(["holdfast/verdict"]) else None
+
+    def leave(self, patience: float = 10.0) -> None:
+        """Go; whoever keeps the store not before the others have heard from it how the run ended."""
+        if self.meeting is None:
+            return
+        deadline = time.monotonic() + patience
+        with suppress(RuntimeError):  # its keeper may be gone already
+            left = self.meeting.store.add("holdfast/left", 1)
+            while self._keeps_store and left < self._node.of and time.monotonic() < deadline:
+                time.sleep(0.05)
+                left = self.meeting.store.add("holdfast/left", 0)
+
+    def _met(self) -> Meeting:
+        if self.meeting is None:
+            raise AssertionError("the nodes have not met")
+        return self.meeting
+
+    def is_closed(self) -> bool:
+        return self._inner.is_closed()
+
+    def set_closed(self) -> None:
+        self._inner.set_closed()
+
+    def num_nodes_waiting(self) -> int:
+        return self._inner.num_nodes_waiting()
+
+    def get_run_id(self) -> str:
+        return self._inner.get_run_id()
+
+    def get_backend(self) -> str:
+        return self._inner.get_backend()
+
+    @property
+    def use_agent_store(self) -> bool:
+        return True
+
+    def shutdown(self) -> bool:
+        return self._inner.shutdown()
+
+
+class Alone(RendezvousHandler):
+    """The rendezvous of a node that is alone: it takes place at once."""
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("", 0))
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return _RUN_ID
+
+    def get_backend(self) -> str:
+        return "alone"
+
+    def shutdown(self) -> bool:
+        return True
+
+
+def listen(address: str) -> TCPStore:
+    """A new store that listens on this address alone; torch by itself would listen on all."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as server:
+        server.bind((address, 0))
+        server.listen(1024)
+        port = server.getsockname()[1]
+        return TCPStore(
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(minutes=5),
+            master_listen_fd=server.detach(),
+        )
+
+
+def interface(address: str) -> str | None:
+    """The network interface of this machine that has this address."""
+    for _, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):  # it may have none
+            answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None
+
+
+def _rendezvous_of(node: Node) -> tuple[RendezvousHandler, bool]:
+    """A way to meet the other nodes, and whether it is we who keep the store they meet in."""
+    if node.of == 1 or node.endpoint is None:
+        return Alone(), True
+    # Torch's own store for workers lives as long as its rendezvous, and a node that comes back waits for its address
+    # in vain; we bring one for each round.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    # Torch would guess by the machine's name whether to host the rendezvous; a machine may have more addresses than
+    # its name has. Of several nodes on one machine the first one hosts, and the others find the port taken.
+    for host in (True, False) if _is_ours(node.endpoint) else (False,):
+        parameters = RendezvousParameters(
+            backend="c10d",
+            endpoint=node.endpoint,
+            run_id=_RUN_ID,
+            min_nodes=node.of,
+            max_nodes=node.of,
+            local_addr=node.address,
+            is_host=host,
+        )
+        with suppress(RendezvousError):
+            return get_rendezvous_handler(parameters), host
+    raise BadInput(f"nobody listens at the rendezvous {node.endpoint}: start the node that has this address.")
+
+
+def _is_ours(endpoint: str) -> bool:
+    """Whether the host of the endpoint is this machine: only then can we listen there."""
+    family, kind, *_, (host, *rest) = _target(endpoint)
+    with socket.socket(family, kind) as probe:
+        try:
+            probe.bind((host, 0, *rest[1:]))
+        except OSError:
+            return False
+    return True
+
+
+def _target(endpoint: str) -> tuple[Any, ...]:
+    host, port = _host_and_port(endpoint)
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    except OSError as error:
+        raise BadInput(f"the rendezvous {endpoint} is unknown here: {error.strerror or error}.") from error
+
+
+def _exchange(store: Store, seat: int, seats: int, greeting: dict[str, Any]) -> list[dict[str, Any]]:
+    """Tell every node of this round, and hear from every one; the seat is the number that torch gave us for it."""
+    store.set(f"holdfast/node/{seat}", json.dumps(greeting))
+    return [json.loads(store.get(f"holdfast/node/{each}")) for each in range(seats)]
+
+
+def _host_and_port(endpoint: str) -> tuple[str, int]:
+    host, colon, port = endpoint.rpartition(":")
+    if not (colon and host and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+        raise BadInput(f"the rendezvous {endpoint!r} is not host:port, such as node0:29400.")
+    return host.strip("[]"), int(port)

@@ -1,0 +1,47 @@
+"""What the supervisor imports before it forks workers, so that no worker, and no restart, waits for it.
+
+Imports only: nothing here may start a thread pool or a CUDA context, which a fork would break.
+"""
+
+import os
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from holdfast.errors import BadInput
+
+# Most of the time of a cold start is torch itself and, when a model is first wrapped in DDP, the compiler behind it.
+MODULES = (
+    "torch",
+    "torch.distributed",
+    "torch.distributed.optim",
+    "torch.nn.parallel.distributed",
+    "torch.optim.lr_scheduler",
+    "torch.utils.data",
+    "torch._dynamo",
+    "holdfast.ddp.run",
+)
+
+
+def warm(preload: Sequence[str] = ()) -> None:
+    """Import what training needs, and the modules named by the user."""
+    # Then a module that only asks at import whether there is a GPU does not start CUDA to find out.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    for name in MODULES:
+        import_module(name)
+    for name in preload:
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise BadInput(f"cannot import {name}, named by --preload: {error}.") from error
+    if _cuda_started():
+        raise BadInput(
+            f"a module named by --preload ({', '.join(preload)}) starts CUDA, which no fork survives: drop it."
+        )
+
+
+def _cuda_started() -> bool:
+    """Whether the driver is in use in this process; torch itself knows only of a context of its own."""
+    folder = Path("/proc/self/fd")
+    files = folder.iterdir() if folder.exists() else ()
+    return any(os.path.realpath(file).startswith("/dev/nvidia-uvm") for file in files)

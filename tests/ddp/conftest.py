@@ -1,0 +1,61 @@
+"""A warm process that runs supervisors, and a way to start one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from supervised import HERE, TRAINEE, Start, Supervisor, alive
+
+
+@pytest.fixture(scope="session")
+def driver() -> Iterator[subprocess.Popen[str]]:
+    """The warm process; what it started and a failed test left over dies with it."""
+    command = [sys.executable, str(HERE / "warm_driver.py")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(30)
+
+
+@pytest.fixture
+def start(driver: subprocess.Popen[str], tmp_path: Path) -> Iterator[Start]:
+    """Start a supervisor of the trainee, or of another script."""
+    started: list[Supervisor] = []
+
+    def run(
+        task: dict[str, Any] | None = None,
+        *,
+        out: str = "out",
+        script: Path = TRAINEE,
+        nodes: dict[str, Any] | None = None,
+        namespace: str | None = None,
+        **config: Any,
+    ) -> Supervisor:
+        folder = tmp_path / f"job-{len(started)}"
+        folder.mkdir()
+        args = [json.dumps(task)] if task is not None else []
+        job = {
+            "folder": str(folder),
+            "out": str(tmp_path / out),
+            "config": {"script": str(script), "args": args, "workers": 3, **config},
+            "nodes": nodes or {},
+            "namespace": namespace,
+        }
+        assert driver.stdin is not None
+        assert driver.stdout is not None
+        driver.stdin.write(json.dumps(job) + "\n")
+        driver.stdin.flush()
+        started.append(Supervisor(int(driver.stdout.readline()), folder, tmp_path / out))
+        return started[-1]
+
+    yield run
+    for each in started:
+        if not each.over and alive(each.pid):
+            os.kill(each.pid, signal.SIGKILL)

@@ -1,0 +1,122 @@
+"""A training script for the tests of the run: what to train, and how, is its argument, as JSON."""
+
+import json
+import random
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from holdfast.ddp.run import Run, attach
+
+SAMPLES, WIDTH, CLASSES = 96, 20, 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is trained, and how."""
+
+    model: str = "small"
+    dropout: float = 0.1
+    batch: int = 16
+    epochs: int = 10
+    accumulate: int = 1
+    workers: int = 0
+    augment: bool = True
+    scaler: bool = False
+    unseeded: bool = False
+    pause: float = 0.0
+    gate: str = ""  # a file without which the last step does not end
+
+
+class Backwards(nn.Module):
+    """Layers registered in another order than they are used: DDP learns buckets that nobody could have foreseen."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.last, self.first, self.middle = nn.Linear(700, CLASSES), nn.Linear(WIDTH, 800), nn.Linear(800, 700)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.dropout(F.relu(self.middle(F.relu(self.first(x))))))
+
+
+def network(task: Task) -> nn.Module:
+    """`wide` and `backwards` are large enough for the order of a sum over ranks to show; `normed` has buffers."""
+    if task.model == "backwards":
+        return Backwards(task.dropout)
+    widths = (800, 700) if task.model == "wide" else (30, 20)
+    layers: list[nn.Module] = [
+        nn.Linear(WIDTH, widths[0]),
+        nn.ReLU(),
+        nn.Dropout(task.dropout),
+        nn.Linear(*widths),
+        nn.ReLU(),
+    ]
+    if task.model == "normed":
+        layers.append(nn.BatchNorm1d(widths[1]))
+    return nn.Sequential(*layers, nn.Linear(widths[1], CLASSES))
+
+
+class Points:
+    """Labelled points that random numbers of every generator push about, if they are to be augmented."""
+
+    def __init__(self, augment: bool) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self._x = torch.randn(SAMPLES, WIDTH, generator=generator)
+        self._y = torch.randint(0, CLASSES, (SAMPLES,), generator=generator)
+        self._augment = augment
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        push = random.random() + float(np.random.random()) + float(torch.rand(())) if self._augment else 0.0
+        return self._x[index] + 0.01 * push, self._y[index]
+
+
+def train(run: Run, task: Task, steps: int | None = None) -> nn.Module:
+    """Train to the end, or until so many steps are done."""
+    if task.unseeded:
+        torch.seed()
+    net = network(task).to(run.device)
+    model = run.replicate(net)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [10, 20, 40], gamma=0.5)
+    scaler = torch.amp.GradScaler(run.device.type, enabled=task.scaler, growth_interval=7)
+    run.protect(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
+    how: dict[str, Any] = {"accumulate": task.accumulate, "workers": task.workers}
+    for batch in run.batches(Points(task.augment), global_batch=task.batch, epochs=task.epochs, **how):
+        if batch.step == steps:
+            break
+        linger(task, batch.step + 1 == task.epochs * (SAMPLES // task.batch))
+        with torch.autocast(run.device.type, torch.bfloat16) if task.scaler else nullcontext():
+            loss = F.cross_entropy(model(batch.x.to(run.device)), batch.y.to(run.device))
+        scaler.scale(loss * batch.weight).backward()
+        run.note(loss=loss.item())
+        if batch.last:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            scheduler.step()
+    return net
+
+
+def linger(task: Task, last: bool) -> None:
+    """Take the time that the task wants a step to take."""
+    time.sleep(task.pause)
+    deadline = time.monotonic() + 120
+    while last and task.gate and not Path(task.gate).exists():
+        assert time.monotonic() < deadline, f"{task.gate} never came"
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    train(attach(*sys.argv[2:], save_every=5), Task(**json.loads(sys.argv[1])))

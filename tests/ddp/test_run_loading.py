@@ -1,0 +1,87 @@
+"""Shares are loaded as the geometry says, under a key of their own, whoever loads them."""
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Subset, default_collate
+
+from holdfast.ddp import loading
+from holdfast.ddp.loading import Shares
+from holdfast.geometry import Geometry
+from holdfast.samples import Samples
+
+
+class Drawn:
+    """A dataset whose samples are their number and whatever the generator draws."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> tuple[int, float]:
+        return index, random.random()
+
+
+GEOMETRY = Geometry(samples=50, batch=10, epochs=2, seed=3)
+
+
+def loaded(dataset: Any = None, *, workers: int = 0, parts: int = 1, start: int = 0) -> list[list[Any]]:
+    shares = Shares(dataset or Drawn(50), parts, default_collate)
+    several = loading.load(shares, loading.requests(GEOMETRY, start, 1, 3), workers)
+    return [[[column.tolist() for column in part] for part in parts] for _, parts in several]
+
+
+@settings(max_examples=30)
+@given(start=st.integers(0, 9), world=st.integers(1, 10), chunk=st.sampled_from([1, 30, 1000]))
+def test_every_rank_requests_its_share_of_every_window(start: int, world: int, chunk: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "CHUNK", chunk)
+        ranks = [list(loading.requests(GEOMETRY, start, rank, world)) for rank in range(world)]
+    for step, shares in enumerate(zip(*ranks, strict=True), start):
+        at = GEOMETRY.position(step)
+        for rank, share in enumerate(shares):
+            assert np.array_equal(share.ids, GEOMETRY.share(at, rank, world))
+            assert share.samples == Samples.of(share.ids)
+        assert len({share.key for share in shares}) == world
+    assert len(ranks[0]) == GEOMETRY.steps - start
+
+
+def test_to_go_on_anywhere_costs_the_window_and_not_the_epoch() -> None:
+    huge = Geometry(samples=10**9, batch=64, epochs=3)
+    start = 2 * huge.steps_per_epoch - 1
+    first = next(loading.requests(huge, start, 0, 4))
+    assert np.array_equal(first.ids, huge.share(huge.position(start), 0, 4))
+
+
+def test_random_numbers_are_the_same_in_this_process_in_others_in_parts_and_after_a_resume() -> None:
+    here = loaded()
+    assert loaded(workers=2) == here
+    assert loaded(start=4) == here[4:]
+    joined = [[[*first, *second] for first, second in zip(*parts, strict=True)] for parts in loaded(parts=2)]
+    assert joined == [parts[0] for parts in here]
+
+
+def test_a_dataset_that_gives_several_samples_at_once_is_asked_for_them() -> None:
+    asked: list[list[int]] = []
+
+    class Several(Subset[Any]):
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            asked.append(indices)
+            return super().__getitems__(indices)
+
+    assert loaded(Several(Drawn(50), range(50))) == loaded()  # type: ignore[arg-type]
+    assert [len(each) for each in asked] == [3] * GEOMETRY.steps
+
+
+@given(count=st.integers(1, 99), parts=st.integers(1, 20))
+def test_parts_are_contiguous_and_differ_by_at_most_one(count: int, parts: int) -> None:
+    ranges = loading.divided(count, parts)
+    assert [index for part in ranges for index in part] == list(range(count))
+    assert max(map(len, ranges)) - min(map(len, ranges)) <= 1
+    assert len(ranges) == parts

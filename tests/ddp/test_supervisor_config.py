@@ -1,0 +1,76 @@
+"""A run's config is checked once, survives JSON, and says which run it is."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.ddp.config import FAULTS, IDENTITY, WRITERS, RunConfig, read_config
+from holdfast.errors import BadInput
+from holdfast.failure import Failure
+from holdfast.supervise.folder import differing
+
+counts = st.integers(1, 64)
+configs = st.builds(
+    RunConfig,
+    script=st.text(min_size=1),
+    args=st.lists(st.text()).map(tuple),
+    workers=counts,
+    save_every=counts,
+    writer=st.sampled_from(WRITERS),
+    max_inflight=counts,
+    keep_last=counts,
+    max_restarts=st.integers(0, 9),
+    seed=st.integers(),
+    failures=st.lists(st.builds(Failure, step=counts, kind=st.sampled_from(FAULTS))).map(tuple),
+    workers_after=st.lists(counts).map(tuple),
+    hang_after=st.floats(0.1, 100),
+)
+
+
+@given(configs)
+def test_a_config_comes_back_from_json(config: RunConfig) -> None:
+    assert RunConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+@given(configs, configs)
+def test_two_configs_are_of_one_run_when_their_fingerprints_are_equal(one: RunConfig, other: RunConfig) -> None:
+    assert (one.fingerprint == other.fingerprint) == (not differing(one, other))
+    assert set(differing(one, other)) <= set(IDENTITY)
+
+
+@given(configs, st.integers(0, 20))
+def test_the_kth_restart_has_the_kth_number_of_workers_and_the_last_one_stays(config: RunConfig, restart: int) -> None:
+    expected = [config.workers, *config.workers_after]
+    assert config.workers_at(restart) == (expected[restart] if restart < len(expected) else expected[-1])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "line"),
+    [
+        ("workers", 0, "no world can be formed of 0 workers"),
+        ("workers_after", (2, -1), "no world can be formed of -1 workers"),
+        ("recovery", "pray", "there is no recovery 'pray': choose restart"),
+        ("writer", "fast", "there is no writer 'fast': choose overlapped or blocking"),
+        ("failures", (Failure(step=1, kind="lose"),), "there is no fault 'lose': choose exit, kill, hang"),
+        ("save_every", 0, "save-every is 0: give 1 or more"),
+        ("max_restarts", -1, "max-restarts is -1: give 0 or more"),
+        ("hang_after", 0.0, "more than 0 seconds"),
+    ],
+)
+def test_a_config_that_cannot_be_run_is_refused_in_one_line(field: str, value: object, line: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        RunConfig(script="train.py", **{field: value})  # type: ignore[arg-type]
+    assert line in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"script": "a", "speed": 3}', '{"script": "a", "workers": "many"}'])
+def test_a_run_file_that_is_no_config_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(BadInput):
+        read_config(tmp_path)
+    with pytest.raises(BadInput, match="holds no run"):
+        read_config(tmp_path / "elsewhere")

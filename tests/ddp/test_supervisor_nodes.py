@@ -1,0 +1,110 @@
+"""Two supervisors, each with an address and a folder of its own, train as one job and fail, restart and end together."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from supervised import Start, Supervisor, wait_until
+
+
+def free_port(address: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(params=["loopback", "namespaces"])
+def both(request: pytest.FixtureRequest, start: Start) -> Any:
+    """Start the two nodes of a job, on two loopback addresses or in two networks of their own."""
+    spaces: list[str | None] = [None, None]
+    host = "127.0.0.2"
+    if request.param == "namespaces":
+        spaces, host = request.getfixturevalue("namespaces")
+    endpoint = f"{host}:{free_port('127.0.0.2')}"
+
+    def run(task: dict[str, Any]) -> list[Supervisor]:
+        return [
+            start(
+                task, nodes={"nnodes": 2, "node_rank": rank, "rendezvous": endpoint}, workers=2, namespace=spaces[rank]
+            )
+            for rank in (0, 1)
+        ]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def namespaces() -> Iterator[tuple[list[str], str]]:
+    """Two networks joined by a cable, and the address of the first: as near to two machines as one machine comes."""
+    if not shutil.which("ip"):
+        pytest.skip("no network namespaces here: there is no command ip")
+    names = [f"holdfast-{os.getpid()}-{i}" for i in (0, 1)]
+    ends = [f"hf{os.getpid() % 100_000}-{i}" for i in (0, 1)]
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+        for i, (name, end) in enumerate(zip(names, ends, strict=True)):
+            ip("link", "set", end, "netns", name)
+            ip("-n", name, "address", "add", f"10.213.7.{i + 1}/24", "dev", end)
+            ip("-n", name, "link", "set", end, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield names, "10.213.7.1"
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no network namespaces here: {error}")
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+def test_two_nodes_train_as_one_job_and_survive_the_loss_of_a_worker(both: Any) -> None:
+    first, second = both({"faults": [{"attempt": 1, "rank": 3, "step": 6, "do": "kill"}]})
+    for job in (first, second):
+        assert job.result() == job.result() | {"verdict": "completed", "attempts": 2}, job.said
+    detects = [event for who in ("supervisor-0", "supervisor-1") for event in first.events("detect", who)]
+    assert [event.fields["rank"] for event in detects if event.fields["kind"] == "signal"] == [3]
+    attempts = [first.notes("attempt", rank) for rank in range(4)]
+    for at in (0, 1):
+        assert len({each[at]["round"] for each in attempts}) == 1  # agreed on by all
+        assert {each[at]["world"] for each in attempts} == {4}
+        assert {each[at]["first"] for each in attempts} == {4 * at}
+    assert attempts[0][0]["round"] != attempts[0][1]["round"]
+
+
+def test_what_one_node_finds_ends_the_run_on_all(both: Any) -> None:
+    first, second = both({"faults": [{"attempt": 1, "rank": 2, "step": 2, "do": "raise"}]})
+    because = [job.result()["because"] for job in (first, second)]
+    assert [job.result()["verdict"] for job in (first, second)] == ["script-error"] * 2, first.said + second.said
+    assert because[0] == because[1]
+    assert because[0].startswith("rank 2 raised Mistake")
+    assert (first.said + second.said).count("Traceback") == 1
+
+
+def test_one_node_that_is_asked_to_stop_stops_both(both: Any) -> None:
+    first, second = both({"steps": 100_000, "pause": 0.01, "save_every": 50_000})
+    wait_until(lambda: len(first.notes("step")) > 2, "a few steps")
+    second.signal(signal.SIGTERM)
+    assert [job.result()["verdict"] for job in (first, second)] == ["preempted"] * 2, first.said + second.said
+
+
+def test_nodes_that_do_not_belong_together_are_refused(start: Start) -> None:
+    endpoint = f"127.0.0.1:{free_port('127.0.0.1')}"
+    same = [start({}, out=f"same-{i}", nodes={"nnodes": 2, "rendezvous": endpoint}) for i in (0, 1)]
+    for job in same:
+        assert "call themselves 0, 0" in job.result()["refused"], job.said
+    endpoint = f"127.0.0.1:{free_port('127.0.0.1')}"
+    other = [
+        start({"steps": rank}, out=f"other-{rank}", nodes={"nnodes": 2, "node_rank": rank, "rendezvous": endpoint})
+        for rank in (0, 1)
+    ]
+    for job in other:
+        assert "differ in args" in job.result()["refused"], job.said

@@ -1,0 +1,123 @@
+"""A small training job for the supervisor's tests, on torch alone: it saves, resumes, stops when asked, and fails as told.
+
+Its argument is JSON: {"steps", "save_every", "pause", "faults": [{"attempt", "rank", "step", "do"}]}.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from holdfast.checkpoint import snapshot
+from holdfast.checkpoint.store import DirectoryStore
+from holdfast.ddp import preemption
+from holdfast.errors import NoSnapshot
+
+TASK = {"steps": 12, "save_every": 4, "pause": 0.0, "faults": []} | json.loads(sys.argv[1] if sys.argv[1:] else "{}")
+OUT = Path(os.environ["HOLDFAST_OUT"])
+RANK, WORLD, ATTEMPT = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "HOLDFAST_ATTEMPT"))
+
+
+class Mistake(Exception):
+    """What a script raises that is wrong."""
+
+
+def main() -> None:
+    """Train from the newest snapshot to the last step."""
+    join()
+    torch.manual_seed(0)
+    net = torch.nn.Linear(4, 1)
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    store = DirectoryStore(OUT / "checkpoints")
+    first = restore(store, net)
+    note(event="attempt", first=first, world=WORLD, round=os.environ["HOLDFAST_ROUND"], pid=os.getpid())
+    for step in range(first, TASK["steps"]):
+        fail(step)
+        if asked():
+            save(store, step, net)
+            sys.exit(preemption.PREEMPTED)
+        if step > first and step % TASK["save_every"] == 0:
+            save(store, step, net)
+        torch.manual_seed(1000 * step + RANK)
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        note(event="step", step=step)
+        time.sleep(TASK["pause"])
+    save(store, TASK["steps"], net)
+    note(event="done")
+
+
+def join() -> None:
+    """The process group, on a store whose prefix no other round has."""
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    prefix = dist.PrefixStore("holdfast/" + os.environ["HOLDFAST_ROUND"], store)
+    dist.init_process_group("gloo", store=prefix, rank=RANK, world_size=WORLD, timeout=timedelta(seconds=60))
+
+
+def restore(store: DirectoryStore, net: torch.nn.Module) -> int:
+    """Load the newest snapshot; the step it was of."""
+    try:
+        found = snapshot.newest(store)
+    except NoSnapshot:
+        return 0
+    net.load_state_dict(found.tensors)
+    return found.step
+
+
+def save(store: DirectoryStore, step: int, net: torch.nn.Module) -> None:
+    """Rank 0 commits; the others wait for it, so that a failure after a save comes after its commit."""
+    if RANK == 0 and step not in snapshot.steps(store):
+        snapshot.save(store, step, net.state_dict(), {})
+    dist.barrier()
+
+
+def asked() -> bool:
+    """Whether any rank was asked to stop."""
+    flag = torch.tensor(int(preemption.requested.is_set()))
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag)
+
+
+def fail(step: int) -> None:
+    """Do what the task says is to happen here."""
+    for fault in TASK["faults"]:
+        if (fault["attempt"], fault["rank"], fault["step"]) == (ATTEMPT, RANK, step):
+            act(fault["do"])
+
+
+def act(what: str) -> None:
+    """Fail in one of the ways there are."""
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif what == "exit":
+        os._exit(137)
+    elif what == "raise":
+        raise Mistake("this line is wrong")
+    elif what == "orphan":
+        child = subprocess.Popen(["sleep", "600"])
+        note(event="child", pid=child.pid)
+        os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        sys.exit(what)
+
+
+def note(**what: object) -> None:
+    """A line in this rank's own file."""
+    with (OUT / f"notes-{RANK}.jsonl").open("a") as file:
+        file.write(json.dumps({"attempt": ATTEMPT, **what}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Runs supervisors for the tests, each in a fork of this process, which has imported torch once for all of them.
+
+A program of its own: reads jobs as JSON lines, prints the pid of each, and writes `<job's folder>/result.json`.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from holdfast.ddp.config import RunConfig
+from holdfast.errors import HoldfastError
+from holdfast.supervise.supervisor import supervise
+from holdfast.supervise.warm import warm
+
+CLONE_NEWNET = 0x40000000
+
+
+def main() -> None:
+    """Fork a supervisor for every line."""
+    warm()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them: their results are files
+    for line in sys.stdin:
+        job = json.loads(line)
+        if (pid := os.fork()) == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os._exit(run(job))
+        print(pid, flush=True)  # noqa: T201 - this is a program
+
+
+def run(job: dict[str, Any]) -> int:
+    """One supervisor; what it printed and how it ended lie in the job's folder."""
+    folder = Path(job["folder"])
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    if namespace := job["namespace"]:
+        with Path("/run/netns", namespace).open() as file:
+            assert ctypes.CDLL(None).setns(file.fileno(), CLONE_NEWNET) == 0
+    try:
+        verdict = supervise(RunConfig.from_json(job["config"]), Path(job["out"]), **job["nodes"])
+        result = {"verdict": verdict.verdict, "because": verdict.because, "attempts": verdict.attempts}
+        code = verdict.exit_code
+    except HoldfastError as error:
+        result, code = {"refused": str(error)}, 2
+    sys.stdout.flush()
+    (folder / "writing").write_text(json.dumps(result))
+    (folder / "writing").rename(folder / "result.json")
+    return code
+
+
+if __name__ == "__main__":
+    main()

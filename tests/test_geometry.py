@@ -1,0 +1,219 @@
+"""Geometry: every window from its position alone, the same for any number of workers."""
+
+import json
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast import permutation
+from holdfast.errors import BadInput
+from holdfast.geometry import Geometry, Position
+from holdfast.samples import Samples
+
+HUGE = Geometry(samples=10**9, batch=256, epochs=3, seed=5)
+
+
+@st.composite
+def geometries(draw: st.DrawFn, samples: int = 300) -> Geometry:
+    count = draw(st.integers(1, samples))
+    batch = draw(st.integers(1, min(count, 200)))
+    return Geometry(samples=count, batch=batch, epochs=draw(st.integers(1, 4)), seed=draw(st.integers(0, 2**64 - 1)))
+
+
+class TestPosition:
+    def test_positions_are_ordered_by_epoch_and_then_by_cursor(self) -> None:
+        assert Position() < Position(0, 1) < Position(1, 0) < Position(1, 1)
+        assert str(Position(1, 3)) == "epoch 1 cursor 3"
+
+    @given(geometries(10**9), st.data())
+    def test_step_and_position_are_inverse(self, geometry: Geometry, data: st.DataObject) -> None:
+        number = data.draw(st.integers(0, geometry.steps))
+        assert geometry.step(geometry.position(number)) == number
+
+    @given(geometries())
+    def test_positions_advance_by_one_window_from_the_start_to_the_end(self, geometry: Geometry) -> None:
+        places = [geometry.position(step) for step in range(geometry.steps + 1)]
+        assert places[0] == Position()
+        assert places[-1] == Position(geometry.epochs, 0)
+        assert places == sorted(set(places))
+        assert all(place.cursor < geometry.steps_per_epoch for place in places)
+
+    @pytest.mark.parametrize("step", [-1, 13])
+    def test_a_step_outside_is_refused(self, step: int) -> None:
+        with pytest.raises(BadInput, match=rf"step {step} is not in 0\.\.12"):
+            Geometry(samples=40, batch=10, epochs=3).position(step)
+
+    @pytest.mark.parametrize("at", [Position(0, 4), Position(0, -1), Position(-1, 0), Position(3, 1), Position(4, 0)])
+    def test_a_position_outside_is_refused(self, at: Position) -> None:
+        geometry = Geometry(samples=40, batch=10, epochs=3)
+        with pytest.raises(BadInput, match=f"{at} is not in this training of 3 epochs of 4 windows"):
+            geometry.step(at)
+        with pytest.raises(BadInput, match=f"there is no window {at} "):
+            geometry.window(at)
+
+    def test_there_is_no_window_at_the_end(self) -> None:
+        geometry = Geometry(samples=40, batch=10, epochs=3)
+        with pytest.raises(BadInput, match="there is no window epoch 3 cursor 0"):
+            geometry.window(geometry.position(geometry.steps))
+
+
+class TestWindow:
+    @given(geometries())
+    def test_an_epoch_trains_no_sample_twice_and_leaves_out_less_than_a_window(self, geometry: Geometry) -> None:
+        for epoch in range(geometry.epochs):
+            ids = np.concatenate([geometry.window(Position(epoch, c)) for c in range(geometry.steps_per_epoch)])
+            assert len(np.unique(ids)) == len(ids) > geometry.samples - geometry.batch
+            assert 0 <= ids.min() <= ids.max() < geometry.samples
+
+    def test_windows_of_a_huge_epoch_have_no_sample_in_common(self) -> None:
+        cursors = np.random.default_rng(1).choice(HUGE.steps_per_epoch, 200, replace=False)
+        ids = np.concatenate([HUGE.window(Position(1, int(cursor))) for cursor in cursors])
+        assert len(np.unique(ids)) == len(ids) == 200 * HUGE.batch
+        assert 0 <= ids.min() <= ids.max() < HUGE.samples
+
+    def test_every_epoch_and_every_seed_has_its_own_order(self) -> None:
+        orders = {
+            tuple(Geometry(samples=1000, batch=100, epochs=50, seed=seed).window(Position(epoch, 0)))
+            for seed in range(20)
+            for epoch in range(50)
+        }
+        assert len(orders) == 1000
+
+    def test_what_an_epoch_leaves_out_is_trained_in_others(self) -> None:
+        geometry = Geometry(samples=19, batch=10, epochs=12)
+        assert set(geometry.windows(range(geometry.steps)).ravel().tolist()) == set(range(19))
+
+    @given(geometries(), st.data())
+    def test_windows_computed_together_equal_those_computed_alone(
+        self, geometry: Geometry, data: st.DataObject
+    ) -> None:
+        steps = data.draw(st.lists(st.integers(0, geometry.steps - 1), max_size=20))
+        rows = geometry.windows(steps)
+        assert rows.shape == (len(steps), geometry.batch)
+        assert rows.dtype == np.int64
+        for row, step in zip(rows, steps, strict=True):
+            assert np.array_equal(row, geometry.window(geometry.position(step)))
+
+    def test_known_windows_never_change(self) -> None:
+        geometry = Geometry(samples=100, batch=5, epochs=2, seed=1)
+        assert geometry.window(Position(0, 0)).tolist() == [41, 65, 22, 26, 86]
+        assert geometry.window(Position(1, 19)).tolist() == [12, 42, 23, 30, 65]
+
+    @pytest.mark.parametrize("steps", [[-1, 2], [0, 12]])
+    def test_windows_outside_are_refused(self, steps: list[int]) -> None:
+        with pytest.raises(BadInput, match=rf"steps {steps[0]} to {steps[1]} are not all in 0\.\.11"):
+            Geometry(samples=40, batch=10, epochs=3).windows(steps)
+
+
+class TestShare:
+    @given(geometries(), st.data())
+    def test_the_shares_of_any_two_worlds_have_the_same_union_step_by_step(
+        self, geometry: Geometry, data: st.DataObject
+    ) -> None:
+        one, other = (data.draw(st.integers(1, min(geometry.batch, 9))) for _ in range(2))
+        for step in range(min(geometry.steps, 20)):
+            at = geometry.position(step)
+            unions = [[geometry.share(at, rank, world) for rank in range(world)] for world in (one, other)]
+            assert np.array_equal(np.concatenate(unions[0]), np.concatenate(unions[1]))
+            assert np.array_equal(np.concatenate(unions[0]), geometry.window(at))
+            digests = [sum(map(Samples.of, shares), Samples()) for shares in unions]
+            assert digests == [Samples.of(geometry.window(at))] * 2
+
+    @given(geometries(), st.data())
+    def test_shares_differ_by_at_most_one_sample(self, geometry: Geometry, data: st.DataObject) -> None:
+        world = data.draw(st.integers(1, geometry.batch))
+        sizes = [geometry.share_size(rank, world) for rank in range(world)]
+        assert sum(sizes) == geometry.batch
+        assert max(sizes) - min(sizes) <= 1
+        at = geometry.position(geometry.steps - 1)
+        assert len(geometry.share(at, world - 1, world)) == sizes[-1]
+
+    @pytest.mark.parametrize("world", [0, -1, 11])
+    def test_a_world_that_cannot_be_formed_is_refused(self, world: int) -> None:
+        with pytest.raises(BadInput, match=f"a global batch of 10 samples cannot be divided among {world} workers"):
+            Geometry(samples=40, batch=10, epochs=3).share(Position(), 0, world)
+
+    @pytest.mark.parametrize("rank", [-1, 4])
+    def test_a_rank_that_is_not_there_is_refused(self, rank: int) -> None:
+        with pytest.raises(BadInput, match=f"no rank {rank} among 4 workers"):
+            Geometry(samples=40, batch=10, epochs=3).share_size(rank, 4)
+
+
+class TestWork:
+    """To go on anywhere costs the window: counted, because clocks prove nothing."""
+
+    @pytest.mark.parametrize("samples", [10**8, 10**9])
+    @pytest.mark.parametrize("where", ["first", "last"])
+    def test_a_window_costs_itself_wherever_it_is(
+        self, samples: int, where: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        through, passed = permutation._through, []
+
+        def counting(x: np.ndarray, *others: object) -> np.ndarray:
+            passed.append(x.size)
+            return through(x, *others)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(permutation, "_through", counting)
+        geometry = Geometry(samples=samples, batch=256, epochs=2)
+        geometry.window(geometry.position(0 if where == "first" else geometry.steps_per_epoch - 1))
+        assert geometry.batch <= sum(passed) <= geometry.batch + 5
+
+    def test_a_share_costs_the_share(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[int] = []
+        monkeypatch.setattr("holdfast.geometry.permuted", lambda places, *_: asked.append(places.size) or places)
+        HUGE.share(Position(2, 10**6), 3, 4)
+        assert asked == [64]
+
+    def test_the_last_window_of_a_huge_epoch_takes_no_memory_for_the_others(self) -> None:
+        at = HUGE.position(HUGE.steps_per_epoch - 1)
+        HUGE.window(at)  # what numpy loads once is not counted
+        tracemalloc.start()
+        try:
+            Geometry.from_json(HUGE.to_json()).window(at)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 64 * 8 * HUGE.batch
+
+
+class TestJson:
+    @given(geometries(10**9))
+    def test_a_geometry_survives_json(self, geometry: Geometry) -> None:
+        assert Geometry.from_json(json.loads(json.dumps(geometry.to_json()))) == geometry
+
+    def test_a_plan_may_say_more(self) -> None:
+        assert Geometry.from_json({**HUGE.to_json(), "writer": "overlapped"}) == HUGE
+
+    @pytest.mark.parametrize("value", [None, 7, "plan", [], {"samples": 10}])
+    def test_what_is_no_geometry_is_refused(self, value: object) -> None:
+        with pytest.raises(BadInput, match="not the geometry of a training"):
+            Geometry.from_json(value)
+
+    def test_what_is_missing_is_named(self) -> None:
+        with pytest.raises(BadInput, match="lacks epochs, seed"):
+            Geometry.from_json({"samples": 10, "batch": 5})
+
+    @pytest.mark.parametrize("value", ["5", 5.0, True, None, [5]])
+    @pytest.mark.parametrize("field", ["samples", "batch", "epochs", "seed"])
+    def test_what_is_not_a_whole_number_is_refused_and_named(self, field: str, value: object) -> None:
+        with pytest.raises(BadInput, match=f"^{field} must be a whole number"):
+            Geometry.from_json({**HUGE.to_json(), field: value})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"batch": 0}, "a global batch of 0 samples trains nothing"),
+        ({"samples": 9}, "9 samples do not fill one global batch of 10"),
+        ({"samples": 10**15}, "1000000000000000 samples are more than can be shuffled"),
+        ({"epochs": 0}, "0 epochs train nothing"),
+        ({"seed": -1}, "the seed -1 does not fit 64 bits"),
+        ({"seed": 2**64}, "does not fit 64 bits"),
+    ],
+)
+def test_a_plan_that_cannot_be_trained_is_refused(wrong: dict[str, int], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        Geometry(**{"samples": 100, "batch": 10, "epochs": 1, **wrong})
