@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from holdfast.checkpoint.objects import ObjectStore
     from holdfast.checkpoint.running import RunningCheckpoint
     from holdfast.checkpoint.snapshot import Manifest, Snapshot
+    from holdfast.checkpoint.writer import Saved, Writer, blocking, overlapped
     from holdfast.ddp.batches import Batch
     from holdfast.ddp.run import Run, attach
     from holdfast.state import flatten, unflatten
@@ -55,9 +56,13 @@ _LATER = {
     "ObjectStore": "checkpoint.objects",
     "Run": "ddp.run",
     "RunningCheckpoint": "checkpoint.running",
+    "Saved": "checkpoint.writer",
     "Snapshot": "checkpoint.snapshot",
+    "Writer": "checkpoint.writer",
     "attach": "ddp.run",
+    "blocking": "checkpoint.writer",
     "flatten": "state",
+    "overlapped": "checkpoint.writer",
     "unflatten": "state",
 }
 
@@ -91,15 +96,18 @@ __all__ = [
     "RunTime",
     "RunningCheckpoint",
     "Samples",
+    "Saved",
     "Snapshot",
     "Stall",
     "Standing",
     "StorageFailed",
     "Store",
     "WorkerLost",
+    "Writer",
     "along",
     "attach",
     "audit_run",
+    "blocking",
     "daly_interval",
     "endless_cost_bound",
     "euclidean",
@@ -112,6 +120,7 @@ __all__ = [
     "irreducible_error",
     "iteration_cost_bound",
     "open_store",
+    "overlapped",
     "partial",
     "partition",
     "ragged",
