@@ -151,7 +151,7 @@ def _cross_entropy(scores: npt.NDArray[np.float32], labels: Ids) -> float:
 #   4.1 ± 1.7, going back 8; 24 make 46 and 7.3 ± 2.7, going back 10.
 SETTINGS: dict[str, tuple[Architecture, int, int, float]] = {
     "mnist": (Architecture(28, 10, kernel=5, stride=2, channels=(8, 24), hidden=(128, 64)), 48, 4096, 0.08),
-    "digits": (Architecture(8, 10, kernel=3, stride=1, channels=(16, 32), hidden=(128, 64)), 10, 1024, 0.08),
+    "digits": (Architecture(8, 10, kernel=3, stride=1, channels=(8, 16), hidden=(64, 32)), 12, 512, 0.2),
 }
 PARTITIONS = ("layer", "shard")
 
