@@ -77,6 +77,10 @@ def test_a_truncated_payload_and_a_future_manifest_are_found(holdfast, saved: Pa
         (["run", "--writer", "quick", __file__], "there is no writer 'quick'"),
         (["run", "--recovery", "hope", __file__], "there is no recovery 'hope'"),
         (["run", "--fail-at", "3", "--fault", "fire", __file__], "there is no fault 'fire'"),
+        (
+            ["run", "--fail-at", "3", "--fail-rank", "9", __file__],
+            "no failure can strike rank 9: the ranks of this run are",
+        ),
         (["run", "--fail-at", "soon", __file__], "--fail-at soon is not a list of whole numbers"),
         (["run", "nothing.py"], "there is no script nothing.py"),
         (["run", "--nnodes", "2", __file__], "rendezvous"),

@@ -8,14 +8,13 @@ from typing import Any
 
 import xxhash
 
+from holdfast.checkpoint.faulty import KINDS
 from holdfast.errors import BadInput
 from holdfast.failure import Failure, Schedule
 
 RECOVERIES = ("restart",)
 WRITERS = ("overlapped", "blocking")
-PROCESS_FAULTS = ("exit", "kill", "hang", "slow")
-STORAGE_FAULTS = ("io-error", "enospc", "delay", "torn-write", "bit-flip", "lost-rename")
-FAULTS = PROCESS_FAULTS + STORAGE_FAULTS
+FAULTS = ("exit", "kill", "hang", "slow", *KINDS)  # of processes, and of storage
 # What makes it this run and not another. All else (how many workers, how often to save, what to survive) may change
 # when a run is continued: neither the windows nor the state depend on it.
 IDENTITY = ("script", "args", "seed", "recovery")
@@ -58,6 +57,13 @@ class RunConfig:
         if restart == 0 or not self.workers_after:
             return self.workers
         return self.workers_after[min(restart, len(self.workers_after)) - 1]
+
+    def check_targets(self, nodes: int) -> None:
+        """Refuse a failure of a rank that no attempt on so many nodes has."""
+        most = nodes * max((self.workers, *self.workers_after))
+        for failure in self.failures:
+            if absent := [rank for rank in failure.targets if not 0 <= rank < most]:
+                raise BadInput(f"no failure can strike rank {absent[0]}: the ranks of this run are 0 to {most - 1}.")
 
     @property
     def fingerprint(self) -> str:

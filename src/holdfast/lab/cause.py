@@ -56,7 +56,7 @@ def remark(compared: Compared, strategy: Strategy, baseline: Strategy, claim: Cl
 
 def cause(found: Facts, claim: Claim) -> str:
     """What takes a reduction out of the expected range, in one sentence."""
-    low, high = claim.expected
+    _, high = claim.expected
     if found.later and claim.expects(found.later.value):
         return "Cause: the early failures, which go back to the random start; without them it is in the range."
     if claim.expects(found.whole):
@@ -68,9 +68,9 @@ def cause(found: Facts, claim: Claim) -> str:
             f"Cause: one block holds {found.largest:.0%} of the values and a save may hold {found.budget:.1%} of them, so "
             "that block is saved no more often than by full checkpoints."
         )
-    if low is not None and found.smaller < low:
-        return "Cause: the saves are not fresh enough; the perturbation shrinks by less than the expected reduction."
-    return "Cause not found: the perturbation shrinks as expected and its cost does not."
+    if claim.measured < found.smaller:
+        return "Cause not found: the cost shrinks by less than the perturbation does."
+    return "Cause: the saves are not fresh enough; the perturbation shrinks by less than the expected reduction."
 
 
 def _named(strategy: Strategy) -> str:

@@ -58,6 +58,7 @@ def supervise(
     with a `node_rank` of their own, and meet at `rendezvous`.
     """
     node = Node(rank=node_rank, of=nnodes, endpoint=rendezvous)
+    config.check_targets(nnodes)
     script = Path(config.script)
     if not script.is_file():
         raise BadInput(f"there is no script {config.script}: name a Python file.")
