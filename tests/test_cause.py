@@ -8,7 +8,17 @@ from holdfast.lab.cause import Facts, cause
 from holdfast.lab.interval import Interval
 from holdfast.lab.result import Claim
 
-FACTS = Facts(trials=100, early=20, later=Interval(0.6, 0.5, 0.7), whole=0.6, smaller=0.55, largest=0.01, budget=0.125)
+FACTS = Facts(
+    trials=100,
+    whole=0.6,
+    early=20,
+    later=Interval(0.6, 0.5, 0.7),
+    smaller=0.55,
+    scaled=0.5,
+    concentration=0.4,
+    largest=0.01,
+    budget=0.125,
+)
 
 
 def failing(measured: float) -> Claim:
@@ -18,13 +28,15 @@ def failing(measured: float) -> Claim:
 @pytest.mark.parametrize(
     ("found", "measured", "says"),
     [
-        (replace(FACTS, later=Interval(0.8, 0.7, 0.9)), 0.6, "Cause: the early failures"),
-        (replace(FACTS, whole=0.8), 0.6, "Cause: the counting"),
-        (FACTS, 0.97, "Cause: the failures cost less than the paper's"),
-        (replace(FACTS, largest=0.7), 0.6, "Cause: one block holds 70% of the values"),
-        (FACTS, 0.6, "Cause: the saves are not fresh enough"),
-        (replace(FACTS, smaller=0.74), 0.47, "Cause not found"),
-        (replace(FACTS, later=None), 0.6, "Cause: the saves are not fresh enough"),
+        (replace(FACTS, later=Interval(0.8, 0.7, 0.9)), 0.6, "the early failures"),
+        (replace(FACTS, whole=0.8), 0.6, "the counting"),
+        (FACTS, 0.97, "survivors bring the restored blocks forward"),
+        (replace(FACTS, largest=0.7), 0.6, "one block holds 70% of the values"),
+        (replace(FACTS, scaled=0.83), 0.6, "distances of large and of small blocks are ranked alike"),
+        (FACTS, 0.6, "what moves is spread over the blocks"),
+        (replace(FACTS, scaled=None), 0.6, "what moves is spread over the blocks"),
+        (replace(FACTS, smaller=0.8), 0.47, "not found"),
+        (replace(FACTS, budget=1), 0.6, "not found"),
     ],
 )
 def test_the_cause_is_the_first_that_explains_the_result(found: Facts, measured: float, says: str) -> None:

@@ -12,10 +12,12 @@ from holdfast.errors import BadInput
 from holdfast.lab import interval, partial_recovery, priority_checkpoint
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.journal import Journal
-from holdfast.lab.measure import Measurement, measure
+from holdfast.lab.measure import Measurement, concentration, measure
 from holdfast.lab.panels import chosen
 from holdfast.lab.partial_recovery import strategy
+from holdfast.lab.report import write
 from holdfast.lab.result import Claim
+from holdfast.simulate.trajectory import Trajectory
 from holdfast.workloads.mlr import mlr
 
 
@@ -77,6 +79,17 @@ def test_rows_are_the_same_for_one_job_and_for_two(experiment: object, tmp_path:
     assert rows[0] == rows[1]
 
 
+@pytest.mark.parametrize("experiment", [partial_recovery, priority_checkpoint])
+def test_an_experiment_of_panels_is_written_with_its_costs_and_its_bounds_as_figures(
+    experiment: object, tmp_path: Path
+) -> None:
+    options = Options(quick=True, trials=4, panels=("mlr-mnist", "mf-jester"), out=tmp_path)
+    result = experiment.run(options, silent)  # type: ignore[attr-defined]
+    write(result, tmp_path)
+    assert json.loads((tmp_path / "result.json").read_text())["claims"]
+    assert {path.stem for path in (tmp_path / "figures").iterdir()} == {result.experiment, "bound"}
+
+
 def test_priority_checkpoints_are_cheaper_than_random_ones(tmp_path: Path) -> None:
     options = Options(quick=True, trials=10, panels=("mlr-mnist",), out=tmp_path)
     result = priority_checkpoint.run(options, silent)
@@ -86,6 +99,15 @@ def test_priority_checkpoints_are_cheaper_than_random_ones(tmp_path: Path) -> No
     assert costs["priority", 1] == costs["round", 1] == costs["random", 1]
     assert {row["panel"] for row in result.rows} == {"mlr-mnist"}
     assert (tmp_path / "trials.csv").read_text().count("\n") == 1 + 10 * len(result.rows)
+
+
+@pytest.mark.parametrize(("moving", "share"), [(1, 1.0), (2, 0.5), (8, 1 / 8)])
+def test_concentration_is_the_share_of_the_movement_that_one_small_save_could_hold(moving: int, share: float) -> None:
+    workload = mlr("digits")
+    weights = np.zeros((17, *workload.start()["weights"].shape))
+    weights[:, : moving * len(workload.blocks) // 8] = np.arange(17).reshape(-1, 1, 1)
+    run = Trajectory([{"weights": each} for each in weights], np.zeros(17))
+    assert concentration(workload, run, 8) == pytest.approx(share)
 
 
 def test_panels_come_in_their_usual_order_and_unknown_ones_are_refused() -> None:

@@ -56,6 +56,18 @@ def test_the_loss_is_the_residual_of_the_zero_filled_matrix(data: Ratings) -> No
     assert workload.loss(stacked([state]))[0] == pytest.approx(residual, rel=1e-12)
 
 
+def test_a_difference_counts_by_what_it_does_to_the_product_on_average_over_its_directions() -> None:
+    workload = MatrixFactorization(WIDE, factors=4, criterion=0)
+    state = unstacked(workload.advance(stacked([workload.start()]), FIRST), 0)
+    for block, name, other in ((0, "L", "R"), (WIDE.users, "R", "L")):
+        moved = {**state, name: state[name].copy()}
+        moved[name][0, 0] += 0.3
+        effects = [np.linalg.norm(0.3 * state[other][:, k]) ** 2 for k in range(4)]
+        distances = workload.norm(workload.blocks, moved, state)
+        assert distances[block] ** 2 == pytest.approx(np.mean(effects))
+        assert np.count_nonzero(distances) == 1
+
+
 def test_the_loss_of_a_perfect_fit_is_a_number() -> None:
     data = Ratings("one", 1, 1, np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([0.1**2]))
     perfect = {"L": np.array([[0.1]]), "R": np.array([[0.1]])}

@@ -15,12 +15,10 @@ sizes = st.lists(st.integers(0, 50), min_size=1, max_size=40).map(lambda s: np.a
 partial_rankings = st.sampled_from(["priority", "round", "random"])
 
 
-def standing(distances: np.ndarray, saved_at: np.ndarray | None = None, norms: np.ndarray | None = None) -> Standing:
-    """Blocks of norm 1 that were last saved at step 0, unless said otherwise."""
-    zeros = np.zeros(len(distances), dtype=np.int64)
-    return Standing(
-        distances, np.ones(len(distances)) if norms is None else norms, zeros if saved_at is None else saved_at
-    )
+def standing(distances: list[float] | np.ndarray, **known: np.ndarray) -> Standing:
+    """Blocks of one value and of norm 1 that were last saved at step 0, unless said otherwise."""
+    ones, zeros = np.ones(len(distances), dtype=np.int64), np.zeros(len(distances), dtype=np.int64)
+    return Standing(np.array(distances), **{"norms": ones.astype(float), "saved_at": zeros, "sizes": ones, **known})
 
 
 def run(policy: Policy, sizes: np.ndarray, steps: int, seed: int = 0) -> list[np.ndarray]:
@@ -29,7 +27,8 @@ def run(policy: Policy, sizes: np.ndarray, steps: int, seed: int = 0) -> list[np
     saved_at, credit, chosen = np.zeros(len(sizes), dtype=np.int64), Fraction(0), []
     for step in range(1, steps + 1):
         if policy.due(step):
-            ids, credit = policy.choose(step, standing(rng.random(len(sizes)), saved_at), sizes, credit)
+            now = standing(rng.random(len(sizes)), saved_at=saved_at, sizes=sizes)
+            ids, credit = policy.choose(step, now, credit)
             saved_at[ids] = step
             chosen.append(ids)
     return chosen
@@ -45,14 +44,21 @@ def test_in_the_long_run_every_policy_writes_the_state_once_an_interval(
 
 
 @given(fractions, sizes, st.integers(0, 2**32))
-def test_priority_leaves_out_no_block_that_moved_more_than_one_it_took(
+def test_priority_leaves_out_no_block_that_moved_more_a_value_than_one_it_took(
     fraction: Fraction, sizes: np.ndarray, seed: int
 ) -> None:
     distances = np.random.default_rng(seed).integers(0, 5, size=len(sizes)).astype(float)
     policy = Policy(ranking="priority", interval=24, fraction=fraction)
-    ids, _ = policy.choose(24, standing(distances), sizes)
+    ids, _ = policy.choose(24, standing(distances, sizes=sizes))
     left = np.setdiff1d(np.arange(len(sizes)), ids)
-    assert distances[ids].min(initial=np.inf) >= distances[left].max(initial=-np.inf)
+    a_value = distances / np.sqrt(np.maximum(sizes, 1))
+    assert a_value[ids].min(initial=np.inf) >= a_value[left].max(initial=-np.inf)
+
+
+def test_priority_does_not_spend_every_save_on_one_large_block_that_moves_a_little_everywhere() -> None:
+    policy = Policy(ranking="priority", interval=8, fraction=Fraction(1, 8))
+    ids, _ = policy.choose(1, standing([4.0, 2.0, 2.0], sizes=np.array([72, 14, 14])))
+    assert ids.tolist() == [1]
 
 
 @given(st.sampled_from(sorted(RANKINGS)), sizes, st.integers(1, 100), st.integers(0, 2**32))
@@ -60,32 +66,30 @@ def test_the_same_question_has_the_same_answer(ranking: str, sizes: np.ndarray, 
     policy = Policy(
         ranking=ranking, interval=8, fraction=Fraction(1, 4) if ranking != "full" else Fraction(1), seed=seed
     )
-    equal = standing(np.ones(len(sizes)))
-    first, again = policy.choose(step, equal, sizes), policy.choose(step, equal, sizes)
+    equal = standing(np.ones(len(sizes)), sizes=sizes)
+    first, again = policy.choose(step, equal), policy.choose(step, equal)
     assert np.array_equal(first.ids, again.ids)
     assert first.credit == again.credit
 
 
 def test_ties_go_to_the_longest_unsaved_and_then_to_the_lowest_number() -> None:
     policy = Policy(ranking="priority", interval=8, fraction=Fraction(1, 2))
-    ids, _ = policy.choose(4, standing(np.ones(4), np.array([3, 1, 1, 1])), np.ones(4, dtype=np.int64))
+    ids, _ = policy.choose(4, standing([1.0, 1.0, 1.0, 1.0], saved_at=np.array([3, 1, 1, 1])))
     assert ids.tolist() == [1, 2]
 
 
 def test_relative_priority_goes_by_the_change_in_proportion_to_the_block() -> None:
     policy = Policy(ranking="relative", interval=8, fraction=Fraction(1, 2))
-    moved = standing(np.array([10.0, 1.0, 3.0, 2.0]), norms=np.array([100.0, 1.0, 3.0, 0.0]))
-    assert policy.choose(4, moved, np.ones(4, dtype=np.int64)).ids.tolist() == [1, 3]
+    moved = standing([10.0, 1.0, 3.0, 2.0], norms=np.array([100.0, 1.0, 3.0, 0.0]))
+    assert policy.choose(4, moved).ids.tolist() == [1, 3]
 
 
 def test_threshold_saves_only_what_moved_more_than_the_mean_and_keeps_the_rest_of_its_budget() -> None:
     policy = Policy(ranking="threshold", interval=8, fraction=Fraction(1, 2))
-    ids, credit = policy.choose(4, standing(np.array([9.0, 1.0, 1.0, 1.0])), np.ones(4, dtype=np.int64))
+    ids, credit = policy.choose(4, standing([9.0, 1.0, 1.0, 1.0]))
     assert ids.tolist() == [0]
     assert credit == 1
-    assert policy.choose(
-        8, standing(np.array([0.0, 5.0, 5.0, 5.0])), np.ones(4, dtype=np.int64), credit
-    ).ids.tolist() == [1, 2, 3]
+    assert policy.choose(8, standing([0.0, 5.0, 5.0, 5.0]), credit).ids.tolist() == [1, 2, 3]
 
 
 def test_round_gives_every_block_its_turn() -> None:

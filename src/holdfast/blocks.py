@@ -128,30 +128,26 @@ class Blocks:
 
     def pack(self, state: State, ids: Ids) -> dict[str, Array]:
         """Copy blocks out of a state: for every member array its rows, in the order of `ids`."""
-        return {
-            name: _take(state[name], family, chosen) for family, chosen in self._split(ids) for name in family.members
-        }
+        return {name: _take(state[name], family, rows) for family, rows in self._split(ids) for name in family.members}
 
     def unpack(self, packed: State, ids: Ids, target: State) -> None:
         """Write packed blocks into a state in place; the inverse of `pack` with the same `ids`."""
-        for family, chosen in self._split(ids):
+        for family, rows in self._split(ids):
             for name in family.members:
-                _put(target[name], family, chosen, packed[name])
+                _put(target[name], family, rows, packed[name])
 
     def copy(self, source: State, target: State, ids: Ids) -> None:
         """Copy blocks from one state into another in place; all other blocks of the target stay as they are."""
         self.unpack(self.pack(source, ids), ids, target)
 
     def _split(self, ids: Ids) -> list[tuple[Family, Ids]]:
-        """The families that own some of these blocks, each with its blocks in family numbering."""
+        """The families that own some of these blocks, each with the rows that they cover."""
         ids = np.asarray(ids, dtype=np.int64)
         if len(ids) and not (ids.min() >= 0 and ids.max() < len(self)):
             wrong = int(ids.min() if ids.min() < 0 else ids.max())
             raise BadInput(f"block {wrong} does not exist: there are {len(self)}, numbered from 0")
         owner = np.searchsorted(self._starts, ids, side="right") - 1
-        return [
-            (family, ids[owner == i] - self._starts[i]) for i, family in enumerate(self.families) if np.any(owner == i)
-        ]
+        return [(self.families[i], self.families[i].rows(ids[owner == i] - self._starts[i])) for i in np.unique(owner)]
 
     def _checked(self, state: State) -> "Blocks":
         for family in self.families:
@@ -190,28 +186,28 @@ def _family_distances(family: Family, a: Array, b: Array) -> Floats:
     return np.asarray(np.sqrt(sums))
 
 
-def _take(value: Array, family: Family, ids: Ids) -> Array:
+def _take(value: Array, family: Family, rows: Ids) -> Array:
     if isinstance(value, np.ndarray):
-        return value.copy() if family.dim is None else value.take(family.rows(ids), axis=family.dim)
-    return value.clone() if family.dim is None else value.index_select(family.dim, _positions(value, family, ids))
+        return value.copy() if family.dim is None else value.take(rows, axis=family.dim)
+    return value.clone() if family.dim is None else value.index_select(family.dim, _positions(value, rows))
 
 
-def _put(target: Array, family: Family, ids: Ids, packed: Array) -> None:
+def _put(target: Array, family: Family, rows: Ids, packed: Array) -> None:
     if isinstance(target, np.ndarray):
-        where = ... if family.dim is None else (slice(None),) * family.dim + (family.rows(ids),)
+        where = ... if family.dim is None else (slice(None),) * family.dim + (rows,)
         target[where] = _numpy(packed)
         return
     source = target.new_tensor(packed) if isinstance(packed, np.ndarray) else packed.to(target)
     if family.dim is None:
         target.detach().copy_(source)
     else:
-        target.detach().index_copy_(family.dim, _positions(target, family, ids), source)
+        target.detach().index_copy_(family.dim, _positions(target, rows), source)
 
 
-def _positions(value: "torch.Tensor", family: Family, ids: Ids) -> "torch.Tensor":
+def _positions(value: "torch.Tensor", rows: Ids) -> "torch.Tensor":
     import torch
 
-    return torch.from_numpy(family.rows(ids)).to(value.device)
+    return torch.from_numpy(rows).to(value.device)
 
 
 def _numpy(value: Array) -> npt.NDArray[Any]:

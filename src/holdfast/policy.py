@@ -18,11 +18,12 @@ from holdfast.errors import BadInput
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Standing:
-    """What a policy may know of every block: how far it is from its saved value, its norm, and when it was saved."""
+    """What a policy may know of every block: how far it is from its saved value, its norm, when it was saved, its values."""
 
     distances: Floats
     norms: Floats
     saved_at: Ids
+    sizes: Ids
 
 
 Ranking: TypeAlias = Callable[[Standing, np.random.Generator], Ids]
@@ -35,8 +36,12 @@ def full(standing: Standing, rng: np.random.Generator) -> Ids:
 
 
 def priority(standing: Standing, rng: np.random.Generator) -> Ids:
-    """What moved most since it was saved (SCAR); equals go to the longest unsaved, then to the lowest number."""
-    return _ranked(-standing.distances, standing.saved_at)
+    """What moved most a value since it was saved (SCAR); equals go to the longest unsaved, then to the lowest number.
+
+    The budget is counted in values, so this is the choice that takes most from the squared perturbation for what it
+    writes. By the movement of whole blocks the largest block, which always moves most, would use up the budget.
+    """
+    return _ranked(-standing.distances / np.sqrt(np.maximum(standing.sizes, 1)), standing.saved_at)
 
 
 def relative(standing: Standing, rng: np.random.Generator) -> Ids:
@@ -114,14 +119,14 @@ class Policy:
         """Whether to save after this step; step 0 is the initial state, which is always saved already."""
         return step > 0 and step // self.period > (step - 1) // self.period
 
-    def choose(self, step: int, standing: Standing, sizes: Ids, credit: Fraction = Fraction(0)) -> Choice:
+    def choose(self, step: int, standing: Standing, credit: Fraction = Fraction(0)) -> Choice:
         """The blocks to save after this step, within a budget of r times the state plus what the last save left over.
 
         Blocks differ in size, so the last one may overspend; the next save then has less. In the long run every policy
         writes the same number of values.
         """
         rng = np.random.default_rng((self.seed, step))  # keyed by step: a choice depends on nothing drawn before
-        order = RANKINGS[self.ranking](standing, rng)
+        order, sizes = RANKINGS[self.ranking](standing, rng), standing.sizes
         if self.fraction == 1:
             return Choice(np.sort(order), Fraction(0))
         budget = credit + self.fraction * int(sizes.sum())

@@ -1,6 +1,6 @@
 """Why a reduction lies outside the range that a paper gives: what was measured beside it, and which of that explains it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast.lab import interval
 from holdfast.lab.comparison import Compared
@@ -11,13 +11,19 @@ from holdfast.simulate.strategy import Strategy
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What may explain the reduction of one strategy on one panel, each measured on the same trials."""
+    """What may explain the reduction of one strategy on one panel, each measured on the same trials.
+
+    Failures before the first full checkpoint go back to the start, which says nothing of the saves: what follows `early`
+    is of the other failures, unless there are none.
+    """
 
     trials: int
-    early: int  # failures before the first full checkpoint, which go back to the start
-    later: Interval | None  # the reduction without them; None where they are all or none
     whole: float  # the reduction if costs are counted in whole iterations, as in the paper
+    early: int
+    later: Interval  # the reduction
     smaller: float  # by how much of itself the perturbation shrinks, on average
+    scaled: float | None  # the reduction if blocks are ranked by distance relative to their norm
+    concentration: float  # of the movement in the blocks of one save
     largest: float  # the largest block, as a fraction of all values
     budget: float  # what one save may hold, as a fraction of all values
 
@@ -26,51 +32,67 @@ def facts(compared: Compared, strategy: Strategy, baseline: Strategy) -> Facts:
     """Look at the trials of a strategy from every side that may explain their costs."""
     measured = compared.measurement
     ours, full = measured.of(strategy), measured.of(baseline)
-    later = measured.steps >= baseline.policy.interval
-    some = later.any() and not later.all()
+    early = measured.steps < baseline.policy.interval
+    later = ~early if not early.all() else early
+    scaled = replace(strategy, policy=replace(strategy.policy, ranking="relative"))
     return Facts(
         trials=len(later),
-        early=int((~later).sum()),
-        later=interval.reduction(ours.cost[later], full.cost[later]) if some else None,
         whole=interval.reduction(ours.whole, full.whole).value,
-        smaller=float(1 - ours.size.mean() / full.size.mean()),
+        early=int(early.sum()),
+        later=interval.reduction(ours.cost[later], full.cost[later]),
+        smaller=float(1 - ours.size[later].mean() / full.size[later].mean()),
+        scaled=interval.reduction(measured.of(scaled).cost[later], full.cost[later]).value
+        if scaled in measured.strategies
+        else None,
+        concentration=measured.concentration,
         largest=compared.largest,
         budget=float(strategy.policy.fraction),
     )
 
 
 def remark(compared: Compared, strategy: Strategy, baseline: Strategy, claim: Claim) -> str:
-    """The facts beside a claim, and for one that does not hold the cause that they show."""
+    """The facts beside a claim, and for a value outside of the expected range the cause that they show."""
     found = facts(compared, strategy, baseline)
     line = (
-        f"{compared.label}, {_named(strategy)}: the perturbation is {found.smaller:.0%} smaller than by full recovery"
+        f"{compared.label}, {_named(strategy)}: in whole iterations, as the paper counts, the reduction is "
+        f"{found.whole:.2f}; without the {found.early} of {found.trials} failures before the first full checkpoint it is "
+        f"{found.later.value:.2f} ({found.later.low:.2f} to {found.later.high:.2f}), and the perturbation is "
+        f"{found.smaller:.0%} smaller than by full recovery."
     )
-    if found.later:
-        line += (
-            f"; without the {found.early} of {found.trials} failures before the first full checkpoint the reduction is "
-            f"{found.later.value:.2f} ({found.later.low:.2f} to {found.later.high:.2f})"
-        )
-    line += f"; in whole iterations, as the paper counts, it is {found.whole:.2f}."
-    return line if claim.holds or not claim.resolved else f"{line} {cause(found, claim)}"
+    if claim.holds:
+        return line
+    return f"{line} {'Cause' if claim.resolved else 'Cause, if not chance'}: {cause(found, claim)}"
 
 
 def cause(found: Facts, claim: Claim) -> str:
-    """What takes a reduction out of the expected range, in one sentence."""
-    _, high = claim.expected
-    if found.later and claim.expects(found.later.value):
-        return "Cause: the early failures, which go back to the random start; without them it is in the range."
+    """What takes a reduction out of the expected range, in one clause."""
+    low, high = claim.expected
+    if claim.expects(found.later.value):
+        return "the early failures, which go back to the random start; without them it is in the range."
     if claim.expects(found.whole):
-        return "Cause: the counting; in whole iterations it is in the range."
+        return "the counting; in whole iterations it is in the range."
     if high is not None and claim.measured > high:
-        return f"Cause: the failures cost less than the paper's; they perturb by {found.smaller:.0%} less than full recovery."
+        unit = (1 - found.later.value) / (1 - found.smaller)
+        return (
+            f"survivors bring the restored blocks forward: a unit of perturbation costs {unit:.0%} of what it costs "
+            "where everything goes back."
+        )
     if found.largest > found.budget:
         return (
-            f"Cause: one block holds {found.largest:.0%} of the values and a save may hold {found.budget:.1%} of them, so "
+            f"one block holds {found.largest:.0%} of the values and a save may hold {found.budget:.1%} of them, so "
             "that block is saved no more often than by full checkpoints."
         )
-    if claim.measured < found.smaller:
-        return "Cause not found: the cost shrinks by less than the perturbation does."
-    return "Cause: the saves are not fresh enough; the perturbation shrinks by less than the expected reduction."
+    if found.scaled is not None and claim.expects(found.scaled):
+        return (
+            "distances of large and of small blocks are ranked alike; ranked relative to their norms, and without "
+            f"early failures, it is {found.scaled:.2f}, in the range."
+        )
+    if found.budget < 1 and low is not None and found.smaller < low:
+        return (
+            f"what moves is spread over the blocks, so the saves are not fresh enough: the {found.budget:.1%} of the "
+            f"state that moved most makes {found.concentration:.0%} of the squared movement between full checkpoints."
+        )
+    return "not found; the perturbation shrinks as expected, and the cost does not."
 
 
 def _named(strategy: Strategy) -> str:

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from holdfast.errors import StorageFailed
 from holdfast.lab import interval
 from holdfast.lab.experiment import Meter, Options
@@ -65,23 +63,6 @@ def _trials_folder(options: Options) -> Path:
     except OSError as error:
         raise StorageFailed(f"cannot write to {folder}: {error.strerror}; name another folder with --out") from error
     return folder
-
-
-def bound_remarks(panels: Sequence[Compared]) -> list[str]:
-    """How Theorem 3.2, with the estimated c, predicts the costs of each panel."""
-    return [_bound_remark(each) for each in panels]
-
-
-def _bound_remark(compared: Compared) -> str:
-    costs = list(compared.measurement.strategies.values())
-    cost, bound = np.concatenate([c.cost for c in costs]), np.concatenate([c.bound for c in costs])
-    rate = compared.measurement.rate
-    if np.isnan(bound).any():
-        return f"{compared.label}: distances do not shrink (c = {rate.c:.3f}), so Theorem 3.2 predicts nothing."
-    return (
-        f"{compared.label}: c = {rate.c:.4f}; {np.mean(cost <= bound + 1):.0%} of trials are within the bound of "
-        f"Theorem 3.2, at a median of {np.median(cost / np.maximum(bound, 1e-9)):.2f} of it."
-    )
 
 
 def _row(panel: str, measured: Measurement, strategy: Strategy, baseline: Strategy) -> Row:

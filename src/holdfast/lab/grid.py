@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.lab.comparison import Compared
+from holdfast.lab.result import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,3 +29,11 @@ def grid(panels: Sequence[Compared], draw: Callable[["Axes", Compared], None], *
     handles, labels = places[0].get_legend_handles_labels()
     sheet.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     return sheet
+
+
+def series(axes: "Axes", rows: Sequence[Row], *, over: str, label: str, shift: float = 0) -> None:
+    """Mean costs with their confidence intervals, one place for each row; a shift keeps neighbours apart."""
+    places = [place + shift for place in range(len(rows))]
+    means, half = [row["cost_mean"] for row in rows], [row["cost_high"] - row["cost_mean"] for row in rows]
+    axes.errorbar(places, means, yerr=half, marker="o", markersize=4, capsize=3, label=label)
+    axes.set_xticks(range(len(rows)), [str(row[over]) for row in rows])

@@ -42,6 +42,7 @@ class Measurement:
     unperturbed: int
     steps: Ids
     rate: Rate
+    concentration: float  # see `concentration`
     strategies: dict[Strategy, Costs]
 
     def of(self, strategy: Strategy) -> Costs:
@@ -73,6 +74,7 @@ def measure(
         run.length,
         steps,
         rate,
+        concentration(workload, run, options.interval),
         {each: _costs(each, scene, steps, counts, without, rate) for each in wanted},
     )
 
@@ -127,3 +129,18 @@ def contraction(workload: Workload, run: Trajectory) -> Rate:
     """The contraction rate, from the distances to an iterate far beyond the criterion."""
     far = proceed(workload, run.states[-1], run.length, BEYOND * run.length)
     return fitted_rate([full_size(workload.norm(workload.blocks, state, far)) for state in run.states], slice(0, None))
+
+
+def concentration(workload: Workload, run: Trajectory, interval: int) -> float:
+    """How much of the squared movement between two full checkpoints is that of the blocks that one small save could hold.
+
+    The blocks that moved most a value come first, until they make up 1/interval of the values. Priority checkpoints help
+    where this is near 1; not a number for a run shorter than the interval.
+    """
+    sizes, shares = workload.blocks.sizes, []
+    for before, after in zip(run.states, run.states[interval:], strict=False):
+        moved = np.square(workload.norm(workload.blocks, after, before))
+        order = np.argsort(-moved / np.maximum(sizes, 1))
+        held = np.cumsum(sizes[order]) <= sizes.sum() / interval
+        shares.append(moved[order][held].sum() / moved.sum())
+    return float(np.mean(shares)) if shares else float("nan")

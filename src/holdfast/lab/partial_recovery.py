@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from holdfast.blocks import Floats
+from holdfast.lab import prediction
 from holdfast.lab.cause import remark
-from holdfast.lab.comparison import Compared, bound_remarks, compare
+from holdfast.lab.comparison import Compared, compare
 from holdfast.lab.experiment import Experiment, Meter, Options
-from holdfast.lab.grid import grid
+from holdfast.lab.grid import grid, series
+from holdfast.lab.interval import mean
 from holdfast.lab.panels import notes
 from holdfast.lab.result import Claim, Result
 from holdfast.policy import Policy
@@ -41,9 +43,9 @@ def run(options: Options, meter: Meter) -> Result:
         remarks=[
             *([] if options.quick else notes(options.panels)),
             *(line for compared in panels for line in _causes(compared, options.interval)),
-            *bound_remarks(panels),
+            *prediction.remarks(panels),
         ],
-        figures={"partial-recovery": figure(panels, options.interval)},
+        figures={"partial-recovery": figure(panels, options.interval), "bound": prediction.figure(panels)},
     )
 
 
@@ -59,16 +61,15 @@ def _claims(compared: Compared, interval: int) -> list[Claim]:
         claim=f"{compared.label}: of the three steps 1, 3/4, 1/2, 1/4 lost, those in which the mean cost falls",
         source="figure 7",
         expected=(3, 3),
-        measured=_falls(compared, interval),
+        measured=sum(float(_saved(compared, *step, interval).mean()) > 0 for step in pairwise(LOST)),
     )
     return [falls, *(_reduction(compared, lost, rows[lost]) for lost in PAPER)]
 
 
-def _falls(compared: Compared, interval: int, first: int = 0) -> int:
-    """In how many steps the mean cost falls with the lost fraction, over the failures from iteration `first` on."""
-    measured = compared.measurement
-    costs = [measured.of(strategy("partial", lost, interval)).cost[measured.steps >= first] for lost in LOST]
-    return int(np.sum(np.diff([cost.mean() for cost in costs]) > 0))
+def _saved(compared: Compared, less: Fraction, more: Fraction, interval: int) -> Floats:
+    """What every trial saves by losing less."""
+    of = compared.measurement.of
+    return of(strategy("partial", more, interval)).cost - of(strategy("partial", less, interval)).cost
 
 
 def _reduction(compared: Compared, lost: Fraction, row: dict[str, Any]) -> Claim:
@@ -89,13 +90,25 @@ def _causes(compared: Compared, interval: int) -> list[str]:
     lines = [
         remark(compared, strategy("partial", lost, interval), baseline, claim)
         for lost, claim in claims.items()
-        if lost == Fraction(1, 2) or (claim.resolved and not claim.holds)
+        if lost == Fraction(1, 2) or not claim.holds
     ]
-    if _falls(compared, interval) < 3 and np.any(compared.measurement.steps >= interval):
-        later = _falls(compared, interval, first=interval)
-        lines.append(
-            f"{compared.label}: without failures before the first full checkpoint the cost falls in {later} of 3."
-        )
+    return [*lines, *_rises(compared, interval)]
+
+
+def _rises(compared: Compared, interval: int) -> list[str]:
+    """Each step in which losing less costs more, and what is left of it without failures that go back to the start."""
+    lines, later = [], compared.measurement.steps >= interval
+    for less, more in pairwise(LOST):
+        saved = _saved(compared, less, more, interval)
+        if saved.mean() <= 0:
+            cost = mean(-saved)
+            line = (
+                f"{compared.label}: losing {less} costs {cost.value:.2f} iterations ({cost.low:.2f} to {cost.high:.2f}) more "
+                f"than losing {'all' if more == 1 else more}"
+            )
+            if later.any() and not later.all():
+                line += f"; without failures before the first full checkpoint {-saved[later].mean():.2f}"
+            lines.append(f"{line}.")
     return lines
 
 
@@ -103,13 +116,9 @@ def figure(panels: Sequence[Compared], interval: int) -> "Figure":
     """Mean costs with 95 % confidence intervals over the lost fraction, a panel for each workload."""
 
     def draw(axes: "Axes", compared: Compared) -> None:
-        for how in ("full", "partial"):
+        for how, shift in (("full", -0.05), ("partial", 0.05)):
             rows = [compared.row(strategy(how, lost, interval)) for lost in LOST]
-            half = [row["cost_high"] - row["cost_mean"] for row in rows]
-            means = [row["cost_mean"] for row in rows]
-            axes.errorbar(
-                [row["lost"] for row in rows], means, yerr=half, marker="o", capsize=3, label=f"{how} recovery"
-            )
+            series(axes, rows, over="lost", label=f"{how} recovery", shift=shift)
         axes.set_ylim(bottom=0)
 
     return grid(panels, draw, across="fraction of the parameters lost")

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from holdfast.lab import prediction
 from holdfast.lab.cause import remark
-from holdfast.lab.comparison import Compared, bound_remarks, compare
+from holdfast.lab.comparison import Compared, compare
 from holdfast.lab.experiment import Experiment, Meter, Options
-from holdfast.lab.grid import grid
+from holdfast.lab.grid import grid, series
+from holdfast.lab.interval import Interval, reduction
 from holdfast.lab.panels import notes
 from holdfast.lab.partial_recovery import criteria
 from holdfast.lab.result import Claim, Result
@@ -38,7 +40,7 @@ def traditional(interval: int) -> Strategy:
 
 def run(options: Options, meter: Meter) -> Result:
     """Compare rankings at rising frequencies on every panel."""
-    trials = options.count(full=100, quick=12)
+    trials = options.count(full=100, quick=10)
     baseline = traditional(options.interval)
     smaller = [strategy(name, fraction, options.interval) for name in RANKINGS for fraction in FRACTIONS]
     beyond = [strategy(name, FRACTIONS[-1], options.interval) for name in BEYOND]
@@ -61,9 +63,9 @@ def run(options: Options, meter: Meter) -> Result:
             *([] if options.quick else notes(options.panels)),
             *(_cause(p, options.interval) for p in panels),
             *(_beyond(p, options.interval) for p in panels),
-            *bound_remarks(panels),
+            *prediction.remarks(panels),
         ],
-        figures={"priority-checkpoint": figure(panels, options.interval)},
+        figures={"priority-checkpoint": figure(panels, options.interval), "bound": prediction.figure(panels)},
     )
 
 
@@ -85,20 +87,24 @@ def _saved(compared: Compared, interval: int) -> Claim:
 
 
 def _claims(compared: Compared, interval: int) -> list[Claim]:
+    ratio = _ratio(compared, "priority", interval)
     falls = Claim(
         id=f"{compared.panel}-priority-falls",
         claim=f"{compared.label}: mean cost of priority at 8x, as a fraction of that at 1x",
         source="figure 8",
         expected=(None, 1),
-        measured=_ratio(compared, "priority", interval),
+        measured=ratio.value,
+        interval=(ratio.low, ratio.high),
     )
     return [_saved(compared, interval), falls]
 
 
-def _ratio(compared: Compared, ranking: str, interval: int) -> float:
+def _ratio(compared: Compared, ranking: str, interval: int) -> Interval:
     """The mean cost at the highest frequency over that of full checkpoints."""
-    often, seldom = (compared.row(strategy(ranking, f, interval))["cost_mean"] for f in (FRACTIONS[-1], FRACTIONS[0]))
-    return float(often / seldom) if seldom else float("nan")
+    of = compared.measurement.of
+    often, seldom = (of(strategy(ranking, f, interval)).cost for f in (FRACTIONS[-1], FRACTIONS[0]))
+    value, low, high = reduction(often, seldom)
+    return Interval(1 - value, 1 - high, 1 - low)
 
 
 def _random_rises(panels: Sequence[Compared], interval: int) -> Claim:
@@ -107,7 +113,7 @@ def _random_rises(panels: Sequence[Compared], interval: int) -> Claim:
         claim="share of panels in which the mean cost of random at 8x is above that at 1x",
         source="figure 8: nearly always",
         expected=(0.5, 1),
-        measured=sum(_ratio(compared, "random", interval) > 1 for compared in panels) / len(panels),
+        measured=sum(_ratio(compared, "random", interval).value > 1 for compared in panels) / len(panels),
     )
 
 
@@ -122,14 +128,12 @@ def figure(panels: Sequence[Compared], interval: int) -> "Figure":
     """Mean costs with 95 % confidence intervals over the frequency; dashed: traditional checkpoint and recovery."""
 
     def draw(axes: "Axes", compared: Compared) -> None:
-        for name in RANKINGS:
+        for name, shift in zip(RANKINGS, (-0.1, 0, 0.1), strict=True):
             rows = [compared.row(strategy(name, fraction, interval)) for fraction in FRACTIONS]
-            half = [row["cost_high"] - row["cost_mean"] for row in rows]
-            means = [row["cost_mean"] for row in rows]
-            axes.errorbar([str(row["frequency"]) for row in rows], means, yerr=half, marker="o", capsize=3, label=name)
+            series(axes, rows, over="frequency", label=name, shift=shift)
         for name, marker in zip(BEYOND, "sD", strict=True):
             row = compared.row(strategy(name, FRACTIONS[-1], interval))
-            axes.plot([str(row["frequency"])], [row["cost_mean"]], marker=marker, linestyle="", label=name)
+            axes.plot([len(FRACTIONS) - 0.75], [row["cost_mean"]], marker=marker, linestyle="", label=name)
         level = compared.row(traditional(interval))["cost_mean"]
         axes.axhline(level, color="black", linestyle="--", label="full checkpoint and recovery")
         axes.set_ylim(bottom=0)

@@ -19,12 +19,12 @@ def ages(run: Trajectory, blocks: Blocks, norm: Norm, policy: Policy) -> Ids:
     saved = {name: value.copy() for name, value in run.states[0].items()}
     nothing = {name: np.zeros_like(value) for name, value in saved.items()}
     saved_at = np.zeros(len(blocks), dtype=np.int64)
-    sizes, credit = blocks.sizes, Fraction(0)
+    credit = Fraction(0)
     rows = [saved_at.copy()]
     for step, state in enumerate(run.states[1:], start=1):
         if policy.due(step):
-            standing = Standing(norm(blocks, state, saved), norm(blocks, state, nothing), saved_at)
-            ids, credit = policy.choose(step, standing, sizes, credit)
+            standing = Standing(norm(blocks, state, saved), norm(blocks, state, nothing), saved_at, blocks.sizes)
+            ids, credit = policy.choose(step, standing, credit)
             blocks.copy(state, saved, ids)
             saved_at[ids] = step
         rows.append(saved_at.copy())

@@ -5,18 +5,18 @@ Solving for all of L at once would forget it: a lost row of L would cost nothing
 reached within two iterations instead of its roughly sixty.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numba import njit
 
-from holdfast.blocks import Blocks, Floats, Norm, along, euclidean
+from holdfast.blocks import Blocks, Floats, State, along, euclidean
 from holdfast.errors import BadInput
 from holdfast.workloads.ratings import Ratings, load
 from holdfast.workloads.sparse import Sparse, sparse
-from holdfast.workloads.workload import Arrays, Clock, Stack
+from holdfast.workloads.workload import Arrays, Clock, Stack, stacked
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,6 @@ class MatrixFactorization:
     lanes: int = 16
     stochastic: bool = False
     steady: bool = False
-    norm: Norm = field(default=euclidean, repr=False)
 
     @property
     def name(self) -> str:
@@ -45,6 +44,15 @@ class MatrixFactorization:
         """Every row of L and every column of R is a block."""
         start = self.start()
         return along(start, "L") + along(start, "R")
+
+    def norm(self, blocks: Blocks, a: State, b: State) -> Floats:
+        """The length of the difference of each block times the size of what it is multiplied with, L's with R's and vice versa.
+
+        So a difference counts by what it does to LR. L and R themselves have no scale: ten times the one and a tenth of
+        the other is the same model, and lengths as they stand would let the larger of the two decide what is saved.
+        """
+        weights = [np.full(len(family), self._weights[family.array]) for family in blocks.families]
+        return np.asarray(euclidean(blocks, a, b) * np.concatenate(weights))
 
     def start(self) -> Arrays:
         """L and R uniform in [0, 1)."""
@@ -68,6 +76,13 @@ class MatrixFactorization:
             overlap = _inner(self._matrix.transposed_times(left), right)
         square = self._square - 2 * overlap + _inner(_gram(left), _gram(right))
         return np.sqrt(np.maximum(square, 0))  # rounding may take a perfect fit below zero
+
+    @cached_property
+    def _weights(self) -> dict[str, float]:
+        """Per unit of length, after the first iteration: it sets the scales, and later ones hardly change them."""
+        first = self.advance(stacked([self.start()]), Clock(np.zeros(1, np.int64), np.zeros(1, np.int64)))
+        left, right = (float(np.linalg.norm(first[name]) / np.sqrt(self.factors)) for name in ("L", "R"))
+        return {"L": right, "R": left}
 
     @cached_property
     def _matrix(self) -> Sparse:
