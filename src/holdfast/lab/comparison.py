@@ -55,6 +55,11 @@ def compare(
     return found
 
 
+def criteria(panels: Sequence[Compared]) -> Row:
+    """The criterion of each panel and the iterations an unperturbed run takes to it."""
+    return {p.panel: f"{p.workload} to {p.criterion:g} in {p.measurement.unperturbed}" for p in panels}
+
+
 def _trials_folder(options: Options) -> Path:
     """Where finished trials are kept: beside the result, so that experiments in one place share them."""
     folder = options.out.parent / "trials"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.blocks import Floats
 from holdfast.lab import prediction
 from holdfast.lab.cause import remark
-from holdfast.lab.comparison import Compared, compare
+from holdfast.lab.comparison import Compared, compare, criteria
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.grid import grid, series
 from holdfast.lab.interval import mean
@@ -47,11 +47,6 @@ def run(options: Options, meter: Meter) -> Result:
         ],
         figures={"partial-recovery": figure(panels, options.interval), "bound": prediction.figure(panels)},
     )
-
-
-def criteria(panels: Sequence[Compared]) -> dict[str, Any]:
-    """The criterion of each panel and the iterations an unperturbed run takes to it."""
-    return {p.panel: f"{p.workload} to {p.criterion:g} in {p.measurement.unperturbed}" for p in panels}
 
 
 def _claims(compared: Compared, interval: int) -> list[Claim]:

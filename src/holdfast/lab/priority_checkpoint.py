@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from holdfast.lab import prediction
 from holdfast.lab.cause import remark
-from holdfast.lab.comparison import Compared, compare
+from holdfast.lab.comparison import Compared, compare, criteria
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.grid import grid, series
 from holdfast.lab.interval import Interval, reduction
 from holdfast.lab.panels import notes
-from holdfast.lab.partial_recovery import criteria
 from holdfast.lab.result import Claim, Result
 from holdfast.policy import Policy
 from holdfast.simulate.strategy import Strategy
