@@ -28,6 +28,7 @@ def failing(measured: float) -> Claim:
 @pytest.mark.parametrize(
     ("found", "measured", "says"),
     [
+        (replace(FACTS, early=100), 0.6, "every failure comes before the first full checkpoint"),
         (replace(FACTS, later=Interval(0.8, 0.7, 0.9)), 0.6, "the early failures"),
         (replace(FACTS, whole=0.8), 0.6, "the counting"),
         (FACTS, 0.97, "survivors bring the restored blocks forward"),

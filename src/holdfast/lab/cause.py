@@ -14,7 +14,7 @@ class Facts:
     """What may explain the reduction of one strategy on one panel, each measured on the same trials.
 
     Failures before the first full checkpoint go back to the start, which says nothing of the saves: what follows `early`
-    is of the other failures, unless there are none.
+    is of the other failures, or of all where there are no others.
     """
 
     trials: int
@@ -53,11 +53,16 @@ def facts(compared: Compared, strategy: Strategy, baseline: Strategy) -> Facts:
 def remark(compared: Compared, strategy: Strategy, baseline: Strategy, claim: Claim) -> str:
     """The facts beside a claim, and for a value outside of the expected range the cause that they show."""
     found = facts(compared, strategy, baseline)
+    some = 0 < found.early < found.trials
+    which = (
+        f"without the {found.early} of {found.trials} failures before the first full checkpoint"
+        if some
+        else "in fractions"
+    )
     line = (
         f"{compared.label}, {_named(strategy)}: in whole iterations, as the paper counts, the reduction is "
-        f"{found.whole:.2f}; without the {found.early} of {found.trials} failures before the first full checkpoint it is "
-        f"{found.later.value:.2f} ({found.later.low:.2f} to {found.later.high:.2f}), and the perturbation is "
-        f"{found.smaller:.0%} smaller than by full recovery."
+        f"{found.whole:.2f}; {which} it is {found.later.value:.2f} ({found.later.low:.2f} to {found.later.high:.2f}), and the "
+        f"perturbation is {found.smaller:.0%} smaller than by full recovery."
     )
     if claim.holds:
         return line
@@ -67,6 +72,8 @@ def remark(compared: Compared, strategy: Strategy, baseline: Strategy, claim: Cl
 def cause(found: Facts, claim: Claim) -> str:
     """What takes a reduction out of the expected range, in one clause."""
     low, high = claim.expected
+    if found.early == found.trials:
+        return "every failure comes before the first full checkpoint, so that full recovery starts over."
     if claim.expects(found.later.value):
         return "the early failures, which go back to the random start; without them it is in the range."
     if claim.expects(found.whole):
