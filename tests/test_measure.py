@@ -126,6 +126,12 @@ def test_the_interval_of_a_reduction_covers_the_truth_about_as_often_as_it_says(
     assert 0.88 <= covered / 200 <= 1
 
 
+def test_there_is_no_reduction_of_nothing_and_a_claim_about_it_does_not_hold() -> None:
+    nothing = interval.reduction(np.zeros(3), np.zeros(3))
+    assert np.isnan(nothing).all()
+    assert not Claim(id="a", claim="b", source="c", expected=(0, 1), measured=nothing.value, interval=nothing[1:]).holds
+
+
 def test_a_claim_whose_interval_spans_the_border_is_not_resolved() -> None:
     def claim(measured: float, low: float, high: float) -> Claim:
         return Claim(id="a", claim="b", source="c", expected=(0.5, 0.9), measured=measured, interval=(low, high))

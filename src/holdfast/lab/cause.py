@@ -1,6 +1,7 @@
 """Why a reduction lies outside the range that a paper gives: what was measured beside it, and which of that explains it."""
 
 from dataclasses import dataclass, replace
+from math import isnan
 
 from holdfast.lab import interval
 from holdfast.lab.comparison import Compared
@@ -40,7 +41,7 @@ def facts(compared: Compared, strategy: Strategy, baseline: Strategy) -> Facts:
         whole=interval.reduction(ours.whole, full.whole).value,
         early=int(early.sum()),
         later=interval.reduction(ours.cost[later], full.cost[later]),
-        smaller=float(1 - ours.size[later].mean() / full.size[later].mean()),
+        smaller=interval.reduction(ours.size[later], full.size[later]).value,
         scaled=interval.reduction(measured.of(scaled).cost[later], full.cost[later]).value
         if scaled in measured.strategies
         else None,
@@ -53,6 +54,8 @@ def facts(compared: Compared, strategy: Strategy, baseline: Strategy) -> Facts:
 def remark(compared: Compared, strategy: Strategy, baseline: Strategy, claim: Claim) -> str:
     """The facts beside a claim, and for a value outside of the expected range the cause that they show."""
     found = facts(compared, strategy, baseline)
+    if isnan(found.later.value):
+        return f"{compared.label}, {_named(strategy)}: full recovery cost nothing, so there is nothing to reduce."
     some = 0 < found.early < found.trials
     which = (
         f"without the {found.early} of {found.trials} failures before the first full checkpoint"

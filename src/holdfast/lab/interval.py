@@ -26,7 +26,12 @@ def mean(costs: Floats) -> Interval:
 
 
 def reduction(costs: Floats, baseline: Floats, seed: int = 0) -> Interval:
-    """By how much of itself the baseline's mean is reduced; resampled by trial, since both had the same failures."""
+    """By how much of itself the baseline's mean is reduced; resampled by trial, since both had the same failures.
+
+    Not a number where no failure cost the baseline anything.
+    """
+    if not baseline.any():
+        return Interval(float("nan"), float("nan"), float("nan"))
     value = _reduced(costs.mean(keepdims=True), baseline.mean(keepdims=True))[0]
     drawn = np.random.default_rng(seed).integers(len(costs), size=(RESAMPLES, len(costs)))
     low, high = np.nanpercentile(_reduced(costs[drawn].mean(axis=1), baseline[drawn].mean(axis=1)), [2.5, 97.5])
