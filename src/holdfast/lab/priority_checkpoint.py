@@ -39,7 +39,7 @@ def traditional(interval: int) -> Strategy:
 
 def run(options: Options, meter: Meter) -> Result:
     """Compare rankings at rising frequencies on every panel."""
-    trials = options.count(full=100, quick=10)
+    trials = options.count(full=100, quick=8)
     baseline = traditional(options.interval)
     smaller = [strategy(name, fraction, options.interval) for name in RANKINGS for fraction in FRACTIONS]
     beyond = [strategy(name, FRACTIONS[-1], options.interval) for name in BEYOND]
