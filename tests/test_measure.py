@@ -63,10 +63,10 @@ def test_a_journal_keeps_infinity_and_passes_over_what_is_torn(tmp_path: Path) -
     with (tmp_path / "j").open("a") as file:
         file.write('["c", 1')
     with closing(Journal(tmp_path / "j")) as again:
-        assert ("a" in again, again["a"], again["b"], "c" in again) == (True, 3, np.inf, False)
+        assert again.known == {"a": 3, "b": np.inf}
         again.note("c", 2)
     with closing(Journal(tmp_path / "j")) as last:
-        assert last["c"] == 2
+        assert last.known["c"] == 2
 
 
 @pytest.mark.parametrize("experiment", [partial_recovery, priority_checkpoint])
@@ -74,7 +74,7 @@ def test_rows_are_the_same_for_one_job_and_for_two(experiment: object, tmp_path:
     rows = []
     for jobs in (1, 2):
         out = tmp_path / str(jobs)
-        options = Options(quick=True, trials=8, jobs=jobs, panels=("mlr-mnist",), out=out)
+        options = Options(quick=True, trials=8, jobs=jobs, panels=("mlr-mnist", "mf-jester"), out=out)
         rows.append(experiment.run(options, silent).rows)  # type: ignore[attr-defined]
     assert rows[0] == rows[1]
 

@@ -143,31 +143,33 @@ def test_ages_describe_the_running_checkpoint_that_the_policy_would_have_written
     ranking: str, fraction: Fraction, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    run = Trajectory([{"w": rng.normal(size=(8, 2))} for _ in range(13)], np.zeros(13))
-    blocks, policy = along(run.states[0], "w"), Policy(ranking=ranking, interval=4, fraction=fraction, seed=seed)
-    table = ages(run, blocks, lambda b, x, y: np.linalg.norm(x["w"] - y["w"], axis=1), policy)
+    states = [{"w": rng.normal(size=(8, 2))} for _ in range(13)]
+    blocks, policy = along(states[0], "w"), Policy(ranking=ranking, interval=4, fraction=fraction, seed=seed)
+    table = ages(states, blocks, lambda b, x, y: np.linalg.norm(x["w"] - y["w"], axis=1), policy)
     assert np.all(np.diff(table, axis=0) >= 0)
     for step in range(13):
-        saved = checkpoint(run, blocks, table[step])
+        saved = checkpoint(states, blocks, table[step])
         for row in range(8):
-            assert np.array_equal(saved["w"][row], run.states[table[step, row]]["w"][row])
+            assert np.array_equal(saved["w"][row], states[table[step, row]]["w"][row])
         changed = np.flatnonzero(table[step] == step) if step else np.arange(8)
         assert len(changed) == (8 if not step else 8 * fraction if policy.due(step) else 0)
 
 
 def test_full_recovery_costs_exactly_the_iterations_since_the_checkpoint() -> None:
     workload, run = digits()
-    table = ages(run, workload.blocks, workload.norm, Policy(ranking="full", interval=8))
+    table = ages(run.states, workload.blocks, workload.norm, Policy(ranking="full", interval=8))
     steps = [1, 8, 13, 23, 40]
-    starts = [Start(recovered(run, workload.blocks, table[step], full, step, np.array([0])), step) for step in steps]
+    starts = [
+        Start(recovered(run.states, workload.blocks, table[step], full, step, np.array([0])), step) for step in steps
+    ]
     costs = steps + iterations(workload, starts, as_given, limit=200) - run.crossed(workload.criterion)
     assert costs == pytest.approx([1, 0, 5, 7, 0], abs=1e-4)  # rounding of a loss, whose stack has another width
 
 
 def test_partial_recovery_takes_only_the_lost_rows_from_the_checkpoint() -> None:
     workload, run = digits()
-    table = ages(run, workload.blocks, workload.norm, Policy(ranking="full", interval=8))
-    after = recovered(run, workload.blocks, table[13], partial, 13, np.array([5, 20]))["weights"]
+    table = ages(run.states, workload.blocks, workload.norm, Policy(ranking="full", interval=8))
+    after = recovered(run.states, workload.blocks, table[13], partial, 13, np.array([5, 20]))["weights"]
     stale = np.isin(np.arange(len(after)), [5, 20])
     assert np.array_equal(after[stale], run.states[8]["weights"][stale])
     assert np.array_equal(after[~stale], run.states[13]["weights"][~stale])

@@ -7,8 +7,7 @@ import pytest
 
 from holdfast.blocks import along, euclidean
 from holdfast.policy import Policy
-from holdfast.simulate.strategy import Case, Scene, Strategy
-from holdfast.simulate.trajectory import Trajectory
+from holdfast.simulate.strategy import Case, Scene, Strategy, stream
 
 FULL = Policy(ranking="full", interval=4)
 PRIORITY = Policy(ranking="priority", interval=4, fraction=Fraction(1, 4))
@@ -18,21 +17,22 @@ def strategy(recovery: str, lost: str, policy: Policy = FULL) -> Strategy:
     return Strategy(policy=policy, recovery=recovery, lost=Fraction(lost))
 
 
+STATES = [{"w": np.random.default_rng(k).normal(size=(8, 2))} for k in range(11)]
+
+
 def scene(seed: int = 3) -> Scene:
-    rng = np.random.default_rng(seed)
-    run = Trajectory([{"w": rng.normal(size=(8, 2))} for _ in range(11)], np.zeros(11))
-    return Scene(run, along(run.states[0], "w"), euclidean, {FULL, PRIORITY}, seed)
+    return Scene(STATES, along(STATES[0], "w"), euclidean, {FULL, PRIORITY}, seed)
 
 
 def went_back(scene: Scene, case: Case) -> set[int]:
-    moved = scene(case).state["w"] != scene.run.states[case.step]["w"]
+    moved = scene(case).state["w"] != STATES[case.step]["w"]
     return set(np.flatnonzero(moved.any(axis=1)).tolist())
 
 
 def test_full_recovery_starts_at_the_checkpoint_and_goes_on_from_the_failure() -> None:
     here = scene()
     start = here(Case(strategy("full", "1/2"), 6, 0))
-    assert np.array_equal(start.state["w"], here.run.states[4]["w"])
+    assert np.array_equal(start.state["w"], STATES[4]["w"])
     assert start.iteration == 6
 
 
@@ -53,15 +53,15 @@ def test_the_same_trial_under_another_policy_loses_the_same_blocks() -> None:
 def test_without_a_strategy_nothing_fails() -> None:
     here = scene()
     start = here(Case(None, 5, 2))
-    assert start.state is here.run.states[5]
-    assert start.stream == here(Case(strategy("full", "1"), 5, 2)).stream == 3
+    assert start.state is STATES[5]
+    assert start.stream == here(Case(strategy("full", "1"), 5, 2)).stream == stream(3, 2)
     assert here.size(Case(None, 5, 2)) == 0
 
 
 def test_the_size_of_a_perturbation_is_the_distance_it_moves_the_state() -> None:
     here = scene()
     for case in (Case(strategy("partial", "1/2"), 6, 0), Case(strategy("full", "1/2"), 6, 0)):
-        moved = here(case).state["w"] - here.run.states[6]["w"]
+        moved = here(case).state["w"] - STATES[6]["w"]
         assert here.size(case) == pytest.approx(float(np.linalg.norm(moved)))
 
 

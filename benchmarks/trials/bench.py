@@ -71,8 +71,8 @@ def drawn(count: int, rows: int) -> Iterator[Trial]:
 def batched(workload: LogisticRegression, trials: list[Trial]) -> np.ndarray:
     """All trials through the simulator: the iteration at which each converges."""
     run = trajectory(workload)
-    saved_at = ages(run, workload.blocks, workload.norm, Policy(ranking="full", interval=INTERVAL))
-    states = [recovered(run, workload.blocks, saved_at[t.step], partial, t.step, t.lost) for t in trials]
+    saved_at = ages(run.states, workload.blocks, workload.norm, Policy(ranking="full", interval=INTERVAL))
+    states = [recovered(run.states, workload.blocks, saved_at[t.step], partial, t.step, t.lost) for t in trials]
     starts = [Start(state, trial.step) for state, trial in zip(states, trials, strict=True)]
     counts = iterations(workload, starts, as_given, limit=500, jobs=os.cpu_count() or 1)
     return np.array([trial.step for trial in trials]) + counts

@@ -4,7 +4,7 @@ A schedule can be printed, stored, compared and replayed. Nothing here kills any
 the parameter server read the same schedule and each applies it in its own way.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -52,7 +52,7 @@ def at(steps: Iterable[int], *, kind: str = "lose", point: str = "boundary", tar
     return tuple(Failure(step=step, kind=kind, point=point, targets=targets) for step in sorted(steps))
 
 
-def geometric_steps(mean: float, end: int, count: int, seed: int) -> Ids:
+def geometric_steps(mean: float, end: int, count: int, seed: int | Sequence[int]) -> Ids:
     """`count` steps in 1..end-1, each from a geometric distribution of this mean, redrawn when at or past the end."""
     if mean < 1 or end < 2:
         raise BadInput(f"no failure fits: a geometric step of mean {mean} (at least 1) before step {end} (at least 2)")

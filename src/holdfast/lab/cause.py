@@ -65,7 +65,7 @@ def remark(compared: Compared, strategy: Strategy, baseline: Strategy, claim: Cl
     line = (
         f"{compared.label}, {_named(strategy)}: in whole iterations, as the paper counts, the reduction is "
         f"{found.whole:.2f}; {which} it is {found.later.value:.2f} ({found.later.low:.2f} to {found.later.high:.2f}), and the "
-        f"perturbation is {found.smaller:.0%} smaller than by full recovery."
+        f"perturbation is {abs(found.smaller):.0%} {'smaller' if found.smaller >= 0 else 'larger'} than by full recovery."
     )
     if claim.holds:
         return line

@@ -56,8 +56,13 @@ def compare(
 
 
 def criteria(panels: Sequence[Compared]) -> Row:
-    """The criterion of each panel and the iterations an unperturbed run takes to it."""
-    return {p.panel: f"{p.workload} to {p.criterion:g} in {p.measurement.unperturbed}" for p in panels}
+    """The criterion of each panel and the iterations that unperturbed runs take to it."""
+    return {p.panel: f"{p.workload} to {p.criterion:g} in {_range(p.measurement)}" for p in panels}
+
+
+def _range(measured: Measurement) -> str:
+    shortest, longest = measured.lengths.min(), measured.lengths.max()
+    return f"{shortest}" if shortest == longest else f"{shortest} to {longest}, {measured.unperturbed:.1f} on average"
 
 
 def _trials_folder(options: Options) -> Path:

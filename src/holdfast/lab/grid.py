@@ -21,7 +21,7 @@ def grid(panels: Sequence[Compared], draw: Callable[["Axes", Compared], None], *
     places = sheet.subplots(rows, columns, squeeze=False).ravel()
     for axes, compared in zip(places, panels, strict=False):
         draw(axes, compared)
-        axes.set_title(f"{compared.label} ({compared.measurement.unperturbed} iterations)", fontsize=9)
+        axes.set_title(f"{compared.label} ({compared.measurement.unperturbed:.0f} iterations)", fontsize=9)
         axes.set_xlabel(across)
         axes.set_ylabel("iteration cost")
     for axes in places[len(panels) :]:

@@ -12,22 +12,18 @@ class Journal:
     """Numbers by key, one line each, written as they come; a line torn by a kill is passed over."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._known = path, dict(_read(path))
+        self._path, self.known = path, dict(_read(path))
         try:
             self._file = path.open("a")
             self._file.write("\n")  # a torn line must not swallow the next one
         except OSError as error:
             raise StorageFailed(f"cannot write {path}: {error.strerror}; name another --out") from error
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._known
-
-    def __getitem__(self, key: str) -> float:
-        return self._known[key]
-
     def note(self, key: str, value: float) -> None:
-        """Write down a number."""
-        self._known[key] = value
+        """Write down a number, unless it is there already."""
+        if key in self.known:
+            return
+        self.known[key] = value
         try:
             self._file.write(json.dumps([key, value if np.isfinite(value) else None]) + "\n")
             self._file.flush()

@@ -28,9 +28,9 @@ def run(options: Options, meter: Meter) -> Result:
     workload = lda("generated" if options.quick else "newsgroups20", options.data)
     unperturbed = trajectory(workload, progress=meter(f"{workload.name}: unperturbed run", 25))
     step = unperturbed.length // 2
-    scene = Scene(unperturbed, workload.blocks, workload.norm, {NEVER}, options.seed)
+    scene = Scene(unperturbed.states, workload.blocks, workload.norm, {NEVER}, options.seed)
     resets = [Case(_reset(FRACTIONS[i % len(FRACTIONS)]), step, i) for i in range(trials)]
-    costs = _costs(workload, scene, resets, options, meter)
+    costs = _costs(workload, scene, resets, 10 * unperturbed.length, options, meter)
     sizes = np.array([scene.size(case) for case in resets])
     rate = contraction(workload, unperturbed)
     measured = Measured("reset", sizes[:, None], np.array([step]), costs)
@@ -57,11 +57,11 @@ def _reset(fraction: Fraction) -> Strategy:
     return Strategy(policy=NEVER, recovery="partial", lost=fraction)
 
 
-def _costs(workload: Workload, scene: Scene, resets: list[Case], options: Options, meter: Meter) -> Floats:
+def _costs(workload: Workload, scene: Scene, resets: list[Case], limit: int, options: Options, meter: Meter) -> Floats:
     """Iterations of each reset beyond those of an unperturbed run that draws the same numbers from the same step on."""
     both = [*resets, *(Case(None, case.step, case.number) for case in resets)]
     progress = each(meter(f"{workload.name}: trials", len(both)))
-    counts = iterations(workload, both, scene, limit=10 * scene.run.length, jobs=options.jobs, done=progress)
+    counts = iterations(workload, both, scene, limit=limit, jobs=options.jobs, done=progress)
     return counts[: len(resets)] - counts[len(resets) :]
 
 

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from xxhash import xxh3_128
 
 from holdfast.blocks import Floats, Ids
-from holdfast.failure import geometric_steps
-from holdfast.lab.experiment import Meter, Options
+from holdfast.lab.experiment import Meter, Options, Progress
 from holdfast.lab.journal import Journal
 from holdfast.rate import Rate, fitted_rate
-from holdfast.simulate.strategy import Case, Scene, Strategy
+from holdfast.simulate.flight import Flights, Flown
+from holdfast.simulate.pool import share_out
+from holdfast.simulate.strategy import Strategy
 from holdfast.simulate.trajectory import Trajectory, proceed, trajectory
-from holdfast.simulate.trials import iterations
 from holdfast.theory import full_size, iteration_cost_bound
 from holdfast.workloads.workload import Workload
 
+LIMIT = 10  # a trial that takes this many times as long as the run of stream 0 counts as never there
 BEYOND = 3  # the iterate this many times as far as the criterion stands for the optimum when c is estimated
 
 
@@ -37,13 +37,18 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Measurement:
-    """All strategies on one workload; trial i of each has the same failure."""
+    """All strategies on one workload; trial i of each has the same unperturbed run and the same failure."""
 
-    unperturbed: int
+    lengths: Ids  # of the unperturbed runs
     steps: Ids
     rate: Rate
     concentration: float  # see `concentration`
     strategies: dict[Strategy, Costs]
+
+    @property
+    def unperturbed(self) -> float:
+        """Iterations of an unperturbed run, on average."""
+        return float(self.lengths.mean())
 
     def of(self, strategy: Strategy) -> Costs:
         """The costs of a strategy, however it is written."""
@@ -59,69 +64,46 @@ def measure(
     journal: Path,
     meter: Meter,
 ) -> Measurement:
-    """Run every strategy on the same failures: steps are geometric with mean half the unperturbed length."""
+    """Run every strategy on the same failures.
+
+    The rate and the concentration are those of one run, that of stream 0.
+    """
     wanted = list(dict.fromkeys(strategy.canonical for strategy in strategies))
     run = trajectory(workload, progress=meter(f"{name}: unperturbed run", 60))
-    steps = geometric_steps(run.length / 2, run.length, trials, options.seed)
-    scene = Scene(run, workload.blocks, workload.norm, {strategy.policy for strategy in wanted}, options.seed)
-    plain: list[Strategy | None] = [None] if workload.stochastic else []
-    cases = [Case(each, int(step), number) for each in [*plain, *wanted] for number, step in enumerate(steps)]
-    counts = _counted(name, workload, scene, cases, options, journal, meter)
+    shared = None if workload.stochastic else run
+    flights = Flights(workload, wanted, shared, LIMIT * run.length, options.seed)
+    flown = _flown(flights, trials, options.jobs, journal, meter(f"{name}: trials", trials * len(wanted)))
     rate = contraction(workload, run)
-    crossed = run.crossed(workload.criterion)
-    without = np.array([counts.get(Case(None, int(step), i), crossed - step) for i, step in enumerate(steps)])
     return Measurement(
-        run.length,
-        steps,
+        np.array([trial.length for trial in flown]),
+        np.array([trial.step for trial in flown]),
         rate,
         concentration(workload, run, options.interval),
-        {each: _costs(each, scene, steps, counts, without, rate) for each in wanted},
+        {each: _costs(each, flown, rate) for each in wanted},
     )
 
 
-def _counted(
-    name: str, workload: Workload, scene: Scene, cases: Sequence[Case], options: Options, path: Path, meter: Meter
-) -> dict[Case, float]:
-    """The iterations of every case, from the journal or run now."""
-    keys = [_key(workload, scene, case) for case in cases]
-    with closing(Journal(path)) as known:
-        todo = list({key: i for i, key in enumerate(keys) if key not in known}.values())  # equal trials run once
-        progress = meter(f"{name}: trials", len(cases))
-        progress(len(cases) - len(todo))
+def _flown(flights: Flights, trials: int, jobs: int, path: Path, progress: Progress) -> list[Flown]:
+    """Every trial, as far as possible from the journal."""
+    with closing(Journal(path)) as journal:
+        flights.known.update(journal.known)
 
-        def done(trial: int, count: float) -> None:
-            known.note(keys[todo[trial]], count)
+        def hear(key: str, count: float) -> None:
+            journal.note(key, count)
             progress(1)
 
-        if todo:
-            open_cases = [cases[i] for i in todo]
-            iterations(workload, open_cases, scene, limit=10 * scene.run.length, jobs=options.jobs, done=done)
-        return {case: known[key] for case, key in zip(cases, keys, strict=True)}
+        found = share_out(flights, flights.numbers(trials, jobs), jobs=jobs, hear=hear)
+        return [trial for flight in found for trial in flight]
 
 
-def _key(workload: Workload, scene: Scene, case: Case) -> str:
-    """What determines a trial: where it starts, to the last bit, and how far it goes.
-
-    So a changed policy, seed or workload never meets an old result.
-    """
-    start = scene(case)
-    luck = (start.iteration, start.stream) if workload.stochastic else ()
-    digest = xxh3_128(repr((workload.name, workload.criterion, scene.run.losses.tobytes(), luck)).encode())
-    for name, value in start.state.items():
-        digest.update(name.encode())
-        digest.update(np.ascontiguousarray(value).data)
-    return digest.hexdigest()
-
-
-def _costs(
-    strategy: Strategy, scene: Scene, steps: Ids, counts: dict[Case, float], without: Floats, rate: Rate
-) -> Costs:
-    cases = [Case(strategy, int(step), number) for number, step in enumerate(steps)]
-    sizes = np.array([scene.size(case) for case in cases])
-    bound = np.full(len(cases), np.nan)
+def _costs(strategy: Strategy, flown: Sequence[Flown], rate: Rate) -> Costs:
+    steps = np.array([trial.step for trial in flown])
+    sizes = np.array([trial.sizes[strategy] for trial in flown])
+    bound = np.full(len(flown), np.nan)
     if rate.c < 1:
         bound = iteration_cost_bound(rate.c, rate.distance, sizes[:, None], steps[:, None])
-    counted = np.array([counts[case] for case in cases])
+    counted = np.array([trial.counts[strategy] for trial in flown])
+    without = np.array([trial.crossed for trial in flown]) - steps
     return Costs(counted - without, np.ceil(counted) - np.ceil(without), sizes, bound)
 
 

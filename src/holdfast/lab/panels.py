@@ -79,7 +79,8 @@ PANELS: dict[str, Panel] = {
             "mf-jester",
             lambda data: _mf("jester", data),
             lambda: _mf("generated"),
-            "dataset 1 part 1, not the paper's 2+, so the criterion is ours: the paper's is passed in one iteration.",
+            "dataset 1 part 1, not the paper's 2+, so the criterion is ours: the paper's is passed in one iteration. Ours is "
+            "above a plateau at 3,102 on which some starts keep a run for up to 150 iterations.",
         ),
         Panel(
             "lda-20news",

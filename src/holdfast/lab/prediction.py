@@ -26,7 +26,7 @@ def _remark(compared: Compared) -> str:
     if np.isnan(bound).any():
         return f"{compared.label}: distances do not shrink (c = {rate.c:.3f}), so Theorem 3.2 predicts nothing."
     return (
-        f"{compared.label}: c = {rate.c:.4f}; {np.mean(cost <= bound + 1):.0%} of trials are within the bound of "
+        f"{compared.label}: c = {rate.c:.4f}, of one run; {np.mean(cost <= bound + 1):.0%} of trials are within the bound of "
         f"Theorem 3.2, at a median of {np.median(cost / np.maximum(bound, 1e-9)):.2f} of it."
     )
 

@@ -3,6 +3,7 @@
 The values themselves are in the trajectory, so one table of small numbers serves every trial, whatever it loses.
 """
 
+from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -10,18 +11,17 @@ import numpy as np
 from holdfast.blocks import Blocks, Ids, Norm
 from holdfast.policy import Policy, Standing
 from holdfast.recovery import Recovery, recover
-from holdfast.simulate.trajectory import Trajectory
 from holdfast.workloads.workload import Arrays
 
 
-def ages(run: Trajectory, blocks: Blocks, norm: Norm, policy: Policy) -> Ids:
+def ages(states: Sequence[Arrays], blocks: Blocks, norm: Norm, policy: Policy) -> Ids:
     """Row k, column b: the iteration at which block b of the running checkpoint was saved, once iteration k is done."""
-    saved = {name: value.copy() for name, value in run.states[0].items()}
+    saved = {name: value.copy() for name, value in states[0].items()}
     nothing = {name: np.zeros_like(value) for name, value in saved.items()}
     saved_at = np.zeros(len(blocks), dtype=np.int64)
     credit = Fraction(0)
     rows = [saved_at.copy()]
-    for step, state in enumerate(run.states[1:], start=1):
+    for step, state in enumerate(states[1:], start=1):
         if policy.due(step):
             standing = Standing(norm(blocks, state, saved), norm(blocks, state, nothing), saved_at, blocks.sizes)
             ids, credit = policy.choose(step, standing, credit)
@@ -31,19 +31,19 @@ def ages(run: Trajectory, blocks: Blocks, norm: Norm, policy: Policy) -> Ids:
     return np.array(rows)
 
 
-def recovered(run: Trajectory, blocks: Blocks, saved_at: Ids, how: Recovery, step: int, lost: Ids) -> Arrays:
+def recovered(states: Sequence[Arrays], blocks: Blocks, saved_at: Ids, how: Recovery, step: int, lost: Ids) -> Arrays:
     """The state with which training goes on after losing blocks once iteration `step` is done.
 
     `saved_at` is the row of `ages` for that step.
     """
-    live = {name: value.copy() for name, value in run.states[step].items()}
-    recover(how, blocks, live, checkpoint(run, blocks, saved_at), lost)
+    live = {name: value.copy() for name, value in states[step].items()}
+    recover(how, blocks, live, checkpoint(states, blocks, saved_at), lost)
     return live
 
 
-def checkpoint(run: Trajectory, blocks: Blocks, saved_at: Ids) -> Arrays:
+def checkpoint(states: Sequence[Arrays], blocks: Blocks, saved_at: Ids) -> Arrays:
     """The running checkpoint in which each block has the value of the iteration it was saved at."""
-    saved = {name: value.copy() for name, value in run.states[0].items()}
+    saved = {name: value.copy() for name, value in states[0].items()}
     for iteration in np.unique(saved_at):
-        blocks.copy(run.states[iteration], saved, np.flatnonzero(saved_at == iteration))
+        blocks.copy(states[iteration], saved, np.flatnonzero(saved_at == iteration))
     return saved

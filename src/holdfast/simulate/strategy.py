@@ -4,6 +4,7 @@ A trial is described by a strategy, the step of the failure and a number; everyt
 number, so trials of the same number are compared like with like: same step, same order of loss, same stream.
 """
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -14,8 +15,8 @@ from holdfast.policy import Policy
 from holdfast.recovery import recovery
 from holdfast.simulate.ages import ages, checkpoint, recovered
 from holdfast.simulate.lanes import Start
-from holdfast.simulate.trajectory import Trajectory
 from holdfast.theory import partial_size
+from holdfast.workloads.workload import Arrays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,28 +47,35 @@ class Case:
     number: int
 
 
-class Scene:
-    """A trajectory with the running checkpoint of every policy: all that is needed to begin any case."""
+def stream(seed: int, number: int) -> int:
+    """The stream of random numbers that a trial follows: 63 bits, so that no other trial or seed has the same."""
+    return int(np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
-    def __init__(self, run: Trajectory, blocks: Blocks, norm: Norm, policies: set[Policy], seed: int) -> None:
-        self.run, self._blocks, self._norm, self._seed = run, blocks, norm, seed
-        # 32 bits: the table of a large corpus has millions of entries, and travels to every process
-        self._ages = {policy: ages(run, blocks, norm, policy).astype(np.int32) for policy in policies}
+
+class Scene:
+    """The states of a run with the running checkpoint of every policy: all that is needed to begin its cases."""
+
+    def __init__(
+        self, states: Sequence[Arrays], blocks: Blocks, norm: Norm, policies: Collection[Policy], seed: int
+    ) -> None:
+        self._states, self._blocks, self._norm, self._seed = states, blocks, norm, seed
+        # 32 bits: the table of a large corpus has millions of entries
+        self._ages = {policy: ages(states, blocks, norm, policy).astype(np.int32) for policy in policies}
 
     def __call__(self, case: Case) -> Start:
-        """Where a case begins; streams are numbered from 1, as the trajectory follows stream 0."""
+        """Where a case begins."""
+        luck = stream(self._seed, case.number)
         if case.strategy is None:
-            return Start(self.run.states[case.step], case.step, case.number + 1)
+            return Start(self._states[case.step], case.step, luck)
         how, saved_at = recovery(case.strategy.recovery), self._ages[case.strategy.policy][case.step]
-        state = recovered(self.run, self._blocks, saved_at, how, case.step, self._lost(case))
-        return Start(state, case.step, case.number + 1)
+        return Start(recovered(self._states, self._blocks, saved_at, how, case.step, self._lost(case)), case.step, luck)
 
     def size(self, case: Case) -> float:
         """How far recovery moves the state, ‖δ‖ of Theorem 3.2."""
         if case.strategy is None:
             return 0.0
-        saved = checkpoint(self.run, self._blocks, self._ages[case.strategy.policy][case.step])
-        distances = self._norm(self._blocks, self.run.states[case.step], saved)
+        saved = checkpoint(self._states, self._blocks, self._ages[case.strategy.policy][case.step])
+        distances = self._norm(self._blocks, self._states[case.step], saved)
         return partial_size(distances, recovery(case.strategy.recovery)(len(self._blocks), self._lost(case)))
 
     def _lost(self, case: Case) -> Ids:

@@ -43,7 +43,6 @@ class ConvolutionalNetwork:
     evaluated: int
     criterion: float
     batch: int = 64
-    seed: int = 0
     lanes: int = 1
     stochastic: bool = True
     steady: bool = False
@@ -63,9 +62,9 @@ class ConvolutionalNetwork:
             return whole(state, companions=companions)
         return reduce(add, (along(state, name, companions=names) for name, names in companions.items()))
 
-    def start(self) -> Arrays:
+    def start(self, stream: int = 0) -> Arrays:
         """He's uniform initialisation, biases, moments and counts zero."""
-        rng = np.random.default_rng(self.seed)
+        rng = np.random.default_rng((stream, 0))  # 0: before iteration 0, which draws by 1
         state: Arrays = {}
         for name, shape in self.architecture.shapes.items():
             bound = (6 / prod(shape[1:])) ** 0.5 if name.endswith("weight") else 0.0
@@ -76,7 +75,7 @@ class ConvolutionalNetwork:
 
     def samples(self, iteration: int, stream: int) -> Ids:
         """The images of an iteration, a batch in every row: none twice."""
-        rng = np.random.default_rng((self.seed, stream, iteration))
+        rng = np.random.default_rng((stream, iteration + 1))
         chosen = rng.choice(len(self.data.y), self.batches * self.batch, replace=False)
         return chosen.reshape(self.batches, self.batch)
 

@@ -38,7 +38,6 @@ class LatentDirichletAllocation:
 
     data: Corpus
     criterion: float
-    seed: int = 0
     lanes: int = LANES
     stochastic: bool = True
     steady: bool = False
@@ -54,13 +53,13 @@ class LatentDirichletAllocation:
         """Every document, with the topics of its tokens, is a block."""
         return ragged(self.start(), "topics", self.data.bounds)
 
-    def start(self) -> Arrays:
+    def start(self, stream: int = 0) -> Arrays:
         """Topics uniformly at random."""
-        rng = np.random.default_rng(self.seed)
+        rng = np.random.default_rng((stream, 0))  # 0: before iteration 0, which draws by 1
         return {"topics": rng.integers(TOPICS, size=len(self.data.words), dtype=np.uint8)}
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """One sweep of every trial; the number a token draws with depends on seed, stream and iteration alone."""
+        """One sweep of every trial; the number a token draws with depends on stream and iteration alone."""
         topics: Topics = stack["topics"].copy()
         keys = np.array([self._keys(*when) for when in zip(clock.stream, clock.iteration, strict=True)]).T
         if topics.shape[1] in (1, LANES):  # what the sampler is compiled for
@@ -89,7 +88,7 @@ class LatentDirichletAllocation:
         sweep(self.data.words, self.data.bounds, topics, counts, totals, self._reciprocal, keys, (0,) * lanes)
 
     def _keys(self, stream: int, iteration: int) -> Keys:
-        return np.random.SeedSequence((self.seed, int(stream), int(iteration))).generate_state(2).astype(np.uint32)
+        return np.random.SeedSequence((int(stream), int(iteration) + 1)).generate_state(2).astype(np.uint32)
 
     @cached_property
     def _by_word(self) -> npt.NDArray[np.int32]:

@@ -29,9 +29,8 @@ class MatrixFactorization:
     data: Ratings
     factors: int
     criterion: float
-    seed: int = 0
     lanes: int = 16
-    stochastic: bool = False
+    stochastic: bool = True
     steady: bool = False
 
     @property
@@ -54,9 +53,9 @@ class MatrixFactorization:
         weights = [np.full(len(family), self._weights[family.array]) for family in blocks.families]
         return np.asarray(euclidean(blocks, a, b) * np.concatenate(weights))
 
-    def start(self) -> Arrays:
-        """L and R uniform in [0, 1)."""
-        rng = np.random.default_rng(self.seed)
+    def start(self, stream: int = 0) -> Arrays:
+        """L and R uniform in [0, 1); all that is random here."""
+        rng = np.random.default_rng(stream)
         left = rng.random((self.data.users, self.factors))
         return {"L": left, "R": rng.random((self.data.items, self.factors))}
 
@@ -95,11 +94,12 @@ class MatrixFactorization:
 
 # Factors and criterion. MovieLens: of the paper's appendix C, whose "mean squared error" of 9.2e2 is the size of this
 # loss (the best of rank 20 is 877). Jester: the factors are the paper's; its criterion, 5.57e3, belongs to another edition
-# (Jester 2+: more users, 150 jokes, sparser) and the first iteration on ours would pass it, so the criterion is ours: 1.2
-# above the best of rank 5, an excess that still shrinks by a tenth in every iteration. Generated: ours likewise.
+# (Jester 2+: more users, 150 jokes, sparser) and the first iteration on ours would pass it, so the criterion is ours: just
+# above a plateau at 3,102, on which runs from some starts stay for up to 150 iterations. Runs take 20 ± 9 iterations to it;
+# to 3,092, one above the best of rank 5, they take 40 ± 22, and a failure costs 3. Generated: ours likewise.
 SETTINGS: dict[str, tuple[int, float]] = {
     "movielens": (20, 9.2e2),
-    "jester": (5, 3.092e3),
+    "jester": (5, 3.103e3),
     "generated": (5, 1.45e2),
 }
 

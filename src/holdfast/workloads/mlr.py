@@ -53,7 +53,7 @@ class LogisticRegression:
         """Every row of the weight matrix, that is every feature, is a block."""
         return along(self.start(), "weights")
 
-    def start(self) -> Arrays:
+    def start(self, stream: int = 0) -> Arrays:
         """All weights zero."""
         return {"weights": np.zeros((self.data.x.shape[1], self.data.classes), dtype=np.float32)}
 

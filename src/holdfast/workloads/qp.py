@@ -45,7 +45,7 @@ class QuadraticProgram:
         """Every coordinate is a block."""
         return along(self.start(), "x")
 
-    def start(self) -> Arrays:
+    def start(self, stream: int = 0) -> Arrays:
         """A random point, far from the optimum."""
         return {"x": self._problem[2].copy()}
 

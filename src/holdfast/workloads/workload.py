@@ -41,7 +41,7 @@ class Workload(Protocol):
 
     @property
     def stochastic(self) -> bool:
-        """Whether an iteration draws random numbers, so that trials are compared with unperturbed runs of their own."""
+        """Whether runs of two streams differ, in their start or in what iterations draw: then every trial has its own."""
 
     @property
     def steady(self) -> bool:
@@ -59,8 +59,8 @@ class Workload(Protocol):
     def norm(self) -> Norm:
         """How far apart two states are, block by block."""
 
-    def start(self) -> Arrays:
-        """The state before the first iteration."""
+    def start(self, stream: int = 0) -> Arrays:
+        """The state before the first iteration of a stream."""
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
         """One iteration of every trial; a trial's result must not depend on its neighbours in the stack."""

@@ -1,0 +1,130 @@
+"""Some trials from beginning to end: an unperturbed run, a failure, and what becomes of it under every strategy.
+
+Where runs differ by chance every trial has a run of its own: what one lucky or unlucky run makes of its failures says
+little of the next. Only so many trials fly together that their runs fit into memory.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from xxhash import xxh3_128
+
+from holdfast.blocks import Floats
+from holdfast.failure import geometric_steps
+from holdfast.simulate.lanes import Start, run_lanes
+from holdfast.simulate.pool import Tell
+from holdfast.simulate.strategy import Case, Scene, Strategy, stream
+from holdfast.simulate.trajectory import Trajectory, trajectories
+from holdfast.workloads.workload import Arrays, Workload
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flown:
+    """One trial: the length of its unperturbed run, the step of its failure, and what followed, by strategy."""
+
+    length: int
+    crossed: float  # the length in fractions of an iteration
+    step: int
+    counts: dict[Strategy, float]  # iterations from the failure to the criterion
+    sizes: dict[Strategy, float]  # of the perturbation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Ready:
+    """A trial whose failure is about to strike."""
+
+    number: int
+    length: int
+    crossed: float
+    losses: Floats
+    step: int
+    scene: Scene
+
+    def case(self, strategy: Strategy) -> Case:
+        return Case(strategy, self.step, self.number)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flights:
+    """What the trials of a workload have in common, and what is known of them; called with the numbers of some."""
+
+    workload: Workload
+    strategies: Sequence[Strategy]
+    shared: Trajectory | None  # the run of all trials where runs do not differ
+    limit: int  # of iterations
+    seed: int
+    known: dict[str, float] = field(default_factory=dict)  # iterations by key
+
+    def numbers(self, trials: int, jobs: int) -> list[range]:
+        """Which trials fly together: as few flights as memory and the number of processes allow."""
+        size = -(-trials // jobs)
+        if self.shared is None:
+            size = min(size, self.workload.lanes)
+        return [range(first, min(first + size, trials)) for first in range(0, trials, size)]
+
+    def __call__(self, numbers: Sequence[int], tell: Tell) -> list[Flown]:
+        """Run the trials of these numbers; tells the key and the iterations of each case when they are known."""
+        ready = self._ready(numbers)
+        scenes = {trial.number: trial.scene for trial in ready}
+        cases = [(trial, trial.case(each)) for trial in ready for each in self.strategies]
+        keys = {case: self._key(trial.losses, trial.scene(case)) for trial, case in cases}
+        self._run(keys, lambda case: scenes[case.number](case), tell)
+        return [self._flown(trial, keys) for trial in ready]
+
+    def _ready(self, numbers: Sequence[int]) -> list[_Ready]:
+        if self.shared is not None:
+            scene = self._scene(self.shared.states)
+            return [self._trial(n, self.shared, scene) for n in numbers]
+        runs = trajectories(self.workload, [stream(self.seed, n) for n in numbers])
+        return [self._trial(n, run) for n, run in zip(numbers, runs, strict=True)]
+
+    def _trial(self, number: int, run: Trajectory, scene: Scene | None = None) -> _Ready:
+        """A trial with its failure: geometric with mean half the length of the run, redrawn when past its end.
+
+        A scene of its own has no state beyond the failure, so that memory holds no more than is needed.
+        """
+        step = int(geometric_steps(run.length / 2, run.length, 1, (self.seed, number, 1))[0])
+        scene = scene or self._scene(run.states[: step + 1])
+        return _Ready(number, run.length, run.crossed(self.workload.criterion), run.losses, step, scene)
+
+    def _scene(self, states: Sequence[Arrays]) -> Scene:
+        policies = {each.policy for each in self.strategies}
+        return Scene(states, self.workload.blocks, self.workload.norm, policies, self.seed)
+
+    def _flown(self, trial: _Ready, keys: Mapping[Case, str]) -> Flown:
+        cases = {each: trial.case(each) for each in self.strategies}
+        counts = {each: self.known[keys[case]] for each, case in cases.items()}
+        sizes = {each: trial.scene.size(case) for each, case in cases.items()}
+        return Flown(trial.length, trial.crossed, trial.step, counts, sizes)
+
+    def _key(self, losses: Floats, start: Start) -> str:
+        """What determines a case: where it starts, to the last bit, and how far it goes.
+
+        So a changed policy, seed or workload never meets an old result.
+        """
+        workload = self.workload
+        luck = (start.iteration, start.stream) if workload.stochastic else ()
+        digest = xxh3_128(repr((workload.name, workload.criterion, losses.tobytes(), luck)).encode())
+        for name, value in start.state.items():
+            digest.update(name.encode())
+            digest.update(np.ascontiguousarray(value).data)
+        return digest.hexdigest()
+
+    def _run(self, keys: Mapping[Case, str], begin: Callable[[Case], Start], tell: Tell) -> None:
+        """Run every case that is not known; equal ones once."""
+        alike: defaultdict[str, list[Case]] = defaultdict(list)
+        for case, key in keys.items():
+            alike[key].append(case)
+        todo = [key for key in alike if key not in self.known]
+
+        def note(key: str, count: float) -> None:
+            self.known[key] = count
+            for _ in alike[key]:
+                tell(key, count)
+
+        for key in alike.keys() & self.known.keys():
+            note(key, self.known[key])
+        cases = [alike[key][0] for key in todo]
+        run_lanes(self.workload, cases, begin, self.limit, lambda i, count: note(todo[i], count))

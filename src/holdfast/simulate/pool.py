@@ -1,0 +1,51 @@
+"""Work shared out among processes that tell of what they have done while they do it."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
+from multiprocessing.queues import SimpleQueue
+from typing import Any, TypeAlias, TypeVar
+
+from holdfast.errors import WorkerLost
+
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+Tell: TypeAlias = Callable[..., None]
+"""Called by work, heard where the work was shared out."""
+
+
+def share_out(work: Callable[[Item, Tell], Outcome], items: Sequence[Item], *, jobs: int, hear: Tell) -> list[Outcome]:
+    """What work made of each item. Every process is given the work once, and takes the next item when it is free."""
+    if jobs == 1 or len(items) == 1:
+        return [work(item, hear) for item in items]
+    context = get_context("spawn")  # a fork of a process with threads (progress bars, BLAS) can deadlock
+    told: SimpleQueue[tuple[Any, ...]] = context.SimpleQueue()
+    with ProcessPoolExecutor(min(jobs, len(items)), context, initializer=_adopt, initargs=(work, told)) as pool:
+        futures = [pool.submit(_do, item) for item in items]
+        pending = set(futures)
+        while pending:
+            pending = wait(pending, timeout=0.2).not_done
+            while not told.empty():
+                hear(*told.get())
+        return [_result(future) for future in futures]
+
+
+def _result(future: "Future[Outcome]") -> Outcome:
+    try:
+        return future.result()
+    except BrokenProcessPool as error:
+        line = "a process that ran trials was killed, perhaps for want of memory: run fewer --jobs"
+        raise WorkerLost(line) from error
+
+
+_adopted: list[Any] = []  # in a worker process: what it was started for
+
+
+def _adopt(*what: Any) -> None:
+    _adopted[:] = what
+
+
+def _do(item: Any) -> Any:
+    work, told = _adopted
+    return work(item, lambda *what: told.put(what))

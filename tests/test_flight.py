@@ -1,0 +1,76 @@
+"""Flights: every trial has its own unperturbed run where runs differ, and does not notice who flies with it."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.policy import Policy
+from holdfast.simulate.flight import Flights, Flown
+from holdfast.simulate.strategy import Strategy, stream
+from holdfast.simulate.trajectory import trajectories, trajectory
+from holdfast.workloads.mf import mf
+from holdfast.workloads.mlr import mlr
+
+FULL = Strategy(policy=Policy(ranking="full", interval=8), recovery="full", lost=Fraction(1))
+HALF = Strategy(policy=Policy(ranking="full", interval=8), recovery="partial", lost=Fraction(1, 2))
+MF, MLR = mf("generated"), mlr("digits")
+RUN = trajectory(MLR)
+
+
+def flights(seed: int = 0) -> Flights:
+    return Flights(MF, [FULL, HALF], None, 1000, seed)
+
+
+def silent(key: str, count: float) -> None:
+    pass
+
+
+def told(flown: Flown) -> tuple[object, ...]:
+    return flown.length, flown.crossed, flown.step, flown.counts, flown.sizes
+
+
+def test_every_trial_has_a_run_of_its_own_and_going_back_costs_what_that_run_had_done_since() -> None:
+    found = flights()(range(6), silent)
+    assert len({trial.crossed for trial in found}) == 6
+    for trial in found:
+        assert 0 < trial.step < trial.length
+        assert trial.step + trial.counts[FULL] - trial.crossed == pytest.approx(trial.step % 8, abs=1e-6)
+
+
+def test_a_trial_is_the_same_whoever_flies_with_it() -> None:
+    together, alone = flights()(range(5), silent), flights()([3], silent)
+    assert told(together[3]) == told(alone[0])
+
+
+def test_another_seed_has_other_runs() -> None:
+    assert flights(1)([0], silent)[0].crossed != flights()([0], silent)[0].crossed
+    assert len({stream(seed, number) for seed in range(5) for number in range(50)}) == 250
+
+
+def test_runs_side_by_side_are_those_of_runs_alone() -> None:
+    both, alone = trajectories(MF, [7, 0]), trajectories(MF, [0])[0]
+    for run in (both[1], trajectory(MF)):
+        assert np.array_equal(run.losses, alone.losses)
+        assert all(np.array_equal(a["L"], b["L"]) for a, b in zip(run.states, alone.states, strict=True))
+    assert both[0].losses[-1] < MF.criterion <= both[0].losses[-2]
+
+
+def test_what_is_known_is_told_and_not_run_again() -> None:
+    first, heard = flights(), list[tuple[str, float]]()
+    expected = first([0, 1], silent)
+    again = Flights(MF, [FULL, HALF], None, 0, 0, dict(first.known))  # no iterations allowed: nothing new can be found
+    assert [told(trial) for trial in again([0, 1], lambda *what: heard.append(what))] == [told(t) for t in expected]
+    assert (len(heard), set(heard)) == (4, set(first.known.items()))  # of equal cases each is told
+
+
+@given(st.integers(1, 200), st.integers(1, 20), st.booleans())
+def test_every_trial_flies_once_and_no_more_runs_are_in_memory_than_there_are_lanes(
+    trials: int, jobs: int, shared: bool
+) -> None:
+    run = RUN if shared else None
+    parts = Flights(MLR, [FULL], run, 1000, 0).numbers(trials, jobs)
+    assert [number for part in parts for number in part] == list(range(trials))
+    assert len(parts) <= jobs if shared else max(map(len, parts)) <= MLR.lanes
