@@ -2,11 +2,16 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from holdfast.lab.cause import Facts, cause
+from holdfast.lab.comparison import Compared
 from holdfast.lab.interval import Interval
+from holdfast.lab.measure import Costs, Measurement
+from holdfast.lab.partial_recovery import LOST, rises, strategy
 from holdfast.lab.result import Claim
+from holdfast.rate import Rate
 
 FACTS = Facts(
     trials=100,
@@ -42,3 +47,21 @@ def failing(measured: float) -> Claim:
 )
 def test_the_cause_is_the_first_that_explains_the_result(found: Facts, measured: float, says: str) -> None:
     assert cause(found, failing(measured)).startswith(says)
+
+
+def test_a_step_in_which_losing_less_costs_more_is_told_with_the_failures_that_make_it_so() -> None:
+    measured = Measurement(
+        lengths=np.array([20, 20]),
+        steps=np.array([3, 12]),
+        rate=Rate(0.9, 1.0),
+        concentration=0.5,
+        strategies={
+            strategy("partial", lost, 8).canonical: Costs(*[np.array(costs)] * 4)
+            for lost, costs in zip(LOST, [(1.0, 1.0), (2.0, 2.0), (6.0, 2.0), (3.0, 4.0)], strict=True)
+        },
+    )
+    (line,) = rises(Compared("mf", "mf-small", False, 1.0, 0.1, measured, []), 8)
+    assert line.startswith("mf: losing 3/4 costs 0.50 iterations")
+    assert line.endswith(
+        "6.00 against 3.00 in failures before the first full checkpoint, 2.00 against 4.00 in the others."
+    )

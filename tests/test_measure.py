@@ -27,7 +27,7 @@ def silent(what: str, total: int) -> Progress:
 
 def measured(out: Path, **options: int) -> Measurement:
     strategies = [strategy("full", Fraction(1), 8), strategy("partial", Fraction(1, 2), 8)]
-    return measure("mlr", mlr("digits"), strategies, Options(out=out, **options), 6, out / "journal", silent)  # type: ignore[arg-type]
+    return measure("mlr", [mlr("digits")], strategies, Options(out=out, **options), 6, out / "journal", silent)[0]  # type: ignore[arg-type]
 
 
 def test_full_recovery_of_a_deterministic_run_costs_what_was_done_since_the_checkpoint(tmp_path: Path) -> None:

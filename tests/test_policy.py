@@ -80,7 +80,7 @@ def test_ties_go_to_the_longest_unsaved_and_then_to_the_lowest_number() -> None:
 
 def test_relative_priority_goes_by_the_change_in_proportion_to_the_block() -> None:
     policy = Policy(ranking="relative", interval=8, fraction=Fraction(1, 2))
-    moved = standing([10.0, 1.0, 3.0, 2.0], norms=np.array([100.0, 1.0, 3.0, 0.0]))
+    moved = standing([10.0, 1.0, 3.0, 40.0], norms=np.array([100.0, 1.0, 3.0, 0.0]))  # the last has fallen to nothing
     assert policy.choose(4, moved).ids.tolist() == [1, 3]
 
 

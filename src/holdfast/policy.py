@@ -47,7 +47,8 @@ def priority(standing: Standing, rng: np.random.Generator) -> Ids:
 def relative(standing: Standing, rng: np.random.Generator) -> Ids:
     """What moved most in proportion to its own norm: small blocks count as much as large ones."""
     norms = np.maximum(standing.norms, np.finfo(np.float64).tiny)
-    return _ranked(-standing.distances / norms, standing.saved_at)
+    with np.errstate(over="ignore"):  # a block that fell to nothing moved infinitely far, and comes first
+        return _ranked(-standing.distances / norms, standing.saved_at)
 
 
 def threshold(standing: Standing, rng: np.random.Generator) -> Ids:

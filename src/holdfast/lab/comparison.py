@@ -2,17 +2,19 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from holdfast.errors import StorageFailed
 from holdfast.lab import interval
 from holdfast.lab.experiment import Meter, Options
 from holdfast.lab.measure import Costs, Measurement, measure
-from holdfast.lab.panels import chosen
+from holdfast.lab.panels import Panel, chosen
 from holdfast.lab.result import Row, prepare, replace_text
 from holdfast.simulate.strategy import Strategy
+from holdfast.workloads.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,16 +45,26 @@ def compare(
     """Measure strategies on the chosen panels; reductions are against the baseline."""
     folder, trials_done = prepare(options.out), _trials_folder(options)
     found = []
-    for panel in chosen(options.panels):
-        workload = panel.workload(options.data, quick=options.quick)
-        journal = trials_done / f"{panel.name}.jsonl"
-        measured = measure(panel.name, workload, [baseline, *strategies], options, trials, journal, meter)
-        rows = [_row(panel.name, measured, each, baseline) for each in strategies]
-        sizes = workload.blocks.sizes
-        largest = float(sizes.max() / sizes.sum())
-        found.append(Compared(panel.name, workload.name, options.quick, workload.criterion, largest, measured, rows))
+    for name, alike in groupby(_loaded(options), key=lambda loaded: loaded[1].name):
+        panels, workloads = zip(*alike, strict=True)
+        journal, title = trials_done / f"{name}.jsonl", " and ".join(panel.name for panel in panels)
+        measured = measure(title, workloads, [baseline, *strategies], options, trials, journal, meter)
+        for panel, workload, each in zip(panels, workloads, measured, strict=True):
+            rows = [_row(panel.name, each, strategy, baseline) for strategy in strategies]
+            found.append(Compared(panel.name, name, options.quick, workload.criterion, _largest(workload), each, rows))
     replace_text(folder / "trials.csv", _csv(found, strategies))
     return found
+
+
+def _loaded(options: Options) -> Iterator[tuple[Panel, Workload]]:
+    """The chosen panels with their workloads; those that train alike, and differ in their blocks alone, are neighbours."""
+    for panel in chosen(options.panels):
+        yield panel, panel.workload(options.data, quick=options.quick)
+
+
+def _largest(workload: Workload) -> float:
+    sizes = workload.blocks.sizes
+    return float(sizes.max() / sizes.sum())
 
 
 def criteria(panels: Sequence[Compared]) -> Row:

@@ -57,22 +57,32 @@ class Measurement:
 
 def measure(
     name: str,
-    workload: Workload,
+    workloads: Sequence[Workload],
     strategies: Iterable[Strategy],
     options: Options,
     trials: int,
     journal: Path,
     meter: Meter,
-) -> Measurement:
-    """Run every strategy on the same failures.
+) -> list[Measurement]:
+    """Run every strategy on the same failures, for each of some workloads that train alike.
 
     The rate and the concentration are those of one run, that of stream 0.
     """
     wanted = list(dict.fromkeys(strategy.canonical for strategy in strategies))
-    run = trajectory(workload, progress=meter(f"{name}: unperturbed run", 60))
-    shared = None if workload.stochastic else run
-    flights = Flights(workload, wanted, shared, LIMIT * run.length, options.seed)
-    flown = _flown(flights, trials, options.jobs, journal, meter(f"{name}: trials", trials * len(wanted)))
+    run = trajectory(workloads[0], progress=meter(f"{name}: unperturbed run", 60))
+    shared = None if workloads[0].stochastic else run
+    flights = Flights(workloads, wanted, shared, LIMIT * run.length, options.seed)
+    progress = meter(f"{name}: trials", trials * len(wanted) * len(workloads))
+    flown = _flown(flights, trials, options.jobs, journal, progress)
+    return [
+        _measured(workload, run, [trial[number] for trial in flown], wanted, options)
+        for number, workload in enumerate(workloads)
+    ]
+
+
+def _measured(
+    workload: Workload, run: Trajectory, flown: Sequence[Flown], wanted: Sequence[Strategy], options: Options
+) -> Measurement:
     rate = contraction(workload, run)
     return Measurement(
         np.array([trial.length for trial in flown]),
@@ -83,8 +93,8 @@ def measure(
     )
 
 
-def _flown(flights: Flights, trials: int, jobs: int, path: Path, progress: Progress) -> list[Flown]:
-    """Every trial, as far as possible from the journal."""
+def _flown(flights: Flights, trials: int, jobs: int, path: Path, progress: Progress) -> list[list[Flown]]:
+    """Every trial, for each workload, as far as possible from the journal."""
     with closing(Journal(path)) as journal:
         flights.known.update(journal.known)
 

@@ -63,8 +63,11 @@ def _claims(compared: Compared, interval: int) -> list[Claim]:
 
 def _saved(compared: Compared, less: Fraction, more: Fraction, interval: int) -> Floats:
     """What every trial saves by losing less."""
-    of = compared.measurement.of
-    return of(strategy("partial", more, interval)).cost - of(strategy("partial", less, interval)).cost
+    return _partial(compared, more, interval) - _partial(compared, less, interval)
+
+
+def _partial(compared: Compared, lost: Fraction, interval: int) -> Floats:
+    return compared.measurement.of(strategy("partial", lost, interval)).cost
 
 
 def _reduction(compared: Compared, lost: Fraction, row: dict[str, Any]) -> Claim:
@@ -87,24 +90,32 @@ def _causes(compared: Compared, interval: int) -> list[str]:
         for lost, claim in claims.items()
         if lost == Fraction(1, 2) or not claim.holds
     ]
-    return [*lines, *_rises(compared, interval)]
+    return [*lines, *rises(compared, interval)]
 
 
-def _rises(compared: Compared, interval: int) -> list[str]:
-    """Each step in which losing less costs more, and what is left of it without failures that go back to the start."""
-    lines, later = [], compared.measurement.steps >= interval
-    for less, more in pairwise(LOST):
-        saved = _saved(compared, less, more, interval)
-        if saved.mean() <= 0:
-            cost = mean(-saved)
-            line = (
-                f"{compared.label}: losing {less} costs {cost.value:.2f} iterations ({cost.low:.2f} to {cost.high:.2f}) more "
-                f"than losing {'all' if more == 1 else more}"
-            )
-            if later.any() and not later.all():
-                line += f"; without failures before the first full checkpoint {-saved[later].mean():.2f}"
-            lines.append(f"{line}.")
-    return lines
+def rises(compared: Compared, interval: int) -> list[str]:
+    """Each step in which losing less costs more, and which failures make it so: those that go back to the start, or others."""
+    return [
+        _rise(compared, less, more, interval)
+        for less, more in pairwise(LOST)
+        if _saved(compared, less, more, interval).mean() <= 0
+    ]
+
+
+def _rise(compared: Compared, less: Fraction, more: Fraction, interval: int) -> str:
+    early = compared.measurement.steps < interval
+    extra = mean(-_saved(compared, less, more, interval))
+    line = (
+        f"{compared.label}: losing {less} costs {extra.value:.2f} iterations ({extra.low:.2f} to {extra.high:.2f}) more than "
+        f"losing {'all' if more == 1 else more}"
+    )
+    if early.all() or not early.any():
+        return f"{line}."
+    ours, theirs = _partial(compared, less, interval), _partial(compared, more, interval)
+    return (
+        f"{line}: {ours[early].mean():.2f} against {theirs[early].mean():.2f} in failures before the first full checkpoint, "
+        f"{ours[~early].mean():.2f} against {theirs[~early].mean():.2f} in the others."
+    )
 
 
 def figure(panels: Sequence[Compared], interval: int) -> "Figure":
@@ -114,7 +125,7 @@ def figure(panels: Sequence[Compared], interval: int) -> "Figure":
         for how, shift in (("full", -0.05), ("partial", 0.05)):
             rows = [compared.row(strategy(how, lost, interval)) for lost in LOST]
             series(axes, rows, over="lost", label=f"{how} recovery", shift=shift)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))  # a failure may cost less than nothing
 
     return grid(panels, draw, across="fraction of the parameters lost")
 

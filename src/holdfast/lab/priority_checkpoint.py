@@ -135,7 +135,7 @@ def figure(panels: Sequence[Compared], interval: int) -> "Figure":
             axes.plot([len(FRACTIONS) - 0.75], [row["cost_mean"]], marker=marker, linestyle="", label=name)
         level = compared.row(traditional(interval))["cost_mean"]
         axes.axhline(level, color="black", linestyle="--", label="full checkpoint and recovery")
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))  # a failure may cost less than nothing
 
     return grid(panels, draw, across="frequency of checkpoints")
 

@@ -50,8 +50,8 @@ class ConvolutionalNetwork:
 
     @property
     def name(self) -> str:
-        """`cnn-`, the data set and the partition."""
-        return f"cnn-{self.data.name}-{self.partition}"
+        """`cnn-` and the data set: however it is partitioned, it trains alike."""
+        return f"cnn-{self.data.name}"
 
     @cached_property
     def blocks(self) -> Blocks:

@@ -126,11 +126,10 @@ class LatentDirichletAllocation:
 
 
 # The criterion of each corpus: the paper's where it has one. The paper's runs get there in roughly 60 iterations; with
-# our tokenisation ours take 23 (newsgroups20), 22 (reuters) and 20 (generated), while the loss still falls by 0.1 to
-# 0.3 % an iteration. Of 8 streams from the start, mean and standard deviation are 25.0 ± 4.3, 22.0 ± 2.5 and 20.4 ± 1.4,
-# because chance decides early which topics form. It matters little to the cost of a failure, since a trial and its
-# unperturbed twin go on from one state: of 8 streams that part half way they are 23.1 ± 0.4, 22.5 ± 0.8 and 19.3 ± 1.3,
-# measured on the run of seed 0 alone. Where the paper's number meets ours depends on the corpus: see `corpora`.
+# our tokenisation a hundred take 18 to 43 (newsgroups20, 26 on average) and 17 to 37 (reuters, 22), because chance decides
+# early which topics form, while the loss still falls by 0.1 to 0.3 % an iteration. Runs that part half way end 0.4 to 1.3
+# iterations apart (standard deviations), so what comes after the first full checkpoint is measured well, what comes before
+# it poorly. Where the paper's number meets ours depends on the corpus: see `corpora`.
 SETTINGS: dict[str, float] = {"newsgroups20": 9.5e6, "reuters": 8.5e5, "generated": 2.77e5}
 
 
