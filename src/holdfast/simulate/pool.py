@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from multiprocessing.queues import SimpleQueue
 from typing import Any, TypeAlias, TypeVar
 
@@ -21,19 +21,27 @@ def share_out(work: Callable[[Item, Tell], Outcome], items: Sequence[Item], *, j
         return [work(item, hear) for item in items]
     context = get_context("spawn")  # a fork of a process with threads (progress bars, BLAS) can deadlock
     told: SimpleQueue[tuple[Any, ...]] = context.SimpleQueue()
+    others = set(active_children())
     with ProcessPoolExecutor(min(jobs, len(items)), context, initializer=_adopt, initargs=(work, told)) as pool:
-        futures = [pool.submit(_do, item) for item in items]
-        pending = set(futures)
+        try:
+            return _results([pool.submit(_do, item) for item in items], told, hear)
+        except BaseException:  # nobody hears what the rest would tell: it would fill the pipe and wait forever
+            for process in set(active_children()) - others:
+                process.terminate()
+            raise
+
+
+def _results(futures: "Sequence[Future[Outcome]]", told: "SimpleQueue[tuple[Any, ...]]", hear: Tell) -> list[Outcome]:
+    """What comes of every item, hearing meanwhile; the first that fails ends it all."""
+    pending = set(futures)
+    try:
         while pending:
-            pending = wait(pending, timeout=0.2).not_done
+            done, pending = wait(pending, timeout=0.2)
             while not told.empty():
                 hear(*told.get())
-        return [_result(future) for future in futures]
-
-
-def _result(future: "Future[Outcome]") -> Outcome:
-    try:
-        return future.result()
+            for future in done:
+                future.result()
+        return [future.result() for future in futures]
     except BrokenProcessPool as error:
         line = "a process that ran trials was killed, perhaps for want of memory: run fewer --jobs"
         raise WorkerLost(line) from error
