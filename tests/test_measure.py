@@ -1,6 +1,7 @@
 """Measuring strategies: costs of the same failures, in a journal that survives a kill, whatever the number of jobs."""
 
 import json
+import resource
 from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, StorageFailed
 from holdfast.lab import interval, partial_recovery, priority_checkpoint
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.journal import Journal
@@ -67,6 +68,22 @@ def test_a_journal_keeps_infinity_and_passes_over_what_is_torn(tmp_path: Path) -
         again.note("c", 2)
     with closing(Journal(tmp_path / "j")) as last:
         assert last.known["c"] == 2
+
+
+def test_a_journal_on_a_full_disk_says_so_and_closes_in_peace(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with closing(Journal(tmp_path / "j")) as journal:
+        journal.note("a", 1)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (15, limits[1]))
+        try:
+            journal.note("b", 2)  # torn
+            with pytest.raises(StorageFailed, match="free space and run again"):
+                journal.note("c", 3)
+            journal.close()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with closing(Journal(tmp_path / "j")) as again:
+        assert again.known == {"a": 1}
 
 
 @pytest.mark.parametrize("experiment", [partial_recovery, priority_checkpoint])

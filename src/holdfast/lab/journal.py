@@ -14,8 +14,8 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._path, self.known = path, dict(_read(path))
         try:
-            self._file = path.open("a")
-            self._file.write("\n")  # a torn line must not swallow the next one
+            self._file = path.open("ab", buffering=0)  # nothing is left over that could fail to be written at the end
+            self._file.write(b"\n")  # a torn line must not swallow the next one
         except OSError as error:
             raise StorageFailed(f"cannot write {path}: {error.strerror}; name another --out") from error
 
@@ -25,8 +25,7 @@ class Journal:
             return
         self.known[key] = value
         try:
-            self._file.write(json.dumps([key, value if np.isfinite(value) else None]) + "\n")
-            self._file.flush()
+            self._file.write(f"{json.dumps([key, value if np.isfinite(value) else None])}\n".encode())
         except OSError as error:
             raise StorageFailed(f"cannot write {self._path}: {error.strerror}; free space and run again") from error
 
