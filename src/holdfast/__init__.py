@@ -29,9 +29,10 @@ from holdfast.errors import (
     StorageFailed,
     WorkerLost,
 )
+from holdfast.events import Event
 from holdfast.failure import Failure
 from holdfast.geometry import Geometry, Position
-from holdfast.history import Event, History, HistoryWriter, read_history
+from holdfast.history import History, HistoryWriter, read_history
 from holdfast.policy import Policy, Standing
 from holdfast.rate import OnlineRate, Rate, fitted_rate, worst_rate
 from holdfast.recovery import full, partial, recover

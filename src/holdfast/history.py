@@ -1,41 +1,25 @@
 """What happened in a run: an append-only log of events, in one file for each writer.
 
-A line is one JSON object, and counts once its newline is on the disk. A writer killed in mid-write leaves a torn
-last line: a reader tolerates it and says so, and the next writer of that file cuts it off and says so in its `open`
-event. That event also names the version of the format. Readers keep kinds and fields that they do not know, so the
-version rises only when a field that exists changes its meaning: an old audit must not judge a new history.
+A line is one event (`events.py` has the format), and counts once its newline is on the disk. A writer killed in
+mid-write leaves a torn last line: a reader tolerates it and says so, and the next writer of that file cuts it off and
+says so in its `open` event.
 
-A flush survives the death of the process. A power cut may take the last events with it, until `close` has synced.
+A flush survives the death of the process, and only what was synced survives a power cut.
 """
 
 import heapq
-import json
-import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import TypeAlias
 
 from holdfast.errors import BadInput, Corrupt, FutureVersion, StorageFailed
-
-VERSION = 1
-JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One thing that happened: what, when, who saw it, and whatever else was said of it."""
-
-    event: str
-    time: float
-    who: str
-    fields: Mapping[str, JSON]
+from holdfast.events import VERSION, Event, Open, What, line, parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +59,11 @@ class HistoryWriter:
             self._cut()
         except OSError as error:
             raise self._failed("open", error) from error
-        self.append("open", version=VERSION, **({"torn": size - self._end} if size > self._end else {}))
+        self.append(Open(VERSION, torn=size - self._end))
 
-    def append(self, event: str, /, **fields: JSON) -> None:
-        """Remember an event, to be written by the next flush; a number that is not finite is written as null."""
-        if taken := fields.keys() & {"event", "time", "who"}:
-            raise BadInput(f"an event has its own {' and '.join(sorted(taken))}: give the field another name.")
-        self._lines.append(_encode({"event": event, "time": self._clock(), "who": self._who, **fields}))
+    def append(self, what: What) -> None:
+        """Remember an event, to be written by the next flush."""
+        self._lines.append(line(self._clock(), self._who, what))
 
     def flush(self) -> None:
         """Hand every remembered event to the disk as whole lines; if it refuses, they stay remembered."""
@@ -148,27 +130,6 @@ def _end_of_last_line(file: FileIO, size: int) -> int:
     return 0
 
 
-def _encode(line: Mapping[str, JSON]) -> bytes:
-    try:
-        text = json.dumps(line, allow_nan=False)
-    except ValueError:
-        text = json.dumps(_finite(line))
-    except TypeError as error:
-        raise BadInput(f"the event {line['event']!r} does not consist of JSON values: {error}.") from error
-    return text.encode() + b"\n"
-
-
-def _finite(value: JSON) -> JSON:
-    """The value with null for NaN and infinity, which JSON lacks and a loss that diverges has."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_finite(item) for item in value]
-    return value
-
-
 def read_history(path: Path) -> History:
     """The history in one file, in a folder of files, or in the `history` folder of a run."""
     torn: list[Torn] = []
@@ -188,12 +149,12 @@ def recall(file: Path, *kinds: str) -> Iterator[Event]:
     """The events of these kinds in one writer's file, if there is one; lines of other kinds are not looked into."""
     if not file.exists():
         return
-    marks = tuple(f'{{"event": "{kind}"'.encode() for kind in kinds)  # as `_encode` begins a line
+    marks = tuple(f'{{"event": "{kind}"'.encode() for kind in kinds)  # as `events.line` begins a line
     try:
         with file.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if line.startswith(marks) and line.endswith(b"\n"):
-                    yield _decode(line, file, number)
+            for number, text in enumerate(lines, 1):
+                if text.startswith(marks) and text.endswith(b"\n"):
+                    yield _decode(text, file, number)
     except OSError as error:
         raise StorageFailed(f"cannot read the history {file}: {error.strerror or error}.") from error
 
@@ -210,38 +171,29 @@ def _files(path: Path) -> list[Path]:
 def _read_file(path: Path, torn: list[Torn]) -> Iterator[Event]:
     try:
         with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.endswith(b"\n"):  # only the last line can lack it
-                    torn.append(Torn(path, number, len(line)))
+            for number, text in enumerate(lines, 1):
+                if not text.endswith(b"\n"):  # only the last line can lack it
+                    torn.append(Torn(path, number, len(text)))
                     break
-                event = _decode(line, path, number)
-                if event.event == "open" and isinstance(size := event.fields.get("torn"), int):
-                    torn.append(Torn(path, number, size))
+                event = _decode(text, path, number)
+                if isinstance(event.what, Open) and event.what.torn:
+                    torn.append(Torn(path, number, event.what.torn))
                 yield event
     except OSError as error:
         raise StorageFailed(f"cannot read the history {path}: {error.strerror or error}.") from error
 
 
-def _decode(line: bytes, path: Path, number: int) -> Event:
+def _decode(text: bytes, path: Path, number: int) -> Event:
     try:
-        fields = json.loads(line.decode(), parse_constant=_refuse)
-        if not isinstance(fields, dict):
-            raise ValueError("not a JSON object")
-        event, when, who = fields.pop("event", None), fields.pop("time", None), fields.pop("who", None)
-        if not (isinstance(event, str) and isinstance(who, str) and type(when) in (int, float)):
-            raise ValueError("event, time or who is missing or of another type")
-        when = float(when)
+        event = parse(text)
     except (ValueError, OverflowError, RecursionError) as error:
         raise Corrupt(
             f"{path}, line {number}, is not an event ({error}): it was changed after it was written. "
             "Restore the file from a copy."
         ) from error
-    if event == "open" and isinstance(version := fields.get("version"), int) and version > VERSION:
+    if isinstance(event.what, Open) and event.what.version > VERSION:
         raise FutureVersion(
-            f"the history {path} is of version {version}, and this holdfast knows up to {VERSION}: upgrade holdfast."
+            f"the history {path} is of version {event.what.version}, and this holdfast knows up to {VERSION}: "
+            "upgrade holdfast."
         )
-    return Event(event, when, who, fields)
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
+    return event

@@ -26,8 +26,8 @@ from itertools import accumulate
 from typing import NamedTuple, TypeVar
 
 from holdfast.errors import BadInput, Corrupt
+from holdfast.events import JSON, Event
 from holdfast.geometry import Geometry, Position
-from holdfast.history import JSON, Event
 from holdfast.samples import Samples
 
 

@@ -10,7 +10,8 @@ from typing import TypeAlias
 from holdfast.audit import checks
 from holdfast.audit.checks import Verdict, counted
 from holdfast.audit.ledger import CannotTell, Ledger
-from holdfast.history import Event, Torn, stream_history
+from holdfast.events import Event
+from holdfast.history import Torn, stream_history
 
 Check: TypeAlias = Callable[[Ledger], tuple[Verdict, str]]
 SEVERITY: Sequence[Verdict] = ("pass", "unknown", "fail")

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from holdfast.cost.formulas import Stall
 from holdfast.cost.timeline import RANK_0, Moment, Stretch
 from holdfast.errors import BadInput
-from holdfast.history import JSON, Event
+from holdfast.events import JSON, Event
 
 
 class Step(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any
 from holdfast.cost.attempts import Attempt, Save, attempts, moment_of, number, seconds, text, verdict, whole
 from holdfast.cost.formulas import Stall, goodput
 from holdfast.cost.timeline import RANK_0, timeline
-from holdfast.history import JSON, Event
+from holdfast.events import JSON, Event
 
 # In the order in which they are shown: the paper's, then ours.
 PARTS = ("snapshot", "enqueue", "backpressure", "write", "sync")

@@ -17,7 +17,7 @@ from itertools import chain, pairwise
 from typing import NamedTuple
 
 from holdfast.errors import BadInput
-from holdfast.history import Event
+from holdfast.events import Event
 
 RANK_0 = "rank-0"
 IN_ORDER = frozenset({"done", "preempted", "verdict"})

@@ -8,6 +8,7 @@ from pathlib import Path
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.ddp.past import Past, read_past
 from holdfast.ddp.world import World
+from holdfast.events import Attempt as Began
 from holdfast.history import HistoryWriter
 
 ATTEMPT = "attempt"
@@ -35,6 +36,6 @@ def begin(out: Path, world: World) -> Attempt:
         number, struck = json.loads(world.hear(ATTEMPT))
         past = Past(struck=frozenset((step, kind, rank) for step, kind, rank in struck))
     record = HistoryWriter(folder, f"rank-{world.rank}")
-    record.append("attempt", attempt=number, world=world.size, rank=world.rank, pid=os.getpid())
+    record.append(Began(number, world.size, world.rank, os.getpid()))
     record.flush()
     return Attempt(number, past, record, DirectoryStore(out / "checkpoints"))

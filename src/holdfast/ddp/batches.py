@@ -4,7 +4,7 @@ The generator's `next` is the boundary: put the step that was trained on record,
 let a due failure strike, hand out the next window.
 """
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter
@@ -20,8 +20,8 @@ from holdfast.ddp.saving import Record, Saves
 from holdfast.ddp.stopping import Stopping
 from holdfast.ddp.world import World
 from holdfast.errors import BadInput
+from holdfast.events import Done, Preempted, Seconds, Step
 from holdfast.geometry import Geometry, Position
-from holdfast.history import JSON
 from holdfast.samples import Samples
 
 FINISHED = "finished"
@@ -72,10 +72,10 @@ class Loss:
         """Remember it until the step is on record; of several the last."""
         self._loss = float(loss)
 
-    def take(self) -> dict[str, JSON]:
+    def take(self) -> float | None:
         """What to put on record; nothing if nothing was said."""
         loss, self._loss = self._loss, None
-        return {} if loss is None else {"loss": loss}
+        return loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -104,7 +104,7 @@ class Loop:
                 loaded = perf_counter()
                 generators.set_all(share_key(self.geometry, generators.TRAIN, at, self.world.rank))
                 yield from self._micro_batches(request.ids, parts, at, step)
-                seconds = {"data": loaded - began, "compute": perf_counter() - loaded, "stall": stall}
+                seconds = Seconds(loaded - began, perf_counter() - loaded, stall)
                 self._trained(step, at, request.samples, seconds)
             self._end()
         except GeneratorExit:
@@ -136,19 +136,9 @@ class Loop:
         self.injection.strike(step)
         return stall
 
-    def _trained(self, step: int, at: Position, samples: Samples, seconds: Mapping[str, JSON]) -> None:
-        self.record.append(
-            "step",
-            attempt=self.attempt,
-            world=self.world.size,
-            rank=self.world.rank,
-            epoch=at.epoch,
-            cursor=at.cursor,
-            step=step,
-            samples=samples.to_json(),
-            seconds=seconds,
-            **self.loss.take(),
-        )
+    def _trained(self, step: int, at: Position, samples: Samples, seconds: Seconds) -> None:
+        place = (self.attempt, self.world.size, self.world.rank, *at, step)
+        self.record.append(Step(*place, samples, seconds, loss=self.loss.take()))
         self.record.flush()
 
     def _save(self, step: int, at: Position) -> float:
@@ -160,15 +150,15 @@ class Loop:
         self._save(step, at)
         self.saves.close()
         self.stopping.meet()
-        self._leave("preempted", step)
+        self._leave(Preempted(self.attempt, step))
         raise SystemExit(PREEMPTED)
 
     def _end(self) -> None:
         self._save(self.geometry.steps, self.geometry.position(self.geometry.steps))
         self.saves.close()
         self.world.from_first(FINISHED, None if self.world.rank else "")  # done is done once the state is durable
-        self._leave("done", self.geometry.steps)
+        self._leave(Done(self.attempt, self.geometry.steps))
 
-    def _leave(self, event: str, step: int) -> None:
-        self.record.append(event, attempt=self.attempt, step=step)
+    def _leave(self, last: Done | Preempted) -> None:
+        self.record.append(last)
         self.record.close()

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from holdfast.checkpoint.faulty import KINDS, Faulty
 from holdfast.checkpoint.store import Store
-from holdfast.ddp.past import Strike
+from holdfast.ddp.past import Struck
 from holdfast.ddp.saving import Record
 from holdfast.errors import BadInput
+from holdfast.events import Strike
 from holdfast.failure import Failure, Schedule
 from holdfast.history import HistoryWriter
 
@@ -24,7 +25,7 @@ SLOW_SECONDS = 1.0
 class Injection:
     """The failures that are to strike this rank."""
 
-    def __init__(self, schedule: Schedule, rank: int, attempt: int, struck: Collection[Strike], record: Record) -> None:
+    def __init__(self, schedule: Schedule, rank: int, attempt: int, struck: Collection[Struck], record: Record) -> None:
         mine = [failure for failure in schedule if failure.kind in ACTS and rank in (failure.targets or (0,))]
         self._due = [failure for failure in mine if (failure.step, failure.kind, rank) not in struck]
         self._rank, self._attempt, self._record = rank, attempt, record
@@ -33,12 +34,12 @@ class Injection:
         """Let happen what is due before the window with this number; it may not return."""
         for failure in [each for each in self._due if each.step == step]:
             self._due.remove(failure)
-            self._record.append("failure", attempt=self._attempt, step=step, kind=failure.kind, rank=self._rank)
+            self._record.append(Strike(self._attempt, step, failure.kind, self._rank))
             self._record.flush()
             ACTS[failure.kind](failure)
 
 
-def faulty(store: Store, schedule: Schedule, attempt: int, struck: Collection[Strike], folder: Path) -> Store:
+def faulty(store: Store, schedule: Schedule, attempt: int, struck: Collection[Struck], folder: Path) -> Store:
     """The store with the faults of storage that have not struck yet; without any, the store itself."""
     faults = tuple(fault for fault in schedule if fault.kind in KINDS and (fault.step, fault.kind, 0) not in struck)
     if not faults:
@@ -46,7 +47,7 @@ def faulty(store: Store, schedule: Schedule, attempt: int, struck: Collection[St
 
     def tell(fault: Failure) -> None:
         with HistoryWriter(folder, STORAGE) as record:  # a file of its own: this is the thread that writes
-            record.append("failure", attempt=attempt, step=fault.step, kind=fault.kind, rank=0, point=fault.point)
+            record.append(Strike(attempt, fault.step, fault.kind, 0, fault.point))
 
     return Faulty(store, faults, tell=tell)
 

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.history import JSON, Event, recall
+from holdfast.events import JSON, Event
+from holdfast.history import recall
 
-Strike = tuple[int, str, int]  # step, kind, rank
+Struck = tuple[int, str, int]  # step, kind, rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,7 @@ class Past:
 
     attempt: int = 0
     committed: frozenset[int] = frozenset()
-    struck: frozenset[Strike] = frozenset()
+    struck: frozenset[Struck] = frozenset()
 
 
 def read_past(folder: Path) -> Past:

@@ -14,7 +14,7 @@ from holdfast.ddp.attempt import Attempt
 from holdfast.ddp.protected import Protected, listed
 from holdfast.ddp.world import World
 from holdfast.errors import BadInput, Corrupt, NoSnapshot
-from holdfast.history import JSON
+from holdfast.events import JSON, Commit
 from holdfast.state import unflatten
 
 RESTORED = "restored"
@@ -85,8 +85,7 @@ def _first_finds(attempt: Attempt) -> tuple[Snapshot | None, str]:
 def _record_commit(attempt: Attempt, manifest: Manifest) -> None:
     """Put on record a commit whose rank 0 was killed before it could; and before any rank can say that it came back."""
     if manifest.step not in attempt.past.committed:
-        about: dict[str, JSON] = {"attempt": attempt.number, "step": manifest.step, "bytes": manifest.bytes}
-        attempt.record.append("commit", **about, found=True)
+        attempt.record.append(Commit(attempt.number, manifest.step, manifest.bytes, found=True))
         attempt.record.flush()
 
 

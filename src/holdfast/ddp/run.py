@@ -33,8 +33,8 @@ from holdfast.ddp.saving import Record, Saves, Saving, Unrecorded, Unsaved
 from holdfast.ddp.stopping import Stopping
 from holdfast.ddp.world import World
 from holdfast.errors import BadInput
+from holdfast.events import JSON, Plan, Recover
 from holdfast.geometry import Geometry
-from holdfast.history import JSON
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -212,19 +212,21 @@ class Run:
         key = loading.share_key(geometry, generators.TRAIN, at, self.rank)
         rng = restoring.key_generators(key, restored, self._world)
         if self.rank == 0:
-            how: dict[str, JSON] = {"save_every": config.save_every, "writer": config.writer, "config": fingerprint}
-            self._record.append("plan", attempt=self.attempt, **geometry.to_json(), **how)
-        if self.attempt > 1 or restored.step is not None:
             self._record.append(
-                "recover",
-                attempt=self.attempt,
-                restored=restored.step,
-                epoch=at.epoch,
-                cursor=at.cursor,
-                rng=rng,
-                passed_over=restored.passed_over,
-                seconds=restored.seconds,
+                Plan(
+                    attempt=self.attempt,
+                    samples=geometry.samples,
+                    batch=geometry.batch,
+                    epochs=geometry.epochs,
+                    seed=geometry.seed,
+                    save_every=config.save_every,
+                    writer=config.writer,
+                    config=fingerprint,
+                )
             )
+        if self.attempt > 1 or restored.step is not None:
+            back = (restored.step, at.epoch, at.cursor, rng, restored.seconds, restored.passed_over)
+            self._record.append(Recover(self.attempt, *back))
         self._record.flush()
 
     def _saves(self, geometry: Geometry, protected: Protected, fingerprint: str) -> Saves:

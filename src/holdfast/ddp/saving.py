@@ -3,9 +3,9 @@
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
 from holdfast.checkpoint.writer import Saved, Writer
 from holdfast.cost.formulas import Stall
@@ -13,15 +13,15 @@ from holdfast.ddp import generators
 from holdfast.ddp.protected import Protected
 from holdfast.ddp.world import World
 from holdfast.errors import HoldfastError
+from holdfast.events import JSON, Commit, Save, What
 from holdfast.geometry import Position
-from holdfast.history import JSON
 from holdfast.state import flatten
 
 
 class Record(Protocol):
     """Where events go: a history, or nowhere."""
 
-    def append(self, event: str, /, **fields: JSON) -> None: ...
+    def append(self, what: What) -> None: ...
     def flush(self) -> None: ...
     def close(self) -> None: ...
 
@@ -29,7 +29,7 @@ class Record(Protocol):
 class Unrecorded:
     """The record of a run without a folder: nothing is kept."""
 
-    def append(self, event: str, /, **fields: JSON) -> None:
+    def append(self, what: What) -> None:
         pass
 
     def flush(self) -> None:
@@ -132,10 +132,7 @@ class Saving:
 
     def _tell(self, several: list[Saved]) -> None:
         for saved in several:
-            about: dict[str, Any] = {"attempt": self.attempt, "step": saved.step}
             stall = saved.stall + self._stalls.pop(saved.step, Stall())
-            self.record.append(
-                "save", **about, writer=self.word, bytes=saved.bytes, seconds=asdict(stall), retries=saved.retries
-            )
-            self.record.append("commit", **about, bytes=saved.bytes, seconds=saved.seconds)
+            self.record.append(Save(self.attempt, saved.step, self.word, saved.bytes, stall, saved.retries))
+            self.record.append(Commit(self.attempt, saved.step, saved.bytes, saved.seconds))
         self.record.flush()

@@ -27,6 +27,7 @@ from holdfast.checkpoint.store import DirectoryStore
 from holdfast.ddp.config import IDENTITY, RunConfig
 from holdfast.ddp.preemption import PREEMPTED
 from holdfast.errors import BadInput
+from holdfast.events import Detect, Judged, Launch, Preempt, Restart, What
 from holdfast.history import HistoryWriter, read_history
 from holdfast.supervise import verdict as verdicts
 from holdfast.supervise.agent import WarmAgent
@@ -98,7 +99,7 @@ class _Supervisor:
         gc.freeze()
         with self._listening():
             try:
-                verdict = self._launch("launch", argv=[self._config.script, *self._config.args])
+                verdict = self._launch()
                 while verdict is None:
                     time.sleep(TICK)
                     self._view.refresh()
@@ -165,9 +166,9 @@ class _Supervisor:
             return self._verdict(*why)
         self._agent.end()
         self._restarts += 1
-        return self._launch("restart", **{"from": newest})
+        return self._launch()
 
-    def _launch(self, event: str, **fields: object) -> Verdict | None:
+    def _launch(self) -> Verdict | None:
         workers = self._config.workers_at(self._restarts)
         try:
             self._agent.launch(workers)
@@ -180,10 +181,15 @@ class _Supervisor:
             return self._verdict("gave-up", f"fewer than {self._node.of} nodes came to {self._node.endpoint} in time")
         except (RendezvousConnectionError, RuntimeError) as error:
             return self._lost_nodes(error)
-        self._note(event, attempt=self._attempt, workers=workers, **fields)
+        self._note(self._started(workers))
         self._view.echo.follow(self._agent.printed())
         self._view.say(f"attempt {self._attempt}: {verdicts.count(workers, 'worker')} started")
         return None
+
+    def _started(self, workers: int) -> Launch | Restart:
+        if not self._restarts:
+            return Launch(self._attempt, workers, argv=(self._config.script, *self._config.args))
+        return Restart(self._attempt, workers, newest=self._newest)
 
     def _pass_on(self) -> Verdict | None:
         """What SIGTERM or Ctrl-C asks for: at first a last save, and when it comes again, an end."""
@@ -191,22 +197,14 @@ class _Supervisor:
         if self._asked > 1:
             self._agent.end()
             return self._verdict("preempted", "killed by a second signal; the newest snapshot stands")
-        self._note("preempt", attempt=self._attempt)
+        self._note(Preempt(self._attempt))
         self._agent.tell(signal.SIGTERM)
         self._view.say("asked the workers to save and stop; a second signal kills them")
         return None
 
     def _report(self, lost: Casualty) -> None:
-        self._note(
-            "detect",
-            attempt=self._attempt,
-            rank=lost.rank,
-            local_rank=lost.local_rank,
-            exit=lost.exit,
-            signal=lost.signal,
-            kind=lost.kind,
-            message=lost.message,
-        )
+        who = (self._attempt, lost.rank, lost.local_rank)
+        self._note(Detect(*who, lost.kind, lost.message, exit=lost.exit, signal=lost.signal))
         self._view.echo.copy()
         if lost.traceback and lost.kind == "error" and lost.traceback not in self._shown:
             self._shown.add(lost.traceback)
@@ -224,7 +222,7 @@ class _Supervisor:
 
     def _conclude(self, verdict: Verdict) -> Verdict:
         told = {"verdict": verdict.verdict, "attempts": verdict.attempts, "because": verdict.because}
-        self._note("verdict", **told)
+        self._note(Judged(verdict.verdict, verdict.attempts, verdict.because))
         self._view.refresh(now=True)
         if verdict.verdict != "completed":
             self._nodes.stop(json.dumps(told))
@@ -237,8 +235,8 @@ class _Supervisor:
     def _newest_snapshot(self) -> int | None:
         return max(snapshot.steps(DirectoryStore(self._out / "checkpoints")), default=None)
 
-    def _note(self, event: str, **fields: object) -> None:
-        self._history.append(event, **fields)  # type: ignore[arg-type]
+    def _note(self, what: What) -> None:
+        self._history.append(what)
         self._history.flush()
 
     @contextmanager

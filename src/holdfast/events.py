@@ -1,0 +1,449 @@
+"""What happened, as typed values: a class for each kind of event, how it is written as JSON, and how it is read back.
+
+This file is the format of a history. A line is one JSON object: `event` names the kind, `time` and `who` say when and
+by whom it was written, and the other fields are those of the kind's class. A field that has a default is left out when
+it has that value. Readers keep kinds that they do not know (`Other`) and events that lack what their kind must say
+(`Malformed`), so every line of a sound file is an event; the version rises when a field that exists changes its meaning
+or when a new one must be there.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any, NamedTuple, TypeAlias, get_type_hints
+
+from holdfast.cost.formulas import Stall
+from holdfast.errors import BadInput, Corrupt
+from holdfast.samples import Samples
+
+VERSION = 2
+JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
+
+
+# Tuples: a long run has a step for every rank and window, and a tuple is small and quickly made.
+class Open(NamedTuple):
+    """A writer has opened its file: the format it writes, and how many bytes of a torn line it cut off."""
+
+    version: int
+    torn: int = 0
+
+
+class Attempt(NamedTuple):
+    """A rank has begun an attempt."""
+
+    attempt: int
+    world: int
+    rank: int
+    pid: int
+
+
+class Plan(NamedTuple):
+    """What a rank is to train: so many samples, in which order, saved how; `data` is a digest of a few of them."""
+
+    attempt: int
+    samples: int
+    batch: int
+    epochs: int
+    seed: int
+    save_every: int
+    writer: str
+    config: str
+    data: str | None = None
+
+
+class Recover(NamedTuple):
+    """What a rank begins with: the snapshot of step `restored`, or nothing (null), and the window it goes on with.
+
+    `state` is a digest of what is protected, as it is in memory when the first step begins.
+    """
+
+    attempt: int
+    restored: int | None
+    epoch: int
+    cursor: int
+    rng: str
+    seconds: float
+    passed_over: "Sequence[Mapping[str, JSON]]" = ()
+    state: str | None = None
+
+
+class Seconds(NamedTuple):
+    """What a step took: waiting for its data, training, and before that waiting for a save.
+
+    `compute` is measured on the device where there is one (`device`), else it is what the process took.
+    """
+
+    data: float
+    compute: float
+    stall: float
+    device: bool = False
+
+
+class Step(NamedTuple):
+    """A rank has trained its share of a window.
+
+    `state` is a fingerprint of the state that came out. Of the replicated models, `reduced` backward passes were summed
+    over the ranks and `held` were kept back; optimizers took `stepped` steps.
+    """
+
+    attempt: int
+    world: int
+    rank: int
+    epoch: int
+    cursor: int
+    step: int
+    samples: Samples
+    seconds: Seconds
+    state: str | None = None
+    reduced: int = 0
+    held: int = 0
+    stepped: int = 0
+    loss: float | None = None
+
+
+class Save(NamedTuple):
+    """What a save cost: how long training waited, for what, and how often the storage had to be asked again."""
+
+    attempt: int
+    step: int
+    writer: str
+    bytes: int
+    seconds: Stall
+    retries: int = 0
+
+
+class Commit(NamedTuple):
+    """The snapshot of a step exists; if `found`, since before this attempt. `state` is a digest of what it holds."""
+
+    attempt: int
+    step: int
+    bytes: int
+    seconds: float | None = None
+    found: bool = False
+    state: str | None = None
+
+
+class Strike(NamedTuple):
+    """A failure of the schedule is about to strike."""
+
+    attempt: int
+    step: int
+    kind: str
+    rank: int
+    point: str = "boundary"
+
+
+class Done(NamedTuple):
+    """A rank has nothing left to train."""
+
+    attempt: int
+    step: int
+
+
+class Preempted(NamedTuple):
+    """A rank was asked to stop, and did so in order."""
+
+    attempt: int
+    step: int
+
+
+class Launch(NamedTuple):
+    """A supervisor has started the workers of its node for the first time."""
+
+    attempt: int
+    workers: int
+    argv: Sequence[str] = ()
+
+
+class Restart(NamedTuple):
+    """A supervisor has started the workers of its node again; `newest` is the newest snapshot it saw."""
+
+    attempt: int
+    workers: int
+    newest: int | None = None
+    left: int = 0
+
+
+class Detect(NamedTuple):
+    """A supervisor has seen a worker fail, and of what; a rank of -1 is on another node."""
+
+    attempt: int
+    rank: int
+    local_rank: int
+    kind: str
+    message: str
+    exit: int | None = None
+    signal: str | None = None
+    step: int | None = None
+
+
+class Preempt(NamedTuple):
+    """A supervisor was asked to stop, and has told its workers."""
+
+    attempt: int
+
+
+class Judged(NamedTuple):
+    """How a supervisor says that the run ended."""
+
+    verdict: str
+    attempts: int
+    because: str
+
+
+class Other(NamedTuple):
+    """An event of a kind that this holdfast does not know."""
+
+    kind: str
+    fields: Mapping[str, JSON]
+
+
+class Malformed(NamedTuple):
+    """An event that lacks something that its kind must say, or says it in another form."""
+
+    kind: str
+    fields: Mapping[str, JSON]
+    why: str
+
+
+What: TypeAlias = (
+    Open
+    | Attempt
+    | Plan
+    | Recover
+    | Step
+    | Save
+    | Commit
+    | Strike
+    | Done
+    | Preempted
+    | Launch
+    | Restart
+    | Detect
+    | Preempt
+    | Judged
+    | Other
+    | Malformed
+)
+KINDS: Mapping[str, type[Any]] = {
+    "open": Open,
+    "attempt": Attempt,
+    "plan": Plan,
+    "recover": Recover,
+    "step": Step,
+    "save": Save,
+    "commit": Commit,
+    "failure": Strike,
+    "done": Done,
+    "preempted": Preempted,
+    "launch": Launch,
+    "restart": Restart,
+    "detect": Detect,
+    "preempt": Preempt,
+    "verdict": Judged,
+}
+_WORDS = {kind: word for word, kind in KINDS.items()}
+
+
+class Event(NamedTuple):
+    """One thing that happened: when, who wrote it, and what it was."""
+
+    time: float
+    who: str
+    what: What
+
+    @property
+    def kind(self) -> str:
+        """The word that names its kind in a history."""
+        what = self.what
+        return what.kind if isinstance(what, Other | Malformed) else _WORDS[type(what)]
+
+    @property
+    def event(self) -> str:
+        return self.kind
+
+    @property
+    def fields(self) -> Mapping[str, JSON]:
+        return to_json(self.what)
+
+
+def to_json(what: What) -> dict[str, JSON]:
+    """The fields of an event as JSON values, without those that have their default."""
+    if isinstance(what, Other | Malformed):
+        return dict(what.fields)
+    defaults = what._field_defaults
+    return {
+        name: _plain(value)
+        for name, value in zip(what._fields, what, strict=True)
+        if name not in defaults or value != defaults[name]
+    }
+
+
+def from_json(kind: str, said: Mapping[str, JSON]) -> What:
+    """The event of this kind with these fields; whatever they are, this does not raise."""
+    if kind not in KINDS:
+        return Other(kind, said)
+    known = KINDS[kind]
+    try:
+        return known(**{name: read(said[name]) for name, read in _READERS[known] if name in said})  # type: ignore[no-any-return]
+    except (TypeError, ValueError, OverflowError, Corrupt, BadInput) as error:
+        return Malformed(kind, said, _why(known, said, error))
+
+
+def line(time: float, who: str, what: What) -> bytes:
+    """An event as a line of a history; a number that is not finite is written as null, which JSON has."""
+    kind = what.kind if isinstance(what, Other | Malformed) else _WORDS[type(what)]
+    said = {"event": kind, "time": time, "who": who, **to_json(what)}
+    try:
+        return json.dumps(said, allow_nan=False).encode() + b"\n"
+    except ValueError:
+        return json.dumps(_finite(said)).encode() + b"\n"
+    except TypeError as error:
+        raise BadInput(f"the event {kind!r} does not consist of JSON values: {error}.") from error
+
+
+def parse(text: bytes) -> Event:
+    """The event in a line; ValueError if it is none."""
+    said = json.loads(text.decode(), parse_constant=_refuse)
+    if not isinstance(said, dict):
+        raise ValueError("not a JSON object")
+    kind, when, who = said.pop("event", None), said.pop("time", None), said.pop("who", None)
+    if not (isinstance(kind, str) and isinstance(who, str) and type(when) in (int, float)):
+        raise ValueError("event, time or who is missing or of another type")
+    return Event(float(when), who, from_json(kind, said))
+
+
+def _plain(value: Any) -> JSON:
+    if isinstance(value, Samples):
+        return value.to_json()
+    if isinstance(value, Seconds):
+        return {name: part for name, part in value._asdict().items() if part is not False}
+    if isinstance(value, Stall):
+        return asdict(value)
+    return value  # type: ignore[no-any-return]
+
+
+def _whole(value: JSON) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r:.40} is no whole number from 0 on")
+    return value
+
+
+def _integer(value: JSON) -> int:
+    if type(value) is not int:
+        raise ValueError(f"{value!r:.40} is no whole number")
+    return value
+
+
+def _number(value: JSON) -> float:
+    if type(value) not in (int, float):
+        raise ValueError(f"{value!r:.40} is no number")
+    number = float(value)  # type: ignore[arg-type]
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r:.40} is not finite")
+    return number
+
+
+def _text(value: JSON) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.40} is no text")
+    return value
+
+
+def _flag(value: JSON) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"{value!r:.40} is neither true nor false")
+    return value
+
+
+def _seconds(value: JSON) -> Seconds:
+    said = _object(value)
+    data, compute, stall = (_number(said.get(part)) for part in ("data", "compute", "stall"))
+    return Seconds(data, compute, stall, device=said.get("device") is True)
+
+
+def _stall(value: JSON) -> Stall:
+    said = _object(value)
+    return Stall(**{part.name: _number(said.get(part.name, 0.0)) for part in fields(Stall)})
+
+
+def _object(value: JSON) -> Mapping[str, JSON]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{value!r:.40} is no JSON object")
+    return value
+
+
+def _texts(value: JSON) -> Sequence[str]:
+    return tuple(_text(item) for item in _list(value))
+
+
+def _objects(value: JSON) -> Sequence[Mapping[str, JSON]]:
+    return tuple(_object(item) for item in _list(value))
+
+
+def _list(value: JSON) -> Sequence[JSON]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{value!r:.40} is no list")
+    return value
+
+
+_Read: TypeAlias = Callable[[Any], Any]
+_BY_TYPE: Mapping[Any, _Read] = {
+    int: _whole,
+    float: _number,
+    str: _text,
+    bool: _flag,
+    Samples: Samples.from_json,
+    Seconds: _seconds,
+    Stall: _stall,
+    Sequence[str]: _texts,
+    Sequence[Mapping[str, JSON]]: _objects,
+}
+# Ranks of other nodes are -1, and an exit status is minus the signal that killed.
+_SIGNED = {(Detect, "rank"), (Detect, "local_rank"), (Detect, "exit")}
+
+
+def _reader(kind: type[Any], name: str, hint: Any) -> _Read:
+    optional = type(None) in getattr(hint, "__args__", ())
+    if optional:
+        (hint,) = (part for part in hint.__args__ if part is not type(None))
+    read = _integer if (kind, name) in _SIGNED else _objects if name == "passed_over" else _BY_TYPE[hint]
+    return (lambda value: None if value is None else read(value)) if optional else read
+
+
+def _readers(kind: type[Any]) -> tuple[tuple[str, _Read], ...]:
+    hints = get_type_hints(kind, localns={"JSON": JSON})
+    return tuple((name, _reader(kind, name, hints[name])) for name in kind._fields)
+
+
+# How each field of a kind is read, by its type.
+_READERS = {kind: _readers(kind) for kind in KINDS.values()}
+
+
+def _why(kind: type[Any], said: Mapping[str, JSON], error: Exception) -> str:
+    """What an event lacks, or which of its fields is of another form."""
+    if missing := [name for name in kind._fields if name not in said and name not in kind._field_defaults]:
+        return f"it lacks {', '.join(missing)}"
+    for name, read in _READERS[kind]:
+        try:
+            if name in said:
+                read(said[name])
+        except (TypeError, ValueError, OverflowError, Corrupt, BadInput) as wrong:
+            return f"its {name} is of another form ({wrong})"
+    return str(error)
+
+
+def _finite(value: Any) -> JSON:
+    """The value with null for NaN and infinity, which JSON lacks and a loss that diverges has."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(item) for item in value]
+    return value  # type: ignore[no-any-return]
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
