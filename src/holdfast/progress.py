@@ -1,0 +1,93 @@
+"""How far a worker has come, in memory that it shares with its supervisor.
+
+The memory is made before the fork, so a worker tells of its progress by writing a number: no file system, no message
+and no second thread is involved, and a supervisor sees it even while the worker holds the interpreter's lock. Without a
+supervisor the numbers are written all the same, and nobody reads them.
+"""
+
+import mmap
+from enum import IntEnum
+
+_NUMBERS, _WORDS = 8, 4096  # numbers of 8 bytes; then bytes of last words
+
+
+class Phase(IntEnum):
+    """What a worker is doing, as far as a deadline for it depends on that."""
+
+    STARTING = 0
+    RESTORING = 1
+    TRAINING = 2
+    SAVING = 3  # training waits for a save
+    CLOSING = 4  # the last save, and what comes after it
+    DONE = 5
+
+
+class Progress:
+    """The numbers of one worker: written by it, read by its supervisor."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, 8 * _NUMBERS + _WORDS)  # shared with whoever is forked from now on
+        self._numbers = memoryview(self._memory)[: 8 * _NUMBERS].cast("q")
+
+    @property
+    def boundaries(self) -> int:
+        """How many step boundaries it has passed in this life."""
+        return self._numbers[0]
+
+    @property
+    def step(self) -> int | None:
+        """The window that it is training, or trained last; nothing before the first."""
+        return self._numbers[1] - 1 if self._numbers[1] else None
+
+    @property
+    def posted(self) -> int:
+        """How many reductions of gradients it has begun: whoever waits for a peer has begun more of them than the peer."""
+        return self._numbers[2]
+
+    @property
+    def moved(self) -> int:
+        """How many bytes its saves and restores have moved."""
+        return self._numbers[3]
+
+    @property
+    def phase(self) -> Phase:
+        """What it is doing."""
+        return Phase(self._numbers[4])
+
+    @property
+    def last_words(self) -> str:
+        """What it said of its failure, where the disk may have refused it."""
+        text = bytes(self._memory[8 * _NUMBERS :])
+        return text.rstrip(b"\0").decode(errors="replace")
+
+    def passes(self, step: int) -> None:
+        """A boundary is behind us, and this window is next."""
+        self._numbers[0] += 1
+        self._numbers[1] = step + 1
+
+    def posts(self) -> None:
+        """A reduction has begun."""
+        self._numbers[2] += 1
+
+    def moves(self, count: int) -> None:
+        """So many more bytes were saved or restored."""
+        self._numbers[3] += count
+
+    def enters(self, phase: Phase) -> None:
+        """From now on we are doing this."""
+        self._numbers[4] = phase
+
+    def says(self, words: str) -> None:
+        """Leave last words that reach the supervisor whatever becomes of the disk."""
+        text = words.encode()[:_WORDS]
+        self._memory[8 * _NUMBERS : 8 * _NUMBERS + len(text)] = text
+
+
+here = Progress()
+"""This process's own; a worker of a supervisor takes the one that was made for it by `adopt`."""
+
+
+def adopt(progress: Progress) -> None:
+    """Tell of our progress here from now on."""
+    global here
+    here = progress
