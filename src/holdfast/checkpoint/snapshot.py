@@ -10,13 +10,13 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from holdfast.blocks import Array, State
 from holdfast.checkpoint import digest, payload
-from holdfast.checkpoint.digest import Digest
+from holdfast.checkpoint.digest import Digest, Progress, unwatched
 from holdfast.checkpoint.sealed import seal, unseal
 from holdfast.checkpoint.store import Store, read
 from holdfast.errors import BadInput, CommitConflict, Corrupt, NoSnapshot
@@ -121,16 +121,32 @@ def save(
     return commit(store, unsaved, payload.encode(tensors))
 
 
-def commit(store: Store, draft: Draft, tensors: Iterable[memoryview | bytes]) -> Manifest:
-    """Write and commit a draft, with its tensors as `payload` encodes them; a try that failed may be repeated."""
+def at_once() -> None:
+    """What a commit waits for when it waits for nothing."""
+
+
+def commit(
+    store: Store,
+    draft: Draft,
+    tensors: Iterable[memoryview | bytes],
+    *,
+    ready: Callable[[], None] = at_once,
+    progress: Progress = unwatched,
+) -> Manifest:
+    """Write and commit a draft, with its tensors as `payload` encodes them; a try that failed may be repeated.
+
+    `ready` is called once the payloads are written: it returns when the snapshot may come into being, and raises if it
+    may not. `progress` is told of the bytes written.
+    """
     step = draft.step
     manifest = _cleared(store, draft)
     if manifest is None:
         payloads = {
-            _TENSORS: digest.put(store, _name(step, _TENSORS), tensors),
-            _EXTRA: digest.put(store, _name(step, _EXTRA), [draft.extra]),
+            _TENSORS: digest.put(store, _name(step, _TENSORS), tensors, progress),
+            _EXTRA: digest.put(store, _name(step, _EXTRA), [draft.extra], progress),
         }
         manifest = draft.manifest(payloads)
+        ready()
         _commit(store, manifest_name(step), seal(asdict(manifest)))
     else:
         # An earlier try got as far as this name, but perhaps not to the sync that makes the name outlive a power cut.
@@ -140,10 +156,12 @@ def commit(store: Store, draft: Draft, tensors: Iterable[memoryview | bytes]) ->
     return manifest
 
 
-def load(store: Store, step: int) -> Snapshot:
-    """The snapshot of a step, every byte of it verified."""
+def load(store: Store, step: int, *, progress: Progress = unwatched) -> Snapshot:
+    """The snapshot of a step, every byte of it verified; `progress` is told of the bytes read."""
     manifest = read_manifest(store, step)
-    buffers = {name: digest.fetch(store, _name(step, name), expected) for name, expected in manifest.payloads.items()}
+    buffers = {
+        name: digest.fetch(store, _name(step, name), expected, progress) for name, expected in manifest.payloads.items()
+    }
     try:
         extra = json.loads(buffers[_EXTRA].tobytes())
     except (ValueError, RecursionError) as error:
@@ -151,19 +169,19 @@ def load(store: Store, step: int) -> Snapshot:
     return Snapshot(manifest, payload.decode(buffers[_TENSORS], _name(step, _TENSORS)), extra)
 
 
-def newest(store: Store) -> Snapshot:
-    """The newest good snapshot, with what had to be passed over to find it."""
+def newest(store: Store, *, progress: Progress = unwatched) -> Snapshot:
+    """The newest good snapshot, with what had to be passed over to find it; `progress` is told of the bytes read."""
     passed_over: list[PassedOver] = []
     for step in reversed(listed := steps(store)):
         try:
-            return replace(load(store, step), passed_over=tuple(passed_over))
+            return replace(load(store, step, progress=progress), passed_over=tuple(passed_over))
         except Corrupt as error:
             logger.warning("passed over the snapshot of step %d: %s", step, error)
             passed_over.append(PassedOver(_name(step), str(error)))
         except NoSnapshot:
             continue  # removed since we looked
     if steps(store) != listed:
-        return newest(store)  # a writer has committed and cleared away in the meantime
+        return newest(store, progress=progress)  # a writer has committed and cleared away in the meantime
     bad = "; ".join(passed.why for passed in passed_over)
     raise NoSnapshot(f"{store} holds no good snapshot ({bad or 'it has none at all'}): start from the beginning")
 
