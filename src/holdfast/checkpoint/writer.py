@@ -43,6 +43,7 @@ class Saved:
     seconds: float
     retries: int
     removed: tuple[int, ...]
+    digest: str = ""  # of the file of its tensors
 
 
 class Writer(Protocol):
@@ -107,6 +108,7 @@ class _Written:
     retries: int
     removed: tuple[int, ...]
     durable: float
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,7 @@ class _Target:
         for old in removed:
             _, more = self._tried(step, lambda old=old: snapshot.remove(self.store, old))  # type: ignore[misc]
             retries += more
-        return _Written(manifest.bytes, retries, tuple(removed), durable)
+        return _Written(manifest.bytes, retries, tuple(removed), durable, manifest.tensors)
 
     def _commit(self, draft: Draft, tensors: Iterable[memoryview | bytes], ready: Ready) -> Manifest:
         manifest = snapshot.commit(self.store, draft, tensors, ready=ready, progress=self.progress)
@@ -178,7 +180,8 @@ class _Blocking:
         end = perf_counter()
         stall = Stall(waited=end - start, snapshot=captured - start, write=end - captured)
         seconds = written.durable - start
-        self._saved.append(Saved(step, written.bytes, stall, seconds, written.retries, written.removed))
+        about = (written.retries, written.removed, written.digest)
+        self._saved.append(Saved(step, written.bytes, stall, seconds, *about))
 
     def finished(self) -> list[Saved]:
         saved, self._saved = self._saved, []
@@ -202,7 +205,8 @@ class _Flight:
         written, device, overlapped = self.landing.result()
         # A device is captured in its own time: what training waits for there is known only afterwards.
         stall = self.stall + Stall(waited=device, snapshot=device, overlapped=overlapped)
-        return Saved(self.step, written.bytes, stall, written.durable - self.start, written.retries, written.removed)
+        about = (written.retries, written.removed, written.digest)
+        return Saved(self.step, written.bytes, stall, written.durable - self.start, *about)
 
 
 class _Overlapped:

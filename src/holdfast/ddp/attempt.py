@@ -5,8 +5,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.checkpoint.store import DirectoryStore
-from holdfast.ddp.past import Past, read_past
+from holdfast.checkpoint.store import DirectoryStore, Store
+from holdfast.ddp.past import Past, has_commit, read_past
 from holdfast.ddp.world import World
 from holdfast.events import Attempt as Began
 from holdfast.history import HistoryWriter
@@ -21,7 +21,16 @@ class Attempt:
     number: int
     past: Past
     record: HistoryWriter
-    store: DirectoryStore
+    store: Store
+
+    @property
+    def folder(self) -> Path:
+        """Where the histories of the run are."""
+        return self.record.path.parent
+
+    def has_commit(self, step: int) -> bool:
+        """Whether the commit of this step, the newest that stands, is on record."""
+        return has_commit(self.folder, step)
 
 
 def begin(out: Path, world: World) -> Attempt:
