@@ -54,7 +54,7 @@ class HistoryWriter:
             folder.mkdir(parents=True, exist_ok=True)
             is_new = not self.path.exists()
             # Unbuffered: a forked child that exits must not write its copy of our buffer.
-            self._file = self.path.open("a+b", buffering=0)
+            self._file = open(self.path, "a+b", buffering=0, opener=_opened)  # noqa: SIM115 - open until we close
             size = self._file.tell()
             self._end = _end_of_last_line(self._file, size)
             self._cut()
@@ -118,6 +118,10 @@ class HistoryWriter:
         return StorageFailed(f"cannot {verb} the history {self.path}: {reason}. Free space or fix permissions there.")
 
 
+def _opened(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)  # a FIFO by this name must not keep us waiting
+
+
 def _sync_names(folder: Path) -> None:
     """A new file's name, and that of its folder, must outlive a power cut as what is synced under them does."""
     for each in (folder, folder.parent):
@@ -131,7 +135,7 @@ def _sync_names(folder: Path) -> None:
 def _write_all(file: FileIO, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
-        rest = rest[file.write(rest) :]  # a disk that fills up takes a part before it refuses
+        rest = rest[os.write(file.fileno(), rest) :]  # a disk that fills up takes a part before it refuses
 
 
 def _end_of_last_line(file: FileIO, size: int) -> int:

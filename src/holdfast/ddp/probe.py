@@ -29,22 +29,22 @@ def probe(dataset: Dataset, count: int, seed: int) -> str:
 
 def _add(hasher: Any, value: Any) -> None:
     """Add what a sample holds: numbers, text, arrays and tensors, nested in any way; of anything else its type."""
-    hasher.update(type(value).__name__)
+    hasher.update(type(value).__name__.encode())
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     if isinstance(value, Mapping):
         for key, item in value.items():
-            hasher.update(str(key))
+            hasher.update(str(key).encode())
             _add(hasher, item)
     elif isinstance(value, list | tuple):
         for item in value:
             _add(hasher, item)
     elif isinstance(value, np.ndarray | np.generic):
-        hasher.update(repr((value.dtype.str, value.shape)))
+        hasher.update(repr((value.dtype.str, value.shape)).encode())
         hasher.update(np.ascontiguousarray(value).tobytes())
     elif isinstance(value, bytes | str):
-        hasher.update(value)
+        hasher.update(value if isinstance(value, bytes) else value.encode())
     elif isinstance(value, int | float | complex | None):
-        hasher.update(repr(value))
+        hasher.update(repr(value).encode())
     elif hasattr(value, "tobytes"):  # an image
         hasher.update(value.tobytes())

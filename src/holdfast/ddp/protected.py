@@ -94,18 +94,18 @@ class Protected:
 
 def digest(flat: Flat) -> str:
     """A digest of a state that was taken apart; it does not depend on where or in which order its tensors lie."""
-    hasher = xxhash.xxh3_128(tree_digest(flat))
+    hasher = xxhash.xxh3_128(tree_digest(flat).encode())
     for name in sorted(flat.tensors):
         value = torch.as_tensor(flat.tensors[name]).detach()
-        hasher.update(repr((name, value.dtype, tuple(value.shape))))
+        hasher.update(repr((name, value.dtype, tuple(value.shape))).encode())
         if value.numel():
-            hasher.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            hasher.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return str(hasher.hexdigest())
 
 
 def tree_digest(flat: Flat) -> str:
     """A digest of everything in a state but its tensors."""
-    return str(xxhash.xxh3_128_hexdigest(json.dumps(flat.extra["state"])))
+    return str(xxhash.xxh3_128_hexdigest(json.dumps(flat.extra["state"]).encode()))
 
 
 def listed(differences: list[str]) -> str:

@@ -71,7 +71,7 @@ def restore(attempt: Attempt, world: World, protected: Protected) -> Restored:
 
 def state_digest(tensors: str, tree: str) -> str:
     """The digest under which the commit of a state is on record: of the file of its tensors, and of all else."""
-    return str(xxhash.xxh3_128_hexdigest(f"{tensors} {tree}"))
+    return str(xxhash.xxh3_128_hexdigest(f"{tensors} {tree}".encode()))
 
 
 def check_config(store: Store, restored: Restored, config: Mapping[str, JSON]) -> None:
