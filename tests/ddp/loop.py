@@ -4,7 +4,6 @@ import json
 import random
 import sys
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ class Task:
     accumulate: int = 1
     workers: int = 0
     augment: bool = True
-    scaler: bool = False
+    scaler: bool = False  # gradients of a scaled loss; in float32, since not every CPU has a smaller type
     unseeded: bool = False
     pause: float = 0.0
     gate: str = ""  # a file without which the last step does not end
@@ -97,8 +96,7 @@ def train(run: Run, task: Task, steps: int | None = None) -> nn.Module:
         if batch.step == steps:
             break
         linger(task, batch.step + 1 == task.epochs * (SAMPLES // task.batch))
-        with torch.autocast(run.device.type, torch.bfloat16) if task.scaler else nullcontext():
-            loss = F.cross_entropy(model(batch.x.to(run.device)), batch.y.to(run.device))
+        loss = F.cross_entropy(model(batch.x.to(run.device)), batch.y.to(run.device))
         scaler.scale(loss * batch.weight).backward()
         run.note(loss=loss.item())
         if batch.last:
