@@ -47,10 +47,23 @@ class Backwards(nn.Module):
         return self.last(self.dropout(F.relu(self.middle(F.relu(self.first(x))))))
 
 
+class Tied(nn.Module):
+    """Two layers with one weight: its gradient is complete only with the second of them."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.first, self.middle, self.again = nn.Linear(WIDTH, 800), nn.Linear(800, 800), nn.Linear(800, 800)
+        self.again.weight = self.middle.weight
+        self.last, self.dropout = nn.Linear(800, CLASSES), nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.dropout(F.relu(self.again(F.relu(self.middle(F.relu(self.first(x))))))))
+
+
 def network(task: Task) -> nn.Module:
-    """`wide` and `backwards` are large enough for the order of a sum over ranks to show; `normed` has buffers."""
-    if task.model == "backwards":
-        return Backwards(task.dropout)
+    """`wide`, `tied` and `backwards` are large enough for the order of a sum over ranks to show; `normed` has buffers."""
+    if task.model in ("backwards", "tied"):
+        return {"backwards": Backwards, "tied": Tied}[task.model](task.dropout)
     widths = (800, 700) if task.model == "wide" else (30, 20)
     layers: list[nn.Module] = [
         nn.Linear(WIDTH, widths[0]),

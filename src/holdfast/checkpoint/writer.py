@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+import torch
+
 from holdfast.blocks import Array
 from holdfast.checkpoint import payload, snapshot
 from holdfast.checkpoint.buffers import Image, Images
-from holdfast.checkpoint.capture import Capture
+from holdfast.checkpoint.capture import Capture, device_of, make_ready
 from holdfast.checkpoint.device import Departure
 from holdfast.checkpoint.digest import Progress, unwatched
 from holdfast.checkpoint.payload import Layout
@@ -48,6 +50,9 @@ class Saved:
 
 class Writer(Protocol):
     """Saves states one after the other into a store."""
+
+    def prepare(self, tensors: Mapping[str, Array]) -> None:
+        """Take the memory that saves of such a state need, in the background; a save that comes sooner waits for it."""
 
     def save(
         self,
@@ -164,6 +169,9 @@ class _Blocking:
         self._target = target
         self._saved: list[Saved] = []
 
+    def prepare(self, tensors: Mapping[str, Array]) -> None:
+        pass  # it takes none
+
     def save(
         self,
         step: int,
@@ -223,6 +231,11 @@ class _Overlapped:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-writer")
         self._flights: deque[_Flight] = deque()
 
+    def prepare(self, tensors: Mapping[str, Array]) -> None:
+        layout = self._capture.layout(tensors)
+        reserved = self._images.reserve(layout.length)  # at once: a save that comes now is to wait, not to make its own
+        self._thread.submit(self._make_ready, reserved, layout, device_of(tensors))
+
     def save(
         self,
         step: int,
@@ -274,6 +287,15 @@ class _Overlapped:
             if flight.landing.done() and (failure := flight.landing.exception()):
                 self._flights.remove(flight)
                 raise failure
+
+    def _make_ready(self, reserved: list[Image], layout: Layout, device: torch.device | None) -> None:
+        """Runs in the thread: have the memory of each image before a save can take it."""
+        # Saves that were in flight have landed: images of theirs that are too small make room for others.
+        for image in [*reserved, *self._images.reserve(layout.length)]:
+            try:
+                make_ready(image, layout, device)
+            finally:
+                self._images.give_back(image)
 
     def _write(
         self, draft: Draft, image: Image, layout: Layout, departures: list[Departure], ready: Ready
