@@ -5,6 +5,7 @@ free; a helper thread was measured and gained nothing over that. Memory that a d
 and goes in large pieces: each costs the thread that trains a turn of the interpreter.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from holdfast.checkpoint import memory
+from holdfast.checkpoint.sealed import is_count
 from holdfast.checkpoint.store import DIRECT, Reader, Store, is_page_aligned
-from holdfast.errors import Corrupt
+from holdfast.errors import BadInput, Corrupt
 
 CHUNK = 256 << 10
 Progress: TypeAlias = Callable[[int], None]
@@ -26,6 +29,9 @@ def unwatched(count: int) -> None:
     """The progress that nobody follows."""
 
 
+_XXH3 = re.compile(r"[0-9a-f]{32}")
+
+
 @dataclass(frozen=True, slots=True)
 class Digest:
     """What the bytes of a value must be: how many, and their xxh3-128 in hexadecimal."""
@@ -34,8 +40,9 @@ class Digest:
     xxh3: str
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.length, int) and isinstance(self.xxh3, str)):  # a stranger's manifest may say anything
-            raise TypeError(f"{self} is no digest")
+        # A stranger's manifest may say anything.
+        if not (is_count(self.length) and isinstance(self.xxh3, str) and _XXH3.fullmatch(self.xxh3)):
+            raise TypeError("a digest is a length and 32 hexadecimal digits")
 
 
 def put(store: Store, name: str, parts: Iterable[memoryview | bytes], progress: Progress = unwatched) -> Digest:
@@ -57,7 +64,7 @@ def put(store: Store, name: str, parts: Iterable[memoryview | bytes], progress: 
 def fetch(store: Store, name: str, expected: Digest, progress: Progress = unwatched) -> npt.NDArray[np.uint8]:
     """Read a value into one new buffer. The bytes returned are the bytes verified, whatever becomes of the file."""
     with _opened(store, name, expected) as reader:
-        buffer = np.empty(expected.length, np.uint8)
+        buffer = _buffer(name, expected.length)
         whole = buffer.data
         _compare(name, expected, reader, (whole[i : i + CHUNK] for i in range(0, len(whole), CHUNK)), progress)
     return buffer
@@ -69,6 +76,14 @@ def check(store: Store, name: str, expected: Digest, progress: Progress = unwatc
         room = memoryview(bytearray(CHUNK))
         left = (min(CHUNK, expected.length - i) for i in range(0, expected.length, CHUNK))
         _compare(name, expected, reader, (room[:size] for size in left), progress)
+
+
+def _buffer(name: str, length: int) -> npt.NDArray[np.uint8]:
+    memory.require(name, length)
+    try:
+        return np.empty(length, np.uint8)
+    except MemoryError as error:
+        raise BadInput(f"{name} takes {length} bytes of memory, more than there is: restore where there is") from error
 
 
 @contextmanager

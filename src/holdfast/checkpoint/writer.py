@@ -22,15 +22,13 @@ from holdfast.checkpoint.capture import Capture, device_of, make_ready
 from holdfast.checkpoint.device import Departure
 from holdfast.checkpoint.digest import Progress, unwatched
 from holdfast.checkpoint.payload import Layout
-from holdfast.checkpoint.snapshot import Draft, Manifest, at_once
+from holdfast.checkpoint.snapshot import BACKOFF, Draft, Manifest, at_once
 from holdfast.checkpoint.store import Store
 from holdfast.cost.formulas import Stall
 from holdfast.errors import BadInput, StorageFailed
 
 logger = logging.getLogger(__name__)
 
-BACKOFF = (0.1, 0.5, 2.0)
-"""Seconds to wait before each further try of a save that the storage refused."""
 T = TypeVar("T")
 Ready: TypeAlias = Callable[[], None]
 
