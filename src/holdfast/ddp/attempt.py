@@ -5,7 +5,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.checkpoint.store import DirectoryStore, Store
+from holdfast.checkpoint.place import store_at
+from holdfast.checkpoint.store import Store
+from holdfast.ddp.config import RunConfig
 from holdfast.ddp.past import Past, has_commit, read_past
 from holdfast.ddp.world import World
 from holdfast.events import Attempt as Began
@@ -22,6 +24,7 @@ class Attempt:
     past: Past
     record: HistoryWriter
     store: Store
+    keep_last: int
 
     @property
     def folder(self) -> Path:
@@ -33,7 +36,7 @@ class Attempt:
         return has_commit(self.folder, step)
 
 
-def begin(out: Path, world: World) -> Attempt:
+def begin(out: Path, world: World, config: RunConfig) -> Attempt:
     """Begin the next attempt in this folder: rank 0 looks at the past, and tells the others what they must know."""
     folder = out / "history"
     if world.rank == 0:
@@ -47,4 +50,5 @@ def begin(out: Path, world: World) -> Attempt:
     record = HistoryWriter(folder, f"rank-{world.rank}")
     record.append(Began(number, world.size, world.rank, os.getpid()))
     record.flush()
-    return Attempt(number, past, record, DirectoryStore(out / "checkpoints"))
+    store = store_at(config.checkpoints or out / "checkpoints")
+    return Attempt(number, past, record, store, config.keep_last)

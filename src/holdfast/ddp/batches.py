@@ -117,6 +117,8 @@ class Loop:
                 began = Mark(self.world.device)
                 yield from self._micro_batches(request.ids, parts, at, step)
                 self._trained(step, at, request.samples, Seconds(data, 0.0, stall), began)
+                if step == 0:
+                    self.saves.prepare()  # not before: optimizers make their moments in the first step
                 at = self.geometry.position(step + 1)
             self._end(at)
         except GeneratorExit:
@@ -132,6 +134,8 @@ class Loop:
         """Say what the first step begins with, as it is in memory now."""
         self.record.append(self.recover())
         self.record.flush()
+        if self.start:
+            self.saves.prepare()
 
     def _micro_batches(self, ids: Ids, parts: list[Any], at: Position, step: int) -> Iterator[Batch]:
         for number, (part, data) in enumerate(zip(divided(len(ids), len(parts)), parts, strict=True), 1):

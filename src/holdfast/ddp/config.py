@@ -37,6 +37,7 @@ class RunConfig:
     failures: Schedule = ()
     workers_after: tuple[int, ...] = ()
     hang_after: float = 30.0
+    checkpoints: str | None = None  # in the run's own folder
 
     def __post_init__(self) -> None:
         for count in (self.workers, *self.workers_after):

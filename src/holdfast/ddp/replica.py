@@ -18,6 +18,7 @@ from torch.autograd import Variable
 from torch.distributed import ProcessGroup, Work
 from torch.nn.parallel import DistributedDataParallel
 
+from holdfast import progress
 from holdfast.errors import BadInput
 
 _NONE = -1  # as torch numbers the backward pass that is under way when there is none
@@ -27,8 +28,6 @@ class Replica:
     """One replicated model: how its gradients are weighted, and how often they were summed."""
 
     def __init__(self, model: nn.Module, options: dict[str, Any]) -> None:
-        self.posted = 0
-        """Buckets of gradients handed to the ranks' group so far."""
         self.reduced = 0
         """Backward passes whose gradients were summed to the last bucket."""
         self.held = 0
@@ -46,7 +45,7 @@ class Replica:
         """Weigh the gradients of this rank, which DDP has divided by the number of ranks, and count."""
         if self.weight != self._even:
             bucket.mul_(self.weight / self._even)
-        self.posted += 1
+        progress.here.posts()
         backward = torch._C._current_graph_task_id()
         if backward != self._backward:
             self._backward = backward

@@ -10,13 +10,13 @@ import xxhash
 
 from holdfast import progress
 from holdfast.checkpoint import snapshot
-from holdfast.checkpoint.snapshot import PassedOver, Snapshot
+from holdfast.checkpoint.snapshot import Snapshot
 from holdfast.checkpoint.store import Store
 from holdfast.ddp import generators
 from holdfast.ddp.attempt import Attempt
 from holdfast.ddp.protected import Protected, digest, listed, tree_digest
 from holdfast.ddp.world import World
-from holdfast.errors import BadInput, Corrupt, NoSnapshot
+from holdfast.errors import BadInput
 from holdfast.events import JSON, Commit
 from holdfast.state import Flat, unflatten
 
@@ -94,12 +94,12 @@ def key_generators(key: int, restored: Restored, world: World) -> str:
 
 
 def _first_finds(attempt: Attempt) -> tuple[Snapshot | None, str]:
-    try:
-        found = snapshot.newest(attempt.store, progress=progress.here.moves)
-        step, passed_over = found.step, found.passed_over
+    """What rank 0 goes on from, what it tells the others of that; nothing is left of what killed attempts left behind."""
+    found, passed_over = snapshot.resume(attempt.store, progress=progress.here.moves)
+    step = found.step if found else None
+    if found:
         _record_commit(attempt, found)
-    except NoSnapshot:
-        found, step, passed_over = None, None, tuple(_all_bad(attempt.store))
+    snapshot.tidy(attempt.store, attempt.keep_last, trusted=step)
     return found, json.dumps({"step": step, "passed_over": [asdict(each) for each in passed_over]})
 
 
@@ -109,18 +109,6 @@ def _record_commit(attempt: Attempt, found: Snapshot) -> None:
         state = state_digest(found.manifest.tensors, tree_digest(Flat({}, {"state": found.extra.get("state")})))
         attempt.record.append(Commit(attempt.number, found.step, found.manifest.bytes, found=True, state=state))
         attempt.record.flush()
-
-
-def _all_bad(store: Store) -> list[PassedOver]:
-    return [PassedOver(snapshot.manifest_name(step), _why(store, step)) for step in reversed(snapshot.steps(store))]
-
-
-def _why(store: Store, step: int) -> str:
-    try:
-        snapshot.check(store, step)
-    except (Corrupt, NoSnapshot) as error:
-        return str(error)
-    return "it was bad when it was first read"
 
 
 def _put_back(found: Snapshot, protected: Protected, store: Store) -> None:

@@ -27,6 +27,9 @@ from holdfast.state import flatten
 class Saves(Protocol):
     """How a run saves: when it is due, now, and to the end."""
 
+    def prepare(self) -> None:
+        """Have the memory ready that saves need, now that the state is as large as it will be."""
+
     def due(self, step: int) -> bool:
         """Whether the state after so many steps is to be saved now."""
 
@@ -42,6 +45,9 @@ class Saves(Protocol):
 
 class Unsaved:
     """The saves of a run without a folder: none."""
+
+    def prepare(self) -> None:
+        pass
 
     def due(self, step: int) -> bool:
         return False
@@ -73,6 +79,10 @@ class Saving:
     _stalls: dict[int, Stall] = field(default_factory=dict)
     _trees: dict[int, str] = field(default_factory=dict)
     _syncing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "holdfast-history"))
+
+    def prepare(self) -> None:
+        if self.writer is not None:
+            self.writer.prepare(flatten(self.protected.capture()).tensors)
 
     def due(self, step: int) -> bool:
         # The first boundary of a fresh start, too: an attempt that fails early then starts again from the same weights,
