@@ -33,7 +33,7 @@ from holdfast.samples import Samples
 FINISHED = "finished"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """What to train next: this rank's share of a window, or one micro-batch of it.
 
@@ -138,18 +138,13 @@ class Loop:
             self.saves.prepare()
 
     def _micro_batches(self, ids: Ids, parts: list[Any], at: Position, step: int) -> Iterator[Batch]:
+        if len(parts) == 1:
+            yield Batch(parts[0], ids, 1.0, True, *at, step)
+            return
         for number, (part, data) in enumerate(zip(divided(len(ids), len(parts)), parts, strict=True), 1):
             last = number == len(parts)
             with nullcontext() if last else holding_back(self.replicas):
-                yield Batch(
-                    data=data,
-                    ids=ids[part.start : part.stop],
-                    weight=len(part) / len(ids),
-                    last=last,
-                    epoch=at.epoch,
-                    cursor=at.cursor,
-                    step=step,
-                )
+                yield Batch(data, ids[part.start : part.stop], len(part) / len(ids), last, *at, step)
 
     def _before(self, step: int, at: Position) -> float:
         """The boundary before a window; how long training waited for a save."""

@@ -54,6 +54,8 @@ class Shares:
     def __getitem__(self, request: Request) -> Loaded:
         generators.set_all(request.key)
         samples = list(self._samples(request.ids.tolist()))
+        if self.parts == 1:
+            return request, [self.collate(samples)]
         return request, [self.collate(samples[part.start : part.stop]) for part in divided(len(samples), self.parts)]
 
     def _samples(self, ids: list[int]) -> Sequence[Any]:
