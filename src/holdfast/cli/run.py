@@ -48,7 +48,10 @@ def run_script(
     ] = "",
     nnodes: Annotated[int, typer.Option(help="Nodes of the job; give the same command on each.")] = 1,
     node_rank: Annotated[int, typer.Option(help="Which of the nodes this is.")] = 0,
-    rendezvous: Annotated[str | None, typer.Option(help="Where nodes meet: host:port of the first.")] = None,
+    rendezvous: Annotated[
+        str | None,
+        typer.Option(help="Where nodes meet: host:port of the first. Let only these nodes reach it: torch unpickles."),
+    ] = None,
 ) -> None:
     """Train SCRIPT until it is done, whatever fails. Example: holdfast run --workers 4 train.py -- --epochs 3"""
     from holdfast.ddp.config import RunConfig

@@ -3,6 +3,10 @@
 One node alone needs nobody; several meet through torch's `c10d` rendezvous, as under torchrun. On top of either, the
 nodes tell each other what they know, and so agree on the attempt, on a name for this round that no other has, and on
 a new store for its workers: nothing that a dead attempt left in its store can be read by the next.
+
+Whoever reaches the port of the rendezvous is trusted with the run: torch unpickles what it finds there, so that a
+stranger could run code on every node. We listen on the address that was given and on no other; keep all machines but
+the nodes of the run away from it, and from the ports of its workers.
 """
 
 import fcntl
@@ -26,12 +30,14 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousParameters,
     RendezvousStoreInfo,
 )
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
 from holdfast.errors import BadInput
 
 LOOPBACK = "127.0.0.1"
 _RUN_ID = "holdfast"
+_PATIENCE = timedelta(seconds=60)  # for a node to answer, and for the one that keeps the store to come up
 _SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 
 
@@ -205,11 +211,13 @@ class Alone(RendezvousHandler):
         return True
 
 
-def listen(address: str) -> TCPStore:
+def listen(address: str, port: int = 0, patience: timedelta = timedelta(minutes=5)) -> TCPStore:
     """A new store that listens on this address alone; torch by itself would listen on all."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family) as server:
-        server.bind((address, 0))
+        # A supervisor that starts again takes the port back from connections that the kernel still remembers.
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(where)
         server.listen(1024)
         port = server.getsockname()[1]
         return TCPStore(
@@ -217,7 +225,7 @@ def listen(address: str) -> TCPStore:
             port,
             is_master=True,
             wait_for_workers=False,
-            timeout=timedelta(minutes=5),
+            timeout=patience,
             master_listen_fd=server.detach(),
         )
 
@@ -239,32 +247,38 @@ def _rendezvous_of(node: Node) -> tuple[RendezvousHandler, bool]:
     # Torch's own store for workers lives as long as its rendezvous, and a node that comes back waits for its address
     # in vain; we bring one for each round.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    # Torch would guess by the machine's name whether to host the rendezvous; a machine may have more addresses than
-    # its name has. Of several nodes on one machine the first one hosts, and the others find the port taken.
-    for host in (True, False) if _is_ours(node.endpoint) else (False,):
-        parameters = RendezvousParameters(
-            backend="c10d",
-            endpoint=node.endpoint,
-            run_id=_RUN_ID,
-            min_nodes=node.of,
-            max_nodes=node.of,
-            local_addr=node.address,
-            is_host=host,
-        )
-        with suppress(RendezvousError):
-            return get_rendezvous_handler(parameters), host
-    raise BadInput(f"nobody listens at the rendezvous {node.endpoint}: start the node that has this address.")
+    store, host = _common_store(node.endpoint)
+    parameters = RendezvousParameters(
+        backend="c10d",
+        endpoint=node.endpoint,
+        run_id=_RUN_ID,
+        min_nodes=node.of,
+        max_nodes=node.of,
+        local_addr=node.address,
+    )
+    try:
+        return create_handler(store, C10dRendezvousBackend(store, _RUN_ID), parameters), host
+    except RendezvousError as error:
+        raise _nobody_listens(node.endpoint) from error
 
 
-def _is_ours(endpoint: str) -> bool:
-    """Whether the host of the endpoint is this machine: only then can we listen there."""
-    family, kind, *_, (host, *rest) = _target(endpoint)
-    with socket.socket(family, kind) as probe:
-        try:
-            probe.bind((host, 0, *rest[1:]))
-        except OSError:
-            return False
-    return True
+def _common_store(endpoint: str) -> tuple[TCPStore, bool]:
+    """The store in which all nodes meet, and whether it is we who keep it.
+
+    Torch would guess by the machine's name whether to keep it, and then listen on every address. Only the machine that
+    has the address can listen on it; of several nodes there the first one does, and the others find the port taken.
+    """
+    address, port = _target(endpoint)[-1][:2]
+    with suppress(OSError):
+        return listen(address, port, _PATIENCE), True
+    try:
+        return TCPStore(address, port, is_master=False, timeout=_PATIENCE), False
+    except (RuntimeError, ValueError) as error:
+        raise _nobody_listens(endpoint) from error
+
+
+def _nobody_listens(endpoint: str) -> BadInput:
+    return BadInput(f"nobody listens at the rendezvous {endpoint}: start the node that has this address.")
 
 
 def _target(endpoint: str) -> tuple[Any, ...]:
