@@ -138,8 +138,8 @@ def test_a_missing_piece_and_what_is_no_file_are_said_in_one_line(tmp_path: Path
     tell("a", "rank-0", *(Done(1, step) for step in range(20)))
     send(tmp_path / "a" / "history", store)
     store.remove(store.names("histories/")[1])
-    with pytest.raises(Corrupt, match="a piece of rank-0[.]jsonl is missing"), gathered([], store):
+    with pytest.raises(Corrupt, match=r"a piece of rank-0\.jsonl is missing"), gathered([], store):
         pass
     os.mkfifo(tmp_path / "a" / "history" / "rank-9.jsonl")
-    with pytest.raises(StorageFailed, match="rank-9[.]jsonl is no file"), gathered([tmp_path / "a"]):
+    with pytest.raises(StorageFailed, match=r"rank-9\.jsonl is no file"), gathered([tmp_path / "a"]):
         pass

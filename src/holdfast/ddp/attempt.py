@@ -5,7 +5,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.checkpoint.store import DirectoryStore
+from holdfast.checkpoint.place import store_for
+from holdfast.checkpoint.store import DirectoryStore, Store
 from holdfast.ddp.past import Past, read_past
 from holdfast.ddp.world import World
 from holdfast.events import Attempt as Began
@@ -21,10 +22,10 @@ class Attempt:
     number: int
     past: Past
     record: HistoryWriter
-    store: DirectoryStore
+    store: Store
 
 
-def begin(out: Path, world: World) -> Attempt:
+def begin(out: Path, world: World, checkpoints: str | None = None) -> Attempt:
     """Begin the next attempt in this folder: rank 0 looks at the past, and tells the others what they must know."""
     folder = out / "history"
     if world.rank == 0:
@@ -34,8 +35,10 @@ def begin(out: Path, world: World) -> Attempt:
         world.tell(ATTEMPT, json.dumps([number, sorted(past.struck)]))
     else:
         number, struck = json.loads(world.hear(ATTEMPT))
-        past = Past(struck=frozenset((step, kind, rank) for step, kind, rank in struck))
+        told = frozenset((step, kind, rank) for step, kind, rank in struck)
+        past = Past(struck=told | read_past(folder).struck)  # a node's own folder tells of what struck there
     record = HistoryWriter(folder, f"rank-{world.rank}")
     record.append(Began(number, world.size, world.rank, os.getpid()))
     record.flush()
-    return Attempt(number, past, record, DirectoryStore(out / "checkpoints"))
+    store = store_for(checkpoints) if checkpoints else DirectoryStore(out / "checkpoints")
+    return Attempt(number, past, record, store)

@@ -77,7 +77,7 @@ class Run:
 
     def __init__(self, config: RunConfig, peers: World, out: str | os.PathLike[str] | None) -> None:
         self._config, self._world = config, peers
-        self._attempt = None if out is None else begin(Path(out), peers)
+        self._attempt = None if out is None else begin(Path(out), peers, config.checkpoints)
         self._record: Record = self._attempt.record if self._attempt else Unrecorded()
         self._replicas: list[Replica] = []
         self._protected: Protected | None = None

@@ -16,7 +16,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -33,7 +33,8 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, HoldfastError
+from holdfast.supervise.checkpoints import Checkpoints
 
 LOOPBACK = "127.0.0.1"
 _RUN_ID = "holdfast"
@@ -84,10 +85,11 @@ class Meeting:
 class Nodes(RendezvousHandler):
     """A rendezvous that keeps the numbers the user gave the nodes, and whose every round has a store of its own."""
 
-    def __init__(self, node: Node, identity: Mapping[str, Any]) -> None:
-        self._node, self._identity = node, identity
+    def __init__(self, node: Node, identity: Mapping[str, Any], checkpoints: Checkpoints) -> None:
+        self._node, self._identity, self._checkpoints = node, identity, checkpoints
         self._inner, self._keeps_store = _rendezvous_of(node)
         self._server: TCPStore | None = None
+        self._common: Store | None = None
         self.meeting: Meeting | None = None
         self.next_attempt = 1
         self.waiting = False  # for other nodes: a signal may interrupt us then, and only then
@@ -98,9 +100,12 @@ class Nodes(RendezvousHandler):
             found = self._inner.next_rendezvous()
         finally:
             self.waiting = False
-        everybody = _exchange(found.store, found.rank, found.world_size, self._greeting())
+        self._common = found.store
+        everybody = _exchange(found, "greeting", self._greeting())
         self._check(everybody)
         first = min(everybody, key=lambda greeting: int(greeting["node"]))
+        if self._node.of > 1 and any(greeting["new"] for greeting in everybody):
+            self._check_place(found, first["round"])
         self.meeting = Meeting(
             attempt=max(greeting["attempt"] for greeting in everybody),
             round=first["round"],
@@ -113,6 +118,7 @@ class Nodes(RendezvousHandler):
 
     def _greeting(self) -> dict[str, Any]:
         greeting = {"node": self._node.rank, "of": self._node.of, "attempt": self.next_attempt, **self._identity}
+        greeting["new"] = self.meeting is None
         if self._node.rank == 0:
             address = self._node.address
             self._server = listen(address)
@@ -127,6 +133,26 @@ class Nodes(RendezvousHandler):
         for name in self._identity:
             if len({json.dumps(greeting.get(name)) for greeting in everybody}) > 1:
                 raise BadInput(f"the nodes that met differ in {name}: give the same command on each.")
+
+    def _check_place(self, found: RendezvousInfo, token: str) -> None:
+        """Refuse, all alike, unless every node finds what node 0 leaves in the place of the checkpoints."""
+        wrong = self._tried(self._checkpoints.leave, token) if self._node.rank == 0 else None
+        _exchange(found, "left", {})
+        if self._node.rank > 0:
+            wrong = self._tried(self._checkpoints.find, token)
+        everybody = _exchange(found, "found", {"node": self._node.rank, "wrong": wrong})
+        if self._node.rank == 0 and wrong is None:
+            self._tried(lambda _: self._checkpoints.forget(), token)
+        for each in sorted(everybody, key=lambda said: int(said["node"])):
+            if each["wrong"]:
+                raise BadInput(f"node {each['node']} cannot use the checkpoints: {each['wrong']}")
+
+    def _tried(self, what: Callable[[str], None], token: str) -> str | None:
+        try:
+            what(token)
+        except HoldfastError as error:
+            return str(error)
+        return None
 
     def finish(self) -> bool:
         """Say that our workers have ended in order; whether those of every node have."""
@@ -149,14 +175,14 @@ class Nodes(RendezvousHandler):
 
     def leave(self, patience: float = 10.0) -> None:
         """Go; whoever keeps the store not before the others have heard from it how the run ended."""
-        if self.meeting is None:
+        if self._common is None:
             return
         deadline = time.monotonic() + patience
         with suppress(RuntimeError):  # its keeper may be gone already
-            left = self.meeting.store.add("holdfast/left", 1)
+            left = self._common.add("holdfast/left", 1)
             while self._keeps_store and left < self._node.of and time.monotonic() < deadline:
                 time.sleep(0.05)
-                left = self.meeting.store.add("holdfast/left", 0)
+                left = self._common.add("holdfast/left", 0)
 
     def _met(self) -> Meeting:
         if self.meeting is None:
@@ -289,10 +315,10 @@ def _target(endpoint: str) -> tuple[Any, ...]:
         raise BadInput(f"the rendezvous {endpoint} is unknown here: {error.strerror or error}.") from error
 
 
-def _exchange(store: Store, seat: int, seats: int, greeting: dict[str, Any]) -> list[dict[str, Any]]:
-    """Tell every node of this round, and hear from every one; the seat is the number that torch gave us for it."""
-    store.set(f"holdfast/node/{seat}", json.dumps(greeting))
-    return [json.loads(store.get(f"holdfast/node/{each}")) for each in range(seats)]
+def _exchange(found: RendezvousInfo, topic: str, said: dict[str, Any]) -> list[dict[str, Any]]:
+    """Tell every node of this round, and hear from every one, by the seats that torch gave them for it."""
+    found.store.set(f"holdfast/{topic}/{found.rank}", json.dumps(said))
+    return [json.loads(found.store.get(f"holdfast/{topic}/{seat}")) for seat in range(found.world_size)]
 
 
 def _host_and_port(endpoint: str) -> tuple[str, int]:
