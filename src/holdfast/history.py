@@ -11,7 +11,7 @@ import heapq
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -151,18 +151,18 @@ def _end_of_last_line(file: FileIO, size: int) -> int:
     return 0
 
 
-def read_history(path: Path) -> History:
-    """The history in one file, in a folder of files, or in the `history` folder of a run."""
+def read_history(path: Path | Sequence[Path]) -> History:
+    """The history in one file, in a folder of files, or in the `history` folder of a run; or in several such places."""
     torn: list[Torn] = []
-    files = [list(_read_file(file, torn)) for file in _files(path)]
+    files = [list(_read_file(file, torn)) for file in files_of(path)]
     # The merge takes each file's events in their own order, even where its clock went back.
     events = heapq.merge(*files, key=lambda event: event.time)
     return History(tuple(events), tuple(torn))
 
 
-def stream_history(path: Path, torn: list[Torn]) -> Iterator[Event]:
+def stream_history(path: Path | Sequence[Path], torn: list[Torn]) -> Iterator[Event]:
     """The events of a history file by file, none of them kept here; torn lines are added to the list."""
-    for file in _files(path):
+    for file in files_of(path):
         yield from _read_file(file, torn)
 
 
@@ -196,7 +196,10 @@ def backwards(file: Path) -> Iterator[Event]:
         raise StorageFailed(f"cannot read the history {file}: {error.strerror or error}.") from error
 
 
-def _files(path: Path) -> list[Path]:
+def files_of(path: Path | Sequence[Path]) -> list[Path]:
+    """The files of a history, wherever it lies."""
+    if not isinstance(path, Path):
+        return [file for each in path for file in files_of(each)]
     if path.is_file():
         return [path]
     for folder in (path / "history", path):

@@ -46,7 +46,8 @@ def begin(out: Path, world: World, config: RunConfig) -> Attempt:
         world.tell(ATTEMPT, json.dumps([number, sorted(past.struck)]))
     else:
         number, struck = json.loads(world.hear(ATTEMPT))
-        past = Past(struck=frozenset((step, kind, rank) for step, kind, rank in struck))
+        told = frozenset((step, kind, rank) for step, kind, rank in struck)
+        past = Past(struck=told | read_past(folder).struck)  # a node's own folder tells of what struck there
     record = HistoryWriter(folder, f"rank-{world.rank}")
     record.append(Began(number, world.size, world.rank, os.getpid()))
     record.flush()

@@ -52,6 +52,8 @@ class RunConfig:
                 raise BadInput(f"{name.replace('_', '-')} is {value}: give {least} or more.")
         if not self.hang_after > 0:
             raise BadInput(f"a worker cannot be silent for {self.hang_after:g} s: give hang-after more than 0 seconds.")
+        if self.checkpoints == "":
+            raise BadInput("checkpoints has no name: give a directory or a URL such as s3://bucket/run.")
 
     def workers_at(self, restart: int) -> int:
         """How many workers there are after so many restarts; the last entry of `workers_after` stays."""

@@ -22,16 +22,15 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from holdfast.checkpoint import snapshot
-from holdfast.checkpoint.store import DirectoryStore
 from holdfast.ddp.config import IDENTITY, RunConfig
 from holdfast.ddp.preemption import PREEMPTED
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, HoldfastError
 from holdfast.events import Detect, Judged, Launch, Preempt, Restart, What
 from holdfast.history import HistoryWriter, read_history
 from holdfast.supervise import verdict as verdicts
 from holdfast.supervise.agent import WarmAgent
 from holdfast.supervise.casualty import Casualty, casualty
+from holdfast.supervise.checkpoints import Checkpoints, local, settled
 from holdfast.supervise.folder import claimed
 from holdfast.supervise.live import View
 from holdfast.supervise.rendezvous import Node, Nodes
@@ -63,31 +62,43 @@ def supervise(
     script = Path(config.script)
     if not script.is_file():
         raise BadInput(f"there is no script {config.script}: name a Python file.")
-    config = replace(config, script=str(script.resolve()))
-    out = out.resolve()
+    config = replace(config, script=str(script.resolve()), checkpoints=settled(config.checkpoints))
+    out = local(out)
+    checkpoints = Checkpoints(out, config.checkpoints)
+    elsewhere = checkpoints.try_out()
     who = "supervisor" if nnodes == 1 else f"supervisor-{node_rank}"
     with claimed(out, config, node_rank):
-        attempt = _last_attempt(out / "history" / f"{who}.jsonl") + 1
+        attempt = max(_last_attempt(out / "history" / f"{who}.jsonl"), elsewhere) + 1
         view = View(console or Console(stderr=True), out / "history", who)
         with HistoryWriter(out / "history", who) as history, view:  # first: importing counts as the run's time
             warm(preload)
-            return _Supervisor(config, out, node, history, view, attempt).run()
+            try:
+                return _Supervisor(config, out, node, history, view, attempt, checkpoints).run()
+            finally:
+                _send(checkpoints, view)
 
 
 class _Supervisor:
     """One supervisor's work in one folder, from the first start of its workers to the verdict."""
 
     def __init__(
-        self, config: RunConfig, out: Path, node: Node, history: HistoryWriter, view: View, attempt: int
+        self,
+        config: RunConfig,
+        out: Path,
+        node: Node,
+        history: HistoryWriter,
+        view: View,
+        attempt: int,
+        checkpoints: Checkpoints,
     ) -> None:
-        self._config, self._out, self._node = config, out, node
+        self._config, self._node, self._checkpoints = config, node, checkpoints
         self._history, self._view = history, view
         identity = {name: getattr(config, name) for name in IDENTITY} | {"script": Path(config.script).name}
-        self._nodes = Nodes(node, identity)
+        self._nodes = Nodes(node, identity, checkpoints)
         self._nodes.next_attempt = attempt
         self._agent = WarmAgent(config, out, self._nodes)
         self._restarts = 0
-        self._newest = self._newest_snapshot()
+        self._newest = checkpoints.newest()
         self._asked = self._passed_on = 0
         self._asked_nodes = 0.0
         self._shown: set[str] = set()
@@ -158,7 +169,7 @@ class _Supervisor:
         self._report(lost)
         if self._asked:
             return self._verdict("preempted", f"a worker failed while it was to save: {lost.message}")
-        newest = self._newest_snapshot()
+        newest = self._checkpoints.newest()
         # The snapshot of a first state, step 0, is no progress yet.
         progress, self._newest = (newest or 0) > (self._newest or 0), newest
         limit = self._config.max_restarts
@@ -184,11 +195,13 @@ class _Supervisor:
         self._note(self._started(workers))
         self._view.echo.follow(self._agent.printed())
         self._view.say(f"attempt {self._attempt}: {verdicts.count(workers, 'worker')} started")
+        self._checkpoints.send()  # while they train: what earlier attempts left
         return None
 
     def _started(self, workers: int) -> Launch | Restart:
         if not self._restarts:
-            return Launch(self._attempt, workers, argv=(self._config.script, *self._config.args))
+            argv = (self._config.script, *self._config.args)
+            return Launch(self._attempt, workers, argv, nodes=self._node.of)
         return Restart(self._attempt, workers, newest=self._newest)
 
     def _pass_on(self) -> Verdict | None:
@@ -232,9 +245,6 @@ class _Supervisor:
     def _attempt(self) -> int:
         return self._nodes.meeting.attempt if self._nodes.meeting else 0
 
-    def _newest_snapshot(self) -> int | None:
-        return max(snapshot.steps(DirectoryStore(self._out / "checkpoints")), default=None)
-
     def _note(self, what: What) -> None:
         self._history.append(what)
         self._history.flush()
@@ -258,6 +268,16 @@ class _Supervisor:
 
 class _Interrupted(Exception):
     """A signal came while the nodes were waiting for each other."""
+
+
+def _send(checkpoints: Checkpoints, view: View) -> None:
+    """Send this folder's histories to where the audit of any node finds them; they are here, whatever becomes of it."""
+    try:
+        checkpoints.sent()
+        checkpoints.send()
+        checkpoints.sent()
+    except HoldfastError as error:
+        view.say(f"the histories of this node were not sent to {checkpoints}: {error}", style="yellow")
 
 
 def _peer(message: str) -> Casualty:
