@@ -306,8 +306,8 @@ def test_a_step_that_somebody_else_has_saved_is_a_conflict_and_not_tried_again(
     assert same(snapshot.newest(store).tensors, weights(1.0))
 
 
-def saved_to_the_end(ours: Writer, step: int, state: dict[str, Array]) -> list[Saved]:
-    ours.save(step, state, {})
+def saved_to_the_end(ours: Writer, step: int, state: dict[str, Array], **more: Any) -> list[Saved]:
+    ours.save(step, state, {}, **more)
     return ours.close()
 
 
@@ -330,6 +330,55 @@ def test_a_state_that_cannot_be_saved_is_refused_at_once_and_costs_no_place(tmp_
         with pytest.raises(BadInput):
             ours.save(1, state, extra)
     assert [saved.step for saved in saved_to_the_end(ours, 1, weights(1.0))] == [1]
+
+
+# What others wait for.
+
+
+@each_writer
+def test_a_commit_waits_until_its_caller_is_ready_with_the_payloads_already_written(
+    tmp_path: Path, writer: Callable[..., Writer]
+) -> None:
+    store = DirectoryStore(tmp_path)
+    seen: list[tuple[list[int], list[str]]] = []
+    ours = writer(store, keep_last=2)
+    ours.save(1, weights(1.0), {}, ready=lambda: seen.append((snapshot.steps(store), store.names())))
+    ours.close()
+    assert seen == [([], ["step-00000001/extra.json", "step-00000001/state.safetensors"])]
+    assert snapshot.steps(store) == [1]
+
+
+@each_writer
+def test_a_commit_whose_caller_is_never_ready_does_not_come_into_being(
+    tmp_path: Path, writer: Callable[..., Writer]
+) -> None:
+    def never() -> None:
+        raise StorageFailed("the history of rank 1 is not on the disk")
+
+    store = DirectoryStore(tmp_path)
+    ours = writer(store, keep_last=2, backoff=AT_ONCE)
+    with pytest.raises(StorageFailed, match="the history of rank 1"):
+        saved_to_the_end(ours, 1, weights(1.0), ready=never)
+    assert snapshot.steps(store) == []
+
+
+@each_writer
+def test_progress_is_told_of_every_byte_written_and_read(tmp_path: Path, writer: Callable[..., Writer]) -> None:
+    store = DirectoryStore(tmp_path)
+    written: list[int] = []
+    ours = writer(store, keep_last=2, progress=written.append)
+    ours.save(1, weights(1.0, 1_000_000), {})
+    (saved,) = ours.close()
+    assert sum(written) == saved.bytes
+    assert len(written) > 2 or writer is overlapped
+    for reader in (
+        lambda told: snapshot.load(store, 1, progress=told),
+        lambda told: snapshot.newest(store, progress=told),
+    ):
+        told: list[int] = []
+        reader(told.append)
+        assert sum(told) == saved.bytes
+        assert len(told) > 10
 
 
 # Real kills.

@@ -11,24 +11,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from holdfast.blocks import Array
 from holdfast.checkpoint import payload, snapshot
 from holdfast.checkpoint.buffers import Image, Images
 from holdfast.checkpoint.capture import Capture
 from holdfast.checkpoint.device import Departure
+from holdfast.checkpoint.digest import Progress, unwatched
 from holdfast.checkpoint.payload import Layout
-from holdfast.checkpoint.snapshot import Draft, Manifest
+from holdfast.checkpoint.snapshot import BACKOFF, Draft, Manifest, at_once
 from holdfast.checkpoint.store import Store
 from holdfast.cost.formulas import Stall
 from holdfast.errors import BadInput, StorageFailed
 
 logger = logging.getLogger(__name__)
 
-BACKOFF = (0.1, 0.5, 2.0)
-"""Seconds to wait before each further try of a save that the storage refused."""
 T = TypeVar("T")
+Ready: TypeAlias = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,12 @@ class Writer(Protocol):
         cursor: int = 0,
         world: int = 1,
         config: str = "",
+        ready: Ready = at_once,
     ) -> None:
-        """Capture a state; training may change it once this returns. Raises what an earlier save failed of."""
+        """Capture a state; training may change it once this returns. Raises what an earlier save failed of.
+
+        `ready` is called in the thread that writes, before the commit: the commit waits until it returns.
+        """
 
     def finished(self) -> list[Saved]:
         """The saves that have become durable since last asked; raises if the next one has failed for good."""
@@ -66,9 +70,14 @@ class Writer(Protocol):
         """Wait until every save is durable; raises if one has failed, and `finished` still tells of the others."""
 
 
-def blocking(store: Store, *, keep_last: int, backoff: Sequence[float] = BACKOFF) -> Writer:
-    """The writer that training waits for: no memory of its own, and nothing in flight."""
-    return _Blocking(_Target(store, keep_last, tuple(backoff)))
+def blocking(
+    store: Store, *, keep_last: int, backoff: Sequence[float] = BACKOFF, progress: Progress = unwatched
+) -> Writer:
+    """The writer that training waits for: no memory of its own, and nothing in flight.
+
+    `progress` is told of the bytes written, as they pass.
+    """
+    return _Blocking(_Target(store, keep_last, tuple(backoff), progress))
 
 
 def overlapped(
@@ -78,12 +87,14 @@ def overlapped(
     max_inflight: int = 2,
     budget: int | None = None,
     backoff: Sequence[float] = BACKOFF,
+    progress: Progress = unwatched,
 ) -> Writer:
     """The writer that training waits for only while the state is copied; it is written in the background.
 
-    At most `max_inflight` saves are copied and not yet durable, in at most `budget` bytes of host memory.
+    At most `max_inflight` saves are copied and not yet durable, in at most `budget` bytes of host memory. `progress` is
+    told of the bytes written, as they pass, in the thread that writes.
     """
-    return _Overlapped(_Target(store, keep_last, tuple(backoff)), Images(max_inflight, budget))
+    return _Overlapped(_Target(store, keep_last, tuple(backoff), progress), Images(max_inflight, budget))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +114,16 @@ class _Target:
     store: Store
     keep_last: int
     backoff: tuple[float, ...]
+    progress: Progress
 
     def __post_init__(self) -> None:
         if self.keep_last < 1:
             raise BadInput(f"cannot keep the last {self.keep_last} snapshots: keep 1 or more")
 
-    def write(self, draft: Draft, tensors: Callable[[], Iterable[memoryview | bytes]]) -> _Written:
+    def write(self, draft: Draft, tensors: Callable[[], Iterable[memoryview | bytes]], ready: Ready) -> _Written:
         """Commit a draft and remove what it made too old."""
         step = draft.step
-        manifest, retries = self._tried(step, lambda: self._commit(draft, tensors()))
+        manifest, retries = self._tried(step, lambda: self._commit(draft, tensors(), ready))
         durable = perf_counter()
         removed, more = self._tried(step, lambda: snapshot.outdated(self.store, self.keep_last, trusted=step))
         retries += more
@@ -120,8 +132,8 @@ class _Target:
             retries += more
         return _Written(manifest.bytes, retries, tuple(removed), durable)
 
-    def _commit(self, draft: Draft, tensors: Iterable[memoryview | bytes]) -> Manifest:
-        manifest = snapshot.commit(self.store, draft, tensors)
+    def _commit(self, draft: Draft, tensors: Iterable[memoryview | bytes], ready: Ready) -> Manifest:
+        manifest = snapshot.commit(self.store, draft, tensors, ready=ready, progress=self.progress)
         if lost := snapshot.missing(self.store, manifest):  # to look for the names is cheap, to read them is not
             raise StorageFailed(
                 f"{lost[0]} is not in {self.store} although it was written: see that the storage is sound"
@@ -148,11 +160,19 @@ class _Blocking:
         self._target = target
         self._saved: list[Saved] = []
 
-    def save(self, step: int, tensors: Mapping[str, Array], extra: Mapping[str, Any], **where: Any) -> None:
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Array],
+        extra: Mapping[str, Any],
+        *,
+        ready: Ready = at_once,
+        **where: Any,
+    ) -> None:
         start = perf_counter()
         draft = snapshot.draft(step, extra, **where)
         captured = perf_counter()
-        written = self._target.write(draft, lambda: payload.encode(tensors))
+        written = self._target.write(draft, lambda: payload.encode(tensors), ready)
         end = perf_counter()
         stall = Stall(waited=end - start, snapshot=captured - start, write=end - captured)
         seconds = written.durable - start
@@ -197,7 +217,15 @@ class _Overlapped:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-writer")
         self._flights: deque[_Flight] = deque()
 
-    def save(self, step: int, tensors: Mapping[str, Array], extra: Mapping[str, Any], **where: Any) -> None:
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Array],
+        extra: Mapping[str, Any],
+        *,
+        ready: Ready = at_once,
+        **where: Any,
+    ) -> None:
         self._raise_failure()
         start = perf_counter()
         draft = snapshot.draft(step, extra, **where)
@@ -208,7 +236,7 @@ class _Overlapped:
         try:
             departures = self._capture.fill(image, layout, tensors)
             captured = perf_counter()
-            landing = self._thread.submit(self._write, draft, image, layout, departures)
+            landing = self._thread.submit(self._write, draft, image, layout, departures, ready)
         except BaseException:
             self._images.give_back(image)
             raise
@@ -242,13 +270,13 @@ class _Overlapped:
                 raise failure
 
     def _write(
-        self, draft: Draft, image: Image, layout: Layout, departures: list[Departure]
+        self, draft: Draft, image: Image, layout: Layout, departures: list[Departure], ready: Ready
     ) -> tuple[_Written, float, float]:
         """Runs in the thread: how the draft was written, and the seconds of the device's capture and of the writing."""
         try:
             device = sum(departure.wait() for departure in departures)
             start = perf_counter()
-            written = self._target.write(draft, lambda: image.file(layout))
+            written = self._target.write(draft, lambda: image.file(layout), ready)
             return written, device, perf_counter() - start
         finally:
             self._images.give_back(image)
