@@ -65,17 +65,16 @@ def supervise(
     config = replace(config, script=str(script.resolve()), checkpoints=settled(config.checkpoints))
     out = local(out)
     checkpoints = Checkpoints(out, config.checkpoints)
-    elsewhere = checkpoints.try_out()
+    found = checkpoints.try_out()
     who = "supervisor" if nnodes == 1 else f"supervisor-{node_rank}"
     with claimed(out, config, node_rank):
-        attempt = max(_last_attempt(out / "history" / f"{who}.jsonl"), elsewhere) + 1
+        attempt = max(_last_attempt(out / "history" / f"{who}.jsonl"), found.attempt) + 1
         view = View(console or Console(stderr=True), out / "history", who)
         with HistoryWriter(out / "history", who) as history, view:  # first: importing counts as the run's time
             warm(preload)
-            try:
-                return _Supervisor(config, out, node, history, view, attempt, checkpoints).run()
-            finally:
-                _send(checkpoints, view)
+            verdict = _Supervisor(config, out, node, history, view, attempt, checkpoints, found.newest).run()
+            _send(checkpoints, view)
+            return verdict
 
 
 class _Supervisor:
@@ -90,6 +89,7 @@ class _Supervisor:
         view: View,
         attempt: int,
         checkpoints: Checkpoints,
+        newest: int | None,
     ) -> None:
         self._config, self._node, self._checkpoints = config, node, checkpoints
         self._history, self._view = history, view
@@ -98,7 +98,7 @@ class _Supervisor:
         self._nodes.next_attempt = attempt
         self._agent = WarmAgent(config, out, self._nodes)
         self._restarts = 0
-        self._newest = checkpoints.newest()
+        self._newest = newest
         self._asked = self._passed_on = 0
         self._asked_nodes = 0.0
         self._shown: set[str] = set()
@@ -273,9 +273,9 @@ class _Interrupted(Exception):
 def _send(checkpoints: Checkpoints, view: View) -> None:
     """Send this folder's histories to where the audit of any node finds them; they are here, whatever becomes of it."""
     try:
-        checkpoints.sent()
+        checkpoints.settle()  # two at once could send a file's end in the wrong order
         checkpoints.send()
-        checkpoints.sent()
+        checkpoints.settle()
     except HoldfastError as error:
         view.say(f"the histories of this node were not sent to {checkpoints}: {error}", style="yellow")
 
