@@ -94,8 +94,8 @@ def share_key(geometry: Geometry, purpose: str, at: Position, share: int) -> int
 
 def load(shares: Shares, wanted: Iterable[Request], workers: int) -> Iterator[Loaded]:
     """The requested shares in order; with workers, so many processes load ahead."""
-    if not workers and not torch.cuda.is_initialized():
-        return map(shares.__getitem__, wanted)  # all that a DataLoader would do, without its own pace
+    if not workers:
+        return map(shares.__getitem__, wanted)  # as a DataLoader would, without what it does beside
     return iter(
         DataLoader(
             shares,  # type: ignore[arg-type]  # a Dataset to torch is a base class, and all it calls is __getitem__
