@@ -64,9 +64,9 @@ class HistoryWriter:
             raise self._failed("open", error) from error
         self.append(Open(VERSION, torn=size - self._end))
 
-    def append(self, what: What) -> None:
-        """Remember an event, to be written by the next flush."""
-        self._lines.append(line(self._clock(), self._who, what))
+    def append(self, what: What, time: float | None = None) -> None:
+        """Remember an event, of now or of an earlier moment, to be written by the next flush."""
+        self._lines.append(line(self._clock() if time is None else time, self._who, what))
 
     def flush(self) -> None:
         """Hand every remembered event to the disk as whole lines; if it refuses, they stay remembered."""

@@ -77,12 +77,11 @@ def size(dataset: Dataset) -> int:
 
 def requests(geometry: Geometry, start: int, rank: int, world: int) -> Iterator[Request]:
     """This rank's share of every window from number `start` to the last."""
-    first = sum(geometry.share_size(each, world) for each in range(rank))
-    end = first + geometry.share_size(rank, world)
-    together = max(1, CHUNK // geometry.batch)
+    places = geometry.places(rank, world)
+    together = max(1, CHUNK // len(places))
     for chunk in range(start, geometry.steps, together):
         steps = range(chunk, min(chunk + together, geometry.steps))
-        shares = geometry.windows(steps)[:, first:end]
+        shares = geometry.windows(steps, places)
         for step, ids, samples in zip(steps, shares, Samples.of_each(shares), strict=True):
             yield Request(ids, samples, share_key(geometry, generators.LOAD, geometry.position(step), rank))
 
