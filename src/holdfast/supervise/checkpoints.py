@@ -66,6 +66,8 @@ class Checkpoints:
         """Put down what every other node must find."""
 
         def put(store: Store) -> None:
+            for left in store.names("nodes/"):  # by a supervisor that was killed here
+                store.remove(left)
             store.put(f"nodes/{token}", [token.encode()])
 
         self._ask(put)
