@@ -6,6 +6,8 @@ supervisor the numbers are written all the same, and nobody reads them.
 """
 
 import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 _NUMBERS, _WORDS = 8, 4096  # numbers of 8 bytes; then bytes of last words
@@ -85,6 +87,18 @@ class Progress:
 
 here = Progress()
 """This process's own; a worker of a supervisor takes the one that was made for it by `adopt`."""
+
+
+@contextmanager
+def during(phase: Phase) -> Iterator[None]:
+    """Do something that has a phase of its own; afterwards we are doing again what we did before."""
+    before = here.phase
+    if before != Phase.CLOSING:  # a save within it is a part of it
+        here.enters(phase)
+    try:
+        yield
+    finally:
+        here.enters(before)
 
 
 def adopt(progress: Progress) -> None:

@@ -30,17 +30,22 @@ def store_for(place: str | os.PathLike[str], **options: object) -> Store:
 
     A store whose bytes other processes cannot see is refused: every worker of a run restores from it.
     """
-    text = os.fspath(place)
-    if text.startswith("memory://"):
-        raise BadInput(f"{text} is in the memory of one process, and a run has several: give a directory or s3://...")
-    path = _directory(text)
-    store = _objects(text, options) if path is None else DirectoryStore(path)
+    store = store_at(place, **options)
     for left in store.names(_PROBE):  # by one that was killed here; another's, at this moment, has done its work
         store.remove(left)
     probe = _PROBE + secrets.token_hex(8)
     store.put(probe, [b"holdfast can write here"])
     store.remove(probe)
     return store
+
+
+def store_at(place: str | os.PathLike[str], **options: object) -> Store:
+    """The store at a path or a URL, whatever is there: for a worker, whose supervisor has tried it."""
+    text = os.fspath(place)
+    if text.startswith("memory://"):
+        raise BadInput(f"{text} is in the memory of one process, and a run has several: give a directory or s3://...")
+    path = _directory(text)
+    return _objects(text, options) if path is None else DirectoryStore(path)
 
 
 def _directory(text: str) -> Path | None:

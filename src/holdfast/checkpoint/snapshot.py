@@ -64,6 +64,11 @@ class Manifest:
         """How large the payloads are together."""
         return sum(expected.length for expected in self.payloads.values())
 
+    @property
+    def tensors(self) -> str:
+        """The digest of the file that holds the tensors."""
+        return self.payloads[_TENSORS].xxh3
+
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+import torch
+
 from holdfast.blocks import Array
 from holdfast.checkpoint import payload, snapshot
 from holdfast.checkpoint.buffers import Image, Images
-from holdfast.checkpoint.capture import Capture
+from holdfast.checkpoint.capture import Capture, device_of, make_ready
 from holdfast.checkpoint.device import Departure
 from holdfast.checkpoint.digest import Progress, unwatched
 from holdfast.checkpoint.payload import Layout
@@ -41,10 +43,14 @@ class Saved:
     seconds: float
     retries: int
     removed: tuple[int, ...]
+    digest: str = ""  # of the file of its tensors
 
 
 class Writer(Protocol):
     """Saves states one after the other into a store."""
+
+    def prepare(self, tensors: Mapping[str, Array]) -> None:
+        """Take the memory that saves of such a state need, in the background; a save that comes sooner waits for it."""
 
     def save(
         self,
@@ -105,6 +111,7 @@ class _Written:
     retries: int
     removed: tuple[int, ...]
     durable: float
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +137,7 @@ class _Target:
         for old in removed:
             _, more = self._tried(step, lambda old=old: snapshot.remove(self.store, old))  # type: ignore[misc]
             retries += more
-        return _Written(manifest.bytes, retries, tuple(removed), durable)
+        return _Written(manifest.bytes, retries, tuple(removed), durable, manifest.tensors)
 
     def _commit(self, draft: Draft, tensors: Iterable[memoryview | bytes], ready: Ready) -> Manifest:
         manifest = snapshot.commit(self.store, draft, tensors, ready=ready, progress=self.progress)
@@ -160,6 +167,9 @@ class _Blocking:
         self._target = target
         self._saved: list[Saved] = []
 
+    def prepare(self, tensors: Mapping[str, Array]) -> None:
+        pass  # it takes none
+
     def save(
         self,
         step: int,
@@ -176,7 +186,8 @@ class _Blocking:
         end = perf_counter()
         stall = Stall(waited=end - start, snapshot=captured - start, write=end - captured)
         seconds = written.durable - start
-        self._saved.append(Saved(step, written.bytes, stall, seconds, written.retries, written.removed))
+        about = (written.retries, written.removed, written.digest)
+        self._saved.append(Saved(step, written.bytes, stall, seconds, *about))
 
     def finished(self) -> list[Saved]:
         saved, self._saved = self._saved, []
@@ -200,7 +211,8 @@ class _Flight:
         written, device, overlapped = self.landing.result()
         # A device is captured in its own time: what training waits for there is known only afterwards.
         stall = self.stall + Stall(waited=device, snapshot=device, overlapped=overlapped)
-        return Saved(self.step, written.bytes, stall, written.durable - self.start, written.retries, written.removed)
+        about = (written.retries, written.removed, written.digest)
+        return Saved(self.step, written.bytes, stall, written.durable - self.start, *about)
 
 
 class _Overlapped:
@@ -216,6 +228,11 @@ class _Overlapped:
         self._capture = Capture()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-writer")
         self._flights: deque[_Flight] = deque()
+
+    def prepare(self, tensors: Mapping[str, Array]) -> None:
+        layout = self._capture.layout(tensors)
+        reserved = self._images.reserve(layout.length)  # at once: a save that comes now is to wait, not to make its own
+        self._thread.submit(self._make_ready, reserved, layout, device_of(tensors))
 
     def save(
         self,
@@ -268,6 +285,15 @@ class _Overlapped:
             if flight.landing.done() and (failure := flight.landing.exception()):
                 self._flights.remove(flight)
                 raise failure
+
+    def _make_ready(self, reserved: list[Image], layout: Layout, device: torch.device | None) -> None:
+        """Runs in the thread: have the memory of each image before a save can take it."""
+        # Saves that were in flight have landed: images of theirs that are too small make room for others.
+        for image in [*reserved, *self._images.reserve(layout.length)]:
+            try:
+                make_ready(image, layout, device)
+            finally:
+                self._images.give_back(image)
 
     def _write(
         self, draft: Draft, image: Image, layout: Layout, departures: list[Departure], ready: Ready

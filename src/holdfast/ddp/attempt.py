@@ -5,9 +5,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.checkpoint.place import store_for
-from holdfast.checkpoint.store import DirectoryStore, Store
-from holdfast.ddp.past import Past, read_past
+from holdfast.checkpoint.place import store_at
+from holdfast.checkpoint.store import Store
+from holdfast.ddp.config import RunConfig
+from holdfast.ddp.past import Past, has_commit, read_past
 from holdfast.ddp.world import World
 from holdfast.events import Attempt as Began
 from holdfast.history import HistoryWriter
@@ -23,9 +24,19 @@ class Attempt:
     past: Past
     record: HistoryWriter
     store: Store
+    keep_last: int
+
+    @property
+    def folder(self) -> Path:
+        """Where the histories of the run are."""
+        return self.record.path.parent
+
+    def has_commit(self, step: int) -> bool:
+        """Whether the commit of this step, the newest that stands, is on record."""
+        return has_commit(self.folder, step)
 
 
-def begin(out: Path, world: World, checkpoints: str | None = None) -> Attempt:
+def begin(out: Path, world: World, config: RunConfig) -> Attempt:
     """Begin the next attempt in this folder: rank 0 looks at the past, and tells the others what they must know."""
     folder = out / "history"
     if world.rank == 0:
@@ -40,5 +51,5 @@ def begin(out: Path, world: World, checkpoints: str | None = None) -> Attempt:
     record = HistoryWriter(folder, f"rank-{world.rank}")
     record.append(Began(number, world.size, world.rank, os.getpid()))
     record.flush()
-    store = store_for(checkpoints) if checkpoints else DirectoryStore(out / "checkpoints")
-    return Attempt(number, past, record, store)
+    store = store_at(config.checkpoints or out / "checkpoints")
+    return Attempt(number, past, record, store, config.keep_last)
