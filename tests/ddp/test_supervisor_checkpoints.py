@@ -141,7 +141,14 @@ def test_nodes_that_do_not_see_the_same_place_all_refuse_and_say_what_to_do(  # 
         assert store.names() == []
 
 
-def test_a_node_that_cannot_write_the_checkpoints_says_so_and_starts_nothing(holdfast, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_no_node_waits_for_one_that_cannot_reach_the_checkpoints(nodes, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "file").write_text("in the way")
+    jobs = nodes(each=({"checkpoints": str(tmp_path / "shared")}, {"checkpoints": str(tmp_path / "file" / "here")}))
+    for job in jobs:
+        assert job.result().get("refused", "").startswith("node 1 cannot use the checkpoints: cannot"), job.said
+
+
+def test_a_place_that_cannot_be_written_is_refused_and_nothing_is_started(holdfast, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     (tmp_path / "file").write_text("in the way")
     for place, why in (
         (tmp_path / "file" / "here", "file"),

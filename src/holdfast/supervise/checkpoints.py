@@ -38,12 +38,25 @@ class Checkpoints:
     out: Path
     place: str | None
     _under_way: list[Aside] = field(default_factory=list, init=False)
+    _wrong: str | None = field(default=None, init=False)
 
     def __str__(self) -> str:
         return self.place or str(self.out / "checkpoints")
 
-    def try_out(self) -> "Found":
-        """Refuse a place that cannot be written, or that is not where the run's snapshots are; else say what is there."""
+    def try_out(self, *, alone: bool) -> Found:
+        """Refuse a place that cannot be written, or that is not where the run's snapshots are; else say what is there.
+
+        One of several nodes refuses when it meets the others, so that they do not wait for it.
+        """
+        try:
+            return self._found()
+        except HoldfastError as error:
+            if alone:
+                raise
+            self._wrong = str(error)
+            return Found(None, 0)
+
+    def _found(self) -> Found:
         if self.place is None:
             found = Found(self.newest(), 0)
         else:
@@ -64,14 +77,18 @@ class Checkpoints:
 
     def leave(self, token: str) -> None:
         """Put down what every other node must find."""
+        self._refuse_if_wrong()
 
         def put(store: Store) -> None:
+            for left in store.names("nodes/"):  # by a supervisor that was killed here
+                store.remove(left)
             store.put(f"nodes/{token}", [token.encode()])
 
         self._ask(put)
 
     def find(self, token: str) -> None:
         """Refuse unless node 0 left this token where we look."""
+        self._refuse_if_wrong()
 
         def same(store: Store) -> bool:
             try:
@@ -104,6 +121,10 @@ class Checkpoints:
                 "--out is not shared by the nodes. Give --checkpoints, a directory or s3://... that all of them reach"
             )
         return "--checkpoints must be one place that all nodes reach"
+
+    def _refuse_if_wrong(self) -> None:
+        if self._wrong:
+            raise BadInput(self._wrong)
 
     def _check_not_moved(self) -> None:
         """Refuse an empty place for a run that has snapshots elsewhere: it would begin anew without a word."""

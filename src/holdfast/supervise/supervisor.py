@@ -65,7 +65,7 @@ def supervise(
     config = replace(config, script=str(script.resolve()), checkpoints=settled(config.checkpoints))
     out = local(out)
     checkpoints = Checkpoints(out, config.checkpoints)
-    found = checkpoints.try_out()
+    found = checkpoints.try_out(alone=nnodes == 1)
     who = "supervisor" if nnodes == 1 else f"supervisor-{node_rank}"
     with claimed(out, config, node_rank):
         attempt = max(_last_attempt(out / "history" / f"{who}.jsonl"), found.attempt) + 1
