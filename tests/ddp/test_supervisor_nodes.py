@@ -71,7 +71,7 @@ def test_two_nodes_train_as_one_job_and_survive_the_loss_of_a_worker(both: Any) 
     for job in (first, second):
         assert job.result() == job.result() | {"verdict": "completed", "attempts": 2}, job.said
     detects = [event for who in ("supervisor-0", "supervisor-1") for event in first.events("detect", who)]
-    assert [event.fields["rank"] for event in detects if event.fields["kind"] == "signal"] == [3]
+    assert [event.what.rank for event in detects if event.what.kind == "signal"] == [3]
     attempts = [first.notes("attempt", rank) for rank in range(4)]
     for at in (0, 1):
         assert len({each[at]["round"] for each in attempts}) == 1  # agreed on by all
@@ -81,7 +81,7 @@ def test_two_nodes_train_as_one_job_and_survive_the_loss_of_a_worker(both: Any) 
 
 
 def test_what_one_node_finds_ends_the_run_on_all(both: Any) -> None:
-    first, second = both({"faults": [{"attempt": 1, "rank": 2, "step": 2, "do": "raise"}]})
+    first, second = both({"faults": [{"attempt": each, "rank": 2, "step": 2, "do": "raise"} for each in (1, 2)]})
     because = [job.result()["because"] for job in (first, second)]
     assert [job.result()["verdict"] for job in (first, second)] == ["script-error"] * 2, first.said + second.said
     assert because[0] == because[1]
