@@ -6,6 +6,8 @@ supervisor the numbers are written all the same, and nobody reads them.
 """
 
 import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 _NUMBERS = 8  # of 8 bytes each
@@ -20,7 +22,8 @@ class Phase(IntEnum):
     TRAINING = 2
     SAVING = 3  # training waits for a save
     CLOSING = 4  # the last save, and what comes after it
-    DONE = 5  # the script has ended: what is left is to go
+    DONE = 5  # nothing is left to train
+    ENDED = 6  # nor of the script: what is left is to go
 
 
 class Progress:
@@ -86,7 +89,7 @@ class Progress:
     def ends(self, status: int) -> None:
         """The script has ended in order, with this exit status."""
         self._numbers[5] = status + 1
-        self.enters(Phase.DONE)
+        self.enters(Phase.ENDED)
 
     def says(self, words: str) -> None:
         """Leave last words that reach the supervisor whatever becomes of the disk."""
@@ -95,6 +98,18 @@ class Progress:
 
 here = Progress()
 """This process's own; a worker of a supervisor takes the one that was made for it by `adopt`."""
+
+
+@contextmanager
+def during(phase: Phase) -> Iterator[None]:
+    """Do something that has a phase of its own; afterwards we are doing again what we did before."""
+    before = here.phase
+    if before != Phase.CLOSING:  # a save within it is a part of it
+        here.enters(phase)
+    try:
+        yield
+    finally:
+        here.enters(before)
 
 
 def adopt(progress: Progress) -> None:

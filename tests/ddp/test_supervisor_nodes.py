@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from listening import listening
 from supervised import Start, Supervisor, wait_until
 
 
 def free_port(address: str) -> int:
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
 
@@ -94,6 +95,24 @@ def test_one_node_that_is_asked_to_stop_stops_both(both: Any) -> None:
     wait_until(lambda: len(first.notes("step")) > 2, "a few steps")
     second.signal(signal.SIGTERM)
     assert [job.result()["verdict"] for job in (first, second)] == ["preempted"] * 2, first.said + second.said
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "[::1]"])
+def test_the_nodes_listen_on_the_address_that_was_given_and_on_no_other(start: Start, host: str) -> None:
+    address = host.strip("[]")
+    try:
+        port = free_port(address)
+    except OSError as error:
+        pytest.skip(f"this machine has no {address}: {error}")
+    task = {"steps": 100_000, "pause": 0.01, "save_every": 50_000}
+    nodes = {"nnodes": 2, "rendezvous": f"{host}:{port}"}
+    jobs = [start(task, nodes={**nodes, "node_rank": rank}, workers=1) for rank in (0, 1)]
+    wait_until(lambda: len(jobs[0].notes("step")) > 0, f"a step; it said {jobs[0].said}")
+    sockets = set.union(*(listening(job.pid) for job in jobs))
+    assert (address, port) in sockets
+    assert {where for where, _ in sockets} <= {address, "127.0.0.1"}
+    jobs[0].signal(signal.SIGTERM)
+    assert [job.result()["verdict"] for job in jobs] == ["preempted"] * 2, jobs[0].said + jobs[1].said
 
 
 def test_nodes_that_do_not_belong_together_are_refused(start: Start) -> None:

@@ -70,6 +70,7 @@ def test_a_worker_that_computes_has_more_time_unless_the_user_said_how_much() ->
     assert Clock(busy=0.01).until(Seen(rank=0, **TRAINING)) == (pytest.approx(LEAST, abs=1), 0)
     assert Clock(2.0, busy=0.5).until(Seen(rank=0, **TRAINING)) == (pytest.approx(2, abs=1), 0)
     assert Clock(busy=0.5).until(Seen(rank=0)) is None  # a script that never attaches
+    assert Clock().until(Seen(rank=0, boundaries=9, phase=Phase.DONE)) is None  # it uploads its model
 
 
 @given(st.lists(st.tuples(st.integers(2, 4), st.integers(0, 3)), min_size=1, max_size=5))
@@ -110,7 +111,7 @@ def test_a_pause_of_our_own_counts_for_little() -> None:
 
 def test_a_worker_whose_script_has_ended_is_not_stuck_but_overdue() -> None:
     def overdue(clock: Clock) -> Iterator[float]:
-        done = Seen(rank=0, boundaries=9, phase=Phase.DONE)
+        done = Seen(rank=0, boundaries=9, phase=Phase.ENDED)
         for _ in range(5000):
             assert clock.look(done) is None
             if clock.judge.overdue(done, lambda rank: 0.0):

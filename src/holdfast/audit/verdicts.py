@@ -44,8 +44,8 @@ def audit(history: Iterable[Event]) -> tuple[Finding, ...]:
     return _findings(Ledger(history))
 
 
-def audit_run(path: Path) -> tuple[Finding, ...]:
-    """Whether the history at this path is whole, and every check's finding on it."""
+def audit_run(path: Path | Sequence[Path]) -> tuple[Finding, ...]:
+    """Whether the history at this path, or at these, is whole, and every check's finding on it."""
     with _no_collection():
         torn: list[Torn] = []
         ledger = Ledger(stream_history(path, torn))

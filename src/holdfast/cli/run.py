@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -13,10 +14,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from holdfast.cli.console import say, size
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.audit.verdicts import Finding
+    from holdfast.checkpoint.store import Store
     from holdfast.cost.spent import Spent
     from holdfast.failure import Schedule
     from holdfast.supervise.verdict import Verdict
@@ -31,6 +33,12 @@ def run_script(
     script: Annotated[Path, typer.Argument(help="A Python script that calls holdfast.attach().")],
     args: Annotated[list[str] | None, typer.Argument(help="What the script is given, after --.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run.  [default: runs/SCRIPT]")] = None,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(
+            help="Where snapshots go: a directory or s3://bucket/run that all nodes reach.  [default: in OUT]"
+        ),
+    ] = None,
     workers: Annotated[int, typer.Option(help="Worker processes on this node.")] = 1,
     recovery: Annotated[str, typer.Option(help="What is done after a failure: restart.")] = "restart",
     save_every: Annotated[int, typer.Option(help="Steps between two snapshots.")] = 50,
@@ -61,7 +69,10 @@ def run_script(
     ] = "",
     nnodes: Annotated[int, typer.Option(help="Nodes of the job; give the same command on each.")] = 1,
     node_rank: Annotated[int, typer.Option(help="Which of the nodes this is.")] = 0,
-    rendezvous: Annotated[str | None, typer.Option(help="Where nodes meet: host:port of the first.")] = None,
+    rendezvous: Annotated[
+        str | None,
+        typer.Option(help="Where nodes meet: host:port of the first. Let only these nodes reach it: torch unpickles."),
+    ] = None,
 ) -> None:
     """Train SCRIPT until it is done, whatever fails. Example: holdfast run --workers 4 train.py -- --epochs 3"""
     from holdfast.supervise.asked import asked
@@ -87,6 +98,7 @@ def run_script(
             workers_after=_numbers(workers_after, "--workers-after"),
             hang_after=hang_after,
             stuck_after=stuck_after,
+            checkpoints=checkpoints,
         )
         modules = tuple(name for name in preload.split(",") if name)
         verdict = supervise(config, folder, nnodes=nnodes, node_rank=node_rank, rendezvous=rendezvous, preload=modules)
@@ -117,11 +129,17 @@ def _end(verdict: "Verdict", folder: Path) -> NoReturn:
 
 
 @run.command()
-def audit(path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or of its history.")]) -> None:
+def audit(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="The folder of a run, or of its history; or those of all its nodes."),
+    ],
+) -> None:
     """Prove from its history that a run trained every sample exactly once. Example: holdfast audit runs/train"""
     from holdfast.audit.verdicts import audit_run, worst
 
-    findings = audit_run(path)
+    with _histories(paths) as files:
+        findings = audit_run(files)
     print_findings(findings)
     raise typer.Exit(0 if worst(findings) == "pass" else 1)
 
@@ -137,7 +155,10 @@ def cost(
     from holdfast.cost.spent import spent
     from holdfast.history import read_history
 
-    runs = {str(path): spent(read_history(path).events) for path in paths}
+    runs = {}
+    for path in paths:
+        with _histories([path]) as files:
+            runs[str(path)] = spent(read_history(files).events)
     if as_json:
         say(json.dumps({name: each.to_json() for name, each in runs.items()}, indent=1))
     elif len(runs) == 1:
@@ -149,6 +170,32 @@ def cost(
             compare.figure(runs).savefig(figure)
         except (OSError, ValueError) as error:
             raise BadInput(f"cannot write the figure {figure}: {error}") from error
+
+
+@contextmanager
+def _histories(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """The files of one run's history: those at hand, and of a run's folder also those that its other nodes sent."""
+    from holdfast.ddp.config import read_config
+    from holdfast.gathering import gathered
+
+    configs = [read_config(path) for path in paths if (path / "run.json").exists()]
+    # As nodes compare themselves when they meet: where the script lies may differ.
+    if len({(Path(each.script).name, each.args, each.seed, each.recovery) for each in configs}) > 1:
+        raise BadInput("these folders are of different runs: name those of one run's nodes.")
+    place = configs[0].checkpoints if len(paths) == 1 and configs else None
+    with gathered(paths, _sent_to(place) if place else None) as files:
+        yield files
+
+
+def _sent_to(place: str) -> "Store":
+    from holdfast.checkpoint.place import open_store
+
+    try:
+        store = open_store(place)
+        store.names("histories/")
+    except HoldfastError as error:
+        raise BadInput(f"no histories of other nodes: {error}. Name the folders of all nodes instead.") from error
+    return store
 
 
 def print_findings(findings: Sequence["Finding"]) -> None:

@@ -38,6 +38,7 @@ class RunConfig:
     workers_after: tuple[int, ...] = ()
     hang_after: float = 30.0
     stuck_after: float | None = None  # learned from the run's own steps
+    checkpoints: str | None = None  # in the run's own folder
 
     def __post_init__(self) -> None:
         for count in (self.workers, *self.workers_after):
@@ -56,6 +57,8 @@ class RunConfig:
             )
         if self.stuck_after is not None and not self.stuck_after > 0:
             raise BadInput(f"no step takes {self.stuck_after:g} s: give stuck-after more than 0 seconds.")
+        if self.checkpoints == "":
+            raise BadInput("checkpoints has no name: give a directory or a URL such as s3://bucket/run.")
 
     def workers_at(self, restart: int) -> int:
         """How many workers there are after so many restarts; the last entry of `workers_after` stays."""
@@ -113,7 +116,7 @@ def adopt(config: RunConfig) -> None:
     _adopted = config
 
 
-def given(out: Path) -> RunConfig:
+def handed_over(out: Path) -> RunConfig:
     """The config of the run that this process works for: what its supervisor handed over, or else the folder's."""
     return _adopted or read_config(out)
 

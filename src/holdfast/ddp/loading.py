@@ -59,6 +59,8 @@ class Shares:
     def __getitem__(self, request: Request) -> Loaded:
         generators.set_all(request.key)
         samples = list(self._samples(request.ids.tolist()))
+        if self.parts == 1:
+            return request, [self.collate(samples)]
         return request, [self.collate(samples[part.start : part.stop]) for part in divided(len(samples), self.parts)]
 
     def _samples(self, ids: list[int]) -> Sequence[Any]:
@@ -97,6 +99,8 @@ def share_key(geometry: Geometry, purpose: str, at: Position, share: int) -> int
 
 def load(shares: Shares, wanted: Iterable[Request], workers: int) -> Iterator[Loaded]:
     """The requested shares in order; with workers, so many processes load ahead."""
+    if not workers and not torch.cuda.is_initialized():
+        return map(shares.__getitem__, wanted)  # all that a DataLoader would do, without its own pace
     loader: DataLoader[Loaded] = DataLoader(
         shares,  # type: ignore[arg-type]  # a Dataset to torch is a base class, and all it calls is __getitem__
         batch_size=None,

@@ -3,116 +3,126 @@
 The sum is layout-free. DDP reduces gradients in buckets, and learns a better order for them in the first backward
 of every process; the ring behind an all-reduce adds up the ranks in an order that depends on where a value lies in
 its bucket. So a resumed process, which has yet to learn, would round differently from one that was never stopped
-(seen from three ranks and about a megabyte on). Ours are grouped once, by the model alone, and reduced group by group
-whatever buckets they come in.
+(seen from three ranks and about a megabyte on). Ours is told the order before the first backward, and then learns no
+other: it depends on nothing but the model.
 """
 
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed import GradBucket  # type: ignore[attr-defined]  # it is public
-from torch.futures import Future, collect_all
+from torch.autograd import Variable
+from torch.distributed import ProcessGroup, Work
 from torch.nn.parallel import DistributedDataParallel
 
-FIRST_GROUP = 1 << 20  # bytes; as DDP's own buckets: a small first one, so that the reduction starts early
-GROUP = 25 << 20
+from holdfast import progress
+from holdfast.errors import BadInput
 
-
-@dataclass(slots=True, eq=False)
-class Group:
-    """Parameters whose gradients are reduced together, and the memory in which they are when DDP's buckets differ."""
-
-    parameters: list[torch.Tensor]
-    flat: torch.Tensor | None = None
-    views: dict[torch.Tensor, torch.Tensor] = field(default_factory=dict)
-    missing: int = 0
-    reduced: Future[torch.Tensor] | None = None
-
-    def take(self, parameter: torch.Tensor, gradient: torch.Tensor) -> Future[torch.Tensor]:
-        """Put one gradient in its place; with the last of them the reduction starts. The future is of all of them."""
-        if self.flat is None:
-            self._allocate()
-        if self.reduced is None:
-            self.reduced = Future(devices=[gradient.device] if gradient.is_cuda else None)
-            self.missing = len(self.parameters)
-        self.views[parameter].copy_(gradient)
-        self.missing -= 1
-        reduced = self.reduced
-        if not self.missing:
-            self._reduce(reduced)
-            self.reduced = None
-        return reduced
-
-    def release(self) -> None:
-        """Give back the memory, which is not needed while DDP's bucket is this very group."""
-        self.flat, self.views = None, {}
-
-    def _allocate(self) -> None:
-        first = self.parameters[0]
-        self.flat = torch.empty(sum(p.numel() for p in self.parameters), dtype=first.dtype, device=first.device)
-        parts = self.flat.split([p.numel() for p in self.parameters])
-        self.views = dict(zip(self.parameters, parts, strict=True))
-
-    def _reduce(self, reduced: Future[torch.Tensor]) -> None:
-        def settle(work: Future[list[torch.Tensor]]) -> None:
-            try:
-                reduced.set_result(work.value()[0])
-            except RuntimeError as error:  # a peer is gone: DDP waits for this future and must learn of it
-                reduced.set_exception(error)  # type: ignore[arg-type]  # annotated for a result
-
-        _summed(self.flat).add_done_callback(settle)
+_NONE = -1  # as torch numbers the backward pass that is under way when there is none
 
 
 class Replica:
-    """One replicated model: how its gradients are weighted and reduced."""
+    """One replicated model: how its gradients are weighted, and how often they were summed."""
 
     def __init__(self, model: nn.Module, options: dict[str, Any]) -> None:
-        self.ddp = DistributedDataParallel(model, **options)
-        self.weight = 1.0 / dist.get_world_size()
-        # DDP leaves out what it was told to ignore; a group that waits for it would never be complete.
-        parameters = [each for each in model.parameters() if each.requires_grad and not hasattr(each, "_ddp_ignored")]
-        self._groups = grouped(reversed(parameters))
-        self._group_of = {each: group for group in self._groups for each in group.parameters}
-        self.ddp.register_comm_hook(None, self._reduce)
+        self.reduced = 0
+        """Backward passes whose gradients were summed to the last bucket."""
+        self.held = 0
+        """Forward passes of training whose gradients stay on this rank until a later one is reduced."""
+        group: ProcessGroup = options.get("process_group") or dist.distributed_c10d._get_default_group()
+        self._even = 1.0 / group.size()
+        self.weight = self._even
+        self._backward = _NONE
+        self.ddp = _Settled(model, **options | {"process_group": _Summing(group, self)})
+        self.ddp.settle()
+        # Not for torch.compile to look into, or it would compile again for every count.
+        self.ddp.register_forward_pre_hook(torch.compiler.disable(self._before_forward))
 
-    def _reduce(self, _: None, bucket: GradBucket) -> Future[torch.Tensor]:
-        buffer = bucket.buffer().mul_(self.weight)
-        parameters = bucket.parameters()
-        group = self._group_of[parameters[0]]
-        if _same(parameters, group.parameters):  # as it is in the long run: DDP learns what we assume
-            group.release()
-            return _summed(buffer).then(lambda work: work.value()[0])
-        gradients = buffer.split([each.numel() for each in parameters])  # as they lie in memory, whatever their strides
-        waits = [self._group_of[p].take(p, g) for p, g in zip(parameters, gradients, strict=True)]
+    def before_sum(self, bucket: torch.Tensor) -> None:
+        """Weigh the gradients of this rank, which DDP has divided by the number of ranks, and count."""
+        if self.weight != self._even:
+            bucket.mul_(self.weight / self._even)
+        progress.here.posts()
+        backward = torch._C._current_graph_task_id()
+        if backward != self._backward:
+            self._backward = backward
+            Variable._execution_engine.queue_callback(self._after_backward)
 
-        def back(done: Future[list[Future[torch.Tensor]]]) -> torch.Tensor:
-            for each in done.value():
-                each.value()
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                gradient.copy_(self._group_of[parameter].views[parameter])
-            return buffer
+    def _after_backward(self) -> None:
+        self.reduced += 1
+        self._backward = _NONE
 
-        return collect_all(list(dict.fromkeys(waits))).then(back)
+    def _before_forward(self, *_: object) -> None:
+        if torch.is_grad_enabled() and not self.ddp.require_backward_grad_sync:
+            self.held += 1
 
 
-def grouped(parameters: Iterable[torch.Tensor]) -> list[Group]:
-    """Parameters in groups of one kind and about `GROUP` bytes, in order; it depends on nothing but the model."""
-    groups: list[Group] = []
-    filling: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    limit = FIRST_GROUP
-    for each in parameters:
-        kind = (each.dtype, each.device)
-        members = filling.setdefault(kind, [])
-        members.append(each)
-        if sum(member.nbytes for member in members) >= limit:
-            groups.append(Group(filling.pop(kind)))
-            limit = GROUP
-    return groups + [Group(members) for members in filling.values()]
+class _Settled(DistributedDataParallel):
+    """DDP whose buckets are final before the first backward.
+
+    With `find_unused_parameters` they are so by themselves. Else DDP puts everything into one bucket at first, and
+    then builds buckets in the order in which gradients came. We have it build them at once, from the last parameter to
+    the first, which is about the order in which gradients come.
+    """
+
+    _final = False
+
+    def __init__(
+        self, module: nn.Module, *, find_unused_parameters: bool = False, static_graph: bool = False, **options: Any
+    ) -> None:
+        self._rebuilds = static_graph or not find_unused_parameters
+        super().__init__(module, find_unused_parameters=find_unused_parameters, static_graph=static_graph, **options)
+
+    def settle(self) -> None:
+        """Build the final buckets; DDP does so once."""
+        if self._rebuilds:
+            self.reducer._push_all_rebuilt_params()
+            self._has_rebuilt_buckets = self.reducer._rebuild_buckets()
+        self._final = True
+
+    def register_comm_hook(self, state: object, hook: Any) -> None:
+        """Refused once the replica is made: a hook's sums would be neither weighted by share nor counted."""
+        if self._final:
+            raise BadInput("a replicated model sums its gradients itself: leave out register_comm_hook")
+        super().register_comm_hook(state, hook)  # DDP's own, for its option mixed_precision
+
+    def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
+        parameters, sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        return (parameters[::-1], sparse[::-1]) if self._rebuilds else (parameters, sparse)
+
+    def _check_default_group(self) -> None:
+        """A copy, as one that averages weights is made of, may go without our group: it is not trained."""
+
+
+class _Summing(ProcessGroup):
+    """The group of all ranks as DDP sees it: its own operations, in place, and a replica that is told of every sum."""
+
+    def __init__(self, group: ProcessGroup, replica: Replica) -> None:
+        super().__init__(group.rank(), group.size())  # type: ignore[call-arg]  # torch has this one too
+        self._group, self._replica = group, replica
+
+    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Work:  # type: ignore[override]  # as DDP calls it
+        """DDP sums gradients, and a map of the parameters that were used, which is of integers."""
+        if tensors[0].dtype is not torch.int32:
+            self._replica.before_sum(tensors[0])
+        return self._group.allreduce(tensors, options)
+
+    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Work:  # type: ignore[override]
+        """The first weights, buffers before a forward."""
+        return self._group.broadcast(tensors, options)
+
+    def allgather(  # type: ignore[override]
+        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any
+    ) -> Work:
+        """Whether all ranks have the same model."""
+        return self._group.allgather(outputs, inputs, options)
+
+    def getBackendName(self) -> str:
+        """For DDP's log."""
+        return "holdfast"
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -126,13 +136,3 @@ def holding_back(replicas: Iterable[Replica]) -> ExitStack:
         for each in replicas:
             stack.enter_context(each.ddp.no_sync())
         return stack.pop_all()
-
-
-def _summed(tensor: torch.Tensor | None) -> Future[list[torch.Tensor]]:
-    work = dist.all_reduce(tensor, async_op=True)
-    future: Future[list[torch.Tensor]] = work.get_future()
-    return future
-
-
-def _same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
-    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))

@@ -86,7 +86,7 @@ class WarmAgent(SimpleElasticAgent):
     def here(self) -> Elsewhere:
         """How far the workers of this node are, for the other nodes."""
         seen = self._seen()
-        places = [each.place for each in seen if each.phase is not Phase.DONE]
+        places = [each.place for each in seen if each.phase is not Phase.ENDED]
         return Elsewhere(min(places, default=None), sum(each.moved for each in seen))
 
     def end(self, *, stacks: bool = False) -> None:
@@ -166,7 +166,7 @@ class WarmAgent(SimpleElasticAgent):
         if stuck := self._judge.look(seen, now, processor, self.elsewhere):
             workers[stuck.rank].hung = stuck.because
         for each in seen:
-            if each.phase is Phase.DONE and self._judge.overdue(each, processor):
+            if each.phase is Phase.ENDED and self._judge.overdue(each, processor):
                 workers[each.rank].kill()  # it counts as done: its script has ended
 
     def _seen(self) -> list[Seen]:
@@ -213,7 +213,7 @@ class Running:
         # Not by its sentinel: that is a pipe, and everything the worker has forked keeps it open.
         if self._status is None and self._has_ended():
             told, status = self.task.progress, self._process.exitcode
-            self._status = told.status if told.phase is Phase.DONE and told.status is not None else status
+            self._status = told.status if told.phase is Phase.ENDED and told.status is not None else status
         return self._status
 
     def _has_ended(self) -> bool:

@@ -95,7 +95,7 @@ class Judge:
         return None
 
     def _behind(self, workers: Sequence[Seen], processor: Processor, elsewhere: Place | None) -> Stuck | None:
-        training = [each for each in workers if each.phase is not Phase.DONE]
+        training = [each for each in workers if each.phase is not Phase.ENDED]
         if not training:
             return None
         last = min(each.place for each in training)
@@ -111,22 +111,26 @@ class Judge:
 
     def _deadline(self, worker: Seen, watch: "_Watch", processor: Processor) -> float:
         """How long this worker may go without progress."""
-        alone = self.step * (GENEROUS if self._is_generous(worker) else 1.0)
+        alone = self.step * self._factor(worker)
         if self._given is not None:
             return alone  # taken at its word, whatever the worker computes
         watch.weigh(worker.rank, alone, processor)
         if watch.idle <= alone or not watch.is_busy(worker.rank, processor):
             return alone
-        # A script that never attaches has no boundaries; while it computes, nothing speaks against it.
-        return float("inf") if worker.phase is Phase.STARTING else alone * GENEROUS
+        # A script that never attaches has no boundaries, nor has what comes after the loop.
+        return float("inf") if worker.phase in (Phase.STARTING, Phase.DONE) else alone * GENEROUS
 
-    def _is_generous(self, worker: Seen) -> bool:
-        if worker.phase is Phase.DONE:
-            return self._given is not None
-        return worker.phase is not Phase.TRAINING or worker.boundaries < SETTLED
+    def _factor(self, worker: Seen) -> float:
+        """How many times longer than a step the worker may take for what it is doing."""
+        if worker.phase is Phase.TRAINING and worker.boundaries >= SETTLED:
+            return 1.0
+        if self._given is not None:
+            return GENEROUS
+        # After the loop a script may evaluate or upload, and nothing that was trained is at stake any more.
+        return {Phase.DONE: GENEROUS**2, Phase.ENDED: 1.0}.get(worker.phase, GENEROUS)
 
     def _why(self, worker: Seen) -> str:
-        limit = self.step * (GENEROUS if self._is_generous(worker) else 1.0)
+        limit = self.step * self._factor(worker)
         doing = _DOING[worker.phase] if worker.boundaries >= SETTLED else _DOING_AT_FIRST[worker.phase]
         idle = self._watches[worker.rank].idle
         return f"{doing} for {idle:.0f} s (deadline {limit:g} s; change it with --stuck-after)"
@@ -138,7 +142,8 @@ _DOING = {
     Phase.TRAINING: "passed no step boundary",
     Phase.SAVING: "saved nothing",
     Phase.CLOSING: "saved nothing more",
-    Phase.DONE: "did not end",
+    Phase.DONE: "did nothing after its last step",
+    Phase.ENDED: "did not end",
 }
 _DOING_AT_FIRST = _DOING | {
     Phase.STARTING: "did not come to its first step",

@@ -21,8 +21,6 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from holdfast.checkpoint import snapshot
-from holdfast.checkpoint.store import DirectoryStore
 from holdfast.ddp.config import IDENTITY, RunConfig
 from holdfast.ddp.preemption import PREEMPTED
 from holdfast.errors import BadInput, HoldfastError, StorageFailed
@@ -31,6 +29,7 @@ from holdfast.history import HistoryWriter, recall
 from holdfast.supervise.agent import WarmAgent
 from holdfast.supervise.asked import Interrupted, asked
 from holdfast.supervise.casualty import Casualty, casualty
+from holdfast.supervise.checkpoints import Checkpoints, local, settled
 from holdfast.supervise.folder import claimed
 from holdfast.supervise.live import View
 from holdfast.supervise.rendezvous import Node, Nodes
@@ -65,16 +64,21 @@ def supervise(
     script = Path(config.script)
     if not script.is_file():
         raise BadInput(f"there is no script {config.script}: name a Python file.")
-    config = replace(config, script=str(script.resolve()))
-    out = out.resolve()
+    config = replace(config, script=str(script.resolve()), checkpoints=settled(config.checkpoints))
+    out = local(out)
+    checkpoints = Checkpoints(out, config.checkpoints)
+    elsewhere = checkpoints.try_out()
     who = "supervisor" if nnodes == 1 else f"supervisor-{node_rank}"
     with asked.listening(), claimed(out, config, node_rank):
-        attempt = _last_attempt(out / "history" / f"{who}.jsonl") + 1
-        tries = Tries(config.max_restarts, _newest_snapshot(out))
+        attempt = max(_last_attempt(out / "history" / f"{who}.jsonl"), elsewhere) + 1
+        tries = Tries(config.max_restarts, checkpoints.newest())
         view = View(console or Console(stderr=True), out / "history", who, tries)
         with _recording(out / "history", who, view) as history, view:  # first: importing counts as the run's time
             warm(preload)
-            return _Supervisor(config, out, node, history, view, tries, attempt).run()
+            try:
+                return _Supervisor(config, out, node, history, view, tries, attempt, checkpoints).run()
+            finally:
+                _send(checkpoints, view)
 
 
 class _Supervisor:
@@ -89,11 +93,12 @@ class _Supervisor:
         view: View,
         tries: Tries,
         attempt: int,
+        checkpoints: Checkpoints,
     ) -> None:
-        self._config, self._out, self._node = config, out, node
+        self._config, self._node, self._checkpoints = config, node, checkpoints
         self._history, self._view, self._tries = history, view, tries
         identity = {name: getattr(config, name) for name in IDENTITY} | {"script": Path(config.script).name}
-        self._nodes = Nodes(node, identity)
+        self._nodes = Nodes(node, identity, checkpoints)
         self._nodes.next_attempt = attempt
         self._agent = WarmAgent(config, out, self._nodes)
         self._restarts = self._passed_on = 0
@@ -184,7 +189,7 @@ class _Supervisor:
         self._report(lost)
         if asked.times:
             return self._verdict("preempted", f"a worker failed while it was to save: {lost.message}")
-        self._newest = _newest_snapshot(self._out)
+        self._newest = self._checkpoints.newest()
         if why := self._tries.after(lost, self._newest):
             return self._verdict(*why)
         self._agent.end()
@@ -210,6 +215,7 @@ class _Supervisor:
         self._view.echo.follow(self._agent.printed())
         left = f"; {self._left} of {count(self._tries.limit, 'restart')} left" if self._restarts else ""
         self._view.say(f"attempt {self._attempt}: {count(workers, 'worker')} started{left}")
+        self._checkpoints.send()  # while they train: what earlier attempts left
         return None
 
     @property
@@ -218,7 +224,8 @@ class _Supervisor:
 
     def _started(self, workers: int) -> Launch | Restart:
         if not self._restarts:
-            return Launch(self._attempt, workers, argv=(self._config.script, *self._config.args))
+            argv = (self._config.script, *self._config.args)
+            return Launch(self._attempt, workers, argv, nodes=self._node.of)
         return Restart(self._attempt, workers, newest=self._newest, left=self._left)
 
     def _pass_on(self) -> Verdict | None:
@@ -284,6 +291,16 @@ def _recording(folder: Path, who: str, view: View) -> Iterator[HistoryWriter]:
             view.warn(str(error))
 
 
+def _send(checkpoints: Checkpoints, view: View) -> None:
+    """Send this folder's histories to where the audit of any node finds them; they are here, whatever becomes of it."""
+    try:
+        checkpoints.sent()
+        checkpoints.send()
+        checkpoints.sent()
+    except HoldfastError as error:
+        view.say(f"the histories of this node were not sent to {checkpoints}: {error}", style="yellow")
+
+
 def _peer(message: str) -> Casualty:
     return Casualty(kind="peer", rank=-1, local_rank=-1, exit=None, signal=None, message=message)
 
@@ -296,11 +313,3 @@ def _last_attempt(path: Path) -> int:
     """The number of the last attempt that the supervisor of this node has started here."""
     started = (event.what for event in recall(path, "launch", "restart"))
     return max((what.attempt for what in started if isinstance(what, Launch | Restart)), default=0)
-
-
-def _newest_snapshot(out: Path) -> int | None:
-    """The step of the newest snapshot; nothing if there is none, or if the store does not say."""
-    try:
-        return max(snapshot.steps(DirectoryStore(out / "checkpoints")), default=None)
-    except (HoldfastError, OSError, ValueError):
-        return None
