@@ -69,7 +69,8 @@ def test_a_worker_that_computes_has_more_time_unless_the_user_said_how_much() ->
     assert Clock(busy=0.5).until(Seen(rank=0, **TRAINING)) == (pytest.approx(GENEROUS * LEAST, abs=1), 0)
     assert Clock(busy=0.01).until(Seen(rank=0, **TRAINING)) == (pytest.approx(LEAST, abs=1), 0)
     assert Clock(2.0, busy=0.5).until(Seen(rank=0, **TRAINING)) == (pytest.approx(2, abs=1), 0)
-    assert Clock(busy=0.5).until(Seen(rank=0)) is None  # a script that never attaches
+    for limit in (None, 2.0):
+        assert Clock(limit, busy=0.5).until(Seen(rank=0)) is None  # it prepares its data, or never attaches
     assert Clock().until(Seen(rank=0, boundaries=9, phase=Phase.DONE)) is None  # it uploads its model
 
 

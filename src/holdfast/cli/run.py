@@ -53,9 +53,9 @@ def run_script(
     stuck_after: Annotated[
         float | None,
         typer.Option(
-            help="Seconds a step may take before its worker is killed, whatever it does; six times that for the start "
-            "and for restores and saves that do not move.  [default: 20 times the longest step, at least 300; six "
-            "times that while the worker computes]"
+            help="Seconds a step may take, whatever it does, before its worker is killed; six times that for a start, "
+            "restore or save in which nothing moves.  [default: 20 times the longest step, at least 300; six times "
+            "that while the worker computes]"
         ),
     ] = None,
     fail_at: Annotated[str, typer.Option(help="Break something before these steps, such as 400,1200.")] = "",

@@ -110,10 +110,16 @@ def load(shares: Shares, wanted: Iterable[Request], workers: int) -> Iterator[Lo
         pin_memory=torch.cuda.is_initialized(),
         generator=torch.Generator(),  # else the loader draws from the one that training draws from
         worker_init_fn=_Serve(os.getpid()) if workers else None,
-        multiprocessing_context=Loaders() if workers and multiprocessing.get_start_method() == "fork" else None,
+        multiprocessing_context=Loaders() if workers and _forks() else None,
     )
     with preemption.held_back():  # until the processes are ready to outlast it
         return iter(loader)
+
+
+def _forks() -> bool:
+    """Whether processes are forked here, by the user's choice or the platform's; asked so that it stays a choice."""
+    chosen = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    return chosen == "fork"
 
 
 class _Serve:

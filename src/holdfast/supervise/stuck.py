@@ -112,7 +112,7 @@ class Judge:
     def _deadline(self, worker: Seen, watch: "_Watch", processor: Processor) -> float:
         """How long this worker may go without progress."""
         alone = self.step * self._factor(worker)
-        if self._given is not None:
+        if self._given is not None and _is_settled(worker):
             return alone  # taken at its word, whatever the worker computes
         watch.weigh(worker.rank, alone, processor)
         if watch.idle <= alone or not watch.is_busy(worker.rank, processor):
@@ -122,7 +122,7 @@ class Judge:
 
     def _factor(self, worker: Seen) -> float:
         """How many times longer than a step the worker may take for what it is doing."""
-        if worker.phase is Phase.TRAINING and worker.boundaries >= SETTLED:
+        if _is_settled(worker):
             return 1.0
         if self._given is not None:
             return GENEROUS
@@ -134,6 +134,11 @@ class Judge:
         doing = _DOING[worker.phase] if worker.boundaries >= SETTLED else _DOING_AT_FIRST[worker.phase]
         idle = self._watches[worker.rank].idle
         return f"{doing} for {idle:.0f} s (deadline {limit:g} s; change it with --stuck-after)"
+
+
+def _is_settled(worker: Seen) -> bool:
+    """Whether what it is doing is a step like any other."""
+    return worker.phase is Phase.TRAINING and worker.boundaries >= SETTLED
 
 
 _DOING = {

@@ -74,7 +74,8 @@ def supervise(
         tries = Tries(config.max_restarts, checkpoints.newest())
         view = View(console or Console(stderr=True), out / "history", who, tries)
         with _recording(out / "history", who, view) as history, view:  # first: importing counts as the run's time
-            warm(preload)
+            if not asked.times:
+                warm(preload)
             try:
                 return _Supervisor(config, out, node, history, view, tries, attempt, checkpoints).run()
             finally:
