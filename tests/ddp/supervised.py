@@ -45,7 +45,7 @@ class Supervisor:
 
     def events(self, kind: str, who: str = "supervisor") -> list[Event]:
         path = self.out / "history" / f"{who}.jsonl"
-        return [event for event in read_history(path).events if event.event == kind] if path.exists() else []
+        return [event for event in read_history(path).events if event.kind == kind] if path.exists() else []
 
     def notes(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
         """What a trainee of this rank has noted."""
@@ -66,6 +66,20 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes that this one has started, and those that they have, in the order of their numbers."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):  # it ended while we looked
+            continue
+    found = {pid}
+    while more := {each for each, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(found - {pid})
 
 
 def wait_until(true: Callable[[], bool], what: str) -> None:

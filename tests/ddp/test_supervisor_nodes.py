@@ -28,10 +28,14 @@ def both(request: pytest.FixtureRequest, start: Start) -> Any:
         spaces, host = request.getfixturevalue("namespaces")
     endpoint = f"{host}:{free_port('127.0.0.2')}"
 
-    def run(task: dict[str, Any]) -> list[Supervisor]:
+    def run(task: dict[str, Any], **config: Any) -> list[Supervisor]:
         return [
             start(
-                task, nodes={"nnodes": 2, "node_rank": rank, "rendezvous": endpoint}, workers=2, namespace=spaces[rank]
+                task,
+                nodes={"nnodes": 2, "node_rank": rank, "rendezvous": endpoint},
+                workers=2,
+                namespace=spaces[rank],
+                **config,
             )
             for rank in (0, 1)
         ]
@@ -72,7 +76,7 @@ def test_two_nodes_train_as_one_job_and_survive_the_loss_of_a_worker(both: Any) 
     for job in (first, second):
         assert job.result() == job.result() | {"verdict": "completed", "attempts": 2}, job.said
     detects = [event for who in ("supervisor-0", "supervisor-1") for event in first.events("detect", who)]
-    assert [event.fields["rank"] for event in detects if event.fields["kind"] == "signal"] == [3]
+    assert [event.what.rank for event in detects if event.what.kind == "signal"] == [3]
     attempts = [first.notes("attempt", rank) for rank in range(4)]
     for at in (0, 1):
         assert len({each[at]["round"] for each in attempts}) == 1  # agreed on by all
@@ -81,8 +85,16 @@ def test_two_nodes_train_as_one_job_and_survive_the_loss_of_a_worker(both: Any) 
     assert attempts[0][0]["round"] != attempts[0][1]["round"]
 
 
+def test_a_worker_that_is_stuck_is_blamed_by_its_own_node_and_those_that_wait_for_it_by_none(both: Any) -> None:
+    first, second = both({"faults": [{"attempt": 1, "rank": 2, "step": 6, "do": "deadlock"}]}, stuck_after=4.0)
+    for job in (first, second):
+        assert job.result() == job.result() | {"verdict": "completed", "attempts": 2}, job.said
+    detects = [event.what for who in ("supervisor-0", "supervisor-1") for event in first.events("detect", who)]
+    assert [detect.rank for detect in detects if detect.kind == "hang"] == [2], detects
+
+
 def test_what_one_node_finds_ends_the_run_on_all(both: Any) -> None:
-    first, second = both({"faults": [{"attempt": 1, "rank": 2, "step": 2, "do": "raise"}]})
+    first, second = both({"faults": [{"attempt": each, "rank": 2, "step": 2, "do": "raise"} for each in (1, 2)]})
     because = [job.result()["because"] for job in (first, second)]
     assert [job.result()["verdict"] for job in (first, second)] == ["script-error"] * 2, first.said + second.said
     assert because[0] == because[1]

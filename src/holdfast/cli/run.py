@@ -1,10 +1,12 @@
 """`holdfast run`, `holdfast audit` and `holdfast cost`: train through failures, prove it, and see what it took."""
 
 import json
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from holdfast.checkpoint.store import Store
     from holdfast.cost.spent import Spent
     from holdfast.failure import Schedule
+    from holdfast.supervise.verdict import Verdict
 
 run = typer.Typer()
 SHOWN = 10  # saves; a run may have thousands
@@ -42,9 +45,19 @@ def run_script(
     writer: Annotated[str, typer.Option(help="How a save reaches the disk: overlapped or blocking.")] = "overlapped",
     max_inflight: Annotated[int, typer.Option(help="Saves under way at once.")] = 2,
     keep_last: Annotated[int, typer.Option(help="Snapshots to keep.")] = 2,
-    max_restarts: Annotated[int, typer.Option(help="Failures to survive before giving up.")] = 3,
+    max_restarts: Annotated[
+        int, typer.Option(help="Failures in a row to survive; a newer snapshot starts the count anew.")
+    ] = 3,
     workers_after: Annotated[str, typer.Option(help="Workers after each restart, such as 4,2,3.")] = "",
-    hang_after: Annotated[float, typer.Option(help="Seconds of silence after which a worker is killed.")] = 30.0,
+    hang_after: Annotated[float, typer.Option(help="Seconds after which a stopped process is killed.")] = 30.0,
+    stuck_after: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds a step may take, whatever it does, before its worker is killed; six times that for a start, "
+            "restore or save in which nothing moves.  [default: 20 times the longest step, at least 300; six times "
+            "that while the worker computes]"
+        ),
+    ] = None,
     fail_at: Annotated[str, typer.Option(help="Break something before these steps, such as 400,1200.")] = "",
     fault: Annotated[
         str, typer.Option(help="What breaks: exit, kill, hang, slow, or a fault of the storage.")
@@ -62,30 +75,56 @@ def run_script(
     ] = None,
 ) -> None:
     """Train SCRIPT until it is done, whatever fails. Example: holdfast run --workers 4 train.py -- --epochs 3"""
-    from holdfast.ddp.config import RunConfig
-    from holdfast.supervise.supervisor import supervise
+    from holdfast.supervise.asked import asked
 
-    config = RunConfig(
-        script=str(script),
-        args=tuple(args or ()),
-        workers=workers,
-        recovery=recovery,
-        save_every=save_every,
-        writer=writer,
-        max_inflight=max_inflight,
-        keep_last=keep_last,
-        max_restarts=max_restarts,
-        seed=seed,
-        failures=_failures(fail_at, fault, fail_rank),
-        workers_after=_numbers(workers_after, "--workers-after"),
-        hang_after=hang_after,
-        checkpoints=checkpoints,
-    )
+    _fill_standard_files()
     folder = out or Path("runs") / script.stem
-    modules = tuple(name for name in preload.split(",") if name)
-    verdict = supervise(config, folder, nnodes=nnodes, node_rank=node_rank, rendezvous=rendezvous, preload=modules)
-    say(verdict.line)
-    say(f"run: {folder}")
+    with asked.listening():  # before torch is imported, which takes seconds: to be asked to stop then is no crash
+        from holdfast.ddp.config import RunConfig
+        from holdfast.supervise.supervisor import supervise
+
+        config = RunConfig(
+            script=str(script),
+            args=tuple(args or ()),
+            workers=workers,
+            recovery=recovery,
+            save_every=save_every,
+            writer=writer,
+            max_inflight=max_inflight,
+            keep_last=keep_last,
+            max_restarts=max_restarts,
+            seed=seed,
+            failures=_failures(fail_at, fault, fail_rank),
+            workers_after=_numbers(workers_after, "--workers-after"),
+            hang_after=hang_after,
+            stuck_after=stuck_after,
+            checkpoints=checkpoints,
+        )
+        modules = tuple(name for name in preload.split(",") if name)
+        verdict = supervise(config, folder, nnodes=nnodes, node_rank=node_rank, rendezvous=rendezvous, preload=modules)
+    _end(verdict, folder)
+
+
+def _fill_standard_files() -> None:
+    """Whoever starts us without a standard output has us open some other file in its place: then nothing is there."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - open to the end
+
+
+def _end(verdict: "Verdict", folder: Path) -> NoReturn:
+    """Say how the run ended; the exit status says it too, where nobody reads what we print."""
+    texts = (f"{verdict.line}\nrun: {folder}\n", "")
+    for number, (stream, text) in enumerate(zip((sys.stdout, sys.stderr), texts, strict=True), 1):
+        try:
+            stream.write(text)
+            stream.flush()
+        except OSError:  # a closed pipe, a full disk; Python would try again at exit, and change the status
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     raise typer.Exit(verdict.exit_code)
 
 

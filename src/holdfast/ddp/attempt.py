@@ -8,6 +8,7 @@ from pathlib import Path
 from holdfast.checkpoint.place import store_at
 from holdfast.checkpoint.store import Store
 from holdfast.ddp.config import RunConfig
+from holdfast.ddp.lock import Lock, alone
 from holdfast.ddp.past import Past, has_commit, read_past
 from holdfast.ddp.world import World
 from holdfast.events import Attempt as Began
@@ -25,6 +26,7 @@ class Attempt:
     record: HistoryWriter
     store: Store
     keep_last: int
+    lock: Lock | None = None  # of whoever has no supervisor that holds it
 
     @property
     def folder(self) -> Path:
@@ -39,6 +41,7 @@ class Attempt:
 def begin(out: Path, world: World, config: RunConfig) -> Attempt:
     """Begin the next attempt in this folder: rank 0 looks at the past, and tells the others what they must know."""
     folder = out / "history"
+    lock = alone(out) if world.rank == 0 and "HOLDFAST_OUT" not in os.environ else None
     if world.rank == 0:
         past = read_past(folder)
         # A supervisor also counts the attempts that died before they could say so.
@@ -52,4 +55,4 @@ def begin(out: Path, world: World, config: RunConfig) -> Attempt:
     record.append(Began(number, world.size, world.rank, os.getpid()))
     record.flush()
     store = store_at(config.checkpoints or out / "checkpoints")
-    return Attempt(number, past, record, store, config.keep_last)
+    return Attempt(number, past, record, store, config.keep_last, lock)

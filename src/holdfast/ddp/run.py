@@ -24,7 +24,7 @@ from holdfast.checkpoint.writer import Writer
 from holdfast.ddp import generators, inject, loading, restoring, world
 from holdfast.ddp.attempt import Attempt, begin
 from holdfast.ddp.batches import Batch, Loop, Loss
-from holdfast.ddp.config import RunConfig, read_config
+from holdfast.ddp.config import RunConfig, handed_over
 from holdfast.ddp.effort import Effort
 from holdfast.ddp.fingerprint import Fingerprints
 from holdfast.ddp.inject import Injection
@@ -64,7 +64,7 @@ def attach(
     """
     given = os.environ.get("HOLDFAST_OUT")
     if given is not None:
-        config = read_config(Path(given))
+        config = handed_over(Path(given))
     else:
         config = RunConfig(
             script=sys.argv[0],
@@ -197,6 +197,8 @@ class Run:
         finally:
             self._record.close()
             world.leave()
+            if self._attempt and self._attempt.lock:
+                self._attempt.lock.release()
 
     def _start(self) -> Protected:
         if self._protected is None:

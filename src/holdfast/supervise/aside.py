@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from holdfast import errors
+from holdfast.ddp import preemption
 from holdfast.errors import HoldfastError, StorageFailed
 from holdfast.events import JSON
 from holdfast.supervise import worker
@@ -28,15 +29,11 @@ class Aside:
         self._answer, writing = os.pipe()
         self._said = b""
         supervisor = os.getpid()
-        masked = signal.pthread_sigmask(signal.SIG_BLOCK, worker.SIGNALS)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of threads beside a fork: see `agent.py`
-                self._pid = os.fork()
+        with preemption.held_back(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads beside a fork: see `agent.py`
+            self._pid = os.fork()
             if self._pid == 0:
                 _do(work, writing, supervisor)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         os.close(writing)
 
     def result(self, within: float) -> JSON:
@@ -79,8 +76,7 @@ def _do(work: Callable[[], JSON], writing: int, supervisor: int) -> NoReturn:
     """In the process of its own: work, say what came of it, and end without a trace of the supervisor's own end."""
     try:
         worker._die_with(supervisor)
-        for number in worker.SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # they are meant for the supervisor
+        preemption.outlast()  # the signals are meant for the supervisor
         told: dict[str, JSON]
         try:
             told = {"result": work()}
