@@ -33,8 +33,8 @@ class Lineage:
 
     @property
     def committed(self) -> int:
-        """How many steps the newest commit that stands covers."""
-        return max(self.commits, default=0)
+        """How many steps the newest commit that stands covers; what came back was committed."""
+        return max(self.commits, default=self.restored or 0)
 
     def add(self, what: What) -> None:
         """Take one event into account."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from final import complaints, different, distance, events
+from final import complaints, different, distance, told
 from supervised import HERE, Start, Supervisor, wait_until
 
 LOOP = HERE / "loop.py"
@@ -83,11 +83,11 @@ def test_failures_of_a_schedule_strike_once_and_leave_no_trace(start: Start) -> 
     reference = start({}, out="reference", **FREE)
     job = start({}, failures=failures, hang_after=2.0, writer="blocking", **FREE)
     out = completed(job)
-    detected = [(event.fields["kind"], event.fields["rank"]) for event in events(out, "detect")]
+    detected = [(detect.kind, detect.rank) for detect in told(out, "detect")]
     assert detected == [("exit", 0), ("hang", 2), ("signal", 1)]
-    struck = sorted((event.fields["step"], event.fields["kind"]) for event in events(out, "failure"))
+    struck = sorted((strike.step, strike.kind) for strike in told(out, "failure"))
     assert struck == [(each["step"], each["kind"]) for each in failures]
-    restored = [event.fields["restored"] for event in events(out, "recover", "rank-0")]
+    restored = [each.restored for each in told(out, "recover", "rank-0") if each.restored is not None]
     assert restored == [5, 15, 30]  # the snapshot of step 20 was bad
     assert different(completed(reference), out) == []
     assert complaints(out) == []
@@ -99,9 +99,9 @@ def test_with_another_number_of_workers_it_agrees_to_rounding_and_the_audit_pass
     reference = start(task, out="reference", workers=3, **FREE)
     job = start(task, workers=3, workers_after=[4, 2, 3], failures=failures, **FREE)
     out = completed(job)
-    worlds = [event.fields["world"] for event in events(out, "attempt", "rank-0")]
+    worlds = [began.world for began in told(out, "attempt", "rank-0")]
     assert worlds == [3, 4, 2, 3]
-    assert {event.fields["rng"] for event in events(out, "recover")} == {"keyed"}
+    assert {recover.rng for recover in told(out, "recover") if recover.restored is not None} == {"keyed"}
     assert 0 < distance(completed(reference), out) < 1e-5
     assert complaints(out) == []
 
@@ -119,11 +119,11 @@ def test_asked_to_stop_it_saves_and_goes_on_later_with_the_same_bits(start: Star
     wait_until(lambda: len(job.events("step", "rank-0")) > 5, "some steps")
     job.signal(signal.SIGTERM)
     assert job.result()["verdict"] == "preempted", job.said
-    stops = {event.fields["step"] for event in events(job.out, "preempted")}
+    stops = {preempted.step for preempted in told(job.out, "preempted")}
     assert len(stops) == 1
     assert len(events(job.out, "preempted")) == 3
     out = completed(start(task, save_every=1000, script=LOOP))
-    assert [event.fields["restored"] for event in events(out, "recover", "rank-0")] == [*stops]
+    assert [each.restored for each in told(out, "recover", "rank-0") if each.restored is not None] == [*stops]
     assert different(completed(reference), out) == []
     assert complaints(out) == []
 

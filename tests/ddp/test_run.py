@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from final import complaints, different, distance, events, last, losses
+from final import complaints, different, distance, last, losses, told
 from loop import SAMPLES, Points, Task, network, train
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
@@ -71,7 +71,7 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_the_bits_of_one_that_was_no
     parts = run_to_end(tmp_path / "parts", task, writer=writer)
     assert different(whole, parts) == []
     assert complaints(parts) == []
-    recovered = [(e.fields["restored"], e.fields["rng"]) for e in events(parts, "recover")]
+    recovered = [(each.restored, each.rng) for each in told(parts, "recover") if each.restored is not None]
     assert recovered == [(0, "restored"), (5, "restored"), (5, "restored"), (10, "restored")]
 
 
@@ -141,17 +141,17 @@ def first_of(dataset: Any, **how: Any) -> Batch:
 
 def test_a_step_is_on_record_with_its_samples_its_loss_and_its_time(tmp_path: Path) -> None:
     out = run_to_end(tmp_path)
-    steps = events(out, "step", "rank-0")
-    assert [step.fields["step"] for step in steps] == list(range(18))
-    together = sum((Samples.from_json(step.fields["samples"]) for step in steps[:6]), Samples())
+    steps = told(out, "step", "rank-0")
+    assert [step.step for step in steps] == list(range(18))
+    together = sum((step.samples for step in steps[:6]), Samples())
     assert together == Samples.of(range(SAMPLES))  # 6 windows of 16 are an epoch
     assert all(isinstance(loss, float) for loss in losses(out).values())
-    assert all(set(step.fields["seconds"]) == {"data", "compute", "stall"} for step in steps)  # type: ignore[arg-type]
-    saves = {save.fields["step"]: save.fields["seconds"] for save in events(out, "save")}
-    assert list(saves) == [0, 5, 10, 15, 18] == [commit.fields["step"] for commit in events(out, "commit")]
-    assert [done.fields["step"] for done in events(out, "done")] == [18]
-    (plan,) = events(out, "plan")
-    assert {"samples": SAMPLES, "batch": 16, "epochs": 3, "seed": 0, "save_every": 5}.items() <= plan.fields.items()
+    assert all(step.seconds.compute > 0 for step in steps)
+    saves = [save.step for save in told(out, "save")]
+    assert saves == [0, 5, 10, 15, 18] == [commit.step for commit in told(out, "commit")]
+    assert [done.step for done in told(out, "done")] == [18]
+    (plan,) = told(out, "plan")
+    assert (plan.samples, plan.batch, plan.epochs, plan.seed, plan.save_every) == (SAMPLES, 16, 3, 0, 5)
 
 
 def test_a_commit_that_was_made_and_not_recorded_is_found(tmp_path: Path) -> None:
@@ -160,8 +160,8 @@ def test_a_commit_that_was_made_and_not_recorded_is_found(tmp_path: Path) -> Non
     lines = history.read_text().splitlines(keepends=True)
     history.write_text("".join(line for line in lines if '"commit"' not in line or '"step": 5' not in line))
     run_to_end(tmp_path)
-    (found,) = [commit for commit in events(tmp_path, "commit") if commit.fields.get("found")]
-    assert found.fields["step"] == 5
+    (found,) = [commit for commit in told(tmp_path, "commit") if commit.found]
+    assert found.step == 5
     assert complaints(tmp_path) == []
 
 
@@ -171,9 +171,9 @@ def test_a_bad_snapshot_is_passed_over_and_said(tmp_path: Path) -> None:
     train(attach(out, save_every=5), TASK, steps=12)
     flip_a_bit(out / "checkpoints" / "step-00000010" / "state.safetensors")
     run_to_end(out)
-    (recover,) = events(out, "recover")
-    assert recover.fields["restored"] == 5
-    assert [passed["name"] for passed in recover.fields["passed_over"]] == ["step-00000010/"]  # type: ignore[index, union-attr, call-overload]
+    recover = told(out, "recover")[-1]
+    assert recover.restored == 5
+    assert [passed["name"] for passed in recover.passed_over] == ["step-00000010/"]
     assert different(whole, out) == []
     assert complaints(out) == []
 
@@ -183,9 +183,9 @@ def test_without_any_good_snapshot_it_starts_again_and_says_what_was_bad(tmp_pat
     for file in (tmp_path / "checkpoints").rglob("state.safetensors"):
         flip_a_bit(file)
     run_to_end(tmp_path)
-    (recover,) = events(tmp_path, "recover")
-    assert recover.fields["restored"] is None
-    assert len(recover.fields["passed_over"]) == 2  # type: ignore[arg-type]
+    recover = told(tmp_path, "recover")[-1]
+    assert recover.restored is None
+    assert len(recover.passed_over) == 2
     assert complaints(tmp_path) == []
 
 

@@ -1,11 +1,11 @@
 """Whether a run did what it set out to do: one plan, trained to its end, and a supervisor who says the same."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from holdfast.audit.finding import CannotTell, Verdict, counted
 from holdfast.audit.ledger import Ledger, Supervision
 from holdfast.audit.life import Life
-from holdfast.events import Done, Judged, Plan
+from holdfast.events import Done, Judged, Plan, Preempted
 from holdfast.geometry import Geometry
 
 PLANNED = ("samples", "batch", "epochs", "seed", "config")  # how often to save, and by which writer, may change
@@ -72,27 +72,24 @@ def reached_the_end(ledger: Ledger) -> tuple[Verdict, str]:
 def is_finished(ledger: Ledger, attempt: int) -> bool:
     """Whether all ranks of an attempt were done."""
     done = {life.rank for life in ledger.attempts.get(attempt, ()) if isinstance(life.ended, Done)}
-    return bool(done) and len(done) == ledger.world(attempt)
+    return bool(done) and sum(rank < ledger.world(attempt) for rank in done) == ledger.world(attempt)
 
 
 def supervisors_agree(ledger: Ledger) -> tuple[Verdict, str]:
     """What supervisors say of the end of the run, and of how often it was started, is what the ranks say."""
     judged = [(each, verdict) for each in ledger.supervisions for verdict in each.verdicts]
-    last = {each.who: each for each in ledger.supervisions}
     for supervision, verdict in judged:
-        because = (
-            _miscounted(supervision, verdict) or _unfinished(ledger, verdict) or _finished(ledger, supervision, verdict)
+        because = _miscounted(supervision, verdict) or (
+            _not_completed(ledger, supervision, verdict)
+            if verdict.verdict == "completed"
+            else _completed(ledger, supervision, verdict)
         )
         if because:
             return "fail", f"{supervision.who} says {verdict.verdict!r:.20}, and {because}"
-    for supervision, verdict in judged:
-        if verdict.verdict == "completed" and not any(is_finished(ledger, each) for each in _meant(ledger, verdict)):
-            return "unknown", f"{supervision.who} says 'completed', and no rank says that it was done"
-    words = [each.verdicts[-1].verdict for each in last.values() if each.verdicts]
-    return (
-        "pass",
-        f"the last word of {counted(len(words), 'supervisor')}: {', '.join(words)}" if words else "nobody judged",
-    )
+    last = {each.who: verdict.verdict for each, verdict in judged}
+    return "pass", ", ".join(
+        f"{who} says {word!r}" for who, word in last.items()
+    ) if last else "no supervisor has judged"
 
 
 def _meant(ledger: Ledger, verdict: Judged) -> Sequence[int]:
@@ -118,37 +115,26 @@ def _miscounted(supervision: Supervision, verdict: Judged) -> str | None:
     return None
 
 
-def _unfinished(ledger: Ledger, verdict: Judged) -> str | None:
-    """Ranks that were not done though the run is said to be completed."""
-    if verdict.verdict != "completed":
-        return None
-    meant = _meant(ledger, verdict)
-    if not any(number in ledger.attempts for number in meant):
-        return f"no rank took part in attempt {verdict.attempts}"
-    for number in meant:
-        silent = list(_not_done(ledger, number))
-        if not silent:
-            return None
-        if len(silent) < ledger.world(number):
-            absent = ledger.absent(number)
-            if set(silent) <= set(absent):
+def _not_completed(ledger: Ledger, supervision: Supervision, verdict: Judged) -> str | None:
+    """What speaks against a run that is said to be completed. A script may leave its loop: then no rank is done."""
+    if verdict.attempts in supervision.failed:
+        return f"saw a worker fail in attempt {verdict.attempts}"
+    for number in _meant(ledger, verdict):
+        lives = ledger.attempts.get(number, ())
+        if stopped := [life.who for life in lives if isinstance(life.ended, Preempted)]:
+            return f"{stopped[0]} was preempted in attempt {number}"
+        done = [life.rank for life in lives if isinstance(life.ended, Done)]
+        if done and not is_finished(ledger, number):
+            if absent := ledger.absent(number):
                 raise CannotTell(f"there is no history of {', '.join(absent)}")
-            return f"{', '.join(silent)} never said to be done in attempt {number}"
+            silent = next(rank for rank in range(ledger.world(number)) if rank not in done)
+            return f"rank-{silent} never said that it was done in attempt {number}"
     return None
 
 
-def _not_done(ledger: Ledger, attempt: int) -> Iterable[str]:
-    if attempt not in ledger.attempts:
-        return
-    done = {life.rank for life in ledger.attempts[attempt] if isinstance(life.ended, Done)}
-    world = ledger.world(attempt)
-    if len(done) < world:
-        yield from (f"rank-{rank}" for rank in range(min(world, len(done) + 64)) if rank not in done)
-
-
-def _finished(ledger: Ledger, supervision: Supervision, verdict: Judged) -> str | None:
+def _completed(ledger: Ledger, supervision: Supervision, verdict: Judged) -> str | None:
     """An attempt that went well to its end though the run is said to have ended otherwise."""
-    troubled = {number for each in ledger.supervisions for number in each.troubled}
-    if verdict.verdict != "completed" and verdict.attempts not in troubled and is_finished(ledger, verdict.attempts):
+    troubled = {number for each in ledger.supervisions for number in each.failed | each.asked}
+    if verdict.attempts not in troubled and is_finished(ledger, verdict.attempts):
         return f"all ranks were done in attempt {verdict.attempts}, of which {supervision.who} saw no failure"
     return None

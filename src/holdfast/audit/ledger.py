@@ -72,7 +72,8 @@ class Supervision:
     def __init__(self, who: str) -> None:
         self.who = who
         self.launches: list[int] = []  # numbers of attempts
-        self.troubled: set[int] = set()  # attempts that failed or were to stop, as it saw them
+        self.failed: set[int] = set()  # attempts of which a worker failed
+        self.asked: set[int] = set()  # attempts that were to stop
         self.verdicts: list[Judged] = []
 
     def take(self, what: What) -> bool:
@@ -80,8 +81,10 @@ class Supervision:
         match what:
             case Launch(attempt=number) | Restart(attempt=number):
                 self.launches.append(number)
-            case Detect(attempt=number) | Preempt(attempt=number):
-                self.troubled.add(number)
+            case Detect(attempt=number):
+                self.failed.add(number)
+            case Preempt(attempt=number):
+                self.asked.add(number)
             case Judged():
                 self.verdicts.append(what)
             case _:

@@ -57,8 +57,8 @@ def _state_before(ledger: Ledger, life: Life) -> int:
 
 def _summed_apart(ledger: Ledger, attempt: int) -> str | None:
     """Ranks that do not agree on how many sums they took part in, though a sum takes all of them."""
-    (_, first), *others = ledger.of_ranks(attempt)
-    for _, other in others:
+    first, *others = ledger.attempts[attempt]
+    for other in others:
         a, b = aligned(first, other)
         unlike = np.flatnonzero(first.steps.reduced[a] != other.steps.reduced[b])
         if len(unlike):

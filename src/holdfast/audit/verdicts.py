@@ -51,14 +51,19 @@ def audit(history: Iterable[Event]) -> tuple[Finding, ...]:
     return _findings(Ledger(history))
 
 
+def audit_files(lines: Iterable[tuple[str, Event]], torn: Sequence[Torn] = ()) -> tuple[Finding, ...]:
+    """Every check's finding on the events of a run, each with the name of the file it was read from."""
+    ledger = Ledger(torn=torn)
+    for file, event in lines:
+        ledger.take(event, file)
+    return _findings(ledger)
+
+
 def audit_run(path: Path) -> tuple[Finding, ...]:
     """Every check's finding on the history at this path."""
     with _no_collection():
         torn: list[Torn] = []
-        ledger = Ledger(torn=torn)
-        for file, event in stream_history(path, torn):
-            ledger.take(event, file.stem)
-        return _findings(ledger)
+        return audit_files(((file.stem, event) for file, event in stream_history(path, torn)), torn)
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:
