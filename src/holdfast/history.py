@@ -160,10 +160,10 @@ def read_history(path: Path | Sequence[Path]) -> History:
     return History(tuple(events), tuple(torn))
 
 
-def stream_history(path: Path | Sequence[Path], torn: list[Torn]) -> Iterator[Event]:
+def stream_history(path: Path | Sequence[Path], torn: list[Torn]) -> Iterator[tuple[Path, Event]]:
     """The events of a history file by file, none of them kept here; torn lines are added to the list."""
     for file in files_of(path):
-        yield from _read_file(file, torn)
+        yield from ((file, event) for event in _read_file(file, torn))
 
 
 def recall(file: Path, *kinds: str) -> Iterator[Event]:
