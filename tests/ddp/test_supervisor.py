@@ -295,7 +295,7 @@ def test_a_run_that_is_attached_recovers_and_stops_when_asked(start: Start, tmp_
     common: dict[str, Any] = {"script": tmp_path / "attached.py", "workers": 2, "save_every": 4}
     job = start(args=["10", "0"], failures=failures, **common)
     assert job.result()["verdict"] == "completed", job.said
-    assert [event.what.restored for event in job.events("recover", "rank-0")] == [4]
+    assert [event.what.restored for event in job.events("recover", "rank-0")] == [None, 4]
     assert [event.what.newest for event in job.events("restart")] == [4]
     assert job.events("done", "rank-0")[0].what.step == 20
 
