@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from holdfast.audit.checks import Verdict
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.audit import defects
-from holdfast.audit.checks import Verdict
 from holdfast.audit.verdicts import CHECKS, Finding, audit, audit_run, worst
 from holdfast.errors import Corrupt
 from holdfast.geometry import Geometry, Position

@@ -13,8 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.cost.formulas import Stall
 from holdfast.errors import BadInput, Corrupt, FutureVersion, StorageFailed
-from holdfast.history import Event, HistoryWriter, Torn, read_history, stream_history
+from holdfast.events import VERSION, Commit, Done, Event, Other, Recover, Save, Seconds, Step
+from holdfast.history import HistoryWriter, Torn, read_history, stream_history
+from holdfast.samples import Samples
 
 
 def ticking(start: float = 0.0, step: float = 1.0) -> Callable[[], float]:
@@ -23,29 +26,36 @@ def ticking(start: float = 0.0, step: float = 1.0) -> Callable[[], float]:
 
 
 def kinds(path: Path) -> list[str]:
-    return [event.event for event in read_history(path).events]
+    return [event.kind for event in read_history(path).events]
+
+
+def step(number: int, loss: float | None = None) -> Step:
+    return Step(1, 1, 0, 0, number, number, Samples.of([1, 2]), Seconds(0.25, 0.5, 0.0), loss=loss)
+
+
+def step_of(event: Event) -> int | None:
+    return event.what.step if isinstance(event.what, Step) else None
 
 
 def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
     with HistoryWriter(tmp_path, "rank-2", clock=ticking(5.0)) as history:
-        history.append("step", step=17, loss=0.25, seconds={"compute": 0.5}, ids=[1, 2], note=None)
+        history.append(step(17, loss=0.25))
     _, event = read_history(tmp_path).events
-    assert event == Event(
-        "step", 6.0, "rank-2", {"step": 17, "loss": 0.25, "seconds": {"compute": 0.5}, "ids": [1, 2], "note": None}
-    )
+    assert event == Event(6.0, "rank-2", step(17, loss=0.25))
 
 
 def test_a_line_is_a_plain_json_object(tmp_path: Path) -> None:
     with HistoryWriter(tmp_path, "rank-0", clock=ticking()) as history:
-        history.append("commit", step=50)
+        history.append(Commit(3, 50, 4096))
     first, second = (tmp_path / "rank-0.jsonl").read_text().splitlines()
-    assert json.loads(first) == {"event": "open", "time": 0.0, "who": "rank-0", "version": 1}
-    assert json.loads(second) == {"event": "commit", "time": 1.0, "who": "rank-0", "step": 50}
+    assert json.loads(first) == {"event": "open", "time": 0.0, "who": "rank-0", "version": VERSION}
+    commit = {"event": "commit", "time": 1.0, "who": "rank-0", "attempt": 3, "step": 50, "bytes": 4096}
+    assert json.loads(second) == commit
 
 
 def test_nothing_is_written_before_a_flush(tmp_path: Path) -> None:
     with HistoryWriter(tmp_path, "rank-0") as history:
-        history.append("step", step=1)
+        history.append(step(1))
         assert history.path.read_bytes() == b""
         history.flush()
         assert kinds(history.path) == ["open", "step"]
@@ -61,32 +71,32 @@ def test_closing_twice_is_harmless(tmp_path: Path) -> None:
 
 
 def test_an_event_is_as_it_was_when_it_was_appended(tmp_path: Path) -> None:
-    blocks = ["a"]
+    passed_over: list[dict[str, str]] = [{"name": "step-00000009/"}]
     with HistoryWriter(tmp_path, "rank-0") as history:
-        history.append("save", blocks=blocks)
-        blocks.append("b")
-    assert read_history(tmp_path).events[1].fields == {"blocks": ["a"]}
+        history.append(Recover(1, None, 0, 0, "keyed", 0.5, passed_over))
+        passed_over.append({"name": "step-00000006/"})
+    read = read_history(tmp_path).events[1].what
+    assert isinstance(read, Recover)
+    assert list(read.passed_over) == passed_over[:1]
 
 
 def test_kinds_that_nobody_knows_are_kept(tmp_path: Path) -> None:
     with HistoryWriter(tmp_path, "rank-0") as history:
-        history.append("eclipse", totality=True)
-    assert read_history(tmp_path).events[1].fields == {"totality": True}
+        history.append(Other("eclipse", {"totality": True}))
+    assert read_history(tmp_path).events[1].what == Other("eclipse", {"totality": True})
 
 
 def test_a_loss_that_diverged_is_written_as_null(tmp_path: Path) -> None:
     with HistoryWriter(tmp_path, "rank-0") as history:
-        history.append("step", loss=math.nan, seconds={"all": math.inf}, each=[1.0, -math.inf], name="x", step=3)
-    fields = read_history(tmp_path).events[1].fields
-    assert fields == {"loss": None, "seconds": {"all": None}, "each": [1.0, None], "name": "x", "step": 3}
+        history.append(step(3, loss=math.nan))
+    assert read_history(tmp_path).events[1].what == step(3, loss=None)
 
 
 def test_a_value_that_json_lacks_is_refused_and_nothing_of_it_is_kept(tmp_path: Path) -> None:
     with HistoryWriter(tmp_path, "rank-0") as history:
-        with pytest.raises(BadInput, match=r"event 'step' does not consist of JSON values.*int64"):
-            history.append("step", step=np.int64(3))
-        with pytest.raises(BadInput, match="its own time"):
-            history.append("step", time=3.0)
+        for what in (step(np.int64(3)), Done(1, np.int64(3)), Save(1, 1, {1}, 1, Stall())):  # type: ignore[arg-type]
+            with pytest.raises(BadInput, match=r"event '(step|done|save)' does not consist of JSON values"):
+                history.append(what)
     assert kinds(tmp_path) == ["open"]
 
 
@@ -99,8 +109,8 @@ def test_a_writer_whose_name_is_no_file_name_is_refused(tmp_path: Path, who: str
 def test_files_are_merged_in_the_order_of_time(tmp_path: Path) -> None:
     for who, start in (("rank-0", 0.0), ("rank-1", 0.5)):
         with HistoryWriter(tmp_path / "history", who, clock=ticking(start)) as history:
-            for step in range(3):
-                history.append("step", step=step)
+            for number in range(3):
+                history.append(step(number))
     for path in (tmp_path, tmp_path / "history"):
         assert [event.time for event in read_history(path).events] == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]
 
@@ -113,22 +123,22 @@ def test_a_merge_keeps_the_order_of_each_file_whatever_its_clock_did(
     for rank, times in enumerate(clocks):
         with HistoryWriter(folder, f"rank-{rank}", clock=iter([0, *times]).__next__) as history:
             for number in range(len(times)):
-                history.append("step", number=number)
+                history.append(step(number))
     events = read_history(folder).events
     for rank, times in enumerate(clocks):
-        own = [event for event in events if event.who == f"rank-{rank}" and event.event == "step"]
-        assert [event.fields["number"] for event in own] == list(range(len(times)))
+        own = [event for event in events if event.who == f"rank-{rank}" and isinstance(event.what, Step)]
+        assert [step_of(event) for event in own] == list(range(len(times)))
     if all(times == sorted(times) for times in clocks):
         assert [event.time for event in events] == sorted(event.time for event in events)
 
 
 def test_a_torn_last_line_is_tolerated_and_said(tmp_path: Path) -> None:
     with HistoryWriter(tmp_path, "rank-0") as history:
-        history.append("step", step=1)
+        history.append(step(1))
     with history.path.open("ab") as file:
         file.write(b'{"event": "st')
     found = read_history(tmp_path)
-    assert [event.event for event in found.events] == ["open", "step"]
+    assert [event.kind for event in found.events] == ["open", "step"]
     assert [(torn.path, torn.line, torn.size) for torn in found.torn] == [(history.path, 3, 13)]
 
 
@@ -138,14 +148,14 @@ def test_a_file_cut_anywhere_reads_as_its_whole_lines_and_can_be_continued(
 ) -> None:
     folder = tmp_path_factory.mktemp("history")
     with HistoryWriter(folder, "rank-0", clock=ticking()) as history:
-        for step in range(5):
-            history.append("step", step=step)
+        for number in range(5):
+            history.append(step(number))
     whole = history.path.read_bytes()
     cut = whole[: where % (len(whole) + 1)]
     history.path.write_bytes(cut)
     left = [event.time for event in read_history(folder).events]
     with HistoryWriter(folder, "rank-0", clock=ticking(100.0)) as history:
-        history.append("step", step=5)
+        history.append(step(5))
     found = read_history(folder)
     assert len(left) == cut.count(b"\n")
     assert [event.time for event in found.events] == [*left, 100.0, 101.0]
@@ -155,7 +165,7 @@ def test_a_file_cut_anywhere_reads_as_its_whole_lines_and_can_be_continued(
 
 def test_a_torn_line_longer_than_a_block_is_cut_off_whole(tmp_path: Path) -> None:
     with HistoryWriter(tmp_path, "rank-0") as history:
-        history.append("step", step=1)
+        history.append(step(1))
     with history.path.open("ab") as file:
         file.write(b"x" * 200_000)
     HistoryWriter(tmp_path, "rank-0").close()
@@ -179,7 +189,7 @@ def test_a_bad_line_in_the_middle_is_an_error_that_names_file_and_line(
     tmp_path: Path, line: bytes, reason: str
 ) -> None:
     with HistoryWriter(tmp_path, "rank-0") as history:
-        history.append("step", step=1)
+        history.append(step(1))
     first, second = history.path.read_bytes().splitlines()
     history.path.write_bytes(b"\n".join((first, line, second, b"")))
     with pytest.raises(Corrupt, match=f"rank-0.jsonl, line 2, .*{reason}") as caught:
@@ -188,9 +198,9 @@ def test_a_bad_line_in_the_middle_is_an_error_that_names_file_and_line(
 
 
 def test_a_history_of_a_future_version_asks_for_an_upgrade(tmp_path: Path) -> None:
-    line = {"event": "open", "time": 0.0, "who": "rank-0", "version": 2}
+    line = {"event": "open", "time": 0.0, "who": "rank-0", "version": VERSION + 1}
     (tmp_path / "rank-0.jsonl").write_text(json.dumps(line) + "\n")
-    with pytest.raises(FutureVersion, match=r"version 2.*upgrade"):
+    with pytest.raises(FutureVersion, match=rf"version {VERSION + 1}.*upgrade"):
         read_history(tmp_path)
 
 
@@ -218,19 +228,20 @@ FILL_THEN_FREE = """
 import resource, sys
 from pathlib import Path
 from holdfast.errors import StorageFailed
+from holdfast.events import Done
 from holdfast.history import HistoryWriter
 
 history = HistoryWriter(Path(sys.argv[1]), "rank-0")
-history.append("step", step=0)
+history.append(Done(1, 0))
 history.flush()
 resource.setrlimit(resource.RLIMIT_FSIZE, (history.path.stat().st_size + 20, resource.RLIM_INFINITY))
-history.append("step", step=1)
+history.append(Done(1, 1))
 try:
     history.flush()
 except StorageFailed as error:
     print(error)
 assert history.path.read_bytes().endswith(b"\\n"), "the half-written line was cut off"
-history.append("step", step=2)
+history.append(Done(1, 2))
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 history.close()
 """
@@ -243,18 +254,19 @@ def test_events_that_a_full_disk_refused_are_written_once_there_is_room(tmp_path
     assert child.returncode == 0, child.stderr
     assert "cannot write the history" in child.stdout
     found = read_history(tmp_path)
-    assert [event.fields["step"] for event in found.events if event.event == "step"] == [0, 1, 2]
+    assert [event.what.step for event in found.events if isinstance(event.what, Done)] == [0, 1, 2]
     assert found.torn == ()
 
 
 def test_a_history_can_be_streamed_file_by_file(tmp_path: Path) -> None:
     for who in ("rank-0", "rank-1"):
         with HistoryWriter(tmp_path, who) as history:
-            history.append("step", step=0)
+            history.append(step(0))
     with (tmp_path / "rank-1.jsonl").open("ab") as file:
         file.write(b"{")
     torn: list[Torn] = []
-    events = list(stream_history(tmp_path, torn))
+    events = [event for _, event in stream_history(tmp_path, torn)]
+    assert [path.stem for path, _ in stream_history(tmp_path, [])] == [event.who for event in events]
     whole = read_history(tmp_path)
     assert sorted(events, key=lambda event: event.time) == list(whole.events)
     assert [event.who for event in events] == ["rank-0", "rank-0", "rank-1", "rank-1"]

@@ -8,10 +8,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from holdfast.cost.formulas import Stall
 from holdfast.cost.spent import CAUSES, Spent, spent
 from holdfast.errors import BadInput
-from holdfast.history import Event, read_history
-from told import Told, written
+from holdfast.events import (
+    Commit,
+    Detect,
+    Done,
+    Event,
+    Launch,
+    Malformed,
+    Open,
+    Preempt,
+    Restart,
+    Seconds,
+    Strike,
+)
+from holdfast.history import read_history
+from told import Told, detected, written
 
 NEAR = 1e-4  # seconds since 1970 leave a float no more than this
 
@@ -107,7 +121,7 @@ def test_a_failure_struck_while_rank_0_still_wrote_its_step_takes_nothing_from_t
     run.launches()
     run.now += 0.75
     run.next_step = 1
-    run.says("rank-1", "failure", attempt=1, step=1, kind="exit", rank=1)
+    run.strikes("exit", 1)
     run.now -= 0.75
     run.next_step = 0
     run.trains()
@@ -124,10 +138,10 @@ def test_rank_0_may_end_its_step_and_speak_after_the_failure_was_detected() -> N
     run.launches()
     run.trains()
     run.now -= 0.25
-    run.supervisor("detect", attempt=1, rank=1, kind="signal")
+    run.supervisor(detected(1, 1, "signal"))
     run.now += 0.25
     run.passes("recovery", 0.5)
-    run.rank_0("commit", step=0, bytes=1, seconds=1.0)
+    run.rank_0(Commit(1, 0, 1, 1.0))
     run.restarts()
     run.trains()
     result = spent(run.events)
@@ -140,7 +154,7 @@ def test_rank_0_may_end_its_step_and_speak_after_the_failure_was_detected() -> N
 
 def test_a_clock_of_another_node_that_is_ahead_cannot_put_a_failure_behind_its_detection() -> None:
     run = killed_once(injected=None)
-    ahead = Event("failure", run.now + 60, "rank-2", {"attempt": 1, "step": 4, "kind": "kill", "rank": 2})
+    ahead = Event(run.now + 60, "injected-2", Strike(1, 4, "kill", 2))
     result = spent([*run.events, ahead])
     assert (result.failures[0].kind, result.failures[0].detection) == ("kill", near(0.0))
     assert_adds_up(result)
@@ -150,7 +164,7 @@ def test_a_failure_that_the_run_survived_is_listed_and_cost_no_recovery() -> Non
     run = Told(world=2)
     run.launches()
     run.trains()
-    run.says("rank-1", "failure", attempt=1, step=1, kind="slow", rank=1)
+    run.strikes("slow", 1)
     run.trains()
     run.dies(0.5)
     run.restarts()
@@ -181,9 +195,9 @@ def test_an_attempt_that_rank_0_never_joined_is_one_too() -> None:
     run.launches(1.0)
     run.trains()
     run.dies(0.5)
-    run.supervisor("restart", attempt=2, workers=1)
+    run.supervisor(Restart(2, 1))
     run.passes("recovery", 3.0)
-    run.supervisor("detect", attempt=2, rank=0, kind="exit")
+    run.supervisor(detected(2, 0, "exit"))
     run.restarts(4.0)  # rank 0 counts this as its second, the supervisor as its third
     run.trains()
     result = spent(run.events)
@@ -199,8 +213,8 @@ def test_the_order_of_a_restart_and_of_rank_0s_first_word_does_not_matter() -> N
         run.dies()
         run.launches(0.25, cause="recovery", verb="restart")
         events = [*run.events]
-        at = next(i for i, event in enumerate(events) if event.event == "restart")
-        events[at] = Event("restart", events[at].time + late, "supervisor", events[at].fields)
+        at = next(i for i, event in enumerate(events) if isinstance(event.what, Restart))
+        events[at] = events[at]._replace(time=events[at].time + late)
         run.events = events
         run.trains()
         return run.events
@@ -215,7 +229,7 @@ def test_without_a_supervisor_the_gap_between_attempts_is_recovery() -> None:
     run.passes("recovery", 8.0)
     run.launches(0.0, cause="recovery")
     run.trains()
-    run.rank_0("done", step=1)
+    run.rank_0(Done(2, 1))
     result = spent(run.events)
     assert result.seconds == {cause: near(run.truth[cause]) for cause in CAUSES}
     assert (result.failures[0].detected, result.failures[0].detection) == (None, None)
@@ -246,7 +260,7 @@ def test_the_next_start_begins_when_its_supervisor_does() -> None:
     run.trains()
     run.finishes(0.0, verdict="preempted")
     run.now += 30_000
-    run.supervisor("open", version=1)
+    run.supervisor(Open(2))
     run.passes("startup", 2.0)
     run.launches(1.0, verb="restart")
     run.trains()
@@ -260,7 +274,7 @@ def test_a_run_that_gave_up_and_was_taken_up_again_recovers_without_the_time_bet
     run.launches()
     run.trains()
     run.dies(0.5)
-    run.supervisor("verdict", verdict="gave-up", attempts=1)
+    run.judges("gave-up")
     run.now += 5000
     run.launches(1.0, cause="recovery")
     run.trains()
@@ -284,12 +298,12 @@ def test_a_supervisor_that_was_killed_left_the_run_down_and_that_is_recovery() -
 
 def test_a_supervisor_that_was_killed_before_rank_0_came_has_had_its_attempt() -> None:
     run = Told()
-    run.supervisor("open", version=1)
-    run.supervisor("launch", attempt=1, workers=1)
+    run.supervisor(Open(2))
+    run.supervisor(Launch(1, 1))
     run.now += 4.0
-    run.supervisor("open", version=1)
+    run.supervisor(Open(2))
     run.now += 2.0
-    run.supervisor("launch", attempt=2, workers=1)
+    run.supervisor(Launch(2, 1))
     first, second = spent(run.events).attempts
     assert (first.wall, second.wall) == (near(4.0), near(2.0))
 
@@ -301,7 +315,7 @@ def test_a_run_that_goes_on_is_told_up_to_its_last_event() -> None:
     run.trains()
     assert spent(run.events).ended is None
     assert spent(run.events).wall == near(3.5)
-    run.says("rank-0", "failure", attempt=1, step=2, kind="slow", rank=0)
+    run.strikes("slow", 0)
     result = spent(run.events)
     assert result.attempts[0].ended is None
     assert [failure.ended_attempt for failure in result.failures] == [None]
@@ -310,24 +324,33 @@ def test_a_run_that_goes_on_is_told_up_to_its_last_event() -> None:
 
 def test_a_run_of_which_only_the_supervisor_is_known_was_starting_up() -> None:
     run = Told()
-    run.supervisor("open", version=1)
-    run.supervisor("launch", attempt=1, workers=2)
+    run.supervisor(Open(2))
+    run.supervisor(Launch(1, 2))
     assert (spent(run.events).wall, spent(run.events).goodput) == (0, 0)
     run.passes("startup", 5.0)
-    run.supervisor("preempt")
+    run.supervisor(Preempt(1))
     assert causes(spent(run.events)) == {"startup": near(5.0)}
 
 
-@pytest.mark.parametrize("others", [[], [Event("step", 1.0, "rank-3", {"attempt": 1, "step": 0})]])
+@pytest.mark.parametrize("others", [[], [Event(1.0, "rank-3", Done(1, 0))]])
 def test_a_history_without_a_critical_path_is_refused_in_one_line(others: Sequence[Event]) -> None:
     with pytest.raises(BadInput, match="neither a supervisor nor a rank 0") as refusal:
         spent(others)
     assert "\n" not in str(refusal.value)
 
 
-def test_a_step_without_a_number_is_refused_in_one_line() -> None:
-    with pytest.raises(BadInput, match="a step event of rank-0 has no whole number 'step'"):
-        spent([Event("step", 1.0, "rank-0", {"attempt": 1})])
+def test_an_event_that_lacks_something_is_refused_in_one_line() -> None:
+    with pytest.raises(BadInput, match=r"a step event of rank-0 cannot be read \(it lacks cursor\): no cost follows"):
+        spent([Event(1.0, "rank-0", Malformed("step", {}, "it lacks cursor"))])
+
+
+def test_whether_compute_was_measured_on_the_device_is_told() -> None:
+    run = Told()
+    run.launches()
+    run.trains()
+    assert spent(run.events).device is False
+    run.reports(1, Seconds(0.25, 1.0, 0.0, device=True))
+    assert spent(run.events).to_json()["device"] is True
 
 
 def test_what_no_part_of_a_save_explains_is_unaccounted_and_shown_with_the_stall() -> None:
@@ -359,7 +382,7 @@ def test_a_save_before_the_first_step_is_no_part_of_starting_up() -> None:
     run.launches(1.0)
     run.passes("snapshot", 0.5)
     run.trains(stall=0.5)
-    run.rank_0("save", step=0, seconds={"waited": 0.5, "snapshot": 0.5, "overlapped": 0.5})
+    run.tells_of_a_save(0, Stall(waited=0.5, snapshot=0.5, overlapped=0.5))
     assert spent(run.events).seconds == {cause: near(run.truth[cause]) for cause in CAUSES}
 
 
@@ -395,7 +418,7 @@ def test_what_was_measured_twice_shows_as_negative_and_still_adds_up() -> None:
     run.launches()
     run.trains()
     run.trains(compute=1.0)
-    run.rank_0("save", step=1, seconds={"waited": 0.5, "snapshot": 0.5})
+    run.tells_of_a_save(1, Stall(waited=0.5, snapshot=0.5))
     result = spent(run.events)
     assert result.seconds["unaccounted"] == near(-0.5)
     assert_adds_up(result)
@@ -433,7 +456,7 @@ def test_commits_may_be_told_in_any_order() -> None:
     run.trains()
     run.trains()
     run.commits()
-    run.rank_0("commit", step=1, bytes=1, seconds=2.0)
+    run.rank_0(Commit(1, 1, 1, 2.0))
     assert spent(run.events).committed == 2
 
 
@@ -465,9 +488,8 @@ def test_a_rank_that_begins_late_is_found_by_how_short_it_computes() -> None:
     run.launches()
     for _ in range(4):
         run.trains(compute=1.0)
-        at = {"attempt": 1, "step": run.next_step - 1, "epoch": 0, "cursor": run.next_step - 1}
-        run.says("rank-1", "step", **at, seconds={"data": 0.25, "compute": 1.0})
-        run.says("rank-2", "step", **at, seconds={"data": 1.0, "compute": 0.25})
+        run.reports(run.next_step - 1, Seconds(0.25, 1.0, 0.0), rank=1)
+        run.reports(run.next_step - 1, Seconds(1.0, 0.25, 0.0), rank=2)
     waiting = spent(run.events).waiting
     assert waiting is not None
     assert (waiting.rank, waiting.seconds, waiting.rank_seconds) == (2, near(3.0), near(3.0))
@@ -480,9 +502,9 @@ def test_one_rank_waits_for_nobody_that_is_known() -> None:
 
 def test_the_supervisor_of_another_node_may_see_the_failure_first() -> None:
     run = killed_once(injected=None)
-    first = [Event(e.event, e.time, "supervisor-0" if e.who == "supervisor" else e.who, e.fields) for e in run.events]
-    seen = next(event for event in first if event.event == "detect")
-    other = Event("detect", seen.time - 0.25, "supervisor-1", {"attempt": 1, "rank": 3, "kind": "exit"})
+    first = [e._replace(who="supervisor-0") if e.who == "supervisor" else e for e in run.events]
+    seen = next(event for event in first if isinstance(event.what, Detect))
+    other = Event(seen.time - 0.25, "supervisor-1", detected(1, 3, "exit"))
     (failure,) = spent([*first, other]).failures
     assert (failure.rank, failure.detected, failure.detection) == (3, "exit", near(0.25))
     assert spent([*first, other]).seconds == spent(first).seconds
@@ -493,7 +515,7 @@ def test_a_node_that_only_lost_its_peers_does_not_name_the_casualty() -> None:
     run.launches()
     run.trains()
     run.dies(0.25, how="peer", rank=-1)
-    run.says("supervisor-7", "detect", attempt=1, rank=1, kind="signal")
+    run.says("supervisor-7", detected(1, 1, "signal"))
     run.restarts()
     run.trains()
     (failure,) = spent(run.events).failures
@@ -505,7 +527,7 @@ def test_a_worker_that_dies_while_it_is_to_save_was_not_preempted_in_order() -> 
     run.launches()
     run.trains()
     run.dies(0.5)
-    run.supervisor("verdict", verdict="preempted", attempts=1)
+    run.judges("preempted")
     result = spent(run.events)
     assert (result.ended, result.attempts[0].ended, result.seconds["recovery"]) == ("preempted", "failed", near(0.5))
 
@@ -514,7 +536,7 @@ def test_a_run_killed_by_a_second_signal_was_preempted_and_its_work_lost() -> No
     run = Told()
     run.launches()
     run.trains()
-    run.supervisor("verdict", verdict="preempted", attempts=1)
+    run.judges("preempted")
     run.now += 100
     run.launches()
     run.trains()
@@ -528,7 +550,7 @@ def test_a_crash_after_the_end_that_was_restarted_is_a_failure() -> None:
     run.launches()
     run.trains()
     run.saves(snapshot=0.5, durable=0.5)
-    run.rank_0("done", step=1)
+    run.rank_0(Done(1, 1))
     run.dies(0.5, rank=1)
     run.restarts(1.0, read=0.0)
     run.finishes(0.25)
@@ -551,7 +573,7 @@ def test_the_numbers_are_plain_json_with_these_names() -> None:
     stall = ["waited", "snapshot", "enqueue", "backpressure", "write", "sync", "overlapped", "unaccounted"]
     assert list(told) == [
         *("ended", "goodput", "wall", "away", "clock_back", "restarts", "steps", "rework", "seconds", "share"),
-        *("stall", "waiting", "saves", "failures", "attempts"),
+        *("stall", "waiting", "device", "saves", "failures", "attempts"),
     ]
     assert list(told["seconds"]) == list(told["share"]) == list(CAUSES)
     assert list(told["stall"]) == [*stall, "saves", "per_save"]
@@ -657,9 +679,9 @@ def test_files_torn_at_any_byte_still_add_up(
 
 @given(runs(), st.floats(1, 1e6))
 def test_a_clock_that_was_put_back_between_attempts_moves_no_second(run: Told, back: float) -> None:
-    last = max(i for i, event in enumerate(run.events) if event.event in ("launch", "restart", "open"))
+    last = max(i for i, event in enumerate(run.events) if isinstance(event.what, Launch | Restart | Open))
     before, after = run.events[:last], run.events[last:]
-    later = [Event(event.event, event.time - back, event.who, event.fields) for event in after]
+    later = [event._replace(time=event.time - back) for event in after]
     result = spent([*before, *later])
     assert_adds_up(result)
     straight = spent(run.events)
@@ -672,8 +694,8 @@ def test_a_clock_that_was_put_back_between_attempts_moves_no_second(run: Told, b
 
 def test_a_clock_that_was_put_back_an_hour_costs_only_the_gap_it_hid() -> None:
     run = killed_once()
-    at = next(i for i, event in enumerate(run.events) if event.event == "restart")
-    moved = [Event(e.event, e.time - 3600, e.who, e.fields) for e in run.events[at:]]
+    at = next(i for i, event in enumerate(run.events) if isinstance(event.what, Restart))
+    moved = [event._replace(time=event.time - 3600) for event in run.events[at:]]
     result = spent([*run.events[:at], *moved])
     assert result.clock_back == near(3600)
     assert result.seconds == {cause: near(seconds) for cause, seconds in spent(run.events).seconds.items()}

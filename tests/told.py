@@ -1,11 +1,30 @@
 """Histories told by hand: a clock that the teller moves, a cause for every second, and the events of a run."""
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from holdfast.history import JSON, Event
+from holdfast.cost.formulas import Stall
+from holdfast.events import (
+    Attempt,
+    Commit,
+    Detect,
+    Done,
+    Event,
+    Judged,
+    Launch,
+    Open,
+    Preempted,
+    Recover,
+    Restart,
+    Save,
+    Seconds,
+    Step,
+    Strike,
+    What,
+    line,
+)
+from holdfast.samples import Samples
 
 NOON = 1.7e9
 
@@ -28,15 +47,15 @@ class Told:
         self.now += seconds
         self.truth[cause] += seconds
 
-    def says(self, who: str, event: str, **fields: JSON) -> None:
-        self.events.append(Event(event, self.now, who, fields))
+    def says(self, who: str, what: What) -> None:
+        self.events.append(Event(self.now, who, what))
 
-    def supervisor(self, event: str, **fields: JSON) -> None:
+    def supervisor(self, what: What) -> None:
         if self.supervised:
-            self.says("supervisor", event, **fields)
+            self.says("supervisor", what)
 
-    def rank_0(self, event: str, **fields: JSON) -> None:
-        self.says("rank-0", event, attempt=self.attempt, **fields)
+    def rank_0(self, what: What) -> None:
+        self.says("rank-0", what)
 
     def launches(
         self, seconds: float = 1.0, *, cause: str = "startup", verb: str = "launch", read: float = 0.0
@@ -44,16 +63,15 @@ class Told:
         """A new attempt, up to where its first step begins."""
         self.attempt += 1
         if verb == "launch":
-            self.supervisor("open", version=1)
-        self.supervisor(verb, attempt=self.attempt, workers=self.world)
+            self.supervisor(Open(2))
+        self.supervisor((Launch if verb == "launch" else Restart)(self.attempt, self.world))
         if self.supervised:
             self.passes(cause, seconds)
-        self.says("rank-0", "open", version=1)
+        self.says("rank-0", Open(2))
         if not self.supervised:
             self.passes(cause, seconds)
-        self.rank_0("attempt", world=self.world, rank=0, pid=7)
-        if self.attempt > 1:
-            self._recovers(cause, read)
+        self.rank_0(Attempt(self.attempt, self.world, 0, 7))
+        self._recovers(cause, read if self.attempt > 1 else 0.0)
 
     def trains(self, data: float = 0.25, compute: float = 1.0, *, idle: float = 0.0, stall: float = 0.0) -> None:
         """The next step; `stall` is what it says that it waited before, `idle` what it does not say."""
@@ -61,7 +79,7 @@ class Told:
         self.passes("data", data)
         self.passes("compute", compute)
         self._work.append((self.next_step, data, compute))
-        self._step(self.next_step, {"data": data, "compute": compute, "stall": stall})
+        self.reports(self.next_step, Seconds(data, compute, stall))
         self.next_step += 1
 
     def saves(self, *, durable: float | None = None, overlapped: float = 0.0, **parts: float) -> float:
@@ -70,38 +88,47 @@ class Told:
             self.passes(part, seconds)
         waited = sum(parts.values())
         parts.pop("unaccounted", None)
-        told = {"waited": waited, "overlapped": overlapped, **parts}
-        self.rank_0("save", step=self.next_step, writer="blocking", bytes=4000, retries=0, seconds=told)
+        self.tells_of_a_save(self.next_step, Stall(waited=waited, overlapped=overlapped, **parts))
         if durable is not None:
             self.commits(durable)
         return waited
 
     def commits(self, seconds: float = 0.5) -> None:
         self.committed = self.next_step
-        self.rank_0("commit", step=self.next_step, bytes=4000, seconds=seconds)
+        self.rank_0(Commit(self.attempt, self.next_step, 4000, seconds))
+
+    def tells_of_a_save(self, step: int, stall: Stall) -> None:
+        self.rank_0(Save(self.attempt, step, "blocking", 4000, stall))
 
     def dies(self, seconds: float = 0.5, *, how: str = "signal", rank: int = 0, injected: str | None = None) -> None:
         """A failure that is there at once, and detected after some seconds."""
         if injected:
-            self.says(f"rank-{rank}", "failure", attempt=self.attempt, step=self.next_step, kind=injected, rank=rank)
+            self.strikes(injected, rank)
         self.passes("recovery", seconds)
-        self.supervisor("detect", attempt=self.attempt, rank=rank, kind=how, exit=None, signal=9)
+        self.supervisor(detected(self.attempt, rank, how))
+
+    def strikes(self, kind: str, rank: int) -> None:
+        """A failure of the schedule, told in a file of its own."""
+        self.says(f"injected-{rank}", Strike(self.attempt, self.next_step, kind, rank))
 
     def restarts(self, seconds: float = 1.0, *, read: float = 0.25) -> None:
         self.launches(seconds, cause="recovery", verb="restart", read=read)
 
     def finishes(self, seconds: float = 0.125, *, verdict: str = "completed") -> None:
         """The end in order of this attempt."""
-        self.rank_0("done" if verdict == "completed" else "preempted", step=self.next_step)
+        self.rank_0((Done if verdict == "completed" else Preempted)(self.attempt, self.next_step))
         if self.supervised:  # or else nobody says anything after rank 0
             self.passes("closing", seconds)
-        self.supervisor("verdict", verdict=verdict, attempts=self.attempt)
+        self.judges(verdict)
+
+    def judges(self, verdict: str) -> None:
+        self.supervisor(Judged(verdict, self.attempt, "so it was"))
 
     def _recovers(self, cause: str, read: float) -> None:
         self.passes(cause, read)
         restored = self.committed or None
         epoch, cursor = divmod(self.committed, 10)
-        self.rank_0("recover", restored=restored, epoch=epoch, cursor=cursor, rng="keyed", passed_over=[], seconds=read)
+        self.rank_0(Recover(self.attempt, restored, epoch, cursor, "keyed", read))
         for step, data, compute in self._work:
             if step >= self.committed:
                 self.truth["data"] -= data
@@ -110,16 +137,19 @@ class Told:
         self._work = [work for work in self._work if work[0] < self.committed]
         self.next_step = self.committed
 
-    def _step(self, step: int, seconds: Mapping[str, float], rank: int = 0) -> None:
-        epoch, cursor = divmod(step, 10)
-        at = {"attempt": self.attempt, "world": self.world, "epoch": epoch, "cursor": cursor, "step": step}
-        self.says(f"rank-{rank}", "step", **at, rank=rank, samples={"count": 8, "digest": "00"}, seconds=dict(seconds))
+    def reports(self, step: int, seconds: Seconds, rank: int = 0) -> None:
+        """A rank's share of a step."""
+        place = (self.attempt, self.world, rank, *divmod(step, 10), step)
+        self.says(f"rank-{rank}", Step(*place, Samples(8), seconds))
+
+
+def detected(attempt: int, rank: int, kind: str) -> Detect:
+    return Detect(attempt, rank, rank, kind, "it failed", signal="SIGKILL")
 
 
 def written(folder: Path, files: Mapping[str, Sequence[Event]]) -> Path:
     """The folder, with each of these files holding its events, whoever told them."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, events in files.items():
-        lines = [json.dumps({"event": e.event, "time": e.time, "who": e.who, **e.fields}) + "\n" for e in events]
-        (folder / f"{name}.jsonl").write_text("".join(lines))
+        (folder / f"{name}.jsonl").write_bytes(b"".join(line(*event) for event in events))
     return folder

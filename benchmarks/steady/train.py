@@ -104,13 +104,19 @@ def advance(
     return go
 
 
-def block(arm: Advance, case: Case, device: torch.device) -> float:
-    """Seconds of one block: all ranks begin together, and it ends with the last one and with the device."""
+def block(arm: Advance, case: Case, device: torch.device) -> tuple[float, float]:
+    """Seconds of one block: all ranks begin together, and it ends with the last one and with the device.
+
+    And the seconds of processors that all ranks used for it, which say more where others use the machine too.
+    """
     met(device)
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     arm(case.steps)
     met(device)
-    return time.perf_counter() - began
+    seconds, used = time.perf_counter() - began, time.process_time() - used
+    together = torch.tensor(used, dtype=torch.float64, device=device)
+    dist.all_reduce(together)
+    return seconds, float(together)
 
 
 def met(device: torch.device) -> None:
@@ -120,21 +126,20 @@ def met(device: torch.device) -> None:
     dist.barrier()
 
 
-def measure(arms: dict[str, Advance], case: Case, repeats: int, device: torch.device) -> list[dict[str, float]]:
-    """Seconds a step of every arm, one entry a repeat; every block has another arm before it than the time before."""
+def measure(arms: dict[str, Advance], case: Case, repeats: int, device: torch.device) -> list[dict[str, list[float]]]:
+    """Both kinds of seconds a step of every arm, one entry a repeat; the order of the arms changes all the time."""
     order = list(arms)
-    times: list[dict[str, float]] = []
+    times: list[dict[str, list[float]]] = []
     for repeat in range(-1, repeats):
-        total = dict.fromkeys(arms, 0.0)
-        blocks = WARM if repeat < 0 else case.blocks
-        for _ in range(blocks):
+        blocks: dict[str, list[tuple[float, float]]] = {name: [] for name in arms}
+        for _ in range(WARM if repeat < 0 else case.blocks):
             for name in order:
-                total[name] += block(arms[name], case, device)
+                blocks[name].append(block(arms[name], case, device))
             order.reverse()
         order = order[1:] + order[:1]
-        if repeat >= 0:
-            times.append({name: seconds / (blocks * case.steps) for name, seconds in total.items()})
-    return times
+        steps = case.steps * case.blocks
+        times.append({name: [sum(kind) / steps for kind in zip(*each, strict=True)] for name, each in blocks.items()})
+    return times[1:]
 
 
 def main(device: str, name: str, repeats: str, result: str) -> None:

@@ -294,6 +294,8 @@ def from_json(kind: str, said: Mapping[str, JSON]) -> What:
 
 def line(time: float, who: str, what: What) -> bytes:
     """An event as a line of a history; a number that is not finite is written as null, which JSON has."""
+    if type(what) is Step:
+        return _step_line(time, who, what)
     kind = what.kind if isinstance(what, Other | Malformed) else _WORDS[type(what)]
     said = {"event": kind, "time": time, "who": who, **to_json(what)}
     try:
@@ -302,6 +304,24 @@ def line(time: float, who: str, what: What) -> bytes:
         return json.dumps(_finite(said)).encode() + b"\n"
     except TypeError as error:
         raise BadInput(f"the event {kind!r} does not consist of JSON values: {error}.") from error
+
+
+def _step_line(time: float, who: str, step: Step) -> bytes:
+    """The line of a step by hand, ten times as fast: every rank writes one at every boundary."""
+    seconds, samples = step.seconds, step.samples
+    device = ', "device": true' if seconds.device else ""
+    parts = [
+        f'{{"event": "step", "time": {time!r}, "who": "{who}", "attempt": {step.attempt}, "world": {step.world}, '
+        f'"rank": {step.rank}, "epoch": {step.epoch}, "cursor": {step.cursor}, "step": {step.step}, '
+        f'"samples": {{"count": {samples.count}, "digest": "{samples.digest}"}}, '
+        f'"seconds": {{"data": {seconds.data!r}, "compute": {seconds.compute!r}, "stall": {seconds.stall!r}{device}}}'
+    ]
+    if step.state is not None:
+        parts.append(f'"state": "{step.state}"')
+    parts += [f'"{name}": {count}' for name in ("reduced", "held", "stepped") if (count := getattr(step, name))]
+    if step.loss is not None and math.isfinite(step.loss):
+        parts.append(f'"loss": {step.loss!r}')
+    return (", ".join(parts) + "}\n").encode()
 
 
 def parse(text: bytes) -> Event:

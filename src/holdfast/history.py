@@ -64,9 +64,9 @@ class HistoryWriter:
             raise self._failed("open", error) from error
         self.append(Open(VERSION, torn=size - self._end))
 
-    def append(self, what: What) -> None:
-        """Remember an event, to be written by the next flush."""
-        self._lines.append(line(self._clock(), self._who, what))
+    def append(self, what: What, time: float | None = None) -> None:
+        """Remember an event, of now or of an earlier moment, to be written by the next flush."""
+        self._lines.append(line(self._clock() if time is None else time, self._who, what))
 
     def flush(self) -> None:
         """Hand every remembered event to the disk as whole lines; if it refuses, they stay remembered."""
@@ -160,10 +160,10 @@ def read_history(path: Path | Sequence[Path]) -> History:
     return History(tuple(events), tuple(torn))
 
 
-def stream_history(path: Path | Sequence[Path], torn: list[Torn]) -> Iterator[Event]:
+def stream_history(path: Path | Sequence[Path], torn: list[Torn]) -> Iterator[tuple[Path, Event]]:
     """The events of a history file by file, none of them kept here; torn lines are added to the list."""
     for file in files_of(path):
-        yield from _read_file(file, torn)
+        yield from ((file, event) for event in _read_file(file, torn))
 
 
 def recall(file: Path, *kinds: str) -> Iterator[Event]:

@@ -38,9 +38,14 @@ class Samples:
     @classmethod
     def of_each(cls, rows: ArrayLike) -> "list[Samples]":
         """The samples of each row of ids, computed together."""
+        width = np.asarray(rows).shape[1]
+        return [cls(width, _hex(high, low)) for high, low in cls.sums(rows).tolist()]
+
+    @staticmethod
+    def sums(rows: ArrayLike) -> NDArray[np.uint64]:
+        """The two numbers whose digits are the digest of each row of ids."""
         numbers = _as_words(rows)
-        sums = (_mixed_sums(numbers, mix).tolist() for mix in (_SPLITMIX, _MURMUR))
-        return [cls(numbers.shape[1], _hex(high, low)) for high, low in zip(*sums, strict=True)]
+        return np.stack([_mixed_sums(numbers, mix) for mix in (_SPLITMIX, _MURMUR)], axis=1)
 
     @classmethod
     def total(cls, several: "Iterable[Samples]") -> "Samples":

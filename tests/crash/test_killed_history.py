@@ -10,18 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.events import Detect
 from holdfast.history import History, HistoryWriter, read_history
 
 # Flushes one long event after another, telling each on stdout once its flush has returned.
 WRITE_FOR_EVER = """
 import sys
 from pathlib import Path
+from holdfast.events import Detect
 from holdfast.history import HistoryWriter
 
 history = HistoryWriter(Path(sys.argv[1]), "rank-0")
 step = 0
 while True:
-    history.append("step", step=step, load="x" * 100_000)
+    history.append(Detect(1, 0, 0, "error", "x" * 100_000, step=step))
     history.flush()
     print(step, flush=True)
     step += 1
@@ -32,6 +34,7 @@ DIE_INSIDE_A_WRITE = """
 import os, signal, sys
 from pathlib import Path
 import holdfast.history as module
+from holdfast.events import Detect
 
 def write_a_part_and_die(file, data):
     file.write(data[: int(sys.argv[2])])
@@ -39,16 +42,16 @@ def write_a_part_and_die(file, data):
 
 history = module.HistoryWriter(Path(sys.argv[1]), "rank-0")
 for step in range(2):
-    history.append("step", step=step)
+    history.append(Detect(1, 0, 0, "error", "", step=step))
     history.flush()
 module._write_all = write_a_part_and_die
-history.append("step", step=2)
+history.append(Detect(1, 0, 0, "error", "", step=2))
 history.flush()
 """
 
 
 def steps(history: History) -> list[object]:
-    return [event.fields["step"] for event in history.events if event.event == "step"]
+    return [event.what.step for event in history.events if isinstance(event.what, Detect)]
 
 
 def test_every_flushed_event_outlives_a_kill_and_the_file_can_be_continued(tmp_path: Path) -> None:
@@ -63,8 +66,8 @@ def test_every_flushed_event_outlives_a_kill_and_the_file_can_be_continued(tmp_p
         assert len(steps(before)) <= len(flushed) + 1  # one may have been flushed and not yet told
         assert len(before.torn) <= 1
         with HistoryWriter(folder, "rank-0") as history:
-            history.append("step", step="after")
-        assert steps(read_history(folder)) == [*steps(before), "after"]
+            history.append(Detect(1, 0, 0, "error", "after", step=7))
+        assert steps(read_history(folder)) == [*steps(before), 7]
 
 
 def _kill_after(folder: Path, told: int, delay: float) -> list[int]:
@@ -94,7 +97,7 @@ def test_a_kill_inside_a_write_leaves_one_torn_line_that_is_never_glued_to(tmp_p
     assert steps(torn) == [0, 1]
     assert len(torn.torn) == (1 if size else 0)
     with HistoryWriter(tmp_path, "rank-0") as history:
-        history.append("step", step=3)
+        history.append(Detect(1, 0, 0, "error", "", step=3))
     mended = read_history(tmp_path)
     assert steps(mended) == [0, 1, 3]
     assert [torn.size for torn in mended.torn] == [torn.size for torn in torn.torn]  # it is still said

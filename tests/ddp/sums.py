@@ -110,7 +110,6 @@ def report(way: str, rank: int) -> dict[str, Any]:
     return {
         "same": all(torch.equal(ours[name], theirs[name]) for name in ours),
         "layouts": layouts,
-        "posted": replica.posted,
         "reduced": replica.reduced,
         "held": replica.held,
     }

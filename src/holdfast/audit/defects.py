@@ -1,20 +1,24 @@
 """Windows that were not trained as planned: which, and in what way, as far as digests can tell.
 
-A window is compared as a whole: the shares that its ranks report must add up to it, however many ranks there were.
-Only a window that differs is looked into share by share.
+The share of every rank is compared with what the plan gives it. Only a window that differs is looked into further.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
-from holdfast.audit.ledger import CannotTell, Ledger, Step, rank_of
+import numpy as np
+
+from holdfast.audit.columns import Numbers
+from holdfast.audit.finding import SHOWN
+from holdfast.audit.ledger import Ledger, Report
+from holdfast.audit.life import Life
 from holdfast.blocks import Ids
 from holdfast.geometry import Geometry, Position
 from holdfast.samples import Samples
 
-SHOWN = 3  # defects of a kind that are told one by one
 _TOGETHER = 1 << 14  # ids whose intermediate results stay in the processor's cache
 _EPOCHS = 10_000  # searched for a window of the same cursor
 T = TypeVar("T")
@@ -22,12 +26,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Defects:
-    """The windows that differ from the plan, by the way in which they do."""
+    """The steps whose windows differ from the plan, by the way in which they do."""
 
-    missing: Sequence[range]  # numbers of steps
-    duplicated: Sequence[Position]
-    extra: Sequence[Position]
-    changed: Sequence[Position]
+    missing: Sequence[range]
+    duplicated: Sequence[int]
+    extra: Sequence[int]
+    changed: Sequence[int]
     compared: int
     unfinished: int  # not reported by all ranks and not committed either: a run that goes on would train them again
 
@@ -35,30 +39,24 @@ class Defects:
         return bool(self.missing or self.duplicated or self.extra or self.changed)
 
 
-def defects(ledger: Ledger) -> Defects:
-    """Every window that was kept, and every one up to the last commit, against the plan."""
-    geometry = ledger.geometry
-    inside = {geometry.step(at): reports for at, reports in ledger.windows.items() if at in geometry}
-    repeated = {step for step, reports in inside.items() if _is_repeated(reports)}
-    unfinished = {step for step, reports in inside.items() if step >= ledger.committed and absent(reports)} - repeated
-    set_aside = repeated | unfinished
-    compared = {step: reports for step, reports in inside.items() if step not in set_aside}
+def defects(ledger: Ledger, complete: Mapping[int, Numbers]) -> Defects:
+    """Every window that was kept, and every one up to the last commit, against the plan.
+
+    `complete` are the steps that all ranks report, by attempt.
+    """
+    steps, committed = ledger.geometry.steps, ledger.committed
+    kept = np.concatenate([*ledger.trained.values(), np.zeros(0, np.int64)])
+    whole = np.concatenate([*complete.values(), np.zeros(0, np.int64)])
+    repeated = _repeated(ledger)
+    inside = np.unique(kept[kept < steps])
     return Defects(
-        missing=_gaps(inside, min(ledger.committed, geometry.steps)),
-        duplicated=[geometry.position(step) for step in sorted(repeated)],
-        extra=[at for at in ledger.windows if at not in geometry],
-        changed=[geometry.position(step) for step in _changed(geometry, compared)],
-        compared=len(compared),
-        unfinished=len(unfinished),
+        missing=_gaps(inside.tolist(), min(committed, steps)),
+        duplicated=repeated,
+        extra=np.unique(kept[kept >= steps]).tolist(),
+        changed=sorted(set(_changed(ledger)) - set(repeated)),
+        compared=len(np.unique(whole[whole < steps])),
+        unfinished=len(np.setdiff1d(inside[inside >= committed], whole)),
     )
-
-
-def absent(reports: Sequence[Step]) -> list[str]:
-    """Ranks of its world that did not report this window; not more of them than are told."""
-    there, world = {report.who for report in reports}, reports[0].world
-    if len(there) >= world:
-        return []
-    return list(islice((who for who in map("rank-{}".format, range(world)) if who not in there), SHOWN))
 
 
 def described(ledger: Ledger, found: Defects) -> str:
@@ -67,9 +65,9 @@ def described(ledger: Ledger, found: Defects) -> str:
     missing = sum(len(gap) for gap in found.missing)
     parts = [
         _listed(missing, "missing", found.missing, lambda gaps: [_named_range(geometry, gap) for gap in gaps]),
-        _listed(len(found.duplicated), "duplicated", found.duplicated, lambda ats: [_twice(ledger, at) for at in ats]),
-        _listed(len(found.extra), "extra", found.extra, lambda ats: [f"{at} is not in the plan" for at in ats]),
-        _listed(len(found.changed), "with other samples", found.changed, lambda ats: _explained(ledger, ats)),
+        _listed(len(found.duplicated), "duplicated", found.duplicated, lambda them: [_twice(ledger, s) for s in them]),
+        _listed(len(found.extra), "extra", found.extra, lambda them: [f"step {s} is not in the plan" for s in them]),
+        _listed(len(found.changed), "with other samples", found.changed, lambda them: _explained(ledger, them)),
     ]
     return "; ".join(filter(None, parts))
 
@@ -82,38 +80,65 @@ def _listed(count: int, kind: str, several: Sequence[T], told: Callable[[Sequenc
     return f"{windows} {kind}: {', '.join(told(several[:SHOWN]) + more)}"
 
 
-def _is_repeated(reports: Sequence[Step]) -> bool:
-    return len({report.who for report in reports}) < len(reports) or len({report.attempt for report in reports}) > 1
+def _repeated(ledger: Ledger) -> list[int]:
+    """Steps that were kept twice, of one rank or of two attempts."""
+    several = list(ledger.trained.values())
+    for number in ledger.trained:
+        by_rank: defaultdict[int, list[Numbers]] = defaultdict(list)
+        for life in ledger.attempts[number]:
+            by_rank[life.rank].append(life.steps.step[ledger.kept(life)])
+        several += [_twice_in(np.concatenate(rows)) for rows in by_rank.values() for _ in range(2)]
+    return [] if not several else _twice_in(np.concatenate(several)).tolist()
 
 
-def _gaps(steps: Iterable[int], committed: int) -> list[range]:
+def _twice_in(numbers: Numbers) -> Numbers:
+    ordered = np.sort(numbers)
+    return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+
+
+def _gaps(steps: Sequence[int], committed: int) -> list[range]:
     reached = [-1, *steps]
     return [range(a + 1, b) for a, b in pairwise([*reached, max(committed, reached[-1] + 1)]) if b > a + 1]
 
 
-def _changed(geometry: Geometry, windows: Mapping[int, Sequence[Step]]) -> Iterator[int]:
-    for steps, rows in _computed(geometry, list(windows)):
-        for step, planned in zip(steps, Samples.of_each(rows), strict=True):
-            if _total(windows[step]) != planned:
-                yield step
+def _changed(ledger: Ledger) -> Iterator[int]:
+    """Steps of which a rank reports other samples than its share."""
+    geometry = ledger.geometry
+    for number, steps in ledger.trained.items():
+        lives = [_Kept(life, ledger.kept(life)) for life in ledger.attempts[number]]
+        for chunk, rows in _computed(geometry, steps[steps < geometry.steps]):
+            for life in lives:
+                yield from life.unlike(geometry, chunk, rows)
 
 
-def _computed(geometry: Geometry, steps: Sequence[int]) -> Iterator[tuple[Sequence[int], Ids]]:
+class _Kept:
+    """The kept steps of a life, to be compared with windows in order."""
+
+    def __init__(self, life: Life, kept: Numbers) -> None:
+        order = kept[np.argsort(life.steps.step[kept], kind="stable")]
+        self._rank, self._world = life.rank, life.world or 0
+        self._steps, self._count = life.steps.step[order], life.steps.count[order]
+        self._digest = life.steps.digest[order]
+
+    def unlike(self, geometry: Geometry, chunk: Numbers, rows: Ids) -> Iterator[int]:
+        """Which of these windows this rank reports and trained other samples of than its share."""
+        first, last = np.searchsorted(self._steps, [chunk[0], chunk[-1] + 1])
+        mine = self._steps[first:last]
+        if self._rank >= self._world or self._world > geometry.batch:
+            yield from mine.tolist()
+            return
+        places = geometry.places(self._rank, self._world)
+        planned = Samples.sums(rows[np.searchsorted(chunk, mine), places.start : places.stop])
+        wrong = (self._digest[first:last] != planned).any(axis=1) | (self._count[first:last] != len(places))
+        yield from mine[wrong].tolist()
+
+
+def _computed(geometry: Geometry, steps: Numbers) -> Iterator[tuple[Numbers, Ids]]:
     """The windows of these steps, some at a time."""
     some = max(1, _TOGETHER // geometry.batch)
     for first in range(0, len(steps), some):
         chunk = steps[first : first + some]
         yield chunk, geometry.windows(chunk)
-
-
-def _total(reports: Iterable[Step]) -> Samples:
-    return Samples.total(map(_samples, reports))
-
-
-def _samples(report: Step) -> Samples:
-    if report.samples is None:
-        raise CannotTell(f"a step event of {report.who} at {report.at} has no count and digest of samples")
-    return report.samples
 
 
 class _Share(NamedTuple):
@@ -124,37 +149,43 @@ class _Share(NamedTuple):
     samples: Samples
 
 
-def _explained(ledger: Ledger, windows: Sequence[Position]) -> list[str]:
+def _explained(ledger: Ledger, windows: Sequence[int]) -> list[str]:
     """What was trained instead in each of these windows."""
     geometry = ledger.geometry
-    wrong = {at: _wrong_shares(geometry, at, ledger.windows[at]) for at in windows}
+    reports = {step: ledger.reports(step) for step in windows}
+    wrong = {step: _wrong_shares(geometry, step, reports[step]) for step in windows}
     wanted = {share for shares in wrong.values() for share in shares}
-    steps = {geometry.step(at) for at in ledger.windows if at in geometry}
     epochs = range(min(geometry.epochs, _EPOCHS))
-    steps |= {geometry.step(Position(epoch, at.cursor)) for epoch in epochs for at in windows}
-    elsewhere = _found(geometry, sorted(steps), wanted | {_whole(ledger.windows[at]) for at in windows})
-    return [_explanation(geometry, at, ledger.windows[at], wrong[at], elsewhere) for at in windows]
+    length = geometry.steps_per_epoch
+    steps = np.unique(
+        np.concatenate(
+            [*ledger.trained.values(), *([epoch * length + step % length for epoch in epochs] for step in windows)]
+        )
+    )
+    elsewhere = _found(geometry, steps[steps < geometry.steps], wanted | {_whole(reports[step]) for step in windows})
+    return [_explanation(geometry, step, reports[step], wrong[step], elsewhere) for step in windows]
 
 
-def _wrong_shares(geometry: Geometry, at: Position, reports: Iterable[Step]) -> list[_Share]:
-    shares = [
-        _Share(rank, report.world, _samples(report)) for report in reports if (rank := rank_of(report.who)) is not None
-    ]
+def _wrong_shares(geometry: Geometry, step: int, reports: Iterable[Report]) -> list[_Share]:
+    at = geometry.position(step)
+    shares = [_Share(report.rank, report.world, report.samples) for report in reports]
     formed = [share for share in shares if share.rank < share.world <= geometry.batch]
     return [share for share in formed if share.samples != Samples.of(geometry.share(at, share.rank, share.world))]
 
 
-def _whole(reports: Sequence[Step]) -> _Share:
-    return _Share(0, 1, _total(reports))
+def _whole(reports: Sequence[Report]) -> _Share:
+    return _Share(0, 1, Samples.total(report.samples for report in reports))
 
 
-def _found(geometry: Geometry, steps: Sequence[int], wanted: Iterable[_Share]) -> dict[_Share, Position]:
+def _found(geometry: Geometry, steps: Numbers, wanted: Iterable[_Share]) -> dict[_Share, Position]:
     """Those of the wanted shares that are the same share of one of these windows, and of which."""
     places = {share[:2]: geometry.places(*share[:2]) for share in wanted}
     looked_for, found = set(wanted), dict[_Share, Position]()
     for chunk, rows in _computed(geometry, steps):
         for (rank, world), columns in places.items():
-            for step, samples in zip(chunk, Samples.of_each(rows[:, columns.start : columns.stop]), strict=True):
+            for step, samples in zip(
+                chunk.tolist(), Samples.of_each(rows[:, columns.start : columns.stop]), strict=True
+            ):
                 if (share := _Share(rank, world, samples)) in looked_for:
                     found[share] = geometry.position(step)
     return found
@@ -162,16 +193,17 @@ def _found(geometry: Geometry, steps: Sequence[int], wanted: Iterable[_Share]) -
 
 def _explanation(
     geometry: Geometry,
-    at: Position,
-    reports: Sequence[Step],
+    step: int,
+    reports: Sequence[Report],
     wrong: Sequence[_Share],
     elsewhere: Mapping[_Share, Position],
 ) -> str:
-    if other := elsewhere.get(_whole(reports)):
-        return f"{_named(geometry, at)}: {other} was trained instead"
-    silent = [f"{who} never reported it" for who in absent(reports)]
+    at = geometry.position(step)
+    other = elsewhere.get(_whole(reports))
+    if other not in (None, at):
+        return f"{_named(geometry, step)}: {other} was trained instead"
     told = [f"rank-{share.rank} {_instead(geometry, at, share, elsewhere)}" for share in wrong]
-    return f"{_named(geometry, at)}: {', '.join(silent + told) or 'its shares do not add up to it'}"
+    return f"{_named(geometry, step)}: {', '.join(told) or 'trained by a rank that is not of its world'}"
 
 
 def _instead(geometry: Geometry, at: Position, share: _Share, elsewhere: Mapping[_Share, Position]) -> str:
@@ -207,20 +239,20 @@ def _exchanged(trained: Samples, planned: Samples, ids: Ids) -> str:
     return "other samples instead"
 
 
-def _twice(ledger: Ledger, at: Position) -> str:
-    reports = ledger.windows[at]
+def _twice(ledger: Ledger, step: int) -> str:
+    reports = ledger.reports(step)
     attempts = sorted({report.attempt for report in reports})
     if len(attempts) > 1:
-        return f"{_named(ledger.geometry, at)} in attempts {' and '.join(map(str, attempts))}"
+        return f"{_named(ledger.geometry, step)} in attempts {' and '.join(map(str, attempts))}"
     ranks = [report.who for report in reports]
     again = sorted({who for who in ranks if ranks.count(who) > 1})
-    return f"{_named(ledger.geometry, at)} by {', '.join(again)} in attempt {attempts[0]}"
+    return f"{_named(ledger.geometry, step)} by {', '.join(again)} in attempt {attempts[0]}"
 
 
-def _named(geometry: Geometry, at: Position) -> str:
-    return f"{at} (step {geometry.step(at)})"
+def _named(geometry: Geometry, step: int) -> str:
+    return f"{Position(*divmod(step, geometry.steps_per_epoch))} (step {step})"
 
 
 def _named_range(geometry: Geometry, steps: range) -> str:
-    first, last = geometry.position(steps[0]), geometry.position(steps[-1])
-    return _named(geometry, first) if first == last else f"{_named(geometry, first)} to {_named(geometry, last)}"
+    first, last = _named(geometry, steps[0]), _named(geometry, steps[-1])
+    return first if first == last else f"{first} to {last}"

@@ -1,267 +1,278 @@
-"""What of a history counts: its events read once, without what was rolled back, up to what was committed.
+"""What the checks of an audit read: the lives of all ranks and supervisors, and what of them counts.
 
-What is read of an event, beside who wrote it:
-
-    plan     attempt, samples, batch, epochs, seed, config   what is to be trained
-    attempt  attempt, world                                  so many ranks began
-    step     attempt, step, epoch, cursor, world, samples    a rank trained its share of window `cursor` of `epoch`
-    commit   attempt, step, found                            the snapshot of `step` exists from now on; `found`: since
-                                                             before this attempt
-    recover  attempt, restored, epoch, cursor, rng           the snapshot of step `restored` came back, and training
-                                                             goes on with window `cursor` of `epoch`
-    done     attempt, step                                   a rank has nothing left to train
-
-An attempt that is not given is the first. A `recover` declares as rolled back what was trained at its position or
-beyond it by earlier attempts, whichever the rank, and by its own writer before it. Order across ranks is thus told by
-attempts: clocks decide only within one.
+Order across ranks is told by attempts, and within one by what follows from what: a snapshot was found before it came
+back, and was saved after. Clocks decide nothing.
 """
 
-import heapq
-import sys
-from bisect import bisect_right
+import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
-from itertools import accumulate
-from typing import NamedTuple, TypeVar
+from itertools import islice
+from typing import NamedTuple
 
-from holdfast.errors import BadInput, Corrupt
-from holdfast.events import JSON, Event
-from holdfast.geometry import Geometry, Position
+import numpy as np
+
+from holdfast.audit.columns import Numbers
+from holdfast.audit.finding import SHOWN, CannotTell
+from holdfast.audit.life import Life
+from holdfast.errors import BadInput
+from holdfast.events import (
+    Commit,
+    Detect,
+    Event,
+    Judged,
+    Launch,
+    Malformed,
+    Open,
+    Other,
+    Plan,
+    Preempt,
+    Recover,
+    Restart,
+    Strike,
+    What,
+)
+from holdfast.geometry import Geometry
+from holdfast.history import Torn
+from holdfast.lineage import Lineage
 from holdfast.samples import Samples
 
 
-class CannotTell(Exception):
-    """An event lacks what is read of it, or there is none, so there is no verdict."""
-
-
-# Tuples: a long run has a step for every rank and window, and a tuple is small and made in a third of the time.
-class Step(NamedTuple):
-    """A rank's share of a window, trained; `samples` is None if the rank does not say which they were."""
+class Report(NamedTuple):
+    """A rank's share of a window, trained, as it says."""
 
     who: str
-    attempt: int
-    step: int
-    at: Position
+    rank: int
     world: int
-    samples: Samples | None
-
-
-class Commit(NamedTuple):
-    """A snapshot that exists; if `found`, since before this attempt."""
-
-    who: str
     attempt: int
-    step: int
-    found: bool
-    time: float
+    samples: Samples
 
 
-class Recover(NamedTuple):
-    """What a rank began an attempt with; `at` is None if nothing was rolled back."""
+class Restore(NamedTuple):
+    """What came back in a life, and the commit of it that stood then, if one did."""
 
-    who: str
-    attempt: int
-    restored: int | None
-    at: Position | None
-    rng: JSON
-    time: float
+    life: Life
+    recover: Recover
+    commit: Commit | None
+    saver: int | None  # the attempt that trained up to that commit
+    abandoned: bool  # there was a commit of this step, of a branch that did not stand
 
 
-Entry = Step | Commit | Recover
-E = TypeVar("E", Step, Commit, Recover)
+class Save(NamedTuple):
+    """A commit, and the attempt that must have trained up to it: the one whose branch it ends, as it stood then."""
+
+    commit: Commit
+    trainer: int | None
+
+
+class Supervision:
+    """What one supervisor wrote from one opening of its file to the next."""
+
+    def __init__(self, who: str) -> None:
+        self.who = who
+        self.launches: list[int] = []  # numbers of attempts
+        self.failed: set[int] = set()  # attempts of which a worker failed
+        self.asked: set[int] = set()  # attempts that were to stop
+        self.verdicts: list[Judged] = []
+
+    def take(self, what: What) -> bool:
+        """Add what it wrote next, if that is what supervisors write."""
+        match what:
+            case Launch(attempt=number) | Restart(attempt=number):
+                self.launches.append(number)
+            case Detect(attempt=number):
+                self.failed.add(number)
+            case Preempt(attempt=number):
+                self.asked.add(number)
+            case Judged():
+                self.verdicts.append(what)
+            case _:
+                return isinstance(what, Other | Malformed | Strike)
+        return True
 
 
 class Ledger:
     """What the checks of an audit read of a run, from its events in any order that keeps each writer's own."""
 
-    def __init__(self, history: Iterable[Event]) -> None:
+    def __init__(self, history: Iterable[Event] = (), torn: Sequence[Torn] = ()) -> None:
         self.events = 0
         self.writers: set[str] = set()
-        self._entries: list[Entry] = []
-        self._untold: dict[type[Entry], str] = {}  # kinds of which an event lacks something, and what
-        self._others: defaultdict[str, list[Event]] = defaultdict(list)
+        self.torn = torn
+        self.malformed: list[str] = []
+        self.strays: list[str] = []  # lines in a file of another writer
+        self.strangers: list[str] = []  # writers who say what they cannot know
+        self.supervisions: list[Supervision] = []
+        self._all: dict[str, list[Life]] = {}
+        self._at: dict[str, Life | Supervision] = {}
         for event in history:
-            self._take(event)
+            self.take(event)
 
-    def all(self, kind: str) -> Sequence[Event]:
-        """The events of this kind: plan, attempt or done."""
-        return self._others[kind]
+    def take(self, event: Event, file: str | None = None) -> None:
+        """Add an event, from the file of this name if it was read from one."""
+        who, what = event.who, event.what
+        self.events += 1
+        self.writers.add(who)
+        if file not in (None, who):
+            self.strays.append(f"{file}.jsonl has a line of {who}")
+        if isinstance(what, Malformed):
+            self.malformed.append(f"{_article(what.kind)} of {who}: {what.why}")
+        if type(what) is Open:
+            self._open(who, what)
+        elif (life := self._at.get(who) or self._open(who, None)) is None:
+            if not isinstance(what, Strike | Other | Malformed):
+                self.strangers.append(f"{who} is neither a rank nor a supervisor, and tells of {_article(event.kind)}")
+        elif isinstance(life, Life):
+            life.take(what)
+        elif not life.take(what):
+            self.strangers.append(f"{who} tells of {_article(event.kind)}, which only a rank can")
+
+    def _open(self, who: str, what: Open | None) -> Life | Supervision | None:
+        if (rank := rank_of(who)) is not None:
+            life = Life(who, rank, what)
+            self._all.setdefault(who, []).append(life)
+            self._at[who] = life
+            return life
+        if re.fullmatch(r"supervisor(-[0-9]+)?", who):
+            self.supervisions.append(supervision := Supervision(who))
+            self._at[who] = supervision
+            return supervision
+        return None
+
+    @cached_property
+    def lives(self) -> Mapping[str, Sequence[Life]]:
+        """The lives of each rank, in order."""
+        return {who: self._all[who] for who in sorted(self._all, key=lambda who: self._all[who][0].rank)}
+
+    @cached_property
+    def attempts(self) -> Mapping[int, Sequence[Life]]:
+        """The lives of each attempt, by its number and in the order of ranks."""
+        attempts: defaultdict[int, list[Life]] = defaultdict(list)
+        for lives in self.lives.values():
+            for life in lives:
+                if life.number is not None:
+                    attempts[life.number].append(life)
+        return {number: attempts[number] for number in sorted(attempts)}
+
+    @cached_property
+    def plans(self) -> Sequence[tuple[Life, Plan]]:
+        """Every plan and whose it is, in the order of attempts and ranks."""
+        return [(life, life.plan) for lives in self.attempts.values() for life in lives if life.plan]
 
     @cached_property
     def geometry(self) -> Geometry:
         """What is to be trained, as the first plan says."""
-        if not self.all("plan"):
+        if not self.plans:
             raise CannotTell("no plan event says which windows to expect")
-        first = self.all("plan")[0]
+        life, plan = self.plans[0]
         try:
-            return Geometry.from_json(first.fields)
+            return Geometry(samples=plan.samples, batch=plan.batch, epochs=plan.epochs, seed=plan.seed)
         except BadInput as error:
-            raise CannotTell(f"the plan of {first.who} says nothing that can be trained: {error}") from error
+            raise CannotTell(f"the plan of {life.who} says nothing that can be trained: {error}") from error
 
     @cached_property
-    def recovers(self) -> Sequence[Recover]:
-        """Every recover, in order."""
-        return self._of(Recover)
+    def lineage(self) -> Lineage:
+        """What counts at the end of the history."""
+        self._restores_and_saves()
+        return self._lineage
 
     @cached_property
-    def commits(self) -> Sequence[Commit]:
-        """Every commit, in order."""
-        return self._of(Commit)
+    def restores(self) -> Sequence[Restore]:
+        """Every recover with the commit that stood for it."""
+        return self._restores_and_saves()[0]
 
     @cached_property
-    def commits_and_recovers(self) -> Sequence[Commit | Recover]:
-        """Both, in the order of attempts; what was found in an attempt was committed before it."""
-        by_writer: defaultdict[str, list[Commit | Recover]] = defaultdict(list)
-        self._must_be_told(Commit, Recover)
-        for each in self._entries:
-            if not isinstance(each, Step):
-                by_writer[each.who].append(each)
-        # As histories are merged: each writer's in their own order, even where its clock went back.
-        merged = heapq.merge(*by_writer.values(), key=lambda each: each.time)
-        return sorted(merged, key=lambda each: (each.attempt, not (isinstance(each, Commit) and each.found)))
+    def saves(self) -> Sequence[Save]:
+        """Every commit with the attempt that must have trained up to it."""
+        return self._restores_and_saves()[1]
 
-    @cached_property
-    def steps(self) -> Sequence[Step]:
-        """The steps that no recover declares rolled back, in order."""
-        return [step for step, back in self._with_backs(Step) if back is None or step.at < back.at]
+    @cache  # noqa: B019  # a ledger lives as long as its audit
+    def _restores_and_saves(self) -> tuple[list[Restore], list[Save]]:
+        lineage = self._lineage = Lineage()
+        restores: list[Restore] = []
+        saves: list[Save] = []
+        savers: dict[int, int | None] = {}  # by step: of the last commit of it
+        for lives in self.attempts.values():
+            commits = [commit for life in lives for commit in life.commits]
+            saves += [self._saved(lineage, each, savers) for each in commits if each.found]
+            came_back = [(life, life.recover) for life in lives if life.recover]
+            if lineage.trainer(0) is None and not came_back:  # before version 2 a first attempt told of none
+                lineage.add(Recover(lives[0].number or 1, None, 0, 0, "keyed", 0.0))
+            stood = dict(lineage.commits)
+            for life, recover in came_back:
+                step = -1 if recover.restored is None else recover.restored
+                restores.append(Restore(life, recover, stood.get(step), savers.get(step), step in savers))
+                lineage.add(recover)
+            saves += [self._saved(lineage, each, savers) for each in commits if not each.found]
+        return restores, saves
 
-    @cached_property
-    def windows(self) -> Mapping[Position, Sequence[Step]]:
-        """The kept steps by window, in the order of windows."""
-        windows: defaultdict[Position, list[Step]] = defaultdict(list)
-        for step in self.steps:
-            windows[step.at].append(step)
-        return {at: windows[at] for at in sorted(windows)}
+    @staticmethod
+    def _saved(lineage: Lineage, commit: Commit, savers: dict[int, int | None]) -> Save:
+        trainer = savers[commit.step] = lineage.trainer(max(0, commit.step - 1))
+        lineage.add(commit)
+        return Save(commit, trainer)
 
     @cached_property
     def committed(self) -> int:
-        """How many of the kept steps are covered by a commit: the newest that no later recover goes back behind."""
-        commits = self._with_backs(Commit)
-        return max((commit.step for commit, back in commits if back is None or commit.step <= back.step), default=0)
+        """How many of the kept steps are covered by a commit that stands."""
+        return self.lineage.committed
+
+    def kept(self, life: Life) -> Numbers:
+        """The rows of a life's steps that no later recover rolled back."""
+        limit = self.lineage.limit(life.number or 0)
+        numbers = life.steps.step
+        if not len(numbers) or numbers.max() < limit:
+            return np.arange(len(numbers))
+        return np.flatnonzero(numbers < limit)
 
     @cached_property
-    def worlds(self) -> Mapping[int, int]:
-        """How many ranks each attempt had."""
-        began = {attempt_of(event): number(event, "world") for event in self.all("attempt")}
-        return began | {step.attempt: step.world for step in self._of(Step)}
+    def trained(self) -> Mapping[int, Numbers]:
+        """By attempt, the numbers of the steps that were kept, each once and in order; attempts without any left out."""
+        trained: dict[int, Numbers] = {}
+        for number, lives in self.attempts.items():
+            numbers = [life.steps.step[self.kept(life)] for life in lives]
+            if any(map(len, numbers)):
+                trained[number] = np.unique(np.concatenate(numbers))
+        return trained
 
-    def world_that_saved(self, restored: int, before: int) -> int | None:
-        """How many ranks saved the snapshot of this step that came back in an attempt, as far as the history tells."""
-        known = [c for c in self.commits if c.step == restored and c.attempt < before + (1 if c.found else 0)]
-        if not known:
-            return None
-        commit = max(known, key=lambda commit: (commit.attempt, not commit.found))
-        if not commit.found:
-            return self.worlds.get(commit.attempt)
-        # Its own commit event was lost: it was saved by whoever was the last to train what it holds.
-        earlier = [step for step in self._of(Step) if step.step == restored - 1 and step.attempt < commit.attempt]
-        return max(earlier, key=lambda step: step.attempt).world if earlier else None
+    def world(self, attempt: int) -> int:
+        """How many ranks an attempt had, as the first of them says."""
+        worlds = (life.world for life in self.attempts.get(attempt, ()) if life.world is not None)
+        if (world := next(worlds, None)) is None:
+            raise CannotTell(f"the history does not tell how many ranks attempt {attempt} had")
+        return world
 
-    def _take(self, event: Event) -> None:
-        self.events += 1
-        self.writers.add(event.who)
-        if event.event not in _READERS:
-            if event.event in _KEPT:
-                self._others[event.event].append(event)
-            return
-        kind, read = _READERS[event.event]
-        try:
-            self._entries.append(read(event))
-        except CannotTell as error:
-            self._untold.setdefault(kind, str(error))
+    def absent(self, attempt: int) -> list[str]:
+        """Ranks of an attempt's world of which there is no history at all; not more of them than are told."""
+        world = self.world(attempt)
+        if sum(lives[0].rank < world for lives in self.lives.values()) == world:
+            return []
+        return list(islice((who for who in map("rank-{}".format, range(world)) if who not in self.lives), SHOWN))
 
-    def _must_be_told(self, *kinds: type[Entry]) -> None:
-        for kind in kinds:
-            if kind in self._untold:
-                raise CannotTell(self._untold[kind])
+    def reports(self, step: int) -> list[Report]:
+        """What was reported of a step that was kept."""
+        found: list[Report] = []
+        for number, lives in self.attempts.items():
+            for life in lives:
+                rows = np.flatnonzero(life.steps.step == step) if step < self.lineage.limit(number) else ()
+                found += [
+                    Report(life.who, life.rank, life.world or 0, number, life.steps.samples(int(r))) for r in rows
+                ]
+        return found
 
-    def _of(self, kind: type[E]) -> list[E]:
-        self._must_be_told(kind)
-        return [entry for entry in self._entries if isinstance(entry, kind)]
-
-    def _with_backs(self, kind: type[E]) -> "list[tuple[E, _Back | None]]":
-        """The entries of a kind, each with the furthest that a recover which speaks for it goes back."""
-        self._must_be_told(kind)
-        of_later_attempts = _Backs(self.recovers)
-        by_writer: dict[str, _Back] = {}  # the furthest that this writer goes back later on
-        entries: list[tuple[E, _Back | None]] = []
-        for entry in reversed(self._entries):
-            if isinstance(entry, kind):
-                back, own = of_later_attempts.after(entry.attempt), by_writer.get(entry.who)
-                entries.append((entry, min(back, own) if back and own else back or own))
-            elif isinstance(entry, Recover) and (goes_back := _goes_back_to(entry)):
-                by_writer[entry.who] = min(goes_back, by_writer.get(entry.who, goes_back))
-        return entries[::-1]
-
-
-class _Back(NamedTuple):
-    """Where a recover goes back to, as a position and as a number of steps."""
-
-    at: Position
-    step: int
-
-
-class _Backs:
-    """The furthest that any attempt after a given one goes back."""
-
-    def __init__(self, recovers: Iterable[Recover]) -> None:
-        backs = sorted((recover.attempt, back) for recover in recovers if (back := _goes_back_to(recover)))
-        self._attempts = [attempt for attempt, _ in backs]
-        self._furthest = list(accumulate((back for _, back in reversed(backs)), min))[::-1]
-
-    def after(self, attempt: int) -> _Back | None:
-        place = bisect_right(self._attempts, attempt)
-        return self._furthest[place] if place < len(self._furthest) else None
-
-
-def _goes_back_to(recover: Recover) -> _Back | None:
-    return None if recover.at is None else _Back(recover.at, recover.restored or 0)
-
-
-def _step(event: Event) -> Step:
-    at = Position(number(event, "epoch"), number(event, "cursor"))
-    try:
-        samples = Samples.from_json(event.fields.get("samples"))
-    except Corrupt:
-        samples = None
-    return Step(sys.intern(event.who), attempt_of(event), number(event, "step"), at, number(event, "world"), samples)
-
-
-def _commit(event: Event) -> Commit:
-    found = event.fields.get("found") is True
-    return Commit(event.who, attempt_of(event), number(event, "step"), found, event.time)
-
-
-def _recover(event: Event) -> Recover:
-    restored = None if event.fields.get("restored") is None else number(event, "restored")
-    at = None if event.fields.get("cursor") is None else Position(number(event, "epoch"), number(event, "cursor"))
-    return Recover(event.who, attempt_of(event), restored, at, event.fields.get("rng"), event.time)
-
-
-_READERS: Mapping[str, tuple[type[Entry], Callable[[Event], Entry]]] = {
-    "step": (Step, _step),
-    "commit": (Commit, _commit),
-    "recover": (Recover, _recover),
-}
-_KEPT = ("plan", "attempt", "done")
+    def of_ranks(self, attempt: int) -> Iterator[tuple[int, Life]]:
+        """The lives of an attempt by rank, those that belong to its world."""
+        world = self.world(attempt)
+        return ((life.rank, life) for life in self.attempts[attempt] if life.rank < world)
 
 
 @cache
 def rank_of(who: str) -> int | None:
     """The number of the rank that writes under this name."""
-    number = who.removeprefix("rank-")
-    return int(number) if who != number and number.isdecimal() else None
+    found = re.fullmatch(r"rank-(0|[1-9][0-9]{0,17})", who)
+    return int(found[1]) if found else None
 
 
-def attempt_of(event: Event) -> int:
-    """The attempt that an event is of."""
-    return number(event, "attempt") if "attempt" in event.fields else 1
-
-
-def number(event: Event, field: str) -> int:
-    """A field that must be a whole number."""
-    value = event.fields.get(field)
-    if type(value) is not int:
-        raise CannotTell(f"a {event.event} event of {event.who} has no whole number {field!r}")
-    return value
+def _article(kind: str) -> str:
+    word = f"{kind:.40}"
+    return f"an {word}" if word[:1] in "aeiou" else f"a {word}"

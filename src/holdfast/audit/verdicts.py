@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from holdfast.audit import checks
-from holdfast.audit.checks import Verdict, counted
-from holdfast.audit.ledger import CannotTell, Ledger
+from holdfast.audit import ends, record, replays, restores, training, windows
+from holdfast.audit.finding import CannotTell, Verdict
+from holdfast.audit.ledger import Ledger
 from holdfast.events import Event
 from holdfast.history import Torn, stream_history
 
@@ -19,13 +19,20 @@ SEVERITY: Sequence[Verdict] = ("pass", "unknown", "fail")
 CHECKS: Mapping[str, Check] = {
     check.__name__: check
     for check in (
-        checks.one_plan,
-        checks.reached_the_end,
-        checks.restores_only_committed,
-        checks.every_cursor_advances_once,
-        checks.shares_agree,
-        checks.every_sample_trained_once,
-        checks.generators_restored,
+        record.history_is_readable,
+        record.all_ranks_are_on_record,
+        record.every_life_is_an_attempt,
+        ends.one_plan,
+        ends.reached_the_end,
+        ends.supervisors_agree,
+        restores.restores_only_committed,
+        restores.restored_states_agree,
+        restores.generators_restored,
+        windows.every_cursor_advances_once,
+        windows.shares_agree,
+        windows.every_sample_trained_once,
+        training.every_window_was_trained,
+        replays.replayed_steps_agree,
     )
 }
 
@@ -40,16 +47,23 @@ class Finding:
 
 
 def audit(history: Iterable[Event]) -> tuple[Finding, ...]:
-    """Every check's finding on the events of a run."""
+    """Every check's finding on the events of a run, in any order that keeps each writer's own."""
     return _findings(Ledger(history))
 
 
+def audit_files(lines: Iterable[tuple[str, Event]], torn: Sequence[Torn] = ()) -> tuple[Finding, ...]:
+    """Every check's finding on the events of a run, each with the name of the file it was read from."""
+    ledger = Ledger(torn=torn)
+    for file, event in lines:
+        ledger.take(event, file)
+    return _findings(ledger)
+
+
 def audit_run(path: Path | Sequence[Path]) -> tuple[Finding, ...]:
-    """Whether the history at this path, or at these, is whole, and every check's finding on it."""
+    """Every check's finding on the history at this path, or at these."""
     with _no_collection():
         torn: list[Torn] = []
-        ledger = Ledger(stream_history(path, torn))
-        return (_readable(ledger, torn), *_findings(ledger))
+        return audit_files(((file.stem, event) for file, event in stream_history(path, torn)), torn)
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:
@@ -68,17 +82,9 @@ def _find(name: str, check: Check, ledger: Ledger) -> Finding:
         return Finding(name, "unknown", str(error))
 
 
-def _readable(ledger: Ledger, torn: Sequence[Torn]) -> Finding:
-    """A torn line was promised to nobody: if a step is missing because of it, another check says so."""
-    said = f"{counted(ledger.events, 'event')} of {counted(len(ledger.writers), 'writer')}"
-    lines = [f"{each.path.name} line {each.line}, {each.size} bytes" for each in torn]
-    left = f"; killed writers left {counted(len(torn), 'torn line')}: {'; '.join(lines)}" if torn else ""
-    return Finding("history_is_readable", "pass" if ledger.events else "unknown", said + left)
-
-
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """A long history is millions of objects that all stay: the collector of garbage would visit them again and again."""
+    """A long history is millions of objects that come and go: the collector of garbage would look at them in vain."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

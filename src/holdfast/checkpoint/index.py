@@ -63,8 +63,8 @@ def read_index(store: Store, generation: int) -> Index:
         # A list, since the order of the segments says which value of a block is the newest.
         entries = record.pop("segments")
         segments = {entry.pop("name"): Digest(**entry) for entry in entries}
-        if len(segments) < len(entries):
-            raise TypeError("a segment counts once")
+        if not isinstance(entries, list) or len(segments) < len(entries):
+            raise TypeError("segments are a list in which each counts once")
         index = Index(segments=segments, **record)
     except (KeyError, TypeError, AttributeError) as error:
         raise Corrupt(f"{name} lacks what an index must say: {str(error)!r:.200}") from error

@@ -77,7 +77,7 @@ def _strange(store: Store) -> list[Finding]:
     """What looks like a save by its name and is not to be had as one, so that nobody takes it for one."""
     names = [*snapshot.strange(store), *strange_indexes(store)]
     return [
-        Finding(name, "it is named like a save, but not as one is, or is no folder: nothing reads it") for name in names
+        Finding(name, "it is named like a save but is none, or cannot be looked into: see what it is") for name in names
     ]
 
 

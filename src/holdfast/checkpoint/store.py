@@ -143,13 +143,15 @@ class DirectoryStore:
         temporary = f"{path}.{secrets.token_hex(4)}{TEMPORARY}"
         with _reported("write", path):
             self._require_clear("write", name)
-            _make_directory(path.parent)
             try:
+                _make_directory(path.parent)
                 _write_file(temporary, parts)
                 publish(temporary, str(path))  # the commit point: before it the old value, after it the new one
-            except BaseException:
+            except BaseException as error:
                 with suppress(OSError):
                     Path(temporary).unlink()
+                if isinstance(error, FileNotFoundError):  # to a writer it means that there is no such directory
+                    raise refusal("write", path, error) from error
                 raise
             _sync_directory(path.parent)  # the new name itself must outlive a power cut
 

@@ -194,7 +194,9 @@ def _sent_to(place: str) -> "Store":
         store = open_store(place)
         store.names("histories/")
     except HoldfastError as error:
-        raise BadInput(f"no histories of other nodes: {error}. Name the folders of all nodes instead.") from error
+        raise BadInput(
+            f"no histories of other nodes: {error}. Name the folders of all nodes, or RUN/history for what is here alone."
+        ) from error
     return store
 
 

@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any
 
-from holdfast.cost.attempts import Attempt, Save, attempts, moment_of, number, seconds, text, verdict, whole
+from holdfast.cost.attempts import Attempt, Save, attempts, moment_of, strikes, verdict
 from holdfast.cost.formulas import Stall, goodput
 from holdfast.cost.timeline import RANK_0, timeline
-from holdfast.events import JSON, Event
+from holdfast.events import Attempt as Began
+from holdfast.events import Detect, Event, Recover, Step, Strike
 
 # In the order in which they are shown: the paper's, then ours.
 PARTS = ("snapshot", "enqueue", "backpressure", "write", "sync")
@@ -101,6 +102,7 @@ class Spent:
     failures: tuple[FailureCost, ...]
     attempts: tuple[AttemptCost, ...]
     waiting: Waiting | None
+    device: bool  # compute was measured on the device: what it took, not what launching it took
 
     @property
     def goodput(self) -> float:
@@ -142,6 +144,7 @@ class Spent:
                 "per_save": self.stall_per_save,
             },
             "waiting": asdict(self.waiting) if self.waiting else None,
+            "device": self.device,
             "saves": [save.to_json() for save in self.saves],
             "failures": [asdict(failure) for failure in self.failures],
             "attempts": [attempt.to_json() for attempt in self.attempts],
@@ -168,18 +171,17 @@ def spent(history: Sequence[Event]) -> Spent:
         failures=tuple(_failures(lives, history)),
         attempts=costs,
         waiting=_waiting(lives, history, line.wall),
+        device=any(step.device for life in lives for step in life.steps),
     )
 
 
 def _attempt_cost(life: Attempt) -> AttemptCost:
     stretch = life.stretch
-    restored = (moment.event.fields.get("restored") for moment in stretch.all("recover"))
-    worlds = (moment.event.fields.get("world") for moment in stretch.all("attempt"))
     return AttemptCost(
         attempt=stretch.number,
-        world=next((world for world in worlds if isinstance(world, int)), None),
+        world=next((began.world for began in stretch.told(Began)), None),
         ended=life.ended,
-        restored=next((step for step in restored if isinstance(step, int)), None),
+        restored=next((recover.restored for recover in stretch.told(Recover)), None),
         steps=len(life.steps),
         rolled_back=sum(step.rolled_back for step in life.steps),
         committed=life.committed,
@@ -229,15 +231,16 @@ def _stall(life: Attempt) -> Stall:
 
 def _failures(lives: Sequence[Attempt], history: Sequence[Event]) -> list[FailureCost]:
     """Every failure that ended an attempt, and every other that was injected, in order."""
-    on_path = {id(moment.event) for life in lives for moment in life.stretch.all("detect")}
-    elsewhere = [event for event in history if event.event == "detect" and id(event) not in on_path]
+    on_path = {id(moment.event) for life in lives for moment in life.stretch.all(Detect)}
+    elsewhere = [event for event in history if isinstance(event.what, Detect) and id(event) not in on_path]
     following = [*pairwise(lives), (lives[-1], None)]
     costs = [_ending(life, after, elsewhere) for life, after in following if life.failed]
-    fatal = {id(life.struck) for life in lives if life.failed}
-    open_ended = id(lives[-1].struck) if lives[-1].ended is None else None
-    for event in history:
-        if event.event == "failure" and id(event) not in fatal:
-            costs.append(_not_ending(event, None if id(event) == open_ended else False))
+    fatal = {id(life.struck.event) for life in lives if life.failed and life.struck}
+    last = lives[-1].struck if lives[-1].ended is None else None
+    for strike, event in strikes(history):
+        if id(event) not in fatal:
+            ended = None if last and event is last.event else False
+            costs.append(_not_ending(strike, ended))
     return sorted(costs, key=lambda cost: (cost.attempt, cost.step, cost.ended_attempt is True, cost.rank or 0))
 
 
@@ -247,14 +250,15 @@ def _ending(life: Attempt, after: Attempt | None, elsewhere: Iterable[Event]) ->
     until = after.first if after else life.stretch.end
     new = after.steps[0] if after and after.steps else None
     lost = [step for step in life.steps if step.rolled_back]
-    restores = [number(moment.event.fields.get("seconds")) for moment in after.stretch.all("recover")] if after else []
+    restores = [recover.seconds for recover in after.stretch.told(Recover)] if after else []
+    strike = life.struck.strike if life.struck else None
     return FailureCost(
         attempt=life.stretch.number,
         step=_next_step(life),
-        kind=text(life.struck, "kind"),
-        rank=_rank(life.struck or seen),
+        kind=strike.kind if strike else None,
+        rank=_rank(strike or seen),
         ended_attempt=True,
-        detected=text(seen, "kind"),
+        detected=seen.kind if seen else None,
         detection=None if seen_at is None else seen_at - life.stop,
         restart=until - (life.stop if seen_at is None else seen_at) if new else None,
         restore=restores[0] if restores else None,
@@ -265,40 +269,39 @@ def _ending(life: Attempt, after: Attempt | None, elsewhere: Iterable[Event]) ->
     )
 
 
-def _not_ending(event: Event, ended_attempt: bool | None) -> FailureCost:
-    attempt, step = whole(event, "attempt"), whole(event, "step")
+def _not_ending(strike: Strike, ended_attempt: bool | None) -> FailureCost:
     return FailureCost(
-        attempt=attempt, step=step, kind=text(event, "kind"), rank=_rank(event), ended_attempt=ended_attempt
+        attempt=strike.attempt, step=strike.step, kind=strike.kind, rank=_rank(strike), ended_attempt=ended_attempt
     )
 
 
 def _next_step(life: Attempt) -> int:
     """The step that the failure kept from being trained."""
     if life.struck:
-        return whole(life.struck, "step")
+        return life.struck.strike.step
     return life.steps[-1].number + 1 if life.steps else life.committed
 
 
-def _detection(life: Attempt, elsewhere: Iterable[Event]) -> tuple[Event | None, float | None]:
+def _detection(life: Attempt, elsewhere: Iterable[Event]) -> tuple[Detect | None, float | None]:
     """How the failure was first seen, and where on the clock; the word of other nodes counts by attempt."""
-    here = life.stretch.all("detect")
-    numbers = {moment.event.fields.get("attempt") for moment in here} or {life.stretch.number}
-    places = [(moment.at, moment.event) for moment in here]
-    places += [(moment_of(e, life.stretch), e) for e in elsewhere if e.fields.get("attempt") in numbers]
-    if not places:
+    here = life.stretch.all(Detect)
+    numbers = {detect.attempt for detect in life.stretch.told(Detect)} or {life.stretch.number}
+    places = [(moment.at, moment.event) for moment in here] + [(moment_of(e, life.stretch), e) for e in elsewhere]
+    told = [(at, e.who, e.what) for at, e in places if isinstance(e.what, Detect) and e.what.attempt in numbers]
+    if not told:
         return None, None
     # A node that only lost its peers may say so before the one that lost a worker.
-    _, event = min(places, key=lambda place: (text(place[1], "kind") == "peer", place[0], place[1].who))
-    return event, min(max(min(at for at, _ in places), life.stop), life.stretch.end)
+    _, _, detect = min(told, key=lambda place: (place[2].kind == "peer", place[0], place[1]))
+    return detect, min(max(min(at for at, _, _ in told), life.stop), life.stretch.end)
 
 
 def _waiting(lives: Iterable[Attempt], history: Iterable[Event], wall: float) -> Waiting | None:
     """What `Waiting` says, from the steps that rank 0 and at least one other rank tell of."""
-    shortest: dict[tuple[JSON, JSON], tuple[float, str]] = {}
+    shortest: dict[tuple[int, int], tuple[float, str]] = {}
     for event in history:
-        if event.event == "step" and event.who != RANK_0:
-            key = event.fields.get("attempt"), event.fields.get("step")
-            told = seconds(event, "compute"), event.who
+        if isinstance(event.what, Step) and event.who != RANK_0:
+            key = event.what.attempt, event.what.step
+            told = event.what.seconds.compute, event.who
             shortest[key] = min(told, shortest.get(key, told))
     if not shortest:
         return None
@@ -312,9 +315,8 @@ def _waiting(lives: Iterable[Attempt], history: Iterable[Event], wall: float) ->
     return Waiting(seconds=total, share=_share(total, wall), rank=rank, rank_seconds=waited[longest])
 
 
-def _rank(event: Event | None) -> int | None:
-    rank = event.fields.get("rank") if event else None
-    return rank if isinstance(rank, int) and rank >= 0 else None  # -1: of a worker on another node
+def _rank(what: Strike | Detect | None) -> int | None:
+    return what.rank if what and what.rank >= 0 else None  # -1: of a worker on another node
 
 
 def _share(part: float, wall: float) -> float:

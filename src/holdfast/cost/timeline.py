@@ -14,15 +14,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from holdfast.errors import BadInput
-from holdfast.events import Event
+from holdfast.events import Attempt, Detect, Done, Event, Judged, Launch, Open, Preempted, Restart, What
 
 RANK_0 = "rank-0"
-IN_ORDER = frozenset({"done", "preempted", "verdict"})
-BEGINS = frozenset({"open", "launch"})
-GOES_ON = BEGINS | {"detect", "restart"}
+IN_ORDER = (Done, Preempted, Judged)
+BEGINS = (Open, Launch)
+GOES_ON = (*BEGINS, Detect, Restart)
+T = TypeVar("T")
 
 
 class Moment(NamedTuple):  # a tuple, quick to make: there is one for every step
@@ -39,15 +40,19 @@ class Stretch:
     number: int
     moments: Sequence[Moment]
     end: float
-    kinds: Mapping[str, Sequence[Moment]]
+    kinds: Mapping[type[object], Sequence[Moment]]
 
     @property
     def begin(self) -> float:
         return self.moments[0].at
 
-    def all(self, kind: str) -> Sequence[Moment]:
+    def all(self, kind: type[What]) -> Sequence[Moment]:
         """The moments of this kind of event, in order."""
         return self.kinds.get(kind, ())
+
+    def told(self, kind: type[T]) -> list[T]:
+        """What the events of this kind say, in order."""
+        return [moment.event.what for moment in self.kinds.get(kind, ()) if isinstance(moment.event.what, kind)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,7 @@ def _in_order(files: tuple[list[Event], list[Event]]) -> list[Event]:
 def _phase(event: Event) -> int:
     if event.who == RANK_0:
         return 1
-    return 0 if event.event in ("open", "launch", "restart") else 2
+    return 0 if isinstance(event.what, Open | Launch | Restart) else 2
 
 
 def _numbered(events: Sequence[Event]) -> Iterator[tuple[int, Event]]:
@@ -100,13 +105,12 @@ def _numbered(events: Sequence[Event]) -> Iterator[tuple[int, Event]]:
     following = [_named(event) for event in events[1:]] + [None]
     last = 1
     for event, after in zip(events, following, strict=False):
-        last = _named(event) or (after if event.event == "open" else None) or last
+        last = _named(event) or (after if isinstance(event.what, Open) else None) or last
         yield last, event
 
 
 def _named(event: Event) -> int | None:
-    number = event.fields.get("attempt")
-    return number if type(number) is int else None
+    return getattr(event.what, "attempt", None)
 
 
 def _on_one_clock(path: Sequence[Event]) -> tuple[list[Moment], float, float]:
@@ -117,12 +121,12 @@ def _on_one_clock(path: Sequence[Event]) -> tuple[list[Moment], float, float]:
         passed = event.time - before.time
         if passed < 0:
             clock_back -= passed
-        elif over and event.event in BEGINS:
+        elif over and isinstance(event.what, BEGINS):
             away += passed
         else:
             now += passed
         moments.append(Moment(now, event))
-        over = event.event in IN_ORDER or (over and event.event not in GOES_ON)
+        over = isinstance(event.what, IN_ORDER) or (over and not isinstance(event.what, GOES_ON))
     return moments, away, clock_back
 
 
@@ -136,18 +140,18 @@ class _Seen:
 
     def is_over(self, event: Event) -> bool:
         """Whether this event can only be of the next attempt."""
-        if event.event == "open":
+        if isinstance(event.what, Open):
             return self.joined or (event.who != RANK_0 and self.launched is not None)
-        if event.event in ("launch", "restart"):
+        if isinstance(event.what, Launch | Restart):
             return self.detected or self.launched not in (None, _named(event))
         return False
 
     def see(self, event: Event) -> None:
         if event.who == RANK_0:
-            self.joined = self.joined or event.event == "open"
-        elif event.event in ("launch", "restart"):
+            self.joined = self.joined or isinstance(event.what, Open)
+        elif isinstance(event.what, Launch | Restart):
             self.launched = _named(event)
-        elif event.event == "detect":
+        elif isinstance(event.what, Detect):
             self.detected = True
 
 
@@ -165,13 +169,13 @@ def _divided(moments: Iterable[Moment]) -> Iterator[list[Moment]]:
 
 
 def _stretch(part: Sequence[Moment], end: float) -> Stretch:
-    kinds: defaultdict[str, list[Moment]] = defaultdict(list)
+    kinds: defaultdict[type[object], list[Moment]] = defaultdict(list)
     for moment in part:
-        kinds[moment.event.event].append(moment)
+        kinds[type(moment.event.what)].append(moment)
     return Stretch(_number(part, kinds), part, end, kinds)
 
 
-def _number(part: Sequence[Moment], kinds: Mapping[str, Sequence[Moment]]) -> int:
+def _number(part: Sequence[Moment], kinds: Mapping[type[object], Sequence[Moment]]) -> int:
     """Rank 0's own count of the attempt; the supervisor's where rank 0 never came so far."""
-    numbers = (_named(moment.event) for moment in chain(kinds.get("attempt", ()), part))
+    numbers = (_named(moment.event) for moment in chain(kinds.get(Attempt, ()), part))
     return next((number for number in numbers if number is not None), 1)

@@ -119,7 +119,7 @@ class Loop:
                 self._trained(step, at, request.samples, Seconds(data, 0.0, stall), began)
                 if step == 0:
                     self.saves.prepare()  # not before: optimizers make their moments in the first step
-                at = self.geometry.position(step + 1)
+                at = self.geometry.following(at)
             self._end(at)
         except GeneratorExit:
             # The user left the loop. Whether this step was trained to its end is not known, so it does not count.
@@ -152,7 +152,9 @@ class Loop:
         self.saves.collect()
         if self.stopping.here(step):
             self._stop(step, at)
-        self.injection.strike(step)
+        if self.injection.due(step):
+            self.reporting.settle()  # it may be the last that we do
+            self.injection.strike(step)
         progress.here.passes(step)
         return stall
 

@@ -31,10 +31,12 @@ class Injection:
         self._due = [failure for failure in mine if (failure.step, failure.kind, rank) not in struck]
         self._rank, self._attempt, self._folder = rank, attempt, folder
 
+    def due(self, step: int) -> bool:
+        """Whether something is to happen before the window with this number."""
+        return any(failure.step == step for failure in self._due)
+
     def strike(self, step: int) -> None:
         """Let happen what is due before the window with this number; it may not return."""
-        if not self._due:
-            return
         for failure in [each for each in self._due if each.step == step]:
             self._due.remove(failure)
             if self._folder:

@@ -82,12 +82,11 @@ def size(dataset: Dataset) -> int:
 
 def requests(geometry: Geometry, start: int, rank: int, world: int) -> Iterator[Request]:
     """This rank's share of every window from number `start` to the last."""
-    first = sum(geometry.share_size(each, world) for each in range(rank))
-    end = first + geometry.share_size(rank, world)
-    together = max(1, CHUNK // geometry.batch)
+    places = geometry.places(rank, world)
+    together = max(1, CHUNK // len(places))
     for chunk in range(start, geometry.steps, together):
         steps = range(chunk, min(chunk + together, geometry.steps))
-        shares = geometry.windows(steps)[:, first:end]
+        shares = geometry.windows(steps, places)
         for step, ids, samples in zip(steps, shares, Samples.of_each(shares), strict=True):
             yield Request(ids, samples, share_key(geometry, generators.LOAD, geometry.position(step), rank))
 
@@ -99,8 +98,8 @@ def share_key(geometry: Geometry, purpose: str, at: Position, share: int) -> int
 
 def load(shares: Shares, wanted: Iterable[Request], workers: int) -> Iterator[Loaded]:
     """The requested shares in order; with workers, so many processes load ahead."""
-    if not workers and not torch.cuda.is_initialized():
-        return map(shares.__getitem__, wanted)  # all that a DataLoader would do, without its own pace
+    if not workers:
+        return map(shares.__getitem__, wanted)  # as a DataLoader would, without what it does beside
     loader: DataLoader[Loaded] = DataLoader(
         shares,  # type: ignore[arg-type]  # a Dataset to torch is a base class, and all it calls is __getitem__
         batch_size=None,
@@ -109,8 +108,8 @@ def load(shares: Shares, wanted: Iterable[Request], workers: int) -> Iterator[Lo
         num_workers=workers,
         pin_memory=torch.cuda.is_initialized(),
         generator=torch.Generator(),  # else the loader draws from the one that training draws from
-        worker_init_fn=_Serve(os.getpid()) if workers else None,
-        multiprocessing_context=Loaders() if workers and _forks() else None,
+        worker_init_fn=_Serve(os.getpid()),
+        multiprocessing_context=Loaders() if _forks() else None,
     )
     with preemption.held_back():  # until the processes are ready to outlast it
         return iter(loader)

@@ -50,5 +50,5 @@ def _last_attempt(file: Path) -> int:
 
 
 def _struck(folder: Path) -> list[Struck]:
-    events = (event.what for file in folder.glob(f"{INJECTED}*.jsonl") for event in stream_history(file, []))
+    events = (event.what for file in folder.glob(f"{INJECTED}*.jsonl") for _, event in stream_history(file, []))
     return [(what.step, what.kind, what.rank) for what in events if isinstance(what, Strike)]

@@ -8,8 +8,8 @@ from holdfast.events import What
 class Record(Protocol):
     """Takes events, and keeps them."""
 
-    def append(self, what: What) -> None:
-        """Remember an event."""
+    def append(self, what: What, time: float | None = None) -> None:
+        """Remember an event, of now or of an earlier moment."""
 
     def flush(self) -> None:
         """Hand what is remembered to the system: the death of this process no longer loses it."""
@@ -24,7 +24,7 @@ class Record(Protocol):
 class Unrecorded:
     """The record of a run without a folder: nothing is kept."""
 
-    def append(self, what: What) -> None:
+    def append(self, what: What, time: float | None = None) -> None:
         pass
 
     def flush(self) -> None:

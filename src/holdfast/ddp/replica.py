@@ -7,21 +7,19 @@ its bucket. So a resumed process, which has yet to learn, would round differentl
 other: it depends on nothing but the model.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd import Variable
-from torch.distributed import ProcessGroup, Work
+from torch.distributed import GradBucket  # type: ignore[attr-defined]  # it is public
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast import progress
 from holdfast.errors import BadInput
-
-_NONE = -1  # as torch numbers the backward pass that is under way when there is none
 
 
 class Replica:
@@ -29,35 +27,47 @@ class Replica:
 
     def __init__(self, model: nn.Module, options: dict[str, Any]) -> None:
         self.reduced = 0
-        """Backward passes whose gradients were summed to the last bucket."""
+        """Backward passes whose gradients are summed over the ranks."""
         self.held = 0
-        """Forward passes of training whose gradients stay on this rank until a later one is reduced."""
-        group: ProcessGroup = options.get("process_group") or dist.distributed_c10d._get_default_group()
-        self._even = 1.0 / group.size()
-        self.weight = self._even
-        self._backward = _NONE
-        self.ddp = _Settled(model, **options | {"process_group": _Summing(group, self)})
+        """Backward passes whose gradients stay on this rank until a later one is summed."""
+        self._summed: bool | None = None  # of the backward that is due: whether it will be; nothing if none is
+        self.ddp = _Settled(model, self.before_forward, **options)
         self.ddp.settle()
-        # Not for torch.compile to look into, or it would compile again for every count.
-        self.ddp.register_forward_pre_hook(torch.compiler.disable(self._before_forward))
+        self._weight = 1.0 / self.ddp.process_group.size()  # what DDP gives every rank by itself
+        for each in self.ddp.last_to_come():
+            each.register_post_accumulate_grad_hook(self._after_gradient)
 
-    def before_sum(self, bucket: torch.Tensor) -> None:
-        """Weigh the gradients of this rank, which DDP has divided by the number of ranks, and count."""
-        if self.weight != self._even:
-            bucket.mul_(self.weight / self._even)
-        progress.here.posts()
-        backward = torch._C._current_graph_task_id()
-        if backward != self._backward:
-            self._backward = backward
-            Variable._execution_engine.queue_callback(self._after_backward)
+    @property
+    def weight(self) -> float:
+        """By what this rank's gradients are multiplied before they are summed; to be set before the first backward."""
+        return self._weight
 
-    def _after_backward(self) -> None:
-        self.reduced += 1
-        self._backward = _NONE
+    @weight.setter
+    def weight(self, weight: float) -> None:
+        if weight != self._weight:  # else DDP multiplies while it fills its buckets, which costs nothing
+            self._weight = weight
+            self.ddp.sum_with(self._sum)
 
-    def _before_forward(self, *_: object) -> None:
-        if torch.is_grad_enabled() and not self.ddp.require_backward_grad_sync:
+    def _sum(self, _: None, bucket: GradBucket) -> Future[torch.Tensor]:
+        gradients = bucket.buffer().mul_(self._weight)
+        future = dist.all_reduce(gradients, group=self.ddp.process_group, async_op=True).get_future()
+        summed: Future[torch.Tensor] = future.then(lambda done: done.value()[0])
+        return summed
+
+    def before_forward(self, is_summed: bool) -> None:
+        """DDP decides before a forward whether the gradients of its backward are summed."""
+        if torch.is_grad_enabled():
+            self._summed = is_summed
+
+    def _after_gradient(self, _: torch.Tensor) -> None:
+        if self._summed is None:
+            return
+        if self._summed:
+            self.reduced += 1
+            progress.here.posts()  # its own gradients are computed: from here on it can only wait for peers
+        else:
             self.held += 1
+        self._summed = None
 
 
 class _Settled(DistributedDataParallel):
@@ -68,61 +78,53 @@ class _Settled(DistributedDataParallel):
     the first, which is about the order in which gradients come.
     """
 
-    _final = False
-
     def __init__(
-        self, module: nn.Module, *, find_unused_parameters: bool = False, static_graph: bool = False, **options: Any
+        self,
+        module: nn.Module,
+        before_forward: Callable[[bool], None],
+        *,
+        find_unused_parameters: bool = False,
+        static_graph: bool = False,
+        **options: Any,
     ) -> None:
+        self._before_forward = before_forward
+        self._all_used = not (find_unused_parameters or static_graph)
         self._rebuilds = static_graph or not find_unused_parameters
+        self._is_final = self._is_ours = False
         super().__init__(module, find_unused_parameters=find_unused_parameters, static_graph=static_graph, **options)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """DDP's own. Not a hook: a module with hooks takes the long way through torch."""
+        self._before_forward(self.require_backward_grad_sync)
+        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
     def settle(self) -> None:
         """Build the final buckets; DDP does so once."""
         if self._rebuilds:
             self.reducer._push_all_rebuilt_params()
             self._has_rebuilt_buckets = self.reducer._rebuild_buckets()
-        self._final = True
+        self._is_final = True
+
+    def last_to_come(self) -> list[nn.Parameter]:
+        """Parameters of which one has a gradient late in every backward: the first, or any where some may be unused."""
+        parameters, _ = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        return list(parameters[:1] if self._all_used else parameters)
+
+    def sum_with(self, hook: Any) -> None:
+        """Have our own hook sum the buckets, from now on."""
+        if not self._is_ours:
+            super().register_comm_hook(None, hook)
+        self._is_ours = True
 
     def register_comm_hook(self, state: object, hook: Any) -> None:
-        """Refused once the replica is made: a hook's sums would be neither weighted by share nor counted."""
-        if self._final:
+        """Refused once the buckets are final: the sums of a user's hook would not be weighted by share."""
+        if self._is_final:
             raise BadInput("a replicated model sums its gradients itself: leave out register_comm_hook")
         super().register_comm_hook(state, hook)  # DDP's own, for its option mixed_precision
 
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
         parameters, sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
         return (parameters[::-1], sparse[::-1]) if self._rebuilds else (parameters, sparse)
-
-    def _check_default_group(self) -> None:
-        """A copy, as one that averages weights is made of, may go without our group: it is not trained."""
-
-
-class _Summing(ProcessGroup):
-    """The group of all ranks as DDP sees it: its own operations, in place, and a replica that is told of every sum."""
-
-    def __init__(self, group: ProcessGroup, replica: Replica) -> None:
-        super().__init__(group.rank(), group.size())  # type: ignore[call-arg]  # torch has this one too
-        self._group, self._replica = group, replica
-
-    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> Work:  # type: ignore[override]  # as DDP calls it
-        """DDP sums gradients, and a map of the parameters that were used, which is of integers."""
-        if tensors[0].dtype is not torch.int32:
-            self._replica.before_sum(tensors[0])
-        return self._group.allreduce(tensors, options)
-
-    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Work:  # type: ignore[override]
-        """The first weights, buffers before a forward."""
-        return self._group.broadcast(tensors, options)
-
-    def allgather(  # type: ignore[override]
-        self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], options: Any
-    ) -> Work:
-        """Whether all ranks have the same model."""
-        return self._group.allgather(outputs, inputs, options)
-
-    def getBackendName(self) -> str:
-        """For DDP's log."""
-        return "holdfast"
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

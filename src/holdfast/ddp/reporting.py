@@ -1,9 +1,11 @@
 """The steps of a rank on their way to its history: each is put on record once what came out of it is known.
 
-On a device that is a little later than the boundary, so a few steps may be waiting. A save waits for none that it
-covers: they are settled first.
+On a device that is a little later than the boundary; and lines are written several at a time, because a loop of short
+steps would feel every one. So the last steps before a kill may be missing from a history: they are lost in any case, and
+trained again. A save waits for none that it covers: they are settled first.
 """
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -12,7 +14,8 @@ from holdfast.ddp.fingerprint import Fingerprints, Sample
 from holdfast.ddp.record import Record
 from holdfast.events import Step
 
-LATE = 8  # steps that may be waiting: fewer than a device can be behind, so it always has work
+TOGETHER = 16  # steps that wait at most
+LATEST = 0.2  # seconds that a step waits at most, if another follows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,6 +26,7 @@ class Report:
     began: Mark
     ended: Mark
     sample: Sample
+    time: float
 
     @property
     def is_known(self) -> bool:
@@ -43,11 +47,13 @@ class Reporting:
     _waiting: deque[Report] = field(default_factory=deque)
 
     def trained(self, step: Step, began: Mark, ended: Mark) -> None:
-        """A step was trained; what is known by now goes on record."""
-        self._waiting.append(Report(step, began, ended, self.fingerprints.take()))
-        while self._waiting and (len(self._waiting) > LATE or self._waiting[0].is_known):
-            self._settle()
-        self.record.flush()
+        """A step was trained; from time to time, what is known by then goes on record."""
+        waiting, now = self._waiting, time.time()
+        waiting.append(Report(step, began, ended, self.fingerprints.take(), now))
+        if len(waiting) >= TOGETHER or not 0 <= now - waiting[0].time < LATEST:
+            while waiting and (len(waiting) >= TOGETHER or waiting[0].is_known):
+                self._settle()
+            self.record.flush()
 
     def settle(self) -> None:
         """Put every step on record that was trained by now; waits for the device."""
@@ -56,4 +62,5 @@ class Reporting:
         self.record.flush()
 
     def _settle(self) -> None:
-        self.record.append(self._waiting.popleft().settled())
+        report = self._waiting.popleft()
+        self.record.append(report.settled(), report.time)

@@ -41,10 +41,7 @@ class Aside:
         try:
             self._listen(time.monotonic() + within)
         finally:
-            os.close(self._answer)
-            with suppress(ProcessLookupError, ChildProcessError):
-                os.kill(self._pid, signal.SIGKILL)
-                os.waitpid(self._pid, 0)
+            self._end()
         if not self._said:
             raise StorageFailed(f"{self._whom} did not answer within {within:g} s: see that it can be reached.")
         told = json.loads(self._said)
@@ -52,6 +49,19 @@ class Aside:
             raise getattr(errors, told["error"])(told["because"])
         result: JSON = told["result"]
         return result
+
+    def is_over(self) -> bool:
+        """Whether it has ended; what came of it is then forgotten."""
+        over = bool(select.select([self._answer], [], [], 0)[0])  # it answers when it is done, and not before
+        if over:
+            self._end()
+        return over
+
+    def _end(self) -> None:
+        os.close(self._answer)
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
 
     def _listen(self, deadline: float) -> None:
         while select.select([self._answer], [], [], max(0.0, deadline - time.monotonic()))[0]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from holdfast import gathering
 from holdfast.checkpoint import snapshot
@@ -21,7 +22,13 @@ from holdfast.supervise.aside import Aside
 
 ANSWERS_WITHIN = 30.0
 SENT_WITHIN = 120.0
-_TOKEN = "nodes/round"
+
+
+class Found(NamedTuple):
+    """What a place holds when a supervisor comes: its newest snapshot, and the last attempt that histories there tell of."""
+
+    newest: int | None
+    attempt: int
 
 
 @dataclass(slots=True, eq=False)
@@ -30,19 +37,36 @@ class Checkpoints:
 
     out: Path
     place: str | None
-    _sending: Aside | None = field(default=None, init=False)
+    _under_way: list[Aside] = field(default_factory=list, init=False)
+    _wrong: str | None = field(default=None, init=False)
 
     def __str__(self) -> str:
         return self.place or str(self.out / "checkpoints")
 
-    def try_out(self) -> int:
-        """Refuse a place that cannot be written; the number of the last attempt of which histories there tell."""
+    def try_out(self, *, alone: bool) -> Found:
+        """Refuse a place that cannot be written, or that is not where the run's snapshots are; else say what is there.
+
+        One of several nodes refuses when it meets the others, so that they do not wait for it.
+        """
+        try:
+            return self._found()
+        except HoldfastError as error:
+            if alone:
+                raise
+            self._wrong = str(error)
+            return Found(None, 0)
+
+    def _found(self) -> Found:
         if self.place is None:
-            return 0
-        _import(self.place)
-        found = self._ask(gathering.last_attempt)  # to open it for saving is to try it
-        self._check_not_moved()
-        return int(str(found))
+            found = Found(self.newest(), 0)
+        else:
+            _import(self.place)
+            # To open it for saving is to try it.
+            told = self._ask(lambda store: [_newest(store), gathering.last_attempt(store)])
+            found = Found(*told)  # type: ignore[misc]
+        if found.newest is None:
+            self._check_not_moved()
+        return found
 
     def newest(self) -> int | None:
         """The step of the newest snapshot; nothing if there is none, or if the storage does not say."""
@@ -53,38 +77,42 @@ class Checkpoints:
 
     def leave(self, token: str) -> None:
         """Put down what every other node must find."""
+        self._refuse_if_wrong()
 
         def put(store: Store) -> None:
-            store.put(_TOKEN, [token.encode()])
+            for left in store.names("nodes/"):  # by a supervisor that was killed here
+                store.remove(left)
+            store.put(f"nodes/{token}", [token.encode()])
 
         self._ask(put)
 
     def find(self, token: str) -> None:
         """Refuse unless node 0 left this token where we look."""
+        self._refuse_if_wrong()
 
         def same(store: Store) -> bool:
             try:
-                return read(store, _TOKEN) == token.encode()
+                return read(store, f"nodes/{token}") == token.encode()
             except FileNotFoundError:
                 return False
 
         if not self._ask(same):
             raise BadInput(f"what node 0 writes to {self} is not there: {self._advice}.")
 
-    def forget(self) -> None:
-        """Take the token away."""
-        self._ask(lambda store: store.remove(_TOKEN))
+    def forget(self, token: str) -> None:
+        """Begin to take the token away again."""
+        self._under_way.append(self._aside(lambda store: store.remove(f"nodes/{token}")))
 
     def send(self) -> None:
-        """Begin to send this folder's histories there, if it is a place that others see."""
-        if self.place is not None and self._sending is None:
-            self._sending = self._aside(lambda store: gathering.send(self.out / "history", store))
+        """Begin to send this folder's histories there, if it is a place of its own; one sending at a time."""
+        self._under_way = [each for each in self._under_way if not each.is_over()]
+        if self.place is not None and not self._under_way:
+            self._under_way.append(self._aside(lambda store: gathering.send(self.out / "history", store)))
 
-    def sent(self) -> None:
-        """Wait until what we began to send is there."""
-        sending, self._sending = self._sending, None
-        if sending is not None:
-            sending.result(SENT_WITHIN)
+    def settle(self) -> None:
+        """Wait for what we began."""
+        while self._under_way:
+            self._under_way.pop(0).result(SENT_WITHIN)
 
     @property
     def _advice(self) -> str:
@@ -94,13 +122,19 @@ class Checkpoints:
             )
         return "--checkpoints must be one place that all nodes reach"
 
+    def _refuse_if_wrong(self) -> None:
+        if self._wrong:
+            raise BadInput(self._wrong)
+
     def _check_not_moved(self) -> None:
         """Refuse an empty place for a run that has snapshots elsewhere: it would begin anew without a word."""
         if not (self.out / "run.json").exists():
             return
         before = Checkpoints(self.out, read_config(self.out).checkpoints)
-        if str(before) != str(self) and self.newest() is None and before.newest() is not None:
-            raise BadInput(f"the snapshots of this run are at {before}, and {self} holds none: name the first.")
+        if str(before) != str(self) and before.newest() is not None:
+            raise BadInput(
+                f"the snapshots of this run are at {before}, and {self} holds none: give --checkpoints {before}."
+            )
 
     def _ask(self, work: Callable[[Store], JSON]) -> JSON:
         return self._aside(work).result(ANSWERS_WITHIN)

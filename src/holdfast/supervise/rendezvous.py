@@ -142,7 +142,7 @@ class Nodes(RendezvousHandler):
             wrong = self._tried(self._checkpoints.find, token)
         everybody = _exchange(found, "found", {"node": self._node.rank, "wrong": wrong})
         if self._node.rank == 0 and wrong is None:
-            self._tried(lambda _: self._checkpoints.forget(), token)
+            self._checkpoints.forget(token)
         for each in sorted(everybody, key=lambda said: int(said["node"])):
             if each["wrong"]:
                 raise BadInput(f"node {each['node']} cannot use the checkpoints: {each['wrong']}")

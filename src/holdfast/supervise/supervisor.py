@@ -67,19 +67,18 @@ def supervise(
     config = replace(config, script=str(script.resolve()), checkpoints=settled(config.checkpoints))
     out = local(out)
     checkpoints = Checkpoints(out, config.checkpoints)
-    elsewhere = checkpoints.try_out()
+    found = checkpoints.try_out(alone=nnodes == 1)
     who = "supervisor" if nnodes == 1 else f"supervisor-{node_rank}"
     with asked.listening(), claimed(out, config, node_rank):
-        attempt = max(_last_attempt(out / "history" / f"{who}.jsonl"), elsewhere) + 1
-        tries = Tries(config.max_restarts, checkpoints.newest())
+        attempt = max(_last_attempt(out / "history" / f"{who}.jsonl"), found.attempt) + 1
+        tries = Tries(config.max_restarts, found.newest)
         view = View(console or Console(stderr=True), out / "history", who, tries)
         with _recording(out / "history", who, view) as history, view:  # first: importing counts as the run's time
             if not asked.times:
                 warm(preload)
-            try:
-                return _Supervisor(config, out, node, history, view, tries, attempt, checkpoints).run()
-            finally:
-                _send(checkpoints, view)
+            verdict = _Supervisor(config, out, node, history, view, tries, attempt, checkpoints, found.newest).run()
+            _send(checkpoints, view)
+            return verdict
 
 
 class _Supervisor:
@@ -95,6 +94,7 @@ class _Supervisor:
         tries: Tries,
         attempt: int,
         checkpoints: Checkpoints,
+        newest: int | None,
     ) -> None:
         self._config, self._node, self._checkpoints = config, node, checkpoints
         self._history, self._view, self._tries = history, view, tries
@@ -103,7 +103,7 @@ class _Supervisor:
         self._nodes.next_attempt = attempt
         self._agent = WarmAgent(config, out, self._nodes)
         self._restarts = self._passed_on = 0
-        self._newest: int | None = None
+        self._newest = newest
         self._asked_nodes = self._compared = 0.0
         self._shown: set[tuple[str, str]] = set()
 
@@ -295,9 +295,9 @@ def _recording(folder: Path, who: str, view: View) -> Iterator[HistoryWriter]:
 def _send(checkpoints: Checkpoints, view: View) -> None:
     """Send this folder's histories to where the audit of any node finds them; they are here, whatever becomes of it."""
     try:
-        checkpoints.sent()
+        checkpoints.settle()  # two at once could send a file's end in the wrong order
         checkpoints.send()
-        checkpoints.sent()
+        checkpoints.settle()
     except HoldfastError as error:
         view.say(f"the histories of this node were not sent to {checkpoints}: {error}", style="yellow")
 

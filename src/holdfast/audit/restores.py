@@ -1,0 +1,133 @@
+"""Whether what came back at the start of an attempt was what had been committed, the same on all ranks."""
+
+from collections.abc import Iterable
+
+from holdfast.audit.finding import CannotTell, Verdict, counted
+from holdfast.audit.ledger import Ledger, Restore, Save
+from holdfast.events import Commit
+from holdfast.geometry import Geometry
+
+
+def restores_only_committed(ledger: Ledger) -> tuple[Verdict, str]:
+    """A snapshot comes back only if its commit stands, the same on all ranks, and training goes on where it ends."""
+    for restore in ledger.restores:
+        if restore.recover.restored is not None and restore.commit is None:
+            why = (
+                "whose commit no longer stood: an abandoned branch came back"
+                if restore.abandoned
+                else "not committed by then"
+            )
+            return "fail", f"{_restored(restore)}, {why}"
+    if because := _disagreement(ledger.restores) or _wrong_position(ledger):
+        return "fail", because
+    if not ledger.saves:
+        return "unknown", "nothing was committed"
+    if because := next(filter(None, (_not_reached(ledger, save) for save in ledger.saves)), None):
+        return "fail", because
+    came_back = sum(restore.recover.restored is not None for restore in ledger.restores)
+    steps = {save.commit.step for save in ledger.saves}
+    return "pass", f"{counted(came_back, 'restore')}, {counted(len(steps), 'committed step')}"
+
+
+def restored_states_agree(ledger: Ledger) -> tuple[Verdict, str]:
+    """What a rank had in memory when it went on is, by its digest, what the snapshot was committed with."""
+    came_back = [restore for restore in ledger.restores if restore.commit]
+    for restore in came_back:
+        told = (restore.recover.state, restore.commit.state if restore.commit else None)
+        if None not in told and told[0] != told[1]:
+            return "fail", f"{_restored(restore)}, and went on with another state than was committed"
+    if because := _committed_anew(ledger):
+        return "fail", because
+    for restore in came_back:
+        commit = restore.commit
+        if commit and commit.state is None:
+            return "unknown", f"the commit of step {commit.step} in attempt {commit.attempt} has no digest of its state"
+        if restore.recover.state is None:
+            return "unknown", f"{_restored(restore)} and does not say what it had in memory then"
+    if not came_back:
+        return "pass", "nothing went on from a snapshot"
+    return "pass", f"{len(came_back)} of {counted(len(came_back), 'restore')} went on with what was committed"
+
+
+def generators_restored(ledger: Ledger) -> tuple[Verdict, str]:
+    """Ranks that go on from a snapshot draw the random numbers that the ranks before them would have drawn."""
+    if not ledger.trained:
+        return "unknown", "no step was trained and kept"
+    for restore in ledger.restores:
+        if because := _other_generators(ledger, restore):
+            return "fail", because
+    came_back = [restore.recover for restore in ledger.restores if restore.recover.restored is not None]
+    if not came_back:
+        return "pass", "nothing went on from a snapshot"
+    keyed = sum(recover.rng == "keyed" for recover in came_back)
+    return "pass", f"{len(came_back) - keyed} restored, {keyed} keyed for another number of ranks"
+
+
+def _disagreement(restores: Iterable[Restore]) -> str | None:
+    first: dict[int, Restore] = {}
+    for restore in restores:
+        other = first.setdefault(restore.recover.attempt, restore)
+        if other.recover.restored != restore.recover.restored:
+            return f"{_restored(restore)}, and {_restored(other)}"
+    return None
+
+
+def _wrong_position(ledger: Ledger) -> str | None:
+    geometry: Geometry = ledger.geometry
+    for restore in ledger.restores:
+        recover = restore.recover
+        step, at = recover.restored or 0, (recover.epoch, recover.cursor)
+        planned = geometry.position(step) if step <= geometry.steps else None
+        if at != planned:
+            went_on = f"{_restored(restore)} and went on with epoch {at[0]} cursor {at[1]}"
+            return f"{went_on}, not {planned or 'within the plan'}"
+    return None
+
+
+def _not_reached(ledger: Ledger, save: Save) -> str | None:
+    """Who had not trained what a commit is to hold, in the branch that it ends."""
+    commit, trainer = save
+    name = f"the commit of step {commit.step} in attempt {commit.attempt}"
+    if trainer is None or (not commit.found and trainer != commit.attempt):
+        return f"{name} holds nothing that this attempt trained"
+    reached = {rank: life.reached for rank, life in ledger.of_ranks(trainer)}
+    for rank in range(ledger.world(trainer) if commit.step else 0):
+        if rank not in reached and f"rank-{rank}" not in ledger.lives:
+            raise CannotTell(f"there is no history of rank-{rank}, which {name} must hold")
+        if (far := reached.get(rank, 0)) < commit.step:
+            return f"{name} is of a step that was never reached: rank-{rank} came to step {far} in attempt {trainer}"
+    return None
+
+
+def _committed_anew(ledger: Ledger) -> str | None:
+    """A commit that was found of a step whose commit was on record already, with another state."""
+    told: dict[tuple[int, int | None], Commit] = {}
+    for save in ledger.saves:
+        other = told.setdefault((save.commit.step, save.trainer), save.commit)
+        states = {other.state, save.commit.state} - {None}
+        if len(states) > 1:
+            attempts = f"attempts {other.attempt} and {save.commit.attempt}"
+            return f"the one snapshot of step {save.commit.step} was committed with other states in {attempts}"
+    return None
+
+
+def _other_generators(ledger: Ledger, restore: Restore) -> str | None:
+    """In what way the generators of this rank did not come back."""
+    recover = restore.recover
+    if recover.restored is None or restore.commit is None:
+        return (
+            None if recover.rng == "keyed" else f"{_restored(restore)} with its generators {recover.rng:.20}, not keyed"
+        )
+    if (saver := restore.saver) is None:
+        raise CannotTell(f"the history does not tell how many ranks saved step {recover.restored}")
+    saved, now = ledger.world(saver), ledger.world(recover.attempt)
+    if recover.rng == ("restored" if saved == now else "keyed"):
+        return None
+    wanted = f"not restored, in the same world of {now}" if saved == now else f"not keyed, after a world of {saved}"
+    return f"{_restored(restore)} with its generators {recover.rng:.20}, {wanted}"
+
+
+def _restored(restore: Restore) -> str:
+    step = restore.recover.restored
+    what = "nothing" if step is None else f"step {step}"
+    return f"{restore.life.who} restored {what} in attempt {restore.recover.attempt}"

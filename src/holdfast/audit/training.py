@@ -1,0 +1,68 @@
+"""Whether windows were trained, and not only handed out."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.audit.finding import Verdict, counted
+from holdfast.audit.ledger import Ledger
+from holdfast.audit.life import Life
+from holdfast.audit.replays import aligned
+from holdfast.geometry import Position
+
+
+def every_window_was_trained(ledger: Ledger) -> tuple[Verdict, str]:
+    """In every window a backward pass was summed or held back, an optimizer stepped, or the state changed."""
+    geometry = ledger.geometry
+    told, untold = 0, 0
+    for number in ledger.trained:
+        for life in ledger.attempts[number]:
+            trained, idle = _trained(ledger, life)
+            if idle.any():
+                step = int(life.steps.step[ledger.kept(life)][idle][0])
+                at = Position(*divmod(step, geometry.steps_per_epoch))
+                return "fail", (
+                    f"{at} (step {step}) was handed out to {life.who} in attempt {number} and not "
+                    f"trained: no backward pass, no step of an optimizer, and the state is as it was ({idle.sum()} such)"
+                )
+            told, untold = told + int(trained.sum()), untold + int((~trained).sum())
+        if because := _summed_apart(ledger, number):
+            return "fail", because
+    if untold or not told:
+        of = counted(untold, "share")
+        return "unknown", f"whether {of} of a window {'was' if untold == 1 else 'were'} trained is not on record"
+    return (
+        "pass",
+        f"{counted(told, 'share')} of windows trained: gradients summed, optimizers stepped, or states changed",
+    )
+
+
+def _trained(ledger: Ledger, life: Life) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which of the steps of a life were trained, and which were not, as far as either is known and as they are kept."""
+    worked, state = life.steps.worked, life.steps.shared
+    before = np.concatenate([[_state_before(ledger, life)], state[:-1]])[: len(state)]
+    known = (state != 0) & (before != 0)
+    kept = ledger.kept(life)
+    return (worked | (known & (state != before)))[kept], (~worked & known & (state == before))[kept]
+
+
+def _state_before(ledger: Ledger, life: Life) -> int:
+    """The fingerprint of what a life began with, as whoever trained the step before it says; 0 if nobody does."""
+    trainer = ledger.lineage.trainer(life.start - 1) if life.start else None
+    for other in ledger.attempts.get(trainer, ()) if trainer is not None else ():
+        rows = np.flatnonzero(other.steps.step == life.start - 1)
+        if len(rows):
+            return int(other.steps.shared[rows[0]])
+    return 0
+
+
+def _summed_apart(ledger: Ledger, attempt: int) -> str | None:
+    """Ranks that do not agree on how many sums they took part in, though a sum takes all of them."""
+    first, *others = ledger.attempts[attempt]
+    for other in others:
+        a, b = aligned(first, other)
+        unlike = np.flatnonzero(first.steps.reduced[a] != other.steps.reduced[b])
+        if len(unlike):
+            step = int(first.steps.step[a][unlike[0]])
+            sums = f"{first.steps.reduced[a][unlike[0]]} and {other.steps.reduced[b][unlike[0]]}"
+            return f"{first.who} and {other.who} summed {sums} backward passes in step {step} of attempt {attempt}"
+    return None

@@ -1,0 +1,130 @@
+"""Whether the windows of the plan were trained, each once, in order, by all ranks, with the samples that are theirs."""
+
+from collections.abc import Iterator
+from functools import reduce
+
+import numpy as np
+
+from holdfast.audit.columns import Numbers
+from holdfast.audit.defects import defects, described
+from holdfast.audit.ends import leftover
+from holdfast.audit.finding import CannotTell, Verdict, counted
+from holdfast.audit.ledger import Ledger
+from holdfast.audit.life import Life
+from holdfast.geometry import Geometry
+
+
+def every_cursor_advances_once(ledger: Ledger) -> tuple[Verdict, str]:
+    """Without what was rolled back, every window is trained in one attempt, in order, and none is left out."""
+    geometry = ledger.geometry
+    for lives in ledger.attempts.values():
+        for life in lives:
+            if because := _jump(geometry, life):
+                return "fail", f"{life.who} in attempt {life.number} {because}"
+    if not ledger.trained:
+        return "unknown", "no step was trained and kept"
+    if because := _run_jumps(ledger):
+        return "fail", because
+    last = max(int(steps[-1]) for steps in ledger.trained.values())
+    return "pass", f"{counted(last + 1, 'window')} from {_at(geometry, 0)} to {_at(geometry, last)}"
+
+
+def shares_agree(ledger: Ledger) -> tuple[Verdict, str]:
+    """All ranks of a world report every step that is committed."""
+    complete = 0
+    for number, steps in ledger.trained.items():
+        shares = dict(_shares(ledger, number))
+        due = steps[steps < ledger.committed]
+        for rank in range(min(ledger.world(number), len(shares) + 1)):
+            lacking = np.setdiff1d(due, shares.get(rank, steps[:0]))
+            if len(lacking):
+                _must_be_on_record(ledger, number, rank)
+                place = _place(ledger.geometry, int(lacking[0]))
+                return "fail", f"rank-{rank} never reported {place}, which was committed"
+        complete += len(_by_all(ledger, number))
+    if not complete:
+        return "unknown", "no step was reported by all ranks of its world"
+    return "pass", f"{counted(complete, 'step')} reported by all ranks of their world"
+
+
+def every_sample_trained_once(ledger: Ledger) -> tuple[Verdict, str]:
+    """The windows that were kept hold exactly the samples that the plan gives them, each rank its share."""
+    complete = {number: _by_all(ledger, number) for number in ledger.trained}
+    found = defects(ledger, complete)
+    if found:
+        return "fail", described(ledger, found)
+    if not found.compared:
+        return "unknown", "no window was reported by all ranks of its world"
+    rest = (
+        f"; {counted(found.unfinished, 'window')} not reported by all ranks or committed yet"
+        if found.unfinished
+        else ""
+    )
+    windows = f"{counted(found.compared, 'window')} of {counted(ledger.geometry.batch, 'sample')}"
+    return "pass", f"{windows}: duplicates = missing = extra = 0; {leftover(ledger.geometry)}{rest}"
+
+
+def _shares(ledger: Ledger, attempt: int) -> Iterator[tuple[int, Numbers]]:
+    """The kept steps of each rank of an attempt."""
+    return ((rank, np.unique(life.steps.step[ledger.kept(life)])) for rank, life in ledger.of_ranks(attempt))
+
+
+def _by_all(ledger: Ledger, attempt: int) -> Numbers:
+    """The kept steps of an attempt that all of its ranks report."""
+    shares = dict(_shares(ledger, attempt))
+    if len(shares) < ledger.world(attempt):
+        return ledger.trained[attempt][:0]
+    return reduce(lambda one, other: one if np.array_equal(one, other) else np.intersect1d(one, other), shares.values())
+
+
+def _must_be_on_record(ledger: Ledger, attempt: int, rank: int) -> None:
+    if f"rank-{rank}" not in ledger.lives:
+        raise CannotTell(f"there is no history of rank-{rank}, of the {ledger.world(attempt)} of attempt {attempt}")
+
+
+def _jump(geometry: Geometry, life: Life) -> str | None:
+    """The first move of a rank within an attempt that is not to the next window and step."""
+    steps, epochs, cursors = life.steps.step, life.steps.epoch, life.steps.cursor
+    if not len(steps):
+        return None
+    if steps[0] != life.start:
+        return f"began with {_told(life, 0)}, not with step {life.start}"
+    length = geometry.steps_per_epoch
+    wrong = (np.diff(steps, prepend=steps[0] - 1) != 1) | (epochs != steps // length) | (cursors != steps % length)
+    if not wrong.any():
+        return None
+    row = int(wrong.argmax())
+    return f"went from {_told(life, row - 1)} to {_told(life, row)}" if row else f"began with {_told(life, 0)}"
+
+
+def _run_jumps(ledger: Ledger) -> str | None:
+    """The first move of the run from one window to another that is not to the next."""
+    geometry, trained = ledger.geometry, ledger.trained
+    run = np.sort(np.concatenate(list(trained.values())))
+    if len(again := run[1:][run[1:] == run[:-1]]):
+        attempts = [number for number, steps in trained.items() if again[0] in steps]
+        return (
+            f"{_at(geometry, int(again[0]))} was trained in attempt {attempts[0]} and in attempt {attempts[1]}, and no "
+            "recover declares either rolled back"
+        )
+    if run[0]:
+        return f"the run starts at {_place(geometry, int(run[0]))}"
+    gaps = np.flatnonzero(np.diff(run) != 1)
+    if not len(gaps):
+        return None
+    a, b = int(run[gaps[0]]), int(run[gaps[0] + 1])
+    return f"the run went from {_place(geometry, a)} to {_place(geometry, b)}"
+
+
+def _told(life: Life, row: int) -> str:
+    columns = life.steps
+    return f"epoch {columns.epoch[row]} cursor {columns.cursor[row]} (step {columns.step[row]})"
+
+
+def _place(geometry: Geometry, step: int) -> str:
+    return f"{_at(geometry, step)} (step {step})"
+
+
+def _at(geometry: Geometry, step: int) -> str:
+    epoch, cursor = divmod(step, geometry.steps_per_epoch)
+    return f"epoch {epoch} cursor {cursor}"
