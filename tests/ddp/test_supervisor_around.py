@@ -38,10 +38,11 @@ import signal, time
 from holdfast.ddp import preemption
 flag = type(preemption.requested)()
 signal.signal(signal.SIGALRM, lambda *_: flag.set())
-signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)
 until = time.monotonic() + 0.5
 while time.monotonic() < until:
     flag.set()
+signal.setitimer(signal.ITIMER_REAL, 0)
 """
 
 
