@@ -33,6 +33,23 @@ for x, y in run.batches(Data(), global_batch=8, epochs=10_000, workers=1):
 """
 
 
+INTERRUPTED = """
+import signal, time
+from holdfast.ddp import preemption
+flag = type(preemption.requested)()
+signal.signal(signal.SIGALRM, lambda *_: flag.set())
+signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)
+until = time.monotonic() + 0.5
+while time.monotonic() < until:
+    flag.set()
+signal.setitimer(signal.ITIMER_REAL, 0)
+"""
+
+
+def test_a_request_to_stop_takes_no_lock_that_the_thread_it_interrupts_may_hold() -> None:
+    subprocess.run([sys.executable, "-c", INTERRUPTED], check=True, timeout=120)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_when_all_processes_are_asked_to_stop_at_once_the_run_saves_and_stops_in_order(
     start: Start, tmp_path: Path, number: signal.Signals
@@ -129,7 +146,7 @@ def test_an_idle_thread_pool_does_not_keep_a_worker_from_ending(start: Start, tm
 def test_a_thread_that_never_ends_does_not_keep_a_run_from_ending(start: Start, tmp_path: Path) -> None:
     script = tmp_path / "threads.py"
     script.write_text("import threading\nthreading.Thread(target=threading.Event().wait).start()\n")
-    job = start(script=script, workers=1, stuck_after=0.4)
+    job = start(script=script, workers=1, stuck_after=0.7)
     assert job.result() == job.result() | {"verdict": "completed", "attempts": 1}, job.said
 
 

@@ -45,6 +45,8 @@ def main() -> None:
     store = DirectoryStore(OUT / "checkpoints")
     first = restore(store, net)
     note(event="attempt", first=first, world=WORLD, round=os.environ["HOLDFAST_ROUND"], pid=os.getpid())
+    dist.barrier()
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=TASK["patience"]))  # from here on: to start takes longer
     progress.here.enters(Phase.TRAINING)
     for step in range(first, TASK["steps"]):
         progress.here.passes(step)

@@ -42,10 +42,14 @@ def _claim(out: Path, config: RunConfig, node: int) -> None:
 
 def _write(path: Path, temporary: Path, text: str) -> None:
     """Put a file in place whole, so that a power cut leaves the old one or the new one."""
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        rest = text.encode()
+        while rest:
+            rest = rest[os.write(number, rest) :]
+        os.fsync(number)
+    finally:
+        os.close(number)
     os.replace(temporary, path)
     _sync(path.parent)
     with suppress(PermissionError):  # the folder's own name, if it is new; where we may not look, it is not
