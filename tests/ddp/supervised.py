@@ -45,7 +45,7 @@ class Supervisor:
 
     def events(self, kind: str, who: str = "supervisor") -> list[Event]:
         path = self.out / "history" / f"{who}.jsonl"
-        return [event for event in read_history(path).events if event.event == kind] if path.exists() else []
+        return [event for event in read_history(path).events if event.kind == kind] if path.exists() else []
 
     def notes(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
         """What a trainee of this rank has noted."""

@@ -55,7 +55,7 @@ def survives(start: Start, gate: Path, task: dict[str, Any], *, workers: int, ki
     kill_at_random(job, workers, kills, longest)
     gate.touch()  # the run waits for it before its end: it cannot be over before the last kill
     out = completed(job)
-    assert len(events(out, "restart", "supervisor")) == kills
+    assert len(told(out, "restart", "supervisor")) == kills
     assert different(completed(reference), out) == []
     assert complaints(out) == []
 
@@ -121,7 +121,7 @@ def test_asked_to_stop_it_saves_and_goes_on_later_with_the_same_bits(start: Star
     assert job.result()["verdict"] == "preempted", job.said
     stops = {preempted.step for preempted in told(job.out, "preempted")}
     assert len(stops) == 1
-    assert len(events(job.out, "preempted")) == 3
+    assert len(told(job.out, "preempted")) == 3
     out = completed(start(task, save_every=1000, script=LOOP))
     assert [each.restored for each in told(out, "recover", "rank-0") if each.restored is not None] == [*stops]
     assert different(completed(reference), out) == []

@@ -219,7 +219,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     before = last(tmp_path).manifest
     run_to_end(tmp_path)
     assert last(tmp_path).manifest == before
-    assert len(events(tmp_path, "step")) == 18
+    assert len(told(tmp_path, "step")) == 18
     assert complaints(tmp_path) == []
 
 
