@@ -9,6 +9,7 @@ import argparse
 import json
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,7 @@ from pathlib import Path
 import torch
 from job import COMMAND, HANG_AFTER, KEEP_LAST, STUCK_AFTER, Ended, Hung, Job
 from judging import Reference, left_behind, struck_by_the_command, wrong_audit, wrong_bits
-from schedule import DEADLOCK, FULL, KINDS, Plan, plans
+from schedule import DEADLOCK, DECK, FULL, KINDS, Plan, plans
 from striking import Tally, deal
 
 COLUMNS = ("hangs", "stopped", "wrong bits", "wrong audits", "left behind")
@@ -46,7 +47,9 @@ class Result:
 def main() -> None:
     """Strike until it is enough, and print the table."""
     given = _arguments()
-    options, skipped = _abilities()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is under way is cleared away
+    options, impossible = _abilities()
+    skipped = impossible | {kind for kind in DECK if not any(word in kind for word in given.kinds)}
     result = Result(skipped=skipped)
     print(f"seed {given.seed}", file=sys.stderr)
     place = Path(given.keep or tempfile.mkdtemp(prefix="soak-"))
@@ -84,7 +87,8 @@ def one_run(plan: Plan, folder: Path, options: list[str], reference: Reference) 
             job.dump_and_kill()
             tally.fault("hangs", str(hung))
         finally:
-            job.dump_and_kill() if job.members() else None
+            if job.members():
+                job.dump_and_kill()
             _keep_evidence(job, tally)
     if not tally.wrong:
         shutil.rmtree(folder)
@@ -102,7 +106,8 @@ def _struck_to_its_end(job: Job, tally: Tally) -> None:
             del waiting[0]
         except Ended as end:
             if end.status == 0:
-                return  # strikes that are left came too late, and do not count
+                tally.missed += len(waiting)
+                return
             tally.fault("stopped", f"the command ended with {end.status}: {_last_line(job)}")
             if (again := again + 1) > AGAIN:
                 return
@@ -224,6 +229,7 @@ def _report(result: Result, seed: int) -> None:
         for kind, count in struck.items()
         if kind.startswith("SIGKILL") and count > in_time[kind]
     }
+    print(f"{sum(tally.missed for tally in result.tallies)} more were planned and came too late to meet anybody.")
     for kind, count in late.items():
         print(f"{kind}: {count} of {struck[kind]} met the run a moment after it.")
 
@@ -240,6 +246,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32, help="what is struck comes from it")
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no run after so many")
     parser.add_argument("--only", type=int, nargs="*", help="only the runs of these numbers")
+    parser.add_argument(
+        "--kinds", nargs="*", default=[""], help="deal only kinds with one of these words in their name"
+    )
     parser.add_argument("--keep", help="a folder for the runs; they stay there only if something was wrong")
     return parser.parse_args()
 

@@ -10,6 +10,7 @@ GAP, MARGIN = 30, 60  # steps from one strike to the next; steps after the last 
 STEPS = (SLOTS * GAP + MARGIN) // 8 * 8
 NEAR = 0.05  # seconds: no strike waits longer once its moment has come
 
+TRIGGER = "SIGKILL of one worker"
 FIRST_SAVE, LAST_SAVE = "SIGKILL during the first save", "SIGKILL in the last save"
 LOADER, FULL = "SIGKILL of a loader process", "disk full for a while"
 DEADLOCK = "deadlock of a main thread"
@@ -20,7 +21,7 @@ INJECTED = tuple(f"--fault {fault}" for fault in FAULTS)
 
 # How often each kind lies in the deck that strikes are dealt from.
 DECK = {
-    "SIGKILL of one worker": 4,
+    TRIGGER: 4,
     "SIGKILL of two workers at once": 4,
     "SIGKILL of rank 0": 4,
     "SIGKILL of all workers": 3,
@@ -120,7 +121,8 @@ def _dealt(deck: list[str], impossible: frozenset[str] | set[str], without: froz
         fresh = [kind for kind, count in DECK.items() if kind not in without for _ in range(count)]
         draw.shuffle(fresh)
         deck += fresh
-    return deck.pop(next(place for place, kind in enumerate(deck) if kind not in impossible))
+    place = next((place for place, kind in enumerate(deck) if kind not in impossible), None)
+    return TRIGGER if place is None else deck.pop(place)
 
 
 def _strike(kind: str, step: int, plan: Plan, draw: random.Random) -> Strike:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from job import Job, kill
-from schedule import DAMAGED, DEADLOCK, FIRST_SAVE, FULL, LAST_SAVE, LOADER, Strike
+from schedule import DAMAGED, DEADLOCK, FIRST_SAVE, FULL, LAST_SAVE, LOADER, TRIGGER, Strike
 
 from holdfast.audit.verdicts import audit_run, worst
 
@@ -20,10 +20,11 @@ PREEMPTED = 75
 
 @dataclass(slots=True)
 class Tally:
-    """What was struck, how often in the very moment that was meant, and what went wrong with which strike."""
+    """What was struck and what in the very moment that was meant, how many came too late, and what went wrong."""
 
     struck: list[str] = field(default_factory=list)
     in_time: list[str] = field(default_factory=list)
+    missed: int = 0
     wrong: list[tuple[str, str, str]] = field(default_factory=list)  # column, kind, what
 
     def strike(self, kind: str, *, in_time: bool = True) -> None:
@@ -62,6 +63,14 @@ def _strike_ranks(
     hit = [pid for pid in pids if pid and kill(pid, number)]
     if hit:
         tally.strike(strike.kind)
+    else:
+        _miss(job, tally)
+
+
+def _miss(job: Job, tally: Tally) -> None:
+    """There was nobody to strike any more: no restart follows from it."""
+    tally.missed += 1
+    job.note_strike(restarts=False)
 
 
 def _stop(job: Job, strike: Strike, tally: Tally) -> None:
@@ -75,6 +84,8 @@ def _kill_loader(job: Job, strike: Strike, tally: Tally) -> None:
     job.note_strike()
     if loaders and kill(loaders[0], signal.SIGKILL):
         tally.strike(strike.kind)
+    else:
+        _miss(job, tally)
 
 
 def _order(order: str) -> Callable[[Job, Strike, Tally], None]:
@@ -162,9 +173,11 @@ def _near_restart(job: Job, strike: Strike, tally: Tally) -> None:
     job.await_start(old, 1 + strike.ranks[0])
     time.sleep(strike.delay)
     fresh = sorted(set(job.children()) - old)
+    job.note_strike()
     if fresh and kill(fresh[strike.ranks[1] % len(fresh)], signal.SIGKILL):
         tally.strike(strike.kind)
-    job.note_strike()
+    else:
+        _miss(job, tally)
 
 
 def _during_restore(job: Job, strike: Strike, tally: Tally) -> None:
@@ -173,14 +186,16 @@ def _during_restore(job: Job, strike: Strike, tally: Tally) -> None:
     _strike_ranks(job, _trigger(strike), tally, strike.ranks[:1])
     job.wait(lambda: job.attempt(victim) > before)
     time.sleep(strike.delay / 4)
+    job.note_strike()
     pid = job.pid(victim)
     if pid and kill(pid, signal.SIGKILL):
         tally.strike(strike.kind, in_time=job.recovered(victim) < job.attempt(victim))
-    job.note_strike()
+    else:
+        _miss(job, tally)
 
 
 def _trigger(strike: Strike) -> Strike:
-    return Strike(kind="SIGKILL of one worker", step=strike.step, ranks=strike.ranks, delay=0.0)
+    return Strike(kind=TRIGGER, step=strike.step, ranks=strike.ranks, delay=0.0)
 
 
 def _during_save(job: Job, strike: Strike, tally: Tally) -> None:
@@ -203,10 +218,12 @@ def _kill_saving(job: Job, strike: Strike, tally: Tally) -> None:
     """Rank 0, which saves, or another, in the middle of it."""
     rank = strike.ranks[0] if strike.delay > 0.025 else 0
     time.sleep(strike.delay / 10)
+    job.note_strike()
     pid = job.pid(rank)
     if pid and kill(pid, signal.SIGKILL):
         tally.strike(strike.kind, in_time=job.is_saving())
-    job.note_strike()
+    else:
+        _miss(job, tally)
 
 
 def _damage(job: Job, strike: Strike, tally: Tally) -> None:
@@ -300,7 +317,7 @@ def _exchange(one: Path, other: Path) -> None:
 
 
 ACTS: dict[str, Callable[[Job, Strike, Tally], None]] = {
-    "SIGKILL of one worker": _kill(1),
+    TRIGGER: _kill(1),
     "SIGKILL of two workers at once": _kill(2),
     "SIGKILL of rank 0": _kill_first,
     "SIGKILL of all workers": _kill(None),
