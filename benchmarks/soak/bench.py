@@ -218,7 +218,7 @@ def _report(result: Result, seed: int) -> None:
     )
     print(f"| strike | struck | {' | '.join(COLUMNS)} |\n|---|---:|{'---:|' * len(COLUMNS)}")
     for kind in KINDS:
-        count = "not tried" if kind in result.skipped else str(struck[kind])
+        count = "not tried" if kind in result.skipped and not struck[kind] else str(struck[kind])
         print(f"| {kind} | {count} | {' | '.join(str(wrong[column, kind]) for column in COLUMNS)} |")
     whole = [str(wrong[column, "of a whole run"]) for column in COLUMNS]
     print(f"| (seen at the end of a run) | | {' | '.join(whole)} |")

@@ -217,7 +217,7 @@ def _last_save(job: Job, strike: Strike, tally: Tally) -> None:
 def _kill_saving(job: Job, strike: Strike, tally: Tally) -> None:
     """Rank 0, which saves, or another, in the middle of it."""
     rank = strike.ranks[0] if strike.delay > 0.025 else 0
-    time.sleep(strike.delay / 10)
+    time.sleep(strike.delay / 25)
     job.note_strike()
     pid = job.pid(rank)
     if pid and kill(pid, signal.SIGKILL):
