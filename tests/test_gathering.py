@@ -30,7 +30,7 @@ def tell(tmp_path: Path) -> Callable[..., None]:
 def attempts(files: list[Path], who: str) -> list[int]:
     """The attempts of which a writer tells, in the order in which they are read."""
     events = stream_history(files, [])
-    return [event.what.attempt for event in events if event.who == who and isinstance(event.what, Attempt)]
+    return [event.what.attempt for _, event in events if event.who == who and isinstance(event.what, Attempt)]
 
 
 def began(number: int, rank: int) -> Attempt:

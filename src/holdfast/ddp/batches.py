@@ -152,7 +152,7 @@ class Loop:
         self.saves.collect()
         if self.stopping.here(step):
             self._stop(step, at)
-        if self.injection.due(step):
+        if self.injection.is_near(step):
             self.reporting.settle()  # it may be the last that we do
             self.injection.strike(step)
         progress.here.passes(step)

@@ -29,11 +29,12 @@ class Injection:
     ) -> None:
         mine = [failure for failure in schedule if failure.kind in ACTS and rank in (failure.targets or (0,))]
         self._due = [failure for failure in mine if (failure.step, failure.kind, rank) not in struck]
+        self._steps = {failure.step for failure in schedule if failure.kind in ACTS}
         self._rank, self._attempt, self._folder = rank, attempt, folder
 
-    def due(self, step: int) -> bool:
-        """Whether something is to happen before the window with this number."""
-        return any(failure.step == step for failure in self._due)
+    def is_near(self, step: int) -> bool:
+        """Whether something may happen before the window with this number, to this rank or to another."""
+        return step in self._steps
 
     def strike(self, step: int) -> None:
         """Let happen what is due before the window with this number; it may not return."""

@@ -15,7 +15,7 @@ from holdfast.ddp.record import Record
 from holdfast.events import Step
 
 TOGETHER = 16  # steps that wait at most
-LATEST = 0.2  # seconds that a step waits at most, if another follows
+LATEST = 0.02  # seconds that a step waits at most, if another follows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
