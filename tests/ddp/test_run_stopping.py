@@ -1,7 +1,6 @@
 """All ranks stop before the same window, however far one of them is ahead of another."""
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,11 +14,10 @@ STEPS = 100_000
 
 
 @pytest.fixture
-def asked() -> Iterator[None]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that was asked to stop."""
+    monkeypatch.setattr(preemption, "requested", preemption.Request())
     preemption.requested.set()
-    yield
-    preemption.requested.clear()
 
 
 def world(store: HashStore, rank: int, size: int) -> World:

@@ -6,13 +6,13 @@ The share of every rank is compared with what the plan gives it. Only a window t
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from holdfast.audit.columns import Numbers
-from holdfast.audit.finding import SHOWN
+from holdfast.audit.finding import SHOWN, CannotTell
 from holdfast.audit.ledger import Ledger, Report
 from holdfast.audit.life import Life
 from holdfast.blocks import Ids
@@ -49,11 +49,14 @@ def defects(ledger: Ledger, complete: Mapping[int, Numbers]) -> Defects:
     whole = np.concatenate([*complete.values(), np.zeros(0, np.int64)])
     repeated = _repeated(ledger)
     inside = np.unique(kept[kept < steps])
+    partly = np.setdiff1d(inside[inside < committed], whole)
+    if len(partly) and (absent := next(filter(None, map(ledger.absent, ledger.trained)), None)):
+        raise CannotTell(f"there is no history of {', '.join(absent)}")
     return Defects(
         missing=_gaps(inside.tolist(), min(committed, steps)),
         duplicated=repeated,
         extra=np.unique(kept[kept >= steps]).tolist(),
-        changed=sorted(set(_changed(ledger)) - set(repeated)),
+        changed=sorted({*_changed(ledger), *partly.tolist()} - set(repeated)),
         compared=len(np.unique(whole[whole < steps])),
         unfinished=len(np.setdiff1d(inside[inside >= committed], whole)),
     )
@@ -66,7 +69,12 @@ def described(ledger: Ledger, found: Defects) -> str:
     parts = [
         _listed(missing, "missing", found.missing, lambda gaps: [_named_range(geometry, gap) for gap in gaps]),
         _listed(len(found.duplicated), "duplicated", found.duplicated, lambda them: [_twice(ledger, s) for s in them]),
-        _listed(len(found.extra), "extra", found.extra, lambda them: [f"step {s} is not in the plan" for s in them]),
+        _listed(
+            len(found.extra),
+            "extra",
+            found.extra,
+            lambda them: [f"{_named(geometry, s)} is not in the plan" for s in them],
+        ),
         _listed(len(found.changed), "with other samples", found.changed, lambda them: _explained(ledger, them)),
     ]
     return "; ".join(filter(None, parts))
@@ -202,8 +210,14 @@ def _explanation(
     other = elsewhere.get(_whole(reports))
     if other not in (None, at):
         return f"{_named(geometry, step)}: {other} was trained instead"
+    silent = [f"{who} never reported it" for who in _silent(reports)]
     told = [f"rank-{share.rank} {_instead(geometry, at, share, elsewhere)}" for share in wrong]
-    return f"{_named(geometry, step)}: {', '.join(told) or 'trained by a rank that is not of its world'}"
+    return f"{_named(geometry, step)}: {', '.join(silent + told) or 'trained by a rank that is not of its world'}"
+
+
+def _silent(reports: Sequence[Report]) -> list[str]:
+    there, world = {report.rank for report in reports}, reports[0].world
+    return [f"rank-{rank}" for rank in islice((each for each in range(world) if each not in there), SHOWN)]
 
 
 def _instead(geometry: Geometry, at: Position, share: _Share, elsewhere: Mapping[_Share, Position]) -> str:

@@ -31,6 +31,8 @@ def restores_only_committed(ledger: Ledger) -> tuple[Verdict, str]:
 
 def restored_states_agree(ledger: Ledger) -> tuple[Verdict, str]:
     """What a rank had in memory when it went on is, by its digest, what the snapshot was committed with."""
+    if not ledger.attempts:
+        return "unknown", "no attempt is on record"
     came_back = [restore for restore in ledger.restores if restore.commit]
     for restore in came_back:
         told = (restore.recover.state, restore.commit.state if restore.commit else None)

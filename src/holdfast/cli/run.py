@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from holdfast.cli.console import say, size
+from holdfast.cli.console import cell, say, size
 from holdfast.errors import BadInput, HoldfastError
 
 if TYPE_CHECKING:
@@ -207,7 +206,8 @@ def print_findings(findings: Sequence["Finding"]) -> None:
     table = Table("check", "verdict", "because", box=None)
     for finding in findings:
         colour = COLOURS[finding.verdict]
-        table.add_row(finding.check.replace("_", " "), f"[{colour}]{finding.verdict}[/]", escape(finding.because))
+        verdict = f"[{colour}]{finding.verdict}[/]"
+        table.add_row(finding.check.replace("_", " "), verdict, cell(finding.because))
     Console().print(table)
     say(f"audit: {worst(findings)}")
 
@@ -217,7 +217,7 @@ def print_compared(rows: Sequence[dict[str, Any]]) -> None:
     table = Table("run", "steps/s", "wall", "stall/save", "stall", "recovery", "rework", "restarts", box=None)
     for row in rows:
         table.add_row(
-            row["run"],
+            cell(row["run"]),
             f"{row['goodput']:.1f}",
             f"{row['wall']:.1f} s",
             f"{1000 * row['stall_per_save']:.1f} ms",
@@ -252,10 +252,10 @@ def _failed(found: "Spent") -> Table:
     table = Table("failure", "step", "rank", "detected", "after", "trains after", "steps lost", box=None)
     for each in found.failures:
         table.add_row(
-            each.kind or "not injected",
+            cell(each.kind or "not injected"),
             str(each.step),
             "" if each.rank is None else str(each.rank),
-            each.detected or "",
+            cell(each.detected or ""),
             _seconds(each.detection),
             _seconds(each.to_first_step),
             str(each.rework_steps),

@@ -9,7 +9,7 @@ from holdfast.checkpoint.place import store_at
 from holdfast.checkpoint.store import Store
 from holdfast.ddp.config import RunConfig
 from holdfast.ddp.lock import Lock, alone
-from holdfast.ddp.past import Past, has_commit, read_past
+from holdfast.ddp.past import Past, had_snapshots, has_commit, read_past
 from holdfast.ddp.world import World
 from holdfast.events import Attempt as Began
 from holdfast.history import HistoryWriter
@@ -36,6 +36,11 @@ class Attempt:
     def has_commit(self, step: int) -> bool:
         """Whether the commit of this step, the newest that stands, is on record."""
         return has_commit(self.folder, step)
+
+    @property
+    def had_snapshots(self) -> bool:
+        """Whether earlier attempts had a snapshot to go on from."""
+        return had_snapshots(self.folder)
 
 
 def begin(out: Path, world: World, config: RunConfig) -> Attempt:

@@ -41,6 +41,17 @@ def has_commit(folder: Path, step: int) -> bool:
     return False
 
 
+def had_snapshots(folder: Path) -> bool:
+    """Whether rank 0 has committed anything in its last attempt, or gone on from something."""
+    for event in backwards(folder / FIRST):
+        match event.what:
+            case Commit():
+                return True
+            case Recover(restored=restored):
+                return restored is not None
+    return False
+
+
 def _last_attempt(file: Path) -> int:
     for event in backwards(file):
         match event.what:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import xxhash
 
@@ -16,11 +16,12 @@ from holdfast.ddp import generators
 from holdfast.ddp.attempt import Attempt
 from holdfast.ddp.protected import Protected, digest, listed, tree_digest
 from holdfast.ddp.world import World
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, Corrupt, StorageFailed
 from holdfast.events import JSON, Commit
 from holdfast.state import Flat, unflatten
 
 RESTORED = "restored"
+P = TypeVar("P")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,14 +55,14 @@ def restore(attempt: Attempt, world: World, protected: Protected) -> Restored:
     passed_over = tuple(news["passed_over"])
     if news["step"] is None:
         return Restored(passed_over=passed_over, seconds=perf_counter() - began)
-    found = found or snapshot.load(store, news["step"], progress=progress.here.moves)
+    found = found or snapshot.load(store, news["step"], backoff=snapshot.BACKOFF, progress=progress.here.moves)
     _put_back(found, protected, store)
     flat = Flat(found.tensors, {"state": found.extra["state"]})
     return Restored(
         step=found.step,
         world=found.manifest.world,
-        config=found.extra.get("config"),
-        generators=tuple(found.extra.get("generators", ())),
+        config=_part(found, "config", dict, {}),
+        generators=tuple(_part(found, "generators", list, [])),
         passed_over=passed_over,
         seconds=perf_counter() - began,
         loaded=digest(flat),
@@ -99,8 +100,21 @@ def _first_finds(attempt: Attempt) -> tuple[Snapshot | None, str]:
     step = found.step if found else None
     if found:
         _record_commit(attempt, found)
+    elif not passed_over and attempt.had_snapshots:
+        raise StorageFailed(
+            f"{attempt.store} is empty, and this run has saved there before: see that it is mounted, or name another "
+            "--out to begin anew"
+        )
     snapshot.tidy(attempt.store, attempt.keep_last, trusted=step)
     return found, json.dumps({"step": step, "passed_over": [asdict(each) for each in passed_over]})
+
+
+def _part(found: Snapshot, name: str, kind: type[P], default: P) -> P:
+    """A part of what was saved beside the state; a snapshot may come from a stranger."""
+    value = found.extra.get(name, default)
+    if not isinstance(value, kind):
+        raise Corrupt(f"the snapshot of step {found.step} has {name} of another form: it was not saved by a run")
+    return value
 
 
 def _record_commit(attempt: Attempt, found: Snapshot) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from holdfast import gathering
 from holdfast.checkpoint import snapshot
-from holdfast.checkpoint.place import store_for
+from holdfast.checkpoint.place import store_at, store_for
 from holdfast.checkpoint.store import DirectoryStore, Store, read
 from holdfast.ddp.config import read_config
 from holdfast.errors import BadInput, HoldfastError
@@ -61,8 +61,7 @@ class Checkpoints:
             found = Found(self.newest(), 0)
         else:
             _import(self.place)
-            # To open it for saving is to try it.
-            told = self._ask(lambda store: [_newest(store), gathering.last_attempt(store)])
+            told = self._ask(lambda store: [_newest(store), gathering.last_attempt(store)], store_for)
             found = Found(*told)  # type: ignore[misc]
         if found.newest is None:
             self._check_not_moved()
@@ -136,11 +135,11 @@ class Checkpoints:
                 f"the snapshots of this run are at {before}, and {self} holds none: give --checkpoints {before}."
             )
 
-    def _ask(self, work: Callable[[Store], JSON]) -> JSON:
-        return self._aside(work).result(ANSWERS_WITHIN)
+    def _ask(self, work: Callable[[Store], JSON], opened: Callable[[str], Store] = store_at) -> JSON:
+        return self._aside(work, opened).result(ANSWERS_WITHIN)
 
-    def _aside(self, work: Callable[[Store], JSON]) -> Aside:
-        return Aside(lambda: work(store_for(self.place) if self.place else DirectoryStore(str(self))), str(self))
+    def _aside(self, work: Callable[[Store], JSON], opened: Callable[[str], Store] = store_at) -> Aside:
+        return Aside(lambda: work(opened(str(self))), str(self))
 
 
 def local(out: Path) -> Path:

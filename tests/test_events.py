@@ -1,0 +1,158 @@
+"""Events: every kind is written as JSON and read back, and what is no event of its kind is said to be none."""
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.cost.formulas import Stall
+from holdfast.events import (
+    KINDS,
+    Attempt,
+    Commit,
+    Detect,
+    Done,
+    Event,
+    Judged,
+    Launch,
+    Malformed,
+    Open,
+    Other,
+    Plan,
+    Preempt,
+    Preempted,
+    Recover,
+    Restart,
+    Save,
+    Seconds,
+    Step,
+    Strike,
+    What,
+    from_json,
+    line,
+    parse,
+    to_json,
+)
+from holdfast.samples import Samples
+
+STEP = Step(2, 4, 1, 0, 17, 17, Samples.of([3, 4]), Seconds(0.25, 0.5, 0.0))
+FULL = STEP._replace(
+    state="0f" * 16, reduced=1, held=3, stepped=1, loss=0.125, seconds=Seconds(0.1, 0.2, 0.3, device=True)
+)
+EVERY_KIND: tuple[What, ...] = (
+    Open(2, torn=13),
+    Attempt(1, 4, 0, 77),
+    Plan(1, 167, 16, 3, (1 << 64) - 1, 50, "overlapped", "0f", data="d0"),
+    Recover(2, 50, 0, 50, "restored", 0.5, ({"name": "step-00000100/", "why": "bad"},), state="s0"),
+    Recover(1, None, 0, 0, "keyed", 0.5),
+    STEP,
+    FULL,
+    Save(1, 50, "blocking", 4096, Stall(waited=0.5, write=0.25), retries=1),
+    Commit(1, 50, 4096, 0.5, state="s0"),
+    Commit(2, 50, 4096, found=True),
+    Strike(1, 60, "kill", 2, "boundary"),
+    Done(2, 300),
+    Preempted(2, 200),
+    Launch(1, 4, ("train.py", "--fast")),
+    Restart(2, 4, newest=50, left=2),
+    Detect(1, -1, -1, "peer", "gone", exit=-9, signal="SIGKILL", step=60),
+    Preempt(1),
+    Judged("completed", 2, "all workers have finished"),
+)
+
+
+@pytest.mark.parametrize("what", EVERY_KIND, ids=lambda what: type(what).__name__)
+def test_every_kind_is_read_as_it_was_written(what: What) -> None:
+    assert parse(line(1.5, "rank-1", what)) == Event(1.5, "rank-1", what)
+
+
+def test_there_is_an_example_of_every_kind() -> None:
+    assert {type(what) for what in EVERY_KIND} == set(KINDS.values())
+
+
+def test_a_field_with_its_default_is_left_out() -> None:
+    assert "loss" not in to_json(STEP)
+    assert "torn" not in to_json(Open(2))
+    assert to_json(Open(2, torn=1)) == {"version": 2, "torn": 1}
+
+
+numbers = st.floats(allow_nan=True, allow_infinity=True)
+
+
+@given(
+    st.text(max_size=8),
+    st.builds(
+        Step,
+        *(st.integers(0, 2**40) for _ in range(6)),
+        samples=st.builds(Samples, st.integers(0, 99)),
+        seconds=st.builds(Seconds, numbers, numbers, numbers, st.booleans()),
+        state=st.none() | st.text(max_size=5),
+        reduced=st.integers(0, 3),
+        held=st.integers(0, 3),
+        stepped=st.integers(0, 3),
+        loss=st.none() | numbers,
+    ),
+)
+def test_the_quick_way_to_write_a_step_writes_what_the_general_one_does(who: str, step: Step) -> None:
+    said = {"event": "step", "time": 1.5, "who": who, **to_json(step)}
+    plain = json.loads(json.dumps(said), parse_constant=lambda _: None)
+    assert json.loads(line(1.5, who, step)) == plain
+
+
+def test_numbers_of_numpy_are_written_as_numbers() -> None:
+    odd: Any = STEP._replace(step=np.int64(17), loss=np.float64(0.5))
+    assert parse(line(np.float64(1.5), "rank-1", odd)) == Event(1.5, "rank-1", STEP._replace(loss=0.5))
+
+
+@pytest.mark.parametrize(
+    "what", [what for what in EVERY_KIND if not isinstance(what, Open)], ids=lambda w: type(w).__name__
+)
+def test_an_event_without_a_field_that_it_must_have_is_malformed_and_says_which(what: What) -> None:
+    said = to_json(what)
+    for name in [name for name in what._fields if name not in what._field_defaults]:
+        lacking = from_json("x" if isinstance(what, Other) else Event(0.0, "", what).kind, _without(said, name))
+        assert isinstance(lacking, Malformed)
+        assert lacking.why == f"it lacks {name}"
+
+
+def _without(said: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in said.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("step", value) for value in (None, "17", 17.0, True, -1, 2**63, [17])],
+        *[("samples", value) for value in (None, {}, {"count": 2}, {"count": 2**63, "digest": "0" * 32})],
+        *[("seconds", value) for value in (None, {}, {"data": 1.0}, {"data": "x", "compute": 1.0, "stall": 0.0})],
+        *[("state", 7), ("loss", "low"), ("reduced", -1), ("epoch", math.inf)],
+    ],
+)
+def test_a_field_of_another_form_is_malformed_and_says_which(name: str, value: Any) -> None:
+    wrong = from_json("step", {**to_json(FULL), name: value})
+    assert isinstance(wrong, Malformed)
+    assert wrong.why.startswith(f"its {name} is of another form")
+
+
+def test_fields_that_nobody_knows_are_left_out() -> None:
+    assert from_json("done", {"attempt": 1, "step": 3, "mood": "good"}) == Done(1, 3)
+
+
+@given(
+    st.sampled_from(sorted(KINDS)),
+    st.dictionaries(
+        st.sampled_from(["attempt", "step", "seconds", "rank"]),
+        st.from_type(type(None)) | st.integers() | st.text() | st.lists(st.integers()),
+    ),
+)
+def test_whatever_is_said_something_is_read(kind: str, said: dict[str, Any]) -> None:
+    assert isinstance(from_json(kind, said), KINDS[kind] | Malformed)
+
+
+def test_a_kind_that_nobody_knows_is_kept() -> None:
+    assert from_json("eclipse", {"totality": True}) == Other("eclipse", {"totality": True})
+    assert parse(line(1.0, "rank-0", Other("eclipse", {"totality": True}))).kind == "eclipse"
