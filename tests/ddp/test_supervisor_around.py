@@ -116,7 +116,10 @@ def test_whoever_attaches_without_a_supervisor_holds_the_folder_until_it_is_clos
 ) -> None:
     from holdfast.ddp.run import attach
 
-    other = "import sys; from pathlib import Path; from holdfast.ddp import lock; lock.hold(Path(sys.argv[1]))"
+    other = (
+        "import sys; from pathlib import Path; from holdfast.ddp import lock; lock.FREE_WITHIN = 0.0; "
+        "lock.hold(Path(sys.argv[1]))"
+    )
     run = attach(tmp_path)
     refused = subprocess.run([sys.executable, "-c", other, str(tmp_path)], capture_output=True, text=True, check=False)
     assert "is in use by another supervisor or training" in refused.stderr

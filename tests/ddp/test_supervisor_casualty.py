@@ -144,6 +144,12 @@ def test_the_same_error_at_the_same_step_again_is_the_scripts() -> None:
     assert "it came again at step 57" in why[1]
 
 
+def test_a_loader_that_is_killed_again_and_again_is_no_error_of_the_script() -> None:
+    killed = lost("error", "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", place="train.py:9")
+    gone = lost("error", "RuntimeError: DataLoader worker (pid(s) 7, 8) exited unexpectedly", place="train.py:9")
+    assert words(Tries(2, 0), [(killed, 50)] * 3) == words(Tries(2, 0), [(gone, 50)] * 3) == [None, None, "gave-up"]
+
+
 def test_what_holdfast_refuses_would_be_refused_again() -> None:
     assert words(Tries(9, 0), [(lost("error", origin="refused"), 50)]) == ["script-error"]
 

@@ -6,7 +6,6 @@ beside workers of a dead one. What a worker forks is not: an orphan of a loader 
 
 import fcntl
 import os
-import socket
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -48,13 +47,12 @@ def hold(out: Path, node: int = 0) -> Lock:
     """Lock a folder for this process, and what it is going to fork; each node of a run has a lock of its own."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        file = os.open(out / f".supervisor-{node}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        file = os.open(out / f".supervisor-{node}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise StorageFailed(f"cannot use {out} for a run: {error.strerror or error}. Name another folder.") from error
     lock = Lock(file)
     if not _locked(file, out):
         raise BadInput(f"{out} is in use by another supervisor or training: wait for it, or name another folder.")
-    _sign(file)
     return lock
 
 
@@ -91,28 +89,10 @@ def _locked(file: int, out: Path) -> bool:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if _holder_lives(file) or time.monotonic() > deadline:
+            if time.monotonic() > deadline:
                 return False
             time.sleep(0.05)
         except OSError as error:
             raise StorageFailed(f"cannot lock {out}: {error.strerror or error}. Name another folder.") from error
         else:
             return True
-
-
-def _sign(file: int) -> None:
-    """Say who holds the lock: nobody need wait for one that is not about to end."""
-    with suppress(OSError):  # a full disk: then others wait a little
-        os.ftruncate(file, 0)
-        os.pwrite(file, f"{os.getpid()} {socket.gethostname()}".encode(), 0)
-
-
-def _holder_lives(file: int) -> bool:
-    pid, _, host = os.pread(file, 300, 0).decode(errors="replace").partition(" ")
-    if host != socket.gethostname() or not (pid.isascii() and pid.isdigit()):
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except (OSError, OverflowError):
-        return False
-    return True

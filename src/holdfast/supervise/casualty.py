@@ -23,6 +23,8 @@ _LOST_PEER = re.compile(
     re.IGNORECASE,
 )
 _WAITED = re.compile(r"time(d )?out", re.IGNORECASE)  # as against a connection that broke
+# What torch says when a process that loads is killed: as when a worker is, it need not be the script's doing.
+_LOST_LOADER = re.compile(r"DataLoader worker.*(killed by signal|exited unexpectedly)", re.DOTALL)
 _VARYING = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
 STILL = 1.0  # seconds without progress after which a worker is one that others waited for, not one about to fail, too
 
@@ -69,6 +71,11 @@ class Casualty:
         if self.kind not in ("error", "storage"):
             return f"rank {self.rank} {self.message}"
         return f"rank {self.rank} raised {self.message}" if self.traceback else f"rank {self.rank}: {self.message}"
+
+    @property
+    def is_an_error(self) -> bool:
+        """Whether the script raised it, and not somebody who killed a process of its."""
+        return self.kind == "error" and not _LOST_LOADER.search(self.message)
 
     @property
     def error(self) -> tuple[str, str, int | None]:

@@ -39,7 +39,7 @@ class Tries:
 
     def _of_the_script(self, lost: Casualty) -> str | None:
         """Why doing the same again would end the same, if it would."""
-        if lost.kind != "error":
+        if not lost.is_an_error:
             return None
         if lost.origin == "refused":
             return lost.line
