@@ -768,6 +768,10 @@ class TestOnePlan:
         history = changed(KILLED, is_a(Plan, attempt=2), save_every=50, writer="overlapped")
         assert found(self.check, history)[0] == "pass"
 
+    def test_a_plan_whose_windows_no_memory_holds_is_unknown(self) -> None:
+        history = changed(KILLED, is_a(Plan), batch=2**40, samples=2**44)
+        assert found("every_sample_trained_once", history)[0] != "pass"
+
     def test_a_plan_that_cannot_be_trained_is_unknown(self) -> None:
         verdict, reason = found(self.check, changed(KILLED, is_a(Plan), batch=0))
         assert verdict == "unknown"
