@@ -266,14 +266,6 @@ class Event(NamedTuple):
         what = self.what
         return what.kind if isinstance(what, Other | Malformed) else _WORDS[type(what)]
 
-    @property
-    def event(self) -> str:
-        return self.kind
-
-    @property
-    def fields(self) -> Mapping[str, JSON]:
-        return to_json(self.what)
-
 
 def to_json(what: What) -> dict[str, JSON]:
     """The fields of an event as JSON values, without those that have their default."""
