@@ -63,7 +63,9 @@ def test_batched_trials_take_as_many_iterations_as_trials_run_one_by_one() -> No
     workload, _ = digits()
     starts = random_starts(6)
     counts = iterations(workload, starts, as_given, limit=200)
-    assert np.ceil(counts).tolist() == [one_by_one(workload, s.state, 200) for s in starts]
+    whole = np.array([one_by_one(workload, start.state, 200) for start in starts])
+    # The two add up in different orders: a count near a whole number may lie on either side of it.
+    assert np.all((whole - 1.001 < counts) & (counts < whole + 0.001))
 
 
 def test_results_do_not_depend_on_the_order_or_the_company_of_trials() -> None:

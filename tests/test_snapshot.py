@@ -1,9 +1,14 @@
 """Snapshots: what is saved comes back exactly, and what is damaged is never used."""
 
+import errno
 import logging
 import resource
 import signal
-from collections.abc import Mapping
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +18,7 @@ import torch
 from holdfast.blocks import Array
 from holdfast.checkpoint import payload, scrub, snapshot
 from holdfast.checkpoint.sealed import seal
-from holdfast.checkpoint.store import DirectoryStore, Store
+from holdfast.checkpoint.store import DirectoryStore, Reader, Store, refusal
 from holdfast.errors import BadInput, CommitConflict, Corrupt, FutureVersion, NoSnapshot, StorageFailed
 
 STEP_FILES = ("state.safetensors", "extra.json", "manifest.json")
@@ -309,3 +314,197 @@ def test_removal_takes_the_manifest_first(tmp_path: Path) -> None:
 def test_keeping_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput):
         snapshot.keep_last(DirectoryStore(tmp_path), 0)
+
+
+# Reading what the storage refuses.
+
+
+class Unreadable(DirectoryStore):
+    """A store that refuses to read these names, so many times each, as a disk does with a bad sector."""
+
+    def __init__(self, path: Path, *names: str, times: int = 1 << 30) -> None:
+        super().__init__(path)
+        self.left = dict.fromkeys(names, times)
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[Reader]:
+        if self.left.get(name, 0):
+            self.left[name] -= 1
+            raise refusal("read", self.path / name, OSError(errno.EIO, "Input/output error"))
+        with super().open(name) as reader:
+            yield reader
+
+
+@pytest.mark.parametrize("file", STEP_FILES)
+def test_a_read_that_is_refused_for_a_while_is_tried_again(tmp_path: Path, file: str) -> None:
+    saved(DirectoryStore(tmp_path), 1, 2)
+    store = Unreadable(tmp_path, f"step-00000002/{file}", times=2)
+    back = snapshot.newest(store, backoff=(0.0, 0.0))
+    assert (back.step, back.passed_over) == (2, ())
+
+
+@pytest.mark.parametrize("file", STEP_FILES)
+def test_a_snapshot_that_cannot_be_read_is_passed_over_like_a_corrupt_one(tmp_path: Path, file: str) -> None:
+    saved(DirectoryStore(tmp_path), 1, 2, 3)
+    store = Unreadable(tmp_path, f"step-00000003/{file}")
+    back = snapshot.newest(store, backoff=(0.0,))
+    assert back.step == 2
+    assert [passed.name for passed in back.passed_over] == ["step-00000003/"]
+    assert "Input/output error" in back.passed_over[0].why
+    assert snapshot.steps(store) == [1, 2, 3]  # a reader changes nothing
+    assert not snapshot.is_good(store, 3)
+    assert [finding.name for finding in scrub.verify(store)] == ["step-00000003/manifest.json"]
+    assert snapshot.keep_last(store, 1) == [1]  # the newest good one stays
+
+
+def test_where_nothing_good_is_left_and_something_is_only_unreadable_nothing_is_begun_anew(tmp_path: Path) -> None:
+    saved(DirectoryStore(tmp_path), 1, 2)
+    damage(DirectoryStore(tmp_path), "step-00000001/extra.json", b"")
+    store = Unreadable(tmp_path, "step-00000002/state.safetensors")
+    names = store.names()
+    for look in (snapshot.newest, snapshot.resume):
+        with pytest.raises(StorageFailed, match="Input/output error") as error:
+            look(store, backoff=())
+        assert "\n" not in str(error.value)
+    assert snapshot.keep_last(store, 1) == []  # nothing goes while none is known to be good
+    assert store.names() == names
+    assert snapshot.newest(DirectoryStore(tmp_path)).step == 2  # and here it is again
+
+
+def test_a_storage_that_does_not_answer_is_not_an_empty_store(tmp_path: Path) -> None:
+    class Away(DirectoryStore):
+        def names(self, prefix: str = "") -> list[str]:
+            raise refusal("list", self.path, OSError(errno.EACCES, "Permission denied"))
+
+    for look in (snapshot.newest, snapshot.resume):
+        with pytest.raises(StorageFailed, match="Permission denied"):
+            look(Away(tmp_path))
+
+
+def test_what_a_run_passes_over_is_set_aside_and_never_comes_back(tmp_path: Path) -> None:
+    saved(DirectoryStore(tmp_path), 1, 2, 3)
+    damage(DirectoryStore(tmp_path), "step-00000003/extra.json", b"")
+    store = Unreadable(tmp_path, "step-00000002/manifest.json")
+    found, passed_over = snapshot.resume(store, backoff=())
+    assert found is not None
+    assert found.step == 1
+    assert [passed.name for passed in passed_over] == ["step-00000003/", "step-00000002/"]
+    assert found.passed_over == passed_over
+
+    readable = DirectoryStore(tmp_path)
+    assert snapshot.steps(readable) == [1]
+    assert snapshot.aside(readable) == ["set-aside-00000002-0", "set-aside-00000003-0"]
+    assert scrub.verify(readable) == []
+    assert scrub.inspect(readable).set_aside == ("set-aside-00000002-0", "set-aside-00000003-0")
+    saved(readable, 2)
+    assert snapshot.newest(readable).step == 2
+
+
+def test_what_is_set_aside_is_kept_on_every_store_and_a_step_can_be_set_aside_twice(store: Store) -> None:
+    for _ in range(2):
+        saved(store, 1)
+        damage(store, "step-00000001/extra.json", b"{}")
+        found, passed_over = snapshot.resume(store, backoff=())
+        assert found is None
+        assert len(passed_over) == 1
+    assert snapshot.aside(store) == ["set-aside-00000001-0", "set-aside-00000001-1"]
+    assert len(store.names("set-aside-")) == 6
+    assert snapshot.steps(store) == []
+    snapshot.tidy(store, 1)
+    assert snapshot.aside(store) == ["set-aside-00000001-1"]
+
+
+def test_an_empty_store_gives_a_run_nothing_to_resume(store: Store) -> None:
+    assert snapshot.resume(store) == (None, ())
+
+
+FORBIDDEN = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from holdfast.checkpoint import scrub, snapshot
+from holdfast.checkpoint.store import DirectoryStore
+from holdfast.errors import StorageFailed
+if os.geteuid() == 0:
+    os.setegid(65534); os.seteuid(65534)  # root may read anything
+place = Path(sys.argv[1]) / "store"
+store = DirectoryStore(place)
+for step in (1, 2, 3, 4):
+    snapshot.save(store, step, {"w": np.zeros(3)}, {})
+(place / "step-00000004").chmod(0)
+(place / "step-00000003" / "state.safetensors").chmod(0)
+assert not snapshot.is_good(store, 3)
+print([finding.name for finding in scrub.verify(store)])
+found, passed_over = snapshot.resume(store, backoff=())
+print(found.step, [each.name for each in passed_over], snapshot.steps(store), snapshot.aside(store))
+(place / "step-00000001").chmod(0)
+(place / "step-00000002").chmod(0)
+try:
+    snapshot.resume(store, backoff=())
+except StorageFailed as error:
+    print("Permission denied" in str(error))
+place.chmod(0)
+try:
+    snapshot.resume(store, backoff=())
+except StorageFailed as error:
+    print("Permission denied" in str(error))
+for path in (place, *place.parent.glob("store/*")):
+    path.chmod(0o755)
+"""
+
+
+def test_files_and_folders_that_may_not_be_read_are_passed_over_and_set_aside() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # not in tmp_path, whose parents other users may not enter
+        Path(folder).chmod(0o777)
+        child = subprocess.run(
+            [sys.executable, "-c", FORBIDDEN, folder], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert child.stdout.splitlines() == [
+            "['step-00000003/manifest.json', 'step-00000004']",
+            "2 ['step-00000004/', 'step-00000003/'] [1, 2] ['set-aside-00000003-0', 'set-aside-00000004-0']",
+            "True",
+            "True",
+        ], child.stderr
+
+
+# What killed runs left.
+
+
+def test_a_run_clears_away_at_its_start_what_killed_ones_left(store: Store) -> None:
+    saved(store, 1, 2, 3, 4)
+    store.put("step-00000007/state.safetensors", [b"half a save"])
+    snapshot.tidy(store, 2, trusted=4)
+    assert snapshot.steps(store) == [3, 4]
+    assert {name.split("/")[0] for name in store.names()} == {"step-00000003", "step-00000004", "latest.json"}
+    snapshot.tidy(store, 2)
+    assert snapshot.steps(store) == [3, 4]
+
+
+def test_empty_folders_and_unfinished_files_are_swept(tmp_path: Path) -> None:
+    store = saved(DirectoryStore(tmp_path), 1)
+    for name in ("step-00000002", "step-00000003/inner/most", "set-aside-00000004-0"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "step-00000002" / "extra.json.12.tmp").write_bytes(b"half")
+    (tmp_path / "mine").mkdir()
+    snapshot.tidy(store, 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.json", "mine", "step-00000001"]
+
+
+def test_what_cannot_be_cleared_away_does_not_stop_a_run(tmp_path: Path) -> None:
+    class Sticky(DirectoryStore):
+        def remove(self, name: str) -> None:
+            raise refusal("remove", name, OSError(errno.EIO, "Input/output error"))
+
+    store = Sticky(tmp_path)
+    saved(store, 1, 2, 3)
+    (tmp_path / "step-00000004").mkdir()
+    (tmp_path / "step-00000004" / "extra.json").write_bytes(b"half")
+    snapshot.tidy(store, 1)
+    assert snapshot.newest(store).step == 3
+
+
+def test_a_position_that_the_caller_gives_must_be_that_of_the_snapshot() -> None:
+    where = {"step": 1, "epoch": 0, "cursor": 0, "world": 1, "config": ""}
+    snapshot.draft(1, {"position": where})
+    with pytest.raises(BadInput, match="position"):
+        snapshot.draft(1, {"position": {**where, "step": 2}})

@@ -130,3 +130,42 @@ def test_bytes_too_large_for_json_are_refused() -> None:
 def test_a_description_that_makes_no_sense_is_corrupt(extra: dict[str, Any]) -> None:
     with pytest.raises(Corrupt):
         unflatten({}, extra)
+
+
+def test_a_tree_that_names_one_tensor_many_times_is_corrupt() -> None:
+    many = {"state": {"dict": [[f"w{i}", {"tensor": "w"}] for i in range(1000)]}}
+    with pytest.raises(Corrupt):
+        unflatten({"w": torch.zeros(1)}, many)
+    assert list(unflatten({"w": torch.zeros(1)}, {"state": {"dict": [["w", {"tensor": "w"}]]}})) == ["w"]
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"ordered": [[], {"dict": [["items", 1]]}]},
+        {"ordered": [[], {"dict": [[1, 1]]}]},
+        {"ordered": [[], 7]},
+        {"dict": [[[1], 2]]},
+        {"dict": 7},
+        {"float": []},
+        {"float": "\x1b[31m"},
+        {"bytes": 7},
+        {"bytes": "\u0663"},
+        {"scalar": ["w"]},
+        {"tensor": {}},
+        {"tuple": None},
+        {"counter": [["a", 1, 2]]},
+    ],
+)
+def test_a_tree_of_the_wrong_types_is_corrupt_in_one_line(tree: Any) -> None:
+    with pytest.raises(Corrupt) as error:
+        unflatten({"w": torch.zeros(2)}, {"state": tree})
+    assert str(error.value).isprintable()
+
+
+def test_a_tree_nested_without_end_is_corrupt() -> None:
+    tree: Any = 1
+    for _ in range(100_000):
+        tree = [tree]
+    with pytest.raises(Corrupt):
+        unflatten({}, {"state": tree})

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 
 from holdfast.checkpoint import objects
 from holdfast.checkpoint.objects import ObjectStore
-from holdfast.checkpoint.place import open_store
+from holdfast.checkpoint.place import open_store, store_for
 from holdfast.checkpoint.store import DirectoryStore, Store, read
 from holdfast.errors import BadInput, CommitConflict, HoldfastError, NotAStore, StorageFailed
 
@@ -143,6 +144,83 @@ def test_a_store_is_opened_by_path_or_by_url(tmp_path: Path) -> None:
     assert read(open_store(tmp_path), "a") == b"1"
     assert read(open_store(str(tmp_path)), "a") == b"1"
     assert read(open_store("memory://opened"), "a") == b"2"
+
+
+# A place to save to.
+
+
+def test_a_directory_a_file_url_and_a_bucket_can_be_saved_to(tmp_path: Path, s3: dict[str, object]) -> None:
+    bucket = f"s3://holdfast/{uuid.uuid4().hex}"
+    for place, options in (
+        (tmp_path / "a" / "b", {}),
+        (str(tmp_path / "c"), {}),
+        (f"file://{tmp_path}/with%20space", {}),
+        (bucket, s3),
+    ):
+        store = store_for(place, **options)  # type: ignore[arg-type]
+        assert store.names() == []  # nothing is left of having tried
+        store.put("value", [b"x"])
+        assert read(open_store(place, **options), "value") == b"x"  # type: ignore[arg-type]
+    assert (tmp_path / "with space" / "value").exists()
+
+
+@pytest.mark.parametrize(
+    ("place", "says"),
+    [
+        ("gopher://somewhere/run", "no stores of kind gopher://"),
+        ("simplecache::s3://holdfast/run", "no stores of kind"),
+        ("file://elsewhere/run", "names no path on this machine"),
+        ("file://", "names no path"),
+        ("memory://run", "a run has several"),
+    ],
+)
+def test_a_place_that_no_run_can_save_to_is_refused_in_one_line(place: str, says: str) -> None:
+    with pytest.raises(BadInput) as error:
+        store_for(place)
+    assert says in one_line(error)
+
+
+def test_a_kind_of_store_that_is_not_installed_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)  # as if it were not there
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
+    for way in (store_for, open_store):
+        with pytest.raises(BadInput, match=r"pip install 'holdfast\[s3\]'") as error:
+            way("s3://holdfast/run")
+        one_line(error)
+
+
+def test_a_place_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path, s3: dict[str, object]) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for place, options in (
+        (tmp_path / "file" / "run", {}),
+        ("/proc/run", {}),
+        (tmp_path / "dangling", {}),
+        ("s3://nowhere/run", s3),
+    ):
+        with pytest.raises(StorageFailed) as error:
+            store_for(place, **options)  # type: ignore[arg-type]
+        assert str(place) in one_line(error)
+
+
+def test_what_a_killed_try_left_in_a_place_is_cleared_by_the_next(tmp_path: Path) -> None:
+    (tmp_path / "probe-0123").write_text("x")
+    assert store_for(tmp_path).names() == []
+
+
+# Moving, and what killed writers left.
+
+
+def test_a_folder_moves_whole_and_only_to_a_new_name(store: Store) -> None:
+    for name in ("a/1", "a/2", "ab/1", "c/1"):
+        store.put(name, [name.encode()])
+    store.move("a", "b")
+    assert store.names() == ["ab/1", "b/1", "b/2", "c/1"]
+    assert read(store, "b/2") == b"a/2"
+    with pytest.raises(CommitConflict):
+        store.move("b", "c")
+    store.move("gone", "d")
+    assert store.names() == ["ab/1", "b/1", "b/2", "c/1"]
 
 
 # Directories.

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from holdfast.blocks import Array
 from holdfast.checkpoint import scrub, snapshot
 from holdfast.checkpoint.buffers import Image, Images
+from holdfast.checkpoint.capture import make_ready
 from holdfast.checkpoint.device import Run, _packed
 from holdfast.checkpoint.store import DirectoryStore, Store
 from holdfast.checkpoint.writer import Saved, Writer, blocking, overlapped
@@ -201,6 +202,79 @@ def test_memory_is_flat_over_200_saves(tmp_path: Path) -> None:
     assert images.bytes == 0
 
 
+@each_writer
+def test_a_prepared_save_takes_no_memory_of_its_own(tmp_path: Path, writer: Callable[..., Writer]) -> None:
+    ours = writer(DirectoryStore(tmp_path), keep_last=2)
+    state = weights(7.0, 5_000_000)
+    before = resident()
+    ours.prepare(state)
+    if writer is overlapped:
+        until_idle(ours)
+        assert resident() - before > 1.9 * state["weight"].nbytes  # two images, every page of them
+        made = ours._images.bytes  # type: ignore[attr-defined]
+        ours.save(1, state, {})
+        assert ours._images.bytes == made  # type: ignore[attr-defined]
+    else:
+        ours.save(1, state, {})
+    ours.close()
+    assert same(snapshot.load(DirectoryStore(tmp_path), 1).tensors, state)
+
+
+def test_a_save_that_comes_before_its_memory_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, ready = threading.Event(), []
+
+    def slowly(image: Image, *how: Any) -> None:
+        assert gate.wait(DEADLINE)
+        make_ready(image, *how)
+        ready.append(image)
+
+    monkeypatch.setattr("holdfast.checkpoint.writer.make_ready", slowly)
+    ours = overlapped(DirectoryStore(tmp_path), keep_last=2, max_inflight=2)
+    ours.prepare(weights(1.0))
+    early = threading.Thread(target=ours.save, args=(1, weights(1.0), {}))
+    early.start()
+    early.join(0.05)
+    assert early.is_alive()  # it makes no image beside those that are about to be ready
+    gate.set()
+    early.join(DEADLINE)
+    assert not early.is_alive()
+    assert len(ready) == len(ours._images._made) == 2  # type: ignore[attr-defined]
+    assert [saved.step for saved in ours.close()] == [1]
+
+
+def test_memory_is_prepared_again_for_a_state_that_has_grown(tmp_path: Path) -> None:
+    store = Gated(tmp_path)
+    ours = overlapped(store, keep_last=2, max_inflight=2)
+    ours.prepare(weights(1.0, 10))
+    ours.save(1, weights(1.0, 10), {})
+    grown = weights(2.0, 300_000)  # as with the moments that an optimizer has after its first step
+    ours.prepare(grown)
+    store.gate.set()
+    until_idle(ours)
+    images = ours._images  # type: ignore[attr-defined]
+    assert len(images._made) == len(images._free) == 2
+    assert all(image.capacity > grown["weight"].nbytes for image in images._made)
+    ours.save(2, grown, {})
+    assert [saved.step for saved in ours.close()] == [1, 2]
+    assert same(snapshot.newest(store).tensors, grown)
+
+
+def test_memory_that_cannot_be_prepared_is_taken_by_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise MemoryError("there is none right now")
+
+    monkeypatch.setattr("holdfast.checkpoint.writer.make_ready", refused)
+    ours = overlapped(DirectoryStore(tmp_path), keep_last=2, budget=6000)
+    ours.prepare(weights(1.0, 100_000))  # more than the budget allows: the save of such a state says so
+    ours.prepare(weights(1.0))
+    assert [saved.step for saved in saved_to_the_end(ours, 1, weights(1.0))] == [1]
+
+
+def until_idle(ours: Writer) -> None:
+    """Wait until the writer's thread has done what it was given."""
+    ours._thread.submit(int).result(DEADLINE)  # type: ignore[attr-defined]
+
+
 def resident() -> int:
     """How much memory this process has in use."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -306,8 +380,8 @@ def test_a_step_that_somebody_else_has_saved_is_a_conflict_and_not_tried_again(
     assert same(snapshot.newest(store).tensors, weights(1.0))
 
 
-def saved_to_the_end(ours: Writer, step: int, state: dict[str, Array]) -> list[Saved]:
-    ours.save(step, state, {})
+def saved_to_the_end(ours: Writer, step: int, state: dict[str, Array], **more: Any) -> list[Saved]:
+    ours.save(step, state, {}, **more)
     return ours.close()
 
 
@@ -330,6 +404,55 @@ def test_a_state_that_cannot_be_saved_is_refused_at_once_and_costs_no_place(tmp_
         with pytest.raises(BadInput):
             ours.save(1, state, extra)
     assert [saved.step for saved in saved_to_the_end(ours, 1, weights(1.0))] == [1]
+
+
+# What others wait for.
+
+
+@each_writer
+def test_a_commit_waits_until_its_caller_is_ready_with_the_payloads_already_written(
+    tmp_path: Path, writer: Callable[..., Writer]
+) -> None:
+    store = DirectoryStore(tmp_path)
+    seen: list[tuple[list[int], list[str]]] = []
+    ours = writer(store, keep_last=2)
+    ours.save(1, weights(1.0), {}, ready=lambda: seen.append((snapshot.steps(store), store.names())))
+    ours.close()
+    assert seen == [([], ["step-00000001/extra.json", "step-00000001/state.safetensors"])]
+    assert snapshot.steps(store) == [1]
+
+
+@each_writer
+def test_a_commit_whose_caller_is_never_ready_does_not_come_into_being(
+    tmp_path: Path, writer: Callable[..., Writer]
+) -> None:
+    def never() -> None:
+        raise StorageFailed("the history of rank 1 is not on the disk")
+
+    store = DirectoryStore(tmp_path)
+    ours = writer(store, keep_last=2, backoff=AT_ONCE)
+    with pytest.raises(StorageFailed, match="the history of rank 1"):
+        saved_to_the_end(ours, 1, weights(1.0), ready=never)
+    assert snapshot.steps(store) == []
+
+
+@each_writer
+def test_progress_is_told_of_every_byte_written_and_read(tmp_path: Path, writer: Callable[..., Writer]) -> None:
+    store = DirectoryStore(tmp_path)
+    written: list[int] = []
+    ours = writer(store, keep_last=2, progress=written.append)
+    ours.save(1, weights(1.0, 1_000_000), {})
+    (saved,) = ours.close()
+    assert sum(written) == saved.bytes
+    assert len(written) > 2 or writer is overlapped
+    for reader in (
+        lambda told: snapshot.load(store, 1, progress=told),
+        lambda told: snapshot.newest(store, progress=told),
+    ):
+        told: list[int] = []
+        reader(told.append)
+        assert sum(told) == saved.bytes
+        assert len(told) > 10
 
 
 # Real kills.
@@ -423,3 +546,12 @@ def test_training_on_a_device_goes_on_at_once_and_what_was_there_is_saved(
     for step, values in enumerate(expected):
         back = snapshot.load(store, step).tensors
         assert all(torch.equal(torch.as_tensor(back[name]), value) for name, value in values.items())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_memory_for_a_device_is_pinned_before_the_first_save(tmp_path: Path) -> None:
+    ours = overlapped(DirectoryStore(tmp_path), keep_last=2)
+    ours.prepare({"weight": torch.zeros(1_000_000, device="cuda")})
+    until_idle(ours)
+    assert [image.pinned for image in ours._images._made] == [True, True]  # type: ignore[attr-defined]
+    ours.close()

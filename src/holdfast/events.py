@@ -151,11 +151,12 @@ class Preempted(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A supervisor has started the workers of its node for the first time."""
+    """A supervisor has started the workers of its node, one of so many, for the first time."""
 
     attempt: int
     workers: int
     argv: Sequence[str] = ()
+    nodes: int = 1
 
 
 class Restart(NamedTuple):

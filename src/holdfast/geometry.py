@@ -72,6 +72,11 @@ class Geometry:
             raise BadInput(f"step {step} is not in 0..{self.steps}, the steps of this training and its end")
         return Position(*divmod(step, self.steps_per_epoch))
 
+    def following(self, at: Position) -> Position:
+        """The position after this one; after the last it is the end."""
+        epoch, cursor = at
+        return Position(epoch, cursor + 1) if cursor + 1 < self.steps_per_epoch else Position(epoch + 1, 0)
+
     def step(self, at: Position) -> int:
         """The number of the window at this position; the end has number `steps`."""
         if at not in self and at != Position(self.epochs, 0):
@@ -98,13 +103,14 @@ class Geometry:
             raise BadInput(f"there is no rank {rank} among {world} workers: ranks are 0 to {world - 1}")
         return range(rank * self.batch // world, (rank + 1) * self.batch // world)
 
-    def windows(self, steps: npt.ArrayLike) -> Ids:
-        """The windows with these numbers, one in each row; cheaper than one by one."""
+    def windows(self, steps: npt.ArrayLike, places: range | None = None) -> Ids:
+        """The windows with these numbers, or these places of each, one in each row; cheaper than one by one."""
         numbers = np.asarray(steps, dtype=np.int64)
         if numbers.size and not 0 <= numbers.min() <= numbers.max() < self.steps:
             raise BadInput(f"steps {numbers.min()} to {numbers.max()} are not all in 0..{self.steps - 1}")
         epochs, cursors = np.divmod(numbers[:, None], self.steps_per_epoch)
-        return self._shuffled(epochs, cursors * self.batch + np.arange(self.batch))
+        wanted = range(self.batch) if places is None else places
+        return self._shuffled(epochs, cursors * self.batch + np.arange(wanted.start, wanted.stop))
 
     def to_json(self) -> dict[str, int]:
         """The geometry as JSON values."""

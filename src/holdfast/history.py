@@ -11,7 +11,7 @@ import heapq
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
@@ -52,18 +52,21 @@ class HistoryWriter:
         self._half_written = False
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            is_new = not self.path.exists()
             # Unbuffered: a forked child that exits must not write its copy of our buffer.
-            self._file = self.path.open("a+b", buffering=0)
+            self._file = open(self.path, "a+b", buffering=0, opener=_opened)  # noqa: SIM115 - open until we close
             size = self._file.tell()
             self._end = _end_of_last_line(self._file, size)
             self._cut()
+            if is_new:
+                _sync_names(folder)
         except OSError as error:
             raise self._failed("open", error) from error
         self.append(Open(VERSION, torn=size - self._end))
 
-    def append(self, what: What) -> None:
-        """Remember an event, to be written by the next flush."""
-        self._lines.append(line(self._clock(), self._who, what))
+    def append(self, what: What, time: float | None = None) -> None:
+        """Remember an event, of now or of an earlier moment, to be written by the next flush."""
+        self._lines.append(line(self._clock() if time is None else time, self._who, what))
 
     def flush(self) -> None:
         """Hand every remembered event to the disk as whole lines; if it refuses, they stay remembered."""
@@ -83,16 +86,20 @@ class HistoryWriter:
         self._end += len(data)
         self._lines.clear()
 
+    def sync(self) -> None:
+        """Wait until what was flushed is on the disk; any thread may ask for it."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise self._failed("sync", error) from error
+
     def close(self) -> None:
         """Flush, sync and close; the file is closed even when the disk refuses."""
         if self._file.closed:
             return
         with self._file:
             self.flush()
-            try:
-                os.fsync(self._file.fileno())
-            except OSError as error:
-                raise self._failed("sync", error) from error
+            self.sync()
 
     def __enter__(self) -> "HistoryWriter":
         return self
@@ -111,15 +118,29 @@ class HistoryWriter:
         return StorageFailed(f"cannot {verb} the history {self.path}: {reason}. Free space or fix permissions there.")
 
 
+def _opened(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)  # a FIFO by this name must not keep us waiting
+
+
+def _sync_names(folder: Path) -> None:
+    """A new file's name, and that of its folder, must outlive a power cut as what is synced under them does."""
+    for each in (folder, folder.parent):
+        names = os.open(each, os.O_RDONLY)
+        try:
+            os.fsync(names)
+        finally:
+            os.close(names)
+
+
 def _write_all(file: FileIO, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
-        rest = rest[file.write(rest) :]  # a disk that fills up takes a part before it refuses
+        rest = rest[os.write(file.fileno(), rest) :]  # a disk that fills up takes a part before it refuses
 
 
 def _end_of_last_line(file: FileIO, size: int) -> int:
     """Where the last newline ends, looked for from the end: a history may be long, and its last line is not."""
-    end, block = size, 1 << 16
+    end, block = size, 1 << 13
     while end > 0:
         start = max(0, end - block)
         file.seek(start)
@@ -130,18 +151,18 @@ def _end_of_last_line(file: FileIO, size: int) -> int:
     return 0
 
 
-def read_history(path: Path) -> History:
-    """The history in one file, in a folder of files, or in the `history` folder of a run."""
+def read_history(path: Path | Sequence[Path]) -> History:
+    """The history in one file, in a folder of files, or in the `history` folder of a run; or in several such places."""
     torn: list[Torn] = []
-    files = [list(_read_file(file, torn)) for file in _files(path)]
+    files = [list(_read_file(file, torn)) for file in files_of(path)]
     # The merge takes each file's events in their own order, even where its clock went back.
     events = heapq.merge(*files, key=lambda event: event.time)
     return History(tuple(events), tuple(torn))
 
 
-def stream_history(path: Path, torn: list[Torn]) -> Iterator[tuple[str, Event]]:
+def stream_history(path: Path | Sequence[Path], torn: list[Torn]) -> Iterator[tuple[str, Event]]:
     """The events of a history, each with the name of its file, none of them kept here; torn lines go to the list."""
-    for file in _files(path):
+    for file in files_of(path):
         name = file.stem
         for event in _read_file(file, torn):
             yield name, event
@@ -161,7 +182,26 @@ def recall(file: Path, *kinds: str) -> Iterator[Event]:
         raise StorageFailed(f"cannot read the history {file}: {error.strerror or error}.") from error
 
 
-def _files(path: Path) -> list[Path]:
+def backwards(file: Path) -> Iterator[Event]:
+    """The events of one writer's file from the last to the first, read no further than they are asked for."""
+    try:
+        with file.open("rb", buffering=0) as lines:
+            end = _end_of_last_line(lines, lines.seek(0, os.SEEK_END))
+            while end > 0:
+                start = _end_of_last_line(lines, end - 1)
+                lines.seek(start)
+                yield _decode(lines.read(end - start), file, None)
+                end = start
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StorageFailed(f"cannot read the history {file}: {error.strerror or error}.") from error
+
+
+def files_of(path: Path | Sequence[Path]) -> list[Path]:
+    """The files of a history, wherever it lies."""
+    if not isinstance(path, Path):
+        return [file for each in path for file in files_of(each)]
     if path.is_file():
         return [path]
     for folder in (path / "history", path):
@@ -185,12 +225,12 @@ def _read_file(path: Path, torn: list[Torn]) -> Iterator[Event]:
         raise StorageFailed(f"cannot read the history {path}: {error.strerror or error}.") from error
 
 
-def _decode(text: bytes, path: Path, number: int) -> Event:
+def _decode(text: bytes, path: Path, number: int | None) -> Event:
     try:
         event = parse(text)
     except (ValueError, OverflowError, RecursionError) as error:
         raise Corrupt(
-            f"{path}, line {number}, is not an event ({error}): it was changed after it was written. "
+            f"{path}{f', line {number},' if number else ''} is not an event ({error}): it was changed after it was written. "
             "Restore the file from a copy."
         ) from error
     if isinstance(event.what, Open) and event.what.version > VERSION:

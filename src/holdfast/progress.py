@@ -6,9 +6,12 @@ supervisor the numbers are written all the same, and nobody reads them.
 """
 
 import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
-_NUMBERS, _WORDS = 8, 4096  # numbers of 8 bytes; then bytes of last words
+_NUMBERS = 8  # of 8 bytes each
+WORDS = 4096  # bytes of last words, behind the numbers
 
 
 class Phase(IntEnum):
@@ -19,14 +22,15 @@ class Phase(IntEnum):
     TRAINING = 2
     SAVING = 3  # training waits for a save
     CLOSING = 4  # the last save, and what comes after it
-    DONE = 5
+    DONE = 5  # nothing is left to train
+    ENDED = 6  # nor of the script: what is left is to go
 
 
 class Progress:
     """The numbers of one worker: written by it, read by its supervisor."""
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, 8 * _NUMBERS + _WORDS)  # shared with whoever is forked from now on
+        self._memory = mmap.mmap(-1, 8 * _NUMBERS + WORDS)  # shared with whoever is forked from now on
         self._numbers = memoryview(self._memory)[: 8 * _NUMBERS].cast("q")
 
     @property
@@ -55,6 +59,11 @@ class Progress:
         return Phase(self._numbers[4])
 
     @property
+    def status(self) -> int | None:
+        """The exit status that it is about to end with, once its script has ended in order."""
+        return self._numbers[5] - 1 if self._numbers[5] else None
+
+    @property
     def last_words(self) -> str:
         """What it said of its failure, where the disk may have refused it."""
         text = bytes(self._memory[8 * _NUMBERS :])
@@ -77,14 +86,30 @@ class Progress:
         """From now on we are doing this."""
         self._numbers[4] = phase
 
+    def ends(self, status: int) -> None:
+        """The script has ended in order, with this exit status."""
+        self._numbers[5] = status + 1
+        self.enters(Phase.ENDED)
+
     def says(self, words: str) -> None:
         """Leave last words that reach the supervisor whatever becomes of the disk."""
-        text = words.encode()[:_WORDS]
-        self._memory[8 * _NUMBERS : 8 * _NUMBERS + len(text)] = text
+        self._memory[8 * _NUMBERS :] = words.encode()[:WORDS].ljust(WORDS, b"\0")
 
 
 here = Progress()
 """This process's own; a worker of a supervisor takes the one that was made for it by `adopt`."""
+
+
+@contextmanager
+def during(phase: Phase) -> Iterator[None]:
+    """Do something that has a phase of its own; afterwards we are doing again what we did before."""
+    before = here.phase
+    if before != Phase.CLOSING:  # a save within it is a part of it
+        here.enters(phase)
+    try:
+        yield
+    finally:
+        here.enters(before)
 
 
 def adopt(progress: Progress) -> None:

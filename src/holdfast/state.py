@@ -38,9 +38,21 @@ def flatten(state: Any) -> Flat:
 def unflatten(tensors: dict[str, Array], extra: dict[str, Any]) -> Any:
     """The state that was flattened; tensors come back in the memory of the processor."""
     try:
-        return _put_together(extra["state"], tensors)
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise Corrupt(f"the extra of this snapshot does not describe a state ({error!r})") from error
+        return _put_together(extra["state"], _Once(tensors))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise Corrupt(f"the extra of this snapshot does not describe a state ({error!r:.200})") from error
+
+
+class _Once:
+    """Tensors to be taken one by one, each once, as they were put: a small tree that names one a thousand times would
+    become a large state as soon as it is copied.
+    """
+
+    def __init__(self, tensors: dict[str, Array]) -> None:
+        self._tensors = dict(tensors)
+
+    def take(self, name: str) -> Array:
+        return self._tensors.pop(name)
 
 
 # JSON has null, booleans, integers, finite floats, strings and lists; all else is an object with one key, its tag.
@@ -72,7 +84,7 @@ def _take_apart(value: Any, path: str, tensors: dict[str, Array]) -> Any:
     )
 
 
-def _put_together(tree: Any, tensors: dict[str, Array]) -> Any:
+def _put_together(tree: Any, tensors: _Once) -> Any:
     if isinstance(tree, list):
         return [_put_together(item, tensors) for item in tree]
     if not isinstance(tree, dict):
@@ -97,22 +109,25 @@ def _pairs(value: dict[Any, Any], path: str, tensors: dict[str, Array]) -> list[
     return pairs
 
 
-def _from_pairs(pairs: list[list[Any]], tensors: dict[str, Array]) -> list[tuple[Any, Any]]:
+def _from_pairs(pairs: list[list[Any]], tensors: _Once) -> list[tuple[Any, Any]]:
     return [(_put_together(key, tensors), _put_together(item, tensors)) for key, item in pairs]
 
 
-def _from_ordered(content: list[Any], tensors: dict[str, Array]) -> "OrderedDict[Any, Any]":
+def _from_ordered(content: list[Any], tensors: _Once) -> "OrderedDict[Any, Any]":
     pairs, attributes = content
     result = OrderedDict(_from_pairs(pairs, tensors))
-    vars(result).update(_put_together(attributes, tensors))
+    given = dict(_put_together(attributes, tensors))
+    if any(not isinstance(name, str) or hasattr(OrderedDict, name) for name in given):
+        raise ValueError("an attribute takes the place of one of the dict's own")
+    vars(result).update(given)
     return result
 
 
-def _from_scalar(name: str, tensors: dict[str, Array]) -> Any:
-    return np.asarray(tensors[name])[()]
+def _from_scalar(name: str, tensors: _Once) -> Any:
+    return np.asarray(tensors.take(name))[()]
 
 
-_TAGS: dict[str, Callable[[Any, dict[str, Array]], Any]] = {
+_TAGS: dict[str, Callable[[Any, _Once], Any]] = {
     "float": lambda text, _: float(text),
     "bytes": lambda text, _: base64.b64decode(text, validate=True),
     "tuple": lambda items, tensors: tuple(_put_together(item, tensors) for item in items),
@@ -120,7 +135,7 @@ _TAGS: dict[str, Callable[[Any, dict[str, Array]], Any]] = {
     "counter": lambda pairs, tensors: Counter(dict(_from_pairs(pairs, tensors))),
     "ordered": _from_ordered,
     "scalar": _from_scalar,
-    "tensor": lambda name, tensors: tensors[name],
+    "tensor": lambda name, tensors: tensors.take(name),
 }
 
 

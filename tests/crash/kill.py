@@ -22,7 +22,7 @@ CHANGES = ("replace", "rename", "link", "unlink", "mkdir", "rmdir", "truncate", 
 
 def main() -> None:
     """Make the old version once, then a copy of it for each attempt."""
-    subject, place = subjects.SUBJECTS[sys.argv[1]], Path(sys.argv[3])
+    subject, place = subjects.KILLED[sys.argv[1]], Path(sys.argv[3])
     save = writer(subject, sys.argv[2], place)
     subject.old(place / "old")
     attempts: list[dict[str, Any]] = []

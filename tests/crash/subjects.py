@@ -95,6 +95,24 @@ SUBJECTS = {
 }
 
 
+def _aside_old(place: Path) -> None:
+    for step in (1, 2):
+        _snapshot_save(step, step)(place)
+    (place / "step-00000002" / "extra.json").write_bytes(b"")
+
+
+def _aside_save(place: Path) -> None:
+    snapshot.set_aside(DirectoryStore(place), 2)
+
+
+def _aside_read(place: Path) -> int:
+    return OLD if 2 in snapshot.steps(DirectoryStore(place)) else NEW
+
+
+KILLED = {**SUBJECTS, "aside": Subject(_aside_old, _aside_save, _aside_read, _aside_save)}
+"""Also what changes a store without saving into it."""
+
+
 def verdict(subject: Subject, place: Path) -> str:
     """What a reader finds: old, new, or the reason why it is neither."""
     try:

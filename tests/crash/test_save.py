@@ -1,16 +1,18 @@
 """A save that is killed at any system call, or by a power cut, leaves the old version or the new one."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import power
 import pytest
-from subjects import BLOCKS, ROWS, SUBJECTS, WRONG, files_of, state, verdict
+from subjects import BLOCKS, KILLED, ROWS, SUBJECTS, WRONG, files_of, state, verdict
 
 from holdfast.checkpoint import scrub, snapshot
 from holdfast.checkpoint.running import RunningCheckpoint
@@ -30,7 +32,7 @@ def attempts(subject: str, writer: str, place: Path) -> list[dict[str, Any]]:
     dead = [attempt for attempt in report["attempts"] if attempt["status"] == -signal.SIGKILL]
     assert len(done) == 2  # one for kills before a call, one for kills within a write: the save came to its end
     assert len(dead) == len(report["attempts"]) - 2
-    assert all(verdict(SUBJECTS[subject], Path(attempt["place"])) == "new" for attempt in done if writer == "right")
+    assert all(verdict(KILLED[subject], Path(attempt["place"])) == "new" for attempt in done if writer == "right")
     return dead
 
 
@@ -52,9 +54,21 @@ def test_the_same_check_catches_writers_that_are_wrong(tmp_path: Path, subject: 
     assert any(each.startswith("neither") for each in found)
 
 
-def test_whatever_call_a_save_was_killed_at_the_next_one_works_and_clears_up(tmp_path: Path) -> None:
-    for attempt in attempts("snapshot", "right", tmp_path):
-        store = DirectoryStore(attempt["place"])
+@pytest.fixture(scope="module")
+def killed_saves(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """What saves of a snapshot leave that were killed at every call; to be copied before it is changed."""
+    return [Path(attempt["place"]) for attempt in attempts("snapshot", "right", tmp_path_factory.mktemp("killed"))]
+
+
+def copies(places: list[Path], where: Path) -> Iterator[DirectoryStore]:
+    for place in places:
+        yield DirectoryStore(shutil.copytree(place, where / place.name))
+
+
+def test_whatever_call_a_save_was_killed_at_the_next_one_works_and_clears_up(
+    tmp_path: Path, killed_saves: list[Path]
+) -> None:
+    for store in copies(killed_saves, tmp_path):
         snapshot.save(store, 3, state(3), {"version": 3})
         assert snapshot.newest(store).step == 3
         assert scrub.verify(store) == []
@@ -72,6 +86,46 @@ def test_whatever_call_a_running_save_was_killed_at_the_next_one_works_and_clear
         assert scrub.verify(store) == []
         assert not list(store.path.rglob("*.tmp"))
         assert len(store.names("running/index")) == 2
+
+
+def test_whatever_call_a_save_or_removal_was_killed_at_the_next_start_leaves_nothing_behind(
+    tmp_path: Path, killed_saves: list[Path]
+) -> None:
+    """Kills between the last unlink and rmdir, and between a commit and the removal of what it ousted, among them."""
+    seen = {"empty folder": 0, "surplus": 0, "temporary": 0, "uncommitted": 0}
+    for store in copies(killed_saves, tmp_path):
+        folders = [path for path in store.path.iterdir() if path.is_dir()]
+        committed = {f"step-{step:08d}" for step in snapshot.steps(store)}
+        seen["empty folder"] += any(not list(path.iterdir()) for path in folders)
+        seen["surplus"] += len(committed) > 1
+        seen["temporary"] += bool(list(store.path.rglob("*.tmp")))
+        seen["uncommitted"] += any(path.name not in committed and list(path.iterdir()) for path in folders)
+        before = verdict(SUBJECTS["snapshot"], store.path)
+
+        found, passed_over = snapshot.resume(store, backoff=())
+        assert found is not None
+        snapshot.tidy(store, 1, trusted=found.step)
+
+        assert passed_over == ()
+        assert verdict(SUBJECTS["snapshot"], store.path) == before
+        whole = {f"step-{found.step:08d}/{name}" for name in ("state.safetensors", "extra.json", "manifest.json")}
+        left = {str(path.relative_to(store.path)) for path in store.path.rglob("*")}
+        assert left - {"latest.json"} == {*whole, f"step-{found.step:08d}"}
+    assert all(seen.values()), seen
+
+
+def test_a_kill_while_a_snapshot_is_set_aside_leaves_it_where_it_was_or_aside(tmp_path: Path) -> None:
+    for attempt in attempts("aside", "right", tmp_path):
+        store = DirectoryStore(attempt["place"])
+        assert (snapshot.steps(store), snapshot.aside(store)) in (
+            ([1, 2], []),
+            ([1], ["set-aside-00000002-0"]),
+        )
+        found, _ = snapshot.resume(store, backoff=())
+        assert found is not None
+        assert found.step == 1
+        assert snapshot.aside(store) == ["set-aside-00000002-0"]
+        assert len(store.names("set-aside-")) == 3
 
 
 # Power cuts.

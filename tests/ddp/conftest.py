@@ -36,6 +36,7 @@ def start(driver: subprocess.Popen[str], tmp_path: Path) -> Iterator[Start]:
         script: Path = TRAINEE,
         nodes: dict[str, Any] | None = None,
         namespace: str | None = None,
+        environment: dict[str, str] | None = None,
         **config: Any,
     ) -> Supervisor:
         folder = tmp_path / f"job-{len(started)}"
@@ -47,6 +48,7 @@ def start(driver: subprocess.Popen[str], tmp_path: Path) -> Iterator[Start]:
             "config": {"script": str(script), "args": args, "workers": 3, **config},
             "nodes": nodes or {},
             "namespace": namespace,
+            "environment": environment or {},
         }
         assert driver.stdin is not None
         assert driver.stdout is not None

@@ -9,7 +9,6 @@ from holdfast.audit.verdicts import audit_run
 from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.snapshot import Snapshot
 from holdfast.checkpoint.store import DirectoryStore
-from holdfast.events import Event, Step
 from holdfast.history import read_history
 
 
@@ -35,17 +34,12 @@ def distance(one: Path, other: Path) -> float:
 
 def losses(out: Path) -> dict[int, Any]:
     """Rank 0's loss of every step, as it was trained last."""
-    return {event.what.step: event.what.loss for event in events(out, "step", "rank-0") if isinstance(event.what, Step)}
+    return {event.what.step: event.what.loss for event in events(out, "step", "rank-0")}
 
 
-def events(out: Path, kind: str, who: str | None = None) -> list[Event]:
+def events(out: Path, kind: str, who: str | None = None) -> list[Any]:
     """The events of a kind in a run's history."""
     return [each for each in read_history(out).events if each.kind == kind and who in (None, each.who)]
-
-
-def told(out: Path, kind: str, who: str | None = None) -> list[Any]:
-    """What the events of a kind say."""
-    return [event.what for event in events(out, kind, who)]
 
 
 def complaints(out: Path) -> list[str]:

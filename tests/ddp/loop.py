@@ -4,7 +4,6 @@ import json
 import random
 import sys
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ class Task:
     accumulate: int = 1
     workers: int = 0
     augment: bool = True
-    scaler: bool = False
+    scaler: bool = False  # gradients of a scaled loss; in float32, since not every CPU has a smaller type
     unseeded: bool = False
     pause: float = 0.0
     gate: str = ""  # a file without which the last step does not end
@@ -48,10 +47,23 @@ class Backwards(nn.Module):
         return self.last(self.dropout(F.relu(self.middle(F.relu(self.first(x))))))
 
 
+class Tied(nn.Module):
+    """Two layers with one weight: its gradient is complete only with the second of them."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.first, self.middle, self.again = nn.Linear(WIDTH, 800), nn.Linear(800, 800), nn.Linear(800, 800)
+        self.again.weight = self.middle.weight
+        self.last, self.dropout = nn.Linear(800, CLASSES), nn.Dropout(dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.dropout(F.relu(self.again(F.relu(self.middle(F.relu(self.first(x))))))))
+
+
 def network(task: Task) -> nn.Module:
-    """`wide` and `backwards` are large enough for the order of a sum over ranks to show; `normed` has buffers."""
-    if task.model == "backwards":
-        return Backwards(task.dropout)
+    """`wide`, `tied` and `backwards` are large enough for the order of a sum over ranks to show; `normed` has buffers."""
+    if task.model in ("backwards", "tied"):
+        return {"backwards": Backwards, "tied": Tied}[task.model](task.dropout)
     widths = (800, 700) if task.model == "wide" else (30, 20)
     layers: list[nn.Module] = [
         nn.Linear(WIDTH, widths[0]),
@@ -97,8 +109,7 @@ def train(run: Run, task: Task, steps: int | None = None) -> nn.Module:
         if batch.step == steps:
             break
         linger(task, batch.step + 1 == task.epochs * (SAMPLES // task.batch))
-        with torch.autocast(run.device.type, torch.bfloat16) if task.scaler else nullcontext():
-            loss = F.cross_entropy(model(batch.x.to(run.device)), batch.y.to(run.device))
+        loss = F.cross_entropy(model(batch.x.to(run.device)), batch.y.to(run.device))
         scaler.scale(loss * batch.weight).backward()
         run.note(loss=loss.item())
         if batch.last:

@@ -68,6 +68,20 @@ def alive(pid: int) -> bool:
         return False
 
 
+def descendants(pid: int) -> list[int]:
+    """All processes that this one has started, and those that they have, in the order of their numbers."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):  # it ended while we looked
+            continue
+    found = {pid}
+    while more := {each for each, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(found - {pid})
+
+
 def wait_until(true: Callable[[], bool], what: str) -> None:
     """Look until it is so; a deadline decides, not a sleep."""
     deadline = time.monotonic() + WITHIN

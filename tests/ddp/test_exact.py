@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from final import complaints, different, distance, told
+from final import complaints, different, distance, events
 from supervised import HERE, Start, Supervisor, wait_until
 
 LOOP = HERE / "loop.py"
@@ -55,12 +55,12 @@ def survives(start: Start, gate: Path, task: dict[str, Any], *, workers: int, ki
     kill_at_random(job, workers, kills, longest)
     gate.touch()  # the run waits for it before its end: it cannot be over before the last kill
     out = completed(job)
-    assert len(told(out, "restart", "supervisor")) == kills
+    assert len(events(out, "restart", "supervisor")) == kills
     assert different(completed(reference), out) == []
     assert complaints(out) == []
 
 
-@pytest.mark.parametrize("model", ["wide", "backwards"])
+@pytest.mark.parametrize("model", ["tied", "backwards"])
 def test_killed_at_five_random_times_it_ends_with_the_bits_of_a_run_that_never_failed(
     start: Start, tmp_path: Path, model: str
 ) -> None:
@@ -83,12 +83,12 @@ def test_failures_of_a_schedule_strike_once_and_leave_no_trace(start: Start) -> 
     reference = start({}, out="reference", **FREE)
     job = start({}, failures=failures, hang_after=2.0, writer="blocking", **FREE)
     out = completed(job)
-    detected = [(detect.kind, detect.rank) for detect in told(out, "detect")]
+    detected = [(event.what.kind, event.what.rank) for event in events(out, "detect")]
     assert detected == [("exit", 0), ("hang", 2), ("signal", 1)]
-    struck = sorted((strike.step, strike.kind) for strike in told(out, "failure"))
+    struck = sorted((event.what.step, event.what.kind) for event in events(out, "failure"))
     assert struck == [(each["step"], each["kind"]) for each in failures]
-    restored = [each.restored for each in told(out, "recover", "rank-0") if each.restored is not None]
-    assert restored == [5, 15, 30]  # the snapshot of step 20 was bad
+    restored = [event.what.restored for event in events(out, "recover", "rank-0")]
+    assert restored == [None, 5, 15, 30]  # the snapshot of step 20 was bad
     assert different(completed(reference), out) == []
     assert complaints(out) == []
 
@@ -99,9 +99,9 @@ def test_with_another_number_of_workers_it_agrees_to_rounding_and_the_audit_pass
     reference = start(task, out="reference", workers=3, **FREE)
     job = start(task, workers=3, workers_after=[4, 2, 3], failures=failures, **FREE)
     out = completed(job)
-    worlds = [began.world for began in told(out, "attempt", "rank-0")]
+    worlds = [event.what.world for event in events(out, "attempt", "rank-0")]
     assert worlds == [3, 4, 2, 3]
-    assert {recover.rng for recover in told(out, "recover") if recover.restored is not None} == {"keyed"}
+    assert {event.what.rng for event in events(out, "recover")} == {"keyed"}
     assert 0 < distance(completed(reference), out) < 1e-5
     assert complaints(out) == []
 
@@ -119,11 +119,11 @@ def test_asked_to_stop_it_saves_and_goes_on_later_with_the_same_bits(start: Star
     wait_until(lambda: len(job.events("step", "rank-0")) > 5, "some steps")
     job.signal(signal.SIGTERM)
     assert job.result()["verdict"] == "preempted", job.said
-    stops = {preempted.step for preempted in told(job.out, "preempted")}
+    stops = {event.what.step for event in events(job.out, "preempted")}
     assert len(stops) == 1
-    assert len(told(job.out, "preempted")) == 3
+    assert len(events(job.out, "preempted")) == 3
     out = completed(start(task, save_every=1000, script=LOOP))
-    assert [each.restored for each in told(out, "recover", "rank-0") if each.restored is not None] == [*stops]
+    assert [event.what.restored for event in events(out, "recover", "rank-0")] == [None, *stops]
     assert different(completed(reference), out) == []
     assert complaints(out) == []
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from final import complaints, different, distance, last, losses, told
+from final import complaints, different, distance, events, last, losses
 from loop import SAMPLES, Points, Task, network, train
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
@@ -21,6 +21,7 @@ from holdfast.checkpoint.store import DirectoryStore
 from holdfast.ddp import inject
 from holdfast.ddp import run as module
 from holdfast.ddp.batches import Batch
+from holdfast.ddp.probe import PROBES
 from holdfast.ddp.run import Run
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.failure import at
@@ -71,8 +72,8 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_the_bits_of_one_that_was_no
     parts = run_to_end(tmp_path / "parts", task, writer=writer)
     assert different(whole, parts) == []
     assert complaints(parts) == []
-    recovered = [(each.restored, each.rng) for each in told(parts, "recover") if each.restored is not None]
-    assert recovered == [(0, "restored"), (5, "restored"), (5, "restored"), (10, "restored")]
+    recovered = [(e.what.restored, e.what.rng) for e in events(parts, "recover")]
+    assert recovered == [(None, "keyed"), (0, "restored"), (5, "restored"), (5, "restored"), (10, "restored")]
 
 
 def test_the_first_weights_survive_even_if_nothing_keyed_them(tmp_path: Path) -> None:
@@ -141,17 +142,24 @@ def first_of(dataset: Any, **how: Any) -> Batch:
 
 def test_a_step_is_on_record_with_its_samples_its_loss_and_its_time(tmp_path: Path) -> None:
     out = run_to_end(tmp_path)
-    steps = told(out, "step", "rank-0")
-    assert [step.step for step in steps] == list(range(18))
-    together = sum((step.samples for step in steps[:6]), Samples())
+    steps = events(out, "step", "rank-0")
+    assert [step.what.step for step in steps] == list(range(18))
+    together = sum((step.what.samples for step in steps[:6]), Samples())
     assert together == Samples.of(range(SAMPLES))  # 6 windows of 16 are an epoch
     assert all(isinstance(loss, float) for loss in losses(out).values())
-    assert all(step.seconds.compute > 0 for step in steps)
-    saves = [save.step for save in told(out, "save")]
-    assert saves == [0, 5, 10, 15, 18] == [commit.step for commit in told(out, "commit")]
-    assert [done.step for done in told(out, "done")] == [18]
-    (plan,) = told(out, "plan")
-    assert (plan.samples, plan.batch, plan.epochs, plan.seed, plan.save_every) == (SAMPLES, 16, 3, 0, 5)
+    assert all(step.what.seconds.compute > 0 and not step.what.seconds.device for step in steps)
+    assert len({step.what.state for step in steps}) == 18  # every step changes the state
+    saves = {save.what.step: save.what.seconds for save in events(out, "save")}
+    assert list(saves) == [0, 5, 10, 15, 18] == [commit.what.step for commit in events(out, "commit")]
+    assert [done.what.step for done in events(out, "done")] == [18]
+    (plan,) = events(out, "plan")
+    assert {
+        "samples": SAMPLES,
+        "batch": 16,
+        "epochs": 3,
+        "seed": 0,
+        "save_every": 5,
+    }.items() <= plan.what._asdict().items()
 
 
 def test_a_commit_that_was_made_and_not_recorded_is_found(tmp_path: Path) -> None:
@@ -160,8 +168,8 @@ def test_a_commit_that_was_made_and_not_recorded_is_found(tmp_path: Path) -> Non
     lines = history.read_text().splitlines(keepends=True)
     history.write_text("".join(line for line in lines if '"commit"' not in line or '"step": 5' not in line))
     run_to_end(tmp_path)
-    (found,) = [commit for commit in told(tmp_path, "commit") if commit.found]
-    assert found.step == 5
+    (found,) = [commit for commit in events(tmp_path, "commit") if commit.what.found]
+    assert found.what.step == 5
     assert complaints(tmp_path) == []
 
 
@@ -171,9 +179,9 @@ def test_a_bad_snapshot_is_passed_over_and_said(tmp_path: Path) -> None:
     train(attach(out, save_every=5), TASK, steps=12)
     flip_a_bit(out / "checkpoints" / "step-00000010" / "state.safetensors")
     run_to_end(out)
-    recover = told(out, "recover")[-1]
-    assert recover.restored == 5
-    assert [passed["name"] for passed in recover.passed_over] == ["step-00000010/"]
+    recover = events(out, "recover")[-1]
+    assert recover.what.restored == 5
+    assert [passed["name"] for passed in recover.what.passed_over] == ["step-00000010/"]
     assert different(whole, out) == []
     assert complaints(out) == []
 
@@ -183,9 +191,9 @@ def test_without_any_good_snapshot_it_starts_again_and_says_what_was_bad(tmp_pat
     for file in (tmp_path / "checkpoints").rglob("state.safetensors"):
         flip_a_bit(file)
     run_to_end(tmp_path)
-    recover = told(tmp_path, "recover")[-1]
-    assert recover.restored is None
-    assert len(recover.passed_over) == 2
+    recover = events(tmp_path, "recover")[-1]
+    assert recover.what.restored is None
+    assert len(recover.what.passed_over) == 2
     assert complaints(tmp_path) == []
 
 
@@ -211,7 +219,7 @@ def test_a_resume_loads_only_what_is_still_to_be_trained(tmp_path: Path) -> None
     assert list(islice(steps(), 12)) == list(range(12))
     asked.clear()
     assert list(steps()) == list(range(10, 18))
-    assert len(asked) == 8 * 16
+    assert len(asked) == PROBES + 8 * 16
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
@@ -219,7 +227,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     before = last(tmp_path).manifest
     run_to_end(tmp_path)
     assert last(tmp_path).manifest == before
-    assert len(told(tmp_path, "step")) == 18
+    assert len(events(tmp_path, "step")) == 18
     assert complaints(tmp_path) == []
 
 

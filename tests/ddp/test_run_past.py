@@ -1,73 +1,107 @@
-"""What the histories of earlier attempts tell the next one."""
+"""What the histories of earlier attempts tell the next one, read from their end."""
 
 from pathlib import Path
 
 import pytest
 
 from holdfast.checkpoint.store import DirectoryStore
+from holdfast.ddp import inject
 from holdfast.ddp.inject import Injection, faulty
-from holdfast.ddp.past import Past, read_past
-from holdfast.ddp.saving import Unrecorded
+from holdfast.ddp.past import Past, has_commit, read_past
+from holdfast.events import Attempt, Commit, Recover, Seconds, Step, Strike, What
 from holdfast.failure import Failure
-from holdfast.history import HistoryWriter, read_history, recall
+from holdfast.history import HistoryWriter, backwards, read_history
+from holdfast.samples import Samples
 
 
-def write(folder: Path, who: str, *events: tuple[str, dict[str, object]]) -> None:
+def write(folder: Path, who: str, *events: What) -> None:
     with HistoryWriter(folder, who) as history:
-        for event, fields in events:
-            history.append(event, **fields)  # type: ignore[arg-type]
+        for event in events:
+            history.append(event)
+
+
+def step(number: int, attempt: int = 1) -> Step:
+    return Step(attempt, 1, 0, 0, number, number, Samples(), Seconds(0.0, 1.0, 0.0))
+
+
+def begin(attempt: int, restored: int | None) -> tuple[What, What]:
+    return Attempt(attempt, 1, 0, 7), Recover(attempt, restored, 0, restored or 0, "keyed", 0.0)
 
 
 def test_without_a_history_there_is_no_past(tmp_path: Path) -> None:
     assert read_past(tmp_path / "none") == Past()
+    assert not has_commit(tmp_path / "none", 50)
 
 
-def test_the_past_is_the_last_attempt_the_commits_that_hold_and_the_failures_of_all_ranks(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        "rank-0",
-        ("attempt", {"attempt": 1}),
-        ("commit", {"attempt": 1, "step": 50}),
-        ("commit", {"attempt": 1, "step": 100}),
-        ("attempt", {"attempt": 2}),
-        ("recover", {"attempt": 2, "restored": 50}),  # 100 was bad: a later 100 is another
-        ("commit", {"attempt": 2, "step": 80}),
-    )
-    write(tmp_path, "rank-3", ("failure", {"attempt": 1, "step": 70, "kind": "kill", "rank": 3}))
-    write(tmp_path, "storage", ("failure", {"attempt": 1, "step": 50, "kind": "enospc", "rank": 0}))
-    assert read_past(tmp_path) == Past(2, frozenset({50, 80}), frozenset({(70, "kill", 3), (50, "enospc", 0)}))
+def test_the_past_is_the_last_attempt_and_the_failures_of_all_ranks(tmp_path: Path) -> None:
+    write(tmp_path, "rank-0", *begin(1, None), step(0), *begin(2, None), step(0, 2))
+    write(tmp_path, "injected-3", Strike(1, 70, "kill", 3))
+    write(tmp_path, "injected-storage", Strike(1, 50, "enospc", 0))
+    assert read_past(tmp_path) == Past(2, frozenset({(70, "kill", 3), (50, "enospc", 0)}))
 
 
-def test_only_the_kinds_asked_for_are_recalled_and_a_torn_line_is_not(tmp_path: Path) -> None:
-    write(tmp_path, "rank-0", ("attempt", {"attempt": 1}), ("step", {"note": '{"event": "attempt"'}))
+def test_a_commit_is_on_record_unless_a_later_recover_went_back_behind_it(tmp_path: Path) -> None:
+    life = [*begin(1, None), *map(step, range(60)), Commit(1, 50, 9), *map(step, range(60, 110)), Commit(1, 100, 9)]
+    write(tmp_path, "rank-0", *life, step(110))
+    assert [has_commit(tmp_path, number) for number in (100, 110)] == [True, False]
+    write(tmp_path, "rank-0", *begin(2, 50), *(step(number, 2) for number in range(50, 110)))  # 100 was bad
+    assert [has_commit(tmp_path, number) for number in (50, 100)] == [True, False]
+
+
+def test_a_restart_reads_no_more_of_a_long_history_than_of_a_short_one(tmp_path: Path) -> None:
+    """After a million steps as after a thousand, only what follows the newest snapshot is read."""
+
+    def read(steps: int) -> int:
+        folder = tmp_path / str(steps)
+        write(
+            folder,
+            "rank-0",
+            *begin(1, None),
+            *map(step, range(steps)),
+            Commit(1, steps, 9),
+            *map(step, range(steps, steps + 9)),
+        )
+        looked = [event for event, _ in zip(backwards(folder / "rank-0.jsonl"), range(12), strict=False)]
+        assert isinstance(looked[9].what, Commit)
+        return sum(1 for _ in looked)
+
+    assert read(1000) == read(20_000)
+    damaged = tmp_path / "20000" / "rank-0.jsonl"
+    text = damaged.read_bytes()
+    damaged.write_bytes(b"x" * (len(text) // 2) + text[len(text) // 2 :])  # nobody looks there
+    assert read_past(damaged.parent).attempt == 1
+    assert has_commit(damaged.parent, 20_000)
+    assert not has_commit(damaged.parent, 20_005)
+
+
+def test_a_history_is_read_backwards_line_by_line_and_a_torn_line_is_not(tmp_path: Path) -> None:
+    write(tmp_path, "rank-0", *map(step, range(300)))
     with (tmp_path / "rank-0.jsonl").open("a") as file:
-        file.write('{"event": "attempt", "time": 1')
-    assert [event.fields for event in recall(tmp_path / "rank-0.jsonl", "attempt", "commit")] == [{"attempt": 1}]
+        file.write('{"event": "step", "time": 1')
+    forwards = read_history(tmp_path).events
+    assert list(backwards(tmp_path / "rank-0.jsonl")) == list(reversed(forwards))
 
 
 def test_a_failure_strikes_its_targets_once_in_the_life_of_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     struck: list[int] = []
-    monkeypatch.setitem(
-        __import__("holdfast.ddp.inject").ddp.inject.ACTS, "slow", lambda failure: struck.append(failure.step)
-    )
+    monkeypatch.setitem(inject.ACTS, "slow", lambda failure: struck.append(failure.step))
     schedule = (
         Failure(step=3, kind="slow"),
         Failure(step=4, kind="slow", targets=(1, 2)),
         Failure(step=3, kind="enospc"),
     )
-    with HistoryWriter(tmp_path, "rank-0") as record:
-        for rank in range(3):
-            injection = Injection(schedule, rank, 1, (), record)
-            for step in (2, 3, 4, 3):  # a rank may pass a boundary again
-                injection.strike(step)
+    for rank in range(3):
+        injection = Injection(schedule, rank, 1, (), tmp_path)
+        for number in (2, 3, 4, 3):  # a rank may pass a boundary again
+            injection.strike(number)
     assert struck == [3, 4, 4]
     past = read_past(tmp_path)
     assert past.struck == {(3, "slow", 0), (4, "slow", 1), (4, "slow", 2)}
     for rank in range(3):
-        for step in range(6):
-            Injection(schedule, rank, 2, past.struck, Unrecorded()).strike(step)
+        for number in range(6):
+            Injection(schedule, rank, 2, past.struck, None).strike(number)
     assert struck == [3, 4, 4]
 
 
@@ -77,6 +111,6 @@ def test_a_fault_of_storage_is_on_record_before_it_strikes_and_strikes_once(tmp_
     assert faulty(store, schedule[1:], 1, (), tmp_path) is store
     faulty(store, schedule, 1, (), tmp_path).put("step-00000005/state.safetensors", [b"lost"])
     assert store.names() == []
-    (event,) = [each for each in read_history(tmp_path).events if each.event == "failure"]
-    assert (event.who, event.fields["kind"], event.fields["step"]) == ("storage", "lost-rename", 5)
+    (event,) = [each for each in read_history(tmp_path).events if isinstance(each.what, Strike)]
+    assert (event.who, event.what) == ("injected-storage", Strike(1, 5, "lost-rename", 0))
     assert faulty(store, schedule, 2, read_past(tmp_path).struck, tmp_path) is store

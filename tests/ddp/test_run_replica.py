@@ -1,25 +1,71 @@
-"""How gradients are grouped for their reduction depends on the model alone."""
+"""Gradients are summed alike by a process that was resumed and by one that was never stopped, weighted by share."""
 
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
+import json
+from typing import Any
+
+import pytest
+from supervised import HERE, Start
 from torch import nn
 
-from holdfast.ddp.replica import FIRST_GROUP, GROUP, grouped, unwrapped
+from holdfast.ddp.replica import unwrapped
 
-KINDS = st.sampled_from([torch.float32, torch.bfloat16])
-SIZES = st.sampled_from([1, 1000, FIRST_GROUP // 8, FIRST_GROUP, GROUP // 3])
+Found = list[dict[str, Any]]
+WAYS = ("default", "uneven", "views", "uneven views", "small buckets", "unused", "static")
+RANKS, STEPS = 3, 3
 
 
-@given(model=st.lists(st.tuples(KINDS, SIZES), max_size=12))
-def test_groups_hold_every_parameter_once_in_order_by_kind_and_by_size(model: list[tuple[torch.dtype, int]]) -> None:
-    parameters = [torch.empty(size, dtype=kind, device="meta") for kind, size in model]
-    groups = [group.parameters for group in grouped(parameters)]
-    for kind in (torch.float32, torch.bfloat16):
-        inside = [id(each) for group in groups for each in group if each.dtype == kind]
-        assert inside == [id(each) for each in parameters if each.dtype == kind]
-    assert all(len({each.dtype for each in group}) == 1 for group in groups)
-    assert all(sum(each.nbytes for each in group[:-1]) < GROUP for group in groups)
+@pytest.fixture(scope="module")
+def found() -> Found:
+    """What every rank found; filled by whoever is first."""
+    return []
+
+
+@pytest.fixture
+def sums(found: Found, start: Start) -> Found:
+    """One run for all tests of this file."""
+    if not found:
+        job = start(None, script=HERE / "sums.py", workers=RANKS, max_restarts=0)
+        assert job.result()["verdict"] == "completed", job.said
+        found += [json.loads((job.out / f"sums-{rank}.json").read_text()) for rank in range(RANKS)]
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_resumed_process_sums_to_the_same_bits(sums: Found, way: str) -> None:
+    assert all(each[way]["same"] for each in sums)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_buckets_of_ddp_are_final_before_the_first_backward(sums: Found, way: str) -> None:
+    for each in sums:
+        first, *later = each[way]["layouts"]
+        assert later == [first] * STEPS
+        assert len(first) > 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_was_summed_and_what_was_held_back_is_counted(sums: Found, way: str) -> None:
+    for each in sums:
+        passes, held = (2 * STEPS, 0) if way == "static" else (STEPS, STEPS)
+        assert (each[way]["reduced"], each[way]["held"]) == (passes, held)
+
+
+def test_every_rank_weighs_what_its_share_holds(sums: Found) -> None:
+    assert all(0 < error < 1e-5 for each in sums for error in each["errors"].values())
+
+
+def test_two_replicas_count_for_themselves(sums: Found) -> None:
+    assert [each["two"] for each in sums] == [[[1, 1], [0, 0]]] * RANKS
+
+
+def test_a_hook_that_would_sum_without_weights_is_refused(sums: Found) -> None:
+    assert {each["hook"] for each in sums} == {
+        "a replicated model sums its gradients itself: leave out register_comm_hook"
+    }
+
+
+def test_a_replicated_model_can_be_copied(sums: Found) -> None:
+    assert all(each["copied"] for each in sums)
 
 
 def test_a_model_that_is_not_wrapped_is_itself() -> None:

@@ -1,12 +1,15 @@
 """A supervisor keeps a run going through real failures of real workers, and says how it ended."""
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from supervised import Start, Supervisor, alive, wait_until
+
+from holdfast.events import Detect, Restart
 
 
 def fault(do: str, *, rank: int = 1, step: int = 6, attempt: int = 1) -> dict[str, Any]:
@@ -27,50 +30,97 @@ def test_a_worker_that_fails_is_named_and_all_go_on_from_the_newest_snapshot(
     job = start({"faults": [fault(do)]})
     assert job.result()["verdict"] == "completed", job.said
     (detect,) = job.events("detect")
-    assert {key: detect.fields[key] for key in ("attempt", "rank", "local_rank", "kind", "exit", "signal")} == {
-        "attempt": 1,
-        "rank": 1,
-        "local_rank": 1,
-        "kind": kind,
-        "exit": status,
-        "signal": name,
-    }
+    assert detect.what == Detect(1, 1, 1, kind, detect.what.message, status, name, step=6)
     (restart,) = job.events("restart")
-    assert (restart.fields["attempt"], restart.fields["workers"], restart.fields["from"]) == (2, 3, 4)
+    assert restart.what == Restart(2, 3, newest=4, left=2)
+    assert "attempt 2: 3 workers started; 2 of 3 restarts left" in job.said
     assert [note["first"] for note in job.notes("attempt")] == [0, 4]
     assert steps_of(job)[-8:] == list(range(4, 12))
 
 
-def test_a_worker_that_hangs_is_found_by_its_silence(start: Start) -> None:
-    job = start({"faults": [fault("stop", rank=2)]}, hang_after=3.0)
+def test_a_worker_that_is_stopped_is_found(start: Start) -> None:
+    job = start({"faults": [fault("stop", rank=2)]}, hang_after=1.0)
     assert job.result()["verdict"] == "completed", job.said
     (detect,) = job.events("detect")
-    assert (detect.fields["kind"], detect.fields["rank"]) == ("hang", 2)
+    assert (detect.what.kind, detect.what.rank) == ("hang", 2)
+    assert "was stopped" in detect.what.message
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_deadlocked_worker_is_found_blamed_and_its_stack_kept(start: Start, workers: int) -> None:
+    rank = workers // 2
+    job = start({"faults": [fault("deadlock", rank=rank)]}, workers=workers, stuck_after=4.0)
+    assert job.result()["verdict"] == "completed", job.said
+    (detect,) = job.events("detect")
+    log = f"logs/attempt-0001/rank-{rank}.err"
+    assert (detect.what.kind, detect.what.rank, detect.what.step) == ("hang", rank, 6)
+    assert re.search(r"passed no step boundary for \d+ s \(deadline 4 s; change it with --stuck-after\)", job.said)
+    assert f"the stacks of its threads are in {log}" in detect.what.message
+    assert 'trainee.py", line' in (job.out / log).read_text()
+    assert "Fatal Python error" not in job.said
+
+
+def test_when_peers_give_up_waiting_first_the_one_they_waited_for_is_blamed(start: Start) -> None:
+    job = start({"faults": [fault("deadlock", rank=2)], "patience": 4})
+    assert job.result()["verdict"] == "completed", job.said
+    (detect,) = job.events("detect")
+    assert (detect.what.kind, detect.what.rank) == ("hang", 2), detect.what.message
+    assert 'trainee.py", line' in (job.out / "logs/attempt-0001/rank-2.err").read_text()
+
+
+def test_a_call_that_holds_the_interpreters_lock_is_no_hang(start: Start) -> None:
+    job = start({"faults": [fault("busy")]}, hang_after=0.2)
+    assert job.result()["verdict"] == "completed", job.said
+    assert not job.events("detect")
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_a_script_that_raises_before_any_snapshot_is_not_tried_again(start: Start, rank: int) -> None:
+def test_an_error_before_the_first_snapshot_is_tried_again(start: Start, rank: int) -> None:
     job = start({"faults": [fault("raise", rank=rank, step=2)]})
-    result = job.result()
-    assert result["verdict"] == "script-error"
-    assert result["because"].startswith(f"rank {rank} raised Mistake: this line is wrong")
+    assert job.result() == job.result() | {"verdict": "completed", "attempts": 2}, job.said
     assert job.said.count("Traceback") == 1
     assert f"rank {rank} raised" in job.said
-    assert 'raise Mistake("this line is wrong")' in job.said
+    assert "raise Mistake(" in job.said
     assert "runpy" not in job.said
-    assert not job.events("restart")
 
 
-def test_a_script_that_raises_is_tried_again_only_after_a_new_snapshot_and_shown_once(start: Start) -> None:
-    faults = [fault("raise", attempt=attempt) for attempt in (1, 2)]
-    job = start({"faults": faults})
-    assert job.result()["verdict"] == "script-error"
-    assert len(job.events("restart")) == 1
+@pytest.mark.parametrize(("step", "where"), [(6, "at step 6"), (-1, "before the first step")])
+def test_the_same_error_at_the_same_step_again_ends_the_run_and_is_shown_once(
+    start: Start, step: int, where: str
+) -> None:
+    job = start({"faults": [fault("raise", attempt=attempt, step=step) for attempt in (1, 2)]})
+    result = job.result()
+    assert (result["verdict"], result["attempts"]) == ("script-error", 2)
+    assert result["because"].startswith("rank 1 raised Mistake: this line is wrong")
+    assert f"it came again {where}" in result["because"]
     assert job.said.count("Traceback") == 1
+
+
+def test_another_error_or_another_step_is_another_try(start: Start) -> None:
+    faults = [fault("raise"), fault("raise", attempt=2, step=7), fault("other", attempt=3, step=7)]
+    job = start({"faults": faults})
+    assert job.result() == job.result() | {"verdict": "completed", "attempts": 4}, job.said
+
+
+def test_an_error_of_the_store_is_the_stores_and_tried_again(start: Start) -> None:
+    faults = [fault("storage", rank=0, attempt=attempt, step=-2) for attempt in (1, 2, 3)]
+    job = start({"faults": faults}, max_restarts=2)
+    result = job.result()
+    assert (result["verdict"], result["attempts"]) == ("gave-up", 3)
+    assert "cannot read state.safetensors: Input/output error" in result["because"]
+    assert [event.what.kind for event in job.events("detect")] == ["storage"] * 3
+
+
+def test_what_holdfast_refuses_is_not_tried_again(start: Start, tmp_path: Path) -> None:
+    script = tmp_path / "refused.py"
+    script.write_text("from holdfast.errors import BadInput\nraise BadInput('give a batch of 1 or more')\n")
+    result = start(script=script).result()
+    assert (result["verdict"], result["attempts"]) == ("script-error", 1)
+    assert result["because"].endswith(": give a batch of 1 or more")
 
 
 def test_what_a_script_says_when_it_exits_is_the_reason(start: Start) -> None:
-    job = start({"faults": [fault("there is no such data set", step=1)]})
+    job = start({"faults": [fault("there is no such data set", attempt=attempt, step=1) for attempt in (1, 2)]})
     result = job.result()
     assert result["verdict"] == "script-error"
     assert "there is no such data set" in result["because"]
@@ -86,6 +136,14 @@ def test_it_gives_up_after_so_many_restarts(start: Start) -> None:
     assert len(job.events("restart")) == 2
 
 
+def test_progress_fills_the_restarts_up_again(start: Start) -> None:
+    faults = [fault("kill", attempt=attempt, step=4 * attempt + 1) for attempt in (1, 2, 3, 4)]
+    job = start({"steps": 20, "faults": faults}, workers=2, max_restarts=1)
+    assert job.result() == job.result() | {"verdict": "completed", "attempts": 5}, job.said
+    assert [event.what.newest for event in job.events("restart")] == [4, 8, 12, 16]
+    assert "attempt 5: 2 workers started; 0 of 1 restart left" in job.said
+
+
 def test_a_worker_may_die_before_the_others_have_started(start: Start, tmp_path: Path) -> None:
     script = tmp_path / "stillborn.py"
     script.write_text(
@@ -95,7 +153,7 @@ def test_a_worker_may_die_before_the_others_have_started(start: Start, tmp_path:
     )
     job = start(script=script, workers=4, max_restarts=9)
     assert job.result() == job.result() | {"verdict": "completed", "attempts": 6}, job.said
-    assert {event.fields["kind"] for event in job.events("detect")} == {"signal"}
+    assert {event.what.kind for event in job.events("detect")} == {"signal"}
 
 
 def test_after_each_failure_there_may_be_another_number_of_workers(start: Start) -> None:
@@ -237,9 +295,9 @@ def test_a_run_that_is_attached_recovers_and_stops_when_asked(start: Start, tmp_
     common: dict[str, Any] = {"script": tmp_path / "attached.py", "workers": 2, "save_every": 4}
     job = start(args=["10", "0"], failures=failures, **common)
     assert job.result()["verdict"] == "completed", job.said
-    assert [event.fields["restored"] for event in job.events("recover", "rank-0")] == [4]
-    assert [event.fields["from"] for event in job.events("restart")] == [4]
-    assert job.events("done", "rank-0")[0].fields["step"] == 20
+    assert [event.what.restored for event in job.events("recover", "rank-0")] == [None, 4]
+    assert [event.what.newest for event in job.events("restart")] == [4]
+    assert job.events("done", "rank-0")[0].what.step == 20
 
     asked = start(args=["10000", "0.01"], out="asked", **common)
     wait_until(lambda: len(asked.events("step", "rank-0")) > 3, "a few steps")
@@ -281,6 +339,6 @@ def test_a_folder_that_holds_another_run_is_refused(start: Start, tmp_path: Path
 def test_a_folder_has_one_supervisor_at_a_time(start: Start) -> None:
     job = start({"steps": 100_000, "pause": 0.01})
     wait_until(lambda: len(job.notes("step")) > 0, "a step")
-    assert "in use by another supervisor" in start({"steps": 100_000, "pause": 0.01}).result()["refused"]
+    assert "in use by another supervisor or training" in start({"steps": 100_000, "pause": 0.01}).result()["refused"]
     job.signal(signal.SIGTERM)
     assert job.result()["verdict"] == "preempted"

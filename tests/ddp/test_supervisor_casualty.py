@@ -1,14 +1,16 @@
 """The casualty is whoever failed of its own accord; whoever only lost it as a peer is not."""
 
 import signal
+from dataclasses import replace
+from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.supervise.casualty import Casualty, Death, casualty
 from holdfast.supervise.errorfile import Raised
-from holdfast.supervise.verdict import Verdict, stop
+from holdfast.supervise.tries import Tries
+from holdfast.supervise.verdict import Verdict
 
 # What peers of a dead worker were seen to raise.
 CONNECTION_ERRORS = (
@@ -45,7 +47,9 @@ def test_whoever_has_a_cause_of_its_own_is_the_casualty(cause, others, data) -> 
     rank = data.draw(st.integers(0, len(others)))
     kind, status, raised = cause
     deaths = [Death(rank=0, local_rank=0, exit=exit, raised=what) for exit, what in others]
-    deaths.insert(rank, Death(rank=0, local_rank=0, exit=status, hung=kind == "hang", raised=raised))
+    deaths.insert(
+        rank, Death(rank=0, local_rank=0, exit=status, hung="did nothing" if kind == "hang" else "", raised=raised)
+    )
     deaths = [
         Death(rank=i + 4, local_rank=i, exit=each.exit, hung=each.hung, raised=each.raised)
         for i, each in enumerate(deaths)
@@ -64,27 +68,90 @@ def test_of_several_that_raised_the_first_is_the_casualty(times: list[float]) ->
 @given(st.lists(consequences, min_size=1, max_size=6))
 def test_where_all_have_only_lost_a_peer_nobody_blames_the_script(others) -> None:  # type: ignore[no-untyped-def]
     deaths = [Death(rank=i, local_rank=i, exit=exit, raised=what) for i, (exit, what) in enumerate(others)]
-    assert not casualty(deaths).is_of_the_script
+    assert casualty(deaths).kind in ("peer", "signal")
 
 
-def lost(kind: str = "signal", traceback: str = "") -> Casualty:
-    return Casualty(kind=kind, rank=2, local_rank=2, exit=1, signal=None, message="broke", traceback=traceback)  # type: ignore[arg-type]
+TIMEOUT = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:133] Timed out waiting 10000ms for recv operation"
 
 
-@given(st.integers(0, 9), st.integers(0, 9), st.booleans(), st.sampled_from(["exit", "signal", "hang", "peer"]))
-def test_a_failure_is_tried_again_until_the_limit(restarts: int, limit: int, progress: bool, kind: str) -> None:
-    why = stop(lost(kind), restarts=restarts, max_restarts=limit, progress=progress)
-    assert (why[0] if why else None) == ("gave-up" if restarts >= limit else None)
+@given(st.permutations([0, 1, 2]), st.booleans())
+def test_whoever_was_waited_for_is_the_casualty_not_those_who_gave_up(ranks: list[int], aborted: bool) -> None:
+    late, *others = ranks
+    gave_up = (-signal.SIGABRT, None) if aborted else (1, own(TIMEOUT, 1.0))
+    deaths = [Death(rank=late, local_rank=late, exit=None, place=(7, 3), idle=9.0, log="logs/a.err")]
+    deaths += [Death(rank=each, local_rank=each, exit=gave_up[0], raised=gave_up[1], place=(7, 4)) for each in others]
+    found = casualty(deaths)
+    assert (found.kind, found.rank) == ("hang", late)
+    assert "the stacks of its threads are in logs/a.err" in found.message
+    level = casualty([replace(death, place=(7, 3)) for death in deaths])
+    assert level.kind in ("peer", "signal")  # nobody knows who waited for whom
+    broken = casualty(
+        [replace(death, raised=own(CONNECTION_ERRORS[0], 1.0)) if death.exit else death for death in deaths]
+    )
+    assert broken.kind == "peer"  # a connection that broke: whoever broke it was elsewhere
 
 
-@pytest.mark.parametrize(
-    ("restarts", "progress", "word"), [(0, False, "script-error"), (0, True, None), (3, True, "gave-up")]
-)
-def test_a_script_that_raises_is_tried_again_only_if_it_got_further(
-    restarts: int, progress: bool, word: str | None
-) -> None:
-    why = stop(lost("error", "Traceback"), restarts=restarts, max_restarts=3, progress=progress)
-    assert (why[0] if why else None) == word
+def lost(kind: str = "signal", message: str = "broke", step: int | None = 57, **about: Any) -> Casualty:
+    return Casualty(kind=kind, rank=2, local_rank=2, exit=1, signal=None, message=message, step=step, **about)  # type: ignore[arg-type]
+
+
+def words(tries: Tries, failures: list[tuple[Casualty, int | None]]) -> list[str | None]:
+    """What is decided after each of these failures, each with the newest snapshot then."""
+    return [why[0] if (why := tries.after(*each)) else None for each in failures]
+
+
+@given(st.integers(0, 9), st.sampled_from(["exit", "signal", "hang", "peer", "storage"]))
+def test_a_failure_is_tried_again_until_the_limit(limit: int, kind: str) -> None:
+    assert words(Tries(limit, 50), [(lost(kind), 50)] * (limit + 1)) == [None] * limit + ["gave-up"]
+
+
+@given(st.lists(st.booleans(), max_size=20), st.integers(1, 4))
+def test_progress_fills_the_restarts_up_again(further: list[bool], limit: int) -> None:
+    tries, newest, used = Tries(limit, None), 0, 0
+    for each in further:
+        newest, used = (newest + 10, 0) if each else (newest, used)
+        assert tries.left(newest) == limit - used
+        why = tries.after(lost(), newest)
+        assert (why is not None) == (used == limit)
+        used += why is None
+        if why:
+            break
+
+
+def test_a_store_that_does_not_say_what_it_holds_is_no_progress_and_no_end() -> None:
+    assert words(Tries(2, 50), [(lost(), None), (lost(), 50), (lost(), None)]) == [None, None, "gave-up"]
+
+
+def test_the_same_error_at_the_same_step_again_is_the_scripts() -> None:
+    error = lost("error", "ValueError: bad sample <object at 0x7f01> in process 4711", place="train.py:9")
+    again = lost("error", "ValueError: bad sample <object at 0x7f99> in process 4712", place="train.py:9")
+    other = lost("error", "ValueError: bad weather", place="train.py:9")
+    elsewhere = lost("error", error.message, place="train.py:10")
+    later = lost("error", error.message, place="train.py:9", step=58)
+    early = lost("error", error.message, place="train.py:9", step=None)
+    for between in (other, elsewhere, later, early, lost("signal")):
+        assert words(Tries(9, 0), [(error, 50), (between, 50), (again, 50)]) == [None, None, "script-error"]
+    assert words(Tries(9, 0), [(early, None), (early, None)]) == [None, "script-error"]
+    assert words(Tries(9, 0), [(early, None), (early, 50), (early, 50)]) == [
+        None,
+        None,
+        "script-error",
+    ]  # it got further
+    tries = Tries(9, 0)
+    tries.after(error, 50)
+    why = tries.after(again, 50)
+    assert why is not None
+    assert "it came again at step 57" in why[1]
+
+
+def test_a_loader_that_is_killed_again_and_again_is_no_error_of_the_script() -> None:
+    killed = lost("error", "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", place="train.py:9")
+    gone = lost("error", "RuntimeError: DataLoader worker (pid(s) 7, 8) exited unexpectedly", place="train.py:9")
+    assert words(Tries(2, 0), [(killed, 50)] * 3) == words(Tries(2, 0), [(gone, 50)] * 3) == [None, None, "gave-up"]
+
+
+def test_what_holdfast_refuses_would_be_refused_again() -> None:
+    assert words(Tries(9, 0), [(lost("error", origin="refused"), 50)]) == ["script-error"]
 
 
 def test_a_verdict_is_one_line_and_an_exit_code() -> None:

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from listening import listening
 from supervised import Start, Supervisor, wait_until
 
 
 def free_port(address: str) -> int:
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
 
@@ -27,10 +28,14 @@ def both(request: pytest.FixtureRequest, start: Start) -> Any:
         spaces, host = request.getfixturevalue("namespaces")
     endpoint = f"{host}:{free_port('127.0.0.2')}"
 
-    def run(task: dict[str, Any]) -> list[Supervisor]:
+    def run(task: dict[str, Any], **config: Any) -> list[Supervisor]:
         return [
             start(
-                task, nodes={"nnodes": 2, "node_rank": rank, "rendezvous": endpoint}, workers=2, namespace=spaces[rank]
+                task,
+                nodes={"nnodes": 2, "node_rank": rank, "rendezvous": endpoint},
+                workers=2,
+                namespace=spaces[rank],
+                **config,
             )
             for rank in (0, 1)
         ]
@@ -71,7 +76,7 @@ def test_two_nodes_train_as_one_job_and_survive_the_loss_of_a_worker(both: Any) 
     for job in (first, second):
         assert job.result() == job.result() | {"verdict": "completed", "attempts": 2}, job.said
     detects = [event for who in ("supervisor-0", "supervisor-1") for event in first.events("detect", who)]
-    assert [event.fields["rank"] for event in detects if event.fields["kind"] == "signal"] == [3]
+    assert [event.what.rank for event in detects if event.what.kind == "signal"] == [3]
     attempts = [first.notes("attempt", rank) for rank in range(4)]
     for at in (0, 1):
         assert len({each[at]["round"] for each in attempts}) == 1  # agreed on by all
@@ -80,8 +85,16 @@ def test_two_nodes_train_as_one_job_and_survive_the_loss_of_a_worker(both: Any) 
     assert attempts[0][0]["round"] != attempts[0][1]["round"]
 
 
+def test_a_worker_that_is_stuck_is_blamed_by_its_own_node_and_those_that_wait_for_it_by_none(both: Any) -> None:
+    first, second = both({"faults": [{"attempt": 1, "rank": 2, "step": 6, "do": "deadlock"}]}, stuck_after=4.0)
+    for job in (first, second):
+        assert job.result() == job.result() | {"verdict": "completed", "attempts": 2}, job.said
+    detects = [event.what for who in ("supervisor-0", "supervisor-1") for event in first.events("detect", who)]
+    assert [detect.rank for detect in detects if detect.kind == "hang"] == [2], detects
+
+
 def test_what_one_node_finds_ends_the_run_on_all(both: Any) -> None:
-    first, second = both({"faults": [{"attempt": 1, "rank": 2, "step": 2, "do": "raise"}]})
+    first, second = both({"faults": [{"attempt": each, "rank": 2, "step": 2, "do": "raise"} for each in (1, 2)]})
     because = [job.result()["because"] for job in (first, second)]
     assert [job.result()["verdict"] for job in (first, second)] == ["script-error"] * 2, first.said + second.said
     assert because[0] == because[1]
@@ -94,6 +107,24 @@ def test_one_node_that_is_asked_to_stop_stops_both(both: Any) -> None:
     wait_until(lambda: len(first.notes("step")) > 2, "a few steps")
     second.signal(signal.SIGTERM)
     assert [job.result()["verdict"] for job in (first, second)] == ["preempted"] * 2, first.said + second.said
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "[::1]"])
+def test_the_nodes_listen_on_the_address_that_was_given_and_on_no_other(start: Start, host: str) -> None:
+    address = host.strip("[]")
+    try:
+        port = free_port(address)
+    except OSError as error:
+        pytest.skip(f"this machine has no {address}: {error}")
+    task = {"steps": 100_000, "pause": 0.01, "save_every": 50_000}
+    nodes = {"nnodes": 2, "rendezvous": f"{host}:{port}"}
+    jobs = [start(task, nodes={**nodes, "node_rank": rank}, workers=1) for rank in (0, 1)]
+    wait_until(lambda: len(jobs[0].notes("step")) > 0, f"a step; it said {jobs[0].said}")
+    sockets = set.union(*(listening(job.pid) for job in jobs))
+    assert (address, port) in sockets
+    assert {where for where, _ in sockets} <= {address, "127.0.0.1"}
+    jobs[0].signal(signal.SIGTERM)
+    assert [job.result()["verdict"] for job in jobs] == ["preempted"] * 2, jobs[0].said + jobs[1].said
 
 
 def test_nodes_that_do_not_belong_together_are_refused(start: Start) -> None:

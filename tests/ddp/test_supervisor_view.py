@@ -1,20 +1,32 @@
 """Whoever watches sees steps, goodput, restarts and saves in flight, read from histories while they grow."""
 
 import io
-import json
+import os
+import sys
+from contextlib import suppress
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, StorageFailed
+from holdfast.events import Commit, Launch, Plan, Recover, Restart, Seconds, Step, line
 from holdfast.history import HistoryWriter
-from holdfast.supervise import errorfile, heartbeat
-from holdfast.supervise.heartbeat import Pulse
+from holdfast.progress import Progress
+from holdfast.samples import Samples
+from holdfast.supervise import errorfile
+from holdfast.supervise.casualty import Casualty
+from holdfast.supervise.errorfile import Raised
 from holdfast.supervise.live import Growing, Tally, View
 from holdfast.supervise.output import Tail
+from holdfast.supervise.tries import Tries
+
+
+def step(number: int) -> Step:
+    return Step(1, 1, 0, 0, number, number, Samples.of([]), Seconds(0.0, 0.0, 0.0))
 
 
 @given(st.lists(st.integers(0, 99), min_size=1), st.lists(st.integers(1, 40)))
@@ -23,7 +35,7 @@ def test_a_growing_history_yields_every_event_once_however_it_is_cut(
 ) -> None:
     path = tmp_path_factory.mktemp("growing") / "rank-0.jsonl"
     growing = Growing(path)
-    text = "".join(json.dumps({"event": "step", "step": value}) + "\n" for value in values).encode()
+    text = b"".join(line(0.0, "rank-0", step(value)) for value in values)
     seen = list(growing.new())
     with path.open("wb", buffering=0) as file:
         at = 0
@@ -31,7 +43,27 @@ def test_a_growing_history_yields_every_event_once_however_it_is_cut(
             file.write(text[at : at + cut])
             at += cut
             seen += growing.new()
-    assert [event["step"] for event in seen] == values
+    assert [event.what.step for event in seen if isinstance(event.what, Step)] == values
+
+
+def test_what_was_written_before_we_watched_is_not_read_and_nothing_in_a_file_ends_the_view(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    path.write_bytes(line(0.0, "rank-0", step(1)) * 1000)
+    growing = Growing(path)
+    with path.open("ab") as file:
+        file.write(b'garbage\n[]\n{"event": "step"}\n\xff\n' + line(0.0, "rank-0", step(7)))
+    assert [event.what for event in growing.new() if isinstance(event.what, Step)] == [step(7)]
+    path.write_bytes(b"")  # it shrank
+    assert not list(growing.new())
+    path.write_bytes(line(0.0, "rank-0", step(8)))
+    assert [event.what for event in growing.new()] == [step(8)]
+    path.unlink()
+    assert not list(growing.new())
+    path.mkdir()
+    assert not list(growing.new())
+    path.rmdir()
+    os.mkfifo(path)
+    assert not list(growing.new())
 
 
 @given(st.text(), st.lists(st.integers(0, 9)))
@@ -55,28 +87,39 @@ def test_what_a_worker_prints_is_shown_whole_and_in_order(
 
 
 def test_the_tally_counts_from_when_we_began_to_watch() -> None:
-    tally = Tally(began=100.0)
-    for event in [
-        {"event": "plan", "time": 1, "samples": 1000, "batch": 10, "epochs": 2, "save_every": 20},
-        {"event": "commit", "time": 2, "step": 40},
-        {"event": "restart", "time": 3, "workers": 4},
-        {"event": "launch", "time": 101, "workers": 2},
-        {"event": "recover", "time": 102, "restored": 40},
-        *({"event": "step", "time": 103, "step": step} for step in range(40, 85)),
-        {"event": "commit", "time": 110, "step": 60},
+    tries = Tries(3, 40)
+    tally = Tally(100.0, tries)
+    for what in [
+        Launch(2, workers=2),
+        Plan(2, samples=1000, batch=10, epochs=2, seed=0, save_every=20, writer="blocking", config=""),
+        Recover(2, 40, 0, 40, "", 0.0),
+        *(step(number) for number in range(40, 85)),
+        Commit(2, 60, 1),
     ]:
-        tally.add(event)
+        tally.add(what)
     assert tally.line(110.0) == (
-        "step 85 of 200 · goodput 2.0 steps/s · 0 restarts · 1 save in flight · committed 60 · 2 workers"
+        "step 85 of 200 · goodput 2.0 steps/s · 0 restarts, 3 left · 1 save in flight · committed 60 · 2 workers"
     )
+    lost = Casualty(kind="signal", rank=0, local_rank=0, exit=-9, signal="SIGKILL", message="was killed")
+    assert tries.after(lost, 60) is None
+    for what in [Restart(3, workers=2, newest=60), Recover(3, 60, 0, 60, "", 0.0)]:
+        tally.add(what)
+    assert "step 60 of 200" in tally.line(110.0)
+    assert "1 restart, 2 left · 0 saves in flight · committed 60" in tally.line(110.0)
+    tally.add(Commit(3, 80, 1))
+    assert "1 restart, 3 left" in tally.line(110.0)
+
+
+def trained(folder: Path) -> None:
+    with HistoryWriter(folder, "rank-0") as history:
+        history.append(step(4))
 
 
 def test_where_stderr_is_no_terminal_there_are_plain_lines(tmp_path: Path) -> None:
-    with HistoryWriter(tmp_path, "rank-0") as history:
-        history.append("step", step=4)
     text = io.StringIO()
-    with View(Console(file=text, width=200), tmp_path, "supervisor") as view:
+    with View(Console(file=text, width=200), tmp_path, "supervisor", Tries(3, None)) as view:
         view.say("attempt 1: 4 workers started")
+        trained(tmp_path)
         view.refresh()
         view.refresh(now=True)
     lines = text.getvalue().splitlines()
@@ -87,10 +130,9 @@ def test_where_stderr_is_no_terminal_there_are_plain_lines(tmp_path: Path) -> No
 
 
 def test_on_a_terminal_one_line_changes_and_output_scrolls_above_it(tmp_path: Path) -> None:
-    with HistoryWriter(tmp_path, "rank-0") as history:
-        history.append("step", step=4)
     text = io.StringIO()
-    with View(Console(file=text, width=200, force_terminal=True), tmp_path, "supervisor") as view:
+    with View(Console(file=text, width=200, force_terminal=True), tmp_path, "supervisor", Tries(3, None)) as view:
+        trained(tmp_path)
         view.refresh(now=True)
         view.show("rank 1 raised:", "Traceback\n  line\n")
         view.refresh(now=True)
@@ -99,38 +141,56 @@ def test_on_a_terminal_one_line_changes_and_output_scrolls_above_it(tmp_path: Pa
     assert "Traceback\n  line\n" in text.getvalue()
 
 
-def test_silence_is_counted_only_while_we_look(tmp_path: Path) -> None:
-    path = tmp_path / "heartbeats" / "rank-0"
-    heartbeat.start(path)
-    stopped = tmp_path / "stopped"
-    stopped.touch()
-    pulse = Pulse(stopped, 0.0)
-    assert pulse.silence(0.5) == 0.5
-    assert pulse.silence(600.0) == 1.5  # we were away, too
-    assert pulse.silence(600.5) == 2.0
-    stopped.write_text("a beat")
-    assert pulse.silence(601.0) == 0.0
-    assert Pulse(tmp_path / "never", 0.0).silence(1.0) == 1.0
-    assert path.exists()
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_view_that_nobody_can_see_any_more_gives_up_printing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with Path("/dev/full").open("w", buffering=1) as full, os.fdopen(writer, "w", buffering=1) as pipe:
+        for out, err in ((full, pipe), (pipe, full)):
+            monkeypatch.setattr(sys, "stdout", out)
+            with View(Console(file=err, force_terminal=terminal), tmp_path, "supervisor", Tries(3, None)) as view:
+                (tmp_path / "printed").write_text("a line\n")
+                view.echo.follow([(tmp_path / "printed", tmp_path / "printed")])
+                view.say("attempt 1")
+                view.show("rank 0 raised", "Traceback")
+                view.refresh(now=True)
+        monkeypatch.undo()
+        for file in (full, pipe):
+            with suppress(OSError):
+                file.close()
 
 
 def test_an_error_file_says_what_was_raised_in_the_form_that_torch_reads(tmp_path: Path) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-    path = tmp_path / "error.json"
+    path, memory = tmp_path / "error.json", Progress()
     try:
         raise KeyError("w")
     except KeyError as error:
-        errorfile.write(path, error, __file__)
-    raised = errorfile.read(path)
+        errorfile.leave(path, memory, error, __file__)
+    raised = errorfile.read(path, Progress())
     assert raised is not None
-    assert raised.message == "KeyError: 'w'"
+    assert raised == errorfile.read(tmp_path / "none", memory)  # where the disk took nothing
+    assert (raised.message, raised.origin) == ("KeyError: 'w'", "script")
+    assert raised.place.startswith(f"{__file__}:")
     assert 'raise KeyError("w")' in raised.traceback
     failure = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(path))
     assert failure.message["message"] == "KeyError: 'w'"  # type: ignore[index]
-    errorfile.write(path, BadInput("give a batch of 1 or more"), __file__)
-    assert errorfile.read(path) is not None
-    assert errorfile.read(path).traceback == ""  # type: ignore[union-attr]
+    errorfile.leave(path, memory, BadInput("give a batch of 1 or more"), __file__)
+    assert errorfile.read(path, memory) == Raised("give a batch of 1 or more", "", ANY, "refused", "")
+    errorfile.leave(tmp_path, memory, StorageFailed("no space"), __file__)
+    assert errorfile.read(tmp_path, memory) == Raised("no space", "", ANY, "storage", "")
     path.write_text('{"message": {"mess')
-    assert errorfile.read(path) is None
-    assert errorfile.read(tmp_path / "none") is None
+    assert errorfile.read(path, Progress()) is None
+    assert errorfile.read(tmp_path / "none", Progress()) is None
+
+
+@given(st.text(min_size=1, max_size=30).map(lambda text: text * 200))
+def test_last_words_of_any_length_reach_the_supervisor(text: str) -> None:
+    memory = Progress()
+    errorfile.leave(Path("/dev/full"), memory, RuntimeError(text), __file__)
+    raised = errorfile.read(Path("/dev/null"), memory)
+    assert raised is not None
+    assert raised.message.removeprefix("RuntimeError: ") == text[: len(raised.message) - 14]

@@ -1,6 +1,6 @@
 """A small training job for the supervisor's tests, on torch alone: it saves, resumes, stops when asked, and fails as told.
 
-Its argument is JSON: {"steps", "save_every", "pause", "faults": [{"attempt", "rank", "step", "do"}]}.
+Its argument is JSON: {"steps", "save_every", "pause", "patience", "faults": [{"attempt", "rank", "step", "do"}]}.
 """
 
 import json
@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -16,12 +17,15 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from holdfast import progress
 from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.ddp import preemption
-from holdfast.errors import NoSnapshot
+from holdfast.errors import NoSnapshot, StorageFailed
+from holdfast.progress import Phase
 
-TASK = {"steps": 12, "save_every": 4, "pause": 0.0, "faults": []} | json.loads(sys.argv[1] if sys.argv[1:] else "{}")
+DEFAULTS = {"steps": 12, "save_every": 4, "pause": 0.0, "patience": 60, "faults": []}
+TASK = DEFAULTS | json.loads(sys.argv[1] if sys.argv[1:] else "{}")
 OUT = Path(os.environ["HOLDFAST_OUT"])
 RANK, WORLD, ATTEMPT = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "HOLDFAST_ATTEMPT"))
 
@@ -32,6 +36,7 @@ class Mistake(Exception):
 
 def main() -> None:
     """Train from the newest snapshot to the last step."""
+    fail(-1)
     join()
     torch.manual_seed(0)
     net = torch.nn.Linear(4, 1)
@@ -40,7 +45,11 @@ def main() -> None:
     store = DirectoryStore(OUT / "checkpoints")
     first = restore(store, net)
     note(event="attempt", first=first, world=WORLD, round=os.environ["HOLDFAST_ROUND"], pid=os.getpid())
+    dist.barrier()
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=TASK["patience"]))  # from here on: to start takes longer
+    progress.here.enters(Phase.TRAINING)
     for step in range(first, TASK["steps"]):
+        progress.here.passes(step)
         fail(step)
         if asked():
             save(store, step, net)
@@ -48,6 +57,7 @@ def main() -> None:
         if step > first and step % TASK["save_every"] == 0:
             save(store, step, net)
         torch.manual_seed(1000 * step + RANK)
+        progress.here.posts()
         model(torch.randn(8, 4)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -61,11 +71,14 @@ def join() -> None:
     """The process group, on a store whose prefix no other round has."""
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     prefix = dist.PrefixStore("holdfast/" + os.environ["HOLDFAST_ROUND"], store)
-    dist.init_process_group("gloo", store=prefix, rank=RANK, world_size=WORLD, timeout=timedelta(seconds=60))
+    dist.init_process_group(
+        "gloo", store=prefix, rank=RANK, world_size=WORLD, timeout=timedelta(seconds=TASK["patience"])
+    )
 
 
 def restore(store: DirectoryStore, net: torch.nn.Module) -> int:
     """Load the newest snapshot; the step it was of."""
+    fail(-2)
     try:
         found = snapshot.newest(store)
     except NoSnapshot:
@@ -83,13 +96,14 @@ def save(store: DirectoryStore, step: int, net: torch.nn.Module) -> None:
 
 def asked() -> bool:
     """Whether any rank was asked to stop."""
+    progress.here.posts()
     flag = torch.tensor(int(preemption.requested.is_set()))
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
     return bool(flag)
 
 
 def fail(step: int) -> None:
-    """Do what the task says is to happen here."""
+    """Do what the task says is to happen here; before step -1 the group is formed, before -2 what was saved is read."""
     for fault in TASK["faults"]:
         if (fault["attempt"], fault["rank"], fault["step"]) == (ATTEMPT, RANK, step):
             act(fault["do"])
@@ -104,7 +118,17 @@ def act(what: str) -> None:
     elif what == "exit":
         os._exit(137)
     elif what == "raise":
-        raise Mistake("this line is wrong")
+        raise Mistake(f"this line is wrong, says {object()} of {os.getpid()}")
+    elif what == "other":
+        raise Mistake("another line is wrong")
+    elif what == "storage":
+        raise StorageFailed("cannot read state.safetensors: Input/output error")
+    elif what == "deadlock":
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+    elif what == "busy":  # it holds the interpreter's lock for a while, in one C call
+        sum(range(1 << 25))
     elif what == "orphan":
         child = subprocess.Popen(["sleep", "600"])
         note(event="child", pid=child.pid)

@@ -39,6 +39,7 @@ def run(job: dict[str, Any]) -> int:
     if namespace := job["namespace"]:
         with Path("/run/netns", namespace).open() as file:
             assert ctypes.CDLL(None).setns(file.fileno(), CLONE_NEWNET) == 0
+    os.environ.update(job["environment"])
     try:
         verdict = supervise(RunConfig.from_json(job["config"]), Path(job["out"]), **job["nodes"])
         result = {"verdict": verdict.verdict, "because": verdict.because, "attempts": verdict.attempts}

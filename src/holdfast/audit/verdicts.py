@@ -59,8 +59,8 @@ def audit_files(lines: Iterable[tuple[str, Event]], torn: Sequence[Torn] = ()) -
     return _findings(ledger)
 
 
-def audit_run(path: Path) -> tuple[Finding, ...]:
-    """Every check's finding on the history at this path."""
+def audit_run(path: Path | Sequence[Path]) -> tuple[Finding, ...]:
+    """Every check's finding on the history at this path, or at these."""
     with _no_collection():
         torn: list[Torn] = []
         return audit_files(stream_history(path, torn), torn)

@@ -38,6 +38,10 @@ class Image:
             self._layout = layout
         return self._views
 
+    def touch(self) -> None:
+        """Have the pages now that would else come one by one when it is filled for the first time."""
+        self.bytes[:: mmap.PAGESIZE] = 0
+
     def file(self, layout: Layout) -> list[memoryview | bytes]:
         """The file, once its values are filled in."""
         return [self.bytes[: layout.length].data]
@@ -78,6 +82,18 @@ class Images:
                     self._made.append(image := Image(size))
                     return image
                 self._changed.wait()
+
+    def reserve(self, size: int) -> list[Image]:
+        """Every image with room for so many bytes that may still be made: whoever made them ready gives them back."""
+        with self._changed:
+            for image in [each for each in self._free if each.capacity < size]:
+                self._free.remove(image)
+                self._made.remove(image)
+            reserved: list[Image] = []
+            while self._has_room(size):
+                reserved.append(Image(size))
+                self._made.append(reserved[-1])
+            return reserved
 
     def give_back(self, image: Image) -> None:
         """Let another save use this image."""

@@ -1,13 +1,16 @@
 """Copying a state into an image: at once where it is in host memory, on its way where it is on a device."""
 
+from contextlib import suppress
+
 import numpy as np
 import torch
 
 from holdfast.blocks import Array, State
 from holdfast.checkpoint import payload
 from holdfast.checkpoint.buffers import Image
-from holdfast.checkpoint.device import Departure, Sender
+from holdfast.checkpoint.device import Departure, Sender, pin
 from holdfast.checkpoint.payload import Layout
+from holdfast.errors import BadInput
 
 
 class Capture:
@@ -41,6 +44,21 @@ class Capture:
         if device not in self._senders:
             self._senders[device] = Sender(device)
         return self._senders[device]
+
+
+def device_of(tensors: State) -> torch.device | None:
+    """A CUDA device that some of these tensors are on, if any are."""
+    devices = (value.device for value in tensors.values() if isinstance(value, torch.Tensor) and value.is_cuda)
+    return next(devices, None)
+
+
+def make_ready(image: Image, layout: Layout, device: torch.device | None) -> None:
+    """Do what would else take most of the time of the first save into a new image."""
+    image.touch()
+    image.lay_out(layout)
+    if device is not None:
+        with suppress(BadInput), torch.cuda.device(device):  # a save that cannot pin it either says so
+            pin(image)
 
 
 def _form(value: Array) -> tuple[object, ...]:

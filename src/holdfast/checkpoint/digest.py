@@ -5,18 +5,31 @@ free; a helper thread was measured and gained nothing over that. Memory that a d
 and goes in large pieces: each costs the thread that trains a turn of the interpreter.
 """
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from holdfast.checkpoint import memory
+from holdfast.checkpoint.sealed import is_count
 from holdfast.checkpoint.store import DIRECT, Reader, Store, is_page_aligned
-from holdfast.errors import Corrupt
+from holdfast.errors import BadInput, Corrupt
 
 CHUNK = 256 << 10
+Progress: TypeAlias = Callable[[int], None]
+"""Told how many bytes have just passed: what is slow can then be told from what is stuck."""
+
+
+def unwatched(count: int) -> None:
+    """The progress that nobody follows."""
+
+
+_XXH3 = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +40,12 @@ class Digest:
     xxh3: str
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.length, int) and isinstance(self.xxh3, str)):  # a stranger's manifest may say anything
-            raise TypeError(f"{self} is no digest")
+        # A stranger's manifest may say anything.
+        if not (is_count(self.length) and isinstance(self.xxh3, str) and _XXH3.fullmatch(self.xxh3)):
+            raise TypeError("a digest is a length and 32 hexadecimal digits")
 
 
-def put(store: Store, name: str, parts: Iterable[memoryview | bytes]) -> Digest:
+def put(store: Store, name: str, parts: Iterable[memoryview | bytes], progress: Progress = unwatched) -> Digest:
     """Write a value and return the digest of what was written."""
     hasher, length = xxhash.xxh3_128(), 0
 
@@ -41,26 +55,35 @@ def put(store: Store, name: str, parts: Iterable[memoryview | bytes]) -> Digest:
             hasher.update(chunk)
             length += len(chunk)
             yield chunk
+            progress(len(chunk))  # asked for the next one: the store has taken this one
 
     store.put(name, passing())
     return Digest(length, hasher.hexdigest())
 
 
-def fetch(store: Store, name: str, expected: Digest) -> npt.NDArray[np.uint8]:
+def fetch(store: Store, name: str, expected: Digest, progress: Progress = unwatched) -> npt.NDArray[np.uint8]:
     """Read a value into one new buffer. The bytes returned are the bytes verified, whatever becomes of the file."""
     with _opened(store, name, expected) as reader:
-        buffer = np.empty(expected.length, np.uint8)
+        buffer = _buffer(name, expected.length)
         whole = buffer.data
-        _compare(name, expected, reader, (whole[i : i + CHUNK] for i in range(0, len(whole), CHUNK)))
+        _compare(name, expected, reader, (whole[i : i + CHUNK] for i in range(0, len(whole), CHUNK)), progress)
     return buffer
 
 
-def check(store: Store, name: str, expected: Digest) -> None:
+def check(store: Store, name: str, expected: Digest, progress: Progress = unwatched) -> None:
     """Read a value only to see whether it is what was committed; needs no room for it."""
     with _opened(store, name, expected) as reader:
         room = memoryview(bytearray(CHUNK))
         left = (min(CHUNK, expected.length - i) for i in range(0, expected.length, CHUNK))
-        _compare(name, expected, reader, (room[:size] for size in left))
+        _compare(name, expected, reader, (room[:size] for size in left), progress)
+
+
+def _buffer(name: str, length: int) -> npt.NDArray[np.uint8]:
+    memory.require(name, length)
+    try:
+        return np.empty(length, np.uint8)
+    except MemoryError as error:
+        raise BadInput(f"{name} takes {length} bytes of memory, more than there is: restore where there is") from error
 
 
 @contextmanager
@@ -75,7 +98,7 @@ def _opened(store: Store, name: str, expected: Digest) -> Iterator[Reader]:
         raise Corrupt(f"{name} is missing although it was committed: fall back to an older save") from error
 
 
-def _compare(name: str, expected: Digest, reader: Reader, rooms: Iterator[memoryview]) -> None:
+def _compare(name: str, expected: Digest, reader: Reader, rooms: Iterator[memoryview], progress: Progress) -> None:
     hasher = xxhash.xxh3_128()
     for room in rooms:
         rest = room
@@ -85,6 +108,7 @@ def _compare(name: str, expected: Digest, reader: Reader, rooms: Iterator[memory
                 raise _changed(name, "it ended early")
             rest = rest[count:]
         hasher.update(room)
+        progress(len(room))
     if (found := hasher.hexdigest()) != expected.xxh3:
         raise _changed(name, f"digest {found[:8]}, {expected.xxh3[:8]} was committed")
 

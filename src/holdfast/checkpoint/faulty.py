@@ -18,6 +18,7 @@ with a flipped bit, and the value.
 import errno
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -31,7 +32,7 @@ from holdfast.failure import Failure, Schedule
 KINDS = ("io-error", "enospc", "delay", "torn-write", "bit-flip", "lost-rename")
 POINTS = ("tensors", "extra", "manifest", "latest", "removal")
 _POINT_OF = {"state.safetensors": "tensors", "extra.json": "extra", "manifest.json": "manifest"}
-_NAME = re.compile(r"step-(\d{8,})/(.+)")
+_NAME = re.compile(r"step-([0-9]{8,})/(.+)")
 _REFUSED = {"io-error": errno.EIO, "enospc": errno.ENOSPC}
 
 Parts: TypeAlias = Iterable[memoryview | bytes]
@@ -75,9 +76,12 @@ class Faulty:
         # What is removed before the commit are leftovers; after it, snapshots that have become too old.
         kind = self._strikes("removal", "remove", name) if self._committed else None
         if kind in ("torn-write", "bit-flip"):
-            self._store.put(name, _damaged(kind, [read(self._store, name)]))
+            self._store.put(name, _damaged(kind, [read(self._store, name, sys.maxsize)]))
         elif kind != "lost-rename":
             self._store.remove(name)
+
+    def move(self, folder: str, to: str) -> None:
+        self._store.move(folder, to)
 
     def sweep(self, prefix: str) -> None:
         self._store.sweep(prefix)

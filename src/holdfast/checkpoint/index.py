@@ -6,13 +6,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from holdfast.checkpoint.digest import Digest
-from holdfast.checkpoint.sealed import seal, unseal
-from holdfast.checkpoint.store import Store, read
-from holdfast.errors import Corrupt, NoSnapshot
+from holdfast.checkpoint.sealed import is_count, seal, unseal
+from holdfast.checkpoint.store import SMALL, Store, read
+from holdfast.errors import BadInput, Corrupt, NoSnapshot
 
 FOLDER = "running/"
-_INDEX = re.compile(r"running/index-(\d{8,})\.json")
-_SEGMENT = re.compile(r"running/segment-(\d{8,})-[\w.-]+\.safetensors")
+# Digits of 0 to 9: `\d` is also those of every other script, and such a name is not one that we give.
+_INDEX = re.compile(r"running/index-([0-9]{8,18})\.json")
+_SEGMENT = re.compile(r"running/segment-([0-9]{8,18})-[\w.-]+\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,11 @@ class Index:
     newest: int
     segments: dict[str, Digest]
 
+    def __post_init__(self) -> None:
+        counts = (self.generation, self.blocks, self.oldest, self.newest)
+        if not (all(map(is_count, counts)) and isinstance(self.layout, str)):  # a stranger's index may say anything
+            raise TypeError("an index is made of counts and a layout")
+
     @property
     def bytes(self) -> int:
         """How large the segments are together."""
@@ -34,7 +40,15 @@ class Index:
 
 def generations(store: Store) -> list[int]:
     """The generations of the running checkpoint in a store, in order; none where there is no such checkpoint."""
-    return sorted(int(match[1]) for match in _matches(_INDEX, store))
+    numbers = (int(match[1]) for match in _matches(_INDEX, store) if index_name(int(match[1])) == match[0])
+    return sorted(numbers)
+
+
+def strange_indexes(store: Store) -> list[str]:
+    """Names that look like an index's and are none that we give, or what stands where the folder should be."""
+    known = {index_name(generation) for generation in generations(store)}
+    within = (name for name in store.names(f"{FOLDER}index-") if name not in known)
+    return [*(name for name in store.names(FOLDER.rstrip("/")) if name == FOLDER.rstrip("/")), *within]
 
 
 def read_index(store: Store, generation: int) -> Index:
@@ -47,10 +61,13 @@ def read_index(store: Store, generation: int) -> Index:
     try:
         del record["format"]
         # A list, since the order of the segments says which value of a block is the newest.
-        segments = {entry.pop("name"): Digest(**entry) for entry in record.pop("segments")}
+        entries = record.pop("segments")
+        segments = {entry.pop("name"): Digest(**entry) for entry in entries}
+        if not isinstance(entries, list) or len(segments) < len(entries):
+            raise TypeError("segments are a list in which each counts once")
         index = Index(segments=segments, **record)
     except (KeyError, TypeError, AttributeError) as error:
-        raise Corrupt(f"{name} lacks what an index must say: {error}") from error
+        raise Corrupt(f"{name} lacks what an index must say: {str(error)!r:.200}") from error
     if index.generation != generation or not all(_SEGMENT.fullmatch(name) for name in segments):
         raise Corrupt(f"{name} is the index of something else: fall back to an older save")
     return index
@@ -63,7 +80,10 @@ def index_name(generation: int) -> str:
 
 def write_index(store: Store, index: Index) -> None:
     """Commit a generation."""
-    store.create(index_name(index.generation), [seal(_record(index))])
+    record = seal(_record(index))
+    if len(record) > SMALL:
+        raise BadInput(f"a running checkpoint of {len(index.segments)} segments is too many: save more blocks at once")
+    store.create(index_name(index.generation), [record])
 
 
 def segment_name(sequence: int, writer: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import fsspec
 
-from holdfast.checkpoint.store import Reader, checked, conflict, refusal
+from holdfast.checkpoint.store import Reader, checked, conflict, is_name, refusal
 from holdfast.errors import CommitConflict, HoldfastError
 
 BLOCK = 32 << 20  # one part of an upload, one range of a download
@@ -64,7 +64,7 @@ class ObjectStore:
         start = len(self._root.rstrip("/")) + 1
         names = (path[start:] for path in found)
         # Some servers list a folder that has become empty as an object without a name of its own.
-        return sorted(name for name in names if name.startswith(prefix) and name and not name.endswith("/"))
+        return sorted(name for name in names if name.startswith(prefix) and is_name(name))
 
     def remove(self, name: str) -> None:
         with _reported("remove", self._place(name)):
@@ -72,6 +72,17 @@ class ObjectStore:
                 self._fs.rm_file(self._path(name))
             except FileNotFoundError:
                 return
+
+    def move(self, folder: str, to: str) -> None:
+        """Objects have no folders: each is copied by the server, and removed once all are."""
+        names = self.names(f"{checked(folder)}/")
+        if self.names(f"{checked(to)}/"):
+            raise CommitConflict(conflict(self, to))
+        for name in names:
+            with _reported("move", self._place(name)):
+                self._fs.cp_file(self._path(name), self._path(to + name.removeprefix(folder)))
+        for name in names:
+            self.remove(name)
 
     def sweep(self, prefix: str) -> None:
         """Nothing to do: an unfinished upload is no object. The bucket's lifecycle rule is what expires its parts."""

@@ -5,6 +5,7 @@ would need twice the memory, and the copy alone costs as much as the write. The 
 the raw values.
 """
 
+import itertools
 import json
 import math
 import struct
@@ -17,8 +18,11 @@ import numpy.typing as npt
 import torch
 
 from holdfast.blocks import Array, State
+from holdfast.checkpoint.sealed import is_count
 from holdfast.errors import BadInput, Corrupt
 
+HEADER_LIMIT = 100_000_000  # bytes of a header: no safetensors reader takes more
+DIMENSIONS = 64  # of a tensor: numpy has no more
 ALIGNMENT = 64  # of the first value in the file; each value is aligned to its own number size
 _METADATA = "__metadata__"
 _TORCH = {
@@ -88,14 +92,28 @@ def decode(buffer: npt.NDArray[np.uint8], name: str) -> dict[str, Array]:
     """The tensors in a file, as views of its bytes and of the kind (numpy or torch) that they were saved as."""
     try:
         (length,) = struct.unpack_from("<Q", buffer.data)
-        if length > len(buffer) - 8:
+        if length > min(len(buffer) - 8, HEADER_LIMIT):
             raise ValueError(f"a header of {length} bytes does not fit")
         header = json.loads(bytes(buffer[8 : 8 + length]))
         numpys = set(json.loads(header.pop(_METADATA, {}).get("numpy", "[]")))
         data = buffer[8 + length :]
+        _require_apart([entry["data_offsets"] for entry in header.values()])
         return {key: _view(data, key in numpys, **entry) for key, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error, RuntimeError, RecursionError) as error:
-        raise Corrupt(f"{name} is not a well-formed safetensors file: {error}") from error
+    except _MALFORMED as error:
+        # In quotes and cut off: an error may repeat what a stranger wrote.
+        raise Corrupt(f"{name} is not a well-formed safetensors file: {str(error)!r:.200}") from error
+
+
+_MALFORMED = (
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    struct.error,
+    RuntimeError,
+    RecursionError,
+    OverflowError,
+)
 
 
 def check(name: str, value: Array) -> None:
@@ -110,21 +128,40 @@ def _header(tensors: State, spans: dict[str, tuple[int, int]]) -> bytes:
         entries[name] = {"dtype": _code(name, value), "shape": list(value.shape), "data_offsets": spans[name]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    if len(text) > HEADER_LIMIT:
+        raise BadInput(
+            f"{len(tensors)} tensors need a header of {len(text)} bytes, more than {HEADER_LIMIT}: join some"
+        )
     return struct.pack("<Q", len(text)) + text
 
 
 def _view(data: npt.NDArray[np.uint8], as_numpy: bool, dtype: str, shape: list[int], data_offsets: list[int]) -> Array:
     start, end = data_offsets
+    if len(shape) > DIMENSIONS or not all(map(is_count, shape)):
+        raise ValueError("a shape is made of counts")
     count = math.prod(shape)
     kind: Any = _NUMPY[dtype] if as_numpy else _TORCH[dtype]
-    if not 0 <= start <= end <= len(data) or min(shape, default=0) < 0 or count * kind.itemsize != end - start:
+    if end > len(data) or count * kind.itemsize != end - start:
         raise ValueError(f"offsets {start}:{end} do not fit {dtype} of shape {shape}")
+    part = data[start:end]
+    if part.ctypes.data % kind.itemsize:
+        part = part.copy()  # others write files whose values lie anywhere
     if as_numpy:
-        array: Array = data[start:end].view(kind).reshape(shape)
+        array: Array = part.view(kind).reshape(shape)
         return array
     if not count:
         return torch.empty(shape, dtype=kind)
-    return torch.frombuffer(data.data, dtype=kind, count=count, offset=start).reshape(shape)
+    return torch.frombuffer(part.data, dtype=kind, count=count).reshape(shape)
+
+
+def _require_apart(spans: list[Any]) -> None:
+    """No two values share bytes: a small file would become a large state if many of its tensors were the same bytes."""
+    if not all(is_count(start) and is_count(end) and start <= end for start, end in spans):
+        raise ValueError("data_offsets are two counts, in order")
+    filled = sorted(span for span in spans if span[0] < span[1])
+    for before, after in itertools.pairwise(filled):
+        if after[0] < before[1]:
+            raise ValueError(f"offsets {before} and {after} overlap")
 
 
 def _code(name: str, value: Array) -> str:

@@ -145,10 +145,11 @@ class RunningCheckpoint:
             ids, saved_at, values = _open_segment(self._store, name, expected)
             try:
                 layout, positions = packed_blocks(self._blocks, ids)
+                _require_fit(layout, values)
                 self._bytes[ids] = block_bytes(layout, values)[positions]
                 missing[ids] = False
-            except (IndexError, KeyError) as error:
-                raise Corrupt(f"{name} does not hold the blocks it names: {error}") from error
+            except (IndexError, KeyError, ValueError) as error:
+                raise Corrupt(f"{name} does not hold the blocks it names: {str(error)!r:.200}") from error
             self._segments.append(_Segment(name, expected, ids, saved_at))
         if missing.any():
             raise Corrupt(f"{index_name(index.generation)} has no value for block {int(missing.argmax())}")
@@ -229,7 +230,22 @@ def _open_segment(store: Store, name: str, expected: Digest) -> tuple[Ids, Ids, 
         ids, saved_at = tensors.pop("ids"), tensors.pop("saved_at")
     except KeyError as error:
         raise Corrupt(f"{name} lacks its {error}: fall back to an older save") from error
-    if np.asarray(ids).dtype != np.int64 or np.asarray(ids).min(initial=0) < 0:
+    if not (_is_numbers(ids) and _is_numbers(saved_at) and ids.shape == saved_at.shape):
         raise Corrupt(f"{name} names blocks by something else than their numbers")
+    if len(np.unique(ids)) != len(ids):
+        raise Corrupt(f"{name} names a block twice")
     values = {key.removeprefix("state/"): value for key, value in tensors.items()}
     return np.asarray(ids), np.asarray(saved_at), values
+
+
+def _is_numbers(value: Array) -> bool:
+    """Whether these are what `_write` stores of blocks: a row of counts."""
+    return isinstance(value, np.ndarray) and value.dtype == np.int64 and value.ndim == 1 and value.min(initial=0) >= 0
+
+
+def _require_fit(layout: Blocks, values: State) -> None:
+    for family in layout.families:
+        for member in family.members:
+            shape = values[member].shape
+            if family.dim is not None and (len(shape) <= family.dim or shape[family.dim] != family.bounds[-1]):
+                raise ValueError(f"{member} has a shape of {tuple(shape)}")

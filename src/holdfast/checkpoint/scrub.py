@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from holdfast.checkpoint import digest, snapshot
-from holdfast.checkpoint.index import Index, generations, index_name, read_index
+from holdfast.checkpoint.index import Index, generations, index_name, read_index, strange_indexes
 from holdfast.checkpoint.sealed import unseal
 from holdfast.checkpoint.snapshot import LATEST, Manifest
 from holdfast.checkpoint.store import Store, read
-from holdfast.errors import Corrupt, FutureVersion, NoSnapshot, NotAStore
+from holdfast.errors import Corrupt, FutureVersion, NoSnapshot, NotAStore, StorageFailed
 
 T = TypeVar("T")
 
@@ -29,6 +29,7 @@ class Contents:
     snapshots: tuple[Manifest, ...]
     running: Index | None
     unreadable: tuple[Finding, ...]
+    set_aside: tuple[str, ...]
 
 
 def inspect(store: Store) -> Contents:
@@ -40,7 +41,8 @@ def inspect(store: Store) -> Contents:
         manifest = _tried(snapshot.read_manifest, store, step, snapshot.manifest_name(step), unreadable)
         if manifest is not None:
             snapshots.append(manifest)
-    return Contents(tuple(snapshots), _newest_index(store, unreadable), tuple(unreadable))
+    running = _newest_index(store, unreadable)
+    return Contents(tuple(snapshots), running, (*unreadable, *_strange(store)), tuple(snapshot.aside(store)))
 
 
 def verify(store: Store, progress: Callable[[int], None] = lambda done: None) -> list[Finding]:
@@ -58,7 +60,7 @@ def verify(store: Store, progress: Callable[[int], None] = lambda done: None) ->
         progress(1)
     if LATEST in store.names(LATEST):
         _tried(lambda store, _: unseal(read(store, LATEST), LATEST), store, 0, LATEST, findings)
-    return findings
+    return [*findings, *_strange(store)]
 
 
 def records(store: Store) -> int:
@@ -67,8 +69,16 @@ def records(store: Store) -> int:
 
 
 def _require(store: Store) -> None:
-    if not snapshot.steps(store) and not generations(store):
+    if not (snapshot.steps(store) or generations(store) or snapshot.aside(store) or _strange(store)):
         raise NotAStore(f"{store} holds neither a snapshot nor a running checkpoint: give the place a run saved to")
+
+
+def _strange(store: Store) -> list[Finding]:
+    """What looks like a save by its name and is not to be had as one, so that nobody takes it for one."""
+    names = [*snapshot.strange(store), *strange_indexes(store)]
+    return [
+        Finding(name, "it is named like a save but is none, or cannot be looked into: see what it is") for name in names
+    ]
 
 
 def _check_generation(store: Store, generation: int) -> None:
@@ -87,7 +97,7 @@ def _newest_index(store: Store, unreadable: list[Finding]) -> Index | None:
 def _tried(work: Callable[[Store, int], T], store: Store, which: int, record: str, findings: list[Finding]) -> T | None:
     try:
         return work(store, which)
-    except (Corrupt, FutureVersion, NoSnapshot) as error:
+    except (Corrupt, FutureVersion, NoSnapshot, StorageFailed) as error:
         if record in store.names(record):  # or else its writer has removed it while we looked
             findings.append(Finding(record, str(error)))
         return None

@@ -24,13 +24,20 @@ def unseal(data: bytes, name: str) -> dict[str, Any]:
         digest = record.pop("digest")
         sound = digest == _digest(record) and data == _canonical({**record, "digest": digest})
         version = record["format"]
-    except (ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
+        if not is_count(version):
+            raise TypeError("a format is a number")
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError, OverflowError) as error:
         raise Corrupt(f"{name} is not a record of holdfast any more: fall back to an older save") from error
     if not sound:
         raise Corrupt(f"{name} does not match its own digest: fall back to an older save")
     if version != FORMAT:
         raise FutureVersion(f"{name} has format {version}, this holdfast reads up to {FORMAT}: upgrade holdfast")
     return dict(record)
+
+
+def is_count(value: object) -> bool:
+    """Whether a value out of JSON is a number of things: whole, not negative, and no larger than a file can be."""
+    return type(value) is int and 0 <= value < 1 << 63
 
 
 def _digest(content: dict[str, Any]) -> str:

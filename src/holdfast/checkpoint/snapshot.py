@@ -4,28 +4,36 @@ step-00000050/state.safetensors   the tensors
 step-00000050/extra.json          everything else
 step-00000050/manifest.json       the commit record, written last
 latest.json                       a hint for people; readers do without it
+set-aside-00000050-0/             a snapshot that could not be used when a run went on without it
 """
 
 import json
 import logging
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from holdfast.blocks import Array, State
 from holdfast.checkpoint import digest, payload
-from holdfast.checkpoint.digest import Digest
-from holdfast.checkpoint.sealed import seal, unseal
+from holdfast.checkpoint.digest import Digest, Progress, unwatched
+from holdfast.checkpoint.sealed import is_count, seal, unseal
 from holdfast.checkpoint.store import Store, read
-from holdfast.errors import BadInput, CommitConflict, Corrupt, NoSnapshot
+from holdfast.errors import BadInput, CommitConflict, Corrupt, NoSnapshot, StorageFailed
 
 logger = logging.getLogger(__name__)
 
 LATEST = "latest.json"
-_TENSORS, _EXTRA, _MANIFEST = "state.safetensors", "extra.json", "manifest.json"
-_NAME = re.compile(r"step-(\d{8,})/(.+)")
+EXTRA_LIMIT = 256 << 20  # bytes of an extra: the generators of 10,000 ranks, or a million tensors' names, have as many
+LAST_TIME = 253_402_214_400  # the last day of the year 9999, beyond which there are no dates
+BACKOFF = (0.1, 0.5, 2.0)
+"""Seconds to wait before each further try of what the storage refused."""
+_TENSORS, _EXTRA, _MANIFEST, _POSITION = "state.safetensors", "extra.json", "manifest.json", "position"
+_STEP, _ASIDE = "step-", "set-aside-"
+# Digits of 0 to 9: `\d` is also those of every other script, and such a name is not one that we give.
+_NAME = re.compile(r"step-([0-9]{8,18})(?:/(.+))?")
+_SET_ASIDE = re.compile(r"set-aside-([0-9]{8,18})-([0-9]{1,9})(?:/.+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +48,26 @@ class Manifest:
     saved: float
     payloads: Mapping[str, Digest]
 
+    def __post_init__(self) -> None:
+        counts = (self.step, self.epoch, self.cursor, self.world)
+        dated = type(self.saved) in (int, float) and 0 <= self.saved < LAST_TIME
+        if not (all(map(is_count, counts)) and isinstance(self.config, str) and dated):  # a stranger's may say anything
+            raise TypeError("a manifest is made of counts, a config and a time")
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """What the snapshot is of. The extra says it too: who changes one, and seals it anew, contradicts the other."""
+        return {name: getattr(self, name) for name in ("step", "epoch", "cursor", "world", "config")}
+
     @property
     def bytes(self) -> int:
         """How large the payloads are together."""
         return sum(expected.length for expected in self.payloads.values())
+
+    @property
+    def tensors(self) -> str:
+        """The digest of the file that holds the tensors."""
+        return self.payloads[_TENSORS].xxh3
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +123,11 @@ def draft(
     """Everything of a snapshot but its tensors, as it is now; what cannot be saved is refused here."""
     if step < 0:
         raise BadInput(f"step {step} cannot be saved: steps count from 0")
-    return Draft(step=step, extra=_json(extra), epoch=epoch, cursor=cursor, world=world, config=config)
+    position = {"step": step, "epoch": epoch, "cursor": cursor, "world": world, "config": config}
+    if extra.get(_POSITION, position) != position:
+        raise BadInput(f"{_POSITION!r} in an extra is what the snapshot is of: give it another name")
+    text = _json({**extra, _POSITION: position})
+    return Draft(step=step, extra=text, epoch=epoch, cursor=cursor, world=world, config=config)
 
 
 def save(
@@ -121,16 +149,32 @@ def save(
     return commit(store, unsaved, payload.encode(tensors))
 
 
-def commit(store: Store, draft: Draft, tensors: Iterable[memoryview | bytes]) -> Manifest:
-    """Write and commit a draft, with its tensors as `payload` encodes them; a try that failed may be repeated."""
+def at_once() -> None:
+    """What a commit waits for when it waits for nothing."""
+
+
+def commit(
+    store: Store,
+    draft: Draft,
+    tensors: Iterable[memoryview | bytes],
+    *,
+    ready: Callable[[], None] = at_once,
+    progress: Progress = unwatched,
+) -> Manifest:
+    """Write and commit a draft, with its tensors as `payload` encodes them; a try that failed may be repeated.
+
+    `ready` is called once the payloads are written: it returns when the snapshot may come into being, and raises if it
+    may not. `progress` is told of the bytes written.
+    """
     step = draft.step
     manifest = _cleared(store, draft)
     if manifest is None:
         payloads = {
-            _TENSORS: digest.put(store, _name(step, _TENSORS), tensors),
-            _EXTRA: digest.put(store, _name(step, _EXTRA), [draft.extra]),
+            _TENSORS: digest.put(store, _name(step, _TENSORS), tensors, progress),
+            _EXTRA: digest.put(store, _name(step, _EXTRA), [draft.extra], progress),
         }
         manifest = draft.manifest(payloads)
+        ready()
         _commit(store, manifest_name(step), seal(asdict(manifest)))
     else:
         # An earlier try got as far as this name, but perhaps not to the sync that makes the name outlive a power cut.
@@ -140,38 +184,134 @@ def commit(store: Store, draft: Draft, tensors: Iterable[memoryview | bytes]) ->
     return manifest
 
 
-def load(store: Store, step: int) -> Snapshot:
-    """The snapshot of a step, every byte of it verified."""
+def load(store: Store, step: int, *, backoff: Sequence[float] = (), progress: Progress = unwatched) -> Snapshot:
+    """The snapshot of a step, every byte of it verified; `progress` is told of the bytes read.
+
+    What the storage refuses to read is tried again after each pause of `backoff`.
+    """
+    for pause in backoff:
+        try:
+            return _load(store, step, progress)
+        except StorageFailed as error:
+            logger.warning("reading the snapshot of step %d again in %g s: %s", step, pause, error)
+            time.sleep(pause)
+    return _load(store, step, progress)
+
+
+def _load(store: Store, step: int, progress: Progress) -> Snapshot:
     manifest = read_manifest(store, step)
-    buffers = {name: digest.fetch(store, _name(step, name), expected) for name, expected in manifest.payloads.items()}
-    try:
-        extra = json.loads(buffers[_EXTRA].tobytes())
-    except (ValueError, RecursionError) as error:
-        raise Corrupt(f"{_name(step, _EXTRA)} is not JSON: fall back to an older save") from error
+    buffers = {
+        name: digest.fetch(store, _name(step, name), expected, progress) for name, expected in manifest.payloads.items()
+    }
+    extra = _extra(manifest, buffers[_EXTRA].tobytes())
     return Snapshot(manifest, payload.decode(buffers[_TENSORS], _name(step, _TENSORS)), extra)
 
 
-def newest(store: Store) -> Snapshot:
-    """The newest good snapshot, with what had to be passed over to find it."""
-    passed_over: list[PassedOver] = []
-    for step in reversed(listed := steps(store)):
+def newest(store: Store, *, backoff: Sequence[float] = BACKOFF, progress: Progress = unwatched) -> Snapshot:
+    """The newest good snapshot, with what had to be passed over to find it; `progress` is told of the bytes read.
+
+    One that the storage refuses to read is tried again after each pause of `backoff`, then passed over.
+    """
+    found, bad = _search(store, backoff, progress)
+    if found is None:
+        why = "; ".join(each.why for each in bad.values())
+        raise NoSnapshot(f"{store} holds no good snapshot ({why or 'it has none at all'}): start from the beginning")
+    return found
+
+
+def resume(
+    store: Store, *, backoff: Sequence[float] = BACKOFF, progress: Progress = unwatched
+) -> tuple[Snapshot | None, tuple[PassedOver, ...]]:
+    """What a run goes on from, the newest good snapshot or nothing, and what was passed over to find it.
+
+    All that was passed over is set aside: were it to become readable once the run has gone on without it, its history
+    would be another than the run's. For the process that saves; others read with `newest` or `load`.
+    """
+    found, bad = _search(store, backoff, progress)
+    for step in bad:
+        set_aside(store, step)
+    return found, tuple(bad.values())
+
+
+def _search(
+    store: Store, backoff: Sequence[float], progress: Progress
+) -> tuple[Snapshot | None, dict[int, PassedOver]]:
+    """The newest good snapshot, if there is one, and why each newer step was passed over.
+
+    To find nothing means that all there was is damaged. Where the storage refused to read a snapshot, and none that is
+    older is good, nobody may start from the beginning: it may hold weeks of training that are there again tomorrow.
+    """
+    bad: dict[int, PassedOver] = {}
+    refused: StorageFailed | None = None
+    for step in reversed(listed := _claimed(store)):
         try:
-            return replace(load(store, step), passed_over=tuple(passed_over))
-        except Corrupt as error:
+            found = load(store, step, backoff=backoff, progress=progress)
+            return replace(found, passed_over=tuple(bad.values())), bad
+        except (Corrupt, StorageFailed) as error:
             logger.warning("passed over the snapshot of step %d: %s", step, error)
-            passed_over.append(PassedOver(_name(step), str(error)))
+            bad[step] = PassedOver(_name(step), str(error))
+            refused = refused or (error if isinstance(error, StorageFailed) else None)
         except NoSnapshot:
             continue  # removed since we looked
-    if steps(store) != listed:
-        return newest(store)  # a writer has committed and cleared away in the meantime
-    bad = "; ".join(passed.why for passed in passed_over)
-    raise NoSnapshot(f"{store} holds no good snapshot ({bad or 'it has none at all'}): start from the beginning")
+    if _claimed(store) != listed:
+        return _search(store, backoff, progress)  # a writer has committed and cleared away in the meantime
+    if refused:
+        raise StorageFailed(f"no snapshot in {store} can be used now, and nothing is begun anew for that: {refused}")
+    return None, bad
+
+
+def set_aside(store: Store, step: int) -> str:
+    """Take a snapshot, which need not be readable, out of the sequence of steps; returns where it is kept."""
+    taken = (_SET_ASIDE.fullmatch(name) for name in store.names(f"{_ASIDE}{step:08d}-"))
+    number = 1 + max((int(match[2]) for match in taken if match), default=-1)
+    place = f"{_ASIDE}{step:08d}-{number}"
+    store.sweep(place)  # a folder that a killed removal has left empty
+    logger.warning("setting the snapshot of step %d aside, as %s", step, place)
+    store.move(_name(step).rstrip("/"), place)
+    return place
+
+
+def aside(store: Store) -> list[str]:
+    """The folders of what was set aside, the oldest first: of one step the first that was, of several the lowest."""
+    found = (_SET_ASIDE.fullmatch(name) for name in store.names(_ASIDE))
+    numbered = {(int(match[1]), int(match[2])): match[0].split("/")[0] for match in found if match}
+    return [numbered[key] for key in sorted(numbered)]
+
+
+def tidy(store: Store, count: int, *, trusted: int | None = None) -> None:
+    """Clear away, at the start of a run, what its killed predecessors left: all but the last `count` snapshots.
+
+    Unfinished files, payloads without a manifest, empty folders, snapshots too many, and of what was set aside all but
+    as many. What the storage refuses to remove stays: it does no harm. Who has just read a step trusts it.
+    """
+    old = outdated(store, count, trusted=trusted)
+    for prefix in (_STEP, LATEST, _ASIDE):
+        _if_it_can(lambda prefix=prefix: store.sweep(prefix))  # type: ignore[misc]
+    _if_it_can(lambda: _clear_uncommitted(store))
+    for step in old:
+        _if_it_can(lambda step=step: remove(store, step))  # type: ignore[misc]
+    for folder in aside(store)[:-count]:
+        for name in store.names(f"{folder}/") or [folder]:
+            _if_it_can(lambda name=name: store.remove(name))  # type: ignore[misc]
+
+
+def _if_it_can(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except StorageFailed as error:
+        logger.warning("left behind: %s", error)
+
+
+def strange(store: Store) -> list[str]:
+    """Names that look like a snapshot's and are none that we give: other digits, other lengths, no folder."""
+    known = {_name(step) for step, part in _parts(store) if part}
+    tops = dict.fromkeys(f"{name.split('/')[0]}/" for name in store.names(_STEP))
+    return [top.rstrip("/") for top in tops if top not in known]
 
 
 def steps(store: Store) -> list[int]:
     """The steps that have a snapshot, good or not, in order."""
-    found = (_NAME.fullmatch(name) for name in store.names("step-"))
-    return sorted(int(match[1]) for match in found if match and match[2] == _MANIFEST)
+    return sorted(step for step, part in _parts(store) if part == _MANIFEST)
 
 
 def keep_last(store: Store, count: int) -> list[int]:
@@ -195,7 +335,8 @@ def outdated(store: Store, count: int, *, trusted: int | None = None) -> list[in
     if not old or (trusted in kept and len(kept) > 1) or any(is_good(store, step) for step in reversed(kept)):
         return old
     spared = next((step for step in reversed(old) if is_good(store, step)), None)
-    return [step for step in old if step != spared]
+    # Where none is good now, the storage may only be unable to say so: nothing goes.
+    return [step for step in old if step != spared] if spared is not None else []
 
 
 def missing(store: Store, manifest: Manifest) -> list[str]:
@@ -206,18 +347,19 @@ def missing(store: Store, manifest: Manifest) -> list[str]:
 
 
 def is_good(store: Store, step: int) -> bool:
-    """Whether every byte of a snapshot is as it was committed."""
+    """Whether every byte of a snapshot is as it was committed; one that cannot be read is not known to be."""
     try:
         check(store, step)
-    except (Corrupt, NoSnapshot):
+    except (Corrupt, NoSnapshot, StorageFailed):
         return False
     return True
 
 
-def check(store: Store, step: int) -> None:
+def check(store: Store, step: int, *, progress: Progress = unwatched) -> None:
     """Read a snapshot only to see whether it is as it was committed."""
-    for name, expected in read_manifest(store, step).payloads.items():
-        digest.check(store, _name(step, name), expected)
+    manifest = read_manifest(store, step)
+    _extra(manifest, digest.fetch(store, _name(step, _EXTRA), manifest.payloads[_EXTRA], progress).tobytes())
+    digest.check(store, _name(step, _TENSORS), manifest.payloads[_TENSORS], progress)
 
 
 def read_manifest(store: Store, step: int) -> Manifest:
@@ -233,9 +375,13 @@ def read_manifest(store: Store, step: int) -> Manifest:
         del record["format"]
         manifest = Manifest(payloads=payloads, **record)
     except (KeyError, TypeError, AttributeError) as error:
-        raise Corrupt(f"{name} lacks what a manifest must say: {error}") from error
+        raise Corrupt(f"{name} lacks what a manifest must say: {str(error)!r:.200}") from error
     if manifest.step != step or set(payloads) != {_TENSORS, _EXTRA}:
         raise Corrupt(f"{name} is the manifest of something else: fall back to an older save")
+    if payloads[_EXTRA].length > EXTRA_LIMIT:
+        raise Corrupt(
+            f"{name} speaks of an extra of {payloads[_EXTRA].length} bytes: no more than {EXTRA_LIMIT} can be"
+        )
     return manifest
 
 
@@ -253,24 +399,42 @@ def _commit(store: Store, name: str, record: bytes) -> None:
             raise
 
 
+def _parts(store: Store) -> Iterator[tuple[int, str | None]]:
+    """Of every name in a step's folder the step and the rest of the name, which is None for what is no folder."""
+    for name in store.names(_STEP):
+        match = _NAME.fullmatch(name)
+        if match and match[1] == f"{int(match[1]):08d}":  # not one with more zeros than we write
+            yield int(match[1]), match[2]
+
+
+def _claimed(store: Store) -> list[int]:
+    """The steps that have a snapshot, or something in its place that cannot be looked into."""
+    return sorted({step for step, part in _parts(store) if part in (None, _MANIFEST)})
+
+
 def _cleared(store: Store, draft: Draft) -> Manifest | None:
     """Make room for a save: no temporary files, no payloads without a manifest, no bad snapshot of this step.
 
     Returns the manifest of this very draft if an earlier try has committed it.
     """
-    store.sweep("step-")
+    store.sweep(_STEP)
     store.sweep(LATEST)
-    committed = set(steps(store))
-    if draft.step in committed:
-        if is_good(store, draft.step):
+    if draft.step in steps(store):
+        try:
+            check(store, draft.step)  # what cannot be read is not replaced: it may be good
             return _own(store, draft)
-        logger.warning("replacing the snapshot of step %d, which is corrupt", draft.step)
-        remove(store, draft.step)
-    for name in store.names("step-"):
-        match = _NAME.fullmatch(name)
-        if match and int(match[1]) not in committed:
-            store.remove(name)
+        except (Corrupt, NoSnapshot):
+            logger.warning("replacing the snapshot of step %d, which is corrupt", draft.step)
+            remove(store, draft.step)
+    _clear_uncommitted(store)
     return None
+
+
+def _clear_uncommitted(store: Store) -> None:
+    committed = set(steps(store))
+    for step, part in list(_parts(store)):
+        if part and step not in committed:
+            store.remove(_name(step, part))
 
 
 def _own(store: Store, draft: Draft) -> Manifest:
@@ -290,7 +454,28 @@ def remove(store: Store, step: int) -> None:
 
 
 def _name(step: int, part: str = "") -> str:
-    return f"step-{step:08d}/{part}"
+    return f"{_STEP}{step:08d}/{part}"
+
+
+def _extra(manifest: Manifest, text: bytes) -> dict[str, Any]:
+    """What was saved beside the tensors, if it is of the very step, epoch, cursor, world and config of the manifest."""
+    name = _name(manifest.step, _EXTRA)
+    try:
+        extra = json.loads(text, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise Corrupt(f"{name} is not JSON: fall back to an older save") from error
+    if not isinstance(extra, dict):
+        raise Corrupt(f"{name} is not what a save has written: fall back to an older one")
+    # Snapshots of before there was a position have none.
+    if extra.pop(_POSITION, manifest.position) != manifest.position:
+        raise Corrupt(
+            f"{name} is of another step, epoch, cursor or config than its manifest: one of them was relabelled"
+        )
+    return extra
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is not JSON")
 
 
 def _json(extra: Mapping[str, Any]) -> bytes:
@@ -302,4 +487,6 @@ def _json(extra: Mapping[str, Any]) -> bytes:
         raise BadInput(
             "extra changes on its way through JSON (tuples, or keys that are no strings): flatten the state first"
         )
+    if len(text) > EXTRA_LIMIT:
+        raise BadInput(f"an extra of {len(text)} bytes is more than the {EXTRA_LIMIT} it may have: use tensors")
     return text.encode()

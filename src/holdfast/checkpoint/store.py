@@ -1,4 +1,8 @@
-"""Where checkpoint bytes live. A Store keeps named bytes; it knows nothing of tensors or steps."""
+"""Where checkpoint bytes live. A Store keeps named bytes; it knows nothing of tensors or steps.
+
+A directory may come from a stranger, or be damaged. Only regular files are opened, no link below its root is followed
+in reading, writing, listing or removing, and no length is believed before it is compared with a limit.
+"""
 
 import errno
 import fcntl
@@ -6,6 +10,7 @@ import io
 import mmap
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
@@ -14,10 +19,11 @@ from typing import Protocol
 
 import numpy as np
 
-from holdfast.errors import BadInput, CommitConflict, StorageFailed
+from holdfast.errors import BadInput, CommitConflict, Corrupt, StorageFailed
 
 TEMPORARY = ".tmp"
 WRITEBACK = 16 << 20  # bytes written before the disk is asked to begin on them
+SMALL = 16 << 20  # bytes of a value that is read whole: an index of 100,000 segments has as many
 DIRECT = 16 << 20  # bytes of page-aligned memory that the disk takes at once
 
 
@@ -32,7 +38,8 @@ class Reader:
 class Store(Protocol):
     """Values by name. Names are relative, with slashes; what is written appears whole or not at all.
 
-    A missing name raises FileNotFoundError on `open`; anything else that the storage refuses raises StorageFailed.
+    A missing name raises FileNotFoundError on `open`, one that stands for something else than bytes raises Corrupt;
+    anything that the storage refuses raises StorageFailed.
     """
 
     def put(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
@@ -45,10 +52,19 @@ class Store(Protocol):
         """Read a value piece by piece."""
 
     def names(self, prefix: str = "") -> list[str]:
-        """Every name that begins with `prefix`, in order; unfinished writes have no name."""
+        """Every name that begins with `prefix`, in order; unfinished writes have no name.
+
+        What stands in the way of a folder, or a folder that cannot be listed, is a name itself.
+        """
 
     def remove(self, name: str) -> None:
         """Forget a value; one that is not there is no error."""
+
+    def move(self, folder: str, to: str) -> None:
+        """Give everything in a folder a name in another one, which must be new; nothing of it need be readable.
+
+        A folder that is not there is no error.
+        """
 
     def sweep(self, prefix: str) -> None:
         """Throw away what killed writers of names with this prefix left behind. No writer of them may be at work."""
@@ -75,56 +91,120 @@ class DirectoryStore:
     @contextmanager
     def open(self, name: str) -> Iterator[Reader]:
         path = self._file(name)
-        with _reported("read", path), io.FileIO(path) as file:
-            yield Reader(os.fstat(file.fileno()).st_size, lambda buffer: file.readinto(buffer) or 0)
+        with _reported("read", path):
+            if obstacle := self._obstacle(name) or _no_file(path):
+                raise Corrupt(f"{path} cannot be read: {obstacle}")
+            with _opened(path) as file:
+                yield Reader(os.fstat(file.fileno()).st_size, lambda buffer: file.readinto(buffer) or 0)
 
     def names(self, prefix: str = "") -> list[str]:
-        return sorted(name for name in self._files(prefix) if not name.endswith(TEMPORARY))
+        return sorted(name for name, folder in self._entries(prefix) if not (folder or name.endswith(TEMPORARY)))
 
     def remove(self, name: str) -> None:
-        self._unlink(self._file(name))
+        self._unlink(checked(name))
+
+    def move(self, folder: str, to: str) -> None:
+        source, target = self._file(folder), self._file(to)
+        with _reported("move", source), suppress(FileNotFoundError):
+            self._require_clear("move", folder)
+            self._require_clear("move", to)
+            if os.path.lexists(target):
+                raise CommitConflict(conflict(self, to))
+            source.rename(target)
+            _sync_directory(target.parent)
+            if source.parent != target.parent:
+                _sync_directory(source.parent)
 
     def sweep(self, prefix: str) -> None:
-        for name in self._files(prefix):
-            if name.endswith(TEMPORARY):
-                self._unlink(self.path / name)
+        # Folders last and the deepest first: each may hold others, and become empty with them.
+        for name, folder in sorted(self._entries(prefix), key=lambda entry: (entry[1], -len(entry[0]))):
+            if folder:
+                if f"{name}/".startswith(prefix):
+                    self._drop(self.path / name)
+            elif name.endswith(TEMPORARY):
+                self._unlink(name)
 
-    def _unlink(self, path: Path) -> None:
+    def _unlink(self, name: str) -> None:
+        path = self.path / name
         with _reported("remove", path), suppress(FileNotFoundError):
+            self._require_clear("remove", name)
             path.unlink()
             _sync_directory(path.parent)
-            if path.parent != self.path:
-                with suppress(OSError):  # not empty yet
-                    path.parent.rmdir()
+            for folder in path.parents[: len(PurePosixPath(name).parts) - 1]:
+                self._drop(folder)
+
+    def _drop(self, folder: Path) -> None:
+        with suppress(OSError):  # not empty, or not ours to remove: it hides nothing
+            folder.rmdir()
 
     def _write(self, name: str, parts: Iterable[memoryview | bytes], publish: Callable[[str, str], None]) -> None:
         path = self._file(name)
         # The same directory: a rename cannot cross filesystems. A random part: two writers never share a file.
         temporary = f"{path}.{secrets.token_hex(4)}{TEMPORARY}"
         with _reported("write", path):
-            _make_directory(path.parent)
+            self._require_clear("write", name)
             try:
+                _make_directory(path.parent)
                 _write_file(temporary, parts)
                 publish(temporary, str(path))  # the commit point: before it the old value, after it the new one
-            except BaseException:
+            except BaseException as error:
                 with suppress(OSError):
                     Path(temporary).unlink()
+                if isinstance(error, FileNotFoundError):  # to a writer it means that there is no such directory
+                    raise refusal("write", path, error) from error
                 raise
             _sync_directory(path.parent)  # the new name itself must outlive a power cut
 
     def _file(self, name: str) -> Path:
         return self.path / checked(name)
 
-    def _files(self, prefix: str) -> Iterator[str]:
-        with _reported("list", self.path):
-            for folder, _, files in os.walk(self.path, onerror=_raise_unless_missing):
-                place = Path(folder).relative_to(self.path)
-                yield from (name for file in files if (name := (place / file).as_posix()).startswith(prefix))
+    def _obstacle(self, name: str) -> str | None:
+        """What stands where this name has a folder, in words. The root itself may be a link: the user named it.
+
+        A look before the act is enough here: what a folder holds is distrusted, not who may change it as we work.
+        """
+        for folder in reversed(PurePosixPath(name).parents[:-1]):
+            try:
+                mode = os.lstat(self.path / folder).st_mode
+            except FileNotFoundError:
+                return None
+            if not stat.S_ISDIR(mode):
+                return f"{folder} is {_kind(mode)} where a folder of its own should be"
+        return None
+
+    def _require_clear(self, verb: str, name: str) -> None:
+        if obstacle := self._obstacle(name):
+            raise StorageFailed(f"cannot {verb} {self.path / name}: {obstacle}; take it away")
+
+    def _entries(self, prefix: str) -> Iterator[tuple[str, bool]]:
+        """Every name that may begin with `prefix`, and whether it is a folder's; folders that cannot are left alone."""
+        waiting = [""]
+        while waiting:
+            folder = waiting.pop()
+            try:
+                entries = _looked_into(self.path / folder)
+            except OSError as error:
+                if not folder:
+                    raise refusal("list", self.path, error) from error
+                yield folder[:-1], False
+                continue
+            for own_name, is_folder in entries:
+                name = folder + own_name
+                if not is_folder:
+                    if name.startswith(prefix):
+                        yield name, False
+                elif f"{name}/".startswith(prefix) or prefix.startswith(f"{name}/"):
+                    yield name, True
+                    waiting.append(f"{name}/")
 
 
-def read(store: Store, name: str) -> bytes:
-    """A small value, whole."""
+def read(store: Store, name: str, limit: int = SMALL) -> bytes:
+    """A small value, whole; one that is larger than it can be is not read at all."""
     with store.open(name) as reader:
+        if reader.length > limit:
+            raise Corrupt(
+                f"{name} has {reader.length} bytes, more than the {limit} it can have: fall back to an older save"
+            )
         data, filled = bytearray(reader.length), 0
         while count := reader.readinto(memoryview(data)[filled:]):
             filled += count
@@ -141,10 +221,16 @@ _WORTH = 1 << 20
 
 def checked(name: str) -> str:
     """A name that stays inside its store: manifests may come from strangers."""
-    path = PurePosixPath(name)
-    if not name or path.is_absolute() or ".." in path.parts or name.endswith(TEMPORARY) or str(path) != name:
+    if not is_name(name):
         raise BadInput(f"{name!r} cannot name a stored value: use a plain relative path")
     return name
+
+
+def is_name(text: str) -> bool:
+    """Whether a text can name a value: a plain relative path, and none that unfinished writes have."""
+    path = PurePosixPath(text)
+    inside = not path.is_absolute() and ".." not in path.parts and "\0" not in text
+    return bool(text) and inside and str(path) == text and not text.endswith(TEMPORARY)
 
 
 def conflict(store: object, name: str) -> str:
@@ -181,6 +267,43 @@ def _reported(verb: str, path: Path) -> Iterator[None]:
         raise  # these two have a meaning in the protocol
     except OSError as error:
         raise refusal(verb, path, error) from error
+
+
+def _no_file(path: Path) -> str | None:
+    """What this is in words, if it is no regular file: to open a pipe waits for ever, to open a device may do harm."""
+    mode = os.lstat(path).st_mode
+    return None if stat.S_ISREG(mode) else f"it is {_kind(mode)}, not a regular file"
+
+
+def _opened(path: Path) -> io.FileIO:
+    # Not blocking and not following: should it have become a pipe or a link since we looked, nothing waits or strays.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return io.FileIO(descriptor)
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is no regular file any more")
+
+
+def _kind(mode: int) -> str:
+    return _KINDS.get(stat.S_IFMT(mode), "a device")
+
+
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFREG: "a file",
+}
+
+
+def _looked_into(folder: Path) -> list[tuple[str, bool]]:
+    """What a folder holds, and what of it is a folder; a link to one is not."""
+    try:
+        with os.scandir(folder) as entries:
+            return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    except FileNotFoundError:
+        return []  # never made, or removed since we looked
 
 
 def _write_file(path: str, parts: Iterable[memoryview | bytes]) -> None:
@@ -238,7 +361,7 @@ def _publish_new(temporary: str, path: str) -> None:
         if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
             raise
         # A filesystem without hard links: two writers at the very same moment go undetected there.
-        if Path(path).exists():
+        if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, "already there", path) from error
         os.replace(temporary, path)
     else:
@@ -255,13 +378,8 @@ def _make_directory(path: Path) -> None:
 
 
 def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _raise_unless_missing(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):
-        raise error

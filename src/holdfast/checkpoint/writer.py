@@ -11,24 +11,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import torch
 
 from holdfast.blocks import Array
 from holdfast.checkpoint import payload, snapshot
 from holdfast.checkpoint.buffers import Image, Images
-from holdfast.checkpoint.capture import Capture
+from holdfast.checkpoint.capture import Capture, device_of, make_ready
 from holdfast.checkpoint.device import Departure
+from holdfast.checkpoint.digest import Progress, unwatched
 from holdfast.checkpoint.payload import Layout
-from holdfast.checkpoint.snapshot import Draft, Manifest
+from holdfast.checkpoint.snapshot import BACKOFF, Draft, Manifest, at_once
 from holdfast.checkpoint.store import Store
 from holdfast.cost.formulas import Stall
 from holdfast.errors import BadInput, StorageFailed
 
 logger = logging.getLogger(__name__)
 
-BACKOFF = (0.1, 0.5, 2.0)
-"""Seconds to wait before each further try of a save that the storage refused."""
 T = TypeVar("T")
+Ready: TypeAlias = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +43,14 @@ class Saved:
     seconds: float
     retries: int
     removed: tuple[int, ...]
+    digest: str = ""  # of the file of its tensors
 
 
 class Writer(Protocol):
     """Saves states one after the other into a store."""
+
+    def prepare(self, tensors: Mapping[str, Array]) -> None:
+        """Take the memory that saves of such a state need, in the background; a save that comes sooner waits for it."""
 
     def save(
         self,
@@ -56,8 +62,12 @@ class Writer(Protocol):
         cursor: int = 0,
         world: int = 1,
         config: str = "",
+        ready: Ready = at_once,
     ) -> None:
-        """Capture a state; training may change it once this returns. Raises what an earlier save failed of."""
+        """Capture a state; training may change it once this returns. Raises what an earlier save failed of.
+
+        `ready` is called in the thread that writes, before the commit: the commit waits until it returns.
+        """
 
     def finished(self) -> list[Saved]:
         """The saves that have become durable since last asked; raises if the next one has failed for good."""
@@ -66,9 +76,14 @@ class Writer(Protocol):
         """Wait until every save is durable; raises if one has failed, and `finished` still tells of the others."""
 
 
-def blocking(store: Store, *, keep_last: int, backoff: Sequence[float] = BACKOFF) -> Writer:
-    """The writer that training waits for: no memory of its own, and nothing in flight."""
-    return _Blocking(_Target(store, keep_last, tuple(backoff)))
+def blocking(
+    store: Store, *, keep_last: int, backoff: Sequence[float] = BACKOFF, progress: Progress = unwatched
+) -> Writer:
+    """The writer that training waits for: no memory of its own, and nothing in flight.
+
+    `progress` is told of the bytes written, as they pass.
+    """
+    return _Blocking(_Target(store, keep_last, tuple(backoff), progress))
 
 
 def overlapped(
@@ -78,12 +93,14 @@ def overlapped(
     max_inflight: int = 2,
     budget: int | None = None,
     backoff: Sequence[float] = BACKOFF,
+    progress: Progress = unwatched,
 ) -> Writer:
     """The writer that training waits for only while the state is copied; it is written in the background.
 
-    At most `max_inflight` saves are copied and not yet durable, in at most `budget` bytes of host memory.
+    At most `max_inflight` saves are copied and not yet durable, in at most `budget` bytes of host memory. `progress` is
+    told of the bytes written, as they pass, in the thread that writes.
     """
-    return _Overlapped(_Target(store, keep_last, tuple(backoff)), Images(max_inflight, budget))
+    return _Overlapped(_Target(store, keep_last, tuple(backoff), progress), Images(max_inflight, budget))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +111,7 @@ class _Written:
     retries: int
     removed: tuple[int, ...]
     durable: float
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,25 +121,26 @@ class _Target:
     store: Store
     keep_last: int
     backoff: tuple[float, ...]
+    progress: Progress
 
     def __post_init__(self) -> None:
         if self.keep_last < 1:
             raise BadInput(f"cannot keep the last {self.keep_last} snapshots: keep 1 or more")
 
-    def write(self, draft: Draft, tensors: Callable[[], Iterable[memoryview | bytes]]) -> _Written:
+    def write(self, draft: Draft, tensors: Callable[[], Iterable[memoryview | bytes]], ready: Ready) -> _Written:
         """Commit a draft and remove what it made too old."""
         step = draft.step
-        manifest, retries = self._tried(step, lambda: self._commit(draft, tensors()))
+        manifest, retries = self._tried(step, lambda: self._commit(draft, tensors(), ready))
         durable = perf_counter()
         removed, more = self._tried(step, lambda: snapshot.outdated(self.store, self.keep_last, trusted=step))
         retries += more
         for old in removed:
             _, more = self._tried(step, lambda old=old: snapshot.remove(self.store, old))  # type: ignore[misc]
             retries += more
-        return _Written(manifest.bytes, retries, tuple(removed), durable)
+        return _Written(manifest.bytes, retries, tuple(removed), durable, manifest.tensors)
 
-    def _commit(self, draft: Draft, tensors: Iterable[memoryview | bytes]) -> Manifest:
-        manifest = snapshot.commit(self.store, draft, tensors)
+    def _commit(self, draft: Draft, tensors: Iterable[memoryview | bytes], ready: Ready) -> Manifest:
+        manifest = snapshot.commit(self.store, draft, tensors, ready=ready, progress=self.progress)
         if lost := snapshot.missing(self.store, manifest):  # to look for the names is cheap, to read them is not
             raise StorageFailed(
                 f"{lost[0]} is not in {self.store} although it was written: see that the storage is sound"
@@ -148,15 +167,27 @@ class _Blocking:
         self._target = target
         self._saved: list[Saved] = []
 
-    def save(self, step: int, tensors: Mapping[str, Array], extra: Mapping[str, Any], **where: Any) -> None:
+    def prepare(self, tensors: Mapping[str, Array]) -> None:
+        pass  # it takes none
+
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Array],
+        extra: Mapping[str, Any],
+        *,
+        ready: Ready = at_once,
+        **where: Any,
+    ) -> None:
         start = perf_counter()
         draft = snapshot.draft(step, extra, **where)
         captured = perf_counter()
-        written = self._target.write(draft, lambda: payload.encode(tensors))
+        written = self._target.write(draft, lambda: payload.encode(tensors), ready)
         end = perf_counter()
         stall = Stall(waited=end - start, snapshot=captured - start, write=end - captured)
         seconds = written.durable - start
-        self._saved.append(Saved(step, written.bytes, stall, seconds, written.retries, written.removed))
+        about = (written.retries, written.removed, written.digest)
+        self._saved.append(Saved(step, written.bytes, stall, seconds, *about))
 
     def finished(self) -> list[Saved]:
         saved, self._saved = self._saved, []
@@ -180,7 +211,8 @@ class _Flight:
         written, device, overlapped = self.landing.result()
         # A device is captured in its own time: what training waits for there is known only afterwards.
         stall = self.stall + Stall(waited=device, snapshot=device, overlapped=overlapped)
-        return Saved(self.step, written.bytes, stall, written.durable - self.start, written.retries, written.removed)
+        about = (written.retries, written.removed, written.digest)
+        return Saved(self.step, written.bytes, stall, written.durable - self.start, *about)
 
 
 class _Overlapped:
@@ -197,7 +229,20 @@ class _Overlapped:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-writer")
         self._flights: deque[_Flight] = deque()
 
-    def save(self, step: int, tensors: Mapping[str, Array], extra: Mapping[str, Any], **where: Any) -> None:
+    def prepare(self, tensors: Mapping[str, Array]) -> None:
+        layout = self._capture.layout(tensors)
+        reserved = self._images.reserve(layout.length)  # at once: a save that comes now is to wait, not to make its own
+        self._thread.submit(self._make_ready, reserved, layout, device_of(tensors))
+
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Array],
+        extra: Mapping[str, Any],
+        *,
+        ready: Ready = at_once,
+        **where: Any,
+    ) -> None:
         self._raise_failure()
         start = perf_counter()
         draft = snapshot.draft(step, extra, **where)
@@ -208,7 +253,7 @@ class _Overlapped:
         try:
             departures = self._capture.fill(image, layout, tensors)
             captured = perf_counter()
-            landing = self._thread.submit(self._write, draft, image, layout, departures)
+            landing = self._thread.submit(self._write, draft, image, layout, departures, ready)
         except BaseException:
             self._images.give_back(image)
             raise
@@ -241,14 +286,23 @@ class _Overlapped:
                 self._flights.remove(flight)
                 raise failure
 
+    def _make_ready(self, reserved: list[Image], layout: Layout, device: torch.device | None) -> None:
+        """Runs in the thread: have the memory of each image before a save can take it."""
+        # Saves that were in flight have landed: images of theirs that are too small make room for others.
+        for image in [*reserved, *self._images.reserve(layout.length)]:
+            try:
+                make_ready(image, layout, device)
+            finally:
+                self._images.give_back(image)
+
     def _write(
-        self, draft: Draft, image: Image, layout: Layout, departures: list[Departure]
+        self, draft: Draft, image: Image, layout: Layout, departures: list[Departure], ready: Ready
     ) -> tuple[_Written, float, float]:
         """Runs in the thread: how the draft was written, and the seconds of the device's capture and of the writing."""
         try:
             device = sum(departure.wait() for departure in departures)
             start = perf_counter()
-            written = self._target.write(draft, lambda: image.file(layout))
+            written = self._target.write(draft, lambda: image.file(layout), ready)
             return written, device, perf_counter() - start
         finally:
             self._images.give_back(image)

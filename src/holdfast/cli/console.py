@@ -7,19 +7,32 @@ from rich import filesize
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
+from rich.text import Text
 
 from holdfast.lab.experiment import Meter, Progress
 
 
 def complain(line: str, code: int = 2) -> int:
     """Say what is wrong in one line on stderr; returns the exit status."""
-    Console(stderr=True).print(f"holdfast: {' '.join(line.split())}", markup=False, highlight=False, soft_wrap=True)
+    text = f"holdfast: {safe(' '.join(line.split()))}"
+    Console(stderr=True).print(text, markup=False, emoji=False, highlight=False, soft_wrap=True)
     return code
 
 
-def say(line: str) -> None:
-    """One line on stdout as it is: nothing in it is markup, and a terminal folds it, not we."""
-    Console().print(line, markup=False, highlight=False, soft_wrap=True)
+def say(text: str) -> None:
+    """Lines on stdout as they are: nothing in them is markup, and a terminal folds them, not we."""
+    lines = "\n".join(map(safe, text.split("\n")))
+    Console().print(lines, markup=False, emoji=False, highlight=False, soft_wrap=True)
+
+
+def safe(text: str) -> str:
+    """Text for a terminal: what does not print, such as an escape sequence out of a stranger's file, is spelled out."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def cell(text: object) -> Text:
+    """What a table shows as it is: neither markup nor anything else but text."""
+    return Text(safe(str(text)))
 
 
 def size(count: int) -> str:

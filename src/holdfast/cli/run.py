@@ -1,22 +1,26 @@
 """`holdfast run`, `holdfast audit` and `holdfast cost`: train through failures, prove it, and see what it took."""
 
 import json
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from holdfast.cli.console import say, size
-from holdfast.errors import BadInput
+from holdfast.cli.console import cell, say, size
+from holdfast.errors import BadInput, HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.audit.verdicts import Finding
+    from holdfast.checkpoint.store import Store
     from holdfast.cost.spent import Spent
     from holdfast.failure import Schedule
+    from holdfast.supervise.verdict import Verdict
 
 run = typer.Typer()
 SHOWN = 10  # saves; a run may have thousands
@@ -28,15 +32,31 @@ def run_script(
     script: Annotated[Path, typer.Argument(help="A Python script that calls holdfast.attach().")],
     args: Annotated[list[str] | None, typer.Argument(help="What the script is given, after --.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run.  [default: runs/SCRIPT]")] = None,
+    checkpoints: Annotated[
+        str | None,
+        typer.Option(
+            help="Where snapshots go: a directory or s3://bucket/run that all nodes reach.  [default: in OUT]"
+        ),
+    ] = None,
     workers: Annotated[int, typer.Option(help="Worker processes on this node.")] = 1,
     recovery: Annotated[str, typer.Option(help="What is done after a failure: restart.")] = "restart",
     save_every: Annotated[int, typer.Option(help="Steps between two snapshots.")] = 50,
     writer: Annotated[str, typer.Option(help="How a save reaches the disk: overlapped or blocking.")] = "overlapped",
     max_inflight: Annotated[int, typer.Option(help="Saves under way at once.")] = 2,
     keep_last: Annotated[int, typer.Option(help="Snapshots to keep.")] = 2,
-    max_restarts: Annotated[int, typer.Option(help="Failures to survive before giving up.")] = 3,
+    max_restarts: Annotated[
+        int, typer.Option(help="Failures in a row to survive; a newer snapshot starts the count anew.")
+    ] = 3,
     workers_after: Annotated[str, typer.Option(help="Workers after each restart, such as 4,2,3.")] = "",
-    hang_after: Annotated[float, typer.Option(help="Seconds of silence after which a worker is killed.")] = 30.0,
+    hang_after: Annotated[float, typer.Option(help="Seconds after which a stopped process is killed.")] = 30.0,
+    stuck_after: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds a step may take, whatever it does, before its worker is killed; six times that for a start, "
+            "restore or save in which nothing moves.  [default: 20 times the longest step, at least 300; six times "
+            "that while the worker computes]"
+        ),
+    ] = None,
     fail_at: Annotated[str, typer.Option(help="Break something before these steps, such as 400,1200.")] = "",
     fault: Annotated[
         str, typer.Option(help="What breaks: exit, kill, hang, slow, or a fault of the storage.")
@@ -48,41 +68,77 @@ def run_script(
     ] = "",
     nnodes: Annotated[int, typer.Option(help="Nodes of the job; give the same command on each.")] = 1,
     node_rank: Annotated[int, typer.Option(help="Which of the nodes this is.")] = 0,
-    rendezvous: Annotated[str | None, typer.Option(help="Where nodes meet: host:port of the first.")] = None,
+    rendezvous: Annotated[
+        str | None,
+        typer.Option(help="Where nodes meet: host:port of the first. Let only these nodes reach it: torch unpickles."),
+    ] = None,
 ) -> None:
     """Train SCRIPT until it is done, whatever fails. Example: holdfast run --workers 4 train.py -- --epochs 3"""
-    from holdfast.ddp.config import RunConfig
-    from holdfast.supervise.supervisor import supervise
+    from holdfast.supervise.asked import asked
 
-    config = RunConfig(
-        script=str(script),
-        args=tuple(args or ()),
-        workers=workers,
-        recovery=recovery,
-        save_every=save_every,
-        writer=writer,
-        max_inflight=max_inflight,
-        keep_last=keep_last,
-        max_restarts=max_restarts,
-        seed=seed,
-        failures=_failures(fail_at, fault, fail_rank),
-        workers_after=_numbers(workers_after, "--workers-after"),
-        hang_after=hang_after,
-    )
+    _fill_standard_files()
     folder = out or Path("runs") / script.stem
-    modules = tuple(name for name in preload.split(",") if name)
-    verdict = supervise(config, folder, nnodes=nnodes, node_rank=node_rank, rendezvous=rendezvous, preload=modules)
-    say(verdict.line)
-    say(f"run: {folder}")
+    with asked.listening():  # before torch is imported, which takes seconds: to be asked to stop then is no crash
+        from holdfast.ddp.config import RunConfig
+        from holdfast.supervise.supervisor import supervise
+
+        config = RunConfig(
+            script=str(script),
+            args=tuple(args or ()),
+            workers=workers,
+            recovery=recovery,
+            save_every=save_every,
+            writer=writer,
+            max_inflight=max_inflight,
+            keep_last=keep_last,
+            max_restarts=max_restarts,
+            seed=seed,
+            failures=_failures(fail_at, fault, fail_rank),
+            workers_after=_numbers(workers_after, "--workers-after"),
+            hang_after=hang_after,
+            stuck_after=stuck_after,
+            checkpoints=checkpoints,
+        )
+        modules = tuple(name for name in preload.split(",") if name)
+        verdict = supervise(config, folder, nnodes=nnodes, node_rank=node_rank, rendezvous=rendezvous, preload=modules)
+    _end(verdict, folder)
+
+
+def _fill_standard_files() -> None:
+    """Whoever starts us without a standard output has us open some other file in its place: then nothing is there."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - open to the end
+
+
+def _end(verdict: "Verdict", folder: Path) -> NoReturn:
+    """Say how the run ended; the exit status says it too, where nobody reads what we print."""
+    texts = (f"{verdict.line}\nrun: {folder}\n", "")
+    for number, (stream, text) in enumerate(zip((sys.stdout, sys.stderr), texts, strict=True), 1):
+        try:
+            stream.write(text)
+            stream.flush()
+        except OSError:  # a closed pipe, a full disk; Python would try again at exit, and change the status
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     raise typer.Exit(verdict.exit_code)
 
 
 @run.command()
-def audit(path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or of its history.")]) -> None:
+def audit(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="The folder of a run, or of its history; or those of all its nodes."),
+    ],
+) -> None:
     """Prove from its history that a run trained every sample exactly once. Example: holdfast audit runs/train"""
     from holdfast.audit.verdicts import audit_run, worst
 
-    findings = audit_run(path)
+    with _histories(paths) as files:
+        findings = audit_run(files)
     print_findings(findings)
     raise typer.Exit(0 if worst(findings) == "pass" else 1)
 
@@ -98,7 +154,10 @@ def cost(
     from holdfast.cost.spent import spent
     from holdfast.history import read_history
 
-    runs = {str(path): spent(read_history(path).events) for path in paths}
+    runs = {}
+    for path in paths:
+        with _histories([path]) as files:
+            runs[str(path)] = spent(read_history(files).events)
     if as_json:
         say(json.dumps({name: each.to_json() for name, each in runs.items()}, indent=1))
     elif len(runs) == 1:
@@ -112,6 +171,34 @@ def cost(
             raise BadInput(f"cannot write the figure {figure}: {error}") from error
 
 
+@contextmanager
+def _histories(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """The files of one run's history: those at hand, and of a run's folder also those that its other nodes sent."""
+    from holdfast.ddp.config import read_config
+    from holdfast.gathering import gathered
+
+    configs = [read_config(path) for path in paths if (path / "run.json").exists()]
+    # As nodes compare themselves when they meet: where the script lies may differ.
+    if len({(Path(each.script).name, each.args, each.seed, each.recovery) for each in configs}) > 1:
+        raise BadInput("these folders are of different runs: name those of one run's nodes.")
+    place = configs[0].checkpoints if len(paths) == 1 and configs else None
+    with gathered(paths, _sent_to(place) if place else None) as files:
+        yield files
+
+
+def _sent_to(place: str) -> "Store":
+    from holdfast.checkpoint.place import open_store
+
+    try:
+        store = open_store(place)
+        store.names("histories/")
+    except HoldfastError as error:
+        raise BadInput(
+            f"no histories of other nodes: {error}. Name the folders of all nodes, or RUN/history for what is here alone."
+        ) from error
+    return store
+
+
 def print_findings(findings: Sequence["Finding"]) -> None:
     """What each check found, and the verdict on the whole."""
     from holdfast.audit.verdicts import worst
@@ -119,7 +206,8 @@ def print_findings(findings: Sequence["Finding"]) -> None:
     table = Table("check", "verdict", "because", box=None)
     for finding in findings:
         colour = COLOURS[finding.verdict]
-        table.add_row(finding.check.replace("_", " "), f"[{colour}]{finding.verdict}[/]", escape(finding.because))
+        verdict = f"[{colour}]{finding.verdict}[/]"
+        table.add_row(finding.check.replace("_", " "), verdict, cell(finding.because))
     Console().print(table)
     say(f"audit: {worst(findings)}")
 
@@ -129,7 +217,7 @@ def print_compared(rows: Sequence[dict[str, Any]]) -> None:
     table = Table("run", "steps/s", "wall", "stall/save", "stall", "recovery", "rework", "restarts", box=None)
     for row in rows:
         table.add_row(
-            row["run"],
+            cell(row["run"]),
             f"{row['goodput']:.1f}",
             f"{row['wall']:.1f} s",
             f"{1000 * row['stall_per_save']:.1f} ms",
@@ -164,10 +252,10 @@ def _failed(found: "Spent") -> Table:
     table = Table("failure", "step", "rank", "detected", "after", "trains after", "steps lost", box=None)
     for each in found.failures:
         table.add_row(
-            each.kind or "not injected",
+            cell(each.kind or "not injected"),
             str(each.step),
             "" if each.rank is None else str(each.rank),
-            each.detected or "",
+            cell(each.detected or ""),
             _seconds(each.detection),
             _seconds(each.to_first_step),
             str(each.rework_steps),

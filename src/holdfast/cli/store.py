@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.cli.console import meter, say, size
+from holdfast.cli.console import cell, meter, safe, say, size
 
 store = typer.Typer()
 
@@ -24,14 +24,17 @@ def inspect(
     table = Table("snapshot", "epoch", "cursor", "workers", "size", "saved")
     for each in contents.snapshots:
         saved = datetime.fromtimestamp(each.saved).astimezone().isoformat(" ", "seconds")
-        table.add_row(f"step {each.step}", str(each.epoch), str(each.cursor), str(each.world), size(each.bytes), saved)
+        row = f"step {each.step}", each.epoch, each.cursor, each.world, size(each.bytes), saved
+        table.add_row(*map(cell, row))
     if contents.snapshots:
         Console().print(table)
     if running := contents.running:
         ages = f"saved at iterations {running.oldest} to {running.newest}"
         say(f"running checkpoint: {running.blocks} blocks, {ages}, {size(running.bytes)}")
+    for name in contents.set_aside:
+        say(f"set aside: {safe(name)}: a run could not use it and has gone on without it; remove it when you like")
     for bad in contents.unreadable:
-        say(f"unreadable: {bad.name}: {bad.why}")
+        say(f"unreadable: {safe(bad.name)}: {safe(bad.why)}")
     raise typer.Exit(1 if contents.unreadable else 0)
 
 
@@ -48,7 +51,7 @@ def verify(
         count = scrub.records(opened)
         findings = scrub.verify(opened, begin("verify", count))
     for bad in findings:
-        say(f"bad: {bad.name}: {bad.why}")
+        say(f"bad: {safe(bad.name)}: {safe(bad.why)}")
     if not findings:
         say(f"all good: {count} saves, every byte as it was committed")
     raise typer.Exit(1 if findings else 0)

@@ -5,8 +5,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.checkpoint.store import DirectoryStore
-from holdfast.ddp.past import Past, read_past
+from holdfast.checkpoint.place import store_at
+from holdfast.checkpoint.store import Store
+from holdfast.ddp.config import RunConfig
+from holdfast.ddp.lock import Lock, alone
+from holdfast.ddp.past import Past, had_snapshots, has_commit, read_past
 from holdfast.ddp.world import World
 from holdfast.events import Attempt as Began
 from holdfast.history import HistoryWriter
@@ -21,12 +24,29 @@ class Attempt:
     number: int
     past: Past
     record: HistoryWriter
-    store: DirectoryStore
+    store: Store
+    keep_last: int
+    lock: Lock | None = None  # of whoever has no supervisor that holds it
+
+    @property
+    def folder(self) -> Path:
+        """Where the histories of the run are."""
+        return self.record.path.parent
+
+    def has_commit(self, step: int) -> bool:
+        """Whether the commit of this step, the newest that stands, is on record."""
+        return has_commit(self.folder, step)
+
+    @property
+    def had_snapshots(self) -> bool:
+        """Whether earlier attempts had a snapshot to go on from."""
+        return had_snapshots(self.folder)
 
 
-def begin(out: Path, world: World) -> Attempt:
+def begin(out: Path, world: World, config: RunConfig) -> Attempt:
     """Begin the next attempt in this folder: rank 0 looks at the past, and tells the others what they must know."""
     folder = out / "history"
+    lock = alone(out) if world.rank == 0 and "HOLDFAST_OUT" not in os.environ else None
     if world.rank == 0:
         past = read_past(folder)
         # A supervisor also counts the attempts that died before they could say so.
@@ -34,8 +54,10 @@ def begin(out: Path, world: World) -> Attempt:
         world.tell(ATTEMPT, json.dumps([number, sorted(past.struck)]))
     else:
         number, struck = json.loads(world.hear(ATTEMPT))
-        past = Past(struck=frozenset((step, kind, rank) for step, kind, rank in struck))
+        told = frozenset((step, kind, rank) for step, kind, rank in struck)
+        past = Past(struck=told | read_past(folder).struck)  # a node's own folder tells of what struck there
     record = HistoryWriter(folder, f"rank-{world.rank}")
     record.append(Began(number, world.size, world.rank, os.getpid()))
     record.flush()
-    return Attempt(number, past, record, DirectoryStore(out / "checkpoints"))
+    store = store_at(config.checkpoints or out / "checkpoints")
+    return Attempt(number, past, record, store, config.keep_last, lock)

@@ -4,30 +4,36 @@ The generator's `next` is the boundary: put the step that was trained on record,
 let a due failure strike, hand out the next window.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+from holdfast import progress
 from holdfast.blocks import Ids
 from holdfast.ddp import generators
+from holdfast.ddp.clock import Mark
+from holdfast.ddp.effort import Effort
 from holdfast.ddp.inject import Injection
 from holdfast.ddp.loading import Loaded, divided, share_key
 from holdfast.ddp.preemption import PREEMPTED
+from holdfast.ddp.record import Record
 from holdfast.ddp.replica import Replica, holding_back
-from holdfast.ddp.saving import Record, Saves
+from holdfast.ddp.reporting import Reporting
+from holdfast.ddp.saving import Saves
 from holdfast.ddp.stopping import Stopping
 from holdfast.ddp.world import World
 from holdfast.errors import BadInput
-from holdfast.events import Done, Preempted, Seconds, Step
+from holdfast.events import Done, Preempted, Recover, Seconds, Step
 from holdfast.geometry import Geometry, Position
+from holdfast.progress import Phase
 from holdfast.samples import Samples
 
 FINISHED = "finished"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """What to train next: this rank's share of a window, or one micro-batch of it.
 
@@ -87,6 +93,9 @@ class Loop:
     world: World
     attempt: int
     record: Record
+    recover: Callable[[], Recover]
+    reporting: Reporting
+    effort: Effort
     saves: Saves
     stopping: Stopping
     injection: Injection
@@ -96,36 +105,46 @@ class Loop:
     def run(self, shares: Iterator[Loaded]) -> Generator[Batch]:
         """Hand out every share as its micro-batches, with a boundary before and after."""
         try:
+            self._begin()
+            at = self.geometry.position(self.start)
             for step in range(self.start, self.geometry.steps):
-                at = self.geometry.position(step)
                 stall = self._before(step, at)
-                began = perf_counter()
+                waited = perf_counter()
                 request, parts = next(shares)
-                loaded = perf_counter()
-                generators.set_all(share_key(self.geometry, generators.TRAIN, at, self.world.rank))
+                data = perf_counter() - waited
+                self._key(at)
+                self.effort.begin()
+                began = Mark(self.world.device)
                 yield from self._micro_batches(request.ids, parts, at, step)
-                seconds = Seconds(loaded - began, perf_counter() - loaded, stall)
-                self._trained(step, at, request.samples, seconds)
-            self._end()
+                self._trained(step, at, request.samples, Seconds(data, 0.0, stall), began)
+                if step == 0:
+                    self.saves.prepare()  # not before: optimizers make their moments in the first step
+                at = self.geometry.following(at)
+            self._end(at)
         except GeneratorExit:
             # The user left the loop. Whether this step was trained to its end is not known, so it does not count.
+            self.reporting.settle()
             self.saves.close()
             self.record.close()
             raise
+        finally:
+            self.stopping.close()
+
+    def _begin(self) -> None:
+        """Say what the first step begins with, as it is in memory now."""
+        self.record.append(self.recover())
+        self.record.flush()
+        if self.start:
+            self.saves.prepare()
 
     def _micro_batches(self, ids: Ids, parts: list[Any], at: Position, step: int) -> Iterator[Batch]:
+        if len(parts) == 1:
+            yield Batch(parts[0], ids, 1.0, True, *at, step)
+            return
         for number, (part, data) in enumerate(zip(divided(len(ids), len(parts)), parts, strict=True), 1):
             last = number == len(parts)
             with nullcontext() if last else holding_back(self.replicas):
-                yield Batch(
-                    data=data,
-                    ids=ids[part.start : part.stop],
-                    weight=len(part) / len(ids),
-                    last=last,
-                    epoch=at.epoch,
-                    cursor=at.cursor,
-                    step=step,
-                )
+                yield Batch(data, ids[part.start : part.stop], len(part) / len(ids), last, *at, step)
 
     def _before(self, step: int, at: Position) -> float:
         """The boundary before a window; how long training waited for a save."""
@@ -133,28 +152,49 @@ class Loop:
         self.saves.collect()
         if self.stopping.here(step):
             self._stop(step, at)
-        self.injection.strike(step)
+        if self.injection.is_near(step):
+            self.reporting.settle()  # it may be the last that we do
+            self.injection.strike(step)
+        progress.here.passes(step)
         return stall
 
-    def _trained(self, step: int, at: Position, samples: Samples, seconds: Seconds) -> None:
-        place = (self.attempt, self.world.size, self.world.rank, *at, step)
-        self.record.append(Step(*place, samples, seconds, loss=self.loss.take()))
-        self.record.flush()
+    def _trained(self, step: int, at: Position, samples: Samples, seconds: Seconds, began: Mark) -> None:
+        done = Step(
+            self.attempt,
+            self.world.size,
+            self.world.rank,
+            at.epoch,
+            at.cursor,
+            step,
+            samples,
+            seconds,
+            None,
+            *self.effort.taken(),
+            self.loss.take(),
+        )
+        self.reporting.trained(done, began, Mark(self.world.device))
 
     def _save(self, step: int, at: Position) -> float:
+        self.reporting.settle()  # no snapshot covers a step that is not on record
         # What is captured is what a resumed run will have: the generators as they are keyed for the next window.
+        self._key(at)
+        with progress.during(Phase.SAVING):
+            return self.saves.take(step, at)
+
+    def _key(self, at: Position) -> None:
         generators.set_all(share_key(self.geometry, generators.TRAIN, at, self.world.rank))
-        return self.saves.take(step, at)
 
     def _stop(self, step: int, at: Position) -> None:
+        progress.here.enters(Phase.CLOSING)
         self._save(step, at)
         self.saves.close()
         self.stopping.meet()
         self._leave(Preempted(self.attempt, step))
         raise SystemExit(PREEMPTED)
 
-    def _end(self) -> None:
-        self._save(self.geometry.steps, self.geometry.position(self.geometry.steps))
+    def _end(self, at: Position) -> None:
+        progress.here.enters(Phase.CLOSING)
+        self._save(self.geometry.steps, at)
         self.saves.close()
         self.world.from_first(FINISHED, None if self.world.rank else "")  # done is done once the state is durable
         self._leave(Done(self.attempt, self.geometry.steps))
@@ -162,3 +202,4 @@ class Loop:
     def _leave(self, last: Done | Preempted) -> None:
         self.record.append(last)
         self.record.close()
+        progress.here.enters(Phase.DONE)

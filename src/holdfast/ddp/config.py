@@ -37,6 +37,8 @@ class RunConfig:
     failures: Schedule = ()
     workers_after: tuple[int, ...] = ()
     hang_after: float = 30.0
+    stuck_after: float | None = None  # learned from the run's own steps
+    checkpoints: str | None = None  # in the run's own folder
 
     def __post_init__(self) -> None:
         for count in (self.workers, *self.workers_after):
@@ -50,7 +52,13 @@ class RunConfig:
             if (value := getattr(self, name)) < least:
                 raise BadInput(f"{name.replace('_', '-')} is {value}: give {least} or more.")
         if not self.hang_after > 0:
-            raise BadInput(f"a worker cannot be silent for {self.hang_after:g} s: give hang-after more than 0 seconds.")
+            raise BadInput(
+                f"a worker cannot be stopped for {self.hang_after:g} s: give hang-after more than 0 seconds."
+            )
+        if self.stuck_after is not None and not self.stuck_after > 0:
+            raise BadInput(f"no step takes {self.stuck_after:g} s: give stuck-after more than 0 seconds.")
+        if self.checkpoints == "":
+            raise BadInput("checkpoints has no name: give a directory or a URL such as s3://bucket/run.")
 
     def workers_at(self, restart: int) -> int:
         """How many workers there are after so many restarts; the last entry of `workers_after` stays."""
@@ -97,6 +105,20 @@ def read_config(out: Path) -> RunConfig:
         raise BadInput(f"{out} holds no run: it has no run.json.") from error
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise BadInput(f"{out / 'run.json'} cannot be read ({error}): name another folder.") from error
+
+
+_adopted: RunConfig | None = None
+
+
+def adopt(config: RunConfig) -> None:
+    """This process is a worker of a run that is done so."""
+    global _adopted
+    _adopted = config
+
+
+def handed_over(out: Path) -> RunConfig:
+    """The config of the run that this process works for: what its supervisor handed over, or else the folder's."""
+    return _adopted or read_config(out)
 
 
 def _known(what: str, word: str, words: tuple[str, ...]) -> None:

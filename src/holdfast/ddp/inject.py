@@ -11,8 +11,7 @@ from pathlib import Path
 
 from holdfast.checkpoint.faulty import KINDS, Faulty
 from holdfast.checkpoint.store import Store
-from holdfast.ddp.past import Struck
-from holdfast.ddp.saving import Record
+from holdfast.ddp.past import INJECTED, Struck
 from holdfast.errors import BadInput
 from holdfast.events import Strike
 from holdfast.failure import Failure, Schedule
@@ -25,17 +24,24 @@ SLOW_SECONDS = 1.0
 class Injection:
     """The failures that are to strike this rank."""
 
-    def __init__(self, schedule: Schedule, rank: int, attempt: int, struck: Collection[Struck], record: Record) -> None:
+    def __init__(
+        self, schedule: Schedule, rank: int, attempt: int, struck: Collection[Struck], folder: Path | None
+    ) -> None:
         mine = [failure for failure in schedule if failure.kind in ACTS and rank in (failure.targets or (0,))]
         self._due = [failure for failure in mine if (failure.step, failure.kind, rank) not in struck]
-        self._rank, self._attempt, self._record = rank, attempt, record
+        self._steps = {failure.step for failure in schedule if failure.kind in ACTS}
+        self._rank, self._attempt, self._folder = rank, attempt, folder
+
+    def is_near(self, step: int) -> bool:
+        """Whether something may happen before the window with this number, to this rank or to another."""
+        return step in self._steps
 
     def strike(self, step: int) -> None:
         """Let happen what is due before the window with this number; it may not return."""
         for failure in [each for each in self._due if each.step == step]:
             self._due.remove(failure)
-            self._record.append(Strike(self._attempt, step, failure.kind, self._rank))
-            self._record.flush()
+            if self._folder:
+                _tell(self._folder, str(self._rank), Strike(self._attempt, step, failure.kind, self._rank))
             ACTS[failure.kind](failure)
 
 
@@ -46,10 +52,15 @@ def faulty(store: Store, schedule: Schedule, attempt: int, struck: Collection[St
         return store
 
     def tell(fault: Failure) -> None:
-        with HistoryWriter(folder, STORAGE) as record:  # a file of its own: this is the thread that writes
-            record.append(Strike(attempt, fault.step, fault.kind, 0, fault.point))
+        _tell(folder, STORAGE, Strike(attempt, fault.step, fault.kind, 0, fault.point))
 
     return Faulty(store, faults, tell=tell)
+
+
+def _tell(folder: Path, who: str, strike: Strike) -> None:
+    """Put a strike on record in a small file of its own, of which the next attempt reads all."""
+    with HistoryWriter(folder, f"{INJECTED}{who}") as record:
+        record.append(strike)
 
 
 def check(schedule: Schedule, steps: int) -> None:

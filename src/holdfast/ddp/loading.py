@@ -4,16 +4,21 @@ The generators are keyed before a share is loaded, whoever loads it, so random a
 either way: worker processes change the speed and nothing else.
 """
 
+import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from multiprocessing import popen_fork
+from multiprocessing.context import ForkContext, ForkProcess
 from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from holdfast.blocks import Ids
-from holdfast.ddp import generators
+from holdfast.ddp import generators, preemption
 from holdfast.errors import BadInput
 from holdfast.geometry import Geometry, Position
 from holdfast.samples import Samples
@@ -54,6 +59,8 @@ class Shares:
     def __getitem__(self, request: Request) -> Loaded:
         generators.set_all(request.key)
         samples = list(self._samples(request.ids.tolist()))
+        if self.parts == 1:
+            return request, [self.collate(samples)]
         return request, [self.collate(samples[part.start : part.stop]) for part in divided(len(samples), self.parts)]
 
     def _samples(self, ids: list[int]) -> Sequence[Any]:
@@ -75,12 +82,11 @@ def size(dataset: Dataset) -> int:
 
 def requests(geometry: Geometry, start: int, rank: int, world: int) -> Iterator[Request]:
     """This rank's share of every window from number `start` to the last."""
-    first = sum(geometry.share_size(each, world) for each in range(rank))
-    end = first + geometry.share_size(rank, world)
-    together = max(1, CHUNK // geometry.batch)
+    places = geometry.places(rank, world)
+    together = max(1, CHUNK // len(places))
     for chunk in range(start, geometry.steps, together):
         steps = range(chunk, min(chunk + together, geometry.steps))
-        shares = geometry.windows(steps)[:, first:end]
+        shares = geometry.windows(steps, places)
         for step, ids, samples in zip(steps, shares, Samples.of_each(shares), strict=True):
             yield Request(ids, samples, share_key(geometry, generators.LOAD, geometry.position(step), rank))
 
@@ -92,17 +98,62 @@ def share_key(geometry: Geometry, purpose: str, at: Position, share: int) -> int
 
 def load(shares: Shares, wanted: Iterable[Request], workers: int) -> Iterator[Loaded]:
     """The requested shares in order; with workers, so many processes load ahead."""
-    return iter(
-        DataLoader(
-            shares,  # type: ignore[arg-type]  # a Dataset to torch is a base class, and all it calls is __getitem__
-            batch_size=None,
-            sampler=wanted,
-            collate_fn=_as_it_is,
-            num_workers=workers,
-            pin_memory=torch.cuda.is_initialized(),
-            generator=torch.Generator(),  # else the loader draws from the one that training draws from
-        )
+    if not workers:
+        return map(shares.__getitem__, wanted)  # as a DataLoader would, without what it does beside
+    loader: DataLoader[Loaded] = DataLoader(
+        shares,  # type: ignore[arg-type]  # a Dataset to torch is a base class, and all it calls is __getitem__
+        batch_size=None,
+        sampler=wanted,
+        collate_fn=_as_it_is,
+        num_workers=workers,
+        pin_memory=torch.cuda.is_initialized(),
+        generator=torch.Generator(),  # else the loader draws from the one that training draws from
+        worker_init_fn=_Serve(os.getpid()),
+        multiprocessing_context=Loaders() if _forks() else None,
     )
+    with preemption.held_back():  # until the processes are ready to outlast it
+        return iter(loader)
+
+
+def _forks() -> bool:
+    """Whether processes are forked here, by the user's choice or the platform's; asked so that it stays a choice."""
+    chosen = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    return chosen == "fork"
+
+
+class _Serve:
+    """What a process that loads does first: outlast requests to stop, which the worker answers, and die with it."""
+
+    def __init__(self, worker: int) -> None:
+        self._worker = worker
+        # The kernel goes by the thread that forks: one that ends while the worker goes on must not end the loading.
+        self._stays = threading.current_thread() is threading.main_thread()
+
+    def __call__(self, _number: int) -> None:
+        preemption.outlast()
+        if self._stays:
+            preemption.die_with_parent()
+            if os.getppid() != self._worker:
+                os._exit(1)  # it died before we could ask
+
+
+class _Killed(popen_fork.Popen):
+    """Torch and Python terminate a process that does not end by itself; ours outlast that, so it is killed."""
+
+    def terminate(self) -> None:
+        self.kill()
+
+
+class _Loader(ForkProcess):
+    @staticmethod
+    def _Popen(process: Any) -> popen_fork.Popen:
+        return _Killed(process)
+
+
+class Loaders(ForkContext):
+    """How processes that load are started and ended."""
+
+    Process = _Loader
 
 
 def divided(count: int, parts: int) -> list[range]:

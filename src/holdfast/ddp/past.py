@@ -1,44 +1,65 @@
-"""What the histories of earlier attempts in the same folder say that the next attempt must know. Pure but for reading."""
+"""What earlier attempts in the same folder left that the next one must know.
 
-from collections.abc import Iterable, Sequence
+It is read from the end of the histories, and no further back than the newest snapshot: a restart costs the same after
+a million steps as after a thousand. Failures that have struck have small files of their own.
+"""
+
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.events import JSON, Event
-from holdfast.history import recall
+from holdfast.events import Attempt, Commit, Recover, Step, Strike
+from holdfast.history import backwards, stream_history
 
+FIRST = "rank-0.jsonl"
+INJECTED = "injected-"
 Struck = tuple[int, str, int]  # step, kind, rank
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """The number of the last attempt, the steps whose commit is on record, and the failures that have struck."""
+    """The number of the last attempt, and the failures that have struck."""
 
     attempt: int = 0
-    committed: frozenset[int] = frozenset()
     struck: frozenset[Struck] = frozenset()
 
 
 def read_past(folder: Path) -> Past:
-    """The past of the run whose histories are in this folder; rank 0's tells of attempts and commits."""
-    struck = (event for file in folder.glob("*.jsonl") for event in recall(file, "failure"))
-    return past(list(recall(folder / "rank-0.jsonl", "attempt", "commit", "recover")), struck)
+    """The past of the run whose histories are in this folder; rank 0's tells of attempts."""
+    return Past(_last_attempt(folder / FIRST), frozenset(_struck(folder)))
 
 
-def past(of_first: Sequence[Event], failures: Iterable[Event]) -> Past:
-    """The past that these events of rank 0, and these failures of all ranks, tell of."""
-    attempts = [_whole(event, "attempt") for event in of_first]
-    committed: set[int] = set()
-    for event in of_first:
-        if event.event == "commit":
-            committed.add(_whole(event, "step"))
-        elif event.event == "recover":  # a later commit of the same step is another snapshot
-            restored = event.fields.get("restored")
-            committed = {step for step in committed if isinstance(restored, int) and step <= restored}
-    struck = frozenset((_whole(e, "step"), str(e.fields.get("kind")), _whole(e, "rank")) for e in failures)
-    return Past(max(attempts, default=0), frozenset(committed), struck)
+def has_commit(folder: Path, step: int) -> bool:
+    """Whether rank 0 has put on record that the snapshot of this step, which stands, was committed."""
+    for event in backwards(folder / FIRST):
+        match event.what:
+            case Commit(step=committed) if committed == step:
+                return True
+            case Recover(restored=restored) if restored is None or restored <= step:
+                return restored == step
+            case Step(step=trained) if trained < step:
+                return False  # it is committed after the last step that it covers
+    return False
 
 
-def _whole(event: Event, field: str) -> int:
-    value: JSON = event.fields.get(field)
-    return value if isinstance(value, int) else 0
+def had_snapshots(folder: Path) -> bool:
+    """Whether rank 0 has committed anything in its last attempt, or gone on from something."""
+    for event in backwards(folder / FIRST):
+        match event.what:
+            case Commit():
+                return True
+            case Recover(restored=restored):
+                return restored is not None
+    return False
+
+
+def _last_attempt(file: Path) -> int:
+    for event in backwards(file):
+        match event.what:
+            case Attempt(attempt=number) | Step(attempt=number) | Commit(attempt=number) | Recover(attempt=number):
+                return number
+    return 0
+
+
+def _struck(folder: Path) -> list[Struck]:
+    events = (event.what for file in folder.glob(f"{INJECTED}*.jsonl") for _, event in stream_history(file, []))
+    return [(what.step, what.kind, what.rank) for what in events if isinstance(what, Strike)]

@@ -1,13 +1,16 @@
 """The things a run protects: anything with `state_dict` and `load_state_dict`, taken, compared and put back exactly."""
 
+import json
 from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeGuard, cast
 
 import torch
+import xxhash
 from torch import nn
 
 from holdfast.ddp.replica import unwrapped
 from holdfast.errors import BadInput
+from holdfast.state import Flat, flatten
 
 SHOWN = 4  # differences that are named; more of them say no more
 
@@ -40,6 +43,30 @@ class Protected:
         """What the things are, apart from their values: for a model the names, types and shapes of its tensors."""
         return {name: _signature(thing) for name, thing in self._things.items()}
 
+    @property
+    def models(self) -> list[nn.Module]:
+        """Those of the things that are models."""
+        return [thing for thing in self._things.values() if isinstance(thing, nn.Module)]
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those of the things that are optimizers."""
+        return [thing for thing in self._things.values() if isinstance(thing, torch.optim.Optimizer)]
+
+    def check_covers(self, model: nn.Module) -> None:
+        """Refuse to train a replicated model that would start anew after a failure."""
+        saved = {tensor.data_ptr() for tensor in flatten(self.capture()).tensors.values() if _is_tensor(tensor)}
+        lost = [name for name, each in model.named_parameters() if each.numel() and each.data_ptr() not in saved]
+        if lost:
+            raise BadInput(
+                f"a replicated {type(model).__name__} is not protected ({listed(lost)}): name it in protect(), as in "
+                "protect(model=model), or it would begin anew after a failure"
+            )
+
+    def digest(self) -> str:
+        """A digest of the state of all things, every bit of it, as it is in memory."""
+        return digest(flatten(self.capture()))
+
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
         """Where a saved state cannot be that of these things, each in a few words."""
         return [
@@ -65,6 +92,22 @@ class Protected:
                 ) from error
 
 
+def digest(flat: Flat) -> str:
+    """A digest of a state that was taken apart; it does not depend on where or in which order its tensors lie."""
+    hasher = xxhash.xxh3_128(tree_digest(flat).encode())
+    for name in sorted(flat.tensors):
+        value = torch.as_tensor(flat.tensors[name]).detach()
+        hasher.update(repr((name, value.dtype, tuple(value.shape))).encode())
+        if value.numel():
+            hasher.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return str(hasher.hexdigest())
+
+
+def tree_digest(flat: Flat) -> str:
+    """A digest of everything in a state but its tensors."""
+    return str(xxhash.xxh3_128_hexdigest(json.dumps(flat.extra["state"]).encode()))
+
+
 def listed(differences: list[str]) -> str:
     """Differences in one line; of many the first few."""
     rest = len(differences) - SHOWN
@@ -73,6 +116,10 @@ def listed(differences: list[str]) -> str:
 
 def _inner(thing: Protectable) -> Protectable:
     return cast(Protectable, unwrapped(thing)) if isinstance(thing, nn.Module) else thing
+
+
+def _is_tensor(value: object) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor)
 
 
 def _signature(thing: Protectable) -> Any:

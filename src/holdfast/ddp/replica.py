@@ -3,116 +3,128 @@
 The sum is layout-free. DDP reduces gradients in buckets, and learns a better order for them in the first backward
 of every process; the ring behind an all-reduce adds up the ranks in an order that depends on where a value lies in
 its bucket. So a resumed process, which has yet to learn, would round differently from one that was never stopped
-(seen from three ranks and about a megabyte on). Ours are grouped once, by the model alone, and reduced group by group
-whatever buckets they come in.
+(seen from three ranks and about a megabyte on). Ours is told the order before the first backward, and then learns no
+other: it depends on nothing but the model.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # it is public
-from torch.futures import Future, collect_all
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-FIRST_GROUP = 1 << 20  # bytes; as DDP's own buckets: a small first one, so that the reduction starts early
-GROUP = 25 << 20
-
-
-@dataclass(slots=True, eq=False)
-class Group:
-    """Parameters whose gradients are reduced together, and the memory in which they are when DDP's buckets differ."""
-
-    parameters: list[torch.Tensor]
-    flat: torch.Tensor | None = None
-    views: dict[torch.Tensor, torch.Tensor] = field(default_factory=dict)
-    missing: int = 0
-    reduced: Future[torch.Tensor] | None = None
-
-    def take(self, parameter: torch.Tensor, gradient: torch.Tensor) -> Future[torch.Tensor]:
-        """Put one gradient in its place; with the last of them the reduction starts. The future is of all of them."""
-        if self.flat is None:
-            self._allocate()
-        if self.reduced is None:
-            self.reduced = Future(devices=[gradient.device] if gradient.is_cuda else None)
-            self.missing = len(self.parameters)
-        self.views[parameter].copy_(gradient)
-        self.missing -= 1
-        reduced = self.reduced
-        if not self.missing:
-            self._reduce(reduced)
-            self.reduced = None
-        return reduced
-
-    def release(self) -> None:
-        """Give back the memory, which is not needed while DDP's bucket is this very group."""
-        self.flat, self.views = None, {}
-
-    def _allocate(self) -> None:
-        first = self.parameters[0]
-        self.flat = torch.empty(sum(p.numel() for p in self.parameters), dtype=first.dtype, device=first.device)
-        parts = self.flat.split([p.numel() for p in self.parameters])
-        self.views = dict(zip(self.parameters, parts, strict=True))
-
-    def _reduce(self, reduced: Future[torch.Tensor]) -> None:
-        def settle(work: Future[list[torch.Tensor]]) -> None:
-            try:
-                reduced.set_result(work.value()[0])
-            except RuntimeError as error:  # a peer is gone: DDP waits for this future and must learn of it
-                reduced.set_exception(error)  # type: ignore[arg-type]  # annotated for a result
-
-        _summed(self.flat).add_done_callback(settle)
+from holdfast import progress
+from holdfast.errors import BadInput
 
 
 class Replica:
-    """One replicated model: how its gradients are weighted and reduced."""
+    """One replicated model: how its gradients are weighted, and how often they were summed."""
 
     def __init__(self, model: nn.Module, options: dict[str, Any]) -> None:
-        self.ddp = DistributedDataParallel(model, **options)
-        self.weight = 1.0 / dist.get_world_size()
-        # DDP leaves out what it was told to ignore; a group that waits for it would never be complete.
-        parameters = [each for each in model.parameters() if each.requires_grad and not hasattr(each, "_ddp_ignored")]
-        self._groups = grouped(reversed(parameters))
-        self._group_of = {each: group for group in self._groups for each in group.parameters}
-        self.ddp.register_comm_hook(None, self._reduce)
+        self.reduced = 0
+        """Backward passes whose gradients are summed over the ranks."""
+        self.held = 0
+        """Backward passes whose gradients stay on this rank until a later one is summed."""
+        self._summed: bool | None = None  # of the backward that is due: whether it will be; nothing if none is
+        self.ddp = _Settled(model, self.before_forward, **options)
+        self.ddp.settle()
+        self._weight = 1.0 / self.ddp.process_group.size()  # what DDP gives every rank by itself
+        for each in self.ddp.last_to_come():
+            each.register_post_accumulate_grad_hook(self._after_gradient)
 
-    def _reduce(self, _: None, bucket: GradBucket) -> Future[torch.Tensor]:
-        buffer = bucket.buffer().mul_(self.weight)
-        parameters = bucket.parameters()
-        group = self._group_of[parameters[0]]
-        if _same(parameters, group.parameters):  # as it is in the long run: DDP learns what we assume
-            group.release()
-            return _summed(buffer).then(lambda work: work.value()[0])
-        gradients = buffer.split([each.numel() for each in parameters])  # as they lie in memory, whatever their strides
-        waits = [self._group_of[p].take(p, g) for p, g in zip(parameters, gradients, strict=True)]
+    @property
+    def weight(self) -> float:
+        """By what this rank's gradients are multiplied before they are summed; to be set before the first backward."""
+        return self._weight
 
-        def back(done: Future[list[Future[torch.Tensor]]]) -> torch.Tensor:
-            for each in done.value():
-                each.value()
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                gradient.copy_(self._group_of[parameter].views[parameter])
-            return buffer
+    @weight.setter
+    def weight(self, weight: float) -> None:
+        if weight != self._weight:  # else DDP multiplies while it fills its buckets, which costs nothing
+            self._weight = weight
+            self.ddp.sum_with(self._sum)
 
-        return collect_all(list(dict.fromkeys(waits))).then(back)
+    def _sum(self, _: None, bucket: GradBucket) -> Future[torch.Tensor]:
+        gradients = bucket.buffer().mul_(self._weight)
+        future = dist.all_reduce(gradients, group=self.ddp.process_group, async_op=True).get_future()
+        summed: Future[torch.Tensor] = future.then(lambda done: done.value()[0])
+        return summed
+
+    def before_forward(self, is_summed: bool) -> None:
+        """DDP decides before a forward whether the gradients of its backward are summed."""
+        if torch.is_grad_enabled():
+            self._summed = is_summed
+
+    def _after_gradient(self, _: torch.Tensor) -> None:
+        if self._summed is None:
+            return
+        if self._summed:
+            self.reduced += 1
+            progress.here.posts()  # its own gradients are computed: from here on it can only wait for peers
+        else:
+            self.held += 1
+        self._summed = None
 
 
-def grouped(parameters: Iterable[torch.Tensor]) -> list[Group]:
-    """Parameters in groups of one kind and about `GROUP` bytes, in order; it depends on nothing but the model."""
-    groups: list[Group] = []
-    filling: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    limit = FIRST_GROUP
-    for each in parameters:
-        kind = (each.dtype, each.device)
-        members = filling.setdefault(kind, [])
-        members.append(each)
-        if sum(member.nbytes for member in members) >= limit:
-            groups.append(Group(filling.pop(kind)))
-            limit = GROUP
-    return groups + [Group(members) for members in filling.values()]
+class _Settled(DistributedDataParallel):
+    """DDP whose buckets are final before the first backward.
+
+    With `find_unused_parameters` they are so by themselves. Else DDP puts everything into one bucket at first, and
+    then builds buckets in the order in which gradients came. We have it build them at once, from the last parameter to
+    the first, which is about the order in which gradients come.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        before_forward: Callable[[bool], None],
+        *,
+        find_unused_parameters: bool = False,
+        static_graph: bool = False,
+        **options: Any,
+    ) -> None:
+        self._before_forward = before_forward
+        self._all_used = not (find_unused_parameters or static_graph)
+        self._rebuilds = static_graph or not find_unused_parameters
+        self._is_final = self._is_ours = False
+        super().__init__(module, find_unused_parameters=find_unused_parameters, static_graph=static_graph, **options)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """DDP's own. Not a hook: a module with hooks takes the long way through torch."""
+        self._before_forward(self.require_backward_grad_sync)
+        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+
+    def settle(self) -> None:
+        """Build the final buckets; DDP does so once."""
+        if self._rebuilds:
+            self.reducer._push_all_rebuilt_params()
+            self._has_rebuilt_buckets = self.reducer._rebuild_buckets()
+        self._is_final = True
+
+    def last_to_come(self) -> list[nn.Parameter]:
+        """Parameters of which one has a gradient late in every backward: the first, or any where some may be unused."""
+        parameters, _ = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        return list(parameters[:1] if self._all_used else parameters)
+
+    def sum_with(self, hook: Any) -> None:
+        """Have our own hook sum the buckets, from now on."""
+        if not self._is_ours:
+            super().register_comm_hook(None, hook)
+        self._is_ours = True
+
+    def register_comm_hook(self, state: object, hook: Any) -> None:
+        """Refused once the buckets are final: the sums of a user's hook would not be weighted by share."""
+        if self._is_final:
+            raise BadInput("a replicated model sums its gradients itself: leave out register_comm_hook")
+        super().register_comm_hook(state, hook)  # DDP's own, for its option mixed_precision
+
+    def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
+        parameters, sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
+        return (parameters[::-1], sparse[::-1]) if self._rebuilds else (parameters, sparse)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -126,13 +138,3 @@ def holding_back(replicas: Iterable[Replica]) -> ExitStack:
         for each in replicas:
             stack.enter_context(each.ddp.no_sync())
         return stack.pop_all()
-
-
-def _summed(tensor: torch.Tensor | None) -> Future[list[torch.Tensor]]:
-    work = dist.all_reduce(tensor, async_op=True)
-    future: Future[list[torch.Tensor]] = work.get_future()
-    return future
-
-
-def _same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
-    return len(some) == len(others) and all(a is b for a, b in zip(some, others, strict=True))

@@ -4,20 +4,24 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
+import xxhash
+
+from holdfast import progress
 from holdfast.checkpoint import snapshot
-from holdfast.checkpoint.snapshot import Manifest, PassedOver, Snapshot
+from holdfast.checkpoint.snapshot import Snapshot
 from holdfast.checkpoint.store import Store
 from holdfast.ddp import generators
 from holdfast.ddp.attempt import Attempt
-from holdfast.ddp.protected import Protected, listed
+from holdfast.ddp.protected import Protected, digest, listed, tree_digest
 from holdfast.ddp.world import World
-from holdfast.errors import BadInput, Corrupt, NoSnapshot
+from holdfast.errors import BadInput, Corrupt, StorageFailed
 from holdfast.events import JSON, Commit
-from holdfast.state import unflatten
+from holdfast.state import Flat, unflatten
 
 RESTORED = "restored"
+P = TypeVar("P")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,27 +34,45 @@ class Restored:
     generators: tuple[Mapping[str, Any], ...] = ()
     passed_over: tuple[Mapping[str, JSON], ...] = ()
     seconds: float = 0.0
+    loaded: str = ""  # a digest of the state as it was read
+    committed: str | None = None  # the digest under which its commit is on record
+
+    def state(self, protected: Protected) -> str | None:
+        """The digest of the commit that came back, if memory holds exactly that now; else a digest of what it holds."""
+        if self.step is None:
+            return None
+        now = protected.digest()
+        return self.committed if now == self.loaded else now
 
 
 def restore(attempt: Attempt, world: World, protected: Protected) -> Restored:
     """Put the newest good snapshot back into what is protected, the same on every rank."""
     began = perf_counter()
     store = attempt.store
-    found, told = _first_finds(attempt) if world.rank == 0 else (None, None)
+    with world.busy():
+        found, told = _first_finds(attempt) if world.rank == 0 else (None, None)
     news = json.loads(world.from_first(RESTORED, told))
     passed_over = tuple(news["passed_over"])
     if news["step"] is None:
         return Restored(passed_over=passed_over, seconds=perf_counter() - began)
-    found = found or snapshot.load(store, news["step"])
+    found = found or snapshot.load(store, news["step"], backoff=snapshot.BACKOFF, progress=progress.here.moves)
     _put_back(found, protected, store)
+    flat = Flat(found.tensors, {"state": found.extra["state"]})
     return Restored(
         step=found.step,
         world=found.manifest.world,
-        config=found.extra.get("config"),
-        generators=tuple(found.extra.get("generators", ())),
+        config=_part(found, "config", dict, {}),
+        generators=tuple(_part(found, "generators", list, [])),
         passed_over=passed_over,
         seconds=perf_counter() - began,
+        loaded=digest(flat),
+        committed=state_digest(found.manifest.tensors, tree_digest(flat)),
     )
+
+
+def state_digest(tensors: str, tree: str) -> str:
+    """The digest under which the commit of a state is on record: of the file of its tensors, and of all else."""
+    return str(xxhash.xxh3_128_hexdigest(f"{tensors} {tree}".encode()))
 
 
 def check_config(store: Store, restored: Restored, config: Mapping[str, JSON]) -> None:
@@ -73,32 +95,34 @@ def key_generators(key: int, restored: Restored, world: World) -> str:
 
 
 def _first_finds(attempt: Attempt) -> tuple[Snapshot | None, str]:
-    try:
-        found = snapshot.newest(attempt.store)
-        step, passed_over = found.step, found.passed_over
-        _record_commit(attempt, found.manifest)
-    except NoSnapshot:
-        found, step, passed_over = None, None, tuple(_all_bad(attempt.store))
+    """What rank 0 goes on from, what it tells the others of that; nothing is left of what killed attempts left behind."""
+    found, passed_over = snapshot.resume(attempt.store, progress=progress.here.moves)
+    step = found.step if found else None
+    if found:
+        _record_commit(attempt, found)
+    elif not passed_over and attempt.had_snapshots:
+        raise StorageFailed(
+            f"{attempt.store} is empty, and this run has saved there before: see that it is mounted, or name another "
+            "--out to begin anew"
+        )
+    snapshot.tidy(attempt.store, attempt.keep_last, trusted=step)
     return found, json.dumps({"step": step, "passed_over": [asdict(each) for each in passed_over]})
 
 
-def _record_commit(attempt: Attempt, manifest: Manifest) -> None:
+def _part(found: Snapshot, name: str, kind: type[P], default: P) -> P:
+    """A part of what was saved beside the state; a snapshot may come from a stranger."""
+    value = found.extra.get(name, default)
+    if not isinstance(value, kind):
+        raise Corrupt(f"the snapshot of step {found.step} has {name} of another form: it was not saved by a run")
+    return value
+
+
+def _record_commit(attempt: Attempt, found: Snapshot) -> None:
     """Put on record a commit whose rank 0 was killed before it could; and before any rank can say that it came back."""
-    if manifest.step not in attempt.past.committed:
-        attempt.record.append(Commit(attempt.number, manifest.step, manifest.bytes, found=True))
+    if not attempt.has_commit(found.step):
+        state = state_digest(found.manifest.tensors, tree_digest(Flat({}, {"state": found.extra.get("state")})))
+        attempt.record.append(Commit(attempt.number, found.step, found.manifest.bytes, found=True, state=state))
         attempt.record.flush()
-
-
-def _all_bad(store: Store) -> list[PassedOver]:
-    return [PassedOver(snapshot.manifest_name(step), _why(store, step)) for step in reversed(snapshot.steps(store))]
-
-
-def _why(store: Store, step: int) -> str:
-    try:
-        snapshot.check(store, step)
-    except (Corrupt, NoSnapshot) as error:
-        return str(error)
-    return "it was bad when it was first read"
 
 
 def _put_back(found: Snapshot, protected: Protected, store: Store) -> None:

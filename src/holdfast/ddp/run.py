@@ -18,23 +18,30 @@ import xxhash
 from torch import nn
 from torch.utils.data import default_collate
 
+from holdfast import progress
 from holdfast.checkpoint import writer as writers
 from holdfast.checkpoint.writer import Writer
 from holdfast.ddp import generators, inject, loading, restoring, world
 from holdfast.ddp.attempt import Attempt, begin
 from holdfast.ddp.batches import Batch, Loop, Loss
-from holdfast.ddp.config import RunConfig, read_config
+from holdfast.ddp.config import RunConfig, handed_over
+from holdfast.ddp.effort import Effort
+from holdfast.ddp.fingerprint import Fingerprints
 from holdfast.ddp.inject import Injection
 from holdfast.ddp.loading import Collate, Dataset
+from holdfast.ddp.probe import probe
 from holdfast.ddp.protected import Protectable, Protected
+from holdfast.ddp.record import Record, Unrecorded
 from holdfast.ddp.replica import Replica
+from holdfast.ddp.reporting import Reporting
 from holdfast.ddp.restoring import Restored
-from holdfast.ddp.saving import Record, Saves, Saving, Unrecorded, Unsaved
+from holdfast.ddp.saving import Saves, Saving, Unsaved
 from holdfast.ddp.stopping import Stopping
 from holdfast.ddp.world import World
 from holdfast.errors import BadInput
 from holdfast.events import JSON, Plan, Recover
 from holdfast.geometry import Geometry
+from holdfast.progress import Phase
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -47,16 +54,17 @@ def attach(
     max_inflight: int = 2,
     keep_last: int = 2,
     seed: int = 0,
-    timeout: float = 300.0,
+    timeout: float = 1800.0,
 ) -> "Run":
     """The run this process belongs to. Under `holdfast run` its command says how to save and where; else these do.
 
-    The random generators are keyed from the seed: every rank and every attempt draws the same first weights. A
-    collective that waits for a peer longer than `timeout` seconds fails.
+    The random generators are keyed from the seed: every rank and every attempt draws the same first weights. Under
+    `holdfast run` the supervisor finds a peer that is stuck; without it, a collective that waits for one fails after
+    `timeout` seconds.
     """
     given = os.environ.get("HOLDFAST_OUT")
     if given is not None:
-        config = read_config(Path(given))
+        config = handed_over(Path(given))
     else:
         config = RunConfig(
             script=sys.argv[0],
@@ -77,8 +85,9 @@ class Run:
 
     def __init__(self, config: RunConfig, peers: World, out: str | os.PathLike[str] | None) -> None:
         self._config, self._world = config, peers
-        self._attempt = None if out is None else begin(Path(out), peers)
+        self._attempt = None if out is None else begin(Path(out), peers, config)
         self._record: Record = self._attempt.record if self._attempt else Unrecorded()
+        self._models: list[nn.Module] = []
         self._replicas: list[Replica] = []
         self._protected: Protected | None = None
         self._restored = Restored()
@@ -112,6 +121,7 @@ class Run:
         A loss is the mean over a batch, as PyTorch's are. The model is wrapped in torch's DistributedDataParallel,
         which gets the options; alone, it is the model itself.
         """
+        self._models.append(model)
         if not self._world.grouped:
             return model
         self._replicas.append(Replica(model, options))
@@ -123,7 +133,8 @@ class Run:
             raise BadInput("protect() was called before: name everything in one call")
         self._protected = Protected(things)
         if self._attempt:
-            self._restored = restoring.restore(self._attempt, self._world, self._protected)
+            with progress.during(Phase.RESTORING):
+                self._restored = restoring.restore(self._attempt, self._world, self._protected)
 
     def batches(
         self,
@@ -151,15 +162,18 @@ class Run:
         self._check(geometry, accumulate, workers)
         start = self._restored.step or 0
         fingerprint = _fingerprint(geometry, protected)
-        self._open(geometry, fingerprint)
+        self._plan(geometry, fingerprint, dataset)
         loop = Loop(
             geometry=geometry,
             start=start,
             world=self._world,
             attempt=self.attempt,
             record=self._record,
+            recover=lambda: self._recover(geometry, protected),
+            reporting=Reporting(self._record, Fingerprints(protected if self._attempt else None)),
+            effort=Effort(self._replicas, protected.optimizers),
             saves=self._saves(geometry, protected, fingerprint),
-            stopping=Stopping(self._world),
+            stopping=Stopping(self._world, start),
             injection=self._injection(),
             loss=self._loss,
             replicas=self._replicas,
@@ -183,12 +197,17 @@ class Run:
         finally:
             self._record.close()
             world.leave()
+            if self._attempt and self._attempt.lock:
+                self._attempt.lock.release()
 
     def _start(self) -> Protected:
         if self._protected is None:
             raise BadInput("batches() came before protect(): first name what is to come back after a failure")
         if self._loop:
             raise BadInput("batches() was called before: a run has one loop, over all its epochs")
+        for model in self._models:
+            self._protected.check_covers(model)
+        progress.here.enters(Phase.TRAINING)
         return self._protected
 
     def _check(self, geometry: Geometry, accumulate: int, workers: int) -> None:
@@ -205,29 +224,40 @@ class Run:
         for replica in self._replicas:
             replica.weight = share / geometry.batch
 
-    def _open(self, geometry: Geometry, fingerprint: str) -> None:
-        """Say what is to be done, and what came back."""
-        config, restored = self._config, self._restored
+    def _plan(self, geometry: Geometry, fingerprint: str, dataset: Dataset) -> None:
+        """Say what is to be done."""
+        if self._attempt is None:
+            return
+        self._record.append(
+            Plan(
+                attempt=self.attempt,
+                samples=geometry.samples,
+                batch=geometry.batch,
+                epochs=geometry.epochs,
+                seed=geometry.seed,
+                save_every=self._config.save_every,
+                writer=self._config.writer,
+                config=fingerprint,
+                data=probe(dataset, geometry.samples, geometry.seed),
+            )
+        )
+        self._record.flush()
+
+    def _recover(self, geometry: Geometry, protected: Protected) -> Recover:
+        """What the first step begins with."""
+        restored = self._restored
         at = geometry.position(restored.step or 0)
         key = loading.share_key(geometry, generators.TRAIN, at, self.rank)
-        rng = restoring.key_generators(key, restored, self._world)
-        if self.rank == 0:
-            self._record.append(
-                Plan(
-                    attempt=self.attempt,
-                    samples=geometry.samples,
-                    batch=geometry.batch,
-                    epochs=geometry.epochs,
-                    seed=geometry.seed,
-                    save_every=config.save_every,
-                    writer=config.writer,
-                    config=fingerprint,
-                )
-            )
-        if self.attempt > 1 or restored.step is not None:
-            back = (restored.step, at.epoch, at.cursor, rng, restored.seconds, restored.passed_over)
-            self._record.append(Recover(self.attempt, *back))
-        self._record.flush()
+        return Recover(
+            attempt=self.attempt,
+            restored=restored.step,
+            epoch=at.epoch,
+            cursor=at.cursor,
+            rng=restoring.key_generators(key, restored, self._world),
+            seconds=restored.seconds,
+            passed_over=restored.passed_over,
+            state=restored.state(protected),
+        )
 
     def _saves(self, geometry: Geometry, protected: Protected, fingerprint: str) -> Saves:
         if self._attempt is None:
@@ -247,15 +277,16 @@ class Run:
 
     def _injection(self) -> Injection:
         struck = self._attempt.past.struck if self._attempt else ()
-        return Injection(self._config.failures, self.rank, self.attempt, struck, self._record)
+        folder = self._attempt.folder if self._attempt else None
+        return Injection(self._config.failures, self.rank, self.attempt, struck, folder)
 
 
 def _writer(config: RunConfig, attempt: Attempt) -> Writer:
-    folder = attempt.record.path.parent
-    store = inject.faulty(attempt.store, config.failures, attempt.number, attempt.past.struck, folder)
+    store = inject.faulty(attempt.store, config.failures, attempt.number, attempt.past.struck, attempt.folder)
+    moves = progress.here.moves
     if config.writer == "blocking":
-        return writers.blocking(store, keep_last=config.keep_last)
-    return writers.overlapped(store, keep_last=config.keep_last, max_inflight=config.max_inflight)
+        return writers.blocking(store, keep_last=config.keep_last, progress=moves)
+    return writers.overlapped(store, keep_last=config.keep_last, max_inflight=config.max_inflight, progress=moves)
 
 
 def _fingerprint(geometry: Geometry, protected: Protected) -> str:

@@ -1,7 +1,11 @@
-"""The saves of a run: every rank contributes its generators, rank 0 captures and writes, and says what became of it."""
+"""The saves of a run: every rank contributes its generators, rank 0 captures and writes, and says what became of it.
+
+No snapshot covers a step that is not on record: a commit waits until every rank's history is on the disk up to it.
+"""
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -10,37 +14,21 @@ from typing import Protocol
 from holdfast.checkpoint.writer import Saved, Writer
 from holdfast.cost.formulas import Stall
 from holdfast.ddp import generators
-from holdfast.ddp.protected import Protected
+from holdfast.ddp.protected import Protected, tree_digest
+from holdfast.ddp.record import Record
+from holdfast.ddp.restoring import state_digest
 from holdfast.ddp.world import World
 from holdfast.errors import HoldfastError
-from holdfast.events import JSON, Commit, Save, What
+from holdfast.events import JSON, Commit, Save
 from holdfast.geometry import Position
 from holdfast.state import flatten
 
 
-class Record(Protocol):
-    """Where events go: a history, or nowhere."""
-
-    def append(self, what: What) -> None: ...
-    def flush(self) -> None: ...
-    def close(self) -> None: ...
-
-
-class Unrecorded:
-    """The record of a run without a folder: nothing is kept."""
-
-    def append(self, what: What) -> None:
-        pass
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 class Saves(Protocol):
     """How a run saves: when it is due, now, and to the end."""
+
+    def prepare(self) -> None:
+        """Have the memory ready that saves need, now that the state is as large as it will be."""
 
     def due(self, step: int) -> bool:
         """Whether the state after so many steps is to be saved now."""
@@ -57,6 +45,9 @@ class Saves(Protocol):
 
 class Unsaved:
     """The saves of a run without a folder: none."""
+
+    def prepare(self) -> None:
+        pass
 
     def due(self, step: int) -> bool:
         return False
@@ -86,6 +77,12 @@ class Saving:
     fingerprint: str
     saved: int | None  # the newest step that is saved or about to be
     _stalls: dict[int, Stall] = field(default_factory=dict)
+    _trees: dict[int, str] = field(default_factory=dict)
+    _syncing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "holdfast-history"))
+
+    def prepare(self) -> None:
+        if self.writer is not None:
+            self.writer.prepare(flatten(self.protected.capture()).tensors)
 
     def due(self, step: int) -> bool:
         # The first boundary of a fresh start, too: an attempt that fails early then starts again from the same weights,
@@ -96,24 +93,14 @@ class Saving:
         if step == self.saved:
             return 0.0
         began = perf_counter()
-        # Whoever contributes has flushed its history: no snapshot covers a step that is not on record.
-        states = self.world.gather(f"save/{step}", json.dumps(generators.capture()))
-        gathered = perf_counter()
-        self.saved = step
-        if states is not None and self.writer is not None:
-            flat = flatten(self.protected.capture())
-            extra = {**flat.extra, "config": dict(self.config), "generators": [json.loads(each) for each in states]}
-            captured = perf_counter()
-            self._stalls[step] = Stall(waited=captured - began, sync=gathered - began, snapshot=captured - gathered)
-            self.writer.save(
-                step,
-                flat.tensors,
-                extra,
-                epoch=at.epoch,
-                cursor=at.cursor,
-                world=self.world.size,
-                config=self.fingerprint,
-            )
+        with self.world.busy():
+            states = self.world.gather(f"save/{step}", json.dumps(generators.capture()))
+            gathered = perf_counter()
+            self.saved = step
+            if self.writer is None:
+                self._syncing.submit(self._put_on_record, step)
+            elif states is not None:
+                self._save(self.writer, step, at, [json.loads(each) for each in states], began, gathered)
         return perf_counter() - began
 
     def collect(self) -> None:
@@ -121,18 +108,49 @@ class Saving:
             self._tell(self.writer.finished())
 
     def close(self) -> None:
+        self._syncing.shutdown()
         if self.writer is None:
             return
         try:
-            self._tell(self.writer.close())
+            with self.world.busy():
+                self._tell(self.writer.close())
         except HoldfastError:
             with suppress(HoldfastError):  # one is enough; but what did become durable is on record
                 self.collect()
             raise
 
+    def _save(self, writer: Writer, step: int, at: Position, states: list[JSON], began: float, gathered: float) -> None:
+        flat = flatten(self.protected.capture())
+        self._trees[step] = tree_digest(flat)
+        extra = {**flat.extra, "config": dict(self.config), "generators": states}
+        captured = perf_counter()
+        self._stalls[step] = Stall(waited=captured - began, sync=gathered - began, snapshot=captured - gathered)
+        writer.save(
+            step,
+            flat.tensors,
+            extra,
+            epoch=at.epoch,
+            cursor=at.cursor,
+            world=self.world.size,
+            config=self.fingerprint,
+            ready=lambda: self._all_on_record(step),
+        )
+
+    def _put_on_record(self, step: int) -> None:
+        """Runs in a thread, since a disk takes its time: our history is on the disk up to this step."""
+        self.record.sync()
+        self.world.tell(f"on-record/{step}/{self.world.rank}", "")
+
+    def _all_on_record(self, step: int) -> None:
+        """Wait until every rank's history is on the disk up to this step: what is committed must be auditable."""
+        self.record.sync()
+        for rank in range(1, self.world.size):
+            self.world.hear(f"on-record/{step}/{rank}")
+
     def _tell(self, several: list[Saved]) -> None:
         for saved in several:
             stall = saved.stall + self._stalls.pop(saved.step, Stall())
             self.record.append(Save(self.attempt, saved.step, self.word, saved.bytes, stall, saved.retries))
-            self.record.append(Commit(self.attempt, saved.step, saved.bytes, saved.seconds))
+            state = state_digest(saved.digest, self._trees.pop(saved.step))
+            self.record.append(Commit(self.attempt, saved.step, saved.bytes, saved.seconds, state=state))
         self.record.flush()

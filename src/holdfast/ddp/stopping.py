@@ -1,39 +1,70 @@
 """How all ranks stop before the same window when one of them was asked to: preemption in order.
 
-A rank that leaves its peers in a collective leaves them waiting. So rank 0 names a boundary that nobody can have
-passed yet: a peer at that boundary has trained a window together with rank 0 since the boundary was named.
+A rank that leaves its peers in a collective leaves them waiting, and a rank may be many windows ahead of another, where
+a device works through what it was given. So a rank that hears of the wish says which boundary it comes to next, and goes
+no further than that boundary until all have said so; the furthest of them is where everybody stops. Whoever is behind
+can get there: the others have begun every collective up to it.
+
+A thread listens for the wish, because a rank may hear of it while it waits for a peer in the middle of a window.
 """
+
+import threading
 
 from holdfast.ddp import preemption
 from holdfast.ddp.world import World
 
-STOP = "stop"
 WANTED = "stop-wanted"
+NEXT = "stop-next"
+STOP = "stop"
 STOPPED = "stopped"
-AHEAD = 2  # windows
+LOOK = 0.05  # seconds between two looks for the wish
 
 
 class Stopping:
     """Whether and where this run stops before its end."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, start: int) -> None:
         self._world = world
-        self._said = False
+        self._next = start  # the boundary that this rank comes to next
+        self._stop: int | None = None
+        self._turn = threading.Lock()  # to pass a boundary, or to say which comes next
+        self._said = threading.Event()
+        self._over = threading.Event()
+        if world.size > 1:
+            threading.Thread(target=self._listen, name="holdfast-stopping", daemon=True).start()
 
     def here(self, step: int) -> bool:
-        """Whether all ranks stop before the window with this number."""
+        """Whether all ranks stop before the window with this number; to be asked at every boundary."""
         if self._world.size == 1:
             return preemption.requested.is_set()
-        if not self._said:
-            self._say(step)
-        return self._world.is_told(STOP) and int(self._world.hear(STOP)) == step
-
-    def _say(self, step: int) -> None:
-        first = self._world.rank == 0
-        if preemption.requested.is_set() or (first and self._world.is_told(WANTED)):
-            self._world.tell(*((STOP, str(step + AHEAD)) if first else (WANTED, "")))
-            self._said = True
+        with self._turn:
+            if not self._said.is_set():
+                self._next = step + 1
+                return False
+        if self._stop is None:
+            self._stop = int(self._world.hear(STOP))
+        return self._stop == step
 
     def meet(self) -> None:
         """Wait until rank 0 has saved: a rank that has gone may be the end of the others."""
         self._world.from_first(STOPPED, None if self._world.rank else "")
+
+    def close(self) -> None:
+        """Listen no longer: the loop has ended."""
+        self._over.set()
+
+    def _listen(self) -> None:
+        while not self._over.wait(LOOK):
+            if preemption.requested.is_set() or self._world.is_told(WANTED):
+                self._agree()
+                return
+
+    def _agree(self) -> None:
+        world = self._world
+        world.tell(WANTED, "")
+        with self._turn:
+            nearest = self._next
+            self._said.set()
+        world.tell(f"{NEXT}/{world.rank}", str(nearest))
+        if world.rank == 0:
+            world.tell(STOP, str(max(int(world.hear(f"{NEXT}/{rank}")) for rank in range(world.size))))

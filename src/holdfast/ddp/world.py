@@ -1,9 +1,16 @@
 """Which rank of how many this process is, and how the ranks tell each other small things.
 
 Under a supervisor or torchrun the ranks share a store and a process group; a process alone is a world of one.
+
+Whoever waits for a peer waits by looking again and again: a wait inside the store would keep the other threads of this
+process from it, and would end after a fixed time, however busy the peer is.
 """
 
 import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -12,25 +19,33 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # they are public
 from torch.distributed.rendezvous import rendezvous
 
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, WorkerLost
+
+SUPERVISED = "HOLDFAST_ROUND"
+_WATCHED = 86400.0  # seconds: a supervisor finds out who is stuck, long before this
+_BUSY = "busy"
+BEAT = 1.0
+_QUICK, _SLOW = 0.0005, 0.02  # seconds between two looks, at first and in the long run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class World:
-    """This process among its peers."""
+    """This process among its peers; it gives up on one that says nothing for `patience` seconds."""
 
     rank: int
     size: int
     store: Store
     grouped: bool
     device: torch.device
+    patience: float = _WATCHED
 
     def tell(self, topic: str, value: str) -> None:
         """Say something once, to whoever hears this topic."""
         self.store.set(topic, value)
 
     def hear(self, topic: str) -> str:
-        """What was told, as soon as it is."""
+        """What was told, as soon as it is. Rank 0 may take as long as it needs, if it says that it is busy."""
+        self._wait_for(topic)
         return bytes(self.store.get(topic)).decode()
 
     def is_told(self, topic: str) -> bool:
@@ -49,27 +64,64 @@ class World:
         if self.rank:
             self.tell(f"{topic}/{self.rank}", value)
             return None
-        topics = [f"{topic}/{rank}" for rank in range(1, self.size)]
-        others = self.store.multi_get(topics) if topics else []
-        for each in topics:
-            self.store.delete_key(each)
-        return [value, *(bytes(each).decode() for each in others)]
+        return [value, *(self._taken(f"{topic}/{rank}") for rank in range(1, self.size))]
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """While this lasts, rank 0 says once a second that it is alive: nobody takes a slow save for a dead peer."""
+        if self.rank or self.size == 1:
+            yield
+            return
+        over = threading.Event()
+        thread = threading.Thread(target=self._beat, args=(over,), name="holdfast-busy", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _beat(self, over: threading.Event) -> None:
+        while not over.wait(BEAT):
+            self.store.add(_BUSY, 1)
+
+    def _taken(self, topic: str) -> str:
+        said = self.hear(topic)
+        self.store.delete_key(topic)
+        return said
+
+    def _wait_for(self, topic: str) -> None:
+        pause, beats, deadline = _QUICK, -1, time.monotonic() + self.patience
+        while not self.is_told(topic):
+            if pause == _SLOW and (heard := int(self.store.add(_BUSY, 0))) != beats:
+                beats, deadline = heard, time.monotonic() + self.patience
+            if time.monotonic() > deadline:
+                raise WorkerLost(
+                    f"rank {self.rank} waited {self.patience:g} s for a peer ({topic}) that said nothing: "
+                    "see whether it still runs, or give attach() a longer timeout."
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _SLOW)
 
 
 def join(timeout: float) -> World:
-    """Find our peers, and be ready to add up gradients with them; collectives fail after so many seconds."""
+    """Find our peers, and be ready to add up gradients with them.
+
+    Without a supervisor, collectives fail and waits end after so many seconds without a word from the peer.
+    """
     if dist.is_initialized():
         raise BadInput("attach() starts the process group itself: leave out init_process_group")
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return World(rank=0, size=1, store=HashStore(), grouped=False, device=_device())
-    patience = timedelta(seconds=timeout)
+    patience = max(timeout, _WATCHED) if SUPERVISED in os.environ else timeout
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = _device()
-    store = _store(patience)
-    store.set_timeout(patience)
+    store = _store(timedelta(seconds=timeout))
     group = PrefixStore("group", store)
-    dist.init_process_group(_backend(), store=group, rank=rank, world_size=size, timeout=patience)
-    return World(rank=rank, size=size, store=PrefixStore("run", store), grouped=True, device=device)
+    limit = timedelta(seconds=patience)
+    dist.init_process_group(_backend(), store=group, rank=rank, world_size=size, timeout=limit)
+    run = PrefixStore("run", store)
+    return World(rank=rank, size=size, store=run, grouped=True, device=device, patience=patience)
 
 
 # A group that a model outlives would be freed with the model, which waits for a thread while holding the interpreter's
@@ -86,12 +138,13 @@ def leave() -> None:
 
 def _store(patience: timedelta) -> Store:
     """The store that whoever started us provides; each round of a supervisor has its own part of it."""
-    if "HOLDFAST_ROUND" not in os.environ:
+    if SUPERVISED not in os.environ:
         found: Store = next(rendezvous("env://", timeout=patience))[0]
+        found.set_timeout(patience)
         return found
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     server = TCPStore(address, port, is_master=False, timeout=patience)
-    return PrefixStore(f"holdfast/{os.environ['HOLDFAST_ROUND']}", server)
+    return PrefixStore(f"holdfast/{os.environ[SUPERVISED]}", server)
 
 
 def _device() -> torch.device:

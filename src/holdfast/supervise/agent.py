@@ -7,6 +7,7 @@ patience; to ours SIGTERM means to save, and after a failure they have nothing l
 
 import multiprocessing
 import os
+import resource
 import signal
 import time
 import warnings
@@ -26,17 +27,21 @@ from torch.distributed.elastic.agent.server.api import (
 )
 
 from holdfast.ddp.config import RunConfig
-from holdfast.ddp.preemption import PREEMPTED
+from holdfast.ddp.preemption import IN_ORDER, held_back
 from holdfast.errors import WorkerLost
+from holdfast.progress import Phase, Progress
 from holdfast.supervise import errorfile, worker
 from holdfast.supervise.casualty import Death
 from holdfast.supervise.environment import as_torchrun, of_holdfast
-from holdfast.supervise.heartbeat import Pulse
+from holdfast.supervise.processes import is_stopped, processor_seconds
 from holdfast.supervise.rendezvous import Nodes
-from holdfast.supervise.worker import SIGNALS, Task
+from holdfast.supervise.stuck import Elsewhere, Judge, Seen
+from holdfast.supervise.worker import Task
 
-IN_ORDER = (0, PREEMPTED)
+LOOK = 0.25
 REAPED_WITHIN = 60.0
+STACKS_WITHIN = 2.0
+NO_CORE = 1  # bytes: the kernel takes 0 for no limit where a program receives core dumps
 
 
 class WarmAgent(SimpleElasticAgent):
@@ -53,6 +58,9 @@ class WarmAgent(SimpleElasticAgent):
         super().__init__(spec)
         self._config, self._out, self._nodes = config, out, nodes
         self._running: list[Running] = []
+        self._judge = Judge(config.stuck_after, config.hang_after)
+        self._looked = 0.0
+        self.elsewhere = Elsewhere()
         worker.pools()
 
     def launch(self, workers: int) -> None:
@@ -73,11 +81,27 @@ class WarmAgent(SimpleElasticAgent):
 
     def deaths(self) -> list[Death]:
         """How each worker stands: those that have ended, with what they raised, and those that have not."""
-        return [each.death() for each in self._running]
+        return [each.death(self._judge.idle(each.rank), self._out) for each in self._running]
 
-    def end(self) -> None:
-        """Kill the workers that are left, at once and with all they have started."""
+    def here(self) -> Elsewhere:
+        """How far the workers of this node are, for the other nodes."""
+        seen = self._seen()
+        places = [each.place for each in seen if each.phase is not Phase.ENDED]
+        return Elsewhere(min(places, default=None), sum(each.moved for each in seen))
+
+    def end(self, *, stacks: bool = False) -> None:
+        """Kill the workers that are left, with all they have started; if asked, the stacks of their threads first."""
+        if stacks:
+            self._print_stacks()
         self._stop_workers(self._worker_group)
+
+    def _print_stacks(self) -> None:
+        """Every worker's threads, into its log: of several that wait for each other, one stack alone tells little."""
+        for each in self._running:
+            each.abort()
+        deadline = time.monotonic() + STACKS_WITHIN
+        while any(each.exit is None for each in self._running) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def exits(self) -> list[int | None]:
         """The exit status of every worker; nothing for those that run."""
@@ -89,8 +113,10 @@ class WarmAgent(SimpleElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._running = []
+        self._judge.begin()
+        self.elsewhere = Elsewhere()
         try:
-            with _signals_blocked(), _forking_allowed():
+            with held_back(), _forking_allowed():
                 for each in worker_group.workers:
                     self._running.append(Running(each, self._task(each, worker_group)))
         except OSError as error:
@@ -102,30 +128,49 @@ class WarmAgent(SimpleElasticAgent):
         if meeting is None:
             raise AssertionError("workers start after a meeting")
         logs = self._out / "logs" / f"attempt-{meeting.attempt:04d}"
-        logs.mkdir(parents=True, exist_ok=True)
         name = f"rank-{member.global_rank}"
         error = logs / f"{name}.error.json"
-        error.unlink(missing_ok=True)
+        with suppress(OSError):  # a worker works without a log, too
+            logs.mkdir(parents=True, exist_ok=True)
+            error.unlink(missing_ok=True)
         return Task(
-            script=self._config.script,
-            args=self._config.args,
+            config=self._config,
             environment=as_torchrun(member, group) | of_holdfast(self._out, meeting, error),
             supervisor=os.getpid(),
-            heartbeat=self._out / "heartbeats" / name,
+            progress=Progress(),
             stdout=logs / f"{name}.out",
             stderr=logs / f"{name}.err",
             error=error,
         )
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        now = time.monotonic()
-        for each in self._running:
-            each.check(now, self._config.hang_after)
+        self._look_for_stuck(time.monotonic())
         exits = self.exits()
+        if any(each.hung for each in self._running):
+            return RunResult(state=WorkerState.FAILED)
         if any(status is not None and status not in IN_ORDER for status in exits):
             return RunResult(state=WorkerState.FAILED)
         over = all(status is not None for status in exits)
         return RunResult(state=WorkerState.SUCCEEDED if over else WorkerState.HEALTHY)
+
+    def _look_for_stuck(self, now: float) -> None:
+        if now - self._looked < LOOK:
+            return
+        self._looked = now
+        workers = {each.rank: each for each in self._running if each.exit is None}
+        seen = self._seen()
+
+        def processor(rank: int) -> float | None:
+            return processor_seconds(workers[rank].pid)
+
+        if stuck := self._judge.look(seen, now, processor, self.elsewhere):
+            workers[stuck.rank].hung = stuck.because
+        for each in seen:
+            if each.phase is Phase.ENDED and self._judge.overdue(each, processor):
+                workers[each.rank].kill()  # it counts as done: its script has ended
+
+    def _seen(self) -> list[Seen]:
+        return [each.seen() for each in self._running if each.exit is None]
 
     def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:
         self._shutdown()
@@ -147,9 +192,8 @@ class Running:
     """One worker process, from its fork to the end of everything it started."""
 
     def __init__(self, member: Worker, task: Task) -> None:
-        self.worker, self.task, self.hung = member, task, False
-        self._pulse = Pulse(task.heartbeat, time.monotonic())
-        self._looked = 0.0
+        self.worker, self.task, self.hung = member, task, ""
+        self.rank: int = member.global_rank
         self._status: int | None = None
         # The name is what scripts and libraries look for when they ask whether they are the main process.
         self._process: ForkProcess = multiprocessing.get_context("fork").Process(
@@ -162,10 +206,14 @@ class Running:
 
     @property
     def exit(self) -> int | None:
-        """Its exit status, minus the signal that killed it; nothing while it runs."""
+        """Its exit status, minus the signal that killed it; nothing while it runs.
+
+        A worker whose script had ended has done what it was to do: what meets it on the way out changes nothing.
+        """
         # Not by its sentinel: that is a pipe, and everything the worker has forked keeps it open.
         if self._status is None and self._has_ended():
-            self._status = self._process.exitcode
+            told, status = self.task.progress, self._process.exitcode
+            self._status = told.status if told.phase is Phase.ENDED and told.status is not None else status
         return self._status
 
     def _has_ended(self) -> bool:
@@ -177,18 +225,29 @@ class Running:
             self._kill_group()  # before we collect it: until then no other process can have its number
         return ended is not None
 
-    def check(self, now: float, hang_after: float) -> None:
-        """Kill the worker if it has been silent for too long."""
-        if now - self._looked < 0.25 or self.exit is not None:
-            return
-        self._looked = now
-        if self._pulse.silence(now) > hang_after:
-            self.hung = True
-            self.kill()
+    def seen(self) -> Seen:
+        """How far it is."""
+        told = self.task.progress
+        return Seen(
+            rank=self.rank,
+            boundaries=told.boundaries,
+            posted=told.posted,
+            moved=told.moved,
+            phase=told.phase,
+            stopped=is_stopped(self.pid),
+        )
 
     def tell(self, number: signal.Signals) -> None:
         if self.exit is None:
             os.kill(self.pid, number)
+
+    def abort(self) -> None:
+        """Let it print the stacks of its threads, if it runs, which is the end of it."""
+        if self.exit is None:
+            with suppress(OSError):  # gone meanwhile
+                resource.prlimit(self.pid, resource.RLIMIT_CORE, (NO_CORE, NO_CORE))
+                os.kill(self.pid, signal.SIGABRT)
+                os.kill(self.pid, signal.SIGCONT)
 
     def kill(self) -> None:
         """Kill the worker, if it runs, and all that it started."""
@@ -199,26 +258,20 @@ class Running:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    def death(self) -> Death:
-        """How it ended, or that it has not."""
-        member = self.worker
+    def death(self, idle: float, out: Path) -> Death:
+        """How it ended, or that it has not, for how long it had come no further."""
+        told = self.task.progress
         return Death(
-            rank=member.global_rank,
-            local_rank=member.local_rank,
+            rank=self.rank,
+            local_rank=self.worker.local_rank,
             exit=self.exit,
             hung=self.hung,
-            raised=errorfile.read(self.task.error),
+            raised=errorfile.read(self.task.error, told),
+            step=told.step,
+            place=(told.boundaries, told.posted),
+            idle=idle,
+            log=str(self.task.stderr.relative_to(out)),
         )
-
-
-@contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Keep signals back while forking: a worker must not run the supervisor's handlers."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

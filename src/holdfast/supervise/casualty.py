@@ -1,7 +1,7 @@
 """Which worker failed first, and of what. Pure: how the workers of a group ended comes in, the casualty comes out.
 
 When one worker fails, its peers fail with it: their collectives end in connection errors. Those are its consequence,
-and the casualty is whoever has a cause of its own.
+and the casualty is whoever has a cause of its own; or whoever the others waited for until they gave up.
 """
 
 import math
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from holdfast.supervise.errorfile import Raised
+from holdfast.supervise.errorfile import Origin, Raised
 
-Kind = Literal["exit", "signal", "hang", "error", "peer"]
+Kind = Literal["exit", "signal", "hang", "error", "storage", "peer"]
 
 # What gloo, NCCL and the store say when the process at the other end is gone; none of them has a type for it.
 _LOST_PEER = re.compile(
@@ -22,17 +22,30 @@ _LOST_PEER = re.compile(
     r"|ncclRemoteError|ncclSystemError|DistNetworkError|DistStoreError|failed to recv",
     re.IGNORECASE,
 )
+_WAITED = re.compile(r"time(d )?out", re.IGNORECASE)  # as against a connection that broke
+# What torch says when a process that loads is killed: as when a worker is, it need not be the script's doing.
+_LOST_LOADER = re.compile(r"DataLoader worker.*(killed by signal|exited unexpectedly)", re.DOTALL)
+_VARYING = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
+STILL = 1.0  # seconds without progress after which a worker is one that others waited for, not one about to fail, too
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """How one worker ended: its exit status (minus the signal), nothing while it runs, and what it raised."""
+    """How one worker ended: its exit status (minus the signal), nothing while it runs, and what it raised.
+
+    `hung` says why it was found stuck, if it was; `place` is how far it came, `idle` for how long it came no further,
+    and `log` is where it printed.
+    """
 
     rank: int
     local_rank: int
     exit: int | None
-    hung: bool = False
+    hung: str = ""
     raised: Raised | None = None
+    step: int | None = None
+    place: tuple[int, int] = (0, 0)
+    idle: float = 0.0
+    log: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,28 +59,35 @@ class Casualty:
     signal: str | None
     message: str
     traceback: str = ""
+    step: int | None = None
+    origin: Origin = "script"
+    place: str = ""
 
     @property
     def line(self) -> str:
         """Who failed, and of what."""
         if self.rank < 0:  # it was on another node, which tells more
             return self.message
-        if self.kind != "error":
+        if self.kind not in ("error", "storage"):
             return f"rank {self.rank} {self.message}"
         return f"rank {self.rank} raised {self.message}" if self.traceback else f"rank {self.rank}: {self.message}"
 
     @property
-    def is_of_the_script(self) -> bool:
-        """Whether the script chose to end: doing the same again would end the same."""
-        return self.kind == "error"
+    def is_an_error(self) -> bool:
+        """Whether the script raised it, and not somebody who killed a process of its."""
+        return self.kind == "error" and not _LOST_LOADER.search(self.message)
+
+    @property
+    def error(self) -> tuple[str, str, int | None]:
+        """What makes two errors the same: their text but for its numbers, the line that raised, and the step."""
+        return _VARYING.sub("#", self.message), self.place, self.step
 
 
 def casualty(deaths: Sequence[Death]) -> Casualty:
     """Whoever of these has a cause of its own; the earliest of several that raised."""
-    first = min(
-        deaths, key=lambda death: (_ORDER.index(_cause(death)), death.raised.time if death.raised else math.inf)
-    )
-    cause = _cause(first)
+    causes = {death.rank: _cause(death) for death in deaths} | dict.fromkeys(_awaited(deaths), "hang")
+    first = min(deaths, key=lambda death: (_ORDER.index(causes[death.rank]), _moment(death), death.rank))
+    cause = causes[first.rank]
     return Casualty(
         kind="signal" if cause == "abort" else cause,
         rank=first.rank,
@@ -76,18 +96,23 @@ def casualty(deaths: Sequence[Death]) -> Casualty:
         signal=_signal_name(first.exit),
         message=_message(first, cause),
         traceback=first.raised.traceback if first.raised else "",
+        step=first.step,
+        origin=first.raised.origin if first.raised else "script",
+        place=first.raised.place if first.raised else "",
     )
 
 
 # An abort is what C++ makes of an exception that nobody caught, such as a lost connection: mostly a consequence.
-_ORDER = ("hang", "signal", "error", "exit", "abort", "peer")
-_Cause = Literal["exit", "signal", "hang", "error", "peer", "abort"]
+_ORDER = ("hang", "signal", "storage", "error", "exit", "abort", "peer")
+_Cause = Literal["exit", "signal", "hang", "error", "storage", "peer", "abort"]
 
 
 def _cause(death: Death) -> _Cause:
-    if death.hung:
+    if death.hung and not death.raised:  # whoever raised and then did not end has said why
         return "hang"
     if death.raised:
+        if death.raised.origin == "storage":
+            return "storage"
         return "peer" if _LOST_PEER.search(death.raised.message) else "error"
     if death.exit is None:
         return "peer"  # it waits for another
@@ -96,9 +121,30 @@ def _cause(death: Death) -> _Cause:
     return "exit"
 
 
+def _awaited(deaths: Sequence[Death]) -> list[int]:
+    """Those that still run, and are further behind than all that gave up waiting: it was they who were waited for."""
+    gave_up = [death for death in deaths if _gave_up(death)]
+    if not gave_up or any(_cause(death) not in ("peer", "abort") for death in deaths):
+        return []
+    first = min(death.place for death in gave_up)
+    running = [death for death in deaths if death.exit is None and not death.raised]
+    return [death.rank for death in running if death.place < first and death.idle >= STILL]
+
+
+def _gave_up(death: Death) -> bool:
+    if death.raised:
+        return bool(_WAITED.search(death.raised.message))
+    return death.exit == -signal.SIGABRT  # what NCCL's watchdog does
+
+
+def _moment(death: Death) -> float:
+    return death.raised.time if death.raised else math.inf
+
+
 def _message(death: Death, cause: _Cause) -> str:
     if cause == "hang":
-        return "gave no sign of life"
+        why = death.hung or f"came no further for {death.idle:.0f} s, and its peers gave up waiting for it"
+        return f"{why}; the stacks of its threads are in {death.log}" if death.log else why
     if death.raised:
         text = " ".join(death.raised.message.split())
         return f"lost a peer ({text[:100]})" if cause == "peer" else text

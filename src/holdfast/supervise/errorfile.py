@@ -1,21 +1,28 @@
-"""How a worker's last exception reaches its supervisor: a JSON file of the form that torch's `record` writes.
+"""How a worker's last exception reaches its supervisor: JSON of the form that torch's `record` writes.
 
-So torch's own tools can read ours, and we read those of a script that brings its own `@record`.
+It goes into a file, so torch's own tools can read ours, and we read that of a script that brings its own `@record`; and
+into the memory shared with the supervisor, since the disk may be what has failed.
 """
 
 import json
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any, Literal
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, StorageFailed, WorkerLost
+from holdfast.progress import WORDS, Progress
+
+Origin = Literal["script", "refused", "storage"]
+"""Whose an error is: the script's, holdfast's own refusal (which would come again), or the storage's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """What a worker raised: its type and text in one line, its traceback, and when.
+    """What a worker raised: its type and text in one line, its traceback, when, whose it is, and the line that raised.
 
     `traceback` is empty where the line says it all: an error that holdfast raised on purpose, or a message given to
     `sys.exit`.
@@ -24,28 +31,74 @@ class Raised:
     message: str
     traceback: str
     time: float
+    origin: Origin = "script"
+    place: str = ""
 
 
-def write(path: Path, error: BaseException, script: str) -> None:
-    """Record an exception, its traceback cut to begin in the script."""
+def leave(path: Path, memory: Progress, error: BaseException, script: str) -> None:
+    """Record an exception in the memory, and in the file if the disk takes it."""
+    said = _said(error, script)
+    with suppress(OSError):
+        path.write_text(json.dumps(said))
+    memory.says(_shortened(said))
+
+
+def read(path: Path, memory: Progress) -> Raised | None:
+    """What was recorded, in the file or else in the memory; nothing if nothing was, or not to its end."""
+    with suppress(OSError, ValueError):
+        if raised := _parsed(path.read_text()):
+            return raised
+    return _parsed(memory.last_words)
+
+
+def _said(error: BaseException, script: str) -> dict[str, Any]:
     message = str(error) if _says_it_all(error) else f"{type(error).__name__}: {error}"
-    trace = (
-        "" if _says_it_all(error) else "".join(traceback.format_exception(error.with_traceback(_cut(error, script))))
-    )
+    place = _place(error)
+    cut = error.with_traceback(_cut(error, script))
+    trace = "" if _says_it_all(error) else "".join(traceback.format_exception(cut))
     now = time.time()
-    about = {"py_callstack": trace, "timestamp": str(int(now)), "time": now}  # torch's stamp is whole seconds
-    path.write_text(json.dumps({"message": {"message": message, "extraInfo": about}}))
+    about = {
+        "py_callstack": trace,
+        "timestamp": str(int(now)),  # torch's stamp is whole seconds
+        "time": now,
+        "origin": _origin(error),
+        "place": place,
+    }
+    return {"message": {"message": message, "extraInfo": about}}
 
 
-def read(path: Path) -> Raised | None:
-    """What was recorded there; nothing if the file is not there or was not finished."""
+def _shortened(said: dict[str, Any]) -> str:
+    """The record in no more room than there is: of a message the beginning, of a traceback the end."""
+    message, about = said["message"], said["message"]["extraInfo"]
+    room = WORDS
+    while len(text := json.dumps(said)) > WORDS:
+        room //= 2
+        message["message"], about["py_callstack"] = message["message"][:room], about["py_callstack"][-room:]
+    return text
+
+
+def _parsed(text: str) -> Raised | None:
     try:
-        message = json.loads(path.read_text())["message"]
+        message = json.loads(text)["message"]
         about = message["extraInfo"]
         moment = float(about.get("time", about["timestamp"]))
-        return Raised(str(message["message"]), str(about["py_callstack"]), moment)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        origin = about.get("origin", "script")
+        whose: Origin = origin if origin in ("refused", "storage") else "script"
+        return Raised(str(message["message"]), str(about["py_callstack"]), moment, whose, str(about.get("place", "")))
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _origin(error: BaseException) -> Origin:
+    if isinstance(error, StorageFailed):
+        return "storage"
+    return "refused" if isinstance(error, HoldfastError) and not isinstance(error, WorkerLost) else "script"
+
+
+def _place(error: BaseException) -> str:
+    """The line that raised: an error that comes again comes from there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
 def _says_it_all(error: BaseException) -> bool:

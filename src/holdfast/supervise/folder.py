@@ -1,54 +1,26 @@
 """The folder of a run: whose it is, and that only one supervisor of a node works in it."""
 
-import fcntl
 import json
 import os
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
 
+from holdfast.ddp import lock
 from holdfast.ddp.config import IDENTITY, RunConfig, read_config
 from holdfast.errors import BadInput, StorageFailed
-
-FREE_WITHIN = 5.0
 
 
 @contextmanager
 def claimed(out: Path, config: RunConfig, node: int = 0) -> Iterator[None]:
     """Make the folder this run's, or go on with the run that it holds, and keep a second supervisor out meanwhile."""
-    with ExitStack() as held:
+    with lock.hold(out, node):
         try:
-            held.enter_context(_lock(out, node))
             _claim(out, config, node)
         except OSError as error:
             why = error.strerror or error
             raise StorageFailed(f"cannot use {out} for a run: {why}. Name another --out.") from error
         yield
-
-
-def _lock(out: Path, node: int) -> TextIO:
-    out.mkdir(parents=True, exist_ok=True)
-    lock = (out / f".supervisor-{node}.lock").open("w")
-    if not _locked(lock):
-        lock.close()
-        raise BadInput(f"{out} is in use by another supervisor: wait for it, or name another --out.")
-    return lock
-
-
-def _locked(lock: TextIO) -> bool:
-    """Take the lock, if it becomes free in time: workers share it, and those of a dead supervisor take a moment to die."""
-    deadline = time.monotonic() + FREE_WITHIN
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.05)
-        else:
-            return True
 
 
 def differing(mine: RunConfig, theirs: RunConfig) -> list[str]:
@@ -65,9 +37,31 @@ def _claim(out: Path, config: RunConfig, node: int) -> None:
             raise BadInput(f"{out} holds another run ({was}): name another --out, or give the same command.")
     elif any(each for each in out.iterdir() if not each.name.startswith(".")):
         raise BadInput(f"{out} is not empty and holds no run: name another --out.")
-    temporary = out / f".run-{node}.tmp"
-    temporary.write_text(json.dumps(config.to_json(), indent=2) + "\n")
+    _write(path, out / f".run-{node}.tmp", json.dumps(config.to_json(), indent=2) + "\n")
+
+
+def _write(path: Path, temporary: Path, text: str) -> None:
+    """Put a file in place whole, so that a power cut leaves the old one or the new one."""
+    number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        rest = text.encode()
+        while rest:
+            rest = rest[os.write(number, rest) :]
+        os.fsync(number)
+    finally:
+        os.close(number)
     os.replace(temporary, path)
+    _sync(path.parent)
+    with suppress(PermissionError):  # the folder's own name, if it is new; where we may not look, it is not
+        _sync(path.parent.parent)
+
+
+def _sync(folder: Path) -> None:
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def _shown(config: RunConfig, name: str) -> str:

@@ -1,118 +1,147 @@
 """How a run is doing, for whoever watches: one line that changes on a terminal, plain lines elsewhere.
 
-It reads the history files as they grow, and nothing else of the run.
+It reads what is added to the history files while it watches, and nothing else of the run. Nothing that happens to those
+files, or to whoever reads what is printed, ends the run: the view then shows less.
 """
 
-import json
+import os
+import stat
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from holdfast.cost.formulas import goodput
+from holdfast.events import Event, Recover, What, parse
+from holdfast.lineage import Lineage
 from holdfast.supervise.output import Echo
+from holdfast.supervise.tries import Tries
 from holdfast.supervise.verdict import count
 
 REFRESH = 0.25
 PLAIN_REFRESH = 10.0
+MOST = 1 << 22  # bytes of a history read at one look
 
 
 @dataclass(slots=True)
 class Tally:
-    """What the events so far add up to, from the moment we began to watch."""
+    """What the events add up to since we began to watch."""
 
     began: float
-    step: int = 0
-    steps: int | None = None
-    save_every: int | None = None
-    committed: int = 0
-    committed_before: int = 0
-    restored: int = 0
-    restarts: int = 0
-    workers: int = 0
+    tries: Tries
+    run: Lineage = field(default_factory=Lineage)
+    _first: int | None = None  # the steps that were committed when we began
 
-    def add(self, event: Mapping[str, Any]) -> None:
+    def add(self, what: What) -> None:
         """Take one event into account."""
-        kind = event.get("event")
-        new = float(event.get("time", 0.0)) >= self.began
-        if kind == "plan":
-            self.steps = event["samples"] // event["batch"] * event["epochs"]
-            self.save_every = event["save_every"]
-        elif kind == "step":
-            self.step = event["step"] + 1
-        elif kind == "recover":
-            self.step = self.restored = event["restored"] or 0
-        elif kind == "commit":
-            self.committed = max(self.committed, event["step"])
-            self.committed_before = self.committed_before if new else self.committed
-        elif kind in ("launch", "restart"):
-            self.workers = event["workers"]
-            self.restarts += new and kind == "restart"
+        self.run.add(what)
+        if isinstance(what, Recover) and self._first is None:
+            self._first = what.restored or 0
+
+    @property
+    def committed(self) -> int:
+        """The steps that would come back after a failure now."""
+        return max(self.run.committed, self.run.restored or 0)
 
     @property
     def in_flight(self) -> int:
         """Saves that were due by now and are not committed yet."""
-        if not self.save_every:
+        if self.run.plan is None or self.run.plan.save_every < 1:
             return 0
-        return max(0, self.step // self.save_every - max(self.committed, self.restored) // self.save_every)
+        every = self.run.plan.save_every
+        return max(0, self.run.reached // every - self.committed // every)
 
     def line(self, now: float) -> str:
         """All of it in one line."""
-        rate = goodput(self.committed - self.committed_before, max(now - self.began, 1e-3))
-        done = f"step {self.step}" + (f" of {self.steps}" if self.steps else "")
+        rate = goodput(max(0, self.committed - (self._first or 0)), max(now - self.began, 1e-3))
+        left = f"{count(self.run.restarts, 'restart')}, {self.tries.left(self.committed)} left"
         return " · ".join(
             [
-                done,
+                f"step {self.run.reached}" + (f" of {self._steps}" if self._steps else ""),
                 f"goodput {rate:.1f} steps/s",
-                count(self.restarts, "restart"),
+                left,
                 f"{count(self.in_flight, 'save')} in flight",
                 f"committed {self.committed}",
-                count(self.workers, "worker"),
+                count(self.run.workers, "worker"),
             ]
         )
 
+    @property
+    def _steps(self) -> int:
+        plan = self.run.plan
+        return plan.samples // plan.batch * plan.epochs if plan and plan.batch else 0
+
 
 class Growing:
-    """The events of one history file, as they are appended."""
+    """The events that are added to one history file from now on."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._at = path, 0
+        self._path = path
+        self._at = 0
+        with suppress(OSError):
+            self._at = path.stat().st_size
 
-    def new(self) -> Iterator[dict[str, Any]]:
+    def new(self) -> Iterator[Event]:
         """The events since the last call; a line that is not whole yet waits for the next."""
-        with suppress(FileNotFoundError), self._path.open("rb") as file:
-            file.seek(self._at)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._at += len(line)
-                with suppress(ValueError):  # the audit reports damage, not the view
-                    yield json.loads(line)
+        for line in self._lines():
+            with suppress(ValueError, OverflowError, RecursionError):  # the audit reports damage, not the view
+                yield parse(line)
+
+    def _lines(self) -> list[bytes]:
+        with suppress(OSError):
+            data = self._added()
+            whole = data[: data.rfind(b"\n") + 1]
+            self._at += len(whole) or (len(data) if len(data) == MOST else 0)  # no line of ours is as long
+            return whole.splitlines()
+        return []
+
+    def _added(self) -> bytes:
+        """What was added to it, if it is a file still: a pipe or a device of that name would have us wait."""
+        number = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            found = os.fstat(number)
+            if not stat.S_ISREG(found.st_mode):
+                return b""
+            self._at = min(self._at, found.st_size)  # a torn line was cut off
+            return os.pread(number, MOST, self._at)
+        finally:
+            os.close(number)
 
 
 class View:
     """Shows the tally, what the workers print, and lines of the supervisor's own."""
 
-    def __init__(self, console: Console, history: Path, supervisor: str) -> None:
+    def __init__(self, console: Console, history: Path, supervisor: str, tries: Tries) -> None:
         self._console = console
         self._files = [Growing(history / f"{who}.jsonl") for who in (supervisor, "rank-0")]
-        self._tally = Tally(time.time())
+        self._tally = Tally(time.time(), tries)
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._shown = time.monotonic()
+        self._warned: set[str] = set()
+        self._deaf: set[str] = set()
         self.echo = Echo(self._print_out, self._print_err)
 
     def say(self, line: str, style: str = "") -> None:
         """One line of the supervisor's own."""
-        text = Text(f"holdfast: {' '.join(line.split())}", style=style)
-        self._console.print(text, soft_wrap=True)
+        line = f"holdfast: {' '.join(line.split())}"
+        if self._live:
+            self._try("err", lambda: self._console.print(Text(line, style=style), soft_wrap=True))
+        else:
+            self._print_err(line)
+
+    def warn(self, line: str) -> None:
+        """A line that is said once, however often it is true."""
+        if line not in self._warned:
+            self._warned.add(line)
+            self.say(line, style="yellow")
 
     def show(self, title: str, text: str) -> None:
         """Several lines as they are, such as a traceback, under a title."""
@@ -128,35 +157,46 @@ class View:
         self._shown = moment
         for file in self._files:
             for event in file.new():
-                with suppress(KeyError, TypeError, ValueError, ZeroDivisionError):  # another version's event
-                    self._tally.add(event)
+                self._tally.add(event.what)
         line = self._tally.line(time.time())
-        if self._live:
-            self._live.update(Text(line, style="cyan"), refresh=True)
-        elif self._tally.step:
+        if live := self._live:
+            self._try("err", lambda: live.update(Text(line, style="cyan"), refresh=True))
+        elif self._tally.run.reached:
             self.say(line)
 
     def __enter__(self) -> "View":
         if self._live:
-            self._live.start()
+            self._try("err", self._live.start)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.echo.copy(last=True)
         if self._live:
-            self._live.stop()
+            self._try("err", self._live.stop)
 
     def _print_out(self, text: str) -> None:
         """To stdout, which may be a file; on one terminal with the live line, above that line."""
         if self._live and sys.stdout.isatty():
             self._print_err(text)
         else:
-            sys.stdout.write(text + "\n")
-            sys.stdout.flush()
+            self._try("out", lambda: _write(sys.stdout, text))
 
     def _print_err(self, text: str) -> None:
         if self._live:
-            self._console.print(Text.from_ansi(text), soft_wrap=True)
+            self._try("err", lambda: self._console.print(Text.from_ansi(text), soft_wrap=True))
         else:
-            self._console.file.write(text + "\n")  # byte for byte: a log may hold tabs and colours
-            self._console.file.flush()
+            self._try("err", lambda: _write(self._console.file, text))  # byte for byte: a log may hold tabs and colours
+
+    def _try(self, stream: str, show: Callable[[], object]) -> None:
+        """Show something there; where nobody listens any more (`| head`, a full disk), never again."""
+        if stream in self._deaf:
+            return
+        try:
+            show()
+        except (OSError, ValueError, SystemExit):  # rich ends the process when a pipe is closed
+            self._deaf.add(stream)
+
+
+def _write(file: IO[str], text: str) -> None:
+    file.write(text + "\n")
+    file.flush()

@@ -20,15 +20,21 @@ class Tail:
         if self._file is None:
             try:
                 self._file = self._path.open("rb")
-            except FileNotFoundError:
+            except OSError:  # not there yet, or its worker has no log
                 return
-        text = self._rest + self._file.read()
+        text = self._rest + self._read()
         end = len(text) if last else text.rfind(b"\n") + 1
         self._rest = text[end:]
         if end:
             self._show(text[:end].decode(errors="replace").removesuffix("\n"))
         if last:
             self._file.close()
+
+    def _read(self) -> bytes:
+        try:
+            return self._file.read() if self._file else b""
+        except OSError:  # a disk that cannot be read is no reason to stop
+            return b""
 
 
 class Echo:

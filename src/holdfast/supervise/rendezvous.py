@@ -3,6 +3,10 @@
 One node alone needs nobody; several meet through torch's `c10d` rendezvous, as under torchrun. On top of either, the
 nodes tell each other what they know, and so agree on the attempt, on a name for this round that no other has, and on
 a new store for its workers: nothing that a dead attempt left in its store can be read by the next.
+
+Whoever reaches the port of the rendezvous is trusted with the run: torch unpickles what it finds there, so that a
+stranger could run code on every node. We listen on the address that was given and on no other; keep all machines but
+the nodes of the run away from it, and from the ports of its workers.
 """
 
 import fcntl
@@ -12,7 +16,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -26,12 +30,15 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousParameters,
     RendezvousStoreInfo,
 )
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, HoldfastError
+from holdfast.supervise.checkpoints import Checkpoints
 
 LOOPBACK = "127.0.0.1"
 _RUN_ID = "holdfast"
+_PATIENCE = timedelta(seconds=60)  # for a node to answer, and for the one that keeps the store to come up
 _SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 
 
@@ -78,10 +85,11 @@ class Meeting:
 class Nodes(RendezvousHandler):
     """A rendezvous that keeps the numbers the user gave the nodes, and whose every round has a store of its own."""
 
-    def __init__(self, node: Node, identity: Mapping[str, Any]) -> None:
-        self._node, self._identity = node, identity
+    def __init__(self, node: Node, identity: Mapping[str, Any], checkpoints: Checkpoints) -> None:
+        self._node, self._identity, self._checkpoints = node, identity, checkpoints
         self._inner, self._keeps_store = _rendezvous_of(node)
         self._server: TCPStore | None = None
+        self._common: Store | None = None
         self.meeting: Meeting | None = None
         self.next_attempt = 1
         self.waiting = False  # for other nodes: a signal may interrupt us then, and only then
@@ -92,9 +100,12 @@ class Nodes(RendezvousHandler):
             found = self._inner.next_rendezvous()
         finally:
             self.waiting = False
-        everybody = _exchange(found.store, found.rank, found.world_size, self._greeting())
+        self._common = found.store
+        everybody = _exchange(found, "greeting", self._greeting())
         self._check(everybody)
         first = min(everybody, key=lambda greeting: int(greeting["node"]))
+        if self._node.of > 1 and any(greeting["new"] for greeting in everybody):
+            self._check_place(found, first["round"])
         self.meeting = Meeting(
             attempt=max(greeting["attempt"] for greeting in everybody),
             round=first["round"],
@@ -107,6 +118,7 @@ class Nodes(RendezvousHandler):
 
     def _greeting(self) -> dict[str, Any]:
         greeting = {"node": self._node.rank, "of": self._node.of, "attempt": self.next_attempt, **self._identity}
+        greeting["new"] = self.meeting is None
         if self._node.rank == 0:
             address = self._node.address
             self._server = listen(address)
@@ -121,6 +133,26 @@ class Nodes(RendezvousHandler):
         for name in self._identity:
             if len({json.dumps(greeting.get(name)) for greeting in everybody}) > 1:
                 raise BadInput(f"the nodes that met differ in {name}: give the same command on each.")
+
+    def _check_place(self, found: RendezvousInfo, token: str) -> None:
+        """Refuse, all alike, unless every node finds what node 0 leaves in the place of the checkpoints."""
+        wrong = self._tried(self._checkpoints.leave, token) if self._node.rank == 0 else None
+        _exchange(found, "left", {})
+        if self._node.rank > 0:
+            wrong = self._tried(self._checkpoints.find, token)
+        everybody = _exchange(found, "found", {"node": self._node.rank, "wrong": wrong})
+        if self._node.rank == 0 and wrong is None:
+            self._checkpoints.forget(token)
+        for each in sorted(everybody, key=lambda said: int(said["node"])):
+            if each["wrong"]:
+                raise BadInput(f"node {each['node']} cannot use the checkpoints: {each['wrong']}")
+
+    def _tried(self, what: Callable[[str], None], token: str) -> str | None:
+        try:
+            what(token)
+        except HoldfastError as error:
+            return str(error)
+        return None
 
     def finish(self) -> bool:
         """Say that our workers have ended in order; whether those of every node have."""
@@ -143,14 +175,14 @@ class Nodes(RendezvousHandler):
 
     def leave(self, patience: float = 10.0) -> None:
         """Go; whoever keeps the store not before the others have heard from it how the run ended."""
-        if self.meeting is None:
+        if self._common is None:
             return
         deadline = time.monotonic() + patience
         with suppress(RuntimeError):  # its keeper may be gone already
-            left = self.meeting.store.add("holdfast/left", 1)
+            left = self._common.add("holdfast/left", 1)
             while self._keeps_store and left < self._node.of and time.monotonic() < deadline:
                 time.sleep(0.05)
-                left = self.meeting.store.add("holdfast/left", 0)
+                left = self._common.add("holdfast/left", 0)
 
     def _met(self) -> Meeting:
         if self.meeting is None:
@@ -205,11 +237,13 @@ class Alone(RendezvousHandler):
         return True
 
 
-def listen(address: str) -> TCPStore:
+def listen(address: str, port: int = 0, patience: timedelta = timedelta(minutes=5)) -> TCPStore:
     """A new store that listens on this address alone; torch by itself would listen on all."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family) as server:
-        server.bind((address, 0))
+        # A supervisor that starts again takes the port back from connections that the kernel still remembers.
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(where)
         server.listen(1024)
         port = server.getsockname()[1]
         return TCPStore(
@@ -217,7 +251,7 @@ def listen(address: str) -> TCPStore:
             port,
             is_master=True,
             wait_for_workers=False,
-            timeout=timedelta(minutes=5),
+            timeout=patience,
             master_listen_fd=server.detach(),
         )
 
@@ -239,32 +273,38 @@ def _rendezvous_of(node: Node) -> tuple[RendezvousHandler, bool]:
     # Torch's own store for workers lives as long as its rendezvous, and a node that comes back waits for its address
     # in vain; we bring one for each round.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    # Torch would guess by the machine's name whether to host the rendezvous; a machine may have more addresses than
-    # its name has. Of several nodes on one machine the first one hosts, and the others find the port taken.
-    for host in (True, False) if _is_ours(node.endpoint) else (False,):
-        parameters = RendezvousParameters(
-            backend="c10d",
-            endpoint=node.endpoint,
-            run_id=_RUN_ID,
-            min_nodes=node.of,
-            max_nodes=node.of,
-            local_addr=node.address,
-            is_host=host,
-        )
-        with suppress(RendezvousError):
-            return get_rendezvous_handler(parameters), host
-    raise BadInput(f"nobody listens at the rendezvous {node.endpoint}: start the node that has this address.")
+    store, host = _common_store(node.endpoint)
+    parameters = RendezvousParameters(
+        backend="c10d",
+        endpoint=node.endpoint,
+        run_id=_RUN_ID,
+        min_nodes=node.of,
+        max_nodes=node.of,
+        local_addr=node.address,
+    )
+    try:
+        return create_handler(store, C10dRendezvousBackend(store, _RUN_ID), parameters), host
+    except RendezvousError as error:
+        raise _nobody_listens(node.endpoint) from error
 
 
-def _is_ours(endpoint: str) -> bool:
-    """Whether the host of the endpoint is this machine: only then can we listen there."""
-    family, kind, *_, (host, *rest) = _target(endpoint)
-    with socket.socket(family, kind) as probe:
-        try:
-            probe.bind((host, 0, *rest[1:]))
-        except OSError:
-            return False
-    return True
+def _common_store(endpoint: str) -> tuple[TCPStore, bool]:
+    """The store in which all nodes meet, and whether it is we who keep it.
+
+    Torch would guess by the machine's name whether to keep it, and then listen on every address. Only the machine that
+    has the address can listen on it; of several nodes there the first one does, and the others find the port taken.
+    """
+    address, port = _target(endpoint)[-1][:2]
+    with suppress(OSError):
+        return listen(address, port, _PATIENCE), True
+    try:
+        return TCPStore(address, port, is_master=False, timeout=_PATIENCE), False
+    except (RuntimeError, ValueError) as error:
+        raise _nobody_listens(endpoint) from error
+
+
+def _nobody_listens(endpoint: str) -> BadInput:
+    return BadInput(f"nobody listens at the rendezvous {endpoint}: start the node that has this address.")
 
 
 def _target(endpoint: str) -> tuple[Any, ...]:
@@ -275,10 +315,10 @@ def _target(endpoint: str) -> tuple[Any, ...]:
         raise BadInput(f"the rendezvous {endpoint} is unknown here: {error.strerror or error}.") from error
 
 
-def _exchange(store: Store, seat: int, seats: int, greeting: dict[str, Any]) -> list[dict[str, Any]]:
-    """Tell every node of this round, and hear from every one; the seat is the number that torch gave us for it."""
-    store.set(f"holdfast/node/{seat}", json.dumps(greeting))
-    return [json.loads(store.get(f"holdfast/node/{each}")) for each in range(seats)]
+def _exchange(found: RendezvousInfo, topic: str, said: dict[str, Any]) -> list[dict[str, Any]]:
+    """Tell every node of this round, and hear from every one, by the seats that torch gave them for it."""
+    found.store.set(f"holdfast/{topic}/{found.rank}", json.dumps(said))
+    return [json.loads(found.store.get(f"holdfast/{topic}/{seat}")) for seat in range(found.world_size)]
 
 
 def _host_and_port(endpoint: str) -> tuple[str, int]:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 from torch.distributed.elastic.agent.server.api import WorkerState
@@ -22,24 +21,26 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
-from holdfast.checkpoint import snapshot
-from holdfast.checkpoint.store import DirectoryStore
 from holdfast.ddp.config import IDENTITY, RunConfig
 from holdfast.ddp.preemption import PREEMPTED
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, HoldfastError, StorageFailed
 from holdfast.events import Detect, Judged, Launch, Preempt, Restart, What
-from holdfast.history import HistoryWriter, read_history
-from holdfast.supervise import verdict as verdicts
+from holdfast.history import HistoryWriter, recall
 from holdfast.supervise.agent import WarmAgent
+from holdfast.supervise.asked import Interrupted, asked
 from holdfast.supervise.casualty import Casualty, casualty
+from holdfast.supervise.checkpoints import Checkpoints, local, settled
 from holdfast.supervise.folder import claimed
 from holdfast.supervise.live import View
 from holdfast.supervise.rendezvous import Node, Nodes
-from holdfast.supervise.verdict import Verdict, Word
+from holdfast.supervise.stuck import Elsewhere
+from holdfast.supervise.tries import Tries
+from holdfast.supervise.verdict import Verdict, Word, count
 from holdfast.supervise.warm import warm
 
 TICK = 0.02
 ASK_NODES = 0.2
+COMPARE = 1.0
 DYING = 0.3
 
 
@@ -63,56 +64,71 @@ def supervise(
     script = Path(config.script)
     if not script.is_file():
         raise BadInput(f"there is no script {config.script}: name a Python file.")
-    config = replace(config, script=str(script.resolve()))
-    out = out.resolve()
+    config = replace(config, script=str(script.resolve()), checkpoints=settled(config.checkpoints))
+    out = local(out)
+    checkpoints = Checkpoints(out, config.checkpoints)
+    found = checkpoints.try_out(alone=nnodes == 1)
     who = "supervisor" if nnodes == 1 else f"supervisor-{node_rank}"
-    with claimed(out, config, node_rank):
-        attempt = _last_attempt(out / "history" / f"{who}.jsonl") + 1
-        view = View(console or Console(stderr=True), out / "history", who)
-        with HistoryWriter(out / "history", who) as history, view:  # first: importing counts as the run's time
-            warm(preload)
-            return _Supervisor(config, out, node, history, view, attempt).run()
+    with asked.listening(), claimed(out, config, node_rank):
+        attempt = max(_last_attempt(out / "history" / f"{who}.jsonl"), found.attempt) + 1
+        tries = Tries(config.max_restarts, found.newest)
+        view = View(console or Console(stderr=True), out / "history", who, tries)
+        with _recording(out / "history", who, view) as history, view:  # first: importing counts as the run's time
+            if not asked.times:
+                warm(preload)
+            verdict = _Supervisor(config, out, node, history, view, tries, attempt, checkpoints, found.newest).run()
+            _send(checkpoints, view)
+            return verdict
 
 
 class _Supervisor:
     """One supervisor's work in one folder, from the first start of its workers to the verdict."""
 
     def __init__(
-        self, config: RunConfig, out: Path, node: Node, history: HistoryWriter, view: View, attempt: int
+        self,
+        config: RunConfig,
+        out: Path,
+        node: Node,
+        history: HistoryWriter,
+        view: View,
+        tries: Tries,
+        attempt: int,
+        checkpoints: Checkpoints,
+        newest: int | None,
     ) -> None:
-        self._config, self._out, self._node = config, out, node
-        self._history, self._view = history, view
+        self._config, self._node, self._checkpoints = config, node, checkpoints
+        self._history, self._view, self._tries = history, view, tries
         identity = {name: getattr(config, name) for name in IDENTITY} | {"script": Path(config.script).name}
-        self._nodes = Nodes(node, identity)
+        self._nodes = Nodes(node, identity, checkpoints)
         self._nodes.next_attempt = attempt
         self._agent = WarmAgent(config, out, self._nodes)
-        self._restarts = 0
-        self._newest = self._newest_snapshot()
-        self._asked = self._passed_on = 0
-        self._asked_nodes = 0.0
-        self._shown: set[str] = set()
+        self._restarts = self._passed_on = 0
+        self._newest = newest
+        self._asked_nodes = self._compared = 0.0
+        self._shown: set[tuple[str, str]] = set()
 
     def run(self) -> Verdict:
         """Start, watch, and start again until there is a verdict."""
         # What is here now is shared with every worker: a collection in one would copy its pages for nothing.
         gc.collect()
         gc.freeze()
-        with self._listening():
-            try:
-                verdict = self._launch()
-                while verdict is None:
-                    time.sleep(TICK)
-                    self._view.refresh()
-                    verdict = self._step()
-                return self._conclude(verdict)
-            finally:
-                self._agent.end()
-                self._nodes.shutdown()
-                self._nodes.leave()
+        asked.interruptible = lambda: self._nodes.waiting
+        try:
+            verdict = self._launch()
+            while verdict is None:
+                time.sleep(TICK)
+                self._view.refresh()
+                verdict = self._step()
+            return self._conclude(verdict)
+        finally:
+            asked.interruptible = lambda: False
+            self._agent.end()
+            self._nodes.shutdown()
+            self._nodes.leave()
 
     def _step(self) -> Verdict | None:
         """Look at the workers, the signals and the other nodes once."""
-        if self._asked > self._passed_on and (verdict := self._pass_on()):
+        if asked.times > self._passed_on and (verdict := self._pass_on()):
             return verdict
         state = self._agent.look()
         if state == WorkerState.FAILED:
@@ -124,7 +140,10 @@ class _Supervisor:
         deadline = time.monotonic() + DYING
         while (lost := casualty(self._agent.deaths())).kind == "peer" and time.monotonic() < deadline:
             time.sleep(TICK)
-        self._agent.end()
+        hangs = lost.kind == "hang"
+        if hangs:
+            self._view.echo.copy(last=True)  # what comes then is stacks, which belong into the logs
+        self._agent.end(stacks=hangs)
         return lost
 
     def _heed_nodes(self, *, finished: bool) -> Verdict | None:
@@ -134,6 +153,7 @@ class _Supervisor:
             return None
         self._asked_nodes = now
         try:
+            self._compare(now)
             if finished and self._nodes.finish():
                 return self._over()
             if (said := self._nodes.stopped()) is not None:
@@ -143,6 +163,18 @@ class _Supervisor:
         except (RendezvousError, RuntimeError) as error:
             return self._lost_nodes(error)
         return None
+
+    def _compare(self, now: float) -> None:
+        """Tell the other nodes how far our workers are, and hear it from them: who waits for whom may cross nodes."""
+        if self._node.of == 1 or self._nodes.meeting is None or now - self._compared < COMPARE:
+            return
+        self._compared = now
+        store, here = self._nodes.meeting.store, self._agent.here()
+        store.set(f"holdfast/place/{self._node.rank}", json.dumps([here.place, here.moved]))
+        keys = [f"holdfast/place/{rank}" for rank in range(self._node.of) if rank != self._node.rank]
+        told = [json.loads(store.get(key)) for key in keys if store.check([key])]
+        places = [(place[0], place[1]) for place, _ in told if place is not None]
+        self._agent.elsewhere = Elsewhere(min(places, default=None), sum(moved for _, moved in told))
 
     def _lost_nodes(self, error: Exception) -> Verdict:
         where = f"the rendezvous {self._node.endpoint}" if self._node.endpoint else "the store of the workers"
@@ -156,13 +188,10 @@ class _Supervisor:
     def _recover(self, lost: Casualty) -> Verdict | None:
         """Say who failed; then start again, unless there is a reason not to."""
         self._report(lost)
-        if self._asked:
+        if asked.times:
             return self._verdict("preempted", f"a worker failed while it was to save: {lost.message}")
-        newest = self._newest_snapshot()
-        # The snapshot of a first state, step 0, is no progress yet.
-        progress, self._newest = (newest or 0) > (self._newest or 0), newest
-        limit = self._config.max_restarts
-        if why := verdicts.stop(lost, restarts=self._restarts, max_restarts=limit, progress=progress):
+        self._newest = self._checkpoints.newest()
+        if why := self._tries.after(lost, self._newest):
             return self._verdict(*why)
         self._agent.end()
         self._restarts += 1
@@ -170,9 +199,11 @@ class _Supervisor:
 
     def _launch(self) -> Verdict | None:
         workers = self._config.workers_at(self._restarts)
+        if asked.times:
+            return self._verdict("preempted", "asked to stop before the workers were started; the same command goes on")
         try:
             self._agent.launch(workers)
-        except _Interrupted:
+        except Interrupted:
             return self._verdict("preempted", "stopped while waiting for the other nodes")
         except RendezvousClosedError:
             said = self._nodes.stopped()
@@ -183,18 +214,25 @@ class _Supervisor:
             return self._lost_nodes(error)
         self._note(self._started(workers))
         self._view.echo.follow(self._agent.printed())
-        self._view.say(f"attempt {self._attempt}: {verdicts.count(workers, 'worker')} started")
+        left = f"; {self._left} of {count(self._tries.limit, 'restart')} left" if self._restarts else ""
+        self._view.say(f"attempt {self._attempt}: {count(workers, 'worker')} started{left}")
+        self._checkpoints.send()  # while they train: what earlier attempts left
         return None
+
+    @property
+    def _left(self) -> int:
+        return self._tries.left(self._newest)
 
     def _started(self, workers: int) -> Launch | Restart:
         if not self._restarts:
-            return Launch(self._attempt, workers, argv=(self._config.script, *self._config.args))
-        return Restart(self._attempt, workers, newest=self._newest)
+            argv = (self._config.script, *self._config.args)
+            return Launch(self._attempt, workers, argv, nodes=self._node.of)
+        return Restart(self._attempt, workers, newest=self._newest, left=self._left)
 
     def _pass_on(self) -> Verdict | None:
         """What SIGTERM or Ctrl-C asks for: at first a last save, and when it comes again, an end."""
-        self._passed_on = self._asked
-        if self._asked > 1:
+        self._passed_on = asked.times
+        if asked.times > 1:
             self._agent.end()
             return self._verdict("preempted", "killed by a second signal; the newest snapshot stands")
         self._note(Preempt(self._attempt))
@@ -204,10 +242,10 @@ class _Supervisor:
 
     def _report(self, lost: Casualty) -> None:
         who = (self._attempt, lost.rank, lost.local_rank)
-        self._note(Detect(*who, lost.kind, lost.message, exit=lost.exit, signal=lost.signal))
+        self._note(Detect(*who, lost.kind, lost.message, lost.exit, lost.signal, lost.step))
         self._view.echo.copy()
-        if lost.traceback and lost.kind == "error" and lost.traceback not in self._shown:
-            self._shown.add(lost.traceback)
+        if lost.traceback and lost.kind == "error" and lost.error[:2] not in self._shown:
+            self._shown.add(lost.error[:2])
             self._view.show(f"rank {lost.rank} raised, in attempt {self._attempt}:", lost.traceback)
         else:
             self._view.say(lost.line, style="yellow")
@@ -230,34 +268,38 @@ class _Supervisor:
 
     @property
     def _attempt(self) -> int:
-        return self._nodes.meeting.attempt if self._nodes.meeting else 0
-
-    def _newest_snapshot(self) -> int | None:
-        return max(snapshot.steps(DirectoryStore(self._out / "checkpoints")), default=None)
+        return self._nodes.next_attempt - 1
 
     def _note(self, what: What) -> None:
+        """Put it on record; a disk that refuses does not end the training, and what it refused is tried again."""
         self._history.append(what)
-        self._history.flush()
-
-    @contextmanager
-    def _listening(self) -> Iterator[None]:
-        """Count SIGTERM and SIGINT while the run goes on."""
-
-        def heard(_number: int, _frame: FrameType | None) -> None:
-            self._asked += 1
-            if self._nodes.waiting:
-                raise _Interrupted
-
-        before = {number: signal.signal(number, heard) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            self._history.flush()
+        except StorageFailed as error:
+            self._view.warn(str(error))
 
 
-class _Interrupted(Exception):
-    """A signal came while the nodes were waiting for each other."""
+@contextmanager
+def _recording(folder: Path, who: str, view: View) -> Iterator[HistoryWriter]:
+    """The supervisor's own history; what the disk refuses in the end is said, and the verdict stands."""
+    history = HistoryWriter(folder, who)
+    try:
+        yield history
+    finally:
+        try:
+            history.close()
+        except StorageFailed as error:
+            view.warn(str(error))
+
+
+def _send(checkpoints: Checkpoints, view: View) -> None:
+    """Send this folder's histories to where the audit of any node finds them; they are here, whatever becomes of it."""
+    try:
+        checkpoints.settle()  # two at once could send a file's end in the wrong order
+        checkpoints.send()
+        checkpoints.settle()
+    except HoldfastError as error:
+        view.say(f"the histories of this node were not sent to {checkpoints}: {error}", style="yellow")
 
 
 def _peer(message: str) -> Casualty:
@@ -270,7 +312,5 @@ def _first_line(error: BaseException) -> str:
 
 def _last_attempt(path: Path) -> int:
     """The number of the last attempt that the supervisor of this node has started here."""
-    if not path.exists():
-        return 0
-    attempts = [event.fields.get("attempt") for event in read_history(path).events]
-    return max((number for number in attempts if isinstance(number, int)), default=0)
+    started = (event.what for event in recall(path, "launch", "restart"))
+    return max((what.attempt for what in started if isinstance(what, Launch | Restart)), default=0)

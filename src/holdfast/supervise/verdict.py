@@ -1,10 +1,9 @@
-"""How a run ends, and whether a failed one is tried again. Pure."""
+"""How a run ends. Pure."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 from holdfast.ddp.preemption import PREEMPTED
-from holdfast.supervise.casualty import Casualty
 
 Word = Literal["completed", "gave-up", "preempted", "script-error"]
 _EXIT_CODES: dict[Word, int] = {"completed": 0, "gave-up": 1, "preempted": PREEMPTED, "script-error": 1}
@@ -27,20 +26,6 @@ class Verdict:
     def line(self) -> str:
         """The verdict in one line."""
         return f"{self.verdict} after {count(self.attempts, 'attempt')}: {self.because}"
-
-
-def stop(casualty: Casualty, *, restarts: int, max_restarts: int, progress: bool) -> tuple[Word, str] | None:
-    """Why not to try again, or nothing: then try again.
-
-    `progress` is whether a snapshot was committed since the failure before this one. A script that raises will raise
-    again, unless it got further: what it met there may have been passing.
-    """
-    if casualty.is_of_the_script and not progress:
-        why = "; it came no further than before, so it would do the same again" if casualty.traceback else ""
-        return "script-error", casualty.line + why
-    if restarts >= max_restarts:
-        return "gave-up", f"{casualty.line}; no more than {count(max_restarts, 'restart')} (--max-restarts)"
-    return None
 
 
 def count(number: int, noun: str) -> str:

@@ -5,8 +5,8 @@ interpreter under torchrun would have it, only that torch is already imported.
 """
 
 import atexit
-import ctypes
 import faulthandler
+import io
 import os
 import runpy
 import signal
@@ -16,29 +16,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from threadpoolctl import ThreadpoolController
 
-from holdfast.ddp import preemption, world
-from holdfast.supervise import errorfile, heartbeat
-
-_PR_SET_PDEATHSIG = 1
-SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
-"""What the supervisor blocks while it forks, so that a worker meets them with handlers of its own."""
+from holdfast import progress
+from holdfast.ddp import config, lock, preemption, world
+from holdfast.ddp.config import RunConfig
+from holdfast.progress import Progress
+from holdfast.supervise import errorfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
     """What one worker is to run, in which environment, and where it leaves its traces."""
 
-    script: str
-    args: tuple[str, ...]
+    config: RunConfig
     environment: Mapping[str, str]
     supervisor: int
-    heartbeat: Path
+    progress: Progress
     stdout: Path
     stderr: Path
     error: Path
@@ -49,7 +47,9 @@ def main(task: Task) -> NoReturn:
     _die_with(task.supervisor)
     _print_to(task.stdout, task.stderr)
     os.environ.update(task.environment)
-    heartbeat.start(task.heartbeat)
+    progress.adopt(task.progress)
+    config.adopt(task.config)  # not from the run's folder: what becomes of a file there is no matter of ours
+    lock.keep_from_children()
     _listen()
     _be_fresh()
     sys.exit(_run(task))
@@ -57,8 +57,7 @@ def main(task: Task) -> NoReturn:
 
 def _die_with(supervisor: int) -> None:
     """Be killed by the kernel when the supervisor dies, however it dies; and lead a group that can be killed as one."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    preemption.die_with_parent()
     if os.getppid() != supervisor:
         os._exit(1)  # it died before we could ask
     os.setpgid(0, 0)
@@ -66,20 +65,44 @@ def _die_with(supervisor: int) -> None:
 
 def _print_to(stdout: Path, stderr: Path) -> None:
     for number, path in ((1, stdout), (2, stderr)):
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        file = _opened(path)
         os.dup2(file, number)
         os.close(file)
-    # Whole lines at once: a worker may be killed at any time, and what it said before is wanted.
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - open until we exit
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(io.BufferedWriter(Log(number)), line_buffering=True) for number in (1, 2)
+    )
     faulthandler.enable()
+
+
+def _opened(path: Path) -> int:
+    """The file to print to; one that cannot be had does not keep a worker from its work."""
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY)
+
+
+class Log(io.FileIO):
+    """Where a worker prints: what a full disk refuses is lost, and no reason for a script to fail.
+
+    Python writes whole lines there at once: a worker may be killed at any time, and what it said before is wanted.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number, "w", closefd=False)
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
 
 
 def _listen() -> None:
     """SIGTERM asks for a last save. Ctrl-C reaches the supervisor, which passes it on as SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: preemption.requested.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, preemption.SIGNALS)
 
 
 def _be_fresh() -> None:
@@ -101,26 +124,28 @@ def pools() -> ThreadpoolController:
 
 
 def _run(task: Task) -> int:
-    sys.argv = [task.script, *task.args]
-    sys.path.insert(0, str(Path(task.script).parent))
+    script = task.config.script
+    sys.argv = [script, *task.config.args]
+    sys.path.insert(0, str(Path(script).parent))
     try:
-        runpy.run_path(task.script, run_name="__main__")
+        runpy.run_path(script, run_name="__main__")
         status = 0
     except SystemExit as end:
         status = _status(end, task)
     except BaseException as error:
-        errorfile.write(task.error, error, task.script)
+        errorfile.leave(task.error, task.progress, error, script)
         _leave_at_once(1)
-    _leave_in_order()
+    _leave_in_order(status, task.progress)
     return status
 
 
 def _status(end: SystemExit, task: Task) -> int:
     """The status that a script's `sys.exit` asks for; a failure it chose itself is recorded like one it raised."""
     status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-    if status not in (0, preemption.PREEMPTED):
+    if status not in preemption.IN_ORDER:
         message = end.code if isinstance(end.code, str) else f"exited with status {status}"
-        errorfile.write(task.error, SystemExit(message), task.script)
+        why = SystemExit(message).with_traceback(end.__traceback__)
+        errorfile.leave(task.error, task.progress, why, task.config.script)
     return status
 
 
@@ -131,10 +156,11 @@ def _leave_at_once(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _leave_in_order() -> None:
+def _leave_in_order(status: int, memory: Progress) -> None:
     """What an interpreter does at its end, and a forked child would leave out."""
+    if status in preemption.IN_ORDER:
+        memory.ends(status)
     world.leave()
-    for thread in threading.enumerate():
-        if thread is not threading.main_thread() and not thread.daemon:
-            thread.join()
+    # The interpreter's own: before it waits for threads, it tells idle pools to end, which would wait for ever.
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

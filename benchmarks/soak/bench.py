@@ -1,0 +1,257 @@
+"""Hundreds of strikes from outside at runs of 3 and 4 workers. Run: python benchmarks/soak/bench.py --strikes 500
+
+Every run is struck by signals and by damage to its files, comes to its end, and is judged: are its bits those of a run
+that was never struck, does the audit pass it, is nothing left behind. Exits with 1 if anything is wrong, and then keeps
+what the run left. The same seed gives the same strikes; the moments in which they meet the run are its own.
+"""
+
+import argparse
+import json
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import torch
+from job import COMMAND, HANG_AFTER, KEEP_LAST, STUCK_AFTER, Ended, Hung, Job
+from judging import Reference, left_behind, struck_by_the_command, wrong_audit, wrong_bits
+from schedule import DEADLOCK, DECK, FULL, KINDS, Plan, plans
+from striking import Tally, deal
+
+COLUMNS = ("hangs", "stopped", "wrong bits", "wrong audits", "left behind")
+AGAIN = 5  # times that the command is given again after it has ended unasked
+DISK = "48m"
+
+
+@dataclass(slots=True)
+class Result:
+    """All that was seen."""
+
+    tallies: list[Tally] = field(default_factory=list)
+    skipped: frozenset[str] = frozenset()
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def strikes(self) -> int:
+        return sum(len(tally.struck) for tally in self.tallies)
+
+
+def main() -> None:
+    """Strike until it is enough, and print the table."""
+    given = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is under way is cleared away
+    options, impossible = _abilities()
+    skipped = impossible | {kind for kind in DECK if not any(word in kind for word in given.kinds)}
+    result = Result(skipped=skipped)
+    print(f"seed {given.seed}", file=sys.stderr)
+    place = Path(given.keep or tempfile.mkdtemp(prefix="soak-"))
+    references: dict[tuple[str, int], Reference] = {}
+    for plan in plans(given.seed, skipped):
+        if result.strikes >= given.strikes or time.monotonic() - result.started > 60 * given.minutes:
+            break
+        if plan.number in (given.only or (plan.number,)):
+            reference = _reference(plan, place, options, references)
+            tally = one_run(plan, place / f"run-{plan.number:03d}", options, reference)
+            result.tallies.append(tally)
+            _tell(plan, tally, result, given.strikes)
+        elif plan.number > max(given.only):
+            break
+    _report(result, given.seed)
+    wrong = any(tally.wrong for tally in result.tallies)
+    if wrong:
+        print(f"what went wrong is in {place}", file=sys.stderr)
+    elif not given.keep:
+        shutil.rmtree(place)
+    sys.exit(1 if wrong else 0)
+
+
+def one_run(plan: Plan, folder: Path, options: list[str], reference: Reference) -> Tally:
+    """Strike one run as planned, and judge it; its folder is kept if anything was wrong."""
+    job, tally = Job(plan, folder, options), Tally()
+    (folder / "plan.json").write_text(json.dumps(asdict(plan), indent=1))
+    with _small_disk(job):
+        try:
+            job.start()
+            _struck_to_its_end(job, tally)
+            tally.struck += struck_by_the_command(job)
+            _judge(job, tally, reference)
+        except Hung as hung:
+            job.dump_and_kill()
+            tally.fault("hangs", str(hung))
+        finally:
+            if job.members():
+                job.dump_and_kill()
+            _keep_evidence(job, tally)
+    if not tally.wrong:
+        shutil.rmtree(folder)
+    return tally
+
+
+def _struck_to_its_end(job: Job, tally: Tally) -> None:
+    """Deal every strike; where the command ends by itself, that is a fault, and it is given again."""
+    waiting, again = list(job.plan.strikes), 0
+    while waiting or job.status is None:
+        try:
+            if not waiting:
+                raise Ended(job.await_end())
+            deal(job, waiting[0], tally)
+            del waiting[0]
+        except Ended as end:
+            if end.status == 0:
+                tally.missed += len(waiting)
+                return
+            tally.fault("stopped", f"the command ended with {end.status}: {_last_line(job)}")
+            if (again := again + 1) > AGAIN:
+                return
+            job.start()
+
+
+def _judge(job: Job, tally: Tally, reference: Reference) -> None:
+    """Faults of a whole run are those of every kind that struck it."""
+    for column, found in (
+        ("left behind", left_behind(job)),  # first: nothing may be at work when the rest is looked at
+        ("wrong bits", wrong_bits(job, reference)),
+        ("wrong audits", wrong_audit(job)),
+    ):
+        for what in found:
+            tally.fault(column, what, "of a whole run")
+
+
+def _reference(plan: Plan, place: Path, options: list[str], known: dict[tuple[str, int], Reference]) -> Reference:
+    """The run that is never struck: of the same model and workers, whatever the loader and the writer."""
+    key = plan.model, plan.workers
+    if key not in known:
+        bare = replace(plan, strikes=(), fault=None, fault_at=(), small_disk=False, loaders=0)
+        job = Job(bare, place / f"reference-{'-'.join(map(str, key))}", options)
+        job.start()
+        if status := job.await_end():
+            raise SystemExit(f"a run that nobody struck ended with {status}: {_last_line(job)}")
+        known[key] = Reference.of(job)
+        shutil.rmtree(job.folder)
+    return known[key]
+
+
+@contextmanager
+def _small_disk(job: Job) -> Iterator[None]:
+    if not job.plan.small_disk:
+        yield
+        return
+    job.small_disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "none", str(job.small_disk)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(job.small_disk)], check=True)
+
+
+def _keep_evidence(job: Job, tally: Tally) -> None:
+    if not tally.wrong:
+        return
+    (job.folder / "wrong.txt").write_text("\n".join(f"{column}; {kind}; {what}" for column, kind, what in tally.wrong))
+    (job.folder / "struck.txt").write_text("\n".join(tally.struck))
+    if job.plan.small_disk:  # it is gone with the disk
+        shutil.copytree(job.small_disk, job.folder / "disk-kept", symlinks=True, ignore=_pipes)
+
+
+def _pipes(folder: str, names: list[str]) -> list[str]:
+    return [name for name in names if (Path(folder) / name).is_fifo()]
+
+
+def _abilities() -> tuple[list[str], frozenset[str]]:
+    """How the command is to be given here, and which kinds cannot be tried."""
+    said = subprocess.run([*COMMAND, "run", "--help"], capture_output=True, text=True, check=True).stdout
+    options = ["--hang-after", f"{HANG_AFTER:g}", "--keep-last", str(KEEP_LAST)]
+    skipped = set() if _can_mount() else {FULL}
+    if "--stuck-after" in said:  # since then progress fills restarts up again, too
+        options += ["--stuck-after", f"{STUCK_AFTER:g}"]
+    else:
+        options += ["--max-restarts", "1000"]
+        skipped.add(DEADLOCK)
+    return options, frozenset(skipped)
+
+
+def _can_mount() -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", folder]
+        can = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+        if can:
+            subprocess.run(["umount", folder], check=True)
+    return can
+
+
+def _last_line(job: Job) -> str:
+    lines = job.log.read_text(errors="replace").splitlines()
+    return " | ".join(line.strip() for line in lines[-3:])
+
+
+def _tell(plan: Plan, tally: Tally, result: Result, wanted: int) -> None:
+    how = (
+        "fine"
+        if not tally.wrong
+        else f"WRONG: {'; '.join(f'{column} ({kind}): {what}' for column, kind, what in tally.wrong)}"
+    )
+    minutes = (time.monotonic() - result.started) / 60
+    print(
+        f"run {plan.number} ({plan.what}): {len(tally.struck)} strikes, {how}; {result.strikes} of {wanted} in {minutes:.1f} min",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _report(result: Result, seed: int) -> None:
+    """The tables of the README."""
+    struck = Counter(kind for tally in result.tallies for kind in tally.struck)
+    in_time = Counter(kind for tally in result.tallies for kind in tally.in_time)
+    wrong = Counter((column, kind) for tally in result.tallies for column, kind, _ in tally.wrong)
+    minutes = (time.monotonic() - result.started) / 60
+    print(f"python {platform.python_version()}, torch {torch.__version__}, {platform.system()} {platform.release()}")
+    print(
+        f"{_processor()}; seed {seed}; {result.strikes} strikes in {len(result.tallies)} runs in {minutes:.0f} minutes\n"
+    )
+    print(f"| strike | struck | {' | '.join(COLUMNS)} |\n|---|---:|{'---:|' * len(COLUMNS)}")
+    for kind in KINDS:
+        count = "not tried" if kind in result.skipped and not struck[kind] else str(struck[kind])
+        print(f"| {kind} | {count} | {' | '.join(str(wrong[column, kind]) for column in COLUMNS)} |")
+    whole = [str(wrong[column, "of a whole run"]) for column in COLUMNS]
+    print(f"| (seen at the end of a run) | | {' | '.join(whole)} |")
+    totals = [str(sum(count for (name, _), count in wrong.items() if name == column)) for column in COLUMNS]
+    print(f"| **total** | **{result.strikes}** | {' | '.join(f'**{total}**' for total in totals)} |\n")
+    late = {
+        kind: count - in_time[kind]
+        for kind, count in struck.items()
+        if kind.startswith("SIGKILL") and count > in_time[kind]
+    }
+    print(f"{sum(tally.missed for tally in result.tallies)} more were planned and came too late to meet anybody.")
+    for kind, count in late.items():
+        print(f"{kind}: {count} of {struck[kind]} met the run a moment after it.")
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "CPU part"))]
+    return f"{names[0] if names else platform.machine()} ({platform.machine()}), {len(names)} cores"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--strikes", type=int, default=500, help="begin no run once so many have struck")
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32, help="what is struck comes from it")
+    parser.add_argument("--minutes", type=float, default=60.0, help="begin no run after so many")
+    parser.add_argument("--only", type=int, nargs="*", help="only the runs of these numbers")
+    parser.add_argument(
+        "--kinds", nargs="*", default=[""], help="deal only kinds with one of these words in their name"
+    )
+    parser.add_argument("--keep", help="a folder for the runs; they stay there only if something was wrong")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

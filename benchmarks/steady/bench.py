@@ -1,0 +1,122 @@
+"""How fast a protected loop is while nothing fails, beside plain DDP. Run: python benchmarks/steady/bench.py
+
+`train.py` runs under holdfast's supervisor and trains the same model in three ways by turns, in the same processes: with
+plain DDP, protected by holdfast, and with plain DDP again, which shows what is noise. The figures are steps per second
+relative to plain DDP, within each repeat.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from models import CASES
+
+AT_LEAST = 0.98
+WORKERS = {"cpu": 4, "cuda": 1}
+WITHIN = 900.0  # seconds, one case
+WALL, USED = 0, 1  # kinds of seconds: that pass, and that processors are used
+Found = dict[str, Any]
+
+
+def main() -> int:
+    """Measure every case, print the table, and whether the claim holds."""
+    options = parse()
+    found: dict[str, Found] = {}
+    for case in options.case or CASES[options.device]:
+        found[case] = measured(options.device, case, options.repeats or (5 if options.quick else 15))
+        print(f"{case}: {ratios(found[case], 'protected')}", file=sys.stderr, flush=True)
+    print(about(options.device), end="\n\n")
+    print(table(found))
+    slow = [case for case, each in found.items() if statistics.median(ratios(each, "protected")) < AT_LEAST]
+    print(f"\nat least {AT_LEAST:g}x of plain DDP: {'FAILS for ' + ', '.join(slow) if slow else 'holds'}")
+    return 1 if slow else 0
+
+
+def parse() -> argparse.Namespace:
+    """What is to be measured."""
+    parser = argparse.ArgumentParser(description="Steps per second of a protected loop, relative to plain DDP.")
+    parser.add_argument("--device", choices=sorted(CASES), default="cpu")
+    parser.add_argument("--quick", action="store_true", help="5 repeats instead of 15")
+    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--case", action="append", help="only this case; may be given again")
+    return parser.parse_args()
+
+
+def measured(device: str, case: str, repeats: int) -> Found:
+    """What rank 0 saw; the supervisor has a process of its own, as with `holdfast run`."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        command = [sys.executable, __file__, "supervise", folder, device, case, str(repeats), str(result)]
+        done = subprocess.run(command, timeout=WITHIN, capture_output=True, text=True)
+        if not result.exists():
+            sys.exit(f"{case} could not be measured:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        found: Found = json.loads(result.read_text())
+        return found
+
+
+def supervise(folder: str, device: str, *args: str) -> int:
+    """What `holdfast run` does, with no save that is due while it is measured."""
+    from holdfast.ddp.config import RunConfig
+    from holdfast.supervise.supervisor import supervise
+
+    os.environ["OMP_NUM_THREADS"] = "1"
+    script = str(Path(__file__).with_name("train.py"))
+    config = RunConfig(script=script, args=(device, *args), workers=WORKERS[device], save_every=1 << 30, max_restarts=0)
+    return supervise(config, Path(folder) / "run").exit_code
+
+
+def ratios(found: Found, arm: str, kind: int = WALL) -> list[float]:
+    """Steps per second relative to plain DDP, of every repeat."""
+    return [round(each["plain"][kind] / each[arm][kind], 3) for each in found["times"]]
+
+
+def table(found: dict[str, Found]) -> str:
+    """Two lines for every case: ours, and what is noise."""
+    lines = [
+        "| | MB of gradients | plain, ms a step | | steps/s, x of plain | by processor time, x of plain | n |",
+        "|---|---:|---:|---|---:|---:|---:|",
+    ]
+    for case, each in found.items():
+        step = statistics.median(times["plain"][WALL] for times in each["times"]) * 1000
+        about = f"{case} | {each['megabytes']:.1f} | {step:.2f}"
+        for arm in ("protected", "plain again"):
+            kinds = " | ".join(spread(ratios(each, arm, kind)) for kind in (WALL, USED))
+            lines.append(f"| {about} | {arm} | {kinds} | {len(each['times'])} |")
+            about = " | | "
+    return "\n".join(lines)
+
+
+def spread(values: list[float]) -> str:
+    """The median, and the range of all."""
+    return f"**{statistics.median(values):.3f}** ({min(values):.3f} to {max(values):.3f})"
+
+
+def about(device: str) -> str:
+    """Where it was measured."""
+    import torch
+
+    where = torch.cuda.get_device_name() if device == "cuda" else processor()
+    return (
+        f"python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores, {where}, "
+        f"{WORKERS[device]} workers; load {os.getloadavg()[0]:.1f}"
+    )
+
+
+def processor() -> str:
+    """What the processor calls itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+if __name__ == "__main__":
+    sys.exit(supervise(*sys.argv[2:]) if sys.argv[1:2] == ["supervise"] else main())

@@ -1,0 +1,159 @@
+"""One case of the benchmark in every worker: plain DDP and the protected loop, in turn, block by block.
+
+Its arguments: the device, the case, how many repeats, and the file for the times of rank 0.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from models import CASES, Case, megabytes
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from holdfast.ddp.run import Run, attach
+
+ARMS = ("plain", "protected", "plain again")
+WARM = 3  # blocks: DDP builds its buckets anew after its first step, the first save takes place
+Advance = Callable[[int], None]
+
+
+class Numbered:
+    """A dataset whose samples are their numbers: `collate` takes a whole batch from the tensors at once."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __getitems__(self, ids: list[int]) -> list[int]:
+        return ids
+
+
+class Samples:
+    """All samples, on the device where they are trained."""
+
+    def __init__(self, case: Case, device: torch.device) -> None:
+        torch.manual_seed(0)
+        self.x, self.y = (each.to(device) for each in case.samples())
+
+    def take(self, ids: list[int]) -> tuple[Tensor, Tensor]:
+        """A batch of these."""
+        index = torch.tensor(ids, device=self.x.device)
+        return self.x[index], self.y[index]
+
+
+def plain(run: Run, case: Case, samples: Samples) -> Advance:
+    """A loop as one writes it without holdfast: DDP, and batches of a shuffled epoch."""
+    model, optimizer = made(case, run.device)
+    model = DistributedDataParallel(model)
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        epoch = 0
+        while True:
+            epoch += 1
+            order = torch.randperm(len(samples.x), generator=torch.Generator().manual_seed(epoch))
+            for window in order.split(case.share * run.world):
+                if len(window) == case.share * run.world:
+                    first = case.share * run.rank
+                    yield samples.take(window[first : first + case.share].tolist())
+
+    return advance(case, model, optimizer, batches())
+
+
+def protected(run: Run, case: Case, samples: Samples) -> Advance:
+    """The same with holdfast: replicated, protected, on record, and saved so seldom that no save is measured."""
+    model, optimizer = made(case, run.device)
+    model = run.replicate(model)
+    run.protect(model=model, optimizer=optimizer)
+    batches = run.batches(
+        Numbered(len(samples.x)), global_batch=case.share * run.world, epochs=1 << 20, collate=samples.take
+    )
+    return advance(case, model, optimizer, (batch.data for batch in batches))
+
+
+def made(case: Case, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A new model, the same for every arm, and its optimizer."""
+    torch.manual_seed(0)
+    model = case.build().to(device)
+    if device.type == "cuda":
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    return model, torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+
+def advance(
+    case: Case, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[tuple[Tensor, Tensor]]
+) -> Advance:
+    """Train so many steps; what every arm does with its batches."""
+
+    def go(steps: int) -> None:
+        for _ in range(steps):
+            x, y = next(batches)
+            optimizer.zero_grad()
+            case.loss(model, x, y).backward()
+            optimizer.step()
+
+    return go
+
+
+def block(arm: Advance, case: Case, device: torch.device) -> tuple[float, float]:
+    """Seconds of one block: all ranks begin together, and it ends with the last one and with the device.
+
+    And the seconds of processors that all ranks used for it, which say more where others use the machine too.
+    """
+    met(device)
+    began, used = time.perf_counter(), time.process_time()
+    arm(case.steps)
+    met(device)
+    seconds, used = time.perf_counter() - began, time.process_time() - used
+    together = torch.tensor(used, dtype=torch.float64, device=device)
+    dist.all_reduce(together)
+    return seconds, float(together)
+
+
+def met(device: torch.device) -> None:
+    """Wait for the device and for all ranks."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    dist.barrier()
+
+
+def measure(arms: dict[str, Advance], case: Case, repeats: int, device: torch.device) -> list[dict[str, list[float]]]:
+    """Both kinds of seconds a step of every arm, one entry a repeat; the order of the arms changes all the time."""
+    order = list(arms)
+    times: list[dict[str, list[float]]] = []
+    for repeat in range(-1, repeats):
+        blocks: dict[str, list[tuple[float, float]]] = {name: [] for name in arms}
+        for _ in range(WARM if repeat < 0 else case.blocks):
+            for name in order:
+                blocks[name].append(block(arms[name], case, device))
+            order.reverse()
+        order = order[1:] + order[:1]
+        steps = case.steps * case.blocks
+        times.append({name: [sum(kind) / steps for kind in zip(*each, strict=True)] for name, each in blocks.items()})
+    return times[1:]
+
+
+def main(device: str, name: str, repeats: str, result: str) -> None:
+    """Measure one case; rank 0 writes what it saw."""
+    torch.set_num_threads(1)
+    run = attach()
+    case = CASES[device][name]
+    samples = Samples(case, run.device)
+    makers = {"plain": plain, "protected": protected, "plain again": plain}
+    arms = {arm: makers[arm](run, case, samples) for arm in ARMS}
+    times = measure(arms, case, int(repeats), run.device)
+    if run.rank == 0:
+        Path(result).write_text(json.dumps({"times": times, "megabytes": megabytes(case.build())}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,113 @@
+"""A cheap fingerprint of the state at every boundary: a few values of every part of the protected models, digested.
+
+A step that is trained again after a failure must come out with the same fingerprint; one that does not has read
+something that was not saved. On a device the values leave beside the training and are looked at later, so that nothing
+waits for them.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import torch
+import xxhash
+
+from holdfast.ddp.protected import Protected
+
+PARTS = 48  # tensors that are looked at, spread over those there are
+VALUES = 8  # of each, spread over it
+
+
+class Sample:
+    """Values on their way to a fingerprint."""
+
+    def __init__(self, copies: Sequence[Sequence[torch.Tensor]], arrived: torch.cuda.Event | None) -> None:
+        self._copies, self._arrived = copies, arrived
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the fingerprint can be told without waiting."""
+        return self._arrived is None or self._arrived.query()
+
+    def digest(self) -> str:
+        """32 hexadecimal digits: 16 of the parameters, which all ranks share, and 16 of the buffers."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return "".join(xxhash.xxh3_64_hexdigest(_bytes(copies)) for copies in self._copies)
+
+
+class Fingerprints:
+    """Takes samples of what is protected: of its models, or where there is none, of its whole state."""
+
+    def __init__(self, protected: Protected | None) -> None:
+        self._protected = protected
+        models = protected.models if protected else []
+        parameters = [each for model in models for each in model.parameters()]
+        buffers = [each for model in models for each in model.buffers()]
+        self._parts = (_Part(parameters), _Part(buffers))
+        self._devices = {part.device for part in (*parameters, *buffers) if part.is_cuda}
+
+    def take(self) -> Sample:
+        """The values as they are once all that is queued by now is done."""
+        if self._protected is not None and not self._protected.models:
+            return Sample([[_whole(self._protected)], []], None)
+        with torch.no_grad():
+            copies = [part.copies() for part in self._parts]
+        return Sample(copies, _recorded(self._devices) if self._devices else None)
+
+
+def _whole(protected: Protected) -> torch.Tensor:
+    """State that is not a model is the user's own, mostly small, and nobody knows what of it changes."""
+    return torch.frombuffer(bytearray.fromhex(protected.digest()), dtype=torch.uint8)
+
+
+class _Part:
+    """Some tensors, and the places in them that are looked at."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = [tensors[i] for i in _spread(len(tensors), PARTS) if tensors[i].numel()]
+        self._places: list[int] = []
+        self._views: list[list[torch.Tensor]] = []
+
+    def copies(self) -> list[torch.Tensor]:
+        """The values that are looked at, copied; on their way to the host where they were on a device."""
+        places = [tensor.data_ptr() for tensor in self._tensors]
+        if places != self._places:  # memory was exchanged, as by `model.half()` or an average of weights swapped in
+            self._places, self._views = places, _views(self._tensors)
+        return [_to_host(torch.cat(views)) for views in self._views]
+
+
+def _views(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """A few values of each tensor, those of one kind together, to be copied at once."""
+    kinds: defaultdict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        count = min(VALUES, tensor.numel())
+        # By memory, not by index: any dense tensor has this many values so far apart, whatever its strides.
+        view = tensor.detach().as_strided((count,), (tensor.numel() // count,))
+        kinds[tensor.dtype, tensor.device].append(view)
+    return list(kinds.values())
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """At most so many of 0..count-1, evenly spread, the first and the last among them."""
+    if count <= most:
+        return list(range(count))
+    return [i * (count - 1) // (most - 1) for i in range(most)]
+
+
+def _to_host(values: torch.Tensor) -> torch.Tensor:
+    if not values.is_cuda:
+        return values
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)  # from torch's cache after the first time
+    return host.copy_(values, non_blocking=True)
+
+
+def _recorded(devices: Iterable[torch.device]) -> torch.cuda.Event:
+    (device, *_) = devices  # a rank trains on one
+    with torch.cuda.device(device):
+        event = torch.cuda.Event()
+        event.record()
+    return event
+
+
+def _bytes(copies: Sequence[torch.Tensor]) -> bytes:
+    return b"".join(copy.view(torch.uint8).numpy().tobytes() for copy in copies)

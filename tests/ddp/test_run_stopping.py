@@ -1,0 +1,61 @@
+"""All ranks stop before the same window, however far one of them is ahead of another."""
+
+import threading
+
+import pytest
+import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # it is public
+
+from holdfast.ddp import preemption
+from holdfast.ddp.stopping import Stopping
+from holdfast.ddp.world import World
+
+STEPS = 100_000
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was asked to stop."""
+    monkeypatch.setattr(preemption, "requested", preemption.Request())
+    preemption.requested.set()
+
+
+def world(store: HashStore, rank: int, size: int) -> World:
+    return World(rank=rank, size=size, store=store, grouped=False, device=torch.device("cpu"), patience=30.0)
+
+
+class Trainee:
+    """A rank that trains windows as if a device did: it may be so many windows ahead of the slowest."""
+
+    def __init__(self, peers: "list[Trainee]", store: HashStore, rank: int, size: int, ahead: int, start: int) -> None:
+        self.stopping = Stopping(world(store, rank, size), start)
+        self.begun = self.stopped = start
+        self._peers, self._ahead = peers, ahead
+        self.thread = threading.Thread(target=self._train, args=(start,), daemon=True)
+
+    def _train(self, start: int) -> None:
+        for step in range(start, STEPS):
+            if self.stopping.here(step):
+                break
+            self.begun = step + 1
+            while min(peer.begun for peer in self._peers) < step + 1 - self._ahead:  # its queue is full
+                threading.Event().wait(0.0005)
+        self.stopped = step
+        self.stopping.close()
+
+
+@pytest.mark.parametrize("ahead", [[0, 0, 0], [40, 0, 7], [0, 40, 3], [1, 2, 40]])
+def test_ranks_that_run_ahead_of_each_other_stop_at_one_boundary(ahead: list[int], asked: None) -> None:
+    store, peers = HashStore(), list[Trainee]()
+    peers.extend(Trainee(peers, store, rank, 3, far, 5) for rank, far in enumerate(ahead))
+    for peer in peers:
+        peer.thread.start()
+    for peer in peers:
+        peer.thread.join(60)
+        assert not peer.thread.is_alive(), "it never stopped"
+    assert len({peer.stopped for peer in peers}) == 1
+    assert peers[0].stopped < STEPS - 1
+
+
+def test_a_rank_alone_stops_at_the_next_boundary(asked: None) -> None:
+    assert Stopping(world(HashStore(), 0, 1), 0).here(7)
