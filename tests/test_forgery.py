@@ -183,7 +183,9 @@ def a_life_without_its_opening(rng: random.Random, run: Lived) -> Forged:
         return None
     files = copied(run)
     del files[place[0]][place[1]]
-    return files, counts(run, place)
+    # Behind another opening, after which nothing was written, it is that one's life.
+    opened = place[1] > 0 and isinstance(run.files[place[0]][place[1] - 1].what, Open)
+    return files, counts(run, place) and not opened
 
 
 @forgery
