@@ -119,6 +119,7 @@ class _Play:
         self.aside: list[Snapshot] = []
         self.by: tuple[int, ...] = ()
         self.salt = ""  # of what is not protected, and not the same again
+        self.misled: set[tuple[int, int]] = set()  # attempts and steps that trained nothing, or another window
         self.salts: dict[tuple[str, int, int], str] = {}
         self.supervisor_lives = False
         self.again = rng.random() < 0.1  # started once more when all is done
@@ -138,6 +139,7 @@ class _Play:
         for (who, number, step), past in self.run.pasts.items():
             salts[who, past].add(self.salts[who, number, step])
         self.run.was_wrong |= any(len(each) > 1 for each in salts.values())
+        self.run.was_wrong |= any((number, step) in self.misled for step, number in self.run.standing.items())
         return self.run
 
     # What an attempt does.
@@ -174,6 +176,8 @@ class _Play:
         for rank in range(self.world):
             told = self._beginning(rank, found)
             came_to = told[: self.rng.randint(0, len(told))]
+            if found and not found.recorded and rank and not self._is_on_record(found):
+                came_to = came_to[:-1]  # rank 0 says that it found one before any rank can restore it
             for what in came_to:
                 self.say(f"rank-{rank}", what)
             if found and any(isinstance(what, Commit) for what in came_to):
@@ -231,6 +235,9 @@ class _Play:
         self.run.standing = {step: number for step, number in self.run.standing.items() if step < len(self.by)}
         if found is None:
             self.store.clear()
+
+    def _is_on_record(self, found: Snapshot) -> bool:
+        return any(each.recorded and each.step == found.step for each in self.store)
 
     def _on_record(self, found: Snapshot) -> None:
         self.store = [each for each in self.store if each.step != found.step]
@@ -305,7 +312,9 @@ class _Play:
         shown = step + 1 if skipped and self.wrong == "window skipped" else step
         shown = step - 1 if skipped and self.wrong == "window repeated" and step else shown
         ids = self.plan.share(self.plan.position(shown), rank, self.world)
-        self.run.was_wrong |= nothing or shown != step or (apart != "" and self.world > 1)
+        self.run.was_wrong |= apart != "" and self.world > 1
+        if nothing or shown != step:
+            self.misled.add((self.number, step))
         self.run.pasts[f"rank-{rank}", self.number, step] = by
         self.salts[f"rank-{rank}", self.number, step] = self.salt
         self.say(

@@ -402,6 +402,7 @@ class TestEveryLifeIsAnAttempt:
         old = changed(changed(old, is_a(Commit), state=None), is_a(Recover), state=None)
         old = changed(changed(old, is_a(Step), state=None, reduced=0, stepped=0), is_a(Plan), data=None)
         assert {name: verdict for name, (verdict, _) in not_passed(old).items()} == {
+            "every_life_is_an_attempt": "unknown",
             "restored_states_agree": "unknown",
             "every_window_was_trained": "unknown",
             "replayed_steps_agree": "unknown",
@@ -767,6 +768,10 @@ class TestOnePlan:
         history = changed(KILLED, is_a(Plan, attempt=2), save_every=50, writer="overlapped")
         assert found(self.check, history)[0] == "pass"
 
+    def test_a_plan_whose_windows_no_memory_holds_is_unknown(self) -> None:
+        history = changed(KILLED, is_a(Plan), batch=2**40, samples=2**44)
+        assert found("every_sample_trained_once", history)[0] != "pass"
+
     def test_a_plan_that_cannot_be_trained_is_unknown(self) -> None:
         verdict, reason = found(self.check, changed(KILLED, is_a(Plan), batch=0))
         assert verdict == "unknown"
@@ -900,6 +905,12 @@ class TestEveryWindowWasTrained:
 
     def test_a_state_that_changes_is_trained_whatever_did_it(self) -> None:
         assert found(self.check, changed(KILLED, kept(20), reduced=0, stepped=0))[0] == "pass"
+
+    @pytest.mark.parametrize("effort", [{"reduced": 1}, {"reduced": 0, "held": 1}])
+    def test_gradients_that_never_go_anywhere_fail(self, effort: dict[str, int]) -> None:
+        history = changed(life((2, 30)), is_a(Step), stepped=0, state="s" * 32, **effort)
+        why = "in 30 windows no optimizer stepped, and the state is as it was"
+        assert found(self.check, history) == ("fail", why)
 
     def test_gradients_that_are_held_back_are_trained(self) -> None:
         before = next(each.what for each in KILLED if kept(19)(each))

@@ -160,10 +160,12 @@ def read_history(path: Path | Sequence[Path]) -> History:
     return History(tuple(events), tuple(torn))
 
 
-def stream_history(path: Path | Sequence[Path], torn: list[Torn]) -> Iterator[tuple[Path, Event]]:
-    """The events of a history file by file, none of them kept here; torn lines are added to the list."""
+def stream_history(path: Path | Sequence[Path], torn: list[Torn]) -> Iterator[tuple[str, Event]]:
+    """The events of a history, each with the name of its file, none of them kept here; torn lines go to the list."""
     for file in files_of(path):
-        yield from ((file, event) for event in _read_file(file, torn))
+        name = file.stem
+        for event in _read_file(file, torn):
+            yield name, event
 
 
 def recall(file: Path, *kinds: str) -> Iterator[Event]:

@@ -38,7 +38,7 @@ class Columns:
         self._shared.append(0 if state is None else hash(state[: len(state) // 2]) or 1)
         self._loss.append(math.nan if step.loss is None else step.loss)
         self._reduced.append(step.reduced)
-        self._worked.append(step.reduced + step.held + step.stepped > 0)
+        self._worked.append((step.reduced + step.held > 0) + 2 * (step.stepped > 0))
 
     def __len__(self) -> int:
         return len(self._step)
@@ -98,7 +98,12 @@ class Columns:
     @property
     def worked(self) -> NDArray[np.bool_]:
         """Whether a backward pass was summed or held back, or an optimizer stepped."""
-        return np.frombuffer(self._worked, np.bool_)
+        return np.frombuffer(self._worked, np.uint8) > 0
+
+    @property
+    def stepped(self) -> NDArray[np.bool_]:
+        """Whether an optimizer stepped."""
+        return np.frombuffer(self._worked, np.uint8) > 1
 
     def samples(self, row: int) -> Samples:
         """What the step in this row trained."""

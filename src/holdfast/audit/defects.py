@@ -20,6 +20,7 @@ from holdfast.geometry import Geometry, Position
 from holdfast.samples import Samples
 
 _TOGETHER = 1 << 14  # ids whose intermediate results stay in the processor's cache
+_WINDOW = 1 << 28  # ids of one window that are computed: no training has more, and a forged plan may say anything
 _EPOCHS = 10_000  # searched for a window of the same cursor
 T = TypeVar("T")
 
@@ -112,6 +113,8 @@ def _gaps(steps: Sequence[int], committed: int) -> list[range]:
 def _changed(ledger: Ledger) -> Iterator[int]:
     """Steps of which a rank reports other samples than its share."""
     geometry = ledger.geometry
+    if geometry.batch > _WINDOW:
+        raise CannotTell(f"windows of {geometry.batch} samples are too large to be computed")
     for number, steps in ledger.trained.items():
         lives = [_Kept(life, ledger.kept(life)) for life in ledger.attempts[number]]
         for chunk, rows in _computed(geometry, steps[steps < geometry.steps]):

@@ -49,6 +49,8 @@ def every_life_is_an_attempt(ledger: Ledger) -> tuple[Verdict, str]:
         if because := _disagreement(number, lives):
             return "fail", because
     lives = [life for several in ledger.attempts.values() for life in several]
+    if old := next((life for life in lives if life.version < 2), None):
+        return "unknown", f"{old.who} wrote in version {old.version} of the format, which tells less"
     return "pass", f"{counted(len(lives), 'start')} of a rank in {counted(len(ledger.attempts), 'attempt')}"
 
 

@@ -77,9 +77,9 @@ def replays(ledger: Ledger) -> Replays:
                 if earlier.reached > life.start and earlier.start < life.reached:
                     compared |= _compare(earlier, life, found)
             before[worlds, life.rank] = _covering(before[worlds, life.rank], life)
-        end = max((life.reached for life in lives if len(life.steps)), default=start)
-        found.apart |= set(range(start, min(end, reached))) - compared
-        reached = max(reached, end)
+        steps = {step for life in lives for step in life.steps.step[life.steps.step < reached].tolist()}
+        found.apart |= steps - compared
+        reached = max([reached, *(life.reached for life in lives if len(life.steps))])
     return found
 
 

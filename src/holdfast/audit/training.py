@@ -27,6 +27,8 @@ def every_window_was_trained(ledger: Ledger) -> tuple[Verdict, str]:
             told, untold = told + int(trained.sum()), untold + int((~trained).sum())
         if because := _summed_apart(ledger, number):
             return "fail", because
+    if because := _never_stepped(ledger):
+        return "fail", because
     if untold or not told:
         of = counted(untold, "share")
         return "unknown", f"whether {of} of a window {'was' if untold == 1 else 'were'} trained is not on record"
@@ -53,6 +55,16 @@ def _state_before(ledger: Ledger, life: Life) -> int:
         if len(rows):
             return int(other.steps.shared[rows[0]])
     return 0
+
+
+def _never_stepped(ledger: Ledger) -> str | None:
+    """A run whose gradients never went anywhere: no optimizer stepped, and the first state is still the last."""
+    lives = [(life, ledger.kept(life)) for number in ledger.trained for life in ledger.attempts[number]]
+    states = {int(state) for life, kept in lives for state in np.unique(life.steps.shared[kept])}
+    windows = sum(map(len, ledger.trained.values()))
+    if windows < 2 or len(states) != 1 or 0 in states or any(life.steps.stepped[kept].any() for life, kept in lives):
+        return None
+    return f"in {windows} windows no optimizer stepped, and the state is as it was"
 
 
 def _summed_apart(ledger: Ledger, attempt: int) -> str | None:

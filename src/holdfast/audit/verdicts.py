@@ -63,7 +63,7 @@ def audit_run(path: Path | Sequence[Path]) -> tuple[Finding, ...]:
     """Every check's finding on the history at this path, or at these."""
     with _no_collection():
         torn: list[Torn] = []
-        return audit_files(((file.stem, event) for file, event in stream_history(path, torn)), torn)
+        return audit_files(stream_history(path, torn), torn)
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:

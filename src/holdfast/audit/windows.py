@@ -72,7 +72,7 @@ def _shares(ledger: Ledger, attempt: int) -> Iterator[tuple[int, Numbers]]:
 def _by_all(ledger: Ledger, attempt: int) -> Numbers:
     """The kept steps of an attempt that all of its ranks report."""
     shares = dict(_shares(ledger, attempt))
-    if len(shares) < ledger.world(attempt):
+    if not shares or len(shares) < ledger.world(attempt):
         return ledger.trained[attempt][:0]
     return reduce(lambda one, other: one if np.array_equal(one, other) else np.intersect1d(one, other), shares.values())
 
