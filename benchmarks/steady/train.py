@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from models import CASES, Case, megabytes
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
 
 from holdfast.ddp.run import Run, attach
 
@@ -52,19 +54,17 @@ class Samples:
 
 
 def plain(run: Run, case: Case, samples: Samples) -> Advance:
-    """A loop as one writes it without holdfast: DDP, and batches of a shuffled epoch."""
+    """A loop as one writes it without holdfast: DDP, a DistributedSampler and a DataLoader."""
     model, optimizer = made(case, run.device)
     model = DistributedDataParallel(model)
+    numbers = Numbered(len(samples.x))
+    sampler: DistributedSampler[int] = DistributedSampler(numbers, drop_last=True)  # type: ignore[arg-type]
+    loader = DataLoader(numbers, case.share, sampler=sampler, collate_fn=samples.take, drop_last=True)  # type: ignore[arg-type]
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        epoch = 0
-        while True:
-            epoch += 1
-            order = torch.randperm(len(samples.x), generator=torch.Generator().manual_seed(epoch))
-            for window in order.split(case.share * run.world):
-                if len(window) == case.share * run.world:
-                    first = case.share * run.rank
-                    yield samples.take(window[first : first + case.share].tolist())
+        for epoch in count():
+            sampler.set_epoch(epoch)
+            yield from loader
 
     return advance(case, model, optimizer, batches())
 

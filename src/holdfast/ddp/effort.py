@@ -27,7 +27,10 @@ class Effort:
         return now[0] - before[0], now[1] - before[1], now[2] - before[2]
 
     def _counts(self) -> tuple[int, int, int]:
-        return sum(each.reduced for each in self._replicas), sum(each.held for each in self._replicas), self._stepped
+        reduced = held = 0
+        for each in self._replicas:
+            reduced, held = reduced + each.reduced, held + each.held
+        return reduced, held, self._stepped
 
     def _step(self, *_: object) -> None:
         self._stepped += 1

@@ -7,7 +7,10 @@ waits for them.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import xxhash
 
@@ -17,10 +20,13 @@ PARTS = 48  # tensors that are looked at, spread over those there are
 VALUES = 8  # of each, spread over it
 
 
+Copy: TypeAlias = tuple[bytes, list[torch.Tensor]]  # of what is in host memory, and of what is on its way to it
+
+
 class Sample:
     """Values on their way to a fingerprint."""
 
-    def __init__(self, copies: Sequence[Sequence[torch.Tensor]], arrived: torch.cuda.Event | None) -> None:
+    def __init__(self, copies: Sequence[Copy], arrived: torch.cuda.Event | None) -> None:
         self._copies, self._arrived = copies, arrived
 
     @property
@@ -32,15 +38,15 @@ class Sample:
         """32 hexadecimal digits: 16 of the parameters, which all ranks share, and 16 of the buffers."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        return "".join(xxhash.xxh3_64_hexdigest(_bytes(copies)) for copies in self._copies)
+        return "".join(xxhash.xxh3_64_hexdigest(_bytes(*copy)) for copy in self._copies)
 
 
 class Fingerprints:
     """Takes samples of what is protected: of its models, or where there is none, of its whole state."""
 
     def __init__(self, protected: Protected | None) -> None:
-        self._protected = protected
         models = protected.models if protected else []
+        self._whole = protected if protected and not models else None
         parameters = [each for model in models for each in model.parameters()]
         buffers = [each for model in models for each in model.buffers()]
         self._parts = (_Part(parameters), _Part(buffers))
@@ -48,16 +54,11 @@ class Fingerprints:
 
     def take(self) -> Sample:
         """The values as they are once all that is queued by now is done."""
-        if self._protected is not None and not self._protected.models:
-            return Sample([[_whole(self._protected)], []], None)
-        with torch.no_grad():
-            copies = [part.copies() for part in self._parts]
+        if self._whole is not None:
+            # State that is not a model is the user's own, mostly small, and nobody knows what of it changes.
+            return Sample([(self._whole.digest().encode(), []), (b"", [])], None)
+        copies = [part.copy() for part in self._parts]
         return Sample(copies, _recorded(self._devices) if self._devices else None)
-
-
-def _whole(protected: Protected) -> torch.Tensor:
-    """State that is not a model is the user's own, mostly small, and nobody knows what of it changes."""
-    return torch.frombuffer(bytearray.fromhex(protected.digest()), dtype=torch.uint8)
 
 
 class _Part:
@@ -66,25 +67,37 @@ class _Part:
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = [tensors[i] for i in _spread(len(tensors), PARTS) if tensors[i].numel()]
         self._places: list[int] = []
-        self._views: list[list[torch.Tensor]] = []
+        self._here: list[npt.NDArray[np.generic]] = []
+        self._there: list[list[torch.Tensor]] = []
 
-    def copies(self) -> list[torch.Tensor]:
+    def copy(self) -> Copy:
         """The values that are looked at, copied; on their way to the host where they were on a device."""
         places = [tensor.data_ptr() for tensor in self._tensors]
         if places != self._places:  # memory was exchanged, as by `model.half()` or an average of weights swapped in
-            self._places, self._views = places, _views(self._tensors)
-        return [_to_host(torch.cat(views)) for views in self._views]
+            self._places = places
+            self._look()
+        return b"".join([view.tobytes() for view in self._here]), [_to_host(torch.cat(views)) for views in self._there]
+
+    def _look(self) -> None:
+        kinds: defaultdict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = defaultdict(list)
+        self._here = []
+        for tensor in self._tensors:
+            if tensor.is_cuda:
+                kinds[tensor.dtype, tensor.device].append(_few(tensor))  # those of one kind are copied at once
+            else:
+                self._here.append(_few(tensor).numpy())
+        self._there = list(kinds.values())
 
 
-def _views(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """A few values of each tensor, those of one kind together, to be copied at once."""
-    kinds: defaultdict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = defaultdict(list)
-    for tensor in tensors:
-        count = min(VALUES, tensor.numel())
-        # By memory, not by index: any dense tensor has this many values so far apart, whatever its strides.
-        view = tensor.detach().as_strided((count,), (tensor.numel() // count,))
-        kinds[tensor.dtype, tensor.device].append(view)
-    return list(kinds.values())
+def _few(tensor: torch.Tensor) -> torch.Tensor:
+    """A few values of a tensor, as whole numbers of the same bits, in its own memory."""
+    values = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    count = min(VALUES, values.numel())
+    # By memory, not by index: any dense tensor has this many values so far apart, whatever its strides.
+    return values.as_strided((count,), (values.numel() // count,)).view(_BITS[values.element_size()])
+
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def _spread(count: int, most: int) -> list[int]:
@@ -109,5 +122,5 @@ def _recorded(devices: Iterable[torch.device]) -> torch.cuda.Event:
     return event
 
 
-def _bytes(copies: Sequence[torch.Tensor]) -> bytes:
-    return b"".join(copy.view(torch.uint8).numpy().tobytes() for copy in copies)
+def _bytes(here: bytes, arrived: Sequence[torch.Tensor]) -> bytes:
+    return here + b"".join(copy.numpy().tobytes() for copy in arrived)

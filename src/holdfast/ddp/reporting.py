@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from holdfast.ddp.clock import Mark
 from holdfast.ddp.fingerprint import Fingerprints, Sample
 from holdfast.ddp.record import Record
-from holdfast.events import Step
+from holdfast.events import Seconds, Step
 
 TOGETHER = 16  # steps that wait at most
 LATEST = 0.02  # seconds that a step waits at most, if another follows
@@ -34,7 +34,8 @@ class Report:
 
     def settled(self) -> Step:
         """The step as it goes on record."""
-        seconds = self.step.seconds._replace(compute=self.ended.since(self.began), device=self.ended.of_device)
+        told = self.step.seconds
+        seconds = Seconds(told.data, self.ended.since(self.began), told.stall, self.ended.of_device)
         return self.step._replace(seconds=seconds, state=self.sample.digest())
 
 
