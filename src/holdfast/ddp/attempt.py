@@ -51,7 +51,6 @@ def begin(out: Path, world: World, config: RunConfig) -> Attempt:
         past = read_past(folder)
         # A supervisor also counts the attempts that died before they could say so.
         number = max(past.attempt + 1, int(os.environ.get("HOLDFAST_ATTEMPT", "1")))
-        world.tell(ATTEMPT, json.dumps([number, sorted(past.struck)]))
     else:
         number, struck = json.loads(world.hear(ATTEMPT))
         told = frozenset((step, kind, rank) for step, kind, rank in struck)
@@ -59,5 +58,8 @@ def begin(out: Path, world: World, config: RunConfig) -> Attempt:
     record = HistoryWriter(folder, f"rank-{world.rank}")
     record.append(Began(number, world.size, world.rank, os.getpid()))
     record.flush()
+    if world.rank == 0:
+        record.sync()  # before another rank can say that it is in this attempt: a number is used once
+        world.tell(ATTEMPT, json.dumps([number, sorted(past.struck)]))
     store = store_at(config.checkpoints or out / "checkpoints")
     return Attempt(number, past, record, store, config.keep_last, lock)

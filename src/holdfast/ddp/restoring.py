@@ -123,6 +123,7 @@ def _record_commit(attempt: Attempt, found: Snapshot) -> None:
         state = state_digest(found.manifest.tensors, tree_digest(Flat({}, {"state": found.extra.get("state")})))
         attempt.record.append(Commit(attempt.number, found.step, found.manifest.bytes, found=True, state=state))
         attempt.record.flush()
+        attempt.record.sync()
 
 
 def _put_back(found: Snapshot, protected: Protected, store: Store) -> None:

@@ -275,6 +275,7 @@ class _Supervisor:
         self._history.append(what)
         try:
             self._history.flush()
+            self._history.sync()
         except StorageFailed as error:
             self._view.warn(str(error))
 
