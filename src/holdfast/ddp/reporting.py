@@ -14,8 +14,8 @@ from holdfast.ddp.fingerprint import Fingerprints, Sample
 from holdfast.ddp.record import Record
 from holdfast.events import Seconds, Step
 
-TOGETHER = 16  # steps that wait at most
-LATEST = 0.02  # seconds that a step waits at most, if another follows
+TOGETHER = 64  # steps that wait at most
+LATEST = 0.1  # seconds that a step waits at most, if another follows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
