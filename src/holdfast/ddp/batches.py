@@ -118,7 +118,7 @@ class Loop:
                 yield from self._micro_batches(request.ids, parts, at, step)
                 self._trained(step, at, request.samples, Seconds(data, 0.0, stall), began)
                 if step == 0:
-                    self.saves.prepare()  # not before: optimizers make their moments in the first step
+                    self.saves.prepare()  # again: optimizers have made their moments in the first step
                 at = self.geometry.following(at)
             self._end(at)
         except GeneratorExit:
@@ -134,8 +134,6 @@ class Loop:
         """Say what the first step begins with, as it is in memory now."""
         self.record.append(self.recover())
         self.record.flush()
-        if self.start:
-            self.saves.prepare()
 
     def _micro_batches(self, ids: Ids, parts: list[Any], at: Position, step: int) -> Iterator[Batch]:
         if len(parts) == 1:

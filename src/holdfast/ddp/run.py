@@ -42,6 +42,7 @@ from holdfast.errors import BadInput
 from holdfast.events import JSON, Plan, Recover
 from holdfast.geometry import Geometry
 from holdfast.progress import Phase
+from holdfast.state import flatten
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -90,6 +91,7 @@ class Run:
         self._models: list[nn.Module] = []
         self._replicas: list[Replica] = []
         self._protected: Protected | None = None
+        self._writer: Writer | None = None
         self._restored = Restored()
         self._loss = Loss()
         self._loop: weakref.ref[Generator[Batch]] | None = None
@@ -135,6 +137,9 @@ class Run:
         if self._attempt:
             with progress.during(Phase.RESTORING):
                 self._restored = restoring.restore(self._attempt, self._world, self._protected)
+            if self.rank == 0:
+                self._writer = _writer(self._config, self._attempt)
+                self._writer.prepare(flatten(self._protected.capture()).tensors)  # while the script goes on
 
     def batches(
         self,
@@ -264,7 +269,7 @@ class Run:
             return Unsaved()
         return Saving(
             world=self._world,
-            writer=_writer(self._config, self._attempt) if self.rank == 0 else None,
+            writer=self._writer,
             word=self._config.writer,
             every=self._config.save_every,
             record=self._record,
