@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import xxhash
 
-from holdfast.cost.formulas import Stall
 from holdfast.events import (
     Attempt,
     Commit,
@@ -35,6 +34,7 @@ from holdfast.events import (
 )
 from holdfast.geometry import Geometry
 from holdfast.samples import Samples
+from holdfast.stall import Stall
 
 PLAN = Geometry(samples=83, batch=8, epochs=2, seed=11)  # 2 epochs of 10 windows, 3 samples are left over
 NOON = 1.7e9

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from holdfast.cost.formulas import (
     RunTime,
-    Stall,
     daly_interval,
     expected_run_time,
     expected_waste,
@@ -18,6 +17,7 @@ from holdfast.cost.formulas import (
     young_interval,
 )
 from holdfast.errors import BadInput
+from holdfast.stall import Stall
 
 seconds = st.floats(0, 1e6)
 

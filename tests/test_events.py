@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cost.formulas import Stall
 from holdfast.events import (
     KINDS,
     Attempt,
@@ -38,6 +37,7 @@ from holdfast.events import (
     to_json,
 )
 from holdfast.samples import Samples
+from holdfast.stall import Stall
 
 STEP = Step(2, 4, 1, 0, 17, 17, Samples.of([3, 4]), Seconds(0.25, 0.5, 0.0))
 FULL = STEP._replace(

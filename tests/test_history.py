@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cost.formulas import Stall
 from holdfast.errors import BadInput, Corrupt, FutureVersion, StorageFailed
 from holdfast.events import VERSION, Commit, Done, Event, Other, Recover, Save, Seconds, Step
 from holdfast.history import HistoryWriter, Torn, read_history, stream_history
 from holdfast.samples import Samples
+from holdfast.stall import Stall
 
 
 def ticking(start: float = 0.0, step: float = 1.0) -> Callable[[], float]:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from holdfast.blocks import Array
-from holdfast.checkpoint import payload, scrub, snapshot
+from holdfast.checkpoint import payload, retention, scrub, snapshot
 from holdfast.checkpoint.sealed import seal
 from holdfast.checkpoint.store import DirectoryStore, Reader, Store, refusal
 from holdfast.errors import BadInput, CommitConflict, Corrupt, FutureVersion, NoSnapshot, StorageFailed
@@ -283,17 +283,17 @@ def test_a_manifest_that_lacks_fields_or_names_other_files_is_corrupt(tmp_path: 
 
 def test_only_the_last_snapshots_are_kept(store: Store) -> None:
     saved(store, 1, 2, 3, 4)
-    assert snapshot.keep_last(store, 2) == [1, 2]
+    assert retention.keep_last(store, 2) == [1, 2]
     assert snapshot.steps(store) == [3, 4]
     assert not store.names("step-00000001")
-    assert snapshot.keep_last(store, 5) == []
+    assert retention.keep_last(store, 5) == []
 
 
 def test_the_newest_good_snapshot_is_kept_however_old(store: Store) -> None:
     saved(store, 1, 2, 3, 4)
     for step in (3, 4):
         damage(store, f"step-0000000{step}/extra.json", b"{}")
-    assert snapshot.keep_last(store, 1) == [1, 3]
+    assert retention.keep_last(store, 1) == [1, 3]
     assert snapshot.newest(store).step == 2
 
 
@@ -306,14 +306,14 @@ def test_removal_takes_the_manifest_first(tmp_path: Path) -> None:
             super().remove(name)
 
     store = saved(Recording(tmp_path), 1, 2)
-    snapshot.keep_last(store, 1)
+    retention.keep_last(store, 1)
     assert removed[0] == "step-00000001/manifest.json"
     assert len(removed) == 3
 
 
 def test_keeping_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput):
-        snapshot.keep_last(DirectoryStore(tmp_path), 0)
+        retention.keep_last(DirectoryStore(tmp_path), 0)
 
 
 # Reading what the storage refuses.
@@ -354,7 +354,7 @@ def test_a_snapshot_that_cannot_be_read_is_passed_over_like_a_corrupt_one(tmp_pa
     assert snapshot.steps(store) == [1, 2, 3]  # a reader changes nothing
     assert not snapshot.is_good(store, 3)
     assert [finding.name for finding in scrub.verify(store)] == ["step-00000003/manifest.json"]
-    assert snapshot.keep_last(store, 1) == [1]  # the newest good one stays
+    assert retention.keep_last(store, 1) == [1]  # the newest good one stays
 
 
 def test_where_nothing_good_is_left_and_something_is_only_unreadable_nothing_is_begun_anew(tmp_path: Path) -> None:
@@ -362,11 +362,11 @@ def test_where_nothing_good_is_left_and_something_is_only_unreadable_nothing_is_
     damage(DirectoryStore(tmp_path), "step-00000001/extra.json", b"")
     store = Unreadable(tmp_path, "step-00000002/state.safetensors")
     names = store.names()
-    for look in (snapshot.newest, snapshot.resume):
+    for look in (snapshot.newest, retention.resume):
         with pytest.raises(StorageFailed, match="Input/output error") as error:
             look(store, backoff=())
         assert "\n" not in str(error.value)
-    assert snapshot.keep_last(store, 1) == []  # nothing goes while none is known to be good
+    assert retention.keep_last(store, 1) == []  # nothing goes while none is known to be good
     assert store.names() == names
     assert snapshot.newest(DirectoryStore(tmp_path)).step == 2  # and here it is again
 
@@ -376,7 +376,7 @@ def test_a_storage_that_does_not_answer_is_not_an_empty_store(tmp_path: Path) ->
         def names(self, prefix: str = "") -> list[str]:
             raise refusal("list", self.path, OSError(errno.EACCES, "Permission denied"))
 
-    for look in (snapshot.newest, snapshot.resume):
+    for look in (snapshot.newest, retention.resume):
         with pytest.raises(StorageFailed, match="Permission denied"):
             look(Away(tmp_path))
 
@@ -385,7 +385,7 @@ def test_what_a_run_passes_over_is_set_aside_and_never_comes_back(tmp_path: Path
     saved(DirectoryStore(tmp_path), 1, 2, 3)
     damage(DirectoryStore(tmp_path), "step-00000003/extra.json", b"")
     store = Unreadable(tmp_path, "step-00000002/manifest.json")
-    found, passed_over = snapshot.resume(store, backoff=())
+    found, passed_over = retention.resume(store, backoff=())
     assert found is not None
     assert found.step == 1
     assert [passed.name for passed in passed_over] == ["step-00000003/", "step-00000002/"]
@@ -393,7 +393,7 @@ def test_what_a_run_passes_over_is_set_aside_and_never_comes_back(tmp_path: Path
 
     readable = DirectoryStore(tmp_path)
     assert snapshot.steps(readable) == [1]
-    assert snapshot.aside(readable) == ["set-aside-00000002-0", "set-aside-00000003-0"]
+    assert retention.aside(readable) == ["set-aside-00000002-0", "set-aside-00000003-0"]
     assert scrub.verify(readable) == []
     assert scrub.inspect(readable).set_aside == ("set-aside-00000002-0", "set-aside-00000003-0")
     saved(readable, 2)
@@ -404,25 +404,25 @@ def test_what_is_set_aside_is_kept_on_every_store_and_a_step_can_be_set_aside_tw
     for _ in range(2):
         saved(store, 1)
         damage(store, "step-00000001/extra.json", b"{}")
-        found, passed_over = snapshot.resume(store, backoff=())
+        found, passed_over = retention.resume(store, backoff=())
         assert found is None
         assert len(passed_over) == 1
-    assert snapshot.aside(store) == ["set-aside-00000001-0", "set-aside-00000001-1"]
+    assert retention.aside(store) == ["set-aside-00000001-0", "set-aside-00000001-1"]
     assert len(store.names("set-aside-")) == 6
     assert snapshot.steps(store) == []
-    snapshot.tidy(store, 1)
-    assert snapshot.aside(store) == ["set-aside-00000001-1"]
+    retention.tidy(store, 1)
+    assert retention.aside(store) == ["set-aside-00000001-1"]
 
 
 def test_an_empty_store_gives_a_run_nothing_to_resume(store: Store) -> None:
-    assert snapshot.resume(store) == (None, ())
+    assert retention.resume(store) == (None, ())
 
 
 FORBIDDEN = """
 import os, sys
 from pathlib import Path
 import numpy as np
-from holdfast.checkpoint import scrub, snapshot
+from holdfast.checkpoint import retention, scrub, snapshot
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import StorageFailed
 if os.geteuid() == 0:
@@ -435,17 +435,17 @@ for step in (1, 2, 3, 4):
 (place / "step-00000003" / "state.safetensors").chmod(0)
 assert not snapshot.is_good(store, 3)
 print([finding.name for finding in scrub.verify(store)])
-found, passed_over = snapshot.resume(store, backoff=())
-print(found.step, [each.name for each in passed_over], snapshot.steps(store), snapshot.aside(store))
+found, passed_over = retention.resume(store, backoff=())
+print(found.step, [each.name for each in passed_over], snapshot.steps(store), retention.aside(store))
 (place / "step-00000001").chmod(0)
 (place / "step-00000002").chmod(0)
 try:
-    snapshot.resume(store, backoff=())
+    retention.resume(store, backoff=())
 except StorageFailed as error:
     print("Permission denied" in str(error))
 place.chmod(0)
 try:
-    snapshot.resume(store, backoff=())
+    retention.resume(store, backoff=())
 except StorageFailed as error:
     print("Permission denied" in str(error))
 for path in (place, *place.parent.glob("store/*")):
@@ -473,10 +473,10 @@ def test_files_and_folders_that_may_not_be_read_are_passed_over_and_set_aside() 
 def test_a_run_clears_away_at_its_start_what_killed_ones_left(store: Store) -> None:
     saved(store, 1, 2, 3, 4)
     store.put("step-00000007/state.safetensors", [b"half a save"])
-    snapshot.tidy(store, 2, trusted=4)
+    retention.tidy(store, 2, trusted=4)
     assert snapshot.steps(store) == [3, 4]
     assert {name.split("/")[0] for name in store.names()} == {"step-00000003", "step-00000004", "latest.json"}
-    snapshot.tidy(store, 2)
+    retention.tidy(store, 2)
     assert snapshot.steps(store) == [3, 4]
 
 
@@ -486,7 +486,7 @@ def test_empty_folders_and_unfinished_files_are_swept(tmp_path: Path) -> None:
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "step-00000002" / "extra.json.12.tmp").write_bytes(b"half")
     (tmp_path / "mine").mkdir()
-    snapshot.tidy(store, 2)
+    retention.tidy(store, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.json", "mine", "step-00000001"]
 
 
@@ -499,7 +499,7 @@ def test_what_cannot_be_cleared_away_does_not_stop_a_run(tmp_path: Path) -> None
     saved(store, 1, 2, 3)
     (tmp_path / "step-00000004").mkdir()
     (tmp_path / "step-00000004" / "extra.json").write_bytes(b"half")
-    snapshot.tidy(store, 1)
+    retention.tidy(store, 1)
     assert snapshot.newest(store).step == 3
 
 

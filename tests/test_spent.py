@@ -8,7 +8,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.cost.formulas import Stall
 from holdfast.cost.spent import CAUSES, Spent, spent
 from holdfast.errors import BadInput
 from holdfast.events import (
@@ -25,6 +24,7 @@ from holdfast.events import (
     Strike,
 )
 from holdfast.history import read_history
+from holdfast.stall import Stall
 from told import Told, detected, written
 
 NEAR = 1e-4  # seconds since 1970 leave a float no more than this

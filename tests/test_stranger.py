@@ -18,7 +18,7 @@ import xxhash
 
 from holdfast import cli
 from holdfast.blocks import along
-from holdfast.checkpoint import memory, payload, scrub, snapshot
+from holdfast.checkpoint import memory, payload, retention, scrub, snapshot
 from holdfast.checkpoint.index import index_name
 from holdfast.checkpoint.running import RunningCheckpoint
 from holdfast.checkpoint.sealed import seal
@@ -247,11 +247,11 @@ def test_a_linked_step_folder_is_neither_read_nor_written_nor_cleared(place: Pat
     one_line(error)
     with pytest.raises(StorageFailed, match="symbolic link"):
         snapshot.remove(store, 2)
-    snapshot.tidy(store, 1)
-    snapshot.keep_last(store, 1)
+    retention.tidy(store, 1)
+    retention.keep_last(store, 1)
     assert {path.name: path.read_bytes() for path in outside.iterdir()} == before
 
-    found, passed_over = snapshot.resume(store)  # the link itself goes out of the way
+    found, passed_over = retention.resume(store)  # the link itself goes out of the way
     assert found is not None
     assert found.step == 1
     assert len(passed_over) == 1

@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from holdfast.cost.formulas import Stall
 from holdfast.events import (
     Attempt,
     Commit,
@@ -25,6 +24,7 @@ from holdfast.events import (
     line,
 )
 from holdfast.samples import Samples
+from holdfast.stall import Stall
 
 NOON = 1.7e9
 

@@ -10,7 +10,6 @@ from holdfast.checkpoint.place import open_store
 from holdfast.checkpoint.store import DirectoryStore, Store
 from holdfast.cost.formulas import (
     RunTime,
-    Stall,
     daly_interval,
     expected_run_time,
     expected_waste,
@@ -37,6 +36,7 @@ from holdfast.policy import Policy, Standing
 from holdfast.rate import OnlineRate, Rate, fitted_rate, worst_rate
 from holdfast.recovery import full, partial, recover
 from holdfast.samples import Samples
+from holdfast.stall import Stall
 from holdfast.theory import endless_cost_bound, irreducible_error, iteration_cost_bound, sgd_cost_bound
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from dataclasses import asdict, fields
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias, get_type_hints
 
-from holdfast.cost.formulas import Stall
 from holdfast.errors import BadInput, Corrupt
 from holdfast.samples import Samples
+from holdfast.stall import Stall
 
 VERSION = 2
 JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"

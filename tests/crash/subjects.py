@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from holdfast.blocks import Array, along
-from holdfast.checkpoint import snapshot
+from holdfast.checkpoint import retention, snapshot
 from holdfast.checkpoint.running import RunningCheckpoint
 from holdfast.checkpoint.store import DirectoryStore, read
 from holdfast.errors import HoldfastError
@@ -51,7 +51,7 @@ def _snapshot_save(step: int, version: int) -> Step:
 def _snapshot_replace(place: Path) -> None:
     """The way a run replaces its only snapshot: commit the next, then remove the one before."""
     _snapshot_save(2, NEW)(place)
-    snapshot.keep_last(DirectoryStore(place), 1)
+    retention.keep_last(DirectoryStore(place), 1)
 
 
 def _snapshot_read(place: Path) -> int:
@@ -102,7 +102,7 @@ def _aside_old(place: Path) -> None:
 
 
 def _aside_save(place: Path) -> None:
-    snapshot.set_aside(DirectoryStore(place), 2)
+    retention.set_aside(DirectoryStore(place), 2)
 
 
 def _aside_read(place: Path) -> int:

@@ -14,7 +14,7 @@ import power
 import pytest
 from subjects import BLOCKS, KILLED, ROWS, SUBJECTS, WRONG, files_of, state, verdict
 
-from holdfast.checkpoint import scrub, snapshot
+from holdfast.checkpoint import retention, scrub, snapshot
 from holdfast.checkpoint.running import RunningCheckpoint
 from holdfast.checkpoint.store import DirectoryStore
 
@@ -102,9 +102,9 @@ def test_whatever_call_a_save_or_removal_was_killed_at_the_next_start_leaves_not
         seen["uncommitted"] += any(path.name not in committed and list(path.iterdir()) for path in folders)
         before = verdict(SUBJECTS["snapshot"], store.path)
 
-        found, passed_over = snapshot.resume(store, backoff=())
+        found, passed_over = retention.resume(store, backoff=())
         assert found is not None
-        snapshot.tidy(store, 1, trusted=found.step)
+        retention.tidy(store, 1, trusted=found.step)
 
         assert passed_over == ()
         assert verdict(SUBJECTS["snapshot"], store.path) == before
@@ -117,14 +117,14 @@ def test_whatever_call_a_save_or_removal_was_killed_at_the_next_start_leaves_not
 def test_a_kill_while_a_snapshot_is_set_aside_leaves_it_where_it_was_or_aside(tmp_path: Path) -> None:
     for attempt in attempts("aside", "right", tmp_path):
         store = DirectoryStore(attempt["place"])
-        assert (snapshot.steps(store), snapshot.aside(store)) in (
+        assert (snapshot.steps(store), retention.aside(store)) in (
             ([1, 2], []),
             ([1], ["set-aside-00000002-0"]),
         )
-        found, _ = snapshot.resume(store, backoff=())
+        found, _ = retention.resume(store, backoff=())
         assert found is not None
         assert found.step == 1
-        assert snapshot.aside(store) == ["set-aside-00000002-0"]
+        assert retention.aside(store) == ["set-aside-00000002-0"]
         assert len(store.names("set-aside-")) == 3
 
 

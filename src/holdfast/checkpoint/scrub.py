@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from holdfast.checkpoint import digest, snapshot
+from holdfast.checkpoint import digest, retention, snapshot
 from holdfast.checkpoint.index import Index, generations, index_name, read_index, strange_indexes
 from holdfast.checkpoint.sealed import unseal
 from holdfast.checkpoint.snapshot import LATEST, Manifest
@@ -42,7 +42,7 @@ def inspect(store: Store) -> Contents:
         if manifest is not None:
             snapshots.append(manifest)
     running = _newest_index(store, unreadable)
-    return Contents(tuple(snapshots), running, (*unreadable, *_strange(store)), tuple(snapshot.aside(store)))
+    return Contents(tuple(snapshots), running, (*unreadable, *_strange(store)), tuple(retention.aside(store)))
 
 
 def verify(store: Store, progress: Callable[[int], None] = lambda done: None) -> list[Finding]:
@@ -69,7 +69,7 @@ def records(store: Store) -> int:
 
 
 def _require(store: Store) -> None:
-    if not (snapshot.steps(store) or generations(store) or snapshot.aside(store) or _strange(store)):
+    if not (snapshot.steps(store) or generations(store) or retention.aside(store) or _strange(store)):
         raise NotAStore(f"{store} holds neither a snapshot nor a running checkpoint: give the place a run saved to")
 
 

@@ -30,10 +30,9 @@ LAST_TIME = 253_402_214_400  # the last day of the year 9999, beyond which there
 BACKOFF = (0.1, 0.5, 2.0)
 """Seconds to wait before each further try of what the storage refused."""
 _TENSORS, _EXTRA, _MANIFEST, _POSITION = "state.safetensors", "extra.json", "manifest.json", "position"
-_STEP, _ASIDE = "step-", "set-aside-"
+STEP = "step-"
 # Digits of 0 to 9: `\d` is also those of every other script, and such a name is not one that we give.
 _NAME = re.compile(r"step-([0-9]{8,18})(?:/(.+))?")
-_SET_ASIDE = re.compile(r"set-aside-([0-9]{8,18})-([0-9]{1,9})(?:/.+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,30 +211,14 @@ def newest(store: Store, *, backoff: Sequence[float] = BACKOFF, progress: Progre
 
     One that the storage refuses to read is tried again after each pause of `backoff`, then passed over.
     """
-    found, bad = _search(store, backoff, progress)
+    found, bad = search(store, backoff, progress)
     if found is None:
         why = "; ".join(each.why for each in bad.values())
         raise NoSnapshot(f"{store} holds no good snapshot ({why or 'it has none at all'}): start from the beginning")
     return found
 
 
-def resume(
-    store: Store, *, backoff: Sequence[float] = BACKOFF, progress: Progress = unwatched
-) -> tuple[Snapshot | None, tuple[PassedOver, ...]]:
-    """What a run goes on from, the newest good snapshot or nothing, and what was passed over to find it.
-
-    All that was passed over is set aside: were it to become readable once the run has gone on without it, its history
-    would be another than the run's. For the process that saves; others read with `newest` or `load`.
-    """
-    found, bad = _search(store, backoff, progress)
-    for step in bad:
-        set_aside(store, step)
-    return found, tuple(bad.values())
-
-
-def _search(
-    store: Store, backoff: Sequence[float], progress: Progress
-) -> tuple[Snapshot | None, dict[int, PassedOver]]:
+def search(store: Store, backoff: Sequence[float], progress: Progress) -> tuple[Snapshot | None, dict[int, PassedOver]]:
     """The newest good snapshot, if there is one, and why each newer step was passed over.
 
     To find nothing means that all there was is damaged. Where the storage refused to read a snapshot, and none that is
@@ -254,89 +237,22 @@ def _search(
         except NoSnapshot:
             continue  # removed since we looked
     if _claimed(store) != listed:
-        return _search(store, backoff, progress)  # a writer has committed and cleared away in the meantime
+        return search(store, backoff, progress)  # a writer has committed and cleared away in the meantime
     if refused:
         raise StorageFailed(f"no snapshot in {store} can be used now, and nothing is begun anew for that: {refused}")
     return None, bad
 
 
-def set_aside(store: Store, step: int) -> str:
-    """Take a snapshot, which need not be readable, out of the sequence of steps; returns where it is kept."""
-    taken = (_SET_ASIDE.fullmatch(name) for name in store.names(f"{_ASIDE}{step:08d}-"))
-    number = 1 + max((int(match[2]) for match in taken if match), default=-1)
-    place = f"{_ASIDE}{step:08d}-{number}"
-    store.sweep(place)  # a folder that a killed removal has left empty
-    logger.warning("setting the snapshot of step %d aside, as %s", step, place)
-    store.move(_name(step).rstrip("/"), place)
-    return place
-
-
-def aside(store: Store) -> list[str]:
-    """The folders of what was set aside, the oldest first: of one step the first that was, of several the lowest."""
-    found = (_SET_ASIDE.fullmatch(name) for name in store.names(_ASIDE))
-    numbered = {(int(match[1]), int(match[2])): match[0].split("/")[0] for match in found if match}
-    return [numbered[key] for key in sorted(numbered)]
-
-
-def tidy(store: Store, count: int, *, trusted: int | None = None) -> None:
-    """Clear away, at the start of a run, what its killed predecessors left: all but the last `count` snapshots.
-
-    Unfinished files, payloads without a manifest, empty folders, snapshots too many, and of what was set aside all but
-    as many. What the storage refuses to remove stays: it does no harm. Who has just read a step trusts it.
-    """
-    old = outdated(store, count, trusted=trusted)
-    for prefix in (_STEP, LATEST, _ASIDE):
-        _if_it_can(lambda prefix=prefix: store.sweep(prefix))  # type: ignore[misc]
-    _if_it_can(lambda: _clear_uncommitted(store))
-    for step in old:
-        _if_it_can(lambda step=step: remove(store, step))  # type: ignore[misc]
-    for folder in aside(store)[:-count]:
-        for name in store.names(f"{folder}/") or [folder]:
-            _if_it_can(lambda name=name: store.remove(name))  # type: ignore[misc]
-
-
-def _if_it_can(work: Callable[[], None]) -> None:
-    try:
-        work()
-    except StorageFailed as error:
-        logger.warning("left behind: %s", error)
-
-
 def strange(store: Store) -> list[str]:
     """Names that look like a snapshot's and are none that we give: other digits, other lengths, no folder."""
     known = {_name(step) for step, part in _parts(store) if part}
-    tops = dict.fromkeys(f"{name.split('/')[0]}/" for name in store.names(_STEP))
+    tops = dict.fromkeys(f"{name.split('/')[0]}/" for name in store.names(STEP))
     return [top.rstrip("/") for top in tops if top not in known]
 
 
 def steps(store: Store) -> list[int]:
     """The steps that have a snapshot, good or not, in order."""
     return sorted(step for step, part in _parts(store) if part == _MANIFEST)
-
-
-def keep_last(store: Store, count: int) -> list[int]:
-    """Remove all but the last snapshots; the newest good one stays, however old it is. Returns the steps removed."""
-    old = outdated(store, count)
-    for step in old:
-        remove(store, step)
-    return old
-
-
-def outdated(store: Store, count: int, *, trusted: int | None = None) -> list[int]:
-    """The steps that are not among the last snapshots and may go: the newest good one may not.
-
-    To find a good one is to read it. Who has just committed a step trusts it, and saves that; but not where nothing
-    else would be kept, since a disk may have lied.
-    """
-    if count < 1:
-        raise BadInput(f"cannot keep the last {count} snapshots: keep 1 or more")
-    listed = steps(store)
-    old, kept = listed[:-count], listed[-count:]
-    if not old or (trusted in kept and len(kept) > 1) or any(is_good(store, step) for step in reversed(kept)):
-        return old
-    spared = next((step for step in reversed(old) if is_good(store, step)), None)
-    # Where none is good now, the storage may only be unable to say so: nothing goes.
-    return [step for step in old if step != spared] if spared is not None else []
 
 
 def missing(store: Store, manifest: Manifest) -> list[str]:
@@ -401,7 +317,7 @@ def _commit(store: Store, name: str, record: bytes) -> None:
 
 def _parts(store: Store) -> Iterator[tuple[int, str | None]]:
     """Of every name in a step's folder the step and the rest of the name, which is None for what is no folder."""
-    for name in store.names(_STEP):
+    for name in store.names(STEP):
         match = _NAME.fullmatch(name)
         if match and match[1] == f"{int(match[1]):08d}":  # not one with more zeros than we write
             yield int(match[1]), match[2]
@@ -417,7 +333,7 @@ def _cleared(store: Store, draft: Draft) -> Manifest | None:
 
     Returns the manifest of this very draft if an earlier try has committed it.
     """
-    store.sweep(_STEP)
+    store.sweep(STEP)
     store.sweep(LATEST)
     if draft.step in steps(store):
         try:
@@ -426,11 +342,12 @@ def _cleared(store: Store, draft: Draft) -> Manifest | None:
         except (Corrupt, NoSnapshot):
             logger.warning("replacing the snapshot of step %d, which is corrupt", draft.step)
             remove(store, draft.step)
-    _clear_uncommitted(store)
+    clear_uncommitted(store)
     return None
 
 
-def _clear_uncommitted(store: Store) -> None:
+def clear_uncommitted(store: Store) -> None:
+    """Remove payloads that were never committed."""
     committed = set(steps(store))
     for step, part in list(_parts(store)):
         if part and step not in committed:
@@ -453,8 +370,13 @@ def remove(store: Store, step: int) -> None:
         store.remove(name)
 
 
+def folder(step: int) -> str:
+    """Where the snapshot of a step is stored."""
+    return _name(step).rstrip("/")
+
+
 def _name(step: int, part: str = "") -> str:
-    return f"{_STEP}{step:08d}/{part}"
+    return f"{STEP}{step:08d}/{part}"
 
 
 def _extra(manifest: Manifest, text: bytes) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import torch
 
 from holdfast.blocks import Array
-from holdfast.checkpoint import payload, snapshot
+from holdfast.checkpoint import payload, retention, snapshot
 from holdfast.checkpoint.buffers import Image, Images
 from holdfast.checkpoint.capture import Capture, device_of, make_ready
 from holdfast.checkpoint.device import Departure
@@ -24,8 +24,8 @@ from holdfast.checkpoint.digest import Progress, unwatched
 from holdfast.checkpoint.payload import Layout
 from holdfast.checkpoint.snapshot import BACKOFF, Draft, Manifest, at_once
 from holdfast.checkpoint.store import Store
-from holdfast.cost.formulas import Stall
 from holdfast.errors import BadInput, StorageFailed
+from holdfast.stall import Stall
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class _Target:
         step = draft.step
         manifest, retries = self._tried(step, lambda: self._commit(draft, tensors(), ready))
         durable = perf_counter()
-        removed, more = self._tried(step, lambda: snapshot.outdated(self.store, self.keep_last, trusted=step))
+        removed, more = self._tried(step, lambda: retention.outdated(self.store, self.keep_last, trusted=step))
         retries += more
         for old in removed:
             _, more = self._tried(step, lambda old=old: snapshot.remove(self.store, old))  # type: ignore[misc]

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, fields
 from typing import NamedTuple
 
 from holdfast import events
-from holdfast.cost.formulas import Stall
 from holdfast.cost.timeline import RANK_0, Moment, Stretch
 from holdfast.errors import BadInput
 from holdfast.events import JSON, Commit, Detect, Done, Event, Judged, Malformed, Preempted, Strike
 from holdfast.lineage import Lineage
+from holdfast.stall import Stall
 
 
 class Step(NamedTuple):

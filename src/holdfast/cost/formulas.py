@@ -1,10 +1,10 @@
-"""What surviving failures costs in time: run time by cause, stalls by cause, and how often to save.
+"""What surviving failures costs in time: run time by cause, goodput, and how often to save.
 
 Seconds come in as numbers; nothing here reads a clock or a history.
 """
 
 import math
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -43,36 +43,6 @@ class RunTime:
 def goodput(committed_steps: int, wall_seconds: float) -> float:
     """Committed logical steps per second of wall clock; a step that failed and was done again counts once."""
     return _at_least_zero("number of committed steps", committed_steps) / _positive("wall time", wall_seconds)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stall:
-    """How long training waited for a save, and for which part of it, in seconds; `+` adds up saves.
-
-    `waited` is measured around the whole save, the parts inside it. `write` is only the writing that training waited
-    for; `overlapped` is the writing it did not, no part of the stall.
-    """
-
-    waited: float = 0.0
-    snapshot: float = 0.0
-    enqueue: float = 0.0
-    backpressure: float = 0.0
-    write: float = 0.0
-    sync: float = 0.0
-    overlapped: float = 0.0
-
-    def __post_init__(self) -> None:
-        for part in fields(self):
-            _at_least_zero(f"{part.name} time of a stall", getattr(self, part.name))
-
-    def __add__(self, other: "Stall") -> "Stall":
-        names = (part.name for part in fields(self))
-        return Stall(**{n: a + b for n, a, b in zip(names, astuple(self), astuple(other), strict=True)})
-
-    @property
-    def unaccounted(self) -> float:
-        """What was waited and no part explains. Negative: parts were counted twice, and the measurement is wrong."""
-        return self.waited - (self.snapshot + self.enqueue + self.backpressure + self.write + self.sync)
 
 
 def young_interval(dump: float, mtbf: float) -> float:

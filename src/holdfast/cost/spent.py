@@ -13,10 +13,11 @@ from itertools import pairwise
 from typing import Any
 
 from holdfast.cost.attempts import Attempt, Save, attempts, moment_of, strikes, verdict
-from holdfast.cost.formulas import Stall, goodput
+from holdfast.cost.formulas import goodput
 from holdfast.cost.timeline import RANK_0, timeline
 from holdfast.events import Attempt as Began
 from holdfast.events import Detect, Event, Recover, Step, Strike
+from holdfast.stall import Stall
 
 # In the order in which they are shown: the paper's, then ours.
 PARTS = ("snapshot", "enqueue", "backpressure", "write", "sync")

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import xxhash
 
 from holdfast import progress
-from holdfast.checkpoint import snapshot
+from holdfast.checkpoint import retention, snapshot
 from holdfast.checkpoint.snapshot import Snapshot
 from holdfast.checkpoint.store import Store
 from holdfast.ddp import generators
@@ -96,7 +96,7 @@ def key_generators(key: int, restored: Restored, world: World) -> str:
 
 def _first_finds(attempt: Attempt) -> tuple[Snapshot | None, str]:
     """What rank 0 goes on from, what it tells the others of that; nothing is left of what killed attempts left behind."""
-    found, passed_over = snapshot.resume(attempt.store, progress=progress.here.moves)
+    found, passed_over = retention.resume(attempt.store, progress=progress.here.moves)
     step = found.step if found else None
     if found:
         _record_commit(attempt, found)
@@ -105,7 +105,7 @@ def _first_finds(attempt: Attempt) -> tuple[Snapshot | None, str]:
             f"{attempt.store} is empty, and this run has saved there before: see that it is mounted, or name another "
             "--out to begin anew"
         )
-    snapshot.tidy(attempt.store, attempt.keep_last, trusted=step)
+    retention.tidy(attempt.store, attempt.keep_last, trusted=step)
     return found, json.dumps({"step": step, "passed_over": [asdict(each) for each in passed_over]})
 
 

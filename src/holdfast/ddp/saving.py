@@ -12,7 +12,6 @@ from time import perf_counter
 from typing import Protocol
 
 from holdfast.checkpoint.writer import Saved, Writer
-from holdfast.cost.formulas import Stall
 from holdfast.ddp import generators
 from holdfast.ddp.protected import Protected, tree_digest
 from holdfast.ddp.record import Record
@@ -21,6 +20,7 @@ from holdfast.ddp.world import World
 from holdfast.errors import HoldfastError
 from holdfast.events import JSON, Commit, Save
 from holdfast.geometry import Position
+from holdfast.stall import Stall
 from holdfast.state import flatten
 
 
