@@ -175,3 +175,48 @@ def test_state_that_is_no_model_is_fingerprinted_whole() -> None:
     before = fingerprints.take().digest()
     counter.count += 1
     assert fingerprints.take().digest() != before
+
+
+def test_an_optimizer_that_trains_a_protected_model_must_be_protected_too(tmp_path: Path) -> None:
+    run = module.attach(tmp_path)
+    model = run.replicate(nn.Linear(3, 1))
+    run.protect(model=model)
+    step = training(run, model, torch.optim.AdamW(model.parameters()))
+    batch = next(batches := iter(run.batches(data(), global_batch=4, epochs=1)))
+    with pytest.raises(BadInput, match="AdamW trains a protected model and is not protected: name it in protect"):
+        step(batch)
+    batches.close()  # type: ignore[attr-defined]  # a generator
+    run.close()
+
+
+def test_a_schedule_of_a_protected_optimizer_must_be_protected_too(tmp_path: Path) -> None:
+    run = module.attach(tmp_path)
+    model = run.replicate(nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters())
+    torch.optim.lr_scheduler.StepLR(optimizer, 3)
+    run.protect(model=model, optimizer=optimizer)
+    with pytest.raises(BadInput, match="optimizer has a learning-rate scheduler that is not protected"):
+        run.batches(data(), global_batch=4, epochs=1)
+    run.close()
+
+
+def test_a_state_is_saved_only_where_no_gradients_wait_for_their_optimizer(tmp_path: Path) -> None:
+    def by_hand(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Any], None]:
+        count = 0  # starts anew with every attempt, as `enumerate` does
+
+        def step(batch: Any) -> None:
+            nonlocal count
+            count += 1
+            ((model(batch.x) - batch.y).square().mean() / 3).backward()
+            if count % 3 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+        return step
+
+    whole = train(tmp_path / "whole", by_hand)
+    train(tmp_path / "parts", by_hand, until=8)
+    again = train(tmp_path / "parts", by_hand)
+    saved = [event.what.step for event in events(tmp_path / "parts", "commit")]
+    assert saved == [0, 6, 9, STEPS]  # not 4 and 8, where gradients wait
+    assert [step.state for step in again] == [step.state for step in whole[6:]]

@@ -129,6 +129,7 @@ class Loop:
             raise
         finally:
             self.stopping.close()
+            self.effort.close()
 
     def _begin(self) -> None:
         """Say what the first step begins with, as it is in memory now."""
@@ -146,9 +147,10 @@ class Loop:
 
     def _before(self, step: int, at: Position) -> float:
         """The boundary before a window; how long training waited for a save."""
-        stall = self._save(step, at) if self.saves.due(step) else 0.0
+        settled = not self.effort.is_pending
+        stall = self._save(step, at) if settled and self.saves.due(step) else 0.0
         self.saves.collect()
-        if self.stopping.here(step):
+        if self.stopping.here(step) and settled:
             self._stop(step, at)
         if self.injection.is_near(step):
             self.reporting.settle()  # it may be the last that we do

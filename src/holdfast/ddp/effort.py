@@ -1,21 +1,31 @@
-"""Whether a window was trained, and not only handed out: backward passes of the replicas, steps of the optimizers."""
+"""What is done with a window: backward passes of the replicas, steps of the optimizers, and gradients that wait for one.
+
+That a window was trained, and not only handed out, goes on record; and a state is saved only where no gradients wait for
+their optimizer, since gradients are no part of it.
+"""
 
 from collections.abc import Iterable
+from typing import Any
 
-import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from holdfast.ddp.protected import Protected
 from holdfast.ddp.replica import Replica
+
+LONGEST = 1000  # windows that gradients are waited for; a script that never steps is saved all the same
 
 
 class Effort:
     """Counts what is done with each window."""
 
-    def __init__(self, replicas: Iterable[Replica], optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        self._replicas = list(replicas)
+    def __init__(self, replicas: Iterable[Replica], protected: Protected) -> None:
+        self._replicas, self._protected = list(replicas), protected
         self._stepped = 0
         self._before = (0, 0, 0)
-        for optimizer in optimizers:
-            optimizer.register_step_post_hook(self._step)
+        self._waited = 0  # windows since the last step of an optimizer
+        self._known: set[int] = set()
+        self._hook = register_optimizer_step_post_hook(self._after_step)
 
     def begin(self) -> None:
         """A window is handed out."""
@@ -24,7 +34,23 @@ class Effort:
     def taken(self) -> tuple[int, int, int]:
         """Since then: backward passes that were summed over the ranks, those held back, steps of optimizers."""
         now, before = self._counts(), self._before
-        return now[0] - before[0], now[1] - before[1], now[2] - before[2]
+        stepped = now[2] - before[2]
+        self._waited = 0 if stepped else self._waited + 1
+        return now[0] - before[0], now[1] - before[1], stepped
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether gradients of earlier windows wait for their optimizer to step."""
+        return 0 < self._waited <= LONGEST and any(
+            parameter.grad is not None
+            for optimizer in self._protected.optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        )
+
+    def close(self) -> None:
+        """Count no more."""
+        self._hook.remove()
 
     def _counts(self) -> tuple[int, int, int]:
         reduced = held = 0
@@ -32,5 +58,8 @@ class Effort:
             reduced, held = reduced + each.reduced, held + each.held
         return reduced, held, self._stepped
 
-    def _step(self, *_: object) -> None:
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if id(optimizer) not in self._known:
+            self._protected.check_trainer(optimizer)
+            self._known.add(id(optimizer))
         self._stepped += 1

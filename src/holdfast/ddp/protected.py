@@ -1,12 +1,13 @@
 """The things a run protects: anything with `state_dict` and `load_state_dict`, taken, compared and put back exactly."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, TypeGuard, cast
 
 import torch
 import xxhash
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.ddp.replica import unwrapped
 from holdfast.errors import BadInput
@@ -63,6 +64,34 @@ class Protected:
                 "protect(model=model), or it would begin anew after a failure"
             )
 
+    def check_trainer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse an optimizer that trains a protected model and would begin anew after a failure."""
+        models = {id(each) for model in self.models for each in model.parameters()}
+        covered = {id(each) for mine in self.optimizers for each in _parameters(mine)}
+        if not self._is_opaque and any(id(each) in models - covered for each in _parameters(optimizer)):
+            raise BadInput(
+                f"{type(optimizer).__name__} trains a protected model and is not protected: name it in protect(), as in "
+                "protect(model=model, optimizer=optimizer), or it would begin anew after a failure"
+            )
+
+    def check_schedules(self) -> None:
+        """Refuse a learning-rate schedule that would begin anew after a failure."""
+        covered = {id(thing.optimizer) for thing in self._things.values() if isinstance(thing, LRScheduler)}
+        for name, thing in self._things.items():
+            # A schedule wraps the step of its optimizer, to see whether it is called before its own.
+            scheduled = isinstance(thing, torch.optim.Optimizer) and hasattr(thing.step, "_wrapped_by_lr_sched")
+            if scheduled and id(thing) not in covered and not self._is_opaque:
+                raise BadInput(
+                    f"{name} has a learning-rate scheduler that is not protected: name it in protect(), as in "
+                    "protect(..., scheduler=scheduler), or it would begin anew after a failure"
+                )
+
+    @property
+    def _is_opaque(self) -> bool:
+        """Whether one of the things is the user's own, and may hold any other."""
+        known = (nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
+        return not all(isinstance(thing, known) for thing in self._things.values())
+
     def digest(self) -> str:
         """A digest of the state of all things, every bit of it, as it is in memory."""
         return digest(flatten(self.capture()))
@@ -116,6 +145,11 @@ def listed(differences: list[str]) -> str:
 
 def _inner(thing: Protectable) -> Protectable:
     return cast(Protectable, unwrapped(thing)) if isinstance(thing, nn.Module) else thing
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
 
 
 def _is_tensor(value: object) -> TypeGuard[torch.Tensor]:

@@ -176,7 +176,7 @@ class Run:
             record=self._record,
             recover=lambda: self._recover(geometry, protected),
             reporting=Reporting(self._record, Fingerprints(protected if self._attempt else None)),
-            effort=Effort(self._replicas, protected.optimizers),
+            effort=Effort(self._replicas, protected),
             saves=self._saves(geometry, protected, fingerprint),
             stopping=Stopping(self._world, start),
             injection=self._injection(),
@@ -212,6 +212,7 @@ class Run:
             raise BadInput("batches() was called before: a run has one loop, over all its epochs")
         for model in self._models:
             self._protected.check_covers(model)
+        self._protected.check_schedules()
         progress.here.enters(Phase.TRAINING)
         return self._protected
 

@@ -87,7 +87,7 @@ class Saving:
     def due(self, step: int) -> bool:
         # The first boundary of a fresh start, too: an attempt that fails early then starts again from the same weights,
         # however they were drawn; and a place that cannot be written shows at once.
-        return step != self.saved and (self.saved is None or step % self.every == 0)
+        return self.saved is None or step // self.every > self.saved // self.every
 
     def take(self, step: int, at: Position) -> float:
         if step == self.saved:

@@ -34,7 +34,7 @@ class Stopping:
             threading.Thread(target=self._listen, name="holdfast-stopping", daemon=True).start()
 
     def here(self, step: int) -> bool:
-        """Whether all ranks stop before the window with this number; to be asked at every boundary."""
+        """Whether all ranks stop before the window with this number, or could have before; asked at every boundary."""
         if self._world.size == 1:
             return preemption.requested.is_set()
         with self._turn:
@@ -43,7 +43,7 @@ class Stopping:
                 return False
         if self._stop is None:
             self._stop = int(self._world.hear(STOP))
-        return self._stop == step
+        return self._stop <= step
 
     def meet(self) -> None:
         """Wait until rank 0 has saved: a rank that has gone may be the end of the others."""
