@@ -15,6 +15,7 @@ from holdfast.audit.finding import Verdict
 from holdfast.audit.verdicts import CHECKS, Finding, audit, audit_run, worst
 from holdfast.errors import Corrupt
 from holdfast.events import (
+    KINDS,
     Attempt,
     Commit,
     Detect,
@@ -1023,3 +1024,50 @@ class TestGeneratorsRestored:
 
     def test_without_a_kept_step_it_is_unknown(self) -> None:
         assert found(self.check, begun(1, 1, None))[0] == "unknown"
+
+
+class TestFromOutside:
+    """What a forger found that passed, or that took for ever."""
+
+    def test_a_snapshot_whose_digests_were_all_forged_is_told_by_the_step_before_it(self) -> None:
+        (before,) = {each.what.state for each in KILLED if kept(11, "rank-0")(each) and isinstance(each.what, Step)}
+        assert before is not None
+        true = changed(KILLED, is_a(Recover, attempt=2), fingerprint=before)
+        assert worst(audit(true)) == "pass"
+        forged = changed(KILLED, is_a(Recover, "rank-1", attempt=2), fingerprint=digest("forged") * 2)
+        assert found("restored_states_agree", forged) == (
+            "fail",
+            "rank-1 restored step 12 in attempt 2, and its parameters are not those that step 11 came out with",
+        )
+
+    @pytest.mark.parametrize(
+        ("kind", "field"), [(Step, "state"), (Commit, "state"), (Recover, "state"), (Plan, "data")]
+    )
+    def test_a_digest_that_is_empty_is_none(self, kind: type[Any], field: str) -> None:
+        (word,) = (word for word, each in KINDS.items() if each is kind)
+        said = to_json(next(each.what for each in KILLED if is_a(kind, attempt=2)(each)))
+        assert isinstance(from_json(word, {**said, field: ""}), Malformed)
+
+    def test_an_optimizer_that_stepped_on_one_rank_alone_fails(self) -> None:
+        assert found("every_window_was_trained", changed(KILLED, kept(20, "rank-2"), stepped=0)) == (
+            "fail",
+            "of rank-0 and rank-2 only one's optimizer stepped in step 20 of attempt 4",
+        )
+
+    def test_ranks_that_kept_their_gradients_to_themselves_fail(self) -> None:
+        assert found("every_window_was_trained", changed(KILLED, is_a(Step), reduced=0, held=1)) == (
+            "fail",
+            "ranks held their gradients back in every window, and never summed them",
+        )
+
+    def test_a_supervisor_that_started_another_number_of_workers_fails(self) -> None:
+        told = by("supervisor", Open(2), Launch(1, 4), Restart(2, 3), Restart(3, 2), Restart(4, 4))
+        assert found("supervisors_agree", [*KILLED, *told]) == (
+            "fail",
+            "supervisor started 2 workers in attempt 3, which had 3 ranks",
+        )
+
+    def test_attempts_beyond_any_count_take_no_longer(self) -> None:
+        far = changed(KILLED, lambda each: getattr(each.what, "attempt", 0) == 4, attempt=1 << 62)
+        told = by("supervisor", Open(2), Launch(1, 4), Judged("completed", 1, ""))
+        assert found("supervisors_agree", [*far, *told])[0] in ("pass", "fail", "unknown")

@@ -3,6 +3,7 @@
 import itertools
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -271,3 +272,12 @@ def test_a_history_can_be_streamed_file_by_file(tmp_path: Path) -> None:
     assert sorted(events, key=lambda event: event.time) == list(whole.events)
     assert [event.who for event in events] == ["rank-0", "rank-0", "rank-1", "rank-1"]
     assert tuple(torn) == whole.torn != ()
+
+
+def test_a_line_without_an_end_takes_no_memory(tmp_path: Path) -> None:
+    with HistoryWriter(tmp_path, "rank-0", clock=ticking()) as history:
+        history.append(Done(1, 7))
+    os.truncate(tmp_path / "rank-0.jsonl", 6 << 30)  # sparse: it holds zeros
+    found = read_history(tmp_path)
+    assert [event.kind for event in found.events] == ["open", "done"]
+    assert found.torn[0].size > 5 << 30

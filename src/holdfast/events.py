@@ -56,7 +56,8 @@ class Plan(NamedTuple):
 class Recover(NamedTuple):
     """What a rank begins with: the snapshot of step `restored`, or nothing (null), and the window it goes on with.
 
-    `state` is a digest of what is protected, as it is in memory when the first step begins.
+    `state` is a digest of what is protected, as it is in memory when the first step begins, and `fingerprint` is the
+    fingerprint of that: of the step before, as whoever trained it told.
     """
 
     attempt: int
@@ -67,6 +68,7 @@ class Recover(NamedTuple):
     seconds: float
     passed_over: "Sequence[Mapping[str, JSON]]" = ()
     state: str | None = None
+    fingerprint: str | None = None
 
 
 class Seconds(NamedTuple):
@@ -335,7 +337,7 @@ def _step(said: Mapping[str, Any]) -> Step | None:
             or set(map(type, fractions)) != _FLOAT
         ):
             return None
-        if not math.isfinite(sum(fractions)) or not (state is None or type(state) is str):
+        if not math.isfinite(sum(fractions)) or not (state is None or (type(state) is str and state)):
             return None
         return Step(*numbers, samples, seconds, state, *effort, loss)
     except (KeyError, TypeError, AttributeError, Corrupt):
@@ -407,6 +409,12 @@ def _text(value: JSON) -> str:
     return value
 
 
+def _digest(value: JSON) -> str:
+    if not (text := _text(value)):
+        raise ValueError("it is empty")
+    return text
+
+
 def _flag(value: JSON) -> bool:
     if type(value) is not bool:
         raise ValueError(f"{value!r:.40} is neither true nor false")
@@ -472,11 +480,14 @@ _OTHERWISE: Mapping[tuple[type[Any], str], _Read] = {
 }
 
 
+_DIGESTS = ("state", "fingerprint", "data", "config")
+
+
 def _reader(kind: type[Any], name: str, hint: Any) -> _Read:
     optional = type(None) in getattr(hint, "__args__", ())
     if optional:
         (hint,) = (part for part in hint.__args__ if part is not type(None))
-    read = _OTHERWISE.get((kind, name)) or _BY_TYPE[hint]
+    read = _OTHERWISE.get((kind, name)) or (_digest if name in _DIGESTS else _BY_TYPE[hint])
     return (lambda value: None if value is None else read(value)) if optional else read
 
 

@@ -21,6 +21,8 @@ from types import TracebackType
 from holdfast.errors import BadInput, Corrupt, FutureVersion, StorageFailed
 from holdfast.events import VERSION, Event, Open, What, line, parse
 
+LONGEST = 16 << 20  # bytes of a line: none of ours comes near, and a stranger's must not fill the memory
+
 
 @dataclass(frozen=True, slots=True)
 class Torn:
@@ -213,9 +215,9 @@ def files_of(path: Path | Sequence[Path]) -> list[Path]:
 def _read_file(path: Path, torn: list[Torn]) -> Iterator[Event]:
     try:
         with path.open("rb") as lines:
-            for number, text in enumerate(lines, 1):
+            for number, text in enumerate(iter(lambda: lines.readline(LONGEST), b""), 1):
                 if not text.endswith(b"\n"):  # only the last line can lack it
-                    torn.append(Torn(path, number, len(text)))
+                    torn.append(Torn(path, number, os.fstat(lines.fileno()).st_size - lines.tell() + len(text)))
                     break
                 event = _decode(text, path, number)
                 if isinstance(event.what, Open) and event.what.torn:

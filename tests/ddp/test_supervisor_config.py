@@ -1,6 +1,7 @@
 """A run's config is checked once, survives JSON, and says which run it is."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -76,3 +77,34 @@ def test_a_run_file_that_is_no_config_is_refused(tmp_path: Path, text: str) -> N
         read_config(tmp_path)
     with pytest.raises(BadInput, match="holds no run"):
         read_config(tmp_path / "elsewhere")
+
+
+def test_a_run_json_of_a_stranger_is_one_clear_line(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+
+    def refused() -> str:
+        with pytest.raises(BadInput) as error:
+            read_config(tmp_path)
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    os.mkfifo(path)
+    assert "run.json" in refused()  # at once: nobody ever writes to it
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert "run.json" in refused()
+    path.unlink()
+    path.touch()
+    os.truncate(path, 6 << 30)
+    assert "run.json" in refused()
+    for text in (
+        "[" * 100_000,
+        "[]",
+        "{}",
+        '{"script": 3}',
+        '{"script": "x", "args": [NaN]}',
+        '{"script": "x", "args": 3}',
+    ):
+        os.truncate(path, 0)
+        path.write_text(text)
+        refused()

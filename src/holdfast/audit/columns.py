@@ -13,6 +13,11 @@ from holdfast.samples import Samples
 Numbers = NDArray[np.int64]
 
 
+def shared_part(state: str) -> int:
+    """A number for the part of a fingerprint that all ranks share; never 0."""
+    return hash(state[: len(state) // 2]) or 1
+
+
 class Columns:
     """What steps say of themselves, in the order in which they were written.
 
@@ -35,7 +40,7 @@ class Columns:
         self._digest += bytes.fromhex(step.samples.digest)
         state = step.state
         self._state.append(0 if state is None else hash(state) or 1)
-        self._shared.append(0 if state is None else hash(state[: len(state) // 2]) or 1)
+        self._shared.append(0 if state is None else shared_part(state))
         self._loss.append(math.nan if step.loss is None else step.loss)
         self._reduced.append(step.reduced)
         self._worked.append((step.reduced + step.held > 0) + 2 * (step.stepped > 0))
@@ -94,6 +99,11 @@ class Columns:
     def reduced(self) -> Numbers:
         """How many backward passes were summed over the ranks."""
         return np.frombuffer(self._reduced, np.int64)
+
+    @property
+    def passed(self) -> NDArray[np.bool_]:
+        """Whether a backward pass was summed or held back."""
+        return (np.frombuffer(self._worked, np.uint8) & 1) > 0
 
     @property
     def worked(self) -> NDArray[np.bool_]:

@@ -77,6 +77,8 @@ def is_finished(ledger: Ledger, attempt: int) -> bool:
 
 def supervisors_agree(ledger: Ledger) -> tuple[Verdict, str]:
     """What supervisors say of the end of the run, and of how often it was started, is what the ranks say."""
+    if because := next(filter(None, (_other_world(ledger, each) for each in ledger.supervisions)), None):
+        return "fail", because
     judged = [(each, verdict) for each in ledger.supervisions for verdict in each.verdicts]
     for supervision, verdict in judged:
         because = _miscounted(supervision, verdict) or (
@@ -92,14 +94,28 @@ def supervisors_agree(ledger: Ledger) -> tuple[Verdict, str]:
     ) if last else "no supervisor has judged"
 
 
+def _other_world(ledger: Ledger, supervision: Supervision) -> str | None:
+    """An attempt that a lone supervisor started with another number of workers than there were ranks."""
+    if _last_start(ledger) < max(ledger.attempts, default=0):
+        return None  # it is behind in its count, so its numbers are of other attempts
+    for number, workers in supervision.workers.items():
+        if number in ledger.attempts and ledger.attempts[number] and ledger.world(number) != workers:
+            ranks = counted(ledger.world(number), "rank")
+            return f"{supervision.who} started {counted(workers, 'worker')} in attempt {number}, which had {ranks}"
+    return None
+
+
 def _meant(ledger: Ledger, verdict: Judged) -> Sequence[int]:
     """The attempts of ranks that a verdict may be on.
 
     A supervisor that was killed before it could write down a start is behind in its count ever after.
     """
-    counted_here = max((number for each in ledger.supervisions for number in each.launches), default=0)
-    behind = max(0, max(ledger.attempts, default=0) - max(counted_here, verdict.attempts))
+    behind = max(0, max(ledger.attempts, default=0) - max(_last_start(ledger), verdict.attempts))
     return range(verdict.attempts, verdict.attempts + behind + 1)
+
+
+def _last_start(ledger: Ledger) -> int:
+    return max((number for each in ledger.supervisions for number in each.launches), default=0)
 
 
 def _miscounted(supervision: Supervision, verdict: Judged) -> str | None:
@@ -119,8 +135,10 @@ def _not_completed(ledger: Ledger, supervision: Supervision, verdict: Judged) ->
     """What speaks against a run that is said to be completed. A script may leave its loop: then no rank is done."""
     if verdict.attempts in supervision.failed:
         return f"saw a worker fail in attempt {verdict.attempts}"
-    for number in _meant(ledger, verdict):
-        lives = ledger.attempts.get(number, ())
+    meant = _meant(ledger, verdict)
+    for number, lives in ledger.attempts.items():
+        if number not in meant:
+            continue
         if stopped := [life.who for life in lives if isinstance(life.ended, Preempted)]:
             return f"{stopped[0]} was preempted in attempt {number}"
         done = [life.rank for life in lives if isinstance(life.ended, Done)]

@@ -72,6 +72,7 @@ class Supervision:
     def __init__(self, who: str) -> None:
         self.who = who
         self.launches: list[int] = []  # numbers of attempts
+        self.workers: dict[int, int] = {}  # of each, where there is one node
         self.failed: set[int] = set()  # attempts of which a worker failed
         self.asked: set[int] = set()  # attempts that were to stop
         self.verdicts: list[Judged] = []
@@ -79,8 +80,10 @@ class Supervision:
     def take(self, what: What) -> bool:
         """Add what it wrote next, if that is what supervisors write."""
         match what:
-            case Launch(attempt=number) | Restart(attempt=number):
+            case Launch(attempt=number, workers=workers) | Restart(attempt=number, workers=workers):
                 self.launches.append(number)
+                if self.who == "supervisor":
+                    self.workers[number] = workers
             case Detect(attempt=number):
                 self.failed.add(number)
             case Preempt(attempt=number):

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable
 
+from holdfast.audit.columns import shared_part
 from holdfast.audit.finding import CannotTell, Verdict, counted
 from holdfast.audit.ledger import Ledger, Restore, Save
+from holdfast.audit.training import state_before
 from holdfast.events import Commit
 from holdfast.geometry import Geometry
 
@@ -38,7 +40,7 @@ def restored_states_agree(ledger: Ledger) -> tuple[Verdict, str]:
         told = (restore.recover.state, restore.commit.state if restore.commit else None)
         if None not in told and told[0] != told[1]:
             return "fail", f"{_restored(restore)}, and went on with another state than was committed"
-    if because := _committed_anew(ledger):
+    if because := _committed_anew(ledger) or _other_fingerprint(ledger, came_back):
         return "fail", because
     for restore in came_back:
         commit = restore.commit
@@ -110,6 +112,15 @@ def _committed_anew(ledger: Ledger) -> str | None:
         if len(states) > 1:
             attempts = f"attempts {other.attempt} and {save.commit.attempt}"
             return f"the one snapshot of step {save.commit.step} was committed with other states in {attempts}"
+    return None
+
+
+def _other_fingerprint(ledger: Ledger, restores: Iterable[Restore]) -> str | None:
+    """A restore whose parameters are not those that the step before it came out with, whatever its digests say."""
+    for restore in restores:
+        before, told = state_before(ledger, restore.life), restore.recover.fingerprint
+        if before and told and shared_part(told) != before:
+            return f"{_restored(restore)}, and its parameters are not those that step {restore.life.start - 1} came out with"
     return None
 
 

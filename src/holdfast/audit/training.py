@@ -27,7 +27,7 @@ def every_window_was_trained(ledger: Ledger) -> tuple[Verdict, str]:
             told, untold = told + int(trained.sum()), untold + int((~trained).sum())
         if because := _summed_apart(ledger, number):
             return "fail", because
-    if because := _never_stepped(ledger):
+    if because := _never_stepped(ledger) or _never_summed(ledger):
         return "fail", because
     if untold or not told:
         of = counted(untold, "share")
@@ -41,13 +41,13 @@ def every_window_was_trained(ledger: Ledger) -> tuple[Verdict, str]:
 def _trained(ledger: Ledger, life: Life) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Which of the steps of a life were trained, and which were not, as far as either is known and as they are kept."""
     worked, state = life.steps.worked, life.steps.shared
-    before = np.concatenate([[_state_before(ledger, life)], state[:-1]])[: len(state)]
+    before = np.concatenate([[state_before(ledger, life)], state[:-1]])[: len(state)]
     known = (state != 0) & (before != 0)
     kept = ledger.kept(life)
     return (worked | (known & (state != before)))[kept], (~worked & known & (state == before))[kept]
 
 
-def _state_before(ledger: Ledger, life: Life) -> int:
+def state_before(ledger: Ledger, life: Life) -> int:
     """The fingerprint of what a life began with, as whoever trained the step before it says; 0 if nobody does."""
     trainer = ledger.lineage.trainer(life.start - 1) if life.start else None
     for other in ledger.attempts.get(trainer, ()) if trainer is not None else ():
@@ -67,11 +67,24 @@ def _never_stepped(ledger: Ledger) -> str | None:
     return f"in {windows} windows no optimizer stepped, and the state is as it was"
 
 
+def _never_summed(ledger: Ledger) -> str | None:
+    """Several ranks of which each kept its gradients to itself, in every window of the run."""
+    lives = [(life, ledger.kept(life)) for number in ledger.trained for life in ledger.attempts[number]]
+    alone = min((ledger.world(number) for number in ledger.trained), default=1) == 1
+    held = any(life.steps.passed[kept].any() for life, kept in lives)
+    if alone or not held or any(life.steps.reduced[kept].any() for life, kept in lives):
+        return None
+    return "ranks held their gradients back in every window, and never summed them"
+
+
 def _summed_apart(ledger: Ledger, attempt: int) -> str | None:
     """Ranks that do not agree on how many sums they took part in, though a sum takes all of them."""
     first, *others = ledger.attempts[attempt]
     for other in others:
         a, b = aligned(first, other)
+        if len(unlike := np.flatnonzero(first.steps.stepped[a] != other.steps.stepped[b])):
+            step = int(first.steps.step[a][unlike[0]])
+            return f"of {first.who} and {other.who} only one's optimizer stepped in step {step} of attempt {attempt}"
         unlike = np.flatnonzero(first.steps.reduced[a] != other.steps.reduced[b])
         if len(unlike):
             step = int(first.steps.step[a][unlike[0]])

@@ -9,9 +9,12 @@ from typing import Any
 import xxhash
 
 from holdfast.checkpoint.faulty import KINDS
-from holdfast.errors import BadInput
+from holdfast.checkpoint.store import DirectoryStore, read
+from holdfast.errors import BadInput, HoldfastError
 from holdfast.failure import Failure, Schedule
 
+RUN = "run.json"
+_LONGEST = 1 << 20  # bytes that it may have: a folder may be a stranger's
 RECOVERIES = ("restart",)
 WRITERS = ("overlapped", "blocking")
 FAULTS = ("exit", "kill", "hang", "slow", *KINDS)  # of processes, and of storage
@@ -93,6 +96,8 @@ class RunConfig:
                 f"not the config of a run: {', '.join(sorted(unknown)) if 'script' in data else 'no script'}."
             )
         lists = {name: tuple(data[name]) for name in ("args", "workers_after") if name in data}
+        if not all(isinstance(each, str) for each in (data["script"], *lists.get("args", ()))):
+            raise BadInput("not the config of a run: its script and arguments are not all text.")
         failures = tuple(Failure.from_json(each) for each in data.get("failures", ()))
         return cls(**{**data, **lists, "failures": failures})
 
@@ -100,10 +105,10 @@ class RunConfig:
 def read_config(out: Path) -> RunConfig:
     """The config of the run in this folder."""
     try:
-        return RunConfig.from_json(json.loads((out / "run.json").read_text()))
+        return RunConfig.from_json(json.loads(read(DirectoryStore(out), RUN, _LONGEST)))
     except FileNotFoundError as error:
         raise BadInput(f"{out} holds no run: it has no run.json.") from error
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (HoldfastError, OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise BadInput(f"{out / 'run.json'} cannot be read ({error}): name another folder.") from error
 
 

@@ -168,14 +168,15 @@ class Run:
         start = self._restored.step or 0
         fingerprint = _fingerprint(geometry, protected)
         self._plan(geometry, fingerprint, dataset)
+        fingerprints = Fingerprints(protected if self._attempt else None)
         loop = Loop(
             geometry=geometry,
             start=start,
             world=self._world,
             attempt=self.attempt,
             record=self._record,
-            recover=lambda: self._recover(geometry, protected),
-            reporting=Reporting(self._record, Fingerprints(protected if self._attempt else None)),
+            recover=lambda: self._recover(geometry, protected, fingerprints),
+            reporting=Reporting(self._record, fingerprints),
             effort=Effort(self._replicas, protected),
             saves=self._saves(geometry, protected, fingerprint),
             stopping=Stopping(self._world, start),
@@ -249,7 +250,7 @@ class Run:
         )
         self._record.flush()
 
-    def _recover(self, geometry: Geometry, protected: Protected) -> Recover:
+    def _recover(self, geometry: Geometry, protected: Protected, fingerprints: Fingerprints) -> Recover:
         """What the first step begins with."""
         restored = self._restored
         at = geometry.position(restored.step or 0)
@@ -263,6 +264,7 @@ class Run:
             seconds=restored.seconds,
             passed_over=restored.passed_over,
             state=restored.state(protected),
+            fingerprint=fingerprints.take().digest(),
         )
 
     def _saves(self, geometry: Geometry, protected: Protected, fingerprint: str) -> Saves:
