@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -47,23 +47,24 @@ class Result:
 def main() -> None:
     """Strike until it is enough, and print the table."""
     given = _arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what is under way is cleared away
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what is under way is cleared away
     options, impossible = _abilities()
     skipped = impossible | {kind for kind in DECK if not any(word in kind for word in given.kinds)}
     result = Result(skipped=skipped)
     print(f"seed {given.seed}", file=sys.stderr)
     place = Path(given.keep or tempfile.mkdtemp(prefix="soak-"))
     references: dict[tuple[str, int], Reference] = {}
-    for plan in plans(given.seed, skipped):
-        if result.strikes >= given.strikes or time.monotonic() - result.started > 60 * given.minutes:
-            break
-        if plan.number in (given.only or (plan.number,)):
-            reference = _reference(plan, place, options, references)
-            tally = one_run(plan, place / f"run-{plan.number:03d}", options, reference)
-            result.tallies.append(tally)
-            _tell(plan, tally, result, given.strikes)
-        elif plan.number > max(given.only):
-            break
+    with suppress(KeyboardInterrupt):  # what was seen by then is told all the same
+        for plan in plans(given.seed, skipped):
+            if result.strikes >= given.strikes or time.monotonic() - result.started > 60 * given.minutes:
+                break
+            if plan.number in (given.only or (plan.number,)):
+                reference = _reference(plan, place, options, references)
+                tally = one_run(plan, place / f"run-{plan.number:03d}", options, reference)
+                result.tallies.append(tally)
+                _tell(plan, tally, result, given.strikes)
+            elif plan.number > max(given.only):
+                break
     _report(result, given.seed)
     wrong = any(tally.wrong for tally in result.tallies)
     if wrong:

@@ -144,6 +144,11 @@ def test_the_same_error_at_the_same_step_again_is_the_scripts() -> None:
     assert "it came again at step 57" in why[1]
 
 
+def test_a_name_that_does_not_exist_is_the_scripts_however_far_it_got() -> None:
+    first, later = (lost("error", "NameError: name 'y' is not defined", place="train.py:9", step=s) for s in (30, 60))
+    assert words(Tries(9, 0), [(first, 25), (later, 50)]) == [None, "script-error"]
+
+
 def test_a_loader_that_is_killed_again_and_again_is_no_error_of_the_script() -> None:
     killed = lost("error", "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", place="train.py:9")
     gone = lost("error", "RuntimeError: DataLoader worker (pid(s) 7, 8) exited unexpectedly", place="train.py:9")

@@ -13,6 +13,7 @@ from typing import Literal
 
 from holdfast.supervise.errorfile import Origin, Raised
 
+_MISTAKES = ("NameError", "UnboundLocalError", "SyntaxError", "IndentationError")
 Kind = Literal["exit", "signal", "hang", "error", "storage", "peer"]
 
 # What gloo, NCCL and the store say when the process at the other end is gone; none of them has a type for it.
@@ -78,9 +79,14 @@ class Casualty:
         return self.kind == "error" and not _LOST_LOADER.search(self.message)
 
     @property
+    def is_a_mistake(self) -> bool:
+        """Whether no machine, however broken, raises such an error: it is in the text of the program."""
+        return self.is_an_error and self.message.startswith(_MISTAKES)
+
+    @property
     def error(self) -> tuple[str, str, int | None]:
         """What makes two errors the same: their text but for its numbers, the line that raised, and the step."""
-        return _VARYING.sub("#", self.message), self.place, self.step
+        return _VARYING.sub("#", self.message), self.place, None if self.is_a_mistake else self.step
 
 
 def casualty(deaths: Sequence[Death]) -> Casualty:

@@ -2,7 +2,7 @@
 
 Restarts are a rate: so many of them without progress, and a newer snapshot fills them up again. An error may be passing
 (a GPU, a network, a disk) or the script's own, and the only way to know is to try once more: what comes again from the
-same line at the same step is the script's.
+same line at the same step is the script's; of a name that does not exist, the same line is enough.
 """
 
 from holdfast.supervise.casualty import Casualty
@@ -17,6 +17,7 @@ class Tries:
         self._used = 0
         self._best = newest or 0  # the snapshot of a first state, step 0, is no progress
         self._errors: set[tuple[str, str, int | None]] = set()
+        self._mistakes: set[tuple[str, str, int | None]] = set()  # which no progress excuses
 
     def left(self, newest: int | None) -> int:
         """How many restarts there are, if the newest snapshot is this one."""
@@ -25,7 +26,7 @@ class Tries:
     def after(self, lost: Casualty, newest: int | None) -> tuple[Word, str] | None:
         """Why not to try again after this failure; or nothing, and then it counts as a restart."""
         if newest is not None and self._is_further(newest):
-            self._used, self._best, self._errors = 0, newest, set()
+            self._used, self._best, self._errors = 0, newest, set(self._mistakes)
         if why := self._of_the_script(lost):
             return "script-error", why
         if self._used >= self.limit:
@@ -47,4 +48,6 @@ class Tries:
             where = "before the first step" if lost.step is None else f"at step {lost.step}"
             return f"{lost.line}; it came again {where}, so it would do the same again"
         self._errors.add(lost.error)
+        if lost.is_a_mistake:
+            self._mistakes.add(lost.error)
         return None
