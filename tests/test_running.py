@@ -108,7 +108,7 @@ class AgainstADict(RuleBasedStateMachine):
 
 
 TestAgainstADict = AgainstADict.TestCase
-TestAgainstADict.settings = settings(max_examples=40, stateful_step_count=15)
+TestAgainstADict.settings = settings(max_examples=25, stateful_step_count=15)
 
 
 def matrix(value: float, rows: int = 64, columns: int = 8) -> dict[str, Array]:

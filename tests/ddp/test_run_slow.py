@@ -6,7 +6,7 @@ from pathlib import Path
 from final import complaints, events
 from supervised import Start, wait_until
 
-# Ten minutes for a save where a peer is given up after one: here 2 s and 0.2 s.
+# Ten minutes for a save where a peer is given up after some: here 5 s and 1.5 s.
 SLOW = """
 import sys, time, torch
 from torch.utils.data import TensorDataset
@@ -20,13 +20,13 @@ put, opened = DirectoryStore.put, DirectoryStore.open
 def slowly(call):
     def slow(self, name, *rest):
         if run.rank == 0 and name.endswith("state.safetensors"):
-            time.sleep(2)
+            time.sleep(5)
         return call(self, name, *rest)
     return slow
 
 DirectoryStore.put, DirectoryStore.open = slowly(put), slowly(opened)
 run = attach()
-object.__setattr__(run._world, "patience", 0.2)
+object.__setattr__(run._world, "patience", 1.5)
 model = run.replicate(torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 run.protect(model=model, optimizer=optimizer)
