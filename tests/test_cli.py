@@ -141,3 +141,9 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     command = f"{Path(sys.executable).parent / 'holdfast'} lab list | true"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
     assert "Traceback" not in ended.stderr
+
+
+def test_a_full_output_is_one_line() -> None:
+    command = f"{Path(sys.executable).parent / 'holdfast'} lab list > /dev/full"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (2, "holdfast: the system refused: No space left on device.\n")

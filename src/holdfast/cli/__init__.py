@@ -40,6 +40,14 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(complain("interrupted", code=130))
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again at exit
+        _print_no_more()
         sys.exit(1)
+    except OSError as error:  # such as a full disk under the output
+        _print_no_more()
+        sys.exit(complain(f"the system refused: {error.strerror or error}."))
     sys.exit(code or 0)
+
+
+def _print_no_more() -> None:
+    """Give up the output, or Python complains of it again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
