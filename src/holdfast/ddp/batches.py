@@ -13,27 +13,26 @@ from typing import Any
 from holdfast import progress
 from holdfast.blocks import Ids
 from holdfast.ddp import generators
-from holdfast.ddp.clock import Mark
+from holdfast.ddp.clock import clock_of
 from holdfast.ddp.effort import Effort
 from holdfast.ddp.inject import Injection
-from holdfast.ddp.loading import Loaded, divided, share_key
+from holdfast.ddp.loading import Ahead, Loaded, divided, share_key
 from holdfast.ddp.preemption import PREEMPTED
 from holdfast.ddp.record import Record
 from holdfast.ddp.replica import Replica, holding_back
-from holdfast.ddp.reporting import Reporting
+from holdfast.ddp.reporting import Reporting, Trained
 from holdfast.ddp.saving import Saves
 from holdfast.ddp.stopping import Stopping
 from holdfast.ddp.world import World
 from holdfast.errors import BadInput
-from holdfast.events import Done, Preempted, Recover, Seconds, Step
+from holdfast.events import Done, Preempted, Recover
 from holdfast.geometry import Geometry, Position
 from holdfast.progress import Phase
-from holdfast.samples import Samples
 
 FINISHED = "finished"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Batch:
     """What to train next: this rank's share of a window, or one micro-batch of it.
 
@@ -106,17 +105,20 @@ class Loop:
         """Hand out every share as its micro-batches, with a boundary before and after."""
         try:
             self._begin()
-            at = self.geometry.position(self.start)
+            at, now = self.geometry.position(self.start), clock_of(self.world.device)
             for step in range(self.start, self.geometry.steps):
                 stall = self._before(step, at)
                 waited = perf_counter()
                 request, parts = next(shares)
                 data = perf_counter() - waited
-                self._key(at)
-                self.effort.begin()
-                began = Mark(self.world.device)
-                yield from self._micro_batches(request.ids, parts, at, step)
-                self._trained(step, at, request.samples, Seconds(data, 0.0, stall), began)
+                generators.set_all(request.training)
+                began = now()
+                if len(parts) == 1:
+                    yield Batch(parts[0], request.ids, 1.0, True, *at, step)
+                else:
+                    yield from self._micro_batches(request.ids, parts, at, step)
+                done = (began, now(), self.effort.taken(), self.loss.take())
+                self.reporting.trained(Trained(step, at, request.samples, data, stall, *done))
                 if step == 0:
                     self.saves.prepare()  # again: optimizers have made their moments in the first step
                 at = self.geometry.following(at)
@@ -131,15 +133,17 @@ class Loop:
             self.stopping.close()
             self.effort.close()
 
+    def meanwhile(self, wanted: Ahead) -> None:
+        """In backward, while gradients are summed: what the next boundary would otherwise do."""
+        self.reporting.settle_known()
+        wanted.prepare()
+
     def _begin(self) -> None:
         """Say what the first step begins with, as it is in memory now."""
         self.record.append(self.recover())
         self.record.flush()
 
     def _micro_batches(self, ids: Ids, parts: list[Any], at: Position, step: int) -> Iterator[Batch]:
-        if len(parts) == 1:
-            yield Batch(parts[0], ids, 1.0, True, *at, step)
-            return
         for number, (part, data) in enumerate(zip(divided(len(ids), len(parts)), parts, strict=True), 1):
             last = number == len(parts)
             with nullcontext() if last else holding_back(self.replicas):
@@ -157,22 +161,6 @@ class Loop:
             self.injection.strike(step)
         progress.here.passes(step)
         return stall
-
-    def _trained(self, step: int, at: Position, samples: Samples, seconds: Seconds, began: Mark) -> None:
-        done = Step(
-            self.attempt,
-            self.world.size,
-            self.world.rank,
-            at.epoch,
-            at.cursor,
-            step,
-            samples,
-            seconds,
-            None,
-            *self.effort.taken(),
-            self.loss.take(),
-        )
-        self.reporting.trained(done, began, Mark(self.world.device))
 
     def _save(self, step: int, at: Position) -> float:
         self.reporting.settle()  # no snapshot covers a step that is not on record

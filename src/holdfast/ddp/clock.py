@@ -4,34 +4,43 @@ A process only hands work to a device, and may be done with that long before the
 time to launch. Events are marks in the device's queue; nobody waits for them.
 """
 
+from collections.abc import Callable
 from time import perf_counter
 
 import torch
 
+Moment = float | torch.cuda.Event
+"""A moment of the training: when everything queued before it is done."""
 
-class Mark:
-    """A moment of the training: when everything queued before it is done."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._moment = perf_counter()
-        self._event: torch.cuda.Event | None = None
-        if device.type == "cuda":
-            self._event = torch.cuda.Event(enable_timing=True)
-            self._event.record(torch.cuda.current_stream(device))
+def clock_of(device: torch.device) -> Callable[[], Moment]:
+    """What tells the moment that it is, for a training on this device."""
+    if device.type != "cuda":
+        return perf_counter
 
-    @property
-    def is_past(self) -> bool:
-        """Whether it has come."""
-        return self._event is None or self._event.query()
+    def now() -> Moment:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(device))
+        return event
 
-    @property
-    def of_device(self) -> bool:
-        """Whether it is a moment of a device."""
-        return self._event is not None
+    return now
 
-    def since(self, earlier: "Mark") -> float:
-        """Seconds from an earlier mark to this one; waits until it has come."""
-        if self._event is None or earlier._event is None:
-            return self._moment - earlier._moment
-        self._event.synchronize()
-        return float(earlier._event.elapsed_time(self._event)) / 1000
+
+def is_past(moment: Moment) -> bool:
+    """Whether it has come."""
+    return isinstance(moment, float) or moment.query()
+
+
+def is_of_device(moment: Moment) -> bool:
+    """Whether it is a moment of a device."""
+    return not isinstance(moment, float)
+
+
+def between(earlier: Moment, later: Moment) -> float:
+    """Seconds from one moment to a later one; waits until that has come."""
+    if isinstance(earlier, torch.cuda.Event) and isinstance(later, torch.cuda.Event):
+        later.synchronize()
+        return float(earlier.elapsed_time(later)) / 1000
+    assert isinstance(earlier, float)
+    assert isinstance(later, float)
+    return later - earlier

@@ -27,16 +27,15 @@ class Effort:
         self._known: set[int] = set()
         self._hook = register_optimizer_step_post_hook(self._after_step)
 
-    def begin(self) -> None:
-        """A window is handed out."""
-        self._before = self._counts()
-
     def taken(self) -> tuple[int, int, int]:
-        """Since then: backward passes that were summed over the ranks, those held back, steps of optimizers."""
-        now, before = self._counts(), self._before
-        stepped = now[2] - before[2]
+        """Since the last time: backward passes that were summed over the ranks, those held back, steps of optimizers."""
+        reduced = held = 0
+        for each in self._replicas:
+            reduced, held = reduced + each.reduced, held + each.held
+        before, self._before = self._before, (reduced, held, self._stepped)
+        stepped = self._stepped - before[2]
         self._waited = 0 if stepped else self._waited + 1
-        return now[0] - before[0], now[1] - before[1], stepped
+        return reduced - before[0], held - before[1], stepped
 
     @property
     def is_pending(self) -> bool:
@@ -51,12 +50,6 @@ class Effort:
     def close(self) -> None:
         """Count no more."""
         self._hook.remove()
-
-    def _counts(self) -> tuple[int, int, int]:
-        reduced = held = 0
-        for each in self._replicas:
-            reduced, held = reduced + each.reduced, held + each.held
-        return reduced, held, self._stepped
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if id(optimizer) not in self._known:

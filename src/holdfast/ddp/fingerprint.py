@@ -6,11 +6,9 @@ waits for them.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import xxhash
 
@@ -67,16 +65,17 @@ class _Part:
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = [tensors[i] for i in _spread(len(tensors), PARTS) if tensors[i].numel()]
         self._places: list[int] = []
-        self._here: list[npt.NDArray[np.generic]] = []
+        self._pointers = [tensor.data_ptr for tensor in self._tensors]
+        self._here: list[Callable[[], bytes]] = []  # methods, bound once: they are called at every boundary
         self._there: list[list[torch.Tensor]] = []
 
     def copy(self) -> Copy:
         """The values that are looked at, copied; on their way to the host where they were on a device."""
-        places = [tensor.data_ptr() for tensor in self._tensors]
+        places = [place() for place in self._pointers]
         if places != self._places:  # memory was exchanged, as by `model.half()` or an average of weights swapped in
             self._places = places
             self._look()
-        return b"".join([view.tobytes() for view in self._here]), [_to_host(torch.cat(views)) for views in self._there]
+        return b"".join([copy() for copy in self._here]), [_to_host(torch.cat(views)) for views in self._there]
 
     def _look(self) -> None:
         kinds: defaultdict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = defaultdict(list)
@@ -85,7 +84,7 @@ class _Part:
             if tensor.is_cuda:
                 kinds[tensor.dtype, tensor.device].append(_few(tensor))  # those of one kind are copied at once
             else:
-                self._here.append(_few(tensor).numpy())
+                self._here.append(_few(tensor).numpy().tobytes)
         self._there = list(kinds.values())
 
 

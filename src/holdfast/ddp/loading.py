@@ -36,13 +36,14 @@ class Dataset(Protocol):
 CHUNK = 1 << 14  # sample ids computed together: for few of them, the calls would take most of the time
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Request:
-    """A share to be loaded: its samples, and the key under which they are."""
+    """A share to be loaded: its samples, and the keys under which they are loaded and trained."""
 
     ids: Ids
     samples: Samples
-    key: int
+    loading: int
+    training: int
 
 
 Loaded = tuple[Request, list[Any]]  # what was requested, collated in parts
@@ -57,7 +58,7 @@ class Shares:
     collate: Collate
 
     def __getitem__(self, request: Request) -> Loaded:
-        generators.set_all(request.key)
+        generators.set_all(request.loading)
         samples = list(self._samples(request.ids.tolist()))
         if self.parts == 1:
             return request, [self.collate(samples)]
@@ -88,7 +89,29 @@ def requests(geometry: Geometry, start: int, rank: int, world: int) -> Iterator[
         steps = range(chunk, min(chunk + together, geometry.steps))
         shares = geometry.windows(steps, places)
         for step, ids, samples in zip(steps, shares, Samples.of_each(shares), strict=True):
-            yield Request(ids, samples, share_key(geometry, generators.LOAD, geometry.position(step), rank))
+            at = geometry.position(step)
+            keys = (share_key(geometry, purpose, at, rank) for purpose in (generators.LOAD, generators.TRAIN))
+            yield Request(ids, samples, *keys)
+
+
+class Ahead:
+    """Requests of which the next one may be made before it is asked for, when there is time."""
+
+    def __init__(self, wanted: Iterator[Request]) -> None:
+        self._wanted = wanted
+        self._next: Request | None = None
+
+    def __iter__(self) -> Iterator[Request]:
+        return self
+
+    def __next__(self) -> Request:
+        request, self._next = self._next, None
+        return request or next(self._wanted)
+
+    def prepare(self) -> None:
+        """Make the next request now; nothing is loaded, so nothing is drawn."""
+        if self._next is None:
+            self._next = next(self._wanted, None)
 
 
 def share_key(geometry: Geometry, purpose: str, at: Position, share: int) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.graph import Node
 from torch.distributed import GradBucket  # type: ignore[attr-defined]  # it is public
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
@@ -34,8 +35,10 @@ class Replica:
         self.ddp = _Settled(model, self.before_forward, **options)
         self.ddp.settle()
         self._weight = 1.0 / self.ddp.process_group.size()  # what DDP gives every rank by itself
+        self.meanwhile: Callable[[], None] = _nothing
+        """Called in every backward once the last sum has begun: what it does costs no time while the ranks exchange."""
         for each in self.ddp.last_to_come():
-            each.register_post_accumulate_grad_hook(self._after_gradient)
+            _accumulator(each).register_hook(self._after_gradient)  # after DDP's own hook, which begins the sum
 
     @property
     def weight(self) -> float:
@@ -59,15 +62,14 @@ class Replica:
         if torch.is_grad_enabled():
             self._summed = is_summed
 
-    def _after_gradient(self, _: torch.Tensor) -> None:
-        if self._summed is None:
-            return
-        if self._summed:
+    def _after_gradient(self, *_: Any) -> None:
+        summed, self._summed = self._summed, None
+        if summed:
             self.reduced += 1
             progress.here.posts()  # its own gradients are computed: from here on it can only wait for peers
-        else:
+            self.meanwhile()
+        elif summed is not None:
             self.held += 1
-        self._summed = None
 
 
 class _Settled(DistributedDataParallel):
@@ -90,13 +92,34 @@ class _Settled(DistributedDataParallel):
         self._before_forward = before_forward
         self._all_used = not (find_unused_parameters or static_graph)
         self._rebuilds = static_graph or not find_unused_parameters
-        self._is_final = self._is_ours = False
+        self._is_final = self._is_ours = self._is_plain = False
         super().__init__(module, find_unused_parameters=find_unused_parameters, static_graph=static_graph, **options)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """DDP's own. Not a hook: a module with hooks takes the long way through torch."""
-        self._before_forward(self.require_backward_grad_sync)
+        """DDP's own, with what we count. Not a hook: a module with hooks takes the long way through torch."""
+        summed = self.require_backward_grad_sync
+        self._before_forward(summed)
+        if self._is_plain and summed and torch.is_grad_enabled() and not self._is_special():
+            return self._plain_forward(*inputs, **kwargs)
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+
+    def _is_special(self) -> bool:
+        return torch.compiler.is_compiling() or self._join_config.enable
+
+    def _plain_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """What DDP's forward does where buckets are final and nothing is moved, cast, broadcast or looked for.
+
+        DDP makes sure of all that anew in every forward, which takes longer than a small model.
+        """
+        self.reducer.prepare_for_forward()
+        outer, DistributedDataParallel._active_ddp_module = DistributedDataParallel._active_ddp_module, self
+        try:
+            output = self.module(*inputs, **kwargs)
+        finally:
+            DistributedDataParallel._active_ddp_module = outer
+        self.require_forward_param_sync = True
+        self.reducer.prepare_for_backward([])
+        return output
 
     def settle(self) -> None:
         """Build the final buckets; DDP does so once."""
@@ -104,6 +127,9 @@ class _Settled(DistributedDataParallel):
             self.reducer._push_all_rebuilt_params()
             self._has_rebuilt_buckets = self.reducer._rebuild_buckets()
         self._is_final = True
+        broadcasts = self.broadcast_buffers and self.modules_buffers
+        special = self.device_ids or self.mixed_precision or self._delay_all_reduce_all_params or broadcasts
+        self._is_plain = self._all_used and not special
 
     def last_to_come(self) -> list[nn.Parameter]:
         """Parameters of which one has a gradient late in every backward: the first, or any where some may be unused."""
@@ -125,6 +151,20 @@ class _Settled(DistributedDataParallel):
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
         parameters, sparse = super()._build_params_for_reducer()  # type: ignore[no-untyped-call]
         return (parameters[::-1], sparse[::-1]) if self._rebuilds else (parameters, sparse)
+
+
+def _accumulator(parameter: nn.Parameter) -> Node:
+    """Where the gradient of a parameter ends in every backward; DDP keeps it."""
+    with torch.enable_grad():
+        view = parameter.expand_as(parameter)
+    assert view.grad_fn is not None
+    accumulator = view.grad_fn.next_functions[0][0]
+    assert accumulator is not None
+    return accumulator
+
+
+def _nothing() -> None:
+    pass
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

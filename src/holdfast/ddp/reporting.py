@@ -9,34 +9,30 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from holdfast.ddp.clock import Mark
+from holdfast.ddp.clock import Moment, between, is_of_device, is_past
 from holdfast.ddp.fingerprint import Fingerprints, Sample
 from holdfast.ddp.record import Record
 from holdfast.events import Seconds, Step
+from holdfast.geometry import Position
+from holdfast.samples import Samples
 
 TOGETHER = 64  # steps that wait at most
 LATEST = 0.1  # seconds that a step waits at most, if another follows
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Report:
-    """A step that was trained, all but what its device has yet to tell."""
+@dataclass(slots=True, eq=False)
+class Trained:
+    """What is known of a step at its end; the rest is told by the device, later."""
 
-    step: Step
-    began: Mark
-    ended: Mark
-    sample: Sample
-    time: float
-
-    @property
-    def is_known(self) -> bool:
-        return self.ended.is_past and self.sample.is_there
-
-    def settled(self) -> Step:
-        """The step as it goes on record."""
-        told = self.step.seconds
-        seconds = Seconds(told.data, self.ended.since(self.began), told.stall, self.ended.of_device)
-        return self.step._replace(seconds=seconds, state=self.sample.digest())
+    step: int
+    at: Position
+    samples: Samples
+    data: float
+    stall: float
+    began: Moment
+    ended: Moment
+    effort: tuple[int, int, int]
+    loss: float | None
 
 
 @dataclass(slots=True, eq=False)
@@ -45,16 +41,28 @@ class Reporting:
 
     record: Record
     fingerprints: Fingerprints
-    _waiting: deque[Report] = field(default_factory=deque)
+    attempt: int
+    world: int
+    rank: int
+    _waiting: deque[tuple[float, Trained, Sample]] = field(default_factory=deque)
+    _flushed: float = 0.0
 
-    def trained(self, step: Step, began: Mark, ended: Mark) -> None:
+    def trained(self, trained: Trained) -> None:
         """A step was trained; from time to time, what is known by then goes on record."""
         waiting, now = self._waiting, time.time()
-        waiting.append(Report(step, began, ended, self.fingerprints.take(), now))
-        if len(waiting) >= TOGETHER or not 0 <= now - waiting[0].time < LATEST:
-            while waiting and (len(waiting) >= TOGETHER or waiting[0].is_known):
+        waiting.append((now, trained, self.fingerprints.take()))
+        if len(waiting) >= TOGETHER or not 0 <= now - self._flushed < LATEST:
+            while len(waiting) >= TOGETHER:
                 self._settle()
+            self.settle_known()
             self.record.flush()
+            self._flushed = now
+
+    def settle_known(self) -> None:
+        """Remember the steps that can be told without waiting, for the next flush."""
+        waiting = self._waiting
+        while waiting and is_past(waiting[0][1].ended) and waiting[0][2].is_there:
+            self._settle()
 
     def settle(self) -> None:
         """Put every step on record that was trained by now; waits for the device."""
@@ -63,5 +71,19 @@ class Reporting:
         self.record.flush()
 
     def _settle(self) -> None:
-        report = self._waiting.popleft()
-        self.record.append(report.settled(), report.time)
+        time, trained, sample = self._waiting.popleft()
+        compute = between(trained.began, trained.ended)
+        step = Step(
+            self.attempt,
+            self.world,
+            self.rank,
+            trained.at.epoch,
+            trained.at.cursor,
+            trained.step,
+            trained.samples,
+            Seconds(trained.data, compute, trained.stall, is_of_device(trained.ended)),
+            sample.digest(),
+            *trained.effort,
+            trained.loss,
+        )
+        self.record.append(step, time)

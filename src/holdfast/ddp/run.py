@@ -176,7 +176,7 @@ class Run:
             attempt=self.attempt,
             record=self._record,
             recover=lambda: self._recover(geometry, protected, fingerprints),
-            reporting=Reporting(self._record, fingerprints),
+            reporting=Reporting(self._record, fingerprints, self.attempt, self.world, self.rank),
             effort=Effort(self._replicas, protected),
             saves=self._saves(geometry, protected, fingerprint),
             stopping=Stopping(self._world, start),
@@ -185,7 +185,9 @@ class Run:
             replicas=self._replicas,
         )
         shares = loading.Shares(dataset, accumulate, collate)
-        wanted = loading.requests(geometry, start, self.rank, self.world)
+        wanted = loading.Ahead(loading.requests(geometry, start, self.rank, self.world))
+        for replica in self._replicas:
+            replica.meanwhile = lambda: loop.meanwhile(wanted)
         batches = loop.run(loading.load(shares, wanted, workers))
         self._loop = weakref.ref(batches)  # weak: to leave the loop is to end it
         return batches
