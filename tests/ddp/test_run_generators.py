@@ -50,8 +50,21 @@ def test_what_is_captured_tells_states_apart_and_survives_json(number: int, othe
 def test_another_seed_purpose_or_place_has_another_key(
     seeds: tuple[int, int], places: tuple[tuple[int, ...], ...]
 ) -> None:
-    purposes = (generators.START, generators.LOAD, generators.TRAIN)
+    purposes = (generators.START, generators.WINDOW)
     asked = {(seed, purpose, *place) for seed in seeds for purpose in purposes for place in places}
     keys = {generators.key(seed, str(purpose), *place) for seed, purpose, *place in asked}  # type: ignore[arg-type]
     assert len(keys) == len(asked)
     assert all(0 <= key < 2**64 for key in keys)
+
+
+@given(number=st.integers(0, 2**64 - 1), draws=st.integers(0, 2))
+def test_who_goes_on_from_handed_over_states_draws_what_would_have_been_drawn(number: int, draws: int) -> None:
+    generators.set_all(number)
+    for _ in range(draws):
+        draw()
+    states = generators.States.now()
+    expected = draw()
+    generators.set_all(0)
+    states.restore()
+    assert generators.States.now() == states
+    assert draw() == expected

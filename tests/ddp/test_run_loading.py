@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Subset, default_collate
@@ -65,6 +66,18 @@ def test_random_numbers_are_the_same_in_this_process_in_others_in_parts_and_afte
     assert loaded(start=4) == here[4:]
     joined = [[[*first, *second] for first, second in zip(*parts, strict=True)] for parts in loaded(parts=2)]
     assert joined == [parts[0] for parts in here]
+
+
+def test_training_draws_the_same_whether_it_was_loaded_here_or_in_other_processes() -> None:
+    """The dataset draws too, and training goes on from where it stopped."""
+
+    def drawn(dataset: Any, workers: int) -> list[float]:
+        several = loading.load(Shares(dataset, 1, default_collate), loading.requests(GEOMETRY, 0, 0, 2), workers)
+        return [random.random() + float(np.random.random()) + float(torch.rand(())) for _ in several]
+
+    for dataset in (Drawn(50), list(range(50))):
+        assert drawn(dataset, workers=2) == drawn(dataset, workers=0)
+    assert drawn(Drawn(50), workers=0) != drawn(list(range(50)), workers=0)
 
 
 def test_a_dataset_that_gives_several_samples_at_once_is_asked_for_them() -> None:

@@ -111,7 +111,6 @@ class Loop:
                 waited = perf_counter()
                 request, parts = next(shares)
                 data = perf_counter() - waited
-                generators.set_all(request.training)
                 began = now()
                 if len(parts) == 1:
                     yield Batch(parts[0], request.ids, 1.0, True, *at, step)
@@ -170,7 +169,7 @@ class Loop:
             return self.saves.take(step, at)
 
     def _key(self, at: Position) -> None:
-        generators.set_all(share_key(self.geometry, generators.TRAIN, at, self.world.rank))
+        generators.set_all(share_key(self.geometry, at, self.world.rank))
 
     def _stop(self, step: int, at: Position) -> None:
         progress.here.enters(Phase.CLOSING)

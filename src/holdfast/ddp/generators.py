@@ -1,12 +1,13 @@
 """The random generators of a rank: Python's, numpy's, torch's, and that of its CUDA device.
 
-At each boundary they are keyed from where the run is, never from what was drawn before or from who draws: whoever
-trains a share of a window, in whichever attempt, draws the same numbers. So keying is restoring; the states are
-captured all the same, and a resumed run compares.
+Before a share of a window is loaded they are keyed from where the run is, never from what was drawn before or from who
+draws: whoever loads and trains a share, in whichever attempt, draws the same numbers. So keying is restoring; the states
+are captured all the same, and a resumed run compares.
 """
 
 import base64
 import random
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,7 @@ import torch
 import xxhash
 
 START = "start"
-LOAD = "load"
-TRAIN = "train"
+WINDOW = "window"
 
 
 def key(seed: int, purpose: str, *place: int) -> int:
@@ -31,6 +31,29 @@ def set_all(number: int) -> None:
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(number)
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Where the generators of a process are that has no device: what it hands to one that goes on from there."""
+
+    python: tuple[Any, ...]
+    numpy: tuple[str, bytes, int, int, float]
+    torch: bytes
+
+    @classmethod
+    def now(cls) -> "States":
+        """Where they are."""
+        name, keys, *rest = np.random.get_state(legacy=True)
+        numpy = (name, keys.tobytes(), *rest)  # type: ignore[union-attr]  # legacy: a tuple
+        return cls(random.getstate(), numpy, torch.get_rng_state().numpy().tobytes())  # type: ignore[arg-type]
+
+    def restore(self) -> None:
+        """Go on from here."""
+        random.setstate(self.python)
+        name, keys, *rest = self.numpy
+        np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))
+        torch.set_rng_state(torch.frombuffer(bytearray(self.torch), dtype=torch.uint8))
 
 
 def capture() -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Samples from a dataset, share by share, through torch's DataLoader: in this process, or ahead of it in others.
 
-The generators are keyed before a share is loaded, whoever loads it, so random augmentation draws the same numbers
-either way: worker processes change the speed and nothing else.
+The generators are keyed before a share is loaded, whoever loads it, and training goes on from where loading left them:
+worker processes change the speed and nothing else.
 """
 
 import multiprocessing
@@ -38,12 +38,11 @@ CHUNK = 1 << 14  # sample ids computed together: for few of them, the calls woul
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A share to be loaded: its samples, and the keys under which they are loaded and trained."""
+    """A share to be loaded: its samples, and the key under which they are loaded and trained."""
 
     ids: Ids
     samples: Samples
-    loading: int
-    training: int
+    key: int
 
 
 Loaded = tuple[Request, list[Any]]  # what was requested, collated in parts
@@ -58,7 +57,7 @@ class Shares:
     collate: Collate
 
     def __getitem__(self, request: Request) -> Loaded:
-        generators.set_all(request.loading)
+        generators.set_all(request.key)
         samples = list(self._samples(request.ids.tolist()))
         if self.parts == 1:
             return request, [self.collate(samples)]
@@ -89,9 +88,7 @@ def requests(geometry: Geometry, start: int, rank: int, world: int) -> Iterator[
         steps = range(chunk, min(chunk + together, geometry.steps))
         shares = geometry.windows(steps, places)
         for step, ids, samples in zip(steps, shares, Samples.of_each(shares), strict=True):
-            at = geometry.position(step)
-            keys = (share_key(geometry, purpose, at, rank) for purpose in (generators.LOAD, generators.TRAIN))
-            yield Request(ids, samples, *keys)
+            yield Request(ids, samples, share_key(geometry, geometry.position(step), rank))
 
 
 class Ahead:
@@ -114,17 +111,31 @@ class Ahead:
             self._next = next(self._wanted, None)
 
 
-def share_key(geometry: Geometry, purpose: str, at: Position, share: int) -> int:
-    """The key of a purpose for one share of the window at this position."""
-    return generators.key(geometry.seed, purpose, at.epoch, at.cursor, share)
+def share_key(geometry: Geometry, at: Position, share: int) -> int:
+    """The key of one share of the window at this position."""
+    return generators.key(geometry.seed, generators.WINDOW, at.epoch, at.cursor, share)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Elsewhere:
+    """The same in another process, which also says where its generators are then, if it drew from them."""
+
+    shares: Shares
+
+    def __getitem__(self, request: Request) -> tuple[Loaded, generators.States | None]:
+        loaded = self.shares[request]
+        states = generators.States.now()
+        generators.set_all(request.key)
+        return loaded, None if states == generators.States.now() else states
 
 
 def load(shares: Shares, wanted: Iterable[Request], workers: int) -> Iterator[Loaded]:
-    """The requested shares in order; with workers, so many processes load ahead."""
+    """The requested shares in order, and the generators as they are to be trained with; with workers, so many processes
+    load ahead."""
     if not workers:
         return map(shares.__getitem__, wanted)  # as a DataLoader would, without what it does beside
-    loader: DataLoader[Loaded] = DataLoader(
-        shares,  # type: ignore[arg-type]  # a Dataset to torch is a base class, and all it calls is __getitem__
+    loader: DataLoader[tuple[Loaded, generators.States | None]] = DataLoader(
+        Elsewhere(shares),  # type: ignore[arg-type]  # a Dataset to torch is a base class, and all it calls is __getitem__
         batch_size=None,
         sampler=wanted,
         collate_fn=_as_it_is,
@@ -135,7 +146,16 @@ def load(shares: Shares, wanted: Iterable[Request], workers: int) -> Iterator[Lo
         multiprocessing_context=Loaders() if _forks() else None,
     )
     with preemption.held_back():  # until the processes are ready to outlast it
-        return iter(loader)
+        return map(_taken_over, iter(loader))
+
+
+def _taken_over(loaded: tuple[Loaded, generators.States | None]) -> Loaded:
+    """What another process has loaded; our generators go on from where it left its own."""
+    share, states = loaded
+    generators.set_all(share[0].key)
+    if states is not None:
+        states.restore()
+    return share
 
 
 def _forks() -> bool:

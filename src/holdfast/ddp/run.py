@@ -256,7 +256,7 @@ class Run:
         """What the first step begins with."""
         restored = self._restored
         at = geometry.position(restored.step or 0)
-        key = loading.share_key(geometry, generators.TRAIN, at, self.rank)
+        key = loading.share_key(geometry, at, self.rank)
         return Recover(
             attempt=self.attempt,
             restored=restored.step,
