@@ -129,6 +129,23 @@ def error(way: str, rank: int) -> float:
     return worst
 
 
+def order(rank: int) -> list[str]:
+    """What happens in a backward, one after the other."""
+    happened: list[str] = []
+    trained, sum_of = Trained("uneven", rank), dist.all_reduce
+
+    def counted(*args: Any, **options: Any) -> Any:
+        happened.append("sum")
+        return sum_of(*args, **options)
+
+    dist.all_reduce = counted
+    trained.replica.meanwhile = lambda: happened.append("meanwhile")
+    trained.gradients(0)
+    dist.all_reduce = sum_of
+    assert happened.count("sum") == len(trained.buckets())
+    return happened
+
+
 def refused(action: Callable[[], object]) -> str:
     """What is said of an action that is refused."""
     try:
@@ -147,6 +164,7 @@ def main() -> None:
     one.step(0)
     found["two"] = [(each.replica.reduced, each.replica.held) for each in (one, other)]
     found["hook"] = refused(lambda: one.replica.ddp.register_comm_hook(None, lambda *_: None))
+    found["order"] = order(rank)
     found["copied"] = torch.equal(copy.deepcopy(one.replica.ddp).module.embed.weight, one.state()["embed.weight"])
     Path(os.environ["HOLDFAST_OUT"], f"sums-{rank}.json").write_text(json.dumps(found))
     world.leave()

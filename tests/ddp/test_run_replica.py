@@ -54,6 +54,13 @@ def test_every_rank_weighs_what_its_share_holds(sums: Found) -> None:
     assert all(0 < error < 1e-5 for each in sums for error in each["errors"].values())
 
 
+def test_when_the_last_sum_has_begun_there_is_time_for_other_work(sums: Found) -> None:
+    for each in sums:
+        *before, last = each["order"]
+        assert last == "meanwhile"
+        assert set(before) == {"sum"}
+
+
 def test_two_replicas_count_for_themselves(sums: Found) -> None:
     assert [each["two"] for each in sums] == [[[1, 1], [0, 0]]] * RANKS
 

@@ -6,9 +6,11 @@ waits for them.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import xxhash
 
@@ -66,7 +68,7 @@ class _Part:
         self._tensors = [tensors[i] for i in _spread(len(tensors), PARTS) if tensors[i].numel()]
         self._places: list[int] = []
         self._pointers = [tensor.data_ptr for tensor in self._tensors]
-        self._here: list[Callable[[], bytes]] = []  # methods, bound once: they are called at every boundary
+        self._here: list[list[npt.NDArray[np.generic]]] = []
         self._there: list[list[torch.Tensor]] = []
 
     def copy(self) -> Copy:
@@ -75,17 +77,15 @@ class _Part:
         if places != self._places:  # memory was exchanged, as by `model.half()` or an average of weights swapped in
             self._places = places
             self._look()
-        return b"".join([copy() for copy in self._here]), [_to_host(torch.cat(views)) for views in self._there]
+        here = b"".join([np.concatenate(views).tobytes() for views in self._here])
+        return here, [_to_host(torch.cat(views)) for views in self._there]
 
     def _look(self) -> None:
         kinds: defaultdict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = defaultdict(list)
-        self._here = []
         for tensor in self._tensors:
-            if tensor.is_cuda:
-                kinds[tensor.dtype, tensor.device].append(_few(tensor))  # those of one kind are copied at once
-            else:
-                self._here.append(_few(tensor).numpy().tobytes)
-        self._there = list(kinds.values())
+            kinds[tensor.dtype, tensor.device].append(_few(tensor))  # those of one kind are copied at once
+        self._there = [views for views in kinds.values() if views[0].is_cuda]
+        self._here = [[view.numpy() for view in views] for views in kinds.values() if not views[0].is_cuda]
 
 
 def _few(tensor: torch.Tensor) -> torch.Tensor:

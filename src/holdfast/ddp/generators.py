@@ -44,15 +44,15 @@ class States:
     @classmethod
     def now(cls) -> "States":
         """Where they are."""
-        name, keys, *rest = np.random.get_state(legacy=True)
-        numpy = (name, keys.tobytes(), *rest)  # type: ignore[union-attr]  # legacy: a tuple
-        return cls(random.getstate(), numpy, torch.get_rng_state().numpy().tobytes())  # type: ignore[arg-type]
+        name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+        numpy = (str(name), np.asarray(keys).tobytes(), position, has_gauss, cached)
+        return cls(random.getstate(), numpy, torch.get_rng_state().numpy().tobytes())
 
     def restore(self) -> None:
         """Go on from here."""
         random.setstate(self.python)
-        name, keys, *rest = self.numpy
-        np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))
+        name, keys, position, has_gauss, cached = self.numpy
+        np.random.set_state((name, np.frombuffer(keys, np.uint32), position, has_gauss, cached))
         torch.set_rng_state(torch.frombuffer(bytearray(self.torch), dtype=torch.uint8))
 
 

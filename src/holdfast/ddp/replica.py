@@ -59,8 +59,7 @@ class Replica:
 
     def before_forward(self, is_summed: bool) -> None:
         """DDP decides before a forward whether the gradients of its backward are summed."""
-        if torch.is_grad_enabled():
-            self._summed = is_summed
+        self._summed = is_summed
 
     def _after_gradient(self, *_: Any) -> None:
         summed, self._summed = self._summed, None
@@ -97,14 +96,12 @@ class _Settled(DistributedDataParallel):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """DDP's own, with what we count. Not a hook: a module with hooks takes the long way through torch."""
-        summed = self.require_backward_grad_sync
-        self._before_forward(summed)
-        if self._is_plain and summed and torch.is_grad_enabled() and not self._is_special():
+        summed, learns = self.require_backward_grad_sync, torch.is_grad_enabled()
+        if learns:
+            self._before_forward(summed)
+        if self._is_plain and summed and learns and not (self._join_config.enable or torch.compiler.is_compiling()):
             return self._plain_forward(*inputs, **kwargs)
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
-
-    def _is_special(self) -> bool:
-        return torch.compiler.is_compiling() or self._join_config.enable
 
     def _plain_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """What DDP's forward does where buckets are final and nothing is moved, cast, broadcast or looked for.
