@@ -38,21 +38,22 @@ class States:
     """Where the generators of a process are that has no device: what it hands to one that goes on from there."""
 
     python: tuple[Any, ...]
-    numpy: tuple[str, bytes, int, int, float]
+    numpy: tuple[Any, ...]
     torch: bytes
 
     @classmethod
     def now(cls) -> "States":
         """Where they are."""
-        name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-        numpy = (str(name), np.asarray(keys).tobytes(), position, has_gauss, cached)
-        return cls(random.getstate(), numpy, torch.get_rng_state().numpy().tobytes())
+        name, keys, *rest = np.random.get_state(legacy=True)
+        return cls(
+            random.getstate(), (name, np.asarray(keys).tobytes(), *rest), torch.get_rng_state().numpy().tobytes()
+        )
 
     def restore(self) -> None:
         """Go on from here."""
         random.setstate(self.python)
-        name, keys, position, has_gauss, cached = self.numpy
-        np.random.set_state((name, np.frombuffer(keys, np.uint32), position, has_gauss, cached))
+        name, keys, *rest = self.numpy
+        np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))
         torch.set_rng_state(torch.frombuffer(bytearray(self.torch), dtype=torch.uint8))
 
 
