@@ -152,6 +152,28 @@ class Preempted(NamedTuple):
     step: int
 
 
+class Regroup(NamedTuple):
+    """Members were lost or joined, and those that are there go on together, each as it stood.
+
+    `members` are those of membership `number`; windows from `step` on, or the one after it, are divided among them. The
+    samples in `missing` had no part, or not in every bucket, in what came out of window `step`, and are not trained
+    again. Of its buckets `kept` were summed with the lost ones' gradients, and `redone` without. Members in `behind`
+    took over the parameters of one that was further.
+    """
+
+    attempt: int
+    number: int
+    step: int
+    strategy: str
+    members: Sequence[int]
+    lost: Sequence[int] = ()
+    missing: Sequence[int] = ()
+    kept: int = 0
+    redone: int = 0
+    behind: Sequence[int] = ()
+    seconds: float = 0.0
+
+
 class Launch(NamedTuple):
     """A supervisor has started the workers of its node, one of so many, for the first time."""
 
@@ -223,6 +245,7 @@ What: TypeAlias = (
     | Strike
     | Done
     | Preempted
+    | Regroup
     | Launch
     | Restart
     | Detect
@@ -242,6 +265,7 @@ KINDS: Mapping[str, type[Any]] = {
     "failure": Strike,
     "done": Done,
     "preempted": Preempted,
+    "regroup": Regroup,
     "launch": Launch,
     "restart": Restart,
     "detect": Detect,
@@ -448,6 +472,10 @@ def _texts(value: JSON) -> Sequence[str]:
     return tuple(_text(item) for item in _list(value))
 
 
+def _wholes(value: JSON) -> Sequence[int]:
+    return tuple(_whole(item) for item in _list(value))
+
+
 def _objects(value: JSON) -> Sequence[Mapping[str, JSON]]:
     return tuple(_object(item) for item in _list(value))
 
@@ -468,6 +496,7 @@ _BY_TYPE: Mapping[Any, _Read] = {
     Seconds: _seconds,
     Stall: _stall,
     Sequence[str]: _texts,
+    Sequence[int]: _wholes,
     Sequence[Mapping[str, JSON]]: _objects,
 }
 # A seed has 64 bits; ranks of other nodes are -1, and an exit status is minus the signal that killed.

@@ -24,6 +24,7 @@ class Phase(IntEnum):
     CLOSING = 4  # the last save, and what comes after it
     DONE = 5  # nothing is left to train
     ENDED = 6  # nor of the script: what is left is to go
+    RECOVERING = 7  # members were lost, and those that are left find together again
 
 
 class Progress:

@@ -7,7 +7,7 @@ import pytest
 from supervised import HERE, Start
 from torch import nn
 
-from holdfast.ddp.replica import unwrapped
+from holdfast.ddp.protected import unwrapped
 
 Found = list[dict[str, Any]]
 WAYS = ("default", "uneven", "views", "uneven views", "small buckets", "unused", "static")

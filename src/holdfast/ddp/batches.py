@@ -16,14 +16,15 @@ from holdfast.ddp import generators
 from holdfast.ddp.clock import clock_of
 from holdfast.ddp.effort import Effort
 from holdfast.ddp.inject import Injection
-from holdfast.ddp.loading import Ahead, Loaded, divided, share_key
+from holdfast.ddp.live import Live
+from holdfast.ddp.loading import Source, divided, share_key
 from holdfast.ddp.preemption import PREEMPTED
 from holdfast.ddp.record import Record
 from holdfast.ddp.replica import Replica, holding_back
-from holdfast.ddp.reporting import Reporting, Trained
+from holdfast.ddp.reporting import Part, Reporting, Trained
 from holdfast.ddp.saving import Saves
 from holdfast.ddp.stopping import Stopping
-from holdfast.ddp.world import World
+from holdfast.ddp.world import Changed, World
 from holdfast.errors import BadInput
 from holdfast.events import Done, Preempted, Recover
 from holdfast.geometry import Geometry, Position
@@ -100,16 +101,20 @@ class Loop:
     injection: Injection
     loss: Loss
     replicas: list[Replica]
+    source: Source
+    part: Part
+    live: Live | None
 
-    def run(self, shares: Iterator[Loaded]) -> Generator[Batch]:
+    def run(self) -> Generator[Batch]:
         """Hand out every share as its micro-batches, with a boundary before and after."""
         try:
             self._begin()
+            self.source.divide(self.start, self.part.rank, self.part.of)
             at, now = self.geometry.position(self.start), clock_of(self.world.device)
             for step in range(self.start, self.geometry.steps):
-                stall = self._before(step, at)
+                stall = self._boundary(step, at)
                 waited = perf_counter()
-                request, parts = next(shares)
+                request, parts = next(self.source)
                 data = perf_counter() - waited
                 began = now()
                 if len(parts) == 1:
@@ -132,10 +137,12 @@ class Loop:
             self.stopping.close()
             self.effort.close()
 
-    def meanwhile(self, wanted: Ahead) -> None:
+    def meanwhile(self) -> None:
         """In backward, while gradients are summed: what the next boundary would otherwise do."""
         self.reporting.settle_known()
-        wanted.prepare()
+        self.source.prepare()
+        if self.live:
+            self.record.flush()  # a rank that is lost is not rolled back: what it did must be on record
 
     def _begin(self) -> None:
         """Say what the first step begins with, as it is in memory now."""
@@ -147,6 +154,32 @@ class Loop:
             last = number == len(parts)
             with nullcontext() if last else holding_back(self.replicas):
                 yield Batch(data, ids[part.start : part.stop], len(part) / len(ids), last, *at, step)
+
+    def _boundary(self, step: int, at: Position) -> float:
+        """The boundary before a window, with the peers that there are then; how long training waited for a save."""
+        while True:
+            try:
+                self._regroup(step)
+                stall = self._before(step, at)
+                if self.live:
+                    self.live.begins(step)
+                return stall
+            except Changed:
+                continue  # a peer that was waited for is lost: with those that are left, once more
+
+    def _regroup(self, step: int) -> None:
+        """If members were lost or have come, go on with those that there are."""
+        live = self.live
+        if live is None:
+            return
+        if divides := live.boundary(step):
+            self.reporting.settle()
+            self.part.rank, self.part.of = live.rank, len(live.members)
+            self.source.divide(step, self.part.rank, self.part.of)
+        if (settled := live.take_settled()) is not None or divides:
+            self.world.become(live.rank, len(live.members), live.number)
+            self.saves.regroup(settled)
+            self.stopping.begin(step)
 
     def _before(self, step: int, at: Position) -> float:
         """The boundary before a window; how long training waited for a save."""
@@ -169,7 +202,7 @@ class Loop:
             return self.saves.take(step, at)
 
     def _key(self, at: Position) -> None:
-        generators.set_all(share_key(self.geometry, at, self.world.rank))
+        generators.set_all(share_key(self.geometry, at, self.part.rank))
 
     def _stop(self, step: int, at: Position) -> None:
         progress.here.enters(Phase.CLOSING)

@@ -91,6 +91,27 @@ def requests(geometry: Geometry, start: int, rank: int, world: int) -> Iterator[
             yield Request(ids, samples, share_key(geometry, geometry.position(step), rank))
 
 
+class Source:
+    """This rank's shares one after the other, loaded; if the windows are divided anew, from there on those."""
+
+    def __init__(self, shares: Shares, geometry: Geometry, workers: int) -> None:
+        self._shares, self._geometry, self._workers = shares, geometry, workers
+        self._wanted = Ahead(iter(()))
+        self._loaded: Iterator[Loaded] = iter(())
+
+    def divide(self, start: int, rank: int, world: int) -> None:
+        """From this window on, be this rank of so many."""
+        self._wanted = Ahead(requests(self._geometry, start, rank, world))
+        self._loaded = load(self._shares, self._wanted, self._workers)
+
+    def prepare(self) -> None:
+        """Do what can be done for the next share without loading it."""
+        self._wanted.prepare()
+
+    def __next__(self) -> Loaded:
+        return next(self._loaded)
+
+
 class Ahead:
     """Requests of which the next one may be made before it is asked for, when there is time."""
 

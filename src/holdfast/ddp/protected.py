@@ -7,9 +7,9 @@ from typing import Any, Protocol, TypeGuard, cast
 import torch
 import xxhash
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
-from holdfast.ddp.replica import unwrapped
 from holdfast.errors import BadInput
 from holdfast.state import Flat, flatten
 
@@ -109,6 +109,15 @@ class Protected:
             ),
         ]
 
+    def trained(self) -> dict[str, Any]:
+        """What a step changes by its gradients: parameters, and the states of optimizers and gradient scalers."""
+        return {name: _trained(thing) for name, thing in self._things.items() if _is_trained(thing)}
+
+    def take_over(self, trained: Mapping[str, Any]) -> None:
+        """Have what another rank has after the same step; all else is this rank's own."""
+        for name, state in trained.items():
+            _restore(self._things[name], {**self._things[name].state_dict(), **state})
+
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Put a saved state back, bit by bit; nothing of it is shared with the things afterwards."""
         for name, thing in self._things.items():
@@ -141,6 +150,11 @@ def listed(differences: list[str]) -> str:
     """Differences in one line; of many the first few."""
     rest = len(differences) - SHOWN
     return "; ".join(differences[:SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The user's own module, inside of DDP or not."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def _inner(thing: Protectable) -> Protectable:
@@ -179,6 +193,20 @@ def _of_model(now: Mapping[str, str], saved: Mapping[str, Any]) -> list[str]:
         *(f".{key} is new" for key in now if key not in before),
         *(f".{key} is gone" for key in before if key not in now),
     ]
+
+
+def _is_trained(thing: Protectable) -> bool:
+    return isinstance(thing, nn.Module | torch.optim.Optimizer | torch.amp.GradScaler)
+
+
+def _trained(thing: Protectable) -> dict[str, Any]:
+    state = dict(thing.state_dict())
+    if isinstance(thing, nn.Module):
+        parameters = {name for name, _ in thing.named_parameters(remove_duplicate=False)}
+        return {name: value for name, value in state.items() if name in parameters}
+    if isinstance(thing, torch.optim.Optimizer):
+        return {"state": state["state"]}
+    return state
 
 
 def _kind(value: torch.Tensor) -> str:

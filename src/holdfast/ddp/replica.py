@@ -20,20 +20,27 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast import progress
+from holdfast.ddp.live import Live
 from holdfast.errors import BadInput
 
 
 class Replica:
     """One replicated model: how its gradients are weighted, and how often they were summed."""
 
-    def __init__(self, model: nn.Module, options: dict[str, Any]) -> None:
+    def __init__(self, model: nn.Module, options: dict[str, Any], live: Live | None = None) -> None:
+        self._live, self._crew = live, live.crew() if live else None
         self.reduced = 0
         """Backward passes whose gradients are summed over the ranks."""
         self.held = 0
         """Backward passes whose gradients stay on this rank until a later one is summed."""
         self._summed: bool | None = None  # of the backward that is due: whether it will be; nothing if none is
+        if self._crew:
+            _check_live(options)
+            options = {**options, "process_group": self._crew}
         self.ddp = _Settled(model, self.before_forward, **options)
         self.ddp.settle()
+        if self._crew:
+            self._crew.lay_out([each.parameters() for each in self.ddp.reducer._get_zeros_like_grad_buckets()])
         self._weight = 1.0 / self.ddp.process_group.size()  # what DDP gives every rank by itself
         self.meanwhile: Callable[[], None] = _nothing
         """Called in every backward once the last sum has begun: what it does costs no time while the ranks exchange."""
@@ -47,7 +54,9 @@ class Replica:
 
     @weight.setter
     def weight(self, weight: float) -> None:
-        if weight != self._weight:  # else DDP multiplies while it fills its buckets, which costs nothing
+        if (
+            self._crew is None and weight != self._weight
+        ):  # else DDP multiplies while it fills its buckets, which costs nothing
             self._weight = weight
             self.ddp.sum_with(self._sum)
 
@@ -60,6 +69,8 @@ class Replica:
     def before_forward(self, is_summed: bool) -> None:
         """DDP decides before a forward whether the gradients of its backward are summed."""
         self._summed = is_summed
+        if self._crew and is_summed:
+            self._crew.begin()
 
     def _after_gradient(self, *_: Any) -> None:
         summed, self._summed = self._summed, None
@@ -150,6 +161,12 @@ class _Settled(DistributedDataParallel):
         return (parameters[::-1], sparse[::-1]) if self._rebuilds else (parameters, sparse)
 
 
+def _check_live(options: dict[str, Any]) -> None:
+    for name in ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", "mixed_precision"):
+        if options.get(name):
+            raise BadInput(f"live recovery does not go with DDP's option {name}: leave it out, or choose restart")
+
+
 def _accumulator(parameter: nn.Parameter) -> Node:
     """Where the gradient of a parameter ends in every backward; DDP keeps it."""
     with torch.enable_grad():
@@ -162,11 +179,6 @@ def _accumulator(parameter: nn.Parameter) -> Node:
 
 def _nothing() -> None:
     pass
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The user's own module, inside of DDP or not."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def holding_back(replicas: Iterable[Replica]) -> ExitStack:

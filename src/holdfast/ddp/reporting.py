@@ -21,6 +21,14 @@ LATEST = 0.1  # seconds that a step waits at most, if another follows
 
 
 @dataclass(slots=True, eq=False)
+class Part:
+    """Which part of every window is this rank's: that of this rank among so many."""
+
+    rank: int
+    of: int
+
+
+@dataclass(slots=True, eq=False)
 class Trained:
     """What is known of a step at its end; the rest is told by the device, later."""
 
@@ -42,8 +50,7 @@ class Reporting:
     record: Record
     fingerprints: Fingerprints
     attempt: int
-    world: int
-    rank: int
+    part: Part
     _waiting: deque[tuple[float, Trained, Sample]] = field(default_factory=deque)
     _flushed: float = 0.0
 
@@ -75,8 +82,8 @@ class Reporting:
         compute = between(trained.began, trained.ended)
         step = Step(
             self.attempt,
-            self.world,
-            self.rank,
+            self.part.of,
+            self.part.rank,
             trained.at.epoch,
             trained.at.cursor,
             trained.step,

@@ -5,6 +5,7 @@ nothing is saved, and the loop is a plain one.
 """
 
 import atexit
+import functools
 import json
 import os
 import sys
@@ -28,12 +29,13 @@ from holdfast.ddp.config import RunConfig, handed_over
 from holdfast.ddp.effort import Effort
 from holdfast.ddp.fingerprint import Fingerprints
 from holdfast.ddp.inject import Injection
+from holdfast.ddp.live import Live
 from holdfast.ddp.loading import Collate, Dataset
 from holdfast.ddp.probe import probe
 from holdfast.ddp.protected import Protectable, Protected
 from holdfast.ddp.record import Record, Unrecorded
 from holdfast.ddp.replica import Replica
-from holdfast.ddp.reporting import Reporting
+from holdfast.ddp.reporting import Part, Reporting
 from holdfast.ddp.restoring import Restored
 from holdfast.ddp.saving import Saves, Saving, Unsaved
 from holdfast.ddp.stopping import Stopping
@@ -86,8 +88,11 @@ class Run:
 
     def __init__(self, config: RunConfig, peers: World, out: str | os.PathLike[str] | None) -> None:
         self._config, self._world = config, peers
+        self._live = _live(config, peers)
         self._attempt = None if out is None else begin(Path(out), peers, config)
         self._record: Record = self._attempt.record if self._attempt else Unrecorded()
+        if self._live:
+            self._live.record, self._live.attempt = self._record, self.attempt
         self._models: list[nn.Module] = []
         self._replicas: list[Replica] = []
         self._protected: Protected | None = None
@@ -126,7 +131,7 @@ class Run:
         self._models.append(model)
         if not self._world.grouped:
             return model
-        self._replicas.append(Replica(model, options))
+        self._replicas.append(Replica(model, options, self._live))
         return cast(Model, self._replicas[-1].ddp)
 
     def protect(self, **things: Protectable) -> None:
@@ -137,6 +142,8 @@ class Run:
         if self._attempt:
             with progress.during(Phase.RESTORING):
                 self._restored = restoring.restore(self._attempt, self._world, self._protected)
+            if self._live:
+                self._live.protected = self._protected
             if self.rank == 0:
                 self._writer = _writer(self._config, self._attempt)
                 self._writer.prepare(flatten(self._protected.capture()).tensors)  # while the script goes on
@@ -169,6 +176,7 @@ class Run:
         fingerprint = _fingerprint(geometry, protected)
         self._plan(geometry, fingerprint, dataset)
         fingerprints = Fingerprints(protected if self._attempt else None)
+        part = Part(self._world.rank, self._world.size)
         loop = Loop(
             geometry=geometry,
             start=start,
@@ -176,19 +184,20 @@ class Run:
             attempt=self.attempt,
             record=self._record,
             recover=lambda: self._recover(geometry, protected, fingerprints),
-            reporting=Reporting(self._record, fingerprints, self.attempt, self.world, self.rank),
+            reporting=Reporting(self._record, fingerprints, self.attempt, part),
             effort=Effort(self._replicas, protected),
             saves=self._saves(geometry, protected, fingerprint),
             stopping=Stopping(self._world, start),
             injection=self._injection(),
             loss=self._loss,
             replicas=self._replicas,
+            source=loading.Source(loading.Shares(dataset, accumulate, collate), geometry, workers),
+            part=part,
+            live=self._live,
         )
-        shares = loading.Shares(dataset, accumulate, collate)
-        wanted = loading.Ahead(loading.requests(geometry, start, self.rank, self.world))
         for replica in self._replicas:
-            replica.meanwhile = lambda: loop.meanwhile(wanted)
-        batches = loop.run(loading.load(shares, wanted, workers))
+            replica.meanwhile = loop.meanwhile
+        batches = loop.run()
         self._loop = weakref.ref(batches)  # weak: to leave the loop is to end it
         return batches
 
@@ -230,6 +239,8 @@ class Run:
         if self._attempt:
             restoring.check_config(self._attempt.store, self._restored, geometry.to_json())
         share = geometry.share_size(self.rank, self.world)
+        if self._live:
+            self._live.weigh(geometry)
         for replica in self._replicas:
             replica.weight = share / geometry.batch
 
@@ -283,12 +294,23 @@ class Run:
             config=geometry.to_json(),
             fingerprint=fingerprint,
             saved=self._restored.step,
+            make_writer=functools.partial(_writer, self._config, self._attempt),
         )
 
     def _injection(self) -> Injection:
         struck = self._attempt.past.struck if self._attempt else ()
         folder = self._attempt.folder if self._attempt else None
         return Injection(self._config.failures, self.rank, self.attempt, struck, folder)
+
+
+def _live(config: RunConfig, peers: World) -> Live | None:
+    """How this rank recovers live, if the run does."""
+    if config.recovery == "restart" or not peers.grouped or peers.connect is None:
+        return None
+    live = Live(config.recovery, peers.rank, tuple(range(peers.size)), peers.connect)
+    live.join()
+    peers.has_changed = lambda: live.is_outdated
+    return live
 
 
 def _writer(config: RunConfig, attempt: Attempt) -> Writer:

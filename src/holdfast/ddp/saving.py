@@ -4,7 +4,7 @@ No snapshot covers a step that is not on record: a commit waits until every rank
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from holdfast.ddp import generators
 from holdfast.ddp.protected import Protected, tree_digest
 from holdfast.ddp.record import Record
 from holdfast.ddp.restoring import state_digest
-from holdfast.ddp.world import World
+from holdfast.ddp.world import Changed, World
 from holdfast.errors import HoldfastError
 from holdfast.events import JSON, Commit, Save
 from holdfast.geometry import Position
@@ -36,6 +36,9 @@ class Saves(Protocol):
     def take(self, step: int, at: Position) -> float:
         """Save the state after so many steps; how many seconds training waited for it."""
 
+    def regroup(self, settled: int | None) -> None:
+        """Peers have changed, some of them at the boundary before this step: whoever is rank 0 now saves from now on."""
+
     def collect(self) -> None:
         """Say which saves are durable by now; a save that failed for good raises here."""
 
@@ -54,6 +57,9 @@ class Unsaved:
 
     def take(self, step: int, at: Position) -> float:
         return 0.0
+
+    def regroup(self, settled: int | None) -> None:
+        pass
 
     def collect(self) -> None:
         pass
@@ -78,6 +84,7 @@ class Saving:
     saved: int | None  # the newest step that is saved or about to be
     _stalls: dict[int, Stall] = field(default_factory=dict)
     _trees: dict[int, str] = field(default_factory=dict)
+    make_writer: Callable[[], Writer] | None = None  # for a rank that becomes the first
     _syncing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "holdfast-history"))
 
     def prepare(self) -> None:
@@ -102,6 +109,12 @@ class Saving:
             elif states is not None:
                 self._save(self.writer, step, at, [json.loads(each) for each in states], began, gathered)
         return perf_counter() - began
+
+    def regroup(self, settled: int | None) -> None:
+        if settled is not None and self.due(settled):
+            self.saved = settled  # some ranks may have passed this boundary: nobody saves there
+        if self.writer is None and self.world.rank == 0 and self.make_writer:
+            self.writer = self.make_writer()
 
     def collect(self) -> None:
         if self.writer is not None:
@@ -144,8 +157,9 @@ class Saving:
     def _all_on_record(self, step: int) -> None:
         """Wait until every rank's history is on the disk up to this step: what is committed must be auditable."""
         self.record.sync()
-        for rank in range(1, self.world.size):
-            self.world.hear(f"on-record/{step}/{rank}")
+        with suppress(Changed):  # whoever is lost has handed over what it had
+            for rank in range(1, self.world.size):
+                self.world.hear(f"on-record/{step}/{rank}")
 
     def _tell(self, several: list[Saved]) -> None:
         for saved in several:

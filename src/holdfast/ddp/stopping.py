@@ -9,9 +9,10 @@ A thread listens for the wish, because a rank may hear of it while it waits for 
 """
 
 import threading
+from contextlib import suppress
 
 from holdfast.ddp import preemption
-from holdfast.ddp.world import World
+from holdfast.ddp.world import Changed, World
 
 WANTED = "stop-wanted"
 NEXT = "stop-next"
@@ -25,13 +26,19 @@ class Stopping:
 
     def __init__(self, world: World, start: int) -> None:
         self._world = world
+        self._over = threading.Event()
+        self.begin(start)
+
+    def begin(self, start: int) -> None:
+        """Before this window, with the peers that there are now: agree anew on where to stop, if asked to."""
+        self._over.set()
+        self._over = threading.Event()
         self._next = start  # the boundary that this rank comes to next
         self._stop: int | None = None
         self._turn = threading.Lock()  # to pass a boundary, or to say which comes next
         self._said = threading.Event()
-        self._over = threading.Event()
-        if world.size > 1:
-            threading.Thread(target=self._listen, name="holdfast-stopping", daemon=True).start()
+        if self._world.size > 1:
+            threading.Thread(target=self._listen, args=(self._over,), name="holdfast-stopping", daemon=True).start()
 
     def here(self, step: int) -> bool:
         """Whether all ranks stop before the window with this number, or could have before; asked at every boundary."""
@@ -53,11 +60,12 @@ class Stopping:
         """Listen no longer: the loop has ended."""
         self._over.set()
 
-    def _listen(self) -> None:
-        while not self._over.wait(LOOK):
-            if preemption.requested.is_set() or self._world.is_told(WANTED):
-                self._agree()
-                return
+    def _listen(self, over: threading.Event) -> None:
+        with suppress(Changed):  # then it begins anew
+            while not over.wait(LOOK):
+                if preemption.requested.is_set() or self._world.is_told(WANTED):
+                    self._agree()
+                    return
 
     def _agree(self) -> None:
         world = self._world

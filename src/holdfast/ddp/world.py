@@ -9,7 +9,7 @@ process from it, and would end after a fixed time, however busy the peer is.
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -28,9 +28,16 @@ BEAT = 1.0
 _QUICK, _SLOW = 0.0005, 0.02  # seconds between two looks, at first and in the long run
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Changed(Exception):
+    """The peers that a rank waited for are no longer those that there are."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class World:
-    """This process among its peers; it gives up on one that says nothing for `patience` seconds."""
+    """This process among its peers; it gives up on one that says nothing for `patience` seconds.
+
+    Where a run recovers live the peers may change: `has_changed` says so to whoever waits, and `become` makes it so.
+    """
 
     rank: int
     size: int
@@ -38,6 +45,14 @@ class World:
     grouped: bool
     device: torch.device
     patience: float = _WATCHED
+    connect: Callable[[], Store] | None = None  # one more connection to the store of the workers, if they share one
+    has_changed: Callable[[], bool] = lambda: False
+
+    def become(self, rank: int, size: int, number: int) -> None:
+        """Be this rank of so many from now on; what is told under another membership is not heard."""
+        assert self.connect is not None
+        self.rank, self.size = rank, size
+        self.store = PrefixStore(f"run/{number}", self.connect())
 
     def tell(self, topic: str, value: str) -> None:
         """Say something once, to whoever hears this topic."""
@@ -95,6 +110,8 @@ class World:
         while not self.is_told(topic):
             if pause == _SLOW and (heard := int(self.store.add(_BUSY, 0))) != beats:
                 beats, deadline = heard, time.monotonic() + self.patience
+            if self.has_changed():
+                raise Changed(topic)
             if time.monotonic() > deadline:
                 raise WorkerLost(
                     f"rank {self.rank} waited {self.patience:g} s for a peer ({topic}) that said nothing: "
@@ -121,7 +138,19 @@ def join(timeout: float) -> World:
     limit = timedelta(seconds=patience)
     dist.init_process_group(_backend(), store=group, rank=rank, world_size=size, timeout=limit)
     run = PrefixStore("run", store)
-    return World(rank=rank, size=size, store=run, grouped=True, device=device, patience=patience)
+
+    def connect() -> Store:
+        return _store(timedelta(seconds=timeout))
+
+    return World(
+        rank=rank,
+        size=size,
+        store=run,
+        grouped=True,
+        device=device,
+        patience=patience,
+        connect=connect if SUPERVISED in os.environ else None,
+    )
 
 
 # A group that a model outlives would be freed with the model, which waits for a thread while holding the interpreter's

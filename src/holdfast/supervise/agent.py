@@ -41,6 +41,7 @@ from holdfast.supervise.worker import Task
 LOOK = 0.25
 REAPED_WITHIN = 60.0
 STACKS_WITHIN = 2.0
+SUSPECTED = 2.0  # seconds: a worker that dies is seen long before
 NO_CORE = 1  # bytes: the kernel takes 0 for no limit where a program receives core dumps
 
 
@@ -59,7 +60,8 @@ class WarmAgent(SimpleElasticAgent):
         self._config, self._out, self._nodes = config, out, nodes
         self._running: list[Running] = []
         self._judge = Judge(config.stuck_after, config.hang_after)
-        self._looked = 0.0
+        self._looked = self._regrouped = 0.0
+        self._membership = 0  # the number of the last one that was published
         self.elsewhere = Elsewhere()
         worker.pools()
 
@@ -82,6 +84,34 @@ class WarmAgent(SimpleElasticAgent):
     def deaths(self) -> list[Death]:
         """How each worker stands: those that have ended, with what they raised, and those that have not."""
         return [each.death(self._judge.idle(each.rank), self._out) for each in self._running]
+
+    def survivors(self) -> tuple[int, ...]:
+        """The workers that could go on without those that have failed; none if one of them cannot."""
+        left = [each for each in self._running if not each.has_fallen]
+        return tuple(each.rank for each in left) if all(each.goes_on for each in left) else ()
+
+    def bury(self) -> list[Death]:
+        """Kill those that have failed and still run, leave all of them behind, and say how they ended."""
+        fallen = [each for each in self._running if each.has_fallen]
+        deaths = [each.death(self._judge.idle(each.rank), self._out) for each in fallen]
+        for each in fallen:
+            each.kill()
+        self._wait_for(fallen)
+        self._running = [each for each in self._running if each not in fallen]
+        return deaths
+
+    def regroup(self) -> None:
+        """Tell the workers that are left to go on together."""
+        self._membership += 1
+        self._regrouped = time.monotonic()
+        self._nodes.publish(self._membership, tuple(each.rank for each in self._running))
+
+    def waits(self) -> bool:
+        """Whether workers have waited for a membership for some time, and nobody was lost: a connection broke."""
+        seeks = any(each.task.progress.phase is Phase.RECOVERING for each in self._running)
+        if not seeks:
+            self._regrouped = time.monotonic()
+        return seeks and time.monotonic() - self._regrouped > SUSPECTED
 
     def here(self) -> Elsewhere:
         """How far the workers of this node are, for the other nodes."""
@@ -113,6 +143,7 @@ class WarmAgent(SimpleElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._running = []
+        self._membership = 0
         self._judge.begin()
         self.elsewhere = Elsewhere()
         try:
@@ -178,10 +209,13 @@ class WarmAgent(SimpleElasticAgent):
     def _shutdown(self, death_sig: signal.Signals = signal.SIGKILL, *_: Any, **__: Any) -> None:
         for each in self._running:
             each.kill()
+        self._wait_for(self._running)
+
+    def _wait_for(self, killed: "list[Running]") -> None:
         deadline = time.monotonic() + REAPED_WITHIN
-        while any(each.exit is None for each in self._running):
+        while any(each.exit is None for each in killed):
             if time.monotonic() > deadline:
-                stuck = ", ".join(str(each.pid) for each in self._running if each.exit is None)
+                stuck = ", ".join(str(each.pid) for each in killed if each.exit is None)
                 raise WorkerLost(
                     f"killed workers do not end (pid {stuck}): the kernel holds them. Restart the machine."
                 )
@@ -215,6 +249,16 @@ class Running:
             told, status = self.task.progress, self._process.exitcode
             self._status = told.status if told.phase is Phase.ENDED and told.status is not None else status
         return self._status
+
+    @property
+    def has_fallen(self) -> bool:
+        """Whether it has failed: it ended out of order, or is stuck."""
+        return bool(self.hung) or (self.exit is not None and self.exit not in IN_ORDER)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is where the loss of a peer can be survived: in its loop, not before and not after it."""
+        return self.exit is None and self.task.progress.phase in (Phase.TRAINING, Phase.SAVING, Phase.RECOVERING)
 
     def _has_ended(self) -> bool:
         try:

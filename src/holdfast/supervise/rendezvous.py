@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]  # they are public
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # they are public
 from torch.distributed.elastic.rendezvous import (
     RendezvousError,
     RendezvousHandler,
@@ -33,6 +33,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
+from holdfast.ddp.membership import LIVE, publish
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.supervise.checkpoints import Checkpoints
 
@@ -153,6 +154,13 @@ class Nodes(RendezvousHandler):
         except HoldfastError as error:
             return str(error)
         return None
+
+    def publish(self, number: int, members: tuple[int, ...]) -> None:
+        """Tell the workers of this round who of them goes on."""
+        if self._server is None:
+            raise AssertionError("only the node that keeps the workers' store publishes")
+        store = PrefixStore(f"holdfast/{self._met().round}/{LIVE}", self._server)
+        publish(store, number, members)
 
     def finish(self) -> bool:
         """Say that our workers have ended in order; whether those of every node have."""

@@ -149,6 +149,7 @@ _DOING = {
     Phase.CLOSING: "saved nothing more",
     Phase.DONE: "did nothing after its last step",
     Phase.ENDED: "did not end",
+    Phase.RECOVERING: "found no group",
 }
 _DOING_AT_FIRST = _DOING | {
     Phase.STARTING: "did not come to its first step",

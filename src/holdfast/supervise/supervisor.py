@@ -132,7 +132,11 @@ class _Supervisor:
             return verdict
         state = self._agent.look()
         if state == WorkerState.FAILED:
+            if self._config.recovery != "restart" and not asked.times and self._agent.survivors():
+                return self._go_on()
             return self._recover(self._casualty())
+        if self._config.recovery != "restart" and self._agent.waits():
+            self._agent.regroup()
         return self._heed_nodes(finished=state == WorkerState.SUCCEEDED)
 
     def _casualty(self) -> Casualty:
@@ -196,6 +200,20 @@ class _Supervisor:
         self._agent.end()
         self._restarts += 1
         return self._launch()
+
+    def _go_on(self) -> Verdict | None:
+        """Let those that are left go on without those that failed."""
+        lost = [casualty([death]) for death in self._agent.bury()]
+        self._agent.regroup()  # first: they wait for it
+        for each in lost:
+            self._report(each)
+        self._newest = self._checkpoints.newest()
+        if why := self._tries.after(lost[0], self._newest):
+            self._agent.end()
+            return self._verdict(*why)
+        left = self._agent.survivors()
+        self._view.say(f"{count(len(left), 'worker')} of {self._config.workers} go on ({self._config.recovery})")
+        return None
 
     def _launch(self) -> Verdict | None:
         workers = self._config.workers_at(self._restarts)

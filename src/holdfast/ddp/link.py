@@ -1,0 +1,162 @@
+"""Connections among the present members of a run, which are broken as a whole and then replaced.
+
+Gloo ends an operation that waits for a peer when its connection breaks, and a worker that dies breaks only those to its
+neighbours. So whoever learns of a loss shuts down all connections of this process, and every operation on them ends.
+"""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroupGloo, Store  # type: ignore[attr-defined]  # they are public
+from torch.futures import Future
+
+from holdfast.errors import WorkerLost
+
+ENDS_WITHIN = 10.0  # seconds that operations take to end once their connections are shut down
+CONNECTS_WITHIN = timedelta(seconds=60)
+LOOK = 0.0005
+_FILES = Path("/proc/self/fd")
+Operation = Callable[[Any], Any]
+
+
+class Broken(RuntimeError):
+    """An operation ended because a member was lost, or the membership has changed."""
+
+
+class Lost(dist.Work):
+    """An operation that could not begin: DDP finds out once all gradients are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._future: Future[Any] = Future()
+        self._future.set_exception(Broken("the membership has changed"))
+
+    def get_future(self) -> Future[Any]:
+        return self._future
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        raise Broken("the membership has changed")
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return False
+
+
+class Link:
+    """The group that collectives run on, until it is broken."""
+
+    def __init__(self) -> None:
+        self._group: Any = None
+        self._sockets: dict[int, str] = {}
+        self._broken = threading.Event()
+
+    @property
+    def is_broken(self) -> bool:
+        return self._broken.is_set()
+
+    def post(self, operation: Operation) -> Any:
+        """Begin an operation; on a broken link it is one that fails."""
+        if self.is_broken:
+            return Lost()
+        try:
+            return operation(self._group)
+        except RuntimeError:
+            self.hang_up()
+            return Lost()
+
+    def do(self, operation: Operation) -> None:
+        """Begin an operation and wait for its end."""
+        work = self.post(operation)
+        try:
+            work.wait()
+        except RuntimeError as error:
+            self.hang_up()
+            raise Broken(str(error)) from error
+
+    def hang_up(self) -> None:
+        """End every operation that is under way; any thread may ask for it."""
+        self._broken.set()
+        for number, name in self._sockets.items():
+            with suppress(OSError), socket.socket(fileno=os.dup(number)) as each:
+                # Numbers are used again, so compare; and never the socket that listens, which gloo does not forgive.
+                listens = each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                if _name(each.fileno()) == name and not listens:
+                    each.shutdown(socket.SHUT_RDWR)
+
+    def connect(self, store: Callable[[], Store], rank: int, size: int, outdated: Callable[[], bool]) -> None:
+        """Replace the group by one of so many members, all of which do the same now."""
+        _kept.append(self._group)  # to free it is to wait for its threads
+        built = _Building(store, rank, size)
+        while not built.is_over:
+            if outdated():
+                raise Broken("the membership has changed while its group was built")  # it ends by itself
+            time.sleep(LOOK)
+        self._group, self._sockets = built.result()
+        self._broken.clear()
+        self.do(lambda group: group.allreduce([torch.zeros(1)]))  # it is there for every member, or for none
+
+
+_kept: list[Any] = []
+
+
+class _Building(threading.Thread):
+    """Builds a group in a thread of its own: where a member has died since, that takes long, and is left behind."""
+
+    def __init__(self, store: Callable[[], Store], rank: int, size: int) -> None:
+        super().__init__(name="holdfast-group", daemon=True)
+        self._store, self._place = store, (rank, size)
+        self._found: tuple[Any, dict[int, str]] | None = None
+        self._error: RuntimeError | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            store = self._store()
+            before = _sockets()
+            group = ProcessGroupGloo(store, *self._place, CONNECTS_WITHIN)
+            group._set_default_timeout(timedelta(days=1))  # who is stuck is the supervisor's to find
+            new = {number: name for number, name in _sockets().items() if before.get(number) != name}
+            self._found = group, new
+        except RuntimeError as error:
+            self._error = error
+
+    @property
+    def is_over(self) -> bool:
+        return not self.is_alive()
+
+    def result(self) -> tuple[Any, dict[int, str]]:
+        if self._found is None:
+            raise Broken(str(self._error)) from self._error
+        return self._found
+
+
+def _sockets() -> dict[int, str]:
+    numbers = [int(each.name) for each in _FILES.iterdir()]
+    return {number: name for number in numbers if (name := _name(number)).startswith("socket:")}
+
+
+def _name(number: int) -> str:
+    """What the kernel calls an open file; nothing if it was closed meanwhile."""
+    with suppress(OSError):
+        return str((_FILES / str(number)).readlink())
+    return ""
+
+
+def ended(works: list[Any]) -> None:
+    """Wait until operations on a broken link have ended: from then on their memory is ours."""
+    deadline = time.monotonic() + ENDS_WITHIN
+    while not all(work.is_completed() for work in works):
+        if time.monotonic() > deadline:
+            raise WorkerLost("operations of a lost group do not end: the run starts again from its newest snapshot")
+        time.sleep(LOOK)

@@ -1,0 +1,311 @@
+"""Live recovery of one rank: when members are lost, the others find together again and finish the step they were in.
+
+Everything happens in the thread that trains. A backward whose sums did not come raises, and is caught here; a loss that
+is heard of between two windows is dealt with at the boundary. Either way this rank waits for the supervisor's next
+membership, says where it stands, connects with the other members, and does what the settlement of all their stands says.
+"""
+
+import functools
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # they are public
+
+from holdfast import progress, salvage
+from holdfast.ddp import handover
+from holdfast.ddp.crew import Crew
+from holdfast.ddp.link import Broken, Link
+from holdfast.ddp.membership import LIVE, Watch
+from holdfast.ddp.protected import Protected
+from holdfast.ddp.record import Record
+from holdfast.ddp.settlement import Settlement, Stand, settled
+from holdfast.errors import WorkerLost
+from holdfast.events import Regroup
+from holdfast.geometry import Geometry
+from holdfast.progress import Phase
+
+EXPELLED = 76  # the exit status of a worker that the supervisor no longer counts as a member
+LOOK = 0.001
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """This rank among the members of a run that recovers live; `me` is its number, which never changes."""
+
+    strategy: str
+    me: int
+    members: tuple[int, ...]
+    store: Callable[[], Store]  # a new connection to the store each time: a wait in one would block the others
+    attempt: int = 0
+    record: Record | None = None
+    protected: Protected | None = None
+    geometry: Geometry | None = None
+    link: Link = field(default_factory=Link)
+    crews: list[Crew] = field(default_factory=list)
+    number: int = 0  # of the membership we are in
+    step: int = 0
+    begun: bool = False
+    basis: tuple[int, ...] = ()  # the members among whom the window is divided
+    _passes: int = 0
+    _whole: int = 1
+    _shrinks_at: int | None = None
+    _staged: dict[str, Any] | None = None
+    _dropped: int | None = None
+    _settled: int | None = None
+    _size: int = 0
+    _talk: Store | None = None
+    _watch: Watch | None = None
+
+    def join(self) -> None:
+        """Connect with the members that start together, and listen for changes from now on."""
+        self._size = len(self.members)
+        self.basis = self.members
+        self._talk = PrefixStore(LIVE, self.store())
+        self._connect(self.members)
+        self._watch = Watch(PrefixStore(LIVE, self.store()), self._heard)
+        _guard_backward(self)
+
+    def crew(self) -> Crew:
+        """A process group for one more model."""
+        self.crews.append(Crew(self.link, self.rank, self._size))
+        return self.crews[-1]
+
+    @property
+    def rank(self) -> int:
+        """Our place among the members."""
+        return self.members.index(self.me)
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether there is a membership that we are not in yet."""
+        return self._watch is not None and self._watch.latest > self.number
+
+    def begins(self, step: int) -> None:
+        """A window was handed out."""
+        self.step, self.begun, self._passes = step, True, 0
+
+    def boundary(self, step: int) -> bool:
+        """We come to the boundary before this window; whether the windows from here on are divided anew."""
+        if self.begun:
+            self._whole = max(1, self._passes)
+        self.step, self.begun, self._passes = step, False, 0
+        if self._staged is not None:
+            self._take_over(self._staged)
+        while self.is_outdated:
+            self.recover(None)
+        if self._shrinks_at is None or step < self._shrinks_at:
+            return False
+        self.basis, self._shrinks_at = self.members, None
+        self._weigh(self.basis)
+        return True
+
+    def take_settled(self) -> int | None:
+        """The window that members were settled in since this was asked last, if any were."""
+        settled, self._settled = self._settled, None
+        return settled
+
+    def weigh(self, geometry: Geometry) -> None:
+        """Every rank counts by its share of the window."""
+        self.geometry = geometry
+        self._weigh(self.basis)
+
+    def survives(self, crew: Crew) -> bool:
+        """Whether an error in the backward of this model was the loss of a member, and is mended."""
+        if not crew.sums or not (self.link.is_broken or self.is_outdated or crew.has_failed()):
+            return False
+        self.recover(crew)
+        self.passed(crew)
+        return True
+
+    def passed(self, crew: Crew) -> None:
+        """A backward of this model has all its sums."""
+        if crew.sums:
+            crew.sums = []
+            self._passes += 1
+            if self._dropped == self.step:
+                crew.drop()
+
+    def recover(self, crew: Crew | None) -> None:
+        """Find together with the members that are left, and finish what the backward of this model has begun."""
+        began, before = perf_counter(), self.members
+        with progress.during(Phase.RECOVERING):
+            while True:
+                try:
+                    settlement = self._regroup(crew)
+                    break
+                except Broken:
+                    continue
+        self._tell(settlement, before, perf_counter() - began)
+
+    def _regroup(self, crew: Crew | None) -> Settlement:
+        members = self._next()
+        self.link.hang_up()
+        if crew:
+            crew.drain()
+        stands = self._meet(members, self._stand(crew))
+        self._connect(members)
+        self.members = members
+        found = settled(stands)
+        if isinstance(found, str):
+            raise WorkerLost(f"the survivors cannot go on from where they are ({found})")
+        self._shrinks_at = found.step + found.begun
+        self._settled = max(self._settled or 0, found.step)
+        if found.begun:
+            self._weigh_survivors()
+        if found.begun and not found.is_complete and self.strategy == "skip":
+            self._dropped = found.step
+        self._hand_over(found, crew)
+        if crew and self.me not in found.behind:
+            self._sum_again(found, crew)
+        if crew:
+            crew.unpack()
+        return found
+
+    def _next(self) -> tuple[int, ...]:
+        """The next membership, once the supervisor has published it."""
+        assert self._watch is not None
+        while not self.is_outdated:
+            time.sleep(LOOK)
+        self.number, members = self._watch.current
+        if self.me not in members:
+            os._exit(EXPELLED)
+        return members
+
+    def _stand(self, crew: Crew | None) -> Stand:
+        buckets = tuple(bool(each.is_done) for each in crew.sums) if crew else None
+        return Stand(step=self.step, begun=self.begun, passes=self._passes, whole=self._whole, buckets=buckets)
+
+    def _meet(self, members: tuple[int, ...], stand: Stand) -> Mapping[int, Stand]:
+        """Where every member stands; all wait for the last."""
+        assert self._talk is not None
+        self._talk.set(f"stand/{self.number}/{self.me}", json.dumps(stand.to_json()))
+        keys = [f"stand/{self.number}/{member}" for member in members]
+        while not self._talk.check(keys):
+            if self.is_outdated:
+                raise Broken("the membership has changed while its members met")
+            time.sleep(LOOK)
+        said = [Stand.from_json(json.loads(self._talk.get(key))) for key in keys]
+        return dict(zip(members, said, strict=True))
+
+    def _connect(self, members: tuple[int, ...]) -> None:
+        number = self.number
+
+        def store() -> Store:
+            return PrefixStore(f"{LIVE}/group/{number}", self.store())
+
+        self.link.connect(store, members.index(self.me), len(members), lambda: self.is_outdated)
+
+    def _heard(self) -> None:
+        """In the thread that listens: end whatever waits for members that are no more."""
+        self.link.hang_up()
+
+    def _hand_over(self, found: Settlement, crew: Crew | None) -> None:
+        for bucket, holder in enumerate(found.given):
+            if holder is not None and crew:
+                handover.broadcast(self.link, self.members.index(holder), crew.sums[bucket].values)
+                crew.sums[bucket].is_done = True
+        if not found.behind:
+            return
+        assert self.protected is not None
+        if self.me == found.giver:
+            handover.give(self.link, self.rank, self._staged or self.protected.trained())
+            return
+        state = handover.take(self.link, self.members.index(found.giver))
+        if self.me in found.behind and crew:
+            self._staged = state
+            for bucket, each in enumerate(crew.sums):
+                if not each.is_done:
+                    crew.pack(bucket)  # anything finite: what comes of it is replaced at the boundary
+                    each.is_done = True
+
+    def _sum_again(self, found: Settlement, crew: Crew) -> None:
+        again = [bucket for bucket, holder in enumerate(found.given) if holder is None]
+        for bucket in again:
+            crew.pack(bucket)
+        for bucket in again:
+            crew.post_again(bucket)
+        for bucket in again:
+            try:
+                crew.sums[bucket].work.wait()
+            except RuntimeError as error:
+                self.link.hang_up()
+                raise Broken(str(error)) from error
+            crew.sums[bucket].is_done = True
+
+    def _take_over(self, state: dict[str, Any]) -> None:
+        assert self.protected is not None
+        self._staged = None
+        self.protected.take_over(state)
+
+    def _samples(self, basis: tuple[int, ...]) -> list[int]:
+        assert self.geometry is not None
+        return [self.geometry.share_size(rank, len(basis)) for rank in range(len(basis))]
+
+    def _weigh(self, basis: tuple[int, ...]) -> None:
+        self._count_as(salvage.normal(self._samples(basis))[basis.index(self.me)])
+
+    def _weigh_survivors(self) -> None:
+        lost = [rank for rank, member in enumerate(self.basis) if member not in self.members]
+        found = salvage.weights("forward", completed=False, samples=self._samples(self.basis), casualties=lost)
+        assert found is not None
+        self._count_as(found[self.basis.index(self.me)])
+
+    def _count_as(self, weight: float) -> None:
+        even = 1.0 / self._size
+        for crew in self.crews:
+            crew.factor = 1.0 if weight == even else weight * self._size
+
+    def _tell(self, found: Settlement, before: tuple[int, ...], seconds: float) -> None:
+        lost = tuple(member for member in before if member not in self.members)
+        assert self.record is not None
+        self.record.append(
+            Regroup(
+                attempt=self.attempt,
+                number=self.number,
+                step=found.step,
+                strategy=self.strategy,
+                members=self.members,
+                lost=lost,
+                missing=self._missing(found, lost),
+                kept=sum(each is not None for each in found.given),
+                redone=sum(each is None for each in found.given),
+                behind=found.behind,
+                seconds=seconds,
+            )
+        )
+        self.record.flush()
+
+    def _missing(self, found: Settlement, lost: tuple[int, ...]) -> tuple[int, ...]:
+        """The samples that the window lacks for good."""
+        if not found.begun or found.is_complete or not lost:
+            return ()
+        assert self.geometry is not None
+        at, world = self.geometry.position(found.step), len(self.basis)
+        if self.strategy == "skip":
+            return tuple(self.geometry.window(at).tolist())
+        ranks = [self.basis.index(member) for member in lost if member in self.basis]
+        return tuple(int(each) for rank in ranks for each in self.geometry.share(at, rank, world))
+
+
+def _guard_backward(live: Live) -> None:
+    """Catch what backward raises where a member was lost; `Tensor.backward` looks it up at every call."""
+    plain = torch.autograd.backward
+
+    @functools.wraps(plain)
+    def backward(*args: Any, **options: Any) -> None:
+        try:
+            plain(*args, **options)
+        except RuntimeError:
+            if not any(live.survives(crew) for crew in live.crews):
+                raise
+        else:
+            for crew in live.crews:
+                live.passed(crew)
+
+    torch.autograd.backward = backward
