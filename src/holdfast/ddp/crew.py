@@ -27,7 +27,7 @@ class Sum:
     def settle(self) -> None:
         """What became of it; its work has ended."""
         if self.is_done is None:
-            self.is_done = bool(self.work.is_success())
+            self.is_done = not _has_failed(self.work)
 
 
 class Crew(dist.ProcessGroup):
