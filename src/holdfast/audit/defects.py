@@ -127,16 +127,15 @@ class _Kept:
 
     def __init__(self, life: Life, kept: Numbers) -> None:
         order = kept[np.argsort(life.steps.step[kept], kind="stable")]
-        self._places, self._end = life.places, len(life.steps)
+        self._stretches = list(life.stretches())
         self._rows, self._steps, self._count = order, life.steps.step[order], life.steps.count[order]
         self._digest = life.steps.digest[order]
 
     def unlike(self, geometry: Geometry, chunk: Numbers, rows: Ids) -> Iterator[int]:
         """Which of these windows this rank reports and trained other samples of than its share."""
         first, last = np.searchsorted(self._steps, [chunk[0], chunk[-1] + 1])
-        ends = [*(row for row, _, _ in self._places[1:]), self._end]
-        for (begin, rank, world), end in zip(self._places, ends, strict=True):
-            inside = (self._rows[first:last] >= begin) & (self._rows[first:last] < end)
+        for those, rank, world in self._stretches:
+            inside = (self._rows[first:last] >= those.start) & (self._rows[first:last] < those.stop)
             yield from self._other(geometry, chunk, rows, np.arange(first, last)[inside], rank, world)
 
     def _other(

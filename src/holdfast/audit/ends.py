@@ -1,5 +1,6 @@
 """Whether a run did what it set out to do: one plan, trained to its end, and a supervisor who says the same."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from holdfast.audit.finding import CannotTell, Verdict, counted
@@ -155,9 +156,10 @@ def _not_completed(ledger: Ledger, supervision: Supervision, verdict: Judged) ->
 
 def _died(ledger: Ledger, supervision: Supervision, attempt: int) -> bool:
     """Whether a worker failed in an attempt, and the others did not go on without it."""
-    failed = supervision.failed.get(attempt, [])
-    survived = {member for each in ledger.live if each.number == attempt for member, _ in each.lost}
-    return any(rank not in survived and not (rank < 0 and survived) for rank in failed)
+    failed = Counter(supervision.failed.get(attempt, []))
+    survived = Counter(member for each in ledger.live if each.number == attempt for member, _ in each.lost)
+    elsewhere = failed.pop(-1, 0)  # on other nodes
+    return bool(failed - survived) or (elsewhere > 0 and not survived)
 
 
 def _completed(ledger: Ledger, supervision: Supervision, verdict: Judged) -> str | None:

@@ -6,8 +6,7 @@ A life may end anywhere. Its rank and world are those that it began with, until 
 """
 
 from bisect import bisect_right
-
-import numpy as np
+from collections.abc import Iterator
 
 from holdfast.audit.columns import Columns
 from holdfast.events import (
@@ -61,14 +60,14 @@ class Life:
         last = self.steps.last
         return self.start if last is None else last + 1
 
+    def stretches(self) -> Iterator[tuple[range, int, int]]:
+        """Rows of steps that say the same rank and world, and which."""
+        ends = [*(row for row, _, _ in self.places[1:]), len(self.steps)]
+        return ((range(row, end), rank, world) for (row, rank, world), end in zip(self.places, ends, strict=False))
+
     def place(self, row: int) -> tuple[int, int]:
         """The rank and the world of the step in this row, as it says."""
         return self.places[bisect_right(self.places, row, key=lambda place: place[0]) - 1][1:]
-
-    def place_at(self, step: int) -> tuple[int, int] | None:
-        """The rank and the world that it trained a step with, if it did."""
-        rows = np.flatnonzero(self.steps.step == step)
-        return self.place(int(rows[0])) if len(rows) else None
 
     def take(self, what: What) -> None:
         """Add what it wrote next."""

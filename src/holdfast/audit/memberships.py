@@ -106,9 +106,8 @@ class Memberships:
     def misplaced(self, life: Life) -> str | None:
         """The first step of a life that says another rank or world than the division of its window gives its member."""
         steps = life.steps.step
-        ends = [row for row, _, _ in islice(life.places, 1, None)] + [len(steps)]
-        for (row, rank, world), end in zip(life.places, ends, strict=True):
-            for step in self._division_starts(steps[row:end]):
+        for rows, rank, world in life.stretches():
+            for step in self._division_starts(steps[rows.start : rows.stop]):
                 basis = self.basis(step)
                 if life.rank not in basis or (rank, world) != (basis.index(life.rank), len(basis)):
                     place = f"as rank {rank} of {world}"
@@ -168,7 +167,7 @@ class Memberships:
         regroup, before = told[0].regroup, self.members
         step, members = regroup.step, tuple(regroup.members)
         basis = self.basis(step)
-        begun = self._is_begun(regroup, basis)
+        begun = self._is_begun(told, basis)
         gone = {member for each in told for member in each.regroup.lost if member in before}
         come = [member for member in members if member not in before or member in gone]
         self.regroups.append(regroup)
@@ -181,11 +180,12 @@ class Memberships:
         for each in told:
             self._declare(each, basis if begun else (), geometry)
 
-    def _is_begun(self, regroup: Regroup, basis: Sequence[int]) -> bool:
+    def _is_begun(self, told: Sequence[Told], basis: Sequence[int]) -> bool:
         """Whether members were settled within their window, and finished it as it had been divided before."""
+        regroup = told[0].regroup
         if regroup.missing or regroup.kept or regroup.redone:
             return True
-        places = [(life.rank, place) for life in self._lives if (place := life.place_at(regroup.step))]
+        places = [(life.rank, place) for life, each, rows in told if (place := _finished(life, each, rows))]
         return not _fit(places, regroup.members) and _fit(places, basis)
 
     def _divide(self, first: int, members: Sequence[int]) -> None:
@@ -203,10 +203,18 @@ class Memberships:
         if not lives:
             return
         life = lives[0]
-        goes_on = bool(life.ended) or any(each.number >= regroup.number for each, _ in life.regroups)
         last = life.steps.last
+        goes_on = (
+            bool(life.ended)
+            or any(each.number >= regroup.number for each, _ in life.regroups)
+            or any(commit.step > step for commit in life.commits)
+        )
         if goes_on or (last is not None and last > (step if begun else step - 1)):
             self._complain(f"{life.who} goes on after it was lost in step {step} of attempt {self.number}")
+        elif life.reached < step - 1:  # of what it finished, only the last can have been on its way to the disk
+            self._complain(
+                f"{life.who} ended at step {life.reached}, and was lost in step {step} of attempt {self.number}"
+            )
         elif begun and not complete and last == step:
             self._void[id(life)] = step
 
@@ -232,7 +240,7 @@ class Memberships:
             self._complain(f"{name} who goes on in step {regroup.step}, which it had reported before")
         gone = [member for member in regroup.lost if member in basis]
         planned = _shares(geometry, regroup, gone, basis)
-        again = bool(gone) and all(self._came_back(member, regroup.step) for member in gone)
+        again = bool(gone) and all(self._came_back(member) for member in gone)
         none = not gone or _is_complete(regroup) or again or regroup.strategy == "replay"
         declared = sorted(regroup.missing)
         if declared != sorted(planned) and not (none and not declared):
@@ -247,8 +255,13 @@ class Memberships:
             for member in gone:
                 self._excused[member].discard(regroup.step)
 
-    def _came_back(self, member: int, step: int) -> bool:
-        return any(each.life.rank == member and each.start <= step for each in self.joined)
+    def _came_back(self, member: int) -> bool:
+        """Whether a member that was lost in the last regroup was replaced in it, and trains its share itself."""
+        now = len(self.regroups) - 1
+        return any(
+            each.life.rank == member and each.place == now and each.start == self.regroups[now].step
+            for each in self.joined
+        )
 
     def _chains(self) -> None:
         """Every life declares each of the memberships that it trained under, and all who were lost in between."""
@@ -261,12 +274,14 @@ class Memberships:
             at = joined.get(id(life), 0)
             before = self.regroups[at - 1].members if at else range(self._world)
             is_new = id(life) in joined
-            for place, regroup in ((places[each.number], each) for each, _ in life.regroups if each.number in places):
+            for regroup, rows in life.regroups:
+                if (place := places.get(regroup.number)) is None:
+                    continue
                 if not (is_new and not regroup.lost):  # who has just joined knows of nobody else
                     self._follows(life, regroup, before)
-                self._skips(life, range(at, place), regroup.step)
+                self._skips(life, range(at, place), regroup.step, rows)
                 at, before, is_new = place + 1, regroup.members, False
-            self._skips(life, range(at, len(self.regroups)), None)
+            self._skips(life, range(at, len(self.regroups)), None, len(life.steps))
 
     def _follows(self, life: Life, regroup: Regroup, before: Sequence[int]) -> None:
         """Who is lost are those who were members, and are no longer, or were replaced at once."""
@@ -277,16 +292,19 @@ class Memberships:
                 f"{self.number}, where {_names(before)} became {_names(regroup.members)}"
             )
 
-    def _skips(self, life: Life, places: range, then: int | None) -> None:
-        """Memberships that a life does not declare: it must not have trained under them, nor have been away."""
+    def _skips(self, life: Life, places: range, then: int | None, rows: int) -> None:
+        """Memberships that a life does not declare: it was lost, or in the same window there came the next one.
+
+        It declares the next one, if any, in window `then`, after it had written so many rows.
+        """
+        void = self.void(life)
+        reached = int(life.steps.step[rows - 1]) - (void is not None) if rows else -1
         for place in places:
             regroup = self.regroups[place]
             lost = life.rank not in regroup.members or life.rank in regroup.lost
             if lost and then is None:
                 return
-            last = life.steps.last
-            trained = last is not None and last >= regroup.step
-            if (then is None and (trained or life.ended)) or (then is not None and then > regroup.step + 1):
+            if reached >= regroup.step or (life.ended if then is None else then > regroup.step + 1):
                 self._complain(f"{life.who} does not declare membership {regroup.number} of attempt {self.number}")
 
     def _complain(self, why: str) -> None:
@@ -306,6 +324,13 @@ def _shares(geometry: Geometry, regroup: Regroup, gone: Sequence[int], basis: Se
 def _is_complete(regroup: Regroup) -> bool:
     """Whether every sum of the window was kept, with the gradients of those who were lost in it."""
     return regroup.kept > 0 and regroup.redone == 0
+
+
+def _finished(life: Life, regroup: Regroup, rows: int) -> tuple[int, int] | None:
+    """The rank and world with which a life finished the window of a regroup, if no other came before that."""
+    end = min((row for other, row in life.regroups if other.number > regroup.number), default=len(life.steps))
+    found = np.flatnonzero(life.steps.step[rows:end] == regroup.step)
+    return life.place(rows + int(found[0])) if len(found) else None
 
 
 def _fit(places: Sequence[tuple[int, tuple[int, int]]], basis: Sequence[int]) -> bool:

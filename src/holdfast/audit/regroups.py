@@ -8,7 +8,7 @@ from holdfast.audit.columns import shared_part
 from holdfast.audit.finding import SHOWN, Verdict, counted
 from holdfast.audit.ledger import Ledger
 from holdfast.audit.memberships import Joined, Memberships
-from holdfast.audit.training import state_before
+from holdfast.audit.training import state_after
 
 
 def live_recoveries(ledger: Ledger) -> tuple[Verdict, str]:
@@ -92,10 +92,17 @@ def _joined_otherwise(ledger: Ledger, joined: Joined) -> str | None:
         return f"{name} at epoch {recover.epoch} cursor {recover.cursor}, which is not step {joined.start}"
     if recover.rng != "keyed":
         return f"{name} with its generators {recover.rng:.20}, not keyed"
-    before = state_before(ledger, life)
+    before = state_after(ledger, life.number or 0, joined.start - 1) or _began_with(ledger, joined)
     if before and recover.fingerprint and shared_part(recover.fingerprint) != before:
         return f"{name}, and its parameters are not those that step {joined.start - 1} came out with"
     return None
+
+
+def _began_with(ledger: Ledger, joined: Joined) -> int:
+    """The fingerprint of what the attempt began with, if the member joined before its first step was trained."""
+    lives = (each for each in ledger.attempts[joined.life.number or 0] if not ledger.has_joined(each))
+    told = (each.recover.fingerprint for each in lives if each.recover and each.start == joined.start)
+    return next((shared_part(fingerprint) for fingerprint in told if fingerprint), 0)
 
 
 def _recovered(joined: Joined) -> bool:

@@ -83,7 +83,8 @@ def replays(ledger: Ledger) -> Replays:
         for first, end, what in _divided(ledger, number) if any(len(life.steps) for life in lives) else ():
             worlds = _continued(worlds, first, what)
             for life in lives:
-                part = Part(life, max(first, life.start), min(end, life.reached))
+                void = ledger.memberships(number).void(life)
+                part = Part(life, max(first, life.start), min(end, life.reached if void is None else void))
                 compared |= _compare_all(before[worlds, life.rank], part, found)
                 before[worlds, life.rank] = _covering(before[worlds, life.rank], part)
         steps = {step for life in lives for step in life.steps.step[life.steps.step < reached].tolist()}

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from holdfast.audit.columns import shared_part
 from holdfast.audit.finding import CannotTell, Verdict, counted
 from holdfast.audit.ledger import Ledger, Restore, Save
-from holdfast.audit.training import state_before
+from holdfast.audit.training import state_after
 from holdfast.events import Commit
 from holdfast.geometry import Geometry
 
@@ -121,7 +121,9 @@ def _committed_anew(ledger: Ledger) -> str | None:
 def _other_fingerprint(ledger: Ledger, restores: Iterable[Restore]) -> str | None:
     """A restore whose parameters are not those that the step before it came out with, whatever its digests say."""
     for restore in restores:
-        before, told = state_before(ledger, restore.life), restore.recover.fingerprint
+        # As it stood then: the same step may have been trained otherwise since.
+        trainer, told = restore.saver, restore.recover.fingerprint
+        before = state_after(ledger, trainer, restore.life.start - 1) if trainer is not None else 0
         if before and told and shared_part(told) != before:
             return f"{_restored(restore)}, and its parameters are not those that step {restore.life.start - 1} came out with"
     return None

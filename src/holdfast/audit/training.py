@@ -53,11 +53,15 @@ def _trained(ledger: Ledger, life: Life) -> tuple[NDArray[np.bool_], NDArray[np.
 def state_before(ledger: Ledger, life: Life) -> int:
     """The fingerprint of what a life began with, as whoever trained the step before it says; 0 if nobody does."""
     trainer = ledger.lineage.trainer(life.start - 1) if life.start else None
-    trainers = [life.number, trainer] if ledger.has_joined(life) else [trainer]
-    for other in (each for number in trainers if number is not None for each in ledger.attempts.get(number, ())):
-        rows = np.flatnonzero(other.steps.step == life.start - 1)
-        if len(rows) and other is not life and not is_void(ledger, other, life.start - 1):
-            return int(other.steps.shared[rows[0]])
+    return state_after(ledger, trainer, life.start - 1) if trainer is not None else 0
+
+
+def state_after(ledger: Ledger, attempt: int, step: int) -> int:
+    """The fingerprint of what all ranks shared after a step of an attempt; 0 if nobody says."""
+    for life in ledger.attempts.get(attempt, ()):
+        rows = np.flatnonzero(life.steps.step == step)
+        if len(rows) and not is_void(ledger, life, step):
+            return int(life.steps.shared[rows[0]])
     return 0
 
 
