@@ -123,10 +123,13 @@ def beside(run: Lived, place: Place) -> list[Place]:
 
 
 def goes_on(run: Lived, place: Place) -> bool:
-    """Whether something was trained, or done, in this life after this line."""
-    who, line = place
-    after = (run.files[who][i].what for i in life(run, place) if i > line)
-    return any(isinstance(what, Step | Done | Preempted) for what in after)
+    """Whether a later window was trained in this life after this line, or it ended in order; or this one counts."""
+    (who, line), was = place, at(run, place).what
+    assert isinstance(was, Step | Regroup)
+    after = [run.files[who][i].what for i in life(run, place) if i > line]
+    later = any(isinstance(what, Step) and what.step > was.step for what in after)
+    lossy = isinstance(was, Regroup) and was.missing and run.standing.get(was.step) == was.attempt
+    return later or bool(lossy) or any(isinstance(what, Done | Preempted) for what in after)
 
 
 def pick(rng: random.Random, among: Sequence[Place]) -> Place | None:
@@ -625,8 +628,16 @@ def same(run: Lived, place: Place) -> list[Place]:
 
 
 def regroup(rng: random.Random, run: Lived, which: Callable[[Any], bool] = lambda what: True) -> Place | None:
-    """A regroup that the one who declares it went on after."""
-    return pick(rng, [p for p in places(run, Regroup, which) if goes_on(run, p)])
+    """A regroup that the one who declares it went on after, and trained under.
+
+    Who is overtaken by the next loss before that may as well tell of the two as of one.
+    """
+    return pick(rng, [p for p in places(run, Regroup, which) if goes_on(run, p) and not is_overtaken(run, p)])
+
+
+def is_overtaken(run: Lived, place: Place) -> bool:
+    after = (run.files[place[0]][i].what for i in life(run, place) if i > place[1])
+    return isinstance(next((what for what in after if isinstance(what, Step | Regroup | Done)), None), Regroup)
 
 
 def one_or_all(rng: random.Random, run: Lived, place: Place, **fields: Any) -> Files:

@@ -267,6 +267,7 @@ class Memberships:
         """Every life declares each of the memberships that it trained under, and all who were lost in between."""
         joined = {id(each.life): each.place for each in self.joined}
         places = {regroup.number: place for place, regroup in enumerate(self.regroups)}
+        first: dict[tuple[int, int], tuple[Life, Regroup]] = {}  # who declares each first, of those who come from one
         for life in self._lives:
             numbers = [each.number for each, _ in life.regroups]
             if numbers != sorted({*numbers}):
@@ -279,6 +280,7 @@ class Memberships:
                     continue
                 if not (is_new and not regroup.lost):  # who has just joined knows of nobody else
                     self._follows(life, regroup, before)
+                    self._agrees(life, regroup, *first.setdefault((at, place), (life, regroup)))
                 self._skips(life, range(at, place), regroup.step, rows)
                 at, before, is_new = place + 1, regroup.members, False
             self._skips(life, range(at, len(self.regroups)), None, len(life.steps))
@@ -290,6 +292,13 @@ class Memberships:
             self._complain(
                 f"{life.who} declares {_names(regroup.lost)} lost in membership {regroup.number} of attempt "
                 f"{self.number}, where {_names(before)} became {_names(regroup.members)}"
+            )
+
+    def _agrees(self, life: Life, regroup: Regroup, other: Life, theirs: Regroup) -> None:
+        """Who comes from the same membership into the same has lost the same."""
+        if (sorted(regroup.lost), sorted(regroup.missing)) != (sorted(theirs.lost), sorted(theirs.missing)):
+            self._complain(
+                f"{other.who} and {life.who} declare other losses in membership {regroup.number} of attempt {self.number}"
             )
 
     def _skips(self, life: Life, places: range, then: int | None, rows: int) -> None:
