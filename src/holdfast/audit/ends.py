@@ -164,7 +164,8 @@ def _died(ledger: Ledger, supervision: Supervision, attempt: int) -> bool:
 
 def _completed(ledger: Ledger, supervision: Supervision, verdict: Judged) -> str | None:
     """An attempt that went well to its end though the run is said to have ended otherwise."""
-    troubled = {number for each in ledger.supervisions for number in {*each.failed, *each.asked}}
-    if verdict.attempts not in troubled and is_finished(ledger, verdict.attempts):
-        return f"all ranks were done in attempt {verdict.attempts}, of which {supervision.who} saw no failure"
+    number = verdict.attempts
+    troubled = any(number in each.asked or _died(ledger, each, number) for each in ledger.supervisions)
+    if not troubled and is_finished(ledger, number):
+        return f"all ranks were done in attempt {number}, of which {supervision.who} saw no failure"
     return None
