@@ -572,7 +572,8 @@ def test_the_numbers_are_plain_json_with_these_names() -> None:
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     stall = ["waited", "snapshot", "enqueue", "backpressure", "write", "sync", "overlapped", "unaccounted"]
     assert list(told) == [
-        *("ended", "goodput", "wall", "away", "clock_back", "restarts", "steps", "rework", "seconds", "share"),
+        *("ended", "goodput", "wall", "away", "clock_back", "restarts", "steps", "samples_lost"),
+        *("rework", "seconds", "share"),
         *("stall", "waiting", "device", "saves", "failures", "attempts"),
     ]
     assert list(told["seconds"]) == list(told["share"]) == list(CAUSES)
@@ -582,7 +583,7 @@ def test_the_numbers_are_plain_json_with_these_names() -> None:
     )
     assert list(told["failures"][0]) == [
         *("attempt", "step", "kind", "rank", "ended_attempt", "detected", "detection", "restart", "restore"),
-        *("recovery", "to_first_step", "rework_steps", "rework"),
+        *("recovery", "to_first_step", "rework_steps", "rework", "samples_lost"),
     ]
     assert list(told["attempts"][0]) == [
         *("attempt", "world", "ended", "restored", "steps", "rolled_back", "committed", "wall"),

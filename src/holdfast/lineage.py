@@ -1,14 +1,14 @@
 """What of a run counts, event by event: how far its one line of states reaches, and which commits of it stand.
 
 A recover ends one branch of that line and begins the next: what was trained or committed beyond the snapshot that came
-back no longer counts. Everybody who asks what counts (the audit, the cost, the live view, the next attempt) asks here.
+back no longer counts. A member that joins an attempt in its middle begins with what the others have, and ends nothing. Everybody who asks what counts (the audit, the cost, the live view, the next attempt) asks here.
 """
 
 import sys
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from holdfast.events import Attempt, Commit, Launch, Plan, Recover, Restart, Step, What
+from holdfast.events import Attempt, Commit, Launch, Plan, Recover, Regroup, Restart, Step, What
 
 EVERY_STEP = sys.maxsize  # more than any run has
 
@@ -21,12 +21,13 @@ class Lineage:
     """
 
     attempt: int = 0
-    workers: int = 0
+    workers: int = 0  # those that were launched, or are left of them
     restarts: int = 0
     plan: Plan | None = None
     restored: int | None = None
     reached: int = 0  # steps trained
     commits: dict[int, Commit] = field(default_factory=dict)  # those that stand, by step
+    _recovered: int | None = None  # the attempt that went back last
     _backs: list[tuple[int, int]] = field(
         default_factory=list
     )  # attempts, and the last commit that each left: both rise
@@ -43,10 +44,13 @@ class Lineage:
                 self.attempt = max(self.attempt, number)
             case Plan():
                 self.plan = what
-            case Recover():
+            case Recover(attempt=number) if number != self._recovered:  # else of another rank, or who joins its attempt
+                self._recovered = number
                 self._go_back(what)
             case Step(step=step):
                 self.reached = step + 1
+            case Regroup(members=members):
+                self.workers = len(members)
             case Commit(step=step):
                 self.commits[step] = what
             case Launch(workers=workers):

@@ -233,7 +233,8 @@ def _print_one(found: "Spent") -> None:
     from holdfast.cost.compare import by_cause
 
     say(f"goodput: {found.goodput:.2f} committed steps per second ({found.committed} in {found.wall:.1f} s)")
-    say(f"restarts: {found.restarts}; rework: {found.rolled_back} steps, {found.seconds['rework']:.2f} s")
+    lost = f"; samples lost: {found.samples_lost}" if found.samples_lost else ""
+    say(f"restarts: {found.restarts}; rework: {found.rolled_back} steps, {found.seconds['rework']:.2f} s{lost}")
     Console().print(_causes(by_cause(found)))
     if found.failures:
         Console().print(_failed(found))
@@ -249,7 +250,9 @@ def _causes(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def _failed(found: "Spent") -> Table:
-    table = Table("failure", "step", "rank", "detected", "after", "trains after", "steps lost", box=None)
+    table = Table(
+        "failure", "step", "rank", "detected", "after", "trains after", "steps lost", "samples lost", box=None
+    )
     for each in found.failures:
         table.add_row(
             cell(each.kind or "not injected"),
@@ -259,6 +262,7 @@ def _failed(found: "Spent") -> Table:
             _seconds(each.detection),
             _seconds(each.to_first_step),
             str(each.rework_steps),
+            str(each.samples_lost),
         )
     return table
 

@@ -1,23 +1,24 @@
 """What each attempt of a run did, what became of it, and where on the clock it stopped: a history, read once.
 
-A failure begins with its `failure` event; one that nobody injected, with the last that rank 0 said before it.
+A failure begins with its `failure` event; one that nobody injected, with the last that rank 0 said before it. One that
+the others survived live ends no attempt: rank 0 is then whoever was the first of them.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import NamedTuple
 
 from holdfast import events
-from holdfast.cost.timeline import RANK_0, Moment, Stretch
+from holdfast.cost.timeline import Moment, Stretch
 from holdfast.errors import BadInput
-from holdfast.events import JSON, Commit, Detect, Done, Event, Judged, Malformed, Preempted, Strike
+from holdfast.events import JSON, Commit, Detect, Done, Event, Judged, Malformed, Preempted, Regroup, Strike
 from holdfast.lineage import Lineage
 from holdfast.stall import Stall
 
 
 class Step(NamedTuple):
-    """A step of rank 0: where on the clock it began and ended, and the seconds it says it took."""
+    """A step of rank 0: where on the clock it began and ended, and the seconds it took, but for a live recovery in it."""
 
     number: int
     begin: float
@@ -31,6 +32,15 @@ class Step(NamedTuple):
     @property
     def work(self) -> float:
         return self.data + self.compute
+
+
+class Regrouped(NamedTuple):
+    """A live recovery: where on the clock it ended, when that was, and whether its window was rolled back later."""
+
+    at: float
+    time: float
+    regroup: Regroup
+    rolled_back: bool
 
 
 class Struck(NamedTuple):
@@ -64,6 +74,7 @@ class Attempt:
 
     stretch: Stretch
     steps: Sequence[Step]
+    regroups: Sequence[Regrouped]
     saves: Sequence[Save]
     committed: int
     after_failure: bool
@@ -98,6 +109,7 @@ def attempts(stretches: Sequence[Stretch], history: Iterable[Event]) -> list[Att
             Attempt(
                 stretch=stretch,
                 steps=steps,
+                regroups=[_regrouped(moment, lineage) for moment in stretch.all(Regroup)],
                 saves=_saves(stretch),
                 committed=so_far,
                 after_failure=bool(read) and read[-1].failed,
@@ -142,21 +154,47 @@ def _read(stretches: Iterable[Stretch]) -> tuple[Lineage, list[int]]:
 def _steps(stretch: Stretch, lineage: Lineage) -> list[Step]:
     steps: list[Step] = []
     before = stretch.begin
+    recovered: list[tuple[float, float]] = []  # where live recoveries since the last step ended, and what they took
     for at, event in stretch.moments:
-        if event.who != RANK_0:
+        if not event.who.startswith("rank-"):
             continue
         if isinstance(event.what, events.Step):
-            steps.append(_step(event.what, at, before, lineage))
-        if not isinstance(event.what, events.Save | Commit):  # a stall is part of the step that waited
+            steps.append(_step(event.what, at, before, lineage, recovered))
+            recovered = []
+        if isinstance(event.what, Regroup):
+            recovered.append((at, event.what.seconds))
+        elif not isinstance(event.what, events.Save | Commit):  # a stall is part of the step that waited
             before = at
     return steps
 
 
-def _step(what: events.Step, at: float, before: float, lineage: Lineage) -> Step:
+def _step(
+    what: events.Step, at: float, before: float, lineage: Lineage, recovered: Iterable[tuple[float, float]]
+) -> Step:
     data, compute, stall, device = what.seconds
     begin = max(before, at - data - compute - stall)
+    within = sum(max(0.0, min(seconds, end - (at - compute))) for end, seconds in recovered)
     rolled_back = what.step >= lineage.limit(what.attempt)
-    return Step(what.step, begin, at, data, compute, stall, device, rolled_back)
+    return Step(what.step, begin, at, data, max(0.0, compute - within), stall, device, rolled_back)
+
+
+def _regrouped(moment: Moment, lineage: Lineage) -> Regrouped:
+    what = moment.event.what
+    assert isinstance(what, Regroup)
+    return Regrouped(moment.at, moment.event.time, what, what.step >= lineage.limit(what.attempt))
+
+
+def fatal(stretch: Stretch) -> list[Moment]:
+    """The failures that a supervisor saw in an attempt, without those of members that the others went on without."""
+    survived = Counter(member for regroup in stretch.told(Regroup) for member in regroup.lost)
+    found: list[Moment] = []
+    for moment in stretch.all(Detect):
+        rank = moment.event.what.rank if isinstance(moment.event.what, Detect) else -1
+        if survived[rank] > 0:
+            survived[rank] -= 1
+        else:
+            found.append(moment)
+    return found
 
 
 def _saves(stretch: Stretch) -> list[Save]:
@@ -186,7 +224,7 @@ def _fatal(failures: Iterable[Struck], steps: Sequence[Step]) -> Struck | None:
 def _ended(stretch: Stretch, *, is_last: bool) -> str | None:
     """What became of it. None: it goes on, or nobody said."""
     judged = verdict(stretch)
-    detected = bool(stretch.all(Detect))
+    detected = bool(fatal(stretch))
     if stretch.all(Preempted) or (judged == "preempted" and not detected):
         return "preempted"
     # A worker may still crash on its way out. If that made the supervisor restart, it was a failure.
@@ -197,11 +235,11 @@ def _ended(stretch: Stretch, *, is_last: bool) -> str | None:
 
 def _stop(stretch: Stretch, steps: Sequence[Step], struck: Struck | None) -> float:
     """Where the failure begins: never before rank 0's last step was done, nor after the failure was detected."""
-    detected = min((moment.at for moment in stretch.all(Detect)), default=stretch.end)
+    detected = min((moment.at for moment in fatal(stretch)), default=stretch.end)
     done = steps[-1].end if steps else stretch.begin
     began = _last_word(stretch.moments, detected) if struck is None else moment_of(struck.event, stretch)
     return max(done, min(began, detected))
 
 
 def _last_word(moments: Sequence[Moment], until: float) -> float:
-    return max((each.at for each in moments if each.event.who == RANK_0 and each.at <= until), default=until)
+    return max((each.at for each in moments if each.event.who.startswith("rank-") and each.at <= until), default=until)

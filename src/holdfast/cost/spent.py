@@ -2,19 +2,19 @@
 
 The critical path is divided without rest. An attempt is starting up, or recovering if the one before it failed, until
 its first step begins; then it trains; from its failure on the run is recovering again, or after its last step it is
-closing. Within the training, steps and saves say what they took, and what nobody claims is `unaccounted`: negative if
-something was measured twice. So the causes add up to the wall clock by construction.
+closing. Within the training, steps and saves say what they took, and so do live recoveries, whose seconds are no part of
+the step they were in; what nobody claims is `unaccounted`: negative if something was measured twice. So the causes add up to the wall clock by construction.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
-from holdfast.cost.attempts import Attempt, Save, attempts, moment_of, strikes, verdict
+from holdfast.cost.attempts import Attempt, Regrouped, Save, Struck, attempts, fatal, moment_of, strikes, verdict
 from holdfast.cost.formulas import goodput
-from holdfast.cost.timeline import RANK_0, timeline
+from holdfast.cost.timeline import RANK_0, Moment, timeline
 from holdfast.events import Attempt as Began
 from holdfast.events import Detect, Event, Recover, Step, Strike
 from holdfast.stall import Stall
@@ -32,7 +32,9 @@ class FailureCost:
     `recovery` is `detection` and `restart`, up to where the first new step begins; `restore` is the part of it that
     read the snapshot, and `to_first_step` counts up to the end of that step. `kind` is null if nobody injected the
     failure, `detected` if no supervisor saw it, `ended_attempt` if the history ends too soon to tell. A failure that
-    did not end its attempt (a slow rank, a disk that was tried again) has no recovery.
+    did not end its attempt (a slow rank, a disk that was tried again) has no recovery, unless others went on live
+    without the rank: then that is the seconds that they took to find together, and those in which they were joined
+    again. Nothing is rolled back, and `samples_lost` were not trained.
     """
 
     attempt: int
@@ -48,6 +50,7 @@ class FailureCost:
     to_first_step: float | None = None
     rework_steps: int = 0
     rework: float = 0.0
+    samples_lost: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +99,7 @@ class Spent:
     committed: int
     trained: int
     rolled_back: int
+    samples_lost: int  # by live recoveries that were not rolled back
     restarts: int
     seconds: Seconds
     stall: Stall
@@ -135,6 +139,7 @@ class Spent:
                 "rolled_back": self.rolled_back,
                 "uncommitted": max(0, self.trained - self.rolled_back - self.committed),
             },
+            "samples_lost": self.samples_lost,
             "rework": {"steps": self.rolled_back, "seconds": self.seconds["rework"]},
             "seconds": dict(self.seconds),
             "share": self.share,
@@ -165,6 +170,7 @@ def spent(history: Sequence[Event]) -> Spent:
         committed=lives[-1].committed,
         trained=sum(cost.steps for cost in costs),
         rolled_back=sum(cost.rolled_back for cost in costs),
+        samples_lost=sum(len(each.regroup.missing) for life in lives for each in life.regroups if not each.rolled_back),
         restarts=sum(life.after_failure for life in lives),
         seconds={cause: sum(cost.seconds[cause] for cost in costs) for cause in CAUSES},
         stall=sum((_stall(life) for life in lives), Stall()),
@@ -196,6 +202,7 @@ def _by_cause(life: Attempt) -> Seconds:
     bill = dict.fromkeys(CAUSES, 0.0)
     bill["recovery" if life.after_failure else "startup"] += life.first - life.stretch.begin
     bill["recovery"] += life.stretch.end - life.stop
+    bill["recovery"] += sum(each.regroup.seconds for each in life.regroups)
     for step in life.steps:
         if step.rolled_back:
             bill["rework"] += step.work
@@ -236,10 +243,14 @@ def _failures(lives: Sequence[Attempt], history: Sequence[Event]) -> list[Failur
     elsewhere = [event for event in history if isinstance(event.what, Detect) and id(event) not in on_path]
     following = [*pairwise(lives), (lives[-1], None)]
     costs = [_ending(life, after, elsewhere) for life, after in following if life.failed]
-    fatal = {id(life.struck.event) for life in lives if life.failed and life.struck}
+    known = {id(life.struck.event) for life in lives if life.failed and life.struck}
     last = lives[-1].struck if lives[-1].ended is None else None
+    for life in lives:
+        costs += _survived(
+            life, [each for each in strikes(history) if each.strike.attempt == life.stretch.number], known
+        )
     for strike, event in strikes(history):
-        if id(event) not in fatal:
+        if id(event) not in known:
             ended = None if last and event is last.event else False
             costs.append(_not_ending(strike, ended))
     return sorted(costs, key=lambda cost: (cost.attempt, cost.step, cost.ended_attempt is True, cost.rank or 0))
@@ -270,6 +281,51 @@ def _ending(life: Attempt, after: Attempt | None, elsewhere: Iterable[Event]) ->
     )
 
 
+def _survived(life: Attempt, struck: Iterable[Struck], known: set[int]) -> list[FailureCost]:
+    """Every member that others went on without; the first of several that were lost at once has what it took."""
+    costs: list[FailureCost] = []
+    detects = list(life.stretch.all(Detect))
+    for each in life.regroups:
+        costs += [_lost(life, each, member, struck, detects, known) for member in each.regroup.lost]
+        if costs:
+            place = -max(1, len(each.regroup.lost))
+            taken = costs[place].recovery + each.regroup.seconds
+            lost = costs[place].samples_lost + len(each.regroup.missing)
+            costs[place] = replace(costs[place], recovery=taken, samples_lost=lost)
+    return costs
+
+
+def _lost(
+    life: Attempt, at: Regrouped, member: int, struck: Iterable[Struck], detects: list[Moment], known: set[int]
+) -> FailureCost:
+    mine = (each for each in struck if each.strike.rank == member and each.strike.step <= at.regroup.step + 1)
+    strike = next((each for each in mine if id(each.event) not in known), None)
+    seen = next((each for each in detects if _rank_of(each) == member), None)
+    if strike:
+        known.add(id(strike.event))
+    if seen:
+        detects.remove(seen)
+    begin = at.at - at.regroup.seconds
+    if strike:
+        begin = min(begin, at.at - max(0.0, at.time - strike.event.time))
+    after = next((step for step in life.steps if step.number >= at.regroup.step), None)
+    what = seen.event.what if seen else None
+    return FailureCost(
+        attempt=life.stretch.number,
+        step=at.regroup.step,
+        kind=strike.strike.kind if strike else None,
+        rank=member,
+        ended_attempt=False,
+        detected=what.kind if isinstance(what, Detect) else None,
+        detection=max(0.0, seen.at - begin) if seen else None,
+        to_first_step=after.end - begin if after else None,
+    )
+
+
+def _rank_of(moment: Moment) -> int | None:
+    return moment.event.what.rank if isinstance(moment.event.what, Detect) else None
+
+
 def _not_ending(strike: Strike, ended_attempt: bool | None) -> FailureCost:
     return FailureCost(
         attempt=strike.attempt, step=strike.step, kind=strike.kind, rank=_rank(strike), ended_attempt=ended_attempt
@@ -285,7 +341,7 @@ def _next_step(life: Attempt) -> int:
 
 def _detection(life: Attempt, elsewhere: Iterable[Event]) -> tuple[Detect | None, float | None]:
     """How the failure was first seen, and where on the clock; the word of other nodes counts by attempt."""
-    here = life.stretch.all(Detect)
+    here = fatal(life.stretch)
     numbers = {detect.attempt for detect in life.stretch.told(Detect)} or {life.stretch.number}
     places = [(moment.at, moment.event) for moment in here] + [(moment_of(e, life.stretch), e) for e in elsewhere]
     told = [(at, e.who, e.what) for at, e in places if isinstance(e.what, Detect) and e.what.attempt in numbers]

@@ -1,4 +1,4 @@
-"""The critical path of a run: what its supervisor and rank 0 saw, in order, attempt by attempt, on one clock.
+"""The critical path of a run: what its supervisor and its first rank saw, in order, attempt by attempt, on one clock.
 
 The other ranks wait for rank 0 or it for them, so these two alone account for all of the wall clock. Their files are
 merged by time. Where a clock went back, time no longer tells the order: there attempts do, each launched, then trained,
@@ -16,8 +16,24 @@ from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import NamedTuple, TypeVar
 
+from holdfast.cost.leading import leading
 from holdfast.errors import BadInput
-from holdfast.events import Attempt, Detect, Done, Event, Judged, Launch, Open, Preempted, Restart, What
+from holdfast.events import (
+    Attempt,
+    Commit,
+    Detect,
+    Done,
+    Event,
+    Judged,
+    Launch,
+    Open,
+    Preempted,
+    Regroup,
+    Restart,
+    Save,
+    Step,
+    What,
+)
 
 RANK_0 = "rank-0"
 IN_ORDER = (Done, Preempted, Judged)
@@ -81,10 +97,25 @@ def timeline(history: Sequence[Event]) -> Timeline:
 
 
 def _critical(history: Sequence[Event]) -> tuple[list[Event], list[Event]]:
-    """The events of the supervisor (of the first node, where rank 0 is) and of rank 0, each in their own order."""
+    """The events of the supervisor (of the first node, where rank 0 is) and of the first rank, each in their own order."""
     tellers = {event.who for event in history}
     first = min((who for who in tellers if re.fullmatch(r"supervisor(-\d+)?", who)), default=None)
-    return [event for event in history if event.who == first], [event for event in history if event.who == RANK_0]
+    return [event for event in history if event.who == first], _as_it_was(leading(history))
+
+
+def _as_it_was(events: Sequence[Event]) -> list[Event]:
+    """Steps where they ended: a step is written a little later, and what was said meanwhile stands before it."""
+    path: list[Event] = []
+    for event in events:
+        place = len(path)
+        while isinstance(event.what, Step) and place and _is_said_meanwhile(path[place - 1], event):
+            place -= 1
+        path.insert(place, event)
+    return path
+
+
+def _is_said_meanwhile(said: Event, step: Event) -> bool:
+    return isinstance(said.what, Save | Commit | Regroup) and said.time > step.time
 
 
 def _in_order(files: tuple[list[Event], list[Event]]) -> list[Event]:
@@ -95,7 +126,7 @@ def _in_order(files: tuple[list[Event], list[Event]]) -> list[Event]:
 
 
 def _phase(event: Event) -> int:
-    if event.who == RANK_0:
+    if event.who.startswith("rank-"):
         return 1
     return 0 if isinstance(event.what, Open | Launch | Restart) else 2
 
@@ -141,13 +172,13 @@ class _Seen:
     def is_over(self, event: Event) -> bool:
         """Whether this event can only be of the next attempt."""
         if isinstance(event.what, Open):
-            return self.joined or (event.who != RANK_0 and self.launched is not None)
+            return self.joined or (not event.who.startswith("rank-") and self.launched is not None)
         if isinstance(event.what, Launch | Restart):
             return self.detected or self.launched not in (None, _named(event))
         return False
 
     def see(self, event: Event) -> None:
-        if event.who == RANK_0:
+        if event.who.startswith("rank-"):
             self.joined = self.joined or isinstance(event.what, Open)
         elif isinstance(event.what, Launch | Restart):
             self.launched = _named(event)
