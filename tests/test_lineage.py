@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.events import Attempt, Commit, Launch, Plan, Recover, Restart, Seconds, Step, What
+from holdfast.events import Attempt, Commit, Launch, Plan, Recover, Regroup, Restart, Seconds, Step, What
 from holdfast.lineage import EVERY_STEP, Lineage
 from holdfast.samples import Samples
 
@@ -58,6 +58,15 @@ def test_ranks_that_tell_the_same_change_nothing() -> None:
     once = told(recover(1, None), commit(1, 10), recover(2, 10))
     often = told(recover(1, None), recover(1, None), commit(1, 10), recover(2, 10), recover(2, 10), recover(2, 10))
     assert once == often
+
+
+def test_a_member_that_joins_an_attempt_in_its_middle_takes_nothing_back() -> None:
+    lineage = told(recover(1, None), *(step(1, n) for n in range(30)), commit(1, 10), recover(1, 30), step(1, 30))
+    assert (lineage.reached, lineage.committed, lineage.restored, lineage.limit(1)) == (31, 10, None, EVERY_STEP)
+
+
+def test_a_regroup_says_how_many_workers_are_left() -> None:
+    assert told(Launch(1, 4), Regroup(1, 1, 7, "forward", (0, 1, 3), (2,))).workers == 3
 
 
 def test_the_supervisor_and_the_plan_are_told_as_they_come() -> None:

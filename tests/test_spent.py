@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.cost.spent import CAUSES, Spent, spent
 from holdfast.errors import BadInput
+from holdfast.events import Attempt as Began
 from holdfast.events import (
     Commit,
     Detect,
@@ -19,8 +20,11 @@ from holdfast.events import (
     Malformed,
     Open,
     Preempt,
+    Recover,
+    Regroup,
     Restart,
     Seconds,
+    Step,
     Strike,
 )
 from holdfast.history import read_history
@@ -172,6 +176,75 @@ def test_a_failure_that_the_run_survived_is_listed_and_cost_no_recovery() -> Non
     slow, kill = spent(run.events).failures
     assert (slow.kind, slow.rank, slow.ended_attempt, slow.recovery, slow.detected) == ("slow", 1, False, 0.0, None)
     assert (kill.kind, kill.ended_attempt) == (None, True)
+
+
+def survived(lost: int, first: int) -> Told:
+    """Two steps; a member is lost in the third, which the others finish after half a second; then one more."""
+    run = Told(world=3)
+    run.launches(2.0)
+    run.trains()
+    run.trains()
+    run.strikes("kill", lost)
+    run.passes("data", 0.25)
+    run.passes("compute", 0.5)
+    run.supervisor(detected(1, lost, "signal"))
+    run.passes("recovery", 0.5)
+    left = tuple(member for member in range(3) if member != lost)
+    run.says(f"rank-{first}", Regroup(1, 1, 2, "forward", left, (lost,), (5, 7), redone=1, seconds=0.5))
+    run.passes("compute", 0.25)
+    run.reports(2, Seconds(0.25, 1.25, 0.0), rank=first)
+    run.passes("compute", 1.0)
+    run.reports(3, Seconds(0.0, 1.0, 0.0), rank=first)
+    run.says(f"rank-{first}", Commit(1, 4, 4000, 0.5))
+    run.says(f"rank-{first}", Done(1, 4))
+    run.passes("closing", 0.125)
+    run.judges("completed")
+    return run
+
+
+@pytest.mark.parametrize(("lost", "first"), [(2, 0), (0, 1)])
+def test_a_loss_that_others_survive_costs_its_seconds_and_samples_and_no_step(lost: int, first: int) -> None:
+    run = survived(lost, first)
+    result = spent(run.events)
+    assert result.seconds == {cause: near(run.truth[cause]) for cause in CAUSES}
+    assert (result.ended, result.restarts, result.trained, result.rolled_back) == ("completed", 0, 4, 0)
+    assert (result.committed, result.samples_lost) == (4, 2)
+    (failure,) = result.failures
+    assert (failure.kind, failure.rank, failure.step, failure.ended_attempt) == ("kill", lost, 2, False)
+    assert (failure.detected, failure.detection, failure.recovery) == ("signal", near(0.75), near(0.5))
+    assert (failure.to_first_step, failure.rework_steps, failure.samples_lost) == (near(1.5), 0, 2)
+    assert_adds_up(result)
+
+
+def test_the_last_step_of_a_lost_rank_0_is_told_by_its_successor() -> None:
+    run = survived(0, 1)
+    last = next(e for e in run.events if e.who == "rank-0" and isinstance(e.what, Step) and e.what.step == 1)
+    told = [e._replace(who="rank-1") if e is last else e for e in run.events]
+    assert spent(told).seconds == spent(run.events).seconds
+    assert spent(told).trained == 4
+
+
+def test_a_rank_0_that_joins_again_begins_no_attempt() -> None:
+    run = survived(0, 1)
+    begin = [Open(2), Began(1, 3, 0, 8), Recover(1, 3, 0, 3, "keyed", 0.0)]
+    done = next(i for i, e in enumerate(run.events) if isinstance(e.what, Done))
+    joined = [Event(run.events[done].time, "rank-0", what) for what in begin]
+    result = spent([*run.events[:done], *joined, *run.events[done:]])
+    assert (len(result.attempts), result.trained, result.rolled_back) == (1, 4, 0)
+
+
+def test_a_step_that_is_written_after_a_later_commit_is_no_clock_that_went_back() -> None:
+    run = Told()
+    run.launches()
+    run.trains()
+    run.trains()
+    step = run.events.pop()
+    run.now += 0.125
+    run.commits()
+    run.now -= 0.125
+    run.events.append(step)
+    run.trains()
+    assert spent(run.events).clock_back == 0.0
 
 
 def test_an_attempt_that_never_came_to_a_step_prolongs_the_recovery() -> None:

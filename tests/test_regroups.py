@@ -1,0 +1,221 @@
+"""Lossy runs: the samples that are missing are those that every survivor declares, and everything else was trained once."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.audit.verdicts import Finding, audit, audit_run, worst
+from holdfast.events import Attempt, Commit, Done, Event, Open, Plan, Recover, Regroup, Seconds, Step, What
+from holdfast.samples import Samples
+from lived import PLAN, digest
+from told import written
+
+WORLD, LOST_AT = 4, 6
+
+
+class Survived:
+    """A run of four members in which some are lost in step 6, and which the others finish."""
+
+    def __init__(self, *lost: int, strategy: str = "forward", how: str = "redone") -> None:
+        self.files: dict[str, list[Event]] = {f"rank-{member}": [] for member in range(WORLD)}
+        self.members = self.basis = tuple(range(WORLD))
+        for member in self.members:
+            self.begins(member, None, member)
+        self.trains(0, LOST_AT)
+        self.loses(LOST_AT, lost, strategy, how)
+        skipped = strategy == "skip" and how == "redone"
+        if how != "before":
+            self.trains(LOST_AT, LOST_AT + 1, state=LOST_AT - 1 if skipped else None)
+        self.basis = self.members
+
+    def ends(self) -> "Survived":
+        self.trains(LOST_AT + 1, PLAN.steps)
+        self.says(self.members[0], Commit(1, PLAN.steps, 4096, 0.5, state=digest("end")))
+        for member in self.members:
+            self.says(member, Done(1, PLAN.steps))
+        return self
+
+    def begins(self, member: int, restored: int | None, own: object) -> None:
+        state = None if restored is None else digest("shared", restored - 1) + digest(own)
+        self.says(member, Open(2))
+        self.says(member, Attempt(1, WORLD, member, 7))
+        self.says(member, Plan(1, PLAN.samples, PLAN.batch, PLAN.epochs, PLAN.seed, 50, "overlapped", "c"))
+        self.says(member, Recover(1, restored, *PLAN.position(restored or 0), "keyed", 0.0, fingerprint=state))
+
+    def trains(self, first: int, end: int, state: int | None = None) -> None:
+        for step in range(first, end):
+            shared = digest("shared", step if state is None else state)
+            for member in (each for each in self.basis if each in self.members):
+                self.says(member, self.share(member, step, shared + digest(member, step)))
+
+    def share(self, member: int, step: int, state: str) -> Step:
+        place, world, at = self.basis.index(member), len(self.basis), PLAN.position(step)
+        ids, took = Samples.of(PLAN.share(at, place, world)), Seconds(0.0, 1.0, 0.0)
+        return Step(1, world, place, *at, step, ids, took, state, reduced=1, stepped=1)
+
+    def loses(self, step: int, lost: Sequence[int], strategy: str, how: str) -> None:
+        at = PLAN.position(step)
+        shares = [PLAN.share(at, member, WORLD) for member in lost]
+        ids = [PLAN.window(at)] if strategy == "skip" else shares
+        missing = tuple(int(each) for share in ids for each in share) if how == "redone" else ()
+        self.members = tuple(member for member in self.members if member not in lost)
+        kept, redone = {"redone": (1, 2), "complete": (3, 0), "before": (0, 0)}[how]
+        for member in self.members:
+            self.says(member, Regroup(1, 1, step, strategy, self.members, tuple(lost), missing, kept, redone))
+        if how == "before":
+            self.basis = self.members
+            self.trains(step, step + 1)
+
+    def joins(self, member: int) -> "Survived":
+        """Before the step after the loss."""
+        self.begins(member, LOST_AT + 1, member)
+        self.members = self.basis = tuple(sorted([*self.members, member]))
+        for each in self.members:
+            self.says(each, Regroup(1, 2, LOST_AT + 1, "forward", self.members))
+        return self
+
+    def says(self, member: int, what: What) -> None:
+        self.files[f"rank-{member}"].append(Event(1.0, f"rank-{member}", what))
+
+    @property
+    def events(self) -> list[Event]:
+        return [event for who in self.files for event in self.files[who]]
+
+    def without(self, which: Callable[[str, Any], bool]) -> list[Event]:
+        return [event for event in self.events if not which(event.who, event.what)]
+
+    def with_other(self, which: Callable[[str, Any], bool], **fields: object) -> list[Event]:
+        assert any(which(event.who, event.what) for event in self.events)
+        return [
+            event._replace(what=event.what._replace(**fields)) if which(event.who, event.what) else event  # type: ignore[arg-type]
+            for event in self.events
+        ]
+
+
+def found(findings: Sequence[Finding], check: str) -> Finding:
+    return next(each for each in findings if each.check == check)
+
+
+def is_regroup(who: str, what: What) -> bool:
+    return isinstance(what, Regroup)
+
+
+def test_a_run_that_lost_a_member_passes_and_says_what_it_lacks() -> None:
+    findings = audit(Survived(2).ends().events, recovery="forward")
+    assert worst(findings) == "pass"
+    lost = found(findings, "live_recoveries").because
+    assert lost == "1: member 2 lost at step 6, 2 samples declared missing"
+    assert "every sample exactly once but 2 declared missing" in found(findings, "every_sample_trained_once").because
+
+
+@pytest.mark.parametrize("lost", [(1,), (0,), (0, 3), (1, 2, 3)])
+@pytest.mark.parametrize("strategy", ["forward", "skip"])
+@pytest.mark.parametrize("how", ["redone", "complete", "before"])
+def test_whoever_is_lost_and_whenever_the_survivors_account_for_it(
+    lost: tuple[int, ...], strategy: str, how: str
+) -> None:
+    findings = audit(Survived(*lost, strategy=strategy, how=how).ends().events)
+    assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
+    missing = 0 if how != "redone" else PLAN.batch if strategy == "skip" else 2 * len(lost)
+    said = found(findings, "every_sample_trained_once").because
+    assert (f"but {missing} declared missing" if missing else "missing = extra = 0") in said
+
+
+def test_a_lossy_run_without_its_declaration_fails() -> None:
+    run = Survived(2).ends()
+    assert worst(audit(run.without(is_regroup))) == "fail"
+    quiet = run.with_other(is_regroup, missing=())
+    assert "0 samples of step 6 missing" in found(audit(quiet), "live_recoveries").because
+
+
+def test_a_run_that_recovers_by_restart_has_no_live_recoveries(tmp_path: Path) -> None:
+    run = Survived(2).ends()
+    assert "recovers by 'restart'" in found(audit(run.events, recovery="restart"), "live_recoveries").because
+    written(tmp_path / "history", run.files)
+    for recovery, verdict in (("restart", "fail"), ("forward", "pass"), ("skip", "fail")):
+        (tmp_path / "run.json").write_text(json.dumps({"recovery": recovery}))
+        assert worst(audit_run(tmp_path)) == verdict
+    (tmp_path / "run.json").write_text("damaged")
+    assert worst(audit_run(tmp_path)) == "pass"  # by what the history says alone
+
+
+def test_only_the_last_steps_of_a_lost_member_are_vouched_for() -> None:
+    run = Survived(2).ends()
+    for step, verdict in ((LOST_AT - 1, "pass"), (LOST_AT - 2, "fail")):
+        cut = run.without(lambda who, what, at=step: who == "rank-2" and isinstance(what, Step) and what.step >= at)  # type: ignore[misc]
+        assert worst(audit(cut)) == verdict
+    survivor = run.without(lambda who, what: who == "rank-1" and isinstance(what, Step) and what.step == LOST_AT - 1)
+    assert worst(audit(survivor)) == "fail"
+
+
+def test_survivors_are_compared_with_each_other_after_rank_0_is_lost() -> None:
+    run = Survived(0).ends()
+    apart = run.with_other(
+        lambda who, what: who == "rank-2" and isinstance(what, Step) and what.step == LOST_AT + 3,
+        state=digest("apart") + digest("own"),
+    )
+    assert "rank-2" in found(audit(apart), "replayed_steps_agree").because
+    idle = run.with_other(
+        lambda who, what: who == "rank-3" and isinstance(what, Step) and what.step == LOST_AT + 3, stepped=0
+    )
+    assert found(audit(idle), "every_window_was_trained").verdict == "fail"
+
+
+def test_what_a_lost_member_had_finished_alone_does_not_count() -> None:
+    run = Survived(2)
+    alone = Survived(2)
+    alone.basis = tuple(range(WORLD))
+    run.says(2, alone.share(2, LOST_AT, digest("alone") + digest("own")))
+    assert worst(audit(run.ends().events)) == "pass"
+    run.says(2, alone.share(2, LOST_AT + 1, digest("shared", LOST_AT + 1) + digest("own")))
+    assert "goes on after it was lost" in found(audit(run.events), "live_recoveries").because
+
+
+def test_a_skipped_window_left_the_state_as_it_was() -> None:
+    run = Survived(2, strategy="skip").ends()
+    moved = run.with_other(
+        lambda who, what: isinstance(what, Step) and what.step == LOST_AT,
+        state=digest("shared", LOST_AT) + digest("own"),
+    )
+    assert "declared skipped" in found(audit(moved), "live_recoveries").because
+
+
+def test_a_member_that_joins_rolls_nothing_back_and_begins_with_what_the_others_have() -> None:
+    run = Survived(2).joins(2).ends()
+    findings = audit(run.events)
+    assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
+    assert "member 2 joined at step 7" in found(findings, "live_recoveries").because
+    other = run.with_other(
+        lambda who, what: isinstance(what, Recover) and what.restored == LOST_AT + 1,
+        fingerprint=digest("another") + digest("own"),
+    )
+    assert "not those that step 6 came out with" in found(audit(other), "live_recoveries").because
+    uninvited = run.without(lambda who, what: isinstance(what, Regroup) and what.number == 2)
+    assert "lived twice under one number" in found(audit(uninvited), "every_life_is_an_attempt").because
+
+
+def test_only_who_is_first_of_those_left_saves() -> None:
+    for saver, verdict in ((1, "pass"), (2, "fail")):
+        run = Survived(0)
+        run.says(saver, Commit(1, LOST_AT + 1, 4096, 0.5, state=digest("state")))
+        assert worst(audit(run.ends().events)) == verdict
+
+
+def test_who_was_overtaken_by_the_next_loss_may_declare_both_at_once() -> None:
+    run = Survived(2)
+    for who in run.files:
+        run.files[who] = [e for e in run.files[who] if not (isinstance(e.what, Step) and e.what.step == LOST_AT)]
+    run.basis = tuple(range(WORLD))
+    mine, theirs = (tuple(PLAN.share(PLAN.position(LOST_AT), each, WORLD).tolist()) for each in (3, 2))
+    run.files["rank-1"].pop()
+    run.says(0, Regroup(1, 2, LOST_AT, "forward", (0, 1), (3,), mine, redone=1))
+    run.says(1, Regroup(1, 2, LOST_AT, "forward", (0, 1), (2, 3), theirs + mine, redone=1))
+    run.members = (0, 1)
+    run.trains(LOST_AT, LOST_AT + 1)
+    run.basis = run.members
+    findings = audit(run.ends().events)
+    assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
+    assert "but 4 declared missing" in found(findings, "every_sample_trained_once").because
