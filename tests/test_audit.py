@@ -191,6 +191,7 @@ def test_a_run_that_was_killed_three_times_passes_every_check() -> None:
         "restores_only_committed": "10 restores, 9 committed steps",
         "restored_states_agree": "10 of 10 restores went on with what was committed",
         "generators_restored": "3 restored, 7 keyed for another number of ranks",
+        "live_recoveries": "nobody was lost or joined while others went on",
         "every_cursor_advances_once": "30 windows from epoch 0 cursor 0 to epoch 2 cursor 9",
         "shares_agree": "30 steps reported by all ranks of their world",
         "every_sample_trained_once": f"30 windows of 16 samples: duplicates = missing = extra = 0; {left}",

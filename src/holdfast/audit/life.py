@@ -104,8 +104,9 @@ class Life:
             self._place(what)  # whether rank and world are right, the regroups of all members tell
         else:
             self._place(what, what.rank, what.world)
-        if not self.places or self.places[-1][1:] != (what.rank, what.world):
-            self.places.append((len(self.steps), what.rank, what.world))
+        place = (what.rank, what.world) if self.regroups else (self.rank, self.world or 0)
+        if not self.places or self.places[-1][1:] != place:
+            self.places.append((len(self.steps), *place))
         self._must_follow("a step", 3)
         if self.wrong is None:
             self._trains = (what.attempt, what.rank, what.world)
@@ -120,7 +121,8 @@ class Life:
         found = isinstance(what, Commit) and what.found
         self._must_follow("a commit" if isinstance(what, Commit) else "a save", 1 if found else 3)
         if not self._saves:
-            self._complain(f"{self.who} told of a save, and only the first rank saves")
+            first = "the first member" if self.regroups else "rank-0"
+            self._complain(f"{self.who} told of a save, and only {first} saves")
         if found and self.recover:
             self._complain(f"{self.who} found the snapshot of step {what.step} after it had restored one")
         if isinstance(what, Commit):

@@ -207,7 +207,7 @@ class Memberships:
         goes_on = (
             bool(life.ended)
             or any(each.number >= regroup.number for each, _ in life.regroups)
-            or any(commit.step > step for commit in life.commits)
+            or any(commit.step > min(step, life.reached) for commit in life.commits)
         )
         if goes_on or (last is not None and last > (step if begun else step - 1)):
             self._complain(f"{life.who} goes on after it was lost in step {step} of attempt {self.number}")

@@ -21,6 +21,8 @@ def live_recoveries(ledger: Ledger) -> tuple[Verdict, str]:
     for joined in ledger.joins.values():
         if because := _joined_otherwise(ledger, joined):
             return "fail", because
+    if not ledger.attempts:
+        return "unknown", "no attempt is on record"
     if not ledger.live:
         return "pass", "nobody was lost or joined while others went on"
     if untold := next((each for each in ledger.joins.values() if not _recovered(each)), None):
