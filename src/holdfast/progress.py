@@ -25,6 +25,7 @@ class Phase(IntEnum):
     DONE = 5  # nothing is left to train
     ENDED = 6  # nor of the script: what is left is to go
     RECOVERING = 7  # members were lost, and those that are left find together again
+    JOINING = 8  # ready to take the place of a lost one
 
 
 class Progress:
@@ -74,6 +75,10 @@ class Progress:
         """A boundary is behind us, and this window is next."""
         self._numbers[0] += 1
         self._numbers[1] = step + 1
+
+    def catches_up(self, boundaries: int, posted: int) -> None:
+        """We are as far as our peers, without having done what they have."""
+        self._numbers[0], self._numbers[2] = boundaries, posted
 
     def posts(self) -> None:
         """A reduction has begun."""

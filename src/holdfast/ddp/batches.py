@@ -93,7 +93,7 @@ class Loop:
     world: World
     attempt: int
     record: Record
-    recover: Callable[[], Recover]
+    recover: Callable[[int], Recover]
     reporting: Reporting
     effort: Effort
     saves: Saves
@@ -108,10 +108,11 @@ class Loop:
     def run(self) -> Generator[Batch]:
         """Hand out every share as its micro-batches, with a boundary before and after."""
         try:
-            self._begin()
-            self.source.divide(self.start, self.part.rank, self.part.of)
-            at, now = self.geometry.position(self.start), clock_of(self.world.device)
-            for step in range(self.start, self.geometry.steps):
+            start = self._arrive() if self.live and self.live.joins else self.start
+            self._begin(start)
+            self.source.divide(start, self.part.rank, self.part.of)
+            at, now = self.geometry.position(start), clock_of(self.world.device)
+            for step in range(start, self.geometry.steps):
                 stall = self._boundary(step, at)
                 waited = perf_counter()
                 request, parts = next(self.source)
@@ -144,9 +145,14 @@ class Loop:
         if self.live:
             self.record.flush()  # a rank that is lost is not rolled back: what it did must be on record
 
-    def _begin(self) -> None:
+    def _arrive(self) -> int:
+        """Take the place of a lost rank: the window to begin with."""
+        assert self.live is not None
+        return self.live.arrive()
+
+    def _begin(self, start: int) -> None:
         """Say what the first step begins with, as it is in memory now."""
-        self.record.append(self.recover())
+        self.record.append(self.recover(start))
         self.record.flush()
 
     def _micro_batches(self, ids: Ids, parts: list[Any], at: Position, step: int) -> Iterator[Batch]:

@@ -53,6 +53,21 @@ class Lost(dist.Work):
         return False
 
 
+class Done(dist.Work):
+    """An operation of a member that has yet to join, and does it alone."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._future: Future[Any] = Future()
+        self._future.set_result(tensors)
+
+    def get_future(self) -> Future[Any]:
+        return self._future
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+
 class Link:
     """The group that collectives run on, until it is broken."""
 
@@ -64,6 +79,11 @@ class Link:
     @property
     def is_broken(self) -> bool:
         return self._broken.is_set()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it was ever connected."""
+        return self._group is not None
 
     def post(self, operation: Operation) -> Any:
         """Begin an operation; on a broken link it is one that fails."""

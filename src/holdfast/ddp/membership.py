@@ -28,7 +28,7 @@ def publish(store: Store, number: int, members: tuple[int, ...]) -> None:
 class Watch(threading.Thread):
     """Hears of new memberships as soon as they are published, and tells."""
 
-    def __init__(self, store: Store, heard: Callable[[], None]) -> None:
+    def __init__(self, store: Store, heard: Callable[[int, tuple[int, ...]], None]) -> None:
         super().__init__(name="holdfast-membership", daemon=True)
         self._store, self._heard = store, heard
         self.current: tuple[int, tuple[int, ...]] = (0, ())
@@ -48,4 +48,4 @@ class Watch(threading.Thread):
             except (RuntimeError, ValueError):
                 return  # the store is gone, and with it the run
             self.current = (self.latest + 1, members)  # at once: another thread reads it
-            self._heard()
+            self._heard(*self.current)

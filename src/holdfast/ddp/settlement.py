@@ -10,17 +10,24 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+NOWHERE = -1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stand:
     """Where one member stands: before a window or in it, after so many sums of gradients, and which buckets it has.
 
     `passes` counts the backward passes of this window that were summed to their end, and `whole` those that the window
-    before had in all. In a backward, `buckets` says of each bucket whether its sum is done.
+    before had in all. In a backward, `buckets` says of each bucket whether its sum is done. `basis` are the members
+    among whom the window is divided. One that is to join stands nowhere (`NOWHERE`). `boundaries` and `posted` are what
+    the supervisor compares members by.
     """
 
     step: int
     begun: bool = False
+    basis: tuple[int, ...] = ()
+    boundaries: int = 0
+    posted: int = 0
     passes: int = 0
     whole: int = 1
     buckets: tuple[bool, ...] | None = None
@@ -30,8 +37,8 @@ class Stand:
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> "Stand":
-        buckets = said["buckets"]
-        return cls(**{**said, "buckets": None if buckets is None else tuple(buckets)})
+        buckets = None if said["buckets"] is None else tuple(said["buckets"])
+        return cls(**{**said, "buckets": buckets, "basis": tuple(said["basis"])})
 
     @property
     def place(self) -> tuple[int, int]:
@@ -42,13 +49,15 @@ class Stand:
 class Settlement:
     """What is to be done, the same for all members.
 
-    All go on in window `step`; if it was `begun` with the shares of the members that were, it is finished with those.
-    Members in `behind` take over the parameters of `giver`. Bucket number b is handed over by `given[b]`, or, where
+    All go on in window `step`; if somebody has begun it, it is finished as it was divided, among `basis`. Members in
+    `behind` take over the parameters of `giver`, and those in `joining` its whole state. Bucket number b is handed over by `given[b]`, or, where
     nobody has it, summed again.
     """
 
     step: int
     begun: bool
+    basis: tuple[int, ...] = ()
+    joining: tuple[int, ...] = ()
     behind: tuple[int, ...] = ()
     giver: int = -1
     given: tuple[int | None, ...] = ()
@@ -61,6 +70,8 @@ class Settlement:
 
 def settled(stands: Mapping[int, Stand]) -> Settlement | str:
     """What the members do, by where each stands; or why it cannot be settled, and the run must start again."""
+    joining = tuple(member for member, stand in stands.items() if stand.step == NOWHERE)
+    stands = {member: stand for member, stand in stands.items() if member not in joining}
     top = max(stand.place for stand in stands.values())
     ahead = {member: stand for member, stand in stands.items() if stand.place == top}
     behind = tuple(member for member in stands if member not in ahead)
@@ -76,8 +87,20 @@ def settled(stands: Mapping[int, Stand]) -> Settlement | str:
     )
     if any(each is not None for each in given) and len(buckets) < len(stands):
         return "a sum is done that not all members have begun"
-    begun = any(stand.begun for stand in stands.values() if stand.step == top[0])
-    return Settlement(step=top[0], begun=begun, behind=behind, giver=min(ahead), given=given)
+    bases = [stand.basis for stand in stands.values() if stand.step == top[0] and stand.begun]
+    if len(set(bases)) > 1:
+        return "the members have divided the window among different ones"
+    if joining and (bases or behind):
+        return "a member joins that the others have gone ahead of"
+    return Settlement(
+        step=top[0],
+        begun=bool(bases),
+        basis=bases[0] if bases else (),
+        joining=joining,
+        behind=behind,
+        giver=min(ahead),
+        given=given,
+    )
 
 
 def _too_far(member: int, stand: Stand, top: tuple[int, int], ahead: Mapping[int, Stand]) -> str | None:

@@ -22,6 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 from holdfast.errors import BadInput, WorkerLost
 
 SUPERVISED = "HOLDFAST_ROUND"
+JOINS = "HOLDFAST_JOINS"  # set for a worker that takes the place of a lost one
 _WATCHED = 86400.0  # seconds: a supervisor finds out who is stuck, long before this
 _BUSY = "busy"
 BEAT = 1.0
@@ -136,7 +137,8 @@ def join(timeout: float) -> World:
     store = _store(timedelta(seconds=timeout))
     group = PrefixStore("group", store)
     limit = timedelta(seconds=patience)
-    dist.init_process_group(_backend(), store=group, rank=rank, world_size=size, timeout=limit)
+    if JOINS not in os.environ:  # its peers formed their group without it
+        dist.init_process_group(_backend(), store=group, rank=rank, world_size=size, timeout=limit)
     run = PrefixStore("run", store)
 
     def connect() -> Store:

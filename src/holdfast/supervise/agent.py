@@ -28,6 +28,7 @@ from torch.distributed.elastic.agent.server.api import (
 
 from holdfast.ddp.config import RunConfig
 from holdfast.ddp.preemption import IN_ORDER, held_back
+from holdfast.ddp.world import JOINS
 from holdfast.errors import WorkerLost
 from holdfast.progress import Phase, Progress
 from holdfast.supervise import errorfile, worker
@@ -62,6 +63,7 @@ class WarmAgent(SimpleElasticAgent):
         self._judge = Judge(config.stuck_after, config.hang_after)
         self._looked = self._regrouped = 0.0
         self._membership = 0  # the number of the last one that was published
+        self._told: set[int] = set()
         self.elsewhere = Elsewhere()
         worker.pools()
 
@@ -87,7 +89,7 @@ class WarmAgent(SimpleElasticAgent):
 
     def survivors(self) -> tuple[int, ...]:
         """The workers that could go on without those that have failed; none if one of them cannot."""
-        left = [each for each in self._running if not each.has_fallen]
+        left = [each for each in self._running if not (each.has_fallen or each.joins)]
         return tuple(each.rank for each in left) if all(each.goes_on for each in left) else ()
 
     def bury(self) -> list[Death]:
@@ -104,7 +106,21 @@ class WarmAgent(SimpleElasticAgent):
         """Tell the workers that are left to go on together."""
         self._membership += 1
         self._regrouped = time.monotonic()
-        self._nodes.publish(self._membership, tuple(each.rank for each in self._running))
+        members = sorted(each.rank for each in self._running if not each.joins or each.is_ready)
+        self._nodes.publish(self._membership, tuple(members))
+
+    def replace(self, ranks: list[int]) -> None:
+        """Start workers in the place of lost ones: they join once they are ready."""
+        with held_back(), _forking_allowed():
+            for each in self._worker_group.workers:
+                if each.global_rank in ranks:
+                    self._running.append(Running(each, self._task(each, self._worker_group, joins=True)))
+
+    def has_ready(self) -> bool:
+        """Whether a worker waits to be let in that was not told of yet."""
+        ready = {each.rank for each in self._running if each.joins and each.is_ready}
+        told, self._told = self._told, ready
+        return bool(ready - told)
 
     def waits(self) -> bool:
         """Whether workers have waited for a membership for some time, and nobody was lost: a connection broke."""
@@ -154,7 +170,7 @@ class WarmAgent(SimpleElasticAgent):
             raise WorkerLost(f"cannot start a worker: {error.strerror or error}. Run fewer at once.") from error
         return {each.worker.local_rank: each.pid for each in self._running}
 
-    def _task(self, member: Worker, group: WorkerGroup) -> Task:
+    def _task(self, member: Worker, group: WorkerGroup, *, joins: bool = False) -> Task:
         meeting = self._nodes.meeting
         if meeting is None:
             raise AssertionError("workers start after a meeting")
@@ -164,9 +180,10 @@ class WarmAgent(SimpleElasticAgent):
         with suppress(OSError):  # a worker works without a log, too
             logs.mkdir(parents=True, exist_ok=True)
             error.unlink(missing_ok=True)
+        extra = {JOINS: "1"} if joins else {}
         return Task(
             config=self._config,
-            environment=as_torchrun(member, group) | of_holdfast(self._out, meeting, error),
+            environment=as_torchrun(member, group) | of_holdfast(self._out, meeting, error) | extra,
             supervisor=os.getpid(),
             progress=Progress(),
             stdout=logs / f"{name}.out",
@@ -249,6 +266,16 @@ class Running:
             told, status = self.task.progress, self._process.exitcode
             self._status = told.status if told.phase is Phase.ENDED and told.status is not None else status
         return self._status
+
+    @property
+    def joins(self) -> bool:
+        """Whether it is on its way to take the place of a lost one."""
+        return JOINS in self.task.environment and self.task.progress.phase in (Phase.STARTING, Phase.JOINING)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be let in."""
+        return self.task.progress.phase is Phase.JOINING
 
     @property
     def has_fallen(self) -> bool:
