@@ -66,6 +66,11 @@ class Progress:
         return self._numbers[5] - 1 if self._numbers[5] else None
 
     @property
+    def membership(self) -> int:
+        """The number of the membership that it is in; 0 is that of the start."""
+        return self._numbers[6]
+
+    @property
     def last_words(self) -> str:
         """What it said of its failure, where the disk may have refused it."""
         text = bytes(self._memory[8 * _NUMBERS :])
@@ -79,6 +84,10 @@ class Progress:
     def catches_up(self, boundaries: int, posted: int) -> None:
         """We are as far as our peers, without having done what they have."""
         self._numbers[0], self._numbers[2] = boundaries, posted
+
+    def regroups(self, number: int) -> None:
+        """We are in the membership with this number."""
+        self._numbers[6] = number
 
     def posts(self) -> None:
         """A reduction has begun."""

@@ -122,7 +122,7 @@ class Loop:
                     yield Batch(parts[0], request.ids, 1.0, True, *at, step)
                 else:
                     yield from self._micro_batches(request.ids, parts, at, step)
-                done = (began, now(), self.effort.taken(), self.loss.take())
+                done = (began, now(), self._taken(step), self.loss.take())
                 self.reporting.trained(Trained(step, at, request.samples, data, stall, *done))
                 if step == 0:
                     self.saves.prepare()  # again: optimizers have made their moments in the first step
@@ -144,6 +144,15 @@ class Loop:
         self.source.prepare()
         if self.live:
             self.record.flush()  # a rank that is lost is not rolled back: what it did must be on record
+
+    def _taken(self, step: int) -> tuple[int, int, int]:
+        """What was done with the window that was trained."""
+        reduced, held, stepped = self.effort.taken()
+        if self.live:
+            self.live.ends()
+            if self.live.has_dropped(step):
+                return reduced, held, 0  # its optimizers had no gradients to step with
+        return reduced, held, stepped
 
     def _arrive(self) -> int:
         """Take the place of a lost rank: the window to begin with."""

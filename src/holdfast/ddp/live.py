@@ -94,6 +94,11 @@ class Live:
         number, members = self._watch.current
         return number > self.number and not set(self.members) <= set(members)
 
+    def lost(self) -> Callable[[], bool]:
+        """Asks, whenever it is called, whether one of the members that there are now was lost since."""
+        members, watch = set(self.members), self._watch
+        return lambda: watch is not None and watch.latest > 0 and not members <= set(watch.current[1])
+
     def arrive(self) -> int:
         """Take the place of a lost member, with the state of another; the window that we begin with."""
         began = perf_counter()
@@ -110,20 +115,29 @@ class Live:
                 self.members = ()
         self.joins = False
         progress.here.enters(Phase.TRAINING)
-        self._tell(found, self.members, perf_counter() - began)
+        self._tell(found, perf_counter() - began)
         return found.step
 
     def begins(self, step: int) -> None:
         """A window was handed out."""
         self.step, self.begun, self._passes = step, True, 0
 
+    def ends(self) -> None:
+        """The window was trained; if others were further, what came out of it is theirs."""
+        if self._staged is not None:
+            assert self.protected is not None
+            self.protected.take_over(self._staged)
+            self._staged = None
+
+    def has_dropped(self, step: int) -> bool:
+        """Whether nothing came out of this window."""
+        return self._dropped == step
+
     def boundary(self, step: int) -> bool:
         """We come to the boundary before this window; whether the windows from here on are divided anew."""
         if self.begun:
             self._whole = max(1, self._passes)
         self.step, self.begun, self._passes = step, False, 0
-        if self._staged is not None:
-            self._take_over(self._staged)
         while self.is_outdated or self._grows_here(step):
             self.recover(None)
         return self._divides(step)
@@ -189,7 +203,7 @@ class Live:
 
     def recover(self, crew: Crew | None) -> None:
         """Find together with the members that are left, and finish what the backward of this model has begun."""
-        began, before = perf_counter(), self.members
+        began = perf_counter()
         with progress.during(Phase.RECOVERING):
             while True:
                 try:
@@ -197,7 +211,7 @@ class Live:
                     break
                 except Broken:
                     continue
-        self._tell(settlement, before, perf_counter() - began)
+        self._tell(settlement, perf_counter() - began)
 
     def _regroup(self, crew: Crew | None) -> Settlement:
         urgent = self.is_outdated
@@ -246,6 +260,7 @@ class Live:
             step=self.step,
             begun=self.begun,
             basis=self.basis,
+            members=self.members,
             passes=self._passes,
             whole=self._whole,
             buckets=tuple(bool(each.is_done) for each in crew.sums) if crew else None,
@@ -335,11 +350,6 @@ class Live:
                 raise Broken(str(error)) from error
             crew.sums[bucket].is_done = True
 
-    def _take_over(self, state: dict[str, Any]) -> None:
-        assert self.protected is not None
-        self._staged = None
-        self.protected.take_over(state)
-
     def _samples(self, basis: tuple[int, ...]) -> list[int]:
         assert self.geometry is not None
         return [self.geometry.share_size(rank, len(basis)) for rank in range(len(basis))]
@@ -358,8 +368,8 @@ class Live:
         for crew in self.crews:
             crew.factor = 1.0 if weight == even else weight * self.size
 
-    def _tell(self, found: Settlement, before: tuple[int, ...], seconds: float) -> None:
-        lost = tuple(member for member in before if member not in self.members)
+    def _tell(self, found: Settlement, seconds: float) -> None:
+        progress.here.regroups(self.number)
         assert self.record is not None
         self.record.append(
             Regroup(
@@ -368,8 +378,8 @@ class Live:
                 step=found.step,
                 strategy=self.strategy,
                 members=self.members,
-                lost=lost,
-                missing=self._missing(found, lost),
+                lost=found.lost,
+                missing=self._missing(found),
                 kept=sum(each is not None for each in found.given),
                 redone=sum(each is None for each in found.given),
                 behind=found.behind,
@@ -378,15 +388,16 @@ class Live:
         )
         self.record.flush()
 
-    def _missing(self, found: Settlement, lost: tuple[int, ...]) -> tuple[int, ...]:
+    def _missing(self, found: Settlement) -> tuple[int, ...]:
         """The samples that the window lacks for good."""
+        lost = [member for member in found.lost if member in found.basis]
         if not found.begun or found.is_complete or not lost:
             return ()
         assert self.geometry is not None
         at, world = self.geometry.position(found.step), len(found.basis)
         if self.strategy == "skip":
             return tuple(self.geometry.window(at).tolist())
-        ranks = [found.basis.index(member) for member in lost if member in found.basis]
+        ranks = [found.basis.index(member) for member in lost]
         return tuple(int(each) for rank in ranks for each in self.geometry.share(at, rank, world))
 
 

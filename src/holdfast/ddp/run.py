@@ -315,6 +315,7 @@ def _live(config: RunConfig, peers: World) -> Live | None:
     live = Live(config.recovery, peers.rank, peers.size, members, peers.connect, joins=joins)
     live.join()
     peers.has_changed = lambda: live.is_outdated
+    peers.lost = live.lost
     return live
 
 

@@ -19,13 +19,14 @@ class Stand:
 
     `passes` counts the backward passes of this window that were summed to their end, and `whole` those that the window
     before had in all. In a backward, `buckets` says of each bucket whether its sum is done. `basis` are the members
-    among whom the window is divided. One that is to join stands nowhere (`NOWHERE`). `boundaries` and `posted` are what
+    among whom the window is divided, and `members` those with whom this one was connected. One that is to join stands nowhere (`NOWHERE`). `boundaries` and `posted` are what
     the supervisor compares members by.
     """
 
     step: int
     begun: bool = False
     basis: tuple[int, ...] = ()
+    members: tuple[int, ...] = ()
     boundaries: int = 0
     posted: int = 0
     passes: int = 0
@@ -38,7 +39,7 @@ class Stand:
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> "Stand":
         buckets = None if said["buckets"] is None else tuple(said["buckets"])
-        return cls(**{**said, "buckets": buckets, "basis": tuple(said["basis"])})
+        return cls(**{**said, "buckets": buckets, "basis": tuple(said["basis"]), "members": tuple(said["members"])})
 
     @property
     def place(self) -> tuple[int, int]:
@@ -50,13 +51,14 @@ class Settlement:
     """What is to be done, the same for all members.
 
     All go on in window `step`; if somebody has begun it, it is finished as it was divided, among `basis`. Members in
-    `behind` take over the parameters of `giver`, and those in `joining` its whole state. Bucket number b is handed over by `given[b]`, or, where
+    `behind` take over the parameters of `giver`, and those in `joining` its whole state; `lost` are no more. Bucket number b is handed over by `given[b]`, or, where
     nobody has it, summed again.
     """
 
     step: int
     begun: bool
     basis: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
     joining: tuple[int, ...] = ()
     behind: tuple[int, ...] = ()
     giver: int = -1
@@ -92,10 +94,12 @@ def settled(stands: Mapping[int, Stand]) -> Settlement | str:
         return "the members have divided the window among different ones"
     if joining and (bases or behind):
         return "a member joins that the others have gone ahead of"
+    known = {member for stand in stands.values() for member in stand.members}
     return Settlement(
         step=top[0],
         begun=bool(bases),
         basis=bases[0] if bases else (),
+        lost=tuple(sorted(known - set(stands))),
         joining=joining,
         behind=behind,
         giver=min(ahead),

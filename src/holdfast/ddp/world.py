@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -48,6 +48,11 @@ class World:
     patience: float = _WATCHED
     connect: Callable[[], Store] | None = None  # one more connection to the store of the workers, if they share one
     has_changed: Callable[[], bool] = lambda: False
+    lost: Callable[[], Callable[[], bool]] = lambda: lambda: False  # asks, from now on, whether one of these was lost
+
+    def as_it_is(self) -> "World":
+        """The peers that there are now, for whoever has something to settle with them after they have changed."""
+        return replace(self, has_changed=self.lost())
 
     def become(self, rank: int, size: int, number: int) -> None:
         """Be this rank of so many from now on; what is told under another membership is not heard."""

@@ -63,7 +63,7 @@ class WarmAgent(SimpleElasticAgent):
         self._judge = Judge(config.stuck_after, config.hang_after)
         self._looked = self._regrouped = 0.0
         self._membership = 0  # the number of the last one that was published
-        self._told: set[int] = set()
+        self._members: tuple[int, ...] = ()
         self.elsewhere = Elsewhere()
         worker.pools()
 
@@ -106,8 +106,21 @@ class WarmAgent(SimpleElasticAgent):
         """Tell the workers that are left to go on together."""
         self._membership += 1
         self._regrouped = time.monotonic()
-        members = sorted(each.rank for each in self._running if not each.joins or each.is_ready)
-        self._nodes.publish(self._membership, tuple(members))
+        self._members = tuple(sorted(each.rank for each in self._running if not each.joins))
+        self._nodes.publish(self._membership, self._members)
+
+    def let_in(self) -> bool:
+        """Let those join that are ready, if all others have found together; whether there were any."""
+        members = [each for each in self._running if each.rank in self._members]
+        ready = tuple(each.rank for each in self._running if each.joins and each.is_ready)
+        if not ready or set(ready) <= set(self._members):
+            return False
+        if any(each.task.progress.membership != self._membership for each in members):
+            return False
+        self._membership += 1
+        self._members = tuple(sorted({*self._members, *ready}))
+        self._nodes.publish(self._membership, self._members)
+        return True
 
     def replace(self, ranks: list[int]) -> None:
         """Start workers in the place of lost ones: they join once they are ready."""
@@ -115,12 +128,6 @@ class WarmAgent(SimpleElasticAgent):
             for each in self._worker_group.workers:
                 if each.global_rank in ranks:
                     self._running.append(Running(each, self._task(each, self._worker_group, joins=True)))
-
-    def has_ready(self) -> bool:
-        """Whether a worker waits to be let in that was not told of yet."""
-        ready = {each.rank for each in self._running if each.joins and each.is_ready}
-        told, self._told = self._told, ready
-        return bool(ready - told)
 
     def waits(self) -> bool:
         """Whether workers have waited for a membership for some time, and nobody was lost: a connection broke."""
@@ -270,7 +277,7 @@ class Running:
     @property
     def joins(self) -> bool:
         """Whether it is on its way to take the place of a lost one."""
-        return JOINS in self.task.environment and self.task.progress.phase in (Phase.STARTING, Phase.JOINING)
+        return JOINS in self.task.environment and not self.task.progress.membership
 
     @property
     def is_ready(self) -> bool:

@@ -135,7 +135,7 @@ class _Supervisor:
             if self._config.recovery != "restart" and not asked.times and self._agent.survivors():
                 return self._go_on()
             return self._recover(self._casualty())
-        if self._config.recovery != "restart" and (self._agent.has_ready() or self._agent.waits()):
+        if self._config.recovery != "restart" and not self._agent.let_in() and self._agent.waits():
             self._agent.regroup()
         return self._heed_nodes(finished=state == WorkerState.SUCCEEDED)
 
