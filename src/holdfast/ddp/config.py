@@ -15,7 +15,7 @@ from holdfast.failure import Failure, Schedule
 
 RUN = "run.json"
 _LONGEST = 1 << 20  # bytes that it may have: a folder may be a stranger's
-RECOVERIES = ("restart", "forward", "skip")
+RECOVERIES = ("restart", "replay", "forward", "skip")
 WRITERS = ("overlapped", "blocking")
 FAULTS = ("exit", "kill", "hang", "slow", *KINDS)  # of processes, and of storage
 # What makes it this run and not another. All else (how many workers, how often to save, what to survive) may change

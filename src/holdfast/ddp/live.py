@@ -22,7 +22,7 @@ from holdfast import progress, salvage
 from holdfast.ddp import handover
 from holdfast.ddp.crew import Crew
 from holdfast.ddp.link import Broken, Link
-from holdfast.ddp.membership import LIVE, Watch
+from holdfast.ddp.membership import LIVE, Membership, Watch
 from holdfast.ddp.protected import Protected
 from holdfast.ddp.record import Record
 from holdfast.ddp.settlement import NOWHERE, Settlement, Stand, settled
@@ -58,6 +58,9 @@ class Live:
     _passes: int = 0
     _whole: int = 1
     _shrinks_at: int | None = None
+    _synced: int = 0
+    _buffers: list[torch.Tensor] = field(default_factory=list)  # as they came from rank 0 in this window
+    _given: bool = False  # they came from another, and the next forward uses them
     _basis_now: tuple[int, ...] | None = None
     _next_boundary: int = 0
     _staged: dict[str, Any] | None = None
@@ -91,13 +94,13 @@ class Live:
     def is_outdated(self) -> bool:
         """Whether a member was lost: there is a membership without it that we are not in yet."""
         assert self._watch is not None
-        number, members = self._watch.current
-        return number > self.number and not set(self.members) <= set(members)
+        newest = self._watch.current
+        return newest.number > self.number and newest.has_lost(self.members)
 
     def lost(self) -> Callable[[], bool]:
         """Asks, whenever it is called, whether one of the members that there are now was lost since."""
-        members, watch = set(self.members), self._watch
-        return lambda: watch is not None and watch.latest > 0 and not members <= set(watch.current[1])
+        members, number, watch = self.members, self.number, self._watch
+        return lambda: watch is not None and watch.latest > number and watch.current.has_lost(members)
 
     def arrive(self) -> int:
         """Take the place of a lost member, with the state of another; the window that we begin with."""
@@ -105,9 +108,9 @@ class Live:
         progress.here.enters(Phase.JOINING)
         assert self._watch is not None
         while True:
-            while not (self._watch.latest > self.number and self.me in self._watch.current[1]):
+            while not (self._watch.latest > self.number and self.me in self._watch.current.joining):
                 time.sleep(LOOK)
-            self.members = self._watch.current[1]
+            self.members = self._watch.current.members
             try:
                 found = self._regroup(None)
                 break
@@ -120,7 +123,7 @@ class Live:
 
     def begins(self, step: int) -> None:
         """A window was handed out."""
-        self.step, self.begun, self._passes = step, True, 0
+        self.step, self.begun = step, True
 
     def ends(self) -> None:
         """The window was trained; if others were further, what came out of it is theirs."""
@@ -137,7 +140,7 @@ class Live:
         """We come to the boundary before this window; whether the windows from here on are divided anew."""
         if self.begun:
             self._whole = max(1, self._passes)
-        self.step, self.begun, self._passes = step, False, 0
+        self.step, self.begun, self._passes, self._synced = step, False, 0, 0
         while self.is_outdated or self._grows_here(step):
             self.recover(None)
         return self._divides(step)
@@ -234,6 +237,8 @@ class Live:
             self._weigh_survivors(found.basis)
         if found.joining:
             self._let_in(found, stands)
+        if found.synced:
+            self._hand_buffers(found)
         if found.begun and not found.is_complete and self.strategy == "skip":
             self._dropped = found.step
         self._hand_over(found, crew)
@@ -243,15 +248,44 @@ class Live:
             crew.unpack()
         return found
 
+    def sync_buffers(self, broadcast: Callable[[], None], buffers: list[torch.Tensor]) -> None:
+        """Before a forward all ranks take over rank 0's buffers; if members are lost meanwhile, those of the new one."""
+        while not self._given:
+            try:
+                broadcast()
+                break
+            except RuntimeError:
+                if not (self.link.is_broken or self.is_outdated):
+                    raise
+                self.recover(None)
+        if self._given:
+            torch._foreach_copy_(buffers, self._buffers)
+            self._given = False
+        elif len(self._buffers) == len(buffers):
+            torch._foreach_copy_(self._buffers, buffers)
+        else:
+            self._buffers = [each.clone() for each in buffers]
+        self._synced += 1
+
+    def _hand_buffers(self, found: Settlement) -> None:
+        giver = self.members.index(found.syncer)
+        if self.me == found.syncer:
+            handover.give(self.link, giver, self._buffers)
+            return
+        state = handover.take(self.link, giver)
+        if self.me in found.synced:
+            self._buffers, self._given = state, True
+
     def _next(self) -> tuple[int, ...]:
         """The next membership, once the supervisor has published it."""
         assert self._watch is not None
         while self._watch.latest == self.number:
             time.sleep(LOOK)
-        self.number, members = self._watch.current
-        if self.me not in members:
+        newest = self._watch.current
+        self.number = newest.number
+        if self.me not in newest.members or (self.me in newest.joining and not self.joins):
             os._exit(EXPELLED)
-        return members
+        return newest.members
 
     def _stand(self, crew: Crew | None) -> Stand:
         if self.joins:
@@ -264,13 +298,17 @@ class Live:
             passes=self._passes,
             whole=self._whole,
             buckets=tuple(bool(each.is_done) for each in crew.sums) if crew else None,
+            synced=self._synced,
+            model=self.crews.index(crew) if crew else 0,
             boundaries=progress.here.boundaries,
             posted=progress.here.posted,
         )
 
     def _let_in(self, found: Settlement, stands: Mapping[int, Stand]) -> None:
-        """Give those that join the whole state of a member; all are at the same boundary."""
+        """Give those that join the whole state of a member; what a window changes before its end comes beside."""
         assert self.protected is not None
+        if self.strategy == "replay" and not found.begun and min(self.members) in found.joining and self._buffers:
+            raise WorkerLost("rank 0 took its buffers with it, so no step can be exact")
         giver = self.members.index(found.giver)
         if self.me == found.giver:
             handover.give(self.link, giver, self.protected.capture())
@@ -278,7 +316,7 @@ class Live:
         state = handover.take(self.link, giver)
         if self.joins:
             self.protected.restore(state)
-            progress.here.catches_up(stands[found.giver].boundaries, stands[found.giver].posted)
+            progress.here.catches_up(stands[found.giver].boundaries - found.begun, stands[found.giver].posted)
             self.basis = ()
 
     def _meet(self, members: tuple[int, ...], stand: Stand) -> Mapping[int, Stand]:
@@ -305,13 +343,14 @@ class Live:
     def _is_behind(self, number: int) -> bool:
         return self._watch is not None and self._watch.latest > number
 
-    def _heard(self, number: int, members: tuple[int, ...]) -> None:
+    def _heard(self, newest: Membership) -> None:
         """In the thread that listens: end what waits for members that are no more; or say when others may join."""
-        if self.me not in members or not self.members:
+        if self.joins:
             return
-        if not set(self.members) <= set(members):
+        if newest.has_lost(self.members):
             self.link.hang_up()
             return
+        number = newest.number
         assert self._talk is not None
         with self._turn:
             nearest, self._said = self._next_boundary, number
@@ -319,9 +358,15 @@ class Live:
 
     def _hand_over(self, found: Settlement, crew: Crew | None) -> None:
         for bucket, holder in enumerate(found.given):
-            if holder is not None and crew:
+            if holder is None:
+                continue
+            if crew:
                 handover.broadcast(self.link, self.members.index(holder), crew.sums[bucket].values)
                 crew.sums[bucket].is_done = True
+            else:  # we join
+                late = self.crews[found.model]
+                late.given[bucket] = late.empty(bucket)
+                handover.broadcast(self.link, self.members.index(holder), late.given[bucket])
         if not found.behind:
             return
         assert self.protected is not None
@@ -391,7 +436,7 @@ class Live:
     def _missing(self, found: Settlement) -> tuple[int, ...]:
         """The samples that the window lacks for good."""
         lost = [member for member in found.lost if member in found.basis]
-        if not found.begun or found.is_complete or not lost:
+        if not found.begun or found.is_complete or not lost or self.strategy == "replay":
             return ()
         assert self.geometry is not None
         at, world = self.geometry.position(found.step), len(found.basis)

@@ -20,7 +20,8 @@ class Stand:
     `passes` counts the backward passes of this window that were summed to their end, and `whole` those that the window
     before had in all. In a backward, `buckets` says of each bucket whether its sum is done. `basis` are the members
     among whom the window is divided, and `members` those with whom this one was connected. One that is to join stands nowhere (`NOWHERE`). `boundaries` and `posted` are what
-    the supervisor compares members by.
+    the supervisor compares members by. `synced` counts how often rank 0's buffers came in this window, and `model` is the
+    number of the model whose backward it is.
     """
 
     step: int
@@ -29,6 +30,8 @@ class Stand:
     members: tuple[int, ...] = ()
     boundaries: int = 0
     posted: int = 0
+    synced: int = 0
+    model: int = 0
     passes: int = 0
     whole: int = 1
     buckets: tuple[bool, ...] | None = None
@@ -51,7 +54,8 @@ class Settlement:
     """What is to be done, the same for all members.
 
     All go on in window `step`; if somebody has begun it, it is finished as it was divided, among `basis`. Members in
-    `behind` take over the parameters of `giver`, and those in `joining` its whole state; `lost` are no more. Bucket number b is handed over by `given[b]`, or, where
+    `behind` take over the parameters of `giver`, and those in `joining` its whole state; `lost` are no more. Those in
+    `synced` get the buffers that rank 0 had from `syncer`. Bucket number b of a model is handed over by `given[b]`, or, where
     nobody has it, summed again.
     """
 
@@ -62,6 +66,9 @@ class Settlement:
     joining: tuple[int, ...] = ()
     behind: tuple[int, ...] = ()
     giver: int = -1
+    synced: tuple[int, ...] = ()
+    syncer: int = -1
+    model: int = 0
     given: tuple[int | None, ...] = ()
 
     @property
@@ -92,17 +99,23 @@ def settled(stands: Mapping[int, Stand]) -> Settlement | str:
     bases = [stand.basis for stand in stands.values() if stand.step == top[0] and stand.begun]
     if len(set(bases)) > 1:
         return "the members have divided the window among different ones"
-    if joining and (bases or behind):
-        return "a member joins that the others have gone ahead of"
+    syncs = {member: stand.synced if stand.step == top[0] else 0 for member, stand in stands.items()}
+    most = max(syncs.values())
+    lacking = tuple(member for member, count in syncs.items() if count < most) + (joining if most else ())
+    if lacking and (most > 1 or top[1]):
+        return "the members are at different forward passes of a window"
     known = {member for stand in stands.values() for member in stand.members}
     return Settlement(
         step=top[0],
         begun=bool(bases),
         basis=bases[0] if bases else (),
-        lost=tuple(sorted(known - set(stands))),
+        lost=tuple(sorted(known - set(stands))),  # one that joins may have the number of one that is lost
         joining=joining,
         behind=behind,
         giver=min(ahead),
+        synced=lacking,
+        syncer=max(syncs, key=lambda member: (syncs[member], -member)),
+        model=max((stand.model for stand in ahead.values() if stand.buckets is not None), default=0),
         given=given,
     )
 

@@ -27,6 +27,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 
 from holdfast.ddp.config import RunConfig
+from holdfast.ddp.membership import Membership
 from holdfast.ddp.preemption import IN_ORDER, held_back
 from holdfast.ddp.world import JOINS
 from holdfast.errors import WorkerLost
@@ -64,6 +65,7 @@ class WarmAgent(SimpleElasticAgent):
         self._looked = self._regrouped = 0.0
         self._membership = 0  # the number of the last one that was published
         self._members: tuple[int, ...] = ()
+        self._told: set[int] = set()  # those that were let in and have yet to come
         self.elsewhere = Elsewhere()
         worker.pools()
 
@@ -106,20 +108,28 @@ class WarmAgent(SimpleElasticAgent):
         """Tell the workers that are left to go on together."""
         self._membership += 1
         self._regrouped = time.monotonic()
+        self._told = set()
         self._members = tuple(sorted(each.rank for each in self._running if not each.joins))
-        self._nodes.publish(self._membership, self._members)
+        self._publish()
+
+    def _publish(self, joining: tuple[int, ...] = ()) -> None:
+        self._nodes.publish(Membership(self._membership, self._members, joining))
 
     def let_in(self) -> bool:
         """Let those join that are ready, if all others have found together; whether there were any."""
-        members = [each for each in self._running if each.rank in self._members]
+        members = [each for each in self._running if not each.joins]
         ready = tuple(each.rank for each in self._running if each.joins and each.is_ready)
-        if not ready or set(ready) <= set(self._members):
+        if not ready or set(ready) <= self._told:
             return False
-        if any(each.task.progress.membership != self._membership for each in members):
+        if self._config.recovery == "replay":  # the others wait for them
+            if len(members) + len(ready) < len(self._running):
+                return False
+        elif any(each.task.progress.membership != self._membership for each in members):
             return False
+        self._told = set(ready)
         self._membership += 1
-        self._members = tuple(sorted({*self._members, *ready}))
-        self._nodes.publish(self._membership, self._members)
+        self._members = tuple(sorted({*(each.rank for each in members), *ready}))
+        self._publish(joining=ready)
         return True
 
     def replace(self, ranks: list[int]) -> None:
@@ -167,6 +177,7 @@ class WarmAgent(SimpleElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._running = []
         self._membership = 0
+        self._told = set()
         self._judge.begin()
         self.elsewhere = Elsewhere()
         try:

@@ -204,7 +204,10 @@ class _Supervisor:
     def _go_on(self) -> Verdict | None:
         """Let those that are left go on without those that failed."""
         lost = [casualty([death]) for death in self._agent.bury()]
-        self._agent.regroup()  # first: they wait for it
+        if self._config.recovery == "replay":
+            self._agent.replace([each.rank for each in lost])  # for whom the others wait
+        else:
+            self._agent.regroup()  # first: they wait for it
         for each in lost:
             self._report(each)
         self._newest = self._checkpoints.newest()
@@ -212,7 +215,8 @@ class _Supervisor:
             self._agent.end()
             return self._verdict(*why)
         left = self._agent.survivors()
-        self._agent.replace([each.rank for each in lost])
+        if self._config.recovery != "replay":
+            self._agent.replace([each.rank for each in lost])
         self._view.say(f"{count(len(left), 'worker')} of {self._config.workers} go on ({self._config.recovery})")
         return None
 
