@@ -71,6 +71,11 @@ class Progress:
         return self._numbers[6]
 
     @property
+    def suspected(self) -> int | None:
+        """The number of the last membership in which it found a connection broken."""
+        return self._numbers[7] - 1 if self._numbers[7] else None
+
+    @property
     def last_words(self) -> str:
         """What it said of its failure, where the disk may have refused it."""
         text = bytes(self._memory[8 * _NUMBERS :])
@@ -88,6 +93,10 @@ class Progress:
     def regroups(self, number: int) -> None:
         """We are in the membership with this number."""
         self._numbers[6] = number
+
+    def suspects(self, number: int) -> None:
+        """A connection among the members of this number broke."""
+        self._numbers[7] = number + 1
 
     def posts(self) -> None:
         """A reduction has begun."""

@@ -33,6 +33,7 @@ from holdfast.progress import Phase
 
 EXPELLED = 76  # the exit status of a worker that the supervisor no longer counts as a member
 LOOK = 0.001
+TIMES = 9  # that buffers are asked for: so many losses in one forward
 
 
 @dataclass(slots=True, eq=False)
@@ -207,13 +208,14 @@ class Live:
     def recover(self, crew: Crew | None) -> None:
         """Find together with the members that are left, and finish what the backward of this model has begun."""
         began = perf_counter()
+        progress.here.suspects(self.number)
         with progress.during(Phase.RECOVERING):
             while True:
                 try:
                     settlement = self._regroup(crew)
                     break
                 except Broken:
-                    continue
+                    progress.here.suspects(self.number)
         self._tell(settlement, perf_counter() - began)
 
     def _regroup(self, crew: Crew | None) -> Settlement:
@@ -250,12 +252,14 @@ class Live:
 
     def sync_buffers(self, broadcast: Callable[[], None], buffers: list[torch.Tensor]) -> None:
         """Before a forward all ranks take over rank 0's buffers; if members are lost meanwhile, those of the new one."""
-        while not self._given:
+        for again in range(TIMES):
+            if self._given:
+                break
             try:
                 broadcast()
                 break
-            except RuntimeError:
-                if not (self.link.is_broken or self.is_outdated):
+            except RuntimeError:  # gloo has no type for a peer that is gone
+                if again == TIMES - 1:
                     raise
                 self.recover(None)
         if self._given:
@@ -459,6 +463,7 @@ def _guard_backward(live: Live) -> None:
                 raise
         else:
             for crew in live.crews:
-                live.passed(crew)
+                if not (live.link.is_broken and crew.has_failed() and live.survives(crew)):
+                    live.passed(crew)
 
     torch.autograd.backward = backward

@@ -43,7 +43,7 @@ from holdfast.supervise.worker import Task
 LOOK = 0.25
 REAPED_WITHIN = 60.0
 STACKS_WITHIN = 2.0
-SUSPECTED = 2.0  # seconds: a worker that dies is seen long before
+SUSPECTED = 0.5  # seconds: a worker that dies is seen long before
 NO_CORE = 1  # bytes: the kernel takes 0 for no limit where a program receives core dumps
 
 
@@ -106,9 +106,11 @@ class WarmAgent(SimpleElasticAgent):
 
     def regroup(self) -> None:
         """Tell the workers that are left to go on together."""
-        self._membership += 1
         self._regrouped = time.monotonic()
         self._told = set()
+        if self._config.recovery == "replay" and self.let_in():
+            return
+        self._membership += 1
         self._members = tuple(sorted(each.rank for each in self._running if not each.joins))
         self._publish()
 
@@ -141,8 +143,9 @@ class WarmAgent(SimpleElasticAgent):
 
     def waits(self) -> bool:
         """Whether workers have waited for a membership for some time, and nobody was lost: a connection broke."""
-        seeks = any(each.task.progress.phase is Phase.RECOVERING for each in self._running)
-        if not seeks:
+        told = [each.task.progress for each in self._running]
+        seeks = any(each.phase is Phase.RECOVERING and each.suspected == self._membership for each in told)
+        if not seeks or any(each.joins and not each.is_ready for each in self._running):
             self._regrouped = time.monotonic()
         return seeks and time.monotonic() - self._regrouped > SUSPECTED
 
