@@ -51,7 +51,7 @@ def _computed(model: nn.Module, share: Share, loss: Loss, wanted: Collection[str
         if each.requires_grad and (wanted is None or name in wanted)
     }
     before = copied(model.named_buffers())
-    with _keyed(share.key, share.x.device):
+    with keyed(share.key, share.x.device):
         value = loss(model(share.x), share.y)
         found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True) if parameters else ()
     gradients = {name: each for name, each in zip(parameters, found, strict=True) if each is not None}
@@ -73,7 +73,7 @@ def put(values: Tensors, into: Tensors) -> None:
 
 
 @contextmanager
-def _keyed(key: int, device: torch.device) -> Iterator[None]:
+def keyed(key: int, device: torch.device) -> Iterator[None]:
     """Random numbers from this key; afterwards the generators are as they were."""
     is_cuda = device.type == "cuda"
     with torch.random.fork_rng([device] if is_cuda else []):
