@@ -53,7 +53,10 @@ def timed(subject: Subject, rounds: int, scratch: Path, progress: Progress) -> T
     found = [_round(training, shares, number, progress) for number in range(rounds)]
     slowdown = {cell: np.array([taken[cell] / taken[BASELINE] for taken in found]) for cell in INTERRUPTED}
     whole = float(np.median([taken[BASELINE] for taken in found]))
-    return Timed(slowdown, *_modelled(training, shares, whole, scratch))
+    measured = Timed(slowdown, *_modelled(training, shares, whole, scratch))
+    if training.on.type == "cuda":
+        torch.cuda.empty_cache()  # the processes that run trials need the memory
+    return measured
 
 
 def _round(training: Training, shares: Sequence[Share], number: int, progress: Progress) -> dict[Cell, float]:

@@ -102,12 +102,12 @@ def _resnet50(data: Path | None) -> Subject:
         rate=0.05,
         momentum=0.9,
         decay=5e-4,
-        phases=(0, 8, 20),
+        phases=(0, 6, 14),
     )
 
 
 def _digits(depth: int) -> Subject:
-    """Small enough for a minute: 384 images of 8×8 pixels, and a network of an eighth of the width."""
+    """Small enough for a minute: 160 images of 8×8 pixels, and a network of an eighth of the width."""
     import torch
 
     from holdfast.workloads.datasets import load
@@ -117,9 +117,9 @@ def _digits(depth: int) -> Subject:
     return Subject(
         data="digits",
         build=lambda: _resnet(depth, classes=10, width=8, channels=1, small=True),
-        train=(x[:384], y[:384]),
+        train=(x[:160], y[:160]),
         test=(x[-400:], y[-400:]),
-        share=16,
+        share=4,
         rate=0.05,
         momentum=0.9,
         decay=5e-4,

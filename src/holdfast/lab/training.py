@@ -15,7 +15,7 @@ from holdfast.geometry import Geometry
 from holdfast.lab.subjects import WORKERS, Subject
 from holdfast.simulate.replicas import Share, keyed
 
-EVALUATED = 256  # samples at once when accuracy is taken
+EVALUATED = 4  # workers' shares at once when accuracy is taken: no more memory than a step of several workers has
 
 
 def device() -> torch.device:
@@ -82,11 +82,12 @@ class Training:
     def accuracy(self) -> float:
         """The fraction of test samples whose class is found."""
         x, y = self._test
+        some = EVALUATED * self.subject.share
         self.model.eval()
         with torch.inference_mode():
             right = [
-                (self.model(some).argmax(1) == label).sum()
-                for some, label in zip(x.split(EVALUATED), y.split(EVALUATED), strict=True)
+                (self.model(each).argmax(1) == label).sum()
+                for each, label in zip(x.split(some), y.split(some), strict=True)
             ]
         self.model.train()
         return float(torch.stack(right).sum()) / len(y)
