@@ -47,6 +47,7 @@ def _curve(axes: "Axes", rows: Sequence[Row]) -> None:
     axes.fill_between(epochs, lows, highs, alpha=0.2, color=COLOURS["baseline"])
     for epoch in {row["epoch"] for row in rows if row["what"] == "accuracy"}:
         axes.axvline(epoch + 0.5, color="black", linestyle=":")
+    axes.set_ylim(0, 1)
     axes.set_xlabel("epoch (dotted: failures)")
     axes.set_ylabel("test accuracy")
 
