@@ -1,7 +1,9 @@
 """Runs as they could have happened: killed, torn, rolled back, preempted, left, with more or fewer ranks; and wrong ones.
 
+Some recover live: members are lost, in a window or before it, and others go on, until they are joined by others.
+
 A run is played with a model of the truth: what every step leaves behind follows from the numbers of ranks that trained
-it and all steps before it. The events are what a run would write; beside them stands what of it counted, and who needs
+it and all steps before it, or from who was left of them. The events are what a run would write; beside them stands what of it counted, and who needs
 which commit. Nothing here asks the audit.
 """
 
@@ -9,6 +11,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import xxhash
 
@@ -25,6 +28,7 @@ from holdfast.events import (
     Preempt,
     Preempted,
     Recover,
+    Regroup,
     Restart,
     Save,
     Seconds,
@@ -51,7 +55,10 @@ WRONGS = (
     "window skipped",
     "window repeated",
     "commit too early",
+    "loss kept quiet",
+    "joined with another state",
 )
+By: TypeAlias = tuple[object, ...]  # of every step: how many ranks trained it, or what else came of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +66,7 @@ class Snapshot:
     """What a store holds: a state, by the numbers of ranks that trained it, and whether its commit is on record."""
 
     step: int
-    by: tuple[int, ...]
+    by: By
     saver: int
     recorded: bool
 
@@ -71,7 +78,11 @@ class Lived:
     files: defaultdict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
     standing: dict[int, int] = field(default_factory=dict)  # of every step that counts, the attempt that trained it
     needed: set[tuple[int, int]] = field(default_factory=set)  # commits, by attempt and step, that something rests on
-    pasts: dict[tuple[str, int, int], tuple[int, ...]] = field(default_factory=dict)  # of a rank's step in an attempt
+    pasts: dict[tuple[str, int, int], By] = field(default_factory=dict)  # of a rank's step in an attempt
+    void: list[Event] = field(default_factory=list)  # steps of lost members, that the others finished without them
+    vouched: set[tuple[str, int, int]] = field(default_factory=set)  # of a rank's step in an attempt: it may be lacking
+    skipped: set[tuple[int, int]] = field(default_factory=set)  # attempts and steps that nothing came of
+    lacking: int = 0  # samples that are declared missing, of steps that count
     complete: bool = False
     was_wrong: bool = False
     now: float = NOON
@@ -88,9 +99,15 @@ class Lived:
     def counts(self, event: Event) -> bool:
         """Whether this is a step that was not rolled back."""
         what = event.what
-        return isinstance(what, Step) and self.standing.get(what.step) == what.attempt
+        return isinstance(what, Step) and self.standing.get(what.step) == what.attempt and event not in self.void
 
-    def twice(self) -> Counter[tuple[str, tuple[int, ...]]]:
+    def is_due(self, event: Event) -> bool:
+        """Whether this is a step that nobody else can vouch for."""
+        what = event.what
+        vouched = isinstance(what, Step) and (event.who, what.attempt, what.step) in self.vouched
+        return isinstance(what, Step) and not vouched and event not in self.void
+
+    def twice(self) -> Counter[tuple[str, By]]:
         """How often each rank trained from each past."""
         return Counter((who, past) for (who, _, _), past in self.pasts.items())
 
@@ -117,7 +134,13 @@ class _Play:
         self.number = 0
         self.store: list[Snapshot] = []
         self.aside: list[Snapshot] = []
-        self.by: tuple[int, ...] = ()
+        self.by: By = ()
+        self.recovery = rng.choice(["restart", "restart", "forward", "forward", "skip", "replay"])
+        self.members: tuple[int, ...] = ()
+        self.basis: tuple[int, ...] = ()  # those whom the window is divided among
+        self.membership = self.division = 0
+        self.shared = ""  # the state that the last step left, as all ranks tell it
+        self.missing: dict[tuple[int, int], int] = {}  # samples of steps of attempts
         self.salt = ""  # of what is not protected, and not the same again
         self.misled: set[tuple[int, int]] = set()  # attempts and steps that trained nothing, or another window
         self.salts: dict[tuple[str, int, int], str] = {}
@@ -135,7 +158,8 @@ class _Play:
             self._attempt(ending)
         if self.run.complete and self.again:
             self._attempt("done")
-        salts: defaultdict[tuple[str, tuple[int, ...]], set[str]] = defaultdict(set)
+        self.run.lacking = sum(self.missing.get((number, step), 0) for step, number in self.run.standing.items())
+        salts: defaultdict[tuple[str, By], set[str]] = defaultdict(set)
         for (who, number, step), past in self.run.pasts.items():
             salts[who, past].add(self.salts[who, number, step])
         self.run.was_wrong |= any(len(each) > 1 for each in salts.values())
@@ -216,10 +240,14 @@ class _Play:
         state = self._committed(found) if found else None
         if found and self.wrong == "fresh weights":
             state, self.salt, self.run.was_wrong = digest("fresh", self.number), "fresh", True
-        return Recover(self.number, found.step if found else None, *at, rng, 0.125, state=state)
+        told = self._left(found.by) + digest("own") if found else None
+        return Recover(self.number, found.step if found else None, *at, rng, 0.125, state=state, fingerprint=told)
 
     def _begin(self, found: Snapshot | None) -> None:
         self.salt = ""
+        self.shared = self._left(found.by if found else ())
+        self.members = self.basis = tuple(range(self.world))
+        self.membership = self.division = 0
         for rank in range(self.world):
             for what in self._beginning(rank, found):
                 self.say(f"rank-{rank}", what)
@@ -246,7 +274,7 @@ class _Play:
     def _need(self, step: int, found_in: int | None) -> None:
         commits = [
             event.what
-            for event in self.run.files["rank-0"]
+            for event in self.run.events
             if isinstance(event.what, Commit) and event.what.step == step and found_in in (None, event.what.attempt)
         ]
         if commits:
@@ -259,81 +287,244 @@ class _Play:
         skipped = self.rng.randrange(start, end - 1) if end - start > 1 else -1
         for step in range(start, end):
             if (step % self.every == 0 and step > start) or (fresh and step == start):
-                waiting.append(Snapshot(step, self.by, self.world, False))
+                waiting.append(Snapshot(step, self.by, len(self.members), False))
             self._commit_some(waiting)
-            self._step(step, idle=step == idle, skipped=step == skipped)
+            first = self.members[0]
+            come_to = self._change(step, start) if self.recovery != "restart" else None
+            if self.members[0] != first:
+                waiting.clear()  # they were on their way, and died with whoever saved them
+            self._step(step, idle=step == idle, skipped=step == skipped, come_to=come_to)
+            self._divide(self.members)
         if ending == "kill" and end < self.plan.steps:
             self._half_a_step(end)
         if ending in ("preempt", "done", "leave"):
             if ending != "leave" and end != start:
-                waiting.append(Snapshot(end, self.by, self.world, False))
+                waiting.append(Snapshot(end, self.by, len(self.members), False))
             self._commit_some(waiting, every=True)
         elif waiting and self.rng.random() < 0.5:  # durable, and killed before it could say so
             self._keep(waiting[0])
         if self.wrong == "commit too early" and ending == "kill":
             self.run.was_wrong = True
-            self.say("rank-0", Commit(self.number, end + 3, 4096, 0.5, state=digest("early")))
+            self.say(self._saver, Commit(self.number, end + 3, 4096, 0.5, state=digest("early")))
 
     def _commit_some(self, waiting: list[Snapshot], *, every: bool = False) -> None:
         while waiting and (every or self.rng.random() < 0.6):
             snapshot = waiting.pop(0)
-            self.say("rank-0", Save(self.number, snapshot.step, "overlapped", 4096, Stall(waited=0.125)))
+            self.say(self._saver, Save(self.number, snapshot.step, "overlapped", 4096, Stall(waited=0.125)))
             state = self._committed(snapshot)
-            self.say("rank-0", Commit(self.number, snapshot.step, 4096, 0.5, state=state))
+            self.say(self._saver, Commit(self.number, snapshot.step, 4096, 0.5, state=state))
             self._keep(Snapshot(snapshot.step, snapshot.by, snapshot.saver, True))
 
     def _keep(self, snapshot: Snapshot) -> None:
         self.store = [each for each in self.store if each.step < snapshot.step][-2:]
         self.store.append(snapshot)
 
-    def _step(self, step: int, *, idle: bool, skipped: bool) -> None:
-        by = (*self.by, self.world)
-        for rank in range(self.world):
-            self._report(step, rank, by, idle=idle, skipped=skipped)
+    @property
+    def _saver(self) -> str:
+        return f"rank-{self.members[0]}"
+
+    def _trained_by(self) -> object:
+        """What comes of a step depends on how many trained it, and on who was left of them: sums round otherwise."""
+        return self.world if len(self.basis) == self.world else (self.number, self.division)
+
+    def _divide(self, members: tuple[int, ...]) -> None:
+        self.division = self.division if members == self.basis else self.membership
+        self.basis = members
+
+    def _step(self, step: int, *, idle: bool, skipped: bool, come_to: object = None) -> None:
+        by = (*self.by, come_to or self._trained_by())
+        for member in self.basis:
+            if member in self.members:
+                self._report(step, member, by, idle=idle, skipped=skipped)
         self.by = by
         self.run.standing[step] = self.number
 
     def _half_a_step(self, step: int) -> None:
         """Some ranks had reported their share when others were killed."""
-        by = (*self.by, self.world)
-        ranks = self.rng.sample(range(self.world), self.rng.randint(0, self.world - 1))
-        for rank in ranks:
-            self._report(step, rank, by, idle=False, skipped=False)
-        if ranks:
+        by = (*self.by, self._trained_by())
+        members = self.rng.sample(self.members, self.rng.randint(0, len(self.members) - 1))
+        for member in members:
+            self._report(step, member, by, idle=False, skipped=False)
+        if members:
             self.run.standing[step] = self.number
 
-    def _report(self, step: int, rank: int, by: tuple[int, ...], *, idle: bool, skipped: bool) -> None:
+    # What a live recovery does.
+
+    def _change(self, step: int, start: int) -> object:
+        """Members may be lost in this window or before it, or join; what the window comes to, if not to the usual."""
+        if len(self.members) < self.world and step > start and self.rng.random() < 0.3:
+            within = self.rng.random() < 0.3 and step + 1 < self.plan.steps
+            self._join(step, within=within)
+            if within:
+                return None
+        if len(self.members) < 2 or self.rng.random() > 0.15:
+            return None
+        return self._lose(step, start)
+
+    def _lose(self, step: int, start: int) -> object:
+        lost = tuple(sorted(self.rng.sample(self.members, self.rng.randint(1, len(self.members) - 1))))
+        how = self.rng.choice(["before", "complete", "redone", "redone"])
+        left = tuple(member for member in self.members if member not in lost)
+        for member in lost:
+            self._dies(member, step, how, start)
+        if self.recovery == "replay" and how == "redone":
+            self._replay(step, left, lost)
+            return None
+        if how == "redone" and len(left) > 1 and self.rng.random() < 0.3:
+            left = self._lose_twice(step, left, lost, start)
+        else:
+            said = self._regrouped(step, left, lost, how)
+            self._declare(left, said)
+        self.members = left
+        if how == "before":
+            self._divide(left)
+        if how != "redone":
+            return None
+        if self.recovery == "skip":
+            self.run.skipped.add((self.number, step))
+        return ("skip" if self.recovery == "skip" else "lossy", self.number, step)
+
+    def _dies(self, member: int, step: int, how: str, start: int) -> None:
+        """Killed: its last line may not have been on the disk yet, or it may have come further than the others."""
+        who = f"rank-{member}"
+        self.supervisor(Detect(self.number, member, member, "signal", "killed", exit=-9, signal="SIGKILL"))
+        self.run.vouched.add((who, self.number, step - 1))
+        lines, shared = self.run.files[who], self.shared
+        told = sum(place[1:] == (self.number, step - 1) for place in self.run.pasts)
+        last = lines[-1].what
+        if isinstance(last, Step) and last.step == step - 1 and told > 1 and self.rng.random() < 0.5:
+            lines.pop()
+            self.run.pasts.pop((who, self.number, step - 1))
+        elif how == "redone" and self.rng.random() < 0.2 and self.wrong is None:
+            self._report(step, member, (*self.by, ("alone", member, self.number, step)), idle=False, skipped=False)
+            self.shared = shared
+            self.run.void.append(lines[-1])
+            self.run.pasts.pop((who, self.number, step))
+        elif how == "complete" and self.rng.random() < 0.3 and self.wrong is None:
+            self._report(step, member, (*self.by, self._trained_by()), idle=False, skipped=False)
+            self.run.vouched.add((who, self.number, step))
+
+    def _regrouped(self, step: int, left: tuple[int, ...], lost: tuple[int, ...], how: str) -> Regroup:
+        self.membership += 1
+        missing = self._lacks(step, lost) if how == "redone" and self.recovery != "replay" else []
+        if missing and self.wrong == "loss kept quiet":
+            missing, self.run.was_wrong = [], True
+        kept, redone = {"before": (0, 0), "complete": (2, 0), "redone": (self.rng.choice([0, 1]), 2)}[how]
+        where = (self.number, self.membership, step, self.recovery)
+        return Regroup(*where, left, lost, tuple(missing), kept, redone, seconds=0.0625)
+
+    def _lacks(self, step: int, lost: Sequence[int]) -> list[int]:
+        at = self.plan.position(step)
+        if self.recovery == "skip":
+            self.missing[self.number, step] = self.plan.batch
+            return [int(each) for each in self.plan.window(at)]
+        places = [self.basis.index(member) for member in lost if member in self.basis]
+        ids = [int(each) for place in places for each in self.plan.share(at, place, len(self.basis))]
+        self.missing[self.number, step] = self.missing.get((self.number, step), 0) + len(ids)
+        return ids
+
+    def _lose_twice(self, step: int, left: tuple[int, ...], lost: tuple[int, ...], start: int) -> tuple[int, ...]:
+        """Others are lost while those who were left find together; some have found together before."""
+        more = tuple(sorted(self.rng.sample(left, self.rng.randint(1, len(left) - 1))))
+        last = tuple(member for member in left if member not in more)
+        first = self._regrouped(step, left, lost, "redone")
+        second = self._regrouped(step, last, more, "redone")
+        known = {member for member in left if self.rng.random() < 0.5}
+        for member in left:
+            if member in known:
+                self._declare([member], first)
+        for member in more:
+            self._dies(member, step, "redone", start)
+        both = sorted({*first.missing, *second.missing})
+        for member in last:
+            unseen = second._replace(lost=tuple(sorted(lost + more)), missing=tuple(both))
+            self._declare([member], second if member in known else unseen)
+        return last
+
+    def _replay(self, step: int, left: tuple[int, ...], lost: tuple[int, ...]) -> None:
+        """Replacements train what was lost: nothing is."""
+        everybody = self.members
+        if self.rng.random() < 0.5:
+            said = self._regrouped(step, everybody, lost, "redone")
+        else:
+            self._declare(left, self._regrouped(step, left, lost, "redone"))
+            said = self._regrouped(step, everybody, (), "redone")
+        for member in lost:
+            self._come(member, step)
+        self._declare(everybody, said)
+
+    def _join(self, step: int, *, within: bool) -> None:
+        """Members come back before a window, or while it is trained."""
+        away = [member for member in range(self.world) if member not in self.members]
+        come = self.rng.sample(away, self.rng.randint(1, len(away)))
+        if within:  # then they begin with what this window leaves
+            self.shared = self._left((*self.by, self._trained_by()))
+        for member in come:
+            self._come(member, step + within)
+        self.members = tuple(sorted([*self.members, *come]))
+        self.membership += 1
+        where = (self.number, self.membership, step, self.recovery)
+        said = Regroup(*where, self.members, redone=2 if within else 0, seconds=0.0625)
+        self._declare(self.members, said)
+        if not within:
+            self._divide(self.members)
+
+    def _come(self, member: int, step: int) -> None:
+        shared = self.shared  # of the step before, or of the snapshot that they all began with
+        if self.wrong == "joined with another state":
+            shared, self.run.was_wrong = digest("another"), True
+        who, at = f"rank-{member}", self.plan.position(step)
+        self.say(who, Open(2, torn=self.rng.choice([0, 40])))
+        self.say(who, Attempt(self.number, self.world, member, 2000 + self.membership))
+        self.say(who, self._plan(digest("data", member if self.wrong == "split without a seed" else "")))
+        state = {"state": digest("joined", self.by), "fingerprint": shared + digest("own", member)}
+        self.say(who, Recover(self.number, step, *at, "keyed", 0.125, **state))
+
+    def _declare(self, members: Sequence[int], said: Regroup) -> None:
+        for member in members:
+            self.say(f"rank-{member}", said._replace(seconds=member / 8))
+
+    # What a rank tells.
+
+    def _report(self, step: int, rank: int, by: By, *, idle: bool, skipped: bool) -> None:
         at = self.plan.position(step)
         nothing = self.wrong == "nothing trained" or (self.wrong == "one window not trained" and idle)
         past = by[:-1] if self.wrong == "one window not trained" and idle else by
         past = () if self.wrong == "nothing trained" else past
+        place, world = self.basis.index(rank), len(self.basis)
         apart = rank if self.wrong == "replicas apart" and step == self.plan.steps - 1 else ""
-        shared, own = digest("shared", past, self.salt, apart), digest("own", past, self.salt, rank)
+        shared, own = self._left(past, apart), digest("own", past, self.salt, rank)
         shown = step + 1 if skipped and self.wrong == "window skipped" else step
         shown = step - 1 if skipped and self.wrong == "window repeated" and step else shown
-        ids = self.plan.share(self.plan.position(shown), rank, self.world)
-        self.run.was_wrong |= apart != "" and self.world > 1
-        if nothing or shown != step:
+        ids = self.plan.share(self.plan.position(shown), place, world)
+        self.run.was_wrong |= apart != "" and len(self.members) > 1
+        self.shared = shared
+        if (nothing and (self.number, step) not in self.run.skipped) or shown != step:
             self.misled.add((self.number, step))
         self.run.pasts[f"rank-{rank}", self.number, step] = by
         self.salts[f"rank-{rank}", self.number, step] = self.salt
         self.say(
             f"rank-{rank}",
             Step(
-                *(self.number, self.world, rank, *at, step),
+                *(self.number, world, place, *at, step),
                 Samples.of(ids),
                 Seconds(0.125, 0.5, 0.0),
                 state=shared + own,
                 reduced=0 if nothing else int(self.world > 1),
                 stepped=0 if nothing else 1,
-                loss=len(past) + rank / 8 if self.notes_loss else None,
+                loss=len(past) + place / 8 if self.notes_loss else None,
             ),
         )
+
+    def _left(self, past: By, apart: object = "") -> str:
+        """What all ranks share after these steps; a window that was skipped left it as it was."""
+        left = tuple(each for each in past if not (isinstance(each, tuple) and each[0] == "skip"))
+        return digest("shared", left, self.salt, apart)
 
     # How an attempt ends.
 
     def _end(self, end: int, ending: str) -> str:
-        ranks = [f"rank-{rank}" for rank in range(self.world)]
+        ranks = [f"rank-{rank}" for rank in self.members]
         if ending == "preempt":
             self.supervisor(Preempt(self.number))
             for who in ranks:
@@ -352,7 +543,7 @@ class _Play:
         return ending
 
     def _fail(self, ending: str) -> str:
-        rank = self.rng.randrange(self.world)
+        rank = self.rng.choice(self.members) if ending != "early" else self.rng.randrange(self.world)
         if self.rng.random() < 0.3:
             self.say(f"injected-{rank}", Strike(self.number, len(self.by), "kill", rank))
         if self.supervised and self.rng.random() < 0.2:  # the supervisor was killed, too

@@ -28,6 +28,7 @@ from holdfast.events import (
     Plan,
     Preempted,
     Recover,
+    Regroup,
     Save,
     Seconds,
     Step,
@@ -103,7 +104,32 @@ def covered(run: Lived, place: Place) -> bool:
     """Whether a commit on record holds this step."""
     step: Any = at(run, place).what
     commits = places(run, Commit, lambda what: what.attempt == step.attempt and what.step > step.step)
-    return bool(commits)
+    return bool(commits) and at(run, place) not in run.void
+
+
+def has_joined(run: Lived, place: Place) -> bool:
+    """Whether the life of this line began in the middle of an attempt."""
+    who, first = place[0], life(run, place)[0]
+    begun = [e.what.attempt for e in run.files[who][:first] if isinstance(e.what, Attempt)]
+    mine = [run.files[who][i].what for i in life(run, place)]
+    return any(isinstance(what, Attempt) and what.attempt in begun for what in mine)
+
+
+def beside(run: Lived, place: Place) -> list[Place]:
+    """The same step, as other ranks tell it."""
+    was: Any = at(run, place).what
+    them = places(run, Step, lambda e: (e.attempt, e.step) == (was.attempt, was.step) and e.rank != was.rank)
+    return [each for each in them if at(run, each) not in run.void]
+
+
+def goes_on(run: Lived, place: Place) -> bool:
+    """Whether a later window was trained in this life after this line, or it ended in order; or this one counts."""
+    (who, line), was = place, at(run, place).what
+    assert isinstance(was, Step | Regroup)
+    after = [run.files[who][i].what for i in life(run, place) if i > line]
+    later = any(isinstance(what, Step) and what.step > was.step for what in after)
+    lossy = isinstance(was, Regroup) and was.missing and run.standing.get(was.step) == was.attempt
+    return later or bool(lossy) or any(isinstance(what, Done | Preempted) for what in after)
 
 
 def pick(rng: random.Random, among: Sequence[Place]) -> Place | None:
@@ -123,7 +149,7 @@ def a_step_dropped(rng: random.Random, run: Lived) -> Forged:
         return None
     files = copied(run)
     del files[place[0]][place[1]]
-    return files, run.counts(at(run, place)) or covered(run, place)
+    return files, (run.counts(at(run, place)) or covered(run, place)) and run.is_due(at(run, place))
 
 
 @forgery
@@ -165,7 +191,7 @@ def a_file_cut_off(rng: random.Random, run: Lived) -> Forged:
     files = copied(run)
     del files[who][line:]
     needed = any(isinstance(e.what, Commit) and (e.what.attempt, e.what.step) in run.needed for e in lost)
-    return files, needed or any(run.counts(e) or isinstance(e.what, Done) for e in lost)
+    return files, needed or any((run.counts(e) and run.is_due(e)) or isinstance(e.what, Done) for e in lost)
 
 
 @forgery
@@ -261,7 +287,8 @@ def another_position_after_a_restore(rng: random.Random, run: Lived) -> Forged:
 @forgery
 def another_state_in_memory(rng: random.Random, run: Lived) -> Forged:
     """What came back is another state than was committed, or is not told."""
-    if (place := pick(rng, places(run, Recover, lambda what: what.restored is not None))) is None:
+    several = [p for p in places(run, Recover, lambda what: what.restored is not None) if not has_joined(run, p)]
+    if (place := pick(rng, several)) is None:
         return None
     state = rng.choice([None, digest("another")])
     return put(copied(run), place, at(run, place).what._replace(state=state)), True  # type: ignore[union-attr,call-arg]
@@ -468,7 +495,8 @@ def a_commit_of_another_step(rng: random.Random, run: Lived) -> Forged:
 
 @forgery
 def a_commit_by_another_rank(rng: random.Random, run: Lived) -> Forged:
-    others = [place for place in places(run, Step) if place[0] != "rank-0"]
+    first = {who for who, i in places(run, Regroup) if f"rank-{run.files[who][i].what.members[0]}" == who}  # type: ignore[union-attr]
+    others = [place for place in places(run, Step) if place[0] not in first | {"rank-0"}]
     if (place := pick(rng, others)) is None:
         return None
     was: Any = at(run, place).what
@@ -541,14 +569,14 @@ def another_state_after_a_step(rng: random.Random, run: Lived) -> Forged:
     was: Any = at(run, place).what
     shared = rng.random() < 0.5
     state = digest("other") + was.state[16:] if shared else was.state[:16] + digest("other")
-    others = places(run, Step, lambda e: (e.attempt, e.step) == (was.attempt, was.step) and e.rank != was.rank)
+    others = beside(run, place) if at(run, place) not in run.void else []
     return put(copied(run), place, was._replace(state=state)), bool(shared and others) or replayed(run, place)
 
 
 def replayed(run: Lived, place: Place) -> bool:
     who, what = place[0], at(run, place).what
     assert isinstance(what, Step)
-    return run.twice()[who, run.pasts[who, what.attempt, what.step]] > 1
+    return at(run, place) not in run.void and run.twice()[who, run.pasts[who, what.attempt, what.step]] > 1
 
 
 @forgery
@@ -579,7 +607,7 @@ def a_window_that_was_only_handed_out(rng: random.Random, run: Lived) -> Forged:
         states = {p[0]: at(run, p).what.state for p in before}  # type: ignore[union-attr]
         state = states.get(each[0])
         put(files, each, at(run, each).what._replace(reduced=0, held=0, stepped=0, state=state))  # type: ignore[union-attr,call-arg]
-    return files, True
+    return files, (was.attempt, was.step) not in run.skipped
 
 
 @forgery
@@ -587,8 +615,177 @@ def a_sum_that_one_rank_alone_took_part_in(rng: random.Random, run: Lived) -> Fo
     if (place := counted_step(rng, run, world=2)) is None:
         return None
     was: Any = at(run, place).what
-    others = places(run, Step, lambda e: (e.attempt, e.step) == (was.attempt, was.step) and e.rank != was.rank)
-    return put(copied(run), place, was._replace(reduced=was.reduced + 1)), bool(others)
+    return put(copied(run), place, was._replace(reduced=was.reduced + 1)), bool(beside(run, place))
+
+
+# Members that were lost, and joined.
+
+
+def same(run: Lived, place: Place) -> list[Place]:
+    """All who declare the same membership."""
+    was: Any = at(run, place).what
+    return places(run, Regroup, lambda each: (each.attempt, each.number) == (was.attempt, was.number))
+
+
+def regroup(rng: random.Random, run: Lived, which: Callable[[Any], bool] = lambda what: True) -> Place | None:
+    """A regroup that the one who declares it went on after, and trained under.
+
+    Who is overtaken by the next loss before that may as well tell of the two as of one.
+    """
+    return pick(rng, [p for p in places(run, Regroup, which) if goes_on(run, p) and not is_overtaken(run, p)])
+
+
+def is_overtaken(run: Lived, place: Place) -> bool:
+    after = (run.files[place[0]][i].what for i in life(run, place) if i > place[1])
+    return isinstance(next((what for what in after if isinstance(what, Step | Regroup | Done)), None), Regroup)
+
+
+def one_or_all(rng: random.Random, run: Lived, place: Place, **fields: Any) -> Files:
+    """The regroup with other fields, as one or as all declare it."""
+    files = copied(run)
+    for each in rng.choice([[place], same(run, place)]):
+        put(files, each, at(run, each).what._replace(**fields))  # type: ignore[union-attr,call-arg]
+    return files
+
+
+@forgery
+def a_regroup_dropped(rng: random.Random, run: Lived) -> Forged:
+    if (place := regroup(rng, run)) is None:
+        return None
+    files = copied(run)
+    for who, line in sorted(rng.choice([[place], same(run, place)]), reverse=True):
+        del files[who][line]
+    return files, True
+
+
+@forgery
+def a_regroup_repeated(rng: random.Random, run: Lived) -> Forged:
+    if (place := pick(rng, places(run, Regroup))) is None:
+        return None
+    files = copied(run)
+    files[place[0]].insert(place[1], at(run, place))
+    return files, True
+
+
+@forgery
+def a_regroup_moved(rng: random.Random, run: Lived) -> Forged:
+    """To another place in its life: before what it tells of was reached, or after."""
+    if (place := regroup(rng, run)) is None:
+        return None
+    files, (who, line) = copied(run), place
+    steps = [i for i in life(run, place) if i > line and isinstance(run.files[who][i].what, Step)]
+    if not steps:
+        return None
+    files[who].insert(rng.choice(steps), files[who].pop(line))
+    return files, True
+
+
+@forgery
+def other_samples_declared_missing(rng: random.Random, run: Lived) -> Forged:
+    if (place := regroup(rng, run)) is None:
+        return None
+    missing = list(at(run, place).what.missing)  # type: ignore[union-attr]
+    other = rng.choice([each for each in range(PLAN.samples) if each not in missing])
+    how = rng.choice(["more", "less", "other", "twice", "none"]) if missing else "more"
+    changed = {
+        "more": [*missing, other],
+        "less": missing[1:],
+        "other": [*missing[1:], other],
+        "twice": [*missing, *missing[:1]],
+        "none": [],
+    }[how]
+    # Two losses in one window: who declares both at once declares what two declare one after the other.
+    if at(run, place).what.strategy == "replay":  # type: ignore[union-attr]
+        changed = [*missing, other]
+    return one_or_all(rng, run, place, missing=tuple(changed)), True
+
+
+@forgery
+def other_members(rng: random.Random, run: Lived) -> Forged:
+    if (place := regroup(rng, run)) is None:
+        return None
+    was: Any = at(run, place).what
+    worlds = [
+        e.what.world for e in run.files[place[0]] if isinstance(e.what, Attempt) and e.what.attempt == was.attempt
+    ]
+    member = rng.randrange(worlds[0])
+    members = sorted({*was.members} ^ {member})
+    return one_or_all(rng, run, place, members=tuple(members)), True
+
+
+@forgery
+def somebody_named_lost_who_was_not(rng: random.Random, run: Lived) -> Forged:
+    if (place := regroup(rng, run)) is None:
+        return None
+    was: Any = at(run, place).what
+    stays = rng.choice(was.members)
+    members = rng.choice([was.members, tuple(member for member in was.members if member != stays)])
+    return one_or_all(rng, run, place, members=members, lost=tuple(sorted([*was.lost, stays]))), True
+
+
+@forgery
+def somebody_lost_and_not_named(rng: random.Random, run: Lived) -> Forged:
+    if (place := regroup(rng, run, lambda what: len(what.lost) > 0)) is None:
+        return None
+    lost: Any = list(at(run, place).what.lost)  # type: ignore[union-attr]
+    lost.remove(rng.choice(lost))
+    return one_or_all(rng, run, place, lost=tuple(lost)), True
+
+
+@forgery
+def a_regroup_in_another_step(rng: random.Random, run: Lived) -> Forged:
+    if (place := regroup(rng, run)) is None:
+        return None
+    was: Any = at(run, place).what
+    other = rng.choice([each for each in range(PLAN.steps) if each != was.step])
+    return one_or_all(rng, run, place, step=other), True
+
+
+@forgery
+def a_regroup_that_never_was(rng: random.Random, run: Lived) -> Forged:
+    """In the files of all who trained a window: one of them is lost in it, and goes on."""
+    if (place := counted_step(rng, run, world=2)) is None:
+        return None
+    was: Any = at(run, place).what
+    told = [p for p in [place, *beside(run, place)] if goes_on(run, p)]
+    members = tuple(sorted(int(p[0].removeprefix("rank-")) for p in told))
+    if len(members) < 2 or len(told) < was.world:
+        return None
+    before = [e.what.number for p in told for e in run.files[p[0]] if isinstance(e.what, Regroup)]
+    number = max(before, default=0) + 1
+    lost = rng.choice(members)
+    missing = PLAN.share(PLAN.position(was.step), members.index(lost), len(members)).tolist()
+    left = tuple(member for member in members if member != lost)
+    files = copied(run)
+    for who, line in told:
+        if who != f"rank-{lost}":
+            forged = Regroup(was.attempt, number, was.step, "forward", left, (lost,), tuple(missing), redone=1)
+            files[who].insert(line, at(run, (who, line))._replace(what=forged))
+    return files, True
+
+
+@forgery
+def a_lost_member_that_goes_on(rng: random.Random, run: Lived) -> Forged:
+    if (place := regroup(rng, run, lambda what: len(what.lost) > 0)) is None:
+        return None
+    was: Any = at(run, place).what
+    who = f"rank-{rng.choice(was.lost)}"
+    begun = [i for i, e in enumerate(run.files[who]) if isinstance(e.what, Attempt) and e.what.attempt == was.attempt]
+    end = life(run, (who, begun[0]))[-1] + 1
+    files = copied(run)
+    forged = rng.choice([at(run, place).what, Done(was.attempt, PLAN.steps), Preempted(was.attempt, was.step)])
+    files[who].insert(end, Event(at(run, place).time, who, forged))
+    return files, True
+
+
+@forgery
+def another_state_of_who_joined(rng: random.Random, run: Lived) -> Forged:
+    several = [p for p in places(run, Recover) if has_joined(run, p) and trains(run, p)]
+    if (place := pick(rng, several)) is None:
+        return None
+    was: Any = at(run, place).what
+    other = rng.choice([None, digest("another") + was.fingerprint[16:]])
+    return put(copied(run), place, was._replace(fingerprint=other)), True
 
 
 # What a run may say in other words: nothing that was trained, restored or claimed is another.
@@ -607,7 +804,10 @@ def cosmetic(rng: random.Random, run: Lived) -> Files:
     elif isinstance(what, Plan):
         what = what._replace(save_every=9, writer="blocking")
     elif isinstance(what, Recover):
-        what = what._replace(seconds=9.0, passed_over=({"name": "step-00000009/", "why": "bad"},))
+        over = () if has_joined(run, place) else ({"name": "step-00000009/", "why": "bad"},)
+        what = what._replace(seconds=9.0, passed_over=over)
+    elif isinstance(what, Regroup):
+        what = what._replace(seconds=9.0)
     elif isinstance(what, Commit | Save):
         what = what._replace(bytes=9)
     elif isinstance(what, Judged):
@@ -736,6 +936,12 @@ whats: st.SearchStrategy[What] = st.one_of(
         small,
     ),
     st.builds(Commit, small, small | st.just(2**63 - 1), small, found=st.booleans(), state=states),
+    st.builds(
+        Regroup,
+        *(small, small, small | st.just(2**63 - 1), st.sampled_from(["forward", "skip", "replay", "restart"])),
+        *(st.lists(small, max_size=3).map(tuple) for _ in range(3)),
+        *(small, small),
+    ),
     st.builds(Done, small, small),
     st.builds(Preempted, small, small),
     st.builds(Judged, st.sampled_from(["completed", "gave-up", "x"]), small, st.just("")),

@@ -127,21 +127,29 @@ class _Kept:
 
     def __init__(self, life: Life, kept: Numbers) -> None:
         order = kept[np.argsort(life.steps.step[kept], kind="stable")]
-        self._rank, self._world = life.rank, life.world or 0
-        self._steps, self._count = life.steps.step[order], life.steps.count[order]
+        self._stretches = list(life.stretches())
+        self._rows, self._steps, self._count = order, life.steps.step[order], life.steps.count[order]
         self._digest = life.steps.digest[order]
 
     def unlike(self, geometry: Geometry, chunk: Numbers, rows: Ids) -> Iterator[int]:
         """Which of these windows this rank reports and trained other samples of than its share."""
         first, last = np.searchsorted(self._steps, [chunk[0], chunk[-1] + 1])
-        mine = self._steps[first:last]
-        if self._rank >= self._world or self._world > geometry.batch:
-            yield from mine.tolist()
+        for those, rank, world in self._stretches:
+            inside = (self._rows[first:last] >= those.start) & (self._rows[first:last] < those.stop)
+            yield from self._other(geometry, chunk, rows, np.arange(first, last)[inside], rank, world)
+
+    def _other(
+        self, geometry: Geometry, chunk: Numbers, rows: Ids, mine: Numbers, rank: int, world: int
+    ) -> Iterator[int]:
+        """Which of these of its steps trained other samples than this rank of so many has to."""
+        steps = self._steps[mine]
+        if rank >= world or world > geometry.batch:
+            yield from steps.tolist()
             return
-        places = geometry.places(self._rank, self._world)
-        planned = Samples.sums(rows[np.searchsorted(chunk, mine), places.start : places.stop])
-        wrong = (self._digest[first:last] != planned).any(axis=1) | (self._count[first:last] != len(places))
-        yield from mine[wrong].tolist()
+        places = geometry.places(rank, world)
+        planned = Samples.sums(rows[np.searchsorted(chunk, steps), places.start : places.stop])
+        wrong = (self._digest[mine] != planned).any(axis=1) | (self._count[mine] != len(places))
+        yield from steps[wrong].tolist()
 
 
 def _computed(geometry: Geometry, steps: Numbers) -> Iterator[tuple[Numbers, Ids]]:
@@ -174,14 +182,16 @@ def _explained(ledger: Ledger, windows: Sequence[int]) -> list[str]:
         )
     )
     elsewhere = _found(geometry, steps[steps < geometry.steps], wanted | {_whole(reports[step]) for step in windows})
-    return [_explanation(geometry, step, reports[step], wrong[step], elsewhere) for step in windows]
+    silent = {step: _silent(ledger, step, reports[step]) for step in windows}
+    return [_explanation(geometry, step, reports[step], wrong[step], silent[step], elsewhere) for step in windows]
 
 
-def _wrong_shares(geometry: Geometry, step: int, reports: Iterable[Report]) -> list[_Share]:
+def _wrong_shares(geometry: Geometry, step: int, reports: Iterable[Report]) -> dict[_Share, str]:
+    """The shares that are not those of their rank, and who trained them."""
     at = geometry.position(step)
-    shares = [_Share(report.rank, report.world, report.samples) for report in reports]
-    formed = [share for share in shares if share.rank < share.world <= geometry.batch]
-    return [share for share in formed if share.samples != Samples.of(geometry.share(at, share.rank, share.world))]
+    shares = {_Share(report.rank, report.world, report.samples): report.who for report in reports}
+    formed = {share: who for share, who in shares.items() if share.rank < share.world <= geometry.batch}
+    return {s: who for s, who in formed.items() if s.samples != Samples.of(geometry.share(at, s.rank, s.world))}
 
 
 def _whole(reports: Sequence[Report]) -> _Share:
@@ -206,21 +216,23 @@ def _explanation(
     geometry: Geometry,
     step: int,
     reports: Sequence[Report],
-    wrong: Sequence[_Share],
+    wrong: Mapping[_Share, str],
+    silent: Sequence[str],
     elsewhere: Mapping[_Share, Position],
 ) -> str:
     at = geometry.position(step)
     other = elsewhere.get(_whole(reports))
     if other not in (None, at):
         return f"{_named(geometry, step)}: {other} was trained instead"
-    silent = [f"{who} never reported it" for who in _silent(reports)]
-    told = [f"rank-{share.rank} {_instead(geometry, at, share, elsewhere)}" for share in wrong]
-    return f"{_named(geometry, step)}: {', '.join(silent + told) or 'trained by a rank that is not of its world'}"
+    told = [f"{who} never reported it" for who in silent]
+    told += [f"{who} {_instead(geometry, at, share, elsewhere)}" for share, who in wrong.items()]
+    return f"{_named(geometry, step)}: {', '.join(told) or 'trained by a rank that is not of its world'}"
 
 
-def _silent(reports: Sequence[Report]) -> list[str]:
-    there, world = {report.rank for report in reports}, reports[0].world
-    return [f"rank-{rank}" for rank in islice((each for each in range(world) if each not in there), SHOWN)]
+def _silent(ledger: Ledger, step: int, reports: Sequence[Report]) -> list[str]:
+    there, memberships = {report.who for report in reports}, ledger.memberships(reports[0].attempt)
+    due = (each for each in memberships.basis(step) if not memberships.is_excused(each, step))
+    return list(islice((who for who in map("rank-{}".format, due) if who not in there), SHOWN))
 
 
 def _instead(geometry: Geometry, at: Position, share: _Share, elsewhere: Mapping[_Share, Position]) -> str:

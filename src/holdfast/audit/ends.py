@@ -1,5 +1,6 @@
 """Whether a run did what it set out to do: one plan, trained to its end, and a supervisor who says the same."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from holdfast.audit.finding import CannotTell, Verdict, counted
@@ -70,9 +71,12 @@ def reached_the_end(ledger: Ledger) -> tuple[Verdict, str]:
 
 
 def is_finished(ledger: Ledger, attempt: int) -> bool:
-    """Whether all ranks of an attempt were done."""
+    """Whether all ranks of an attempt were done, or all that were left of them."""
     done = {life.rank for life in ledger.attempts.get(attempt, ()) if isinstance(life.ended, Done)}
-    return bool(done) and sum(rank < ledger.world(attempt) for rank in done) == ledger.world(attempt)
+    if not done:
+        return False
+    members = ledger.memberships(attempt).members
+    return sum(rank in members for rank in done) == len(members)
 
 
 def supervisors_agree(ledger: Ledger) -> tuple[Verdict, str]:
@@ -133,7 +137,7 @@ def _miscounted(supervision: Supervision, verdict: Judged) -> str | None:
 
 def _not_completed(ledger: Ledger, supervision: Supervision, verdict: Judged) -> str | None:
     """What speaks against a run that is said to be completed. A script may leave its loop: then no rank is done."""
-    if verdict.attempts in supervision.failed:
+    if _died(ledger, supervision, verdict.attempts):
         return f"saw a worker fail in attempt {verdict.attempts}"
     meant = _meant(ledger, verdict)
     for number, lives in ledger.attempts.items():
@@ -145,14 +149,22 @@ def _not_completed(ledger: Ledger, supervision: Supervision, verdict: Judged) ->
         if done and not is_finished(ledger, number):
             if absent := ledger.absent(number):
                 raise CannotTell(f"there is no history of {', '.join(absent)}")
-            silent = next(rank for rank in range(ledger.world(number)) if rank not in done)
+            silent = next(rank for rank in ledger.memberships(number).members if rank not in done)
             return f"rank-{silent} never said that it was done in attempt {number}"
     return None
 
 
+def _died(ledger: Ledger, supervision: Supervision, attempt: int) -> bool:
+    """Whether a worker failed in an attempt, and the others did not go on without it."""
+    failed = Counter(supervision.failed.get(attempt, []))
+    survived = Counter(member for each in ledger.live if each.number == attempt for member, _ in each.lost)
+    elsewhere = failed.pop(-1, 0)  # on other nodes
+    return bool(failed - survived) or (elsewhere > 0 and not survived)
+
+
 def _completed(ledger: Ledger, supervision: Supervision, verdict: Judged) -> str | None:
     """An attempt that went well to its end though the run is said to have ended otherwise."""
-    troubled = {number for each in ledger.supervisions for number in each.failed | each.asked}
+    troubled = {number for each in ledger.supervisions for number in {*each.failed, *each.asked}}
     if verdict.attempts not in troubled and is_finished(ledger, verdict.attempts):
         return f"all ranks were done in attempt {verdict.attempts}, of which {supervision.who} saw no failure"
     return None

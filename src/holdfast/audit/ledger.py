@@ -16,6 +16,7 @@ import numpy as np
 from holdfast.audit.columns import Numbers
 from holdfast.audit.finding import SHOWN, CannotTell
 from holdfast.audit.life import Life
+from holdfast.audit.memberships import Joined, Memberships
 from holdfast.errors import BadInput
 from holdfast.events import (
     Commit,
@@ -73,7 +74,7 @@ class Supervision:
         self.who = who
         self.launches: list[int] = []  # numbers of attempts
         self.workers: dict[int, int] = {}  # of each, where there is one node
-        self.failed: set[int] = set()  # attempts of which a worker failed
+        self.failed: defaultdict[int, list[int]] = defaultdict(list)  # attempts of which workers failed, and which
         self.asked: set[int] = set()  # attempts that were to stop
         self.verdicts: list[Judged] = []
 
@@ -84,8 +85,8 @@ class Supervision:
                 self.launches.append(number)
                 if self.who == "supervisor":
                     self.workers[number] = workers
-            case Detect(attempt=number):
-                self.failed.add(number)
+            case Detect(attempt=number, rank=rank):
+                self.failed[number].append(rank)
             case Preempt(attempt=number):
                 self.asked.add(number)
             case Judged():
@@ -98,8 +99,9 @@ class Supervision:
 class Ledger:
     """What the checks of an audit read of a run, from its events in any order that keeps each writer's own."""
 
-    def __init__(self, history: Iterable[Event] = (), torn: Sequence[Torn] = ()) -> None:
+    def __init__(self, history: Iterable[Event] = (), torn: Sequence[Torn] = (), recovery: str | None = None) -> None:
         self.events = 0
+        self.recovery = recovery  # how the run was to recover, if that is known
         self.writers: set[str] = set()
         self.torn = torn
         self.malformed: list[str] = []
@@ -198,7 +200,7 @@ class Ledger:
         for lives in self.attempts.values():
             commits = [commit for life in lives for commit in life.commits]
             saves += [self._saved(lineage, each, savers) for each in commits if each.found]
-            came_back = [(life, life.recover) for life in lives if life.recover]
+            came_back = [(life, life.recover) for life in lives if life.recover and not self.has_joined(life)]
             if lineage.trainer(0) is None and not came_back:  # before version 2 a first attempt told of none
                 lineage.add(Recover(lives[0].number or 1, None, 0, 0, "keyed", 0.0))
             stood = dict(lineage.commits)
@@ -215,18 +217,49 @@ class Ledger:
         lineage.add(commit)
         return Save(commit, trainer)
 
+    @cache  # noqa: B019  # a ledger lives as long as its audit
+    def memberships(self, attempt: int) -> Memberships:
+        """Who took part in which windows of an attempt."""
+        found = Memberships(attempt, self.world(attempt), self.attempts.get(attempt, ()))
+        return found.read(self.geometry) if found.is_live else found
+
+    @cached_property
+    def live(self) -> Sequence[Memberships]:
+        """Those of the attempts in which members were lost or joined while others went on."""
+        numbers = [number for number, lives in self.attempts.items() if any(life.regroups for life in lives)]
+        return [self.memberships(number) for number in numbers]
+
+    @cached_property
+    def joins(self) -> Mapping[int, Joined]:
+        """The lives that began in the middle of an attempt, by their id."""
+        return {id(each.life): each for memberships in self.live for each in memberships.joined}
+
+    def has_joined(self, life: Life) -> bool:
+        """Whether this life began in the middle of an attempt, with the state of a survivor."""
+        return id(life) in self.joins
+
+    def lacking(self) -> int:
+        """How many samples of windows that count are declared missing."""
+        return sum(
+            len(ids)
+            for memberships in self.live
+            for step, ids in memberships.missing.items()
+            if step in self.trained.get(memberships.number, ())
+        )
+
     @cached_property
     def committed(self) -> int:
         """How many of the kept steps are covered by a commit that stands."""
         return self.lineage.committed
 
     def kept(self, life: Life) -> Numbers:
-        """The rows of a life's steps that no later recover rolled back."""
+        """The rows of a life's steps that no later recover rolled back, and that others did not finish without it."""
         limit = self.lineage.limit(life.number or 0)
         numbers = life.steps.step
-        if not len(numbers) or numbers.max() < limit:
+        void = self.memberships(life.number).void(life) if life.number is not None and self.live else None
+        if void is None and (not len(numbers) or numbers.max() < limit):
             return np.arange(len(numbers))
-        return np.flatnonzero(numbers < limit)
+        return np.flatnonzero((numbers < limit) & (numbers != (-1 if void is None else void)))
 
     @cached_property
     def trained(self) -> Mapping[int, Numbers]:
@@ -257,14 +290,13 @@ class Ledger:
         found: list[Report] = []
         for number, lives in self.attempts.items():
             for life in lives:
-                rows = np.flatnonzero(life.steps.step == step) if step < self.lineage.limit(number) else ()
-                found += [
-                    Report(life.who, life.rank, life.world or 0, number, life.steps.samples(int(r))) for r in rows
-                ]
+                kept = self.kept(life)
+                rows = kept[life.steps.step[kept] == step].tolist()
+                found += [Report(life.who, *life.place(row), number, life.steps.samples(row)) for row in rows]
         return found
 
     def of_ranks(self, attempt: int) -> Iterator[tuple[int, Life]]:
-        """The lives of an attempt by rank, those that belong to its world."""
+        """The lives of an attempt by the rank they began with, those that belong to its world."""
         world = self.world(attempt)
         return ((life.rank, life) for life in self.attempts[attempt] if life.rank < world)
 

@@ -1,9 +1,12 @@
 """One life of a rank: what it wrote between two openings of its file, and whether in an order in which a rank lives.
 
-    open  attempt  [commit found]  plan  recover  step, save, commit ...  [done or preempted]
+    open  attempt  [commit found]  plan  recover  step, save, commit, regroup ...  [done or preempted]
 
-A life may end anywhere. Before version 2 only rank 0 told the plan, and a first attempt told no recover.
+A life may end anywhere. Its rank and world are those that it began with, until a regroup divides windows anew. Before version 2 only rank 0 told the plan, and a first attempt told no recover.
 """
+
+from bisect import bisect_right
+from collections.abc import Iterator
 
 from holdfast.audit.columns import Columns
 from holdfast.events import (
@@ -16,6 +19,7 @@ from holdfast.events import (
     Plan,
     Preempted,
     Recover,
+    Regroup,
     Save,
     Step,
     Strike,
@@ -37,8 +41,11 @@ class Life:
         self.commits: list[Commit] = []
         self.ended: Done | Preempted | None = None
         self.steps = Columns()
+        self.regroups: list[tuple[Regroup, int]] = []  # with the number of steps that were written before
+        self.places: list[tuple[int, int, int]] = []  # rows of steps from which on it had another rank and world
         self.number: int | None = None  # of its attempt
         self.world: int | None = None
+        self._saves = rank == 0
         self._trains: tuple[int, int, int] | None = None  # steps of this attempt, rank and world need no more checks
         self.wrong: str | None = None if opened else f"{who} wrote before it had opened its history"
 
@@ -52,6 +59,15 @@ class Life:
         """How many steps of the training this rank had behind it at last."""
         last = self.steps.last
         return self.start if last is None else last + 1
+
+    def stretches(self) -> Iterator[tuple[range, int, int]]:
+        """Rows of steps that say the same rank and world, and which."""
+        ends = [*(row for row, _, _ in self.places[1:]), len(self.steps)]
+        return ((range(row, end), rank, world) for (row, rank, world), end in zip(self.places, ends, strict=False))
+
+    def place(self, row: int) -> tuple[int, int]:
+        """The rank and the world of the step in this row, as it says."""
+        return self.places[bisect_right(self.places, row, key=lambda place: place[0]) - 1][1:]
 
     def take(self, what: What) -> None:
         """Add what it wrote next."""
@@ -75,11 +91,21 @@ class Life:
             self._save(what)
         elif isinstance(what, Done | Preempted):
             self._end(what)
+        elif isinstance(what, Regroup):
+            self._place(what)
+            self._must_follow("a regroup", 3)
+            self.regroups.append((what, len(self.steps)))
+            self._saves = self._saves or what.members[:1] == (self.rank,)
         elif not isinstance(what, Strike | Other | Malformed):
             self._complain(f"{self.who} wrote what only a supervisor can say ({type(what).__name__.lower()})")
 
     def _check(self, what: Step) -> None:
-        self._place(what, what.rank, what.world)
+        if self.regroups:
+            self._place(what)  # whether rank and world are right, the regroups of all members tell
+        else:
+            self._place(what, what.rank, what.world)
+        if not self.places or self.places[-1][1:] != (what.rank, what.world):
+            self.places.append((len(self.steps), what.rank, what.world))
         self._must_follow("a step", 3)
         if self.wrong is None:
             self._trains = (what.attempt, what.rank, what.world)
@@ -93,8 +119,8 @@ class Life:
         self._place(what)
         found = isinstance(what, Commit) and what.found
         self._must_follow("a commit" if isinstance(what, Commit) else "a save", 1 if found else 3)
-        if self.rank:
-            self._complain(f"{self.who} told of a save, and only rank-0 saves")
+        if not self._saves:
+            self._complain(f"{self.who} told of a save, and only the first rank saves")
         if found and self.recover:
             self._complain(f"{self.who} found the snapshot of step {what.step} after it had restored one")
         if isinstance(what, Commit):

@@ -43,7 +43,7 @@ def every_life_is_an_attempt(ledger: Ledger) -> tuple[Verdict, str]:
     if not ledger.attempts:
         return "unknown", "no attempt is on record"
     for lives in ledger.lives.values():
-        if because := _out_of_order(lives):
+        if because := _out_of_order(ledger, lives):
             return "fail", because
     for number, lives in ledger.attempts.items():
         if because := _disagreement(number, lives):
@@ -54,12 +54,12 @@ def every_life_is_an_attempt(ledger: Ledger) -> tuple[Verdict, str]:
     return "pass", f"{counted(len(lives), 'start')} of a rank in {counted(len(ledger.attempts), 'attempt')}"
 
 
-def _out_of_order(lives: Sequence[Life]) -> str | None:
+def _out_of_order(ledger: Ledger, lives: Sequence[Life]) -> str | None:
     if wrong := next((life.wrong for life in lives if life.wrong), None):
         return wrong
     numbered = [life for life in lives if life.number is not None]
     for a, b in pairwise(numbered):
-        if (b.number or 0) <= (a.number or 0):
+        if (b.number or 0) < (a.number or 0) + (not ledger.has_joined(b)):
             return f"{b.who} started attempt {b.number} after attempt {a.number}: it lived twice under one number"
     return None
 

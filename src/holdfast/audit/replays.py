@@ -1,12 +1,13 @@
 """Whether steps that were trained again after a restore came out the same, and all ranks had the same state.
 
 Steps are compared that were trained from the same past: sums over another number of ranks round otherwise, and so does
-all that follows from them.
+all that follows from them. So do sums that members were lost in, or that those took who were left.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations, pairwise
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,9 +17,10 @@ from holdfast.audit.finding import Verdict, counted
 from holdfast.audit.ledger import Ledger
 from holdfast.audit.life import Life
 from holdfast.geometry import Position
+from holdfast.lineage import EVERY_STEP
 
-# Numbers of ranks, each with the step from which on there were so many.
-Worlds: TypeAlias = tuple[tuple[int, int], ...]
+# Numbers of ranks, or what else steps depend on, each with the step from which on it was so.
+Worlds: TypeAlias = tuple[tuple[int, object], ...]
 Rows: TypeAlias = "NDArray[np.intp] | slice"
 
 
@@ -30,6 +32,14 @@ class Unlike(NamedTuple):
     what: str
     first: int
     again: int
+
+
+class Part(NamedTuple):
+    """The steps of a life from one to another, that without."""
+
+    life: Life
+    first: int
+    end: int
 
 
 @dataclass(slots=True)
@@ -65,18 +75,18 @@ def replayed_steps_agree(ledger: Ledger) -> tuple[Verdict, str]:
 def replays(ledger: Ledger) -> Replays:
     """Every step that was trained again, compared with the first that was trained from the same past."""
     found = Replays()
-    before: defaultdict[tuple[Worlds, int], list[Life]] = defaultdict(list)
+    before: defaultdict[tuple[Worlds, int], list[Part]] = defaultdict(list)
     worlds: Worlds = ()
     reached = 0
     for number, lives in ledger.attempts.items():
-        start = max((life.start for life in lives if life.recover), default=0)
-        worlds = _continued(worlds, start, ledger.world(number)) if any(len(life.steps) for life in lives) else worlds
         compared: set[int] = set()
-        for life in lives:
-            for earlier in before[worlds, life.rank]:
-                if earlier.reached > life.start and earlier.start < life.reached:
-                    compared |= _compare(earlier, life, found)
-            before[worlds, life.rank] = _covering(before[worlds, life.rank], life)
+        for first, end, what in _divided(ledger, number) if any(len(life.steps) for life in lives) else ():
+            worlds = _continued(worlds, first, what)
+            for life in lives:
+                void = ledger.memberships(number).void(life)
+                part = Part(life, max(first, life.start), min(end, life.reached if void is None else void))
+                compared |= _compare_all(before[worlds, life.rank], part, found)
+                before[worlds, life.rank] = _covering(before[worlds, life.rank], part)
         steps = {step for life in lives for step in life.steps.step[life.steps.step < reached].tolist()}
         found.apart |= steps - compared
         reached = max([reached, *(life.reached for life in lives if len(life.steps))])
@@ -93,22 +103,62 @@ def aligned(a: Life, b: Life) -> tuple[Rows, Rows]:
     return rows, others
 
 
-def _continued(worlds: Worlds, start: int, world: int) -> Worlds:
+def together(ledger: Ledger, attempt: int) -> Iterator[tuple[Life, Life, Rows, Rows]]:
+    """Lives of an attempt that trained the same steps, two at a time, and their rows of these steps.
+
+    Where all have trained together, it is enough to compare each with the first.
+    """
+    lives, memberships = ledger.attempts[attempt], ledger.memberships(attempt)
+    if not memberships.is_live:
+        yield from ((lives[0], other, *aligned(lives[0], other)) for other in lives[1:])
+        return
+    for one, other in combinations(lives, 2):
+        a, b = aligned(one, other)
+        steps = one.steps.step[a]
+        void = [step for step in (memberships.void(one), memberships.void(other)) if step is not None]
+        inside = ~np.isin(steps, void)
+        yield one, other, np.arange(len(one.steps))[a][inside], np.arange(len(other.steps))[b][inside]
+
+
+def _divided(ledger: Ledger, attempt: int) -> Iterator[tuple[int, int, object]]:
+    """The steps of an attempt from where it began, as far as they come out alike, and what they depend on."""
+    lives = ledger.attempts[attempt]
+    start = max((life.start for life in lives if life.recover and not ledger.has_joined(life)), default=0)
+    for (first, what), (end, _) in pairwise([*ledger.memberships(attempt).parts(), (EVERY_STEP, None)]):
+        if end > start:
+            yield max(first, start), end, what
+
+
+def _continued(worlds: Worlds, start: int, world: object) -> Worlds:
     """The numbers of ranks of a branch that goes back to a step and on with so many ranks."""
     shared = tuple(each for each in worlds if each[0] < start)
     return shared if shared and shared[-1][1] == world else (*shared, (start, world))
 
 
-def _covering(lives: Sequence[Life], life: Life) -> list[Life]:
-    """Lives that together hold every step that these do: those that a later one covers are not needed."""
-    left = [each for each in lives if not (life.start <= each.start and life.reached >= each.reached)]
-    return [*left, life] if len(life.steps) else list(lives)
+def _covering(parts: Sequence[Part], part: Part) -> list[Part]:
+    """Parts that together hold every step that these do: those that a later one covers are not needed."""
+    left = [each for each in parts if not (part.first <= each.first and part.end >= each.end)]
+    return [*left, part] if len(part.life.steps) and part.first < part.end else list(parts)
 
 
-def _compare(earlier: Life, again: Life, found: Replays) -> set[int]:
-    """Add what the steps that both trained have shown; which they were."""
+def _compare_all(before: Sequence[Part], part: Part, found: Replays) -> set[int]:
+    """Add what the steps of this part show that were trained before; which they were."""
+    compared: set[int] = set()
+    for earlier in before:
+        first, end = max(earlier.first, part.first), min(earlier.end, part.end)
+        if first < end:
+            compared |= _compare(earlier.life, part.life, range(first, end), found)
+    return compared
+
+
+def _compare(earlier: Life, again: Life, within: range, found: Replays) -> set[int]:
+    """Add what the steps that both trained have shown, those within this range; which they were."""
     a, b = aligned(earlier, again)
     steps = earlier.steps.step[a]
+    inside = (steps >= within.start) & (steps < within.stop)
+    if not inside.all():
+        a, b = np.arange(len(earlier.steps))[a][inside], np.arange(len(again.steps))[b][inside]
+        steps = steps[inside]
     one, two = earlier.steps.state[a], again.steps.state[b]
     untold = (one == 0) | (two == 0)
     states = ~untold & (one != two)
@@ -127,12 +177,11 @@ def _ranks_apart(ledger: Ledger, attempt: int) -> str | None:
     """A step after which the ranks had not all the same state, and the ranks that had another than most."""
     lives = [life for life in ledger.attempts[attempt] if len(life.steps)]
     first: int | None = None
-    for other in lives[1:]:
-        a, b = aligned(lives[0], other)
-        one, two = lives[0].steps.shared[a], other.steps.shared[b]
+    for mine, other, a, b in together(ledger, attempt):
+        one, two = mine.steps.shared[a], other.steps.shared[b]
         unlike = np.flatnonzero((one != 0) & (two != 0) & (one != two))
         if len(unlike):
-            step = int(lives[0].steps.step[a][unlike[0]])
+            step = int(mine.steps.step[a][unlike[0]])
             first = step if first is None else min(first, step)
     if first is None:
         return None

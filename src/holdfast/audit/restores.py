@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from holdfast.audit.columns import shared_part
 from holdfast.audit.finding import CannotTell, Verdict, counted
 from holdfast.audit.ledger import Ledger, Restore, Save
-from holdfast.audit.training import state_before
+from holdfast.audit.training import state_after
 from holdfast.events import Commit
 from holdfast.geometry import Geometry
 
@@ -94,11 +94,14 @@ def _not_reached(ledger: Ledger, save: Save) -> str | None:
     name = f"the commit of step {commit.step} in attempt {commit.attempt}"
     if trainer is None or (not commit.found and trainer != commit.attempt):
         return f"{name} holds nothing that this attempt trained"
-    reached = {rank: life.reached for rank, life in ledger.of_ranks(trainer)}
-    for rank in range(ledger.world(trainer) if commit.step else 0):
+    reached: dict[int, int] = {}
+    for rank, life in ledger.of_ranks(trainer):
+        reached[rank] = max(life.reached, reached.get(rank, 0))
+    memberships = ledger.memberships(trainer)
+    for rank in memberships.basis(commit.step - 1) if commit.step else ():
         if rank not in reached and f"rank-{rank}" not in ledger.lives:
             raise CannotTell(f"there is no history of rank-{rank}, which {name} must hold")
-        if (far := reached.get(rank, 0)) < commit.step:
+        if (far := reached.get(rank, 0)) < commit.step and not memberships.is_excused(rank, commit.step - 1):
             return f"{name} is of a step that was never reached: rank-{rank} came to step {far} in attempt {trainer}"
     return None
 
@@ -118,7 +121,9 @@ def _committed_anew(ledger: Ledger) -> str | None:
 def _other_fingerprint(ledger: Ledger, restores: Iterable[Restore]) -> str | None:
     """A restore whose parameters are not those that the step before it came out with, whatever its digests say."""
     for restore in restores:
-        before, told = state_before(ledger, restore.life), restore.recover.fingerprint
+        # As it stood then: the same step may have been trained otherwise since.
+        trainer, told = restore.saver, restore.recover.fingerprint
+        before = state_after(ledger, trainer, restore.life.start - 1) if trainer is not None else 0
         if before and told and shared_part(told) != before:
             return f"{_restored(restore)}, and its parameters are not those that step {restore.life.start - 1} came out with"
     return None
@@ -133,9 +138,10 @@ def _other_generators(ledger: Ledger, restore: Restore) -> str | None:
         )
     if (saver := restore.saver) is None:
         raise CannotTell(f"the history does not tell how many ranks saved step {recover.restored}")
-    saved, now = ledger.world(saver), ledger.world(recover.attempt)
-    if recover.rng == ("restored" if saved == now else "keyed"):
+    savers, now = ledger.memberships(saver).savers(recover.restored), ledger.world(recover.attempt)
+    if recover.rng in {"restored" if saved == now else "keyed" for saved in savers}:
         return None
+    saved = now if now in savers else min(savers)
     wanted = f"not restored, in the same world of {now}" if saved == now else f"not keyed, after a world of {saved}"
     return f"{_restored(restore)} with its generators {recover.rng:.20}, {wanted}"
 

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from holdfast.audit.finding import Verdict, counted
 from holdfast.audit.ledger import Ledger
 from holdfast.audit.life import Life
-from holdfast.audit.replays import aligned
+from holdfast.audit.replays import together
 from holdfast.geometry import Position
 
 
@@ -44,17 +44,30 @@ def _trained(ledger: Ledger, life: Life) -> tuple[NDArray[np.bool_], NDArray[np.
     before = np.concatenate([[state_before(ledger, life)], state[:-1]])[: len(state)]
     known = (state != 0) & (before != 0)
     kept = ledger.kept(life)
+    skipped = ledger.memberships(life.number or 0).skipped
+    if skipped:  # a window whose samples are declared missing is not trained, and no claim says that it was
+        worked = worked | np.isin(life.steps.step, list(skipped))
     return (worked | (known & (state != before)))[kept], (~worked & known & (state == before))[kept]
 
 
 def state_before(ledger: Ledger, life: Life) -> int:
     """The fingerprint of what a life began with, as whoever trained the step before it says; 0 if nobody does."""
     trainer = ledger.lineage.trainer(life.start - 1) if life.start else None
-    for other in ledger.attempts.get(trainer, ()) if trainer is not None else ():
-        rows = np.flatnonzero(other.steps.step == life.start - 1)
-        if len(rows):
-            return int(other.steps.shared[rows[0]])
+    return state_after(ledger, trainer, life.start - 1) if trainer is not None else 0
+
+
+def state_after(ledger: Ledger, attempt: int, step: int) -> int:
+    """The fingerprint of what all ranks shared after a step of an attempt; 0 if nobody says."""
+    for life in ledger.attempts.get(attempt, ()):
+        rows = np.flatnonzero(life.steps.step == step)
+        if len(rows) and not is_void(ledger, life, step):
+            return int(life.steps.shared[rows[0]])
     return 0
+
+
+def is_void(ledger: Ledger, life: Life, step: int) -> bool:
+    """Whether a lost member reported a step that the others finished without it."""
+    return bool(ledger.live) and life.number is not None and ledger.memberships(life.number).void(life) == step
 
 
 def _never_stepped(ledger: Ledger) -> str | None:
@@ -79,9 +92,7 @@ def _never_summed(ledger: Ledger) -> str | None:
 
 def _summed_apart(ledger: Ledger, attempt: int) -> str | None:
     """Ranks that do not agree on how many sums they took part in, though a sum takes all of them."""
-    first, *others = ledger.attempts[attempt]
-    for other in others:
-        a, b = aligned(first, other)
+    for first, other, a, b in together(ledger, attempt):
         if len(unlike := np.flatnonzero(first.steps.stepped[a] != other.steps.stepped[b])):
             step = int(first.steps.step[a][unlike[0]])
             return f"of {first.who} and {other.who} only one's optimizer stepped in step {step} of attempt {attempt}"

@@ -1,13 +1,14 @@
 """Verdicts on a run, computed from its history alone: every check, what it found, and the worst of them."""
 
 import gc
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from holdfast.audit import ends, record, replays, restores, training, windows
+from holdfast.audit import ends, record, regroups, replays, restores, training, windows
 from holdfast.audit.finding import CannotTell, Verdict
 from holdfast.audit.ledger import Ledger
 from holdfast.events import Event
@@ -28,6 +29,7 @@ CHECKS: Mapping[str, Check] = {
         restores.restores_only_committed,
         restores.restored_states_agree,
         restores.generators_restored,
+        regroups.live_recoveries,
         windows.every_cursor_advances_once,
         windows.shares_agree,
         windows.every_sample_trained_once,
@@ -46,24 +48,36 @@ class Finding:
     because: str
 
 
-def audit(history: Iterable[Event]) -> tuple[Finding, ...]:
+def audit(history: Iterable[Event], recovery: str | None = None) -> tuple[Finding, ...]:
     """Every check's finding on the events of a run, in any order that keeps each writer's own."""
-    return _findings(Ledger(history))
+    return _findings(Ledger(history, recovery=recovery))
 
 
-def audit_files(lines: Iterable[tuple[str, Event]], torn: Sequence[Torn] = ()) -> tuple[Finding, ...]:
+def audit_files(
+    lines: Iterable[tuple[str, Event]], torn: Sequence[Torn] = (), recovery: str | None = None
+) -> tuple[Finding, ...]:
     """Every check's finding on the events of a run, each with the name of the file it was read from."""
-    ledger = Ledger(torn=torn)
+    ledger = Ledger(torn=torn, recovery=recovery)
     for file, event in lines:
         ledger.take(event, file)
     return _findings(ledger)
 
 
-def audit_run(path: Path | Sequence[Path]) -> tuple[Finding, ...]:
-    """Every check's finding on the history at this path, or at these."""
+def audit_run(path: Path | Sequence[Path], recovery: str | None = None) -> tuple[Finding, ...]:
+    """Every check's finding on the history at this path, or at these, of a run that was to recover in this way."""
     with _no_collection():
         torn: list[Torn] = []
-        return audit_files(stream_history(path, torn), torn)
+        return audit_files(stream_history(path, torn), torn, recovery or recovery_of(path))
+
+
+def recovery_of(path: Path | Sequence[Path]) -> str | None:
+    """How the run in this folder was to recover, or that in the first of these folders that says so."""
+    for folder in [path] if isinstance(path, Path) else path:
+        with suppress(OSError, ValueError):
+            said = json.loads((folder / "run.json").read_text())
+            if isinstance(said, dict) and isinstance(said.get("recovery"), str):
+                return str(said["recovery"])
+    return None
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:

@@ -1,8 +1,5 @@
 """Whether the windows of the plan were trained, each once, in order, by all ranks, with the samples that are theirs."""
 
-from collections.abc import Iterator
-from functools import reduce
-
 import numpy as np
 
 from holdfast.audit.columns import Numbers
@@ -33,10 +30,10 @@ def shares_agree(ledger: Ledger) -> tuple[Verdict, str]:
     """All ranks of a world report every step that is committed."""
     complete = 0
     for number, steps in ledger.trained.items():
-        shares = dict(_shares(ledger, number))
-        due = steps[steps < ledger.committed]
+        shares, memberships = _shares(ledger, number), ledger.memberships(number)
+        committed = steps[steps < ledger.committed]
         for rank in range(min(ledger.world(number), len(shares) + 1)):
-            lacking = np.setdiff1d(due, shares.get(rank, steps[:0]))
+            lacking = np.setdiff1d(memberships.due(rank, committed), shares.get(rank, steps[:0]))
             if len(lacking):
                 _must_be_on_record(ledger, number, rank)
                 place = _place(ledger.geometry, int(lacking[0]))
@@ -61,20 +58,33 @@ def every_sample_trained_once(ledger: Ledger) -> tuple[Verdict, str]:
         else ""
     )
     windows = f"{counted(found.compared, 'window')} of {counted(ledger.geometry.batch, 'sample')}"
-    return "pass", f"{windows}: duplicates = missing = extra = 0; {leftover(ledger.geometry)}{rest}"
+    lacking = ledger.lacking()
+    exactly = (
+        f"every sample exactly once but {lacking} declared missing" if lacking else "duplicates = missing = extra = 0"
+    )
+    return "pass", f"{windows}: {exactly}; {leftover(ledger.geometry)}{rest}"
 
 
-def _shares(ledger: Ledger, attempt: int) -> Iterator[tuple[int, Numbers]]:
+def _shares(ledger: Ledger, attempt: int) -> dict[int, Numbers]:
     """The kept steps of each rank of an attempt."""
-    return ((rank, np.unique(life.steps.step[ledger.kept(life)])) for rank, life in ledger.of_ranks(attempt))
+    shares: dict[int, Numbers] = {}
+    for rank, life in ledger.of_ranks(attempt):
+        steps = np.unique(life.steps.step[ledger.kept(life)])
+        shares[rank] = np.union1d(shares[rank], steps) if rank in shares else steps
+    return shares
 
 
 def _by_all(ledger: Ledger, attempt: int) -> Numbers:
-    """The kept steps of an attempt that all of its ranks report."""
-    shares = dict(_shares(ledger, attempt))
-    if not shares or len(shares) < ledger.world(attempt):
-        return ledger.trained[attempt][:0]
-    return reduce(lambda one, other: one if np.array_equal(one, other) else np.intersect1d(one, other), shares.values())
+    """The kept steps of an attempt that all report who must."""
+    shares, memberships = _shares(ledger, attempt), ledger.memberships(attempt)
+    steps = ledger.trained[attempt]
+    if len(shares) < ledger.world(attempt):
+        return steps[:0]
+    for rank, share in shares.items():
+        due = memberships.due(rank, steps)
+        if not np.array_equal(due, share):
+            steps = np.setdiff1d(steps, np.setdiff1d(due, share))
+    return steps
 
 
 def _must_be_on_record(ledger: Ledger, attempt: int, rank: int) -> None:

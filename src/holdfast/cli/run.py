@@ -135,10 +135,10 @@ def audit(
     ],
 ) -> None:
     """Prove from its history that a run trained every sample exactly once. Example: holdfast audit runs/train"""
-    from holdfast.audit.verdicts import audit_run, worst
+    from holdfast.audit.verdicts import audit_run, recovery_of, worst
 
     with _histories(paths) as files:
-        findings = audit_run(files)
+        findings = audit_run(files, recovery_of(paths))
     print_findings(findings)
     raise typer.Exit(0 if worst(findings) == "pass" else 1)
 

@@ -1,0 +1,351 @@
+"""Who took part in which windows of an attempt, as its `regroup` events declare, and whether they can be believed.
+
+In an attempt that lost nobody, or that was not recovered live, all of its ranks took part in all of its windows. Else
+every survivor has declared who went on, in which window, and which samples that window lacks: what they declare must
+follow from who was lost and how the window was divided, and what everybody wrote before and after must agree with it.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from holdfast.audit.columns import Numbers
+from holdfast.audit.finding import CannotTell, counted
+from holdfast.audit.life import Life
+from holdfast.events import Regroup
+from holdfast.geometry import Geometry
+
+STRATEGIES = ("replay", "forward", "skip")
+_MOST = 1 << 20  # members of a run that recovers live: a forged world may be any number
+
+
+class Told(NamedTuple):
+    """A regroup, who declared it, and how many steps that life had written before it."""
+
+    life: Life
+    regroup: Regroup
+    rows: int
+
+
+class Joined(NamedTuple):
+    """A member that began in the middle of an attempt, and the first window that it takes part in."""
+
+    life: Life
+    start: int
+    place: int  # of the regroup that says so, among those of the attempt
+
+
+class Memberships:
+    """The members of one attempt, window by window; `wrong` says what of their regroups cannot be."""
+
+    def __init__(self, number: int, world: int, lives: Sequence[Life]) -> None:
+        self.number = number
+        self.wrong: str | None = None
+        self.regroups: list[Regroup] = []  # one for each number, as the first who declares it does
+        self.missing: defaultdict[int, set[int]] = defaultdict(set)  # samples, by the window that lacks them
+        self.skipped: set[int] = set()  # windows that nothing came of
+        self.lost: list[tuple[int, int]] = []  # members and the windows that they were lost in
+        self.joined: list[Joined] = []
+        self.members: Sequence[int] = range(world)  # at last
+        self._world, self._lives = world, lives
+        self._firsts, self._bases = [0], list[Sequence[int]]([self.members])
+        self._excused: defaultdict[int, set[int]] = defaultdict(set)
+        self._void: dict[int, int] = {}
+        self._told: defaultdict[int, list[Told]] = defaultdict(list)
+        for life in lives:
+            for regroup, rows in life.regroups:
+                self._told[regroup.number].append(Told(life, regroup, rows))
+
+    @property
+    def is_live(self) -> bool:
+        """Whether anybody was lost or joined while others went on."""
+        return bool(self._told)
+
+    def basis(self, step: int) -> Sequence[int]:
+        """The members that this window was divided among."""
+        return self._bases[bisect_right(self._firsts, step) - 1]
+
+    def due(self, member: int, steps: Numbers) -> Numbers:
+        """Those of these windows of which this member must have reported its share."""
+        if not self.is_live:
+            return steps if member in self.members else steps[:0]
+        takes_part = np.array([member in basis for basis in self._bases])
+        due: Numbers = steps[takes_part[np.searchsorted(self._firsts, steps, side="right") - 1]]
+        left: Numbers = due[~np.isin(due, list(self._excused[member]))]
+        return left
+
+    def is_excused(self, member: int, step: int) -> bool:
+        """Whether a member was lost before it could report this window, in which others vouch for it or miss it."""
+        return step in self._excused[member]
+
+    def void(self, life: Life) -> int | None:
+        """The window that a lost member reported and the others finished without it, if there is one."""
+        return self._void.get(id(life))
+
+    def savers(self, step: int) -> set[int]:
+        """How many ranks may have saved this step; at the boundary where they are settled it is saved before."""
+        sizes = [(0, self._world), *((each.step, len(each.members)) for each in self.regroups)]
+        before = [size for at, size in sizes if at < step or at == 0]
+        return {before[-1], *(size for at, size in sizes if at == step)}
+
+    def parts(self) -> Iterator[tuple[int, object]]:
+        """The windows from which on steps come out otherwise than before, and what they depend on."""
+        changes: dict[int, object] = {}
+        for first, basis in zip(self._firsts, self._bases, strict=True):
+            whole = len(basis) == self._world
+            changes[first] = self._world if whole else (self._world, tuple(basis), self.number, first)
+        for step in sorted(self.missing):
+            changes.setdefault(step + 1, changes[max(first for first in changes if first <= step)])
+            changes[step] = ("lossy", self.number, step)
+        return iter(sorted(changes.items(), key=lambda each: each[0]))
+
+    def misplaced(self, life: Life) -> str | None:
+        """The first step of a life that says another rank or world than the division of its window gives its member."""
+        steps = life.steps.step
+        for rows, rank, world in life.stretches():
+            for step in self._division_starts(steps[rows.start : rows.stop]):
+                basis = self.basis(step)
+                if life.rank not in basis or (rank, world) != (basis.index(life.rank), len(basis)):
+                    place = f"as rank {rank} of {world}"
+                    return f"{life.who} trained step {step} {place}, which was divided among {_names(basis)}"
+        return None
+
+    def _division_starts(self, steps: Numbers) -> list[int]:
+        """One of these steps for each division that they fall into."""
+        _, rows = np.unique(np.searchsorted(self._firsts, steps, side="right"), return_index=True)
+        return [int(steps[row]) for row in rows]
+
+    # How regroups are read.
+
+    def read(self, geometry: Geometry) -> "Memberships":
+        """Take every regroup into account, in the order of their numbers."""
+        if self.is_live and self._world > _MOST:
+            raise CannotTell(f"attempt {self.number} is said to have had {self._world} members")
+        lives = self._by_member()
+        for number in sorted(self._told):
+            told = self._told[number]
+            regroup = told[0].regroup
+            if because := self._other_words(told) or self._impossible(regroup, geometry):
+                self._complain(because)
+                continue
+            self._settle(told, geometry, lives)
+        self._chains()
+        return self
+
+    def _by_member(self) -> dict[int, list[Life]]:
+        lives: defaultdict[int, list[Life]] = defaultdict(list)
+        for life in self._lives:
+            lives[life.rank].append(life)
+        return lives
+
+    def _other_words(self, told: Sequence[Told]) -> str | None:
+        """Two that declare one membership in different words; who was lost depends on what one has seen before."""
+        first = told[0]
+        for other in told[1:]:
+            for name in ("step", "strategy", "members", "kept", "redone", "behind"):
+                mine, theirs = getattr(first.regroup, name), getattr(other.regroup, name)
+                if mine != theirs:
+                    who = f"{first.life.who} and {other.life.who}"
+                    return f"{who} declare another {name} of membership {first.regroup.number} ({mine}, {theirs})"
+        return None
+
+    def _impossible(self, regroup: Regroup, geometry: Geometry) -> str | None:
+        name, members = f"membership {regroup.number} of attempt {self.number}", regroup.members
+        if regroup.strategy not in STRATEGIES:
+            return f"{name} was found by {regroup.strategy!r:.20}, which is no strategy"
+        if not members or list(members) != sorted({*members}) or members[-1] >= self._world:
+            return f"{name} cannot have the members {_names(members)} in a world of {self._world}"
+        if not 0 <= regroup.step < geometry.steps or (self.regroups and regroup.step < self.regroups[-1].step):
+            return f"{name} was settled in step {regroup.step}, which it cannot have been in"
+        return None
+
+    def _settle(self, told: Sequence[Told], geometry: Geometry, lives: Mapping[int, list[Life]]) -> None:
+        regroup, before = told[0].regroup, self.members
+        step, members = regroup.step, tuple(regroup.members)
+        basis = self.basis(step)
+        begun = self._is_begun(told, basis)
+        gone = {member for each in told for member in each.regroup.lost if member in before}
+        come = [member for member in members if member not in before or member in gone]
+        self.regroups.append(regroup)
+        self.members = members
+        self._divide(step + begun, members)
+        for member in sorted(gone):
+            self._lose(member, regroup, begun, lives[member])
+        for member in come:
+            self._join(member, regroup, lives[member])
+        for each in told:
+            self._declare(each, basis if begun else (), geometry)
+
+    def _is_begun(self, told: Sequence[Told], basis: Sequence[int]) -> bool:
+        """Whether members were settled within their window, and finished it as it had been divided before."""
+        regroup = told[0].regroup
+        if regroup.missing or regroup.kept or regroup.redone:
+            return True
+        places = [(life.rank, place) for life, each, rows in told if (place := _finished(life, each, rows))]
+        return not _fit(places, regroup.members) and _fit(places, basis)
+
+    def _divide(self, first: int, members: Sequence[int]) -> None:
+        while self._firsts and self._firsts[-1] >= first:
+            self._firsts.pop()
+            self._bases.pop()
+        self._firsts.append(first)
+        self._bases.append(members)
+
+    def _lose(self, member: int, regroup: Regroup, begun: bool, lives: list[Life]) -> None:
+        """A member ends here: what it wrote must end, too, and what it could no longer write is not asked for."""
+        step, complete = regroup.step, _is_complete(regroup)
+        self.lost.append((member, step))
+        self._excused[member] |= {step - 1} | ({step} if begun else set())
+        if not lives:
+            return
+        life = lives[0]
+        last = life.steps.last
+        goes_on = (
+            bool(life.ended)
+            or any(each.number >= regroup.number for each, _ in life.regroups)
+            or any(commit.step > step for commit in life.commits)
+        )
+        if goes_on or (last is not None and last > (step if begun else step - 1)):
+            self._complain(f"{life.who} goes on after it was lost in step {step} of attempt {self.number}")
+        elif life.reached < step - 1:  # of what it finished, only the last can have been on its way to the disk
+            self._complain(
+                f"{life.who} ended at step {life.reached}, and was lost in step {step} of attempt {self.number}"
+            )
+        elif begun and not complete and last == step:
+            self._void[id(life)] = step
+
+    def _join(self, member: int, regroup: Regroup, lives: list[Life]) -> None:
+        """A member begins here, with its next life in this attempt if it came so far as to write one."""
+        start = regroup.step if member in self.basis(regroup.step) else regroup.step + 1
+        again = (number for number in sorted(self._told) if number > regroup.number)
+        until = next((number for number in again if member in self._told[number][0].regroup.lost), None)
+        first = next((each.number for each, _ in lives[1].regroups), regroup.number) if len(lives) > 1 else -1
+        if regroup.number <= first and (until is None or first < until):
+            del lives[0]
+            self.joined.append(Joined(lives[0], start, len(self.regroups) - 1))
+            if start == regroup.step:
+                self._excused[member].discard(start)
+
+    def _declare(self, told: Told, basis: Sequence[int], geometry: Geometry) -> None:
+        """The samples that are missing are the shares of those who were lost, in a window that was begun with them."""
+        regroup, life = told.regroup, told.life
+        name = f"{life.who} declares in membership {regroup.number} of attempt {self.number}"
+        if life.rank not in regroup.members:
+            self._complain(f"{name} that others go on without it")
+        if told.rows and life.steps.step[told.rows - 1] >= regroup.step:
+            self._complain(f"{name} who goes on in step {regroup.step}, which it had reported before")
+        gone = [member for member in regroup.lost if member in basis]
+        planned = _shares(geometry, regroup, gone, basis)
+        again = bool(gone) and all(self._came_back(member) for member in gone)
+        none = not gone or _is_complete(regroup) or again or regroup.strategy == "replay"
+        declared = sorted(regroup.missing)
+        if declared != sorted(planned) and not (none and not declared):
+            wanted = f"those of {_names(gone)} are {counted(len(planned), 'other')}" if gone else "none was lost"
+            self._complain(f"{name} {counted(len(declared), 'sample')} of step {regroup.step} missing, and {wanted}")
+        elif declared and (_is_complete(regroup) or again):
+            self._complain(f"{name} samples of step {regroup.step} missing, which were trained")
+        self.missing[regroup.step] |= set(declared)
+        if regroup.strategy == "skip" and declared:
+            self.skipped.add(regroup.step)
+        if not declared and gone and not _is_complete(regroup):
+            for member in gone:
+                self._excused[member].discard(regroup.step)
+
+    def _came_back(self, member: int) -> bool:
+        """Whether a member that was lost in the last regroup was replaced in it, and trains its share itself."""
+        now = len(self.regroups) - 1
+        return any(
+            each.life.rank == member and each.place == now and each.start == self.regroups[now].step
+            for each in self.joined
+        )
+
+    def _chains(self) -> None:
+        """Every life declares each of the memberships that it trained under, and all who were lost in between."""
+        joined = {id(each.life): each.place for each in self.joined}
+        places = {regroup.number: place for place, regroup in enumerate(self.regroups)}
+        first: dict[tuple[int, int], tuple[Life, Regroup]] = {}  # who declares each first, of those who come from one
+        for life in self._lives:
+            numbers = [each.number for each, _ in life.regroups]
+            if numbers != sorted({*numbers}):
+                self._complain(f"{life.who} declares its memberships of attempt {self.number} in another order")
+            at = joined.get(id(life), 0)
+            before = self.regroups[at - 1].members if at else range(self._world)
+            is_new = id(life) in joined
+            for regroup, rows in life.regroups:
+                if (place := places.get(regroup.number)) is None:
+                    continue
+                if not (is_new and not regroup.lost):  # who has just joined knows of nobody else
+                    self._follows(life, regroup, before)
+                    self._agrees(life, regroup, *first.setdefault((at, place), (life, regroup)))
+                self._skips(life, range(at, place), regroup.step, rows)
+                at, before, is_new = place + 1, regroup.members, False
+            self._skips(life, range(at, len(self.regroups)), None, len(life.steps))
+
+    def _follows(self, life: Life, regroup: Regroup, before: Sequence[int]) -> None:
+        """Who is lost are those who were members, and are no longer, or were replaced at once."""
+        lost, was = {*regroup.lost}, {*before}
+        if len(lost) != len(regroup.lost) or not was - {*regroup.members} <= lost <= was:
+            self._complain(
+                f"{life.who} declares {_names(regroup.lost)} lost in membership {regroup.number} of attempt "
+                f"{self.number}, where {_names(before)} became {_names(regroup.members)}"
+            )
+
+    def _agrees(self, life: Life, regroup: Regroup, other: Life, theirs: Regroup) -> None:
+        """Who comes from the same membership into the same has lost the same."""
+        if (sorted(regroup.lost), sorted(regroup.missing)) != (sorted(theirs.lost), sorted(theirs.missing)):
+            self._complain(
+                f"{other.who} and {life.who} declare other losses in membership {regroup.number} of attempt {self.number}"
+            )
+
+    def _skips(self, life: Life, places: range, then: int | None, rows: int) -> None:
+        """Memberships that a life does not declare: it was lost, or in the same window there came the next one.
+
+        It declares the next one, if any, in window `then`, after it had written so many rows.
+        """
+        void = self.void(life)
+        reached = int(life.steps.step[rows - 1]) - (void is not None) if rows else -1
+        for place in places:
+            regroup = self.regroups[place]
+            lost = life.rank not in regroup.members or life.rank in regroup.lost
+            if lost and then is None:
+                return
+            if reached >= regroup.step or (life.ended if then is None else then > regroup.step + 1):
+                self._complain(f"{life.who} does not declare membership {regroup.number} of attempt {self.number}")
+
+    def _complain(self, why: str) -> None:
+        self.wrong = self.wrong or why
+
+
+def _shares(geometry: Geometry, regroup: Regroup, gone: Sequence[int], basis: Sequence[int]) -> list[int]:
+    """The samples that a window lacks without these members, of those that it was divided among."""
+    at = geometry.position(regroup.step)
+    if regroup.strategy == "skip" and gone:
+        return [*map(int, geometry.window(at))]
+    if len(basis) > geometry.batch:
+        return []
+    return [each for member in gone for each in geometry.share(at, basis.index(member), len(basis)).tolist()]
+
+
+def _is_complete(regroup: Regroup) -> bool:
+    """Whether every sum of the window was kept, with the gradients of those who were lost in it."""
+    return regroup.kept > 0 and regroup.redone == 0
+
+
+def _finished(life: Life, regroup: Regroup, rows: int) -> tuple[int, int] | None:
+    """The rank and world with which a life finished the window of a regroup, if no other came before that."""
+    end = min((row for other, row in life.regroups if other.number > regroup.number), default=len(life.steps))
+    found = np.flatnonzero(life.steps.step[rows:end] == regroup.step)
+    return life.place(rows + int(found[0])) if len(found) else None
+
+
+def _fit(places: Sequence[tuple[int, tuple[int, int]]], basis: Sequence[int]) -> bool:
+    return all(member in basis and place == (basis.index(member), len(basis)) for member, place in places)
+
+
+def _names(members: Sequence[int]) -> str:
+    some = [str(member) for member in islice(members, 8)]
+    return f"members {', '.join(some)}{' and more' if len(members) > len(some) else ''}" if some else "nobody"
