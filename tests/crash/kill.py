@@ -4,6 +4,7 @@ A program of its own, so that every attempt is a fork of a process with a single
 and takes a line `[subject, writer, place]` for each subject that is to be killed.
 """
 
+import gc
 import json
 import os
 import shutil
@@ -23,6 +24,8 @@ CHANGES = ("replace", "rename", "link", "unlink", "mkdir", "rmdir", "truncate", 
 
 def main() -> None:
     """A fork for every line, since what it watches stays watched; its report, or that it has none, is a line too."""
+    gc.collect()
+    gc.freeze()  # else every fork that collects garbage copies what was imported
     for line in sys.stdin:
         if (child := os.fork()) == 0:
             print(json.dumps(report(*json.loads(line))), flush=True)  # noqa: T201 - this is a program
