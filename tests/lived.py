@@ -9,6 +9,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 import xxhash
 
@@ -97,6 +98,12 @@ class Lived:
 
 def digest(*parts: object) -> str:
     return xxhash.xxh3_64_hexdigest(repr(parts).encode())
+
+
+@cache
+def trained(plan: Geometry, step: int, rank: int, world: int) -> Samples:
+    """What a rank trains of a window; thousands of runs of one plan are played."""
+    return Samples.of(plan.share(plan.position(step), rank, world))
 
 
 def live(rng: random.Random, plan: Geometry = PLAN, wrong: str | None = None) -> Lived:
@@ -311,7 +318,6 @@ class _Play:
         shared, own = digest("shared", past, self.salt, apart), digest("own", past, self.salt, rank)
         shown = step + 1 if skipped and self.wrong == "window skipped" else step
         shown = step - 1 if skipped and self.wrong == "window repeated" and step else shown
-        ids = self.plan.share(self.plan.position(shown), rank, self.world)
         self.run.was_wrong |= apart != "" and self.world > 1
         if nothing or shown != step:
             self.misled.add((self.number, step))
@@ -321,7 +327,7 @@ class _Play:
             f"rank-{rank}",
             Step(
                 *(self.number, self.world, rank, *at, step),
-                Samples.of(ids),
+                trained(self.plan, shown, rank, self.world),
                 Seconds(0.125, 0.5, 0.0),
                 state=shared + own,
                 reduced=0 if nothing else int(self.world > 1),
