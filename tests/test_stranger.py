@@ -318,6 +318,14 @@ def test_a_manifest_that_says_nonsense_is_corrupt_in_one_line(place: Path, chang
     assert [manifest.step for manifest in scrub.inspect(store).snapshots] == [1]
 
 
+def test_a_manifest_that_says_one_thing_twice_is_corrupt(place: Path) -> None:
+    path = place / NEWEST / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b'  "step": 2', b'  "step": 2,\n  "step": 2'))
+    with pytest.raises(Corrupt, match="does not match its own digest"):
+        snapshot.load(DirectoryStore(place), 2)
+    assert [finding.name for finding in scrub.verify(DirectoryStore(place))] == [f"{NEWEST}/manifest.json"]
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"generation": True}, {"blocks": "3"}, {"oldest": -1}, {"newest": None}, {"layout": 3}, {"segments": {}}, {"a": 1}]
