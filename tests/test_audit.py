@@ -216,6 +216,22 @@ def test_a_run_that_is_going_on_is_unknown_and_says_how_far_it_got() -> None:
     assert samples.because.endswith("next shuffle; 1 window not reported by all ranks or committed yet")
 
 
+@pytest.mark.parametrize("lived", [0, 1, 2])
+def test_a_run_that_died_before_its_loop_is_one_finding_that_says_so(lived: int) -> None:
+    crash = Detect(1, 0, 0, "error", "")
+    told = by("supervisor", Open(2), Launch(1, 1), crash, Restart(2, 1), crash._replace(attempt=2))
+    ranks = [each for number in (1, 2)[:lived] for each in by("rank-0", Open(2), Attempt(number, 1, 0, 7))]
+    because = "no rank came to its training loop in 2 attempts: nothing was trained yet"
+    assert audit([*told, *ranks]) == (Finding("training_has_begun", "unknown", because),)
+
+
+def test_what_is_wrong_with_a_run_that_died_before_its_loop_is_said_beside() -> None:
+    lie = by("supervisor", Open(2), Launch(1, 1), Judged("splendid", 1, ""))
+    wrong, unknown = audit([*lie, *by("rank-0", Open(2), Attempt(1, 1, 0, 7))])
+    assert (wrong.check, wrong.verdict) == ("supervisors_agree", "fail")
+    assert (unknown.check, unknown.verdict) == ("training_has_begun", "unknown")
+
+
 def test_an_empty_history_passes_nothing() -> None:
     assert {finding.verdict for finding in audit([]) if finding.check != "supervisors_agree"} == {"unknown"}
 

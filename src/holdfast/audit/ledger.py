@@ -162,6 +162,11 @@ class Ledger:
         """Every plan and whose it is, in the order of attempts and ranks."""
         return [(life, life.plan) for lives in self.attempts.values() for life in lives if life.plan]
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether any rank has said what it is to train, or that it trained."""
+        return any(life.plan or life.recover or len(life.steps.step) for lives in self._all.values() for life in lives)
+
     @cached_property
     def geometry(self) -> Geometry:
         """What is to be trained, as the first plan says."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from holdfast.audit import ends, record, replays, restores, training, windows
-from holdfast.audit.finding import CannotTell, Verdict
+from holdfast.audit.finding import CannotTell, Verdict, counted
 from holdfast.audit.ledger import Ledger
 from holdfast.events import Event
 from holdfast.history import Torn, stream_history
@@ -72,7 +72,16 @@ def worst(findings: Iterable[Finding]) -> Verdict:
 
 
 def _findings(ledger: Ledger) -> tuple[Finding, ...]:
-    return tuple(_find(name, check, ledger) for name, check in CHECKS.items())
+    findings = tuple(_find(name, check, ledger) for name, check in CHECKS.items())
+    if ledger.has_begun:
+        return findings
+    # Every check would say the same in its own words; but what is wrong is wrong.
+    return (*(each for each in findings if each.verdict == "fail"), Finding("training_has_begun", *_not_begun(ledger)))
+
+
+def _not_begun(ledger: Ledger) -> tuple[Verdict, str]:
+    starts = {number for each in ledger.supervisions for number in each.launches} | set(ledger.attempts)
+    return "unknown", f"no rank came to its training loop in {counted(len(starts), 'attempt')}: nothing was trained yet"
 
 
 def _find(name: str, check: Check, ledger: Ledger) -> Finding:

@@ -221,7 +221,7 @@ def print_compared(rows: Sequence[dict[str, Any]]) -> None:
             f"{row['goodput']:.1f}",
             f"{row['wall']:.1f} s",
             f"{1000 * row['stall_per_save']:.1f} ms",
-            f"{row['stall'] / row['wall']:.1%}",
+            f"{row['stall'] / (row['wall'] or 1.0):.1%}",
             f"{row['recovery']:.1%}",
             f"{row['rework']:.1%}",
             str(row["restarts"]),
@@ -230,8 +230,13 @@ def print_compared(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _print_one(found: "Spent") -> None:
+    from holdfast.audit.finding import counted
     from holdfast.cost.compare import by_cause
 
+    if not found.trained:
+        attempts = counted(len(found.attempts), "attempt")
+        say(f"nothing was trained yet: no step in {attempts}, which took {found.wall:.1f} s")
+        return
     say(f"goodput: {found.goodput:.2f} committed steps per second ({found.committed} in {found.wall:.1f} s)")
     say(f"restarts: {found.restarts}; rework: {found.rolled_back} steps, {found.seconds['rework']:.2f} s")
     Console().print(_causes(by_cause(found)))
