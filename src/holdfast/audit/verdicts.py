@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from holdfast.audit import ends, record, replays, restores, training, windows
+from holdfast.audit import ends, record, replays, restores, supervisors, training, windows
 from holdfast.audit.finding import CannotTell, Verdict, counted
 from holdfast.audit.ledger import Ledger
 from holdfast.events import Event
@@ -24,7 +24,7 @@ CHECKS: Mapping[str, Check] = {
         record.every_life_is_an_attempt,
         ends.one_plan,
         ends.reached_the_end,
-        ends.supervisors_agree,
+        supervisors.supervisors_agree,
         restores.restores_only_committed,
         restores.restored_states_agree,
         restores.generators_restored,
@@ -51,19 +51,21 @@ def audit(history: Iterable[Event]) -> tuple[Finding, ...]:
     return _findings(Ledger(history))
 
 
-def audit_files(lines: Iterable[tuple[str, Event]], torn: Sequence[Torn] = ()) -> tuple[Finding, ...]:
+def audit_files(
+    lines: Iterable[tuple[str, Event]], torn: Sequence[Torn] = (), argv: Sequence[str] | None = None
+) -> tuple[Finding, ...]:
     """Every check's finding on the events of a run, each with the name of the file it was read from."""
-    ledger = Ledger(torn=torn)
+    ledger = Ledger(torn=torn, argv=argv)
     for file, event in lines:
         ledger.take(event, file)
     return _findings(ledger)
 
 
-def audit_run(path: Path | Sequence[Path]) -> tuple[Finding, ...]:
-    """Every check's finding on the history at this path, or at these."""
+def audit_run(path: Path | Sequence[Path], argv: Sequence[str] | None = None) -> tuple[Finding, ...]:
+    """Every check's finding on the history at this path, or at these; `argv` is what was to be run, if that is known."""
     with _no_collection():
         torn: list[Torn] = []
-        return audit_files(stream_history(path, torn), torn)
+        return audit_files(stream_history(path, torn), torn, argv)
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:

@@ -138,7 +138,7 @@ def audit(
     from holdfast.audit.verdicts import audit_run, worst
 
     with _histories(paths) as files:
-        findings = audit_run(files)
+        findings = audit_run(files, _command(paths))
     print_findings(findings)
     raise typer.Exit(0 if worst(findings) == "pass" else 1)
 
@@ -177,13 +177,28 @@ def _histories(paths: Sequence[Path]) -> Iterator[list[Path]]:
     from holdfast.ddp.config import read_config
     from holdfast.gathering import gathered
 
-    configs = [read_config(path) for path in paths if (path / "run.json").exists()]
+    configs = [read_config(path) for path in _folders(paths)]
     # As nodes compare themselves when they meet: where the script lies may differ.
     if len({(Path(each.script).name, each.args, each.seed, each.recovery) for each in configs}) > 1:
         raise BadInput("these folders are of different runs: name those of one run's nodes.")
     place = configs[0].checkpoints if len(paths) == 1 and configs else None
     with gathered(paths, _sent_to(place) if place else None) as files:
         yield files
+
+
+def _folders(paths: Sequence[Path]) -> list[Path]:
+    """Those of the paths that are folders of a run, and not of its history alone."""
+    return [path for path in paths if (path / "run.json").exists()]
+
+
+def _command(paths: Sequence[Path]) -> tuple[str, ...] | None:
+    """What the run was to execute, as its folder says."""
+    from holdfast.ddp.config import read_config
+
+    for path in _folders(paths):
+        config = read_config(path)
+        return (config.script, *config.args)
+    return None
 
 
 def _sent_to(place: str) -> "Store":
