@@ -104,13 +104,18 @@ def _other_world(ledger: Ledger, supervision: Supervision) -> str | None:
     return None
 
 
-def _meant(ledger: Ledger, verdict: Judged) -> Sequence[int]:
+def _meant(ledger: Ledger, supervision: Supervision, verdict: Judged) -> Sequence[int]:
     """The attempts of ranks that a verdict may be on.
 
-    A supervisor that was killed before it could write down a start is behind in its count ever after.
+    A supervisor that was killed before it could write down a start is behind in its count ever after: not before that,
+    and at last by as much as ranks tell of more attempts.
     """
     behind = max(0, max(ledger.attempts, default=0) - max(_last_start(ledger), verdict.attempts))
-    return range(verdict.attempts, verdict.attempts + behind + 1)
+    lives = [each for each in ledger.supervisions if each.who == supervision.who]
+    place = next(i for i, each in enumerate(lives) if each is supervision)
+    least = behind if supervision is lives[-1] else 0
+    most = behind if least or any(not each.verdicts for each in lives[:place]) else 0
+    return range(verdict.attempts + least, verdict.attempts + most + 1)
 
 
 def _last_start(ledger: Ledger) -> int:
@@ -134,7 +139,7 @@ def _not_completed(ledger: Ledger, supervision: Supervision, verdict: Judged) ->
     """What speaks against a run that is said to be completed. A script may leave its loop: then no rank is done."""
     if verdict.attempts in supervision.failed:
         return f"saw a worker fail in attempt {verdict.attempts}"
-    meant = _meant(ledger, verdict)
+    meant = _meant(ledger, supervision, verdict)
     against = [_not_done(ledger, number) for number in ledger.attempts if number in meant]
     return next(iter(against), None) if all(against) else None
 
@@ -156,6 +161,7 @@ def _not_done(ledger: Ledger, number: int) -> str | None:
 def _completed(ledger: Ledger, supervision: Supervision, verdict: Judged) -> str | None:
     """An attempt that went well to its end though the run is said to have ended otherwise."""
     troubled = {number for each in ledger.supervisions for number in each.failed | each.asked}
-    if verdict.attempts not in troubled and is_finished(ledger, verdict.attempts):
-        return f"all ranks were done in attempt {verdict.attempts}, of which {supervision.who} saw no failure"
+    meant = _meant(ledger, supervision, verdict)
+    if verdict.attempts not in troubled and len(meant) == 1 and is_finished(ledger, meant[0]):
+        return f"all ranks were done in attempt {meant[0]}, of which {supervision.who} saw no failure"
     return None
