@@ -12,7 +12,7 @@ from supervised import Start, Supervisor, alive, wait_until
 from holdfast.events import Detect, Restart
 
 
-def fault(do: str, *, rank: int = 1, step: int = 6, attempt: int = 1) -> dict[str, Any]:
+def fault(do: str | int, *, rank: int = 1, step: int = 6, attempt: int = 1) -> dict[str, Any]:
     return {"attempt": attempt, "rank": rank, "step": step, "do": do}
 
 
