@@ -129,6 +129,8 @@ class _Play:
         self.misled: set[tuple[int, int]] = set()  # attempts and steps that trained nothing, or another window
         self.salts: dict[tuple[str, int, int], str] = {}
         self.supervisor_lives = False
+        self.started = 0  # attempts, as the supervisor counts them: those whose start it has written down
+        self.silent = False  # killed before it could write down a start
         self.again = rng.random() < 0.1  # started once more when all is done
 
     def play(self) -> Lived:
@@ -153,7 +155,11 @@ class _Play:
 
     def _attempt(self, ending: str) -> str:
         self.number += 1
-        self._launch()
+        if ending == "kill" and self.supervised and self.rng.random() < 0.1:
+            self._opens()  # and is killed, with its workers, before it can write down that it has started them
+            self.silent = True
+        else:
+            self._launch()
         if ending == "early":
             self._die_early()
             return self._fail(ending)
@@ -169,13 +175,18 @@ class _Play:
     def _launch(self) -> None:
         if not self.supervised:
             return
+        self.started += 1
         if not self.supervisor_lives:
-            self.say("supervisor", Open(2, torn=self.rng.choice([0, 0, 17])))
-            self.say("supervisor", Launch(self.number, self.world, argv=("train.py",)))
-            self.supervisor_lives = True
+            self._opens()
+            self.say("supervisor", Launch(self.started, self.world, argv=("train.py",)))
         else:
             newest = max((each.step for each in self.store), default=None)
-            self.say("supervisor", Restart(self.number, self.world, newest=newest, left=3))
+            self.say("supervisor", Restart(self.started, self.world, newest=newest, left=3))
+
+    def _opens(self) -> None:
+        if not self.supervisor_lives:
+            self.say("supervisor", Open(2, torn=self.rng.choice([0, 0, 17])))
+        self.supervisor_lives = True
 
     def _die_early(self) -> None:
         """Killed before anything could be trained; every rank came so far or further."""
@@ -341,7 +352,7 @@ class _Play:
     def _end(self, end: int, ending: str) -> str:
         ranks = [f"rank-{rank}" for rank in range(self.world)]
         if ending == "preempt":
-            self.supervisor(Preempt(self.number))
+            self.supervisor(Preempt(self.started))
             for who in ranks:
                 self.say(who, Preempted(self.number, end))
             self.judge("preempted")
@@ -361,16 +372,16 @@ class _Play:
         rank = self.rng.randrange(self.world)
         if self.rng.random() < 0.3:
             self.say(f"injected-{rank}", Strike(self.number, len(self.by), "kill", rank))
-        if self.supervised and self.rng.random() < 0.2:  # the supervisor was killed, too
-            self.supervisor_lives = False
+        if self.supervised and (self.silent or self.rng.random() < 0.2):  # the supervisor was killed, too
+            self.supervisor_lives = self.silent = False
             return ending
-        self.supervisor(Detect(self.number, rank, rank, "signal", "killed", exit=-9, signal="SIGKILL"))
+        self.supervisor(Detect(self.started, rank, rank, "signal", "killed", exit=-9, signal="SIGKILL"))
         if self.supervised and self.rng.random() < 0.1:
             self.judge("gave-up")
         return ending
 
     def judge(self, word: str) -> None:
-        self.supervisor(Judged(word, self.number, "so it was"))
+        self.supervisor(Judged(word, self.started, "so it was"))
         self.supervisor_lives = False
 
     def supervisor(self, what: What) -> None:

@@ -14,7 +14,7 @@ from holdfast.checkpoint.store import DirectoryStore
 from holdfast.events import Detect, Restart
 
 
-def fault(do: str, *, rank: int = 1, step: int = 6, attempt: int = 1) -> dict[str, Any]:
+def fault(do: str | int, *, rank: int = 1, step: int = 6, attempt: int = 1) -> dict[str, Any]:
     return {"attempt": attempt, "rank": rank, "step": step, "do": do}
 
 
@@ -127,6 +127,17 @@ def test_what_a_script_says_when_it_exits_is_the_reason(start: Start) -> None:
     assert result["verdict"] == "script-error"
     assert "there is no such data set" in result["because"]
     assert "Traceback" not in job.said
+
+
+def test_a_status_that_a_script_exits_with_at_the_same_step_again_ends_the_run_and_another_does_not(
+    start: Start,
+) -> None:
+    job = start(
+        {"faults": [fault(status, attempt=i + 1, step=1) for i, status in enumerate((3, 4, 3))]}, max_restarts=9
+    )
+    result = job.result()
+    assert (result["verdict"], result["attempts"]) == ("script-error", 3)
+    assert "exited with status 3; it came again at step 1" in result["because"]
 
 
 def test_it_gives_up_after_so_many_restarts(start: Start) -> None:
