@@ -21,14 +21,18 @@ from holdfast.audit.verdicts import audit_files, worst
 from holdfast.events import (
     Attempt,
     Commit,
+    Detect,
     Done,
     Event,
     Judged,
+    Launch,
     Open,
     Plan,
+    Preempt,
     Preempted,
     Recover,
     Regroup,
+    Restart,
     Save,
     Seconds,
     Step,
@@ -191,7 +195,11 @@ def a_file_cut_off(rng: random.Random, run: Lived) -> Forged:
     files = copied(run)
     del files[who][line:]
     needed = any(isinstance(e.what, Commit) and (e.what.attempt, e.what.step) in run.needed for e in lost)
-    return files, needed or any((run.counts(e) and run.is_due(e)) or isinstance(e.what, Done) for e in lost)
+    # Where a run that was done is started again, and nobody has judged that, it claims nothing new.
+    first = min((at(run, place).what.attempt for place in places(run, Done)), default=0)  # type: ignore[union-attr]
+    claims = [e.what for e in lost if isinstance(e.what, Done)]
+    claimed = any("supervisor" in run.files or what.attempt == first for what in claims)
+    return files, needed or claimed or any(run.counts(e) and run.is_due(e) for e in lost)
 
 
 @forgery
@@ -547,7 +555,16 @@ def another_verdict(rng: random.Random, run: Lived) -> Forged:
     left = was.verdict == "completed" and not places(run, Done, lambda what: what.attempt == was.attempts)
     words = ["gave-up", "preempted", "script-error", "fine"] if was.verdict == "completed" else ["completed"]
     # A script that left its loop is completed or has failed in its last lines: nothing in the ranks' files knows.
-    return put(copied(run), place, was._replace(verdict=rng.choice(words[:3] if left else words))), not left
+    files = put(copied(run), place, was._replace(verdict=rng.choice(words[:3] if left else words)))
+    return files, not left and not lost_count(run, place)
+
+
+def lost_count(run: Lived, place: Place) -> bool:
+    """Whether the supervisor of this line may have forgotten a start of an earlier life: its attempts are not known."""
+    lines = run.files[place[0]]
+    opens = [i for i, event in enumerate(lines) if isinstance(event.what, Open)]
+    ends = [lines[i - 1].what for i in opens[1:] if i <= place[1]]
+    return opens[-1] > place[1] and not all(isinstance(what, Judged) for what in ends)
 
 
 @forgery
@@ -786,6 +803,59 @@ def another_state_of_who_joined(rng: random.Random, run: Lived) -> Forged:
     was: Any = at(run, place).what
     other = rng.choice([None, digest("another") + was.fingerprint[16:]])
     return put(copied(run), place, was._replace(fingerprint=other)), True
+
+
+# What the supervisor did.
+
+
+def of_supervisors(run: Lived, *kinds: Any) -> list[Place]:
+    return [place for place in places(run, kinds) if place[0] == "supervisor"]
+
+
+@forgery
+def a_line_of_the_supervisor_dropped(rng: random.Random, run: Lived) -> Forged:
+    """The last lines of a life may be lost, since supervisors are killed: all others were written."""
+    if (place := pick(rng, of_supervisors(run, Launch, Restart, Detect))) is None:
+        return None
+    files = copied(run)
+    del files[place[0]][place[1]]
+    last = place[1] == life(run, place)[-1]
+    was = at(run, place).what
+    # Where a detect is followed by a verdict, or a launch by nothing, only the ranks could tell.
+    follows = None if last else run.files[place[0]][place[1] + 1].what
+    return files, isinstance(follows, Detect | Restart | Preempt) or (
+        isinstance(was, Launch) and isinstance(follows, Judged) and follows.verdict == "completed"
+    )
+
+
+@forgery
+def a_start_of_the_supervisor_renumbered(rng: random.Random, run: Lived) -> Forged:
+    if (place := pick(rng, of_supervisors(run, Launch, Restart))) is None:
+        return None
+    was: Any = at(run, place).what
+    other = was._replace(attempt=max(0, was.attempt + rng.choice([-2, -1, 1, 2, 50])))
+    known = life(run, place)[-1] > place[1]  # what follows tells which attempt it was
+    return put(copied(run), place, other), known and other != was
+
+
+@forgery
+def another_command_launched(rng: random.Random, run: Lived) -> Forged:
+    launches = of_supervisors(run, Launch)
+    if (place := pick(rng, launches)) is None:
+        return None
+    was: Any = at(run, place).what
+    return put(copied(run), place, was._replace(argv=("train.py", "--lr=9"))), len(launches) > 1
+
+
+@forgery
+def something_after_the_verdict(rng: random.Random, run: Lived) -> Forged:
+    if (place := pick(rng, of_supervisors(run, Judged))) is None:
+        return None
+    was: Any = at(run, place).what
+    files = copied(run)
+    more = [Preempt(was.attempts), Restart(was.attempts + 1, 1), Launch(was.attempts + 1, 1)]
+    files[place[0]].insert(place[1] + 1, at(run, place)._replace(what=rng.choice(more)))
+    return files, True
 
 
 # What a run may say in other words: nothing that was trained, restored or claimed is another.

@@ -9,7 +9,7 @@ from holdfast.checkpoint.place import store_at
 from holdfast.checkpoint.store import Store
 from holdfast.ddp.config import RunConfig
 from holdfast.ddp.lock import Lock, alone
-from holdfast.ddp.past import Past, had_snapshots, has_commit, read_past
+from holdfast.ddp.past import Past, following, had_snapshots, has_commit, read_past
 from holdfast.ddp.world import JOINS, World
 from holdfast.events import Attempt as Began
 from holdfast.history import HistoryWriter
@@ -62,7 +62,7 @@ def begin(out: Path, world: World, config: RunConfig) -> Attempt:
     if world.rank == 0:
         past = read_past(folder)
         # A supervisor also counts the attempts that died before they could say so.
-        number = max(past.attempt + 1, int(os.environ.get("HOLDFAST_ATTEMPT", "1")))
+        number = max(following(past.attempt, folder), int(os.environ.get("HOLDFAST_ATTEMPT", "1")))
     else:
         number, struck = json.loads(world.hear(ATTEMPT))
         told = frozenset((step, kind, rank) for step, kind, rank in struck)

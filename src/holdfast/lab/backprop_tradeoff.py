@@ -370,7 +370,7 @@ def _cause(found: Found, claim: Claim) -> str:
     if claim.id.endswith("-model-restart"):
         return (
             f"{start} {_time(found.drill[0])} were predicted and {_time(found.drill[1])} measured: the prices and the "
-            "drill were not taken at the same moment, and other work on the machine slows each by its own."
+            "drill were not taken at the same moment. Cause: not found; other work on the machine may be one."
         )
     return f"{start} Cause: not found."
 

@@ -22,10 +22,11 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from holdfast.ddp.config import IDENTITY, RunConfig
+from holdfast.ddp.past import following
 from holdfast.ddp.preemption import PREEMPTED
 from holdfast.errors import BadInput, HoldfastError, StorageFailed
 from holdfast.events import Detect, Judged, Launch, Preempt, Restart, What
-from holdfast.history import HistoryWriter, recall
+from holdfast.history import HistoryWriter, recall, require_files
 from holdfast.supervise.agent import WarmAgent
 from holdfast.supervise.asked import Interrupted, asked
 from holdfast.supervise.casualty import Casualty, casualty
@@ -70,7 +71,8 @@ def supervise(
     found = checkpoints.try_out(alone=nnodes == 1)
     who = "supervisor" if nnodes == 1 else f"supervisor-{node_rank}"
     with asked.listening(), claimed(out, config, node_rank):
-        attempt = max(_last_attempt(out / "history" / f"{who}.jsonl"), found.attempt) + 1
+        require_files(out / "history")  # before a worker meets it, and is started again and again for it
+        attempt = following(max(_last_attempt(out / "history" / f"{who}.jsonl"), found.attempt), out)
         tries = Tries(config.max_restarts, found.newest)
         view = View(console or Console(stderr=True), out / "history", who, tries)
         with _recording(out / "history", who, view) as history, view:  # first: importing counts as the run's time
