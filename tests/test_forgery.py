@@ -127,13 +127,13 @@ def beside(run: Lived, place: Place) -> list[Place]:
 
 
 def goes_on(run: Lived, place: Place) -> bool:
-    """Whether a later window was trained in this life after this line, or it ended in order; or this one counts."""
+    """Whether a later window was trained in this life after this line, or one that lacks samples, or it was done."""
     (who, line), was = place, at(run, place).what
     assert isinstance(was, Step | Regroup)
-    after = [run.files[who][i].what for i in life(run, place) if i > line]
-    later = any(isinstance(what, Step) and what.step > was.step for what in after)
-    lossy = isinstance(was, Regroup) and was.missing and run.standing.get(was.step) == was.attempt
-    return later or bool(lossy) or any(isinstance(what, Done | Preempted) for what in after)
+    after = [run.files[who][i] for i in life(run, place) if i > line]
+    first = was.step if isinstance(was, Regroup) and was.missing else was.step + 1
+    later = any(isinstance(e.what, Step) and e.what.step >= first and e not in run.void for e in after)
+    return later or any(isinstance(e.what, Done | Preempted) for e in after)
 
 
 def pick(rng: random.Random, among: Sequence[Place]) -> Place | None:
