@@ -83,6 +83,7 @@ class Lived:
     void: list[Event] = field(default_factory=list)  # steps of lost members, that the others finished without them
     vouched: set[tuple[str, int, int]] = field(default_factory=set)  # of a rank's step in an attempt: it may be lacking
     skipped: set[tuple[int, int]] = field(default_factory=set)  # attempts and steps that nothing came of
+    failed_to_join: set[int] = field(default_factory=set)  # attempts, as the supervisor counts, of which only it knows
     lacking: int = 0  # samples that are declared missing, of steps that count
     complete: bool = False
     was_wrong: bool = False
@@ -405,7 +406,7 @@ class _Play:
     def _dies(self, member: int, step: int, how: str, start: int) -> None:
         """Killed: its last line may not have been on the disk yet, or it may have come further than the others."""
         who = f"rank-{member}"
-        self.supervisor(Detect(self.number, member, member, "signal", "killed", exit=-9, signal="SIGKILL"))
+        self._detect(member)
         self.run.vouched.add((who, self.number, step - 1))
         lines, shared = self.run.files[who], self.shared
         told = sum(place[1:] == (self.number, step - 1) for place in self.run.pasts)
@@ -475,6 +476,9 @@ class _Play:
         """Members come back before a window, or while it is trained."""
         away = [member for member in range(self.world) if member not in self.members]
         come = self.rng.sample(away, self.rng.randint(1, len(away)))
+        if self.supervised and not self.silent and self.rng.random() < 0.1:  # at first it failed before it had joined
+            self._detect(come[0])
+            self.run.failed_to_join.add(self.started)
         if within:  # then they begin with what this window leaves
             self.shared = self._left((*self.by, self._trained_by()))
         for member in come:
@@ -566,10 +570,14 @@ class _Play:
         if self.supervised and (self.silent or self.rng.random() < 0.2):  # the supervisor was killed, too
             self.supervisor_lives = self.silent = False
             return ending
-        self.supervisor(Detect(self.started, rank, rank, "signal", "killed", exit=-9, signal="SIGKILL"))
+        self._detect(rank)
         if self.supervised and self.rng.random() < 0.1:
             self.judge("gave-up")
         return ending
+
+    def _detect(self, rank: int) -> None:
+        if not self.silent:
+            self.supervisor(Detect(self.started, rank, rank, "signal", "killed", exit=-9, signal="SIGKILL"))
 
     def judge(self, word: str) -> None:
         self.supervisor(Judged(word, self.started, "so it was"))

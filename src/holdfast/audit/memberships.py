@@ -6,7 +6,7 @@ follow from who was lost and how the window was divided, and what everybody wrot
 """
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -64,6 +64,15 @@ class Memberships:
     def is_live(self) -> bool:
         """Whether anybody was lost or joined while others went on."""
         return bool(self._told)
+
+    @property
+    def survived(self) -> Counter[int]:
+        """How often the others went on without each member.
+
+        Not how often it was declared lost: one that took its place and was not let in yet may be declared so, too.
+        """
+        gone = Counter({member for member, _ in self.lost if member not in self.members})
+        return gone + Counter(each.life.rank for each in self.joined)
 
     def basis(self, step: int) -> Sequence[int]:
         """The members that this window was divided among."""

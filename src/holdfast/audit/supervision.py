@@ -1,8 +1,9 @@
 """One life of a supervisor: what it wrote between two openings of its file, and whether in an order in which one works.
 
-    open  [launch  {detect  restart}  [preempt]  [detect]]  [verdict]
+    open  [launch  {{detect}  detect  restart}  {detect}  [preempt]  [detect]]  [verdict]
 
-A life may end anywhere: a supervisor may be killed. It writes every line before it goes on, so only its last are lost.
+Where others went on without a worker that failed, nothing is started again: whether they did, the ranks tell. A life
+may end anywhere: a supervisor may be killed. It writes every line before it goes on, so only its last are lost.
 """
 
 from collections import defaultdict

@@ -30,6 +30,7 @@ def supervisors_agree(ledger: Ledger) -> tuple[Verdict, str]:
     if because := _cannot_be(ledger) or _another_command(ledger):
         return "fail", because
     _require_every_start(ledger)
+    _require_every_failure(ledger)
     last = {each.who: verdict.verdict for each, verdict in judged}
     return "pass", ", ".join(
         f"{who} says {word!r}" for who, word in last.items()
@@ -76,6 +77,22 @@ def _require_every_start(ledger: Ledger) -> None:
             raise CannotTell(f"no supervisor tells that it started attempt {number}: is a part of its history missing?")
 
 
+def _require_every_failure(ledger: Ledger) -> None:
+    """Who starts workers again has seen one fail without which the others did not go on; and each without which they did.
+
+    One that was killed may not have written down what it saw last.
+    """
+    for each in ledger.supervisions:
+        over = each.launches if each.verdicts else each.launches[:-1]
+        for number in over:
+            meant = [ranks for ranks in _meant(ledger, each, number) if ranks in ledger.attempts]
+            if number != each.launches[-1] and meant and not any(_fatal(ledger, each, number, of) for of in meant):
+                raise CannotTell(f"{each.who} started again after attempt {number}, and others survived all it saw fail")
+            if unseen := [_survived(ledger, of) - Counter(each.failed.get(number, ())) for of in meant]:
+                if each.is_alone and all(unseen):
+                    raise CannotTell(f"{each.who} does not tell that rank {min(unseen[0])} failed in attempt {number}")
+
+
 def _successions(ledger: Ledger) -> Iterator[tuple[Supervision, Supervision]]:
     """The lives of each supervisor that started anything, each with the next."""
     lives: defaultdict[str, list[Supervision]] = defaultdict(list)
@@ -104,18 +121,18 @@ def _other_world(ledger: Ledger, supervision: Supervision) -> str | None:
     return None
 
 
-def _meant(ledger: Ledger, supervision: Supervision, verdict: Judged) -> Sequence[int]:
-    """The attempts of ranks that a verdict may be on.
+def _meant(ledger: Ledger, supervision: Supervision, number: int) -> Sequence[int]:
+    """The attempts of ranks that a supervisor may mean by a number.
 
     A supervisor that was killed before it could write down a start is behind in its count ever after: not before that,
     and at last by as much as ranks tell of more attempts.
     """
-    behind = max(0, max(ledger.attempts, default=0) - max(_last_start(ledger), verdict.attempts))
+    behind = max(0, max(ledger.attempts, default=0) - max(_last_start(ledger), number))
     lives = [each for each in ledger.supervisions if each.who == supervision.who]
     place = next(i for i, each in enumerate(lives) if each is supervision)
-    least = behind if supervision is lives[-1] else 0
+    least = behind if supervision is lives[-1] and supervision.verdicts else 0
     most = behind if least or any(not each.verdicts for each in lives[:place]) else 0
-    return range(verdict.attempts + least, verdict.attempts + most + 1)
+    return range(number + least, number + most + 1)
 
 
 def _last_start(ledger: Ledger) -> int:
@@ -137,19 +154,34 @@ def _miscounted(supervision: Supervision, verdict: Judged) -> str | None:
 
 def _not_completed(ledger: Ledger, supervision: Supervision, verdict: Judged) -> str | None:
     """What speaks against a run that is said to be completed. A script may leave its loop: then no rank is done."""
-    if _died(ledger, supervision, verdict.attempts):
-        return f"saw a worker fail in attempt {verdict.attempts}"
-    meant = _meant(ledger, supervision, verdict)
+    meant = _meant(ledger, supervision, verdict.attempts)
+    against = [_failed_in(ledger, supervision, verdict.attempts, number) for number in meant]
+    if all(against):
+        return against[0]
     against = [_not_done(ledger, number) for number in ledger.attempts if number in meant]
     return next(iter(against), None) if all(against) else None
 
 
-def _died(ledger: Ledger, supervision: Supervision, attempt: int) -> bool:
-    """Whether a worker failed in an attempt, and the others did not go on without it."""
-    failed = Counter(supervision.failed.get(attempt, []))
-    survived = Counter(member for each in ledger.live if each.number == attempt for member, _ in each.lost)
-    elsewhere = failed.pop(-1, 0)  # on other nodes
-    return bool(failed - survived) or (elsewhere > 0 and not survived)
+def _failed_in(ledger: Ledger, supervision: Supervision, counted: int, number: int) -> str | None:
+    """A worker that failed in an attempt, and without which the others did not go on.
+
+    One that was to take the place of a lost one may fail before it does, as often as it may: then the others are done.
+    """
+    fatal, survived = _fatal(ledger, supervision, counted, number), _survived(ledger, number)
+    if any(rank not in survived for rank in fatal):
+        return f"saw a worker fail in attempt {counted}"
+    if fatal and not is_finished(ledger, number):
+        raise CannotTell(f"{supervision.who} saw rank {min(fatal)} fail in attempt {counted} once more than it was lost")
+    return None
+
+
+def _fatal(ledger: Ledger, supervision: Supervision, counted: int, number: int) -> Counter[int]:
+    """Who failed in an attempt, as its supervisor counts it, and how often the others, as they do, did not go on."""
+    return Counter(supervision.failed.get(counted, ())) - _survived(ledger, number)
+
+
+def _survived(ledger: Ledger, number: int) -> Counter[int]:
+    return next((each.survived for each in ledger.live if each.number == number), Counter())
 
 
 def _not_done(ledger: Ledger, number: int) -> str | None:
@@ -168,8 +200,9 @@ def _not_done(ledger: Ledger, number: int) -> str | None:
 
 def _completed(ledger: Ledger, supervision: Supervision, verdict: Judged) -> str | None:
     """An attempt that went well to its end though the run is said to have ended otherwise."""
-    troubled = {number for each in ledger.supervisions for number in {*each.failed, *each.asked}}
-    meant = _meant(ledger, supervision, verdict)
-    if verdict.attempts not in troubled and len(meant) == 1 and is_finished(ledger, meant[0]):
-        return f"all ranks were done in attempt {meant[0]}, of which {supervision.who} saw no failure"
-    return None
+    number, meant = verdict.attempts, _meant(ledger, supervision, verdict.attempts)
+    if len(meant) > 1 or not is_finished(ledger, meant[0]):
+        return None
+    if any(number in each.asked or _fatal(ledger, each, number, meant[0]) for each in ledger.supervisions):
+        return None
+    return f"all ranks were done in attempt {meant[0]}, of which {supervision.who} saw no failure"
