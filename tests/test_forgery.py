@@ -555,8 +555,15 @@ def another_verdict(rng: random.Random, run: Lived) -> Forged:
     left = was.verdict == "completed" and not places(run, Done, lambda what: what.attempt == was.attempts)
     words = ["gave-up", "preempted", "script-error", "fine"] if was.verdict == "completed" else ["completed"]
     # A script that left its loop is completed or has failed in its last lines: nothing in the ranks' files knows.
-    files = put(copied(run), place, was._replace(verdict=rng.choice(words[:3] if left else words)))
-    return files, not left and not lost_count(run, place)
+    word = rng.choice(words[:3] if left else words)
+    # Who fails a second time may have been on the way to join: only its supervisor knows that nobody went on.
+    ranks = [at(run, each).what.rank for each in of_supervisors(run, Detect) if detected_in(run, each, was.attempts)]  # type: ignore[union-attr]
+    second = ranks[-1:] != [] and (was.attempts in run.failed_to_join or ranks[-1] in ranks[:-1])
+    return put(copied(run), place, was._replace(verdict=word)), word == "fine" or not (left or second or lost_count(run, place))
+
+
+def detected_in(run: Lived, place: Place, attempt: int) -> bool:
+    return at(run, place).what.attempt == attempt  # type: ignore[union-attr]
 
 
 def lost_count(run: Lived, place: Place) -> bool:
@@ -823,6 +830,8 @@ def a_line_of_the_supervisor_dropped(rng: random.Random, run: Lived) -> Forged:
     was = at(run, place).what
     # Where a detect is followed by a verdict, or a launch by nothing, only the ranks could tell.
     follows = None if last else run.files[place[0]][place[1] + 1].what
+    if isinstance(was, Detect) and was.attempt in run.failed_to_join:
+        return files, False
     return files, isinstance(follows, Detect | Restart | Preempt) or (
         isinstance(was, Launch) and isinstance(follows, Judged) and follows.verdict == "completed"
     )

@@ -257,8 +257,9 @@ class Memberships:
             self._complain(f"{name} {counted(len(declared), 'sample')} of step {regroup.step} missing, and {wanted}")
         elif declared and (_is_complete(regroup) or again):
             self._complain(f"{name} samples of step {regroup.step} missing, which were trained")
-        self.missing[regroup.step] |= set(declared)
-        if regroup.strategy == "skip" and declared:
+        if declared:
+            self.missing[regroup.step] |= set(declared)
+        if declared and regroup.strategy == "skip":
             self.skipped.add(regroup.step)
         if not declared and gone and not _is_complete(regroup):
             for member in gone:

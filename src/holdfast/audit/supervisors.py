@@ -165,13 +165,11 @@ def _not_completed(ledger: Ledger, supervision: Supervision, verdict: Judged) ->
 def _failed_in(ledger: Ledger, supervision: Supervision, counted: int, number: int) -> str | None:
     """A worker that failed in an attempt, and without which the others did not go on.
 
-    One that was to take the place of a lost one may fail before it does, as often as it may: then the others are done.
+    One that was to take the place of a lost one may fail before it does: then that rank fails once more than it is lost.
     """
-    fatal, survived = _fatal(ledger, supervision, counted, number), _survived(ledger, number)
-    if any(rank not in survived for rank in fatal):
+    survived = _survived(ledger, number)
+    if any(rank not in survived for rank in _fatal(ledger, supervision, counted, number)):
         return f"saw a worker fail in attempt {counted}"
-    if fatal and not is_finished(ledger, number):
-        raise CannotTell(f"{supervision.who} saw rank {min(fatal)} fail in attempt {counted} once more than it was lost")
     return None
 
 
