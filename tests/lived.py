@@ -469,8 +469,8 @@ class _Play:
             self._declare(left, self._regrouped(step, left, lost, "redone"))
             said = self._regrouped(step, everybody, (), "redone")
         for member in lost:
-            self._come(member, step)
-        self._declare(everybody, said)
+            self._come(member, step, said)
+        self._declare(left, said)
 
     def _join(self, step: int, *, within: bool) -> None:
         """Members come back before a window, or while it is trained."""
@@ -481,17 +481,17 @@ class _Play:
             self.run.failed_to_join.add(self.started)
         if within:  # then they begin with what this window leaves
             self.shared = self._left((*self.by, self._trained_by()))
-        for member in come:
-            self._come(member, step + within)
-        self.members = tuple(sorted([*self.members, *come]))
+        others, self.members = self.members, tuple(sorted([*self.members, *come]))
         self.membership += 1
         where = (self.number, self.membership, step, self.recovery)
         said = Regroup(*where, self.members, redone=2 if within else 0, seconds=0.0625)
-        self._declare(self.members, said)
+        for member in come:
+            self._come(member, step + within, said)
+        self._declare(others, said)
         if not within:
             self._divide(self.members)
 
-    def _come(self, member: int, step: int) -> None:
+    def _come(self, member: int, step: int, said: Regroup) -> None:
         shared = self.shared  # of the step before, or of the snapshot that they all began with
         if self.wrong == "joined with another state":
             shared, self.run.was_wrong = digest("another"), True
@@ -499,6 +499,7 @@ class _Play:
         self.say(who, Open(2, torn=self.rng.choice([0, 40])))
         self.say(who, Attempt(self.number, self.world, member, 2000 + self.membership))
         self.say(who, self._plan(digest("data", member if self.wrong == "split without a seed" else "")))
+        self._declare([member], said)
         state = {"state": digest("joined", self.by), "fingerprint": shared + digest("own", member)}
         self.say(who, Recover(self.number, step, *at, "keyed", 0.125, **state))
 

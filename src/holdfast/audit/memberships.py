@@ -285,6 +285,8 @@ class Memberships:
             at = joined.get(id(life), 0)
             before = self.regroups[at - 1].members if at else range(self._world)
             is_new = id(life) in joined
+            if life.arrives if not is_new else life.recover and not life.arrives:
+                self._complain(f"{life.who} begins in attempt {self.number} and declares otherwise whether it joins others")
             for regroup, rows in life.regroups:
                 if (place := places.get(regroup.number)) is None:
                     continue
