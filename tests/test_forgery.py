@@ -559,7 +559,9 @@ def another_verdict(rng: random.Random, run: Lived) -> Forged:
     # Who fails a second time may have been on the way to join: only its supervisor knows that nobody went on.
     ranks = [at(run, each).what.rank for each in of_supervisors(run, Detect) if detected_in(run, each, was.attempts)]  # type: ignore[union-attr]
     second = ranks[-1:] != [] and (was.attempts in run.failed_to_join or ranks[-1] in ranks[:-1])
-    return put(copied(run), place, was._replace(verdict=word)), word == "fine" or not (left or second or lost_count(run, place))
+    return put(copied(run), place, was._replace(verdict=word)), word == "fine" or not (
+        left or second or lost_count(run, place)
+    )
 
 
 def detected_in(run: Lived, place: Place, attempt: int) -> bool:
@@ -571,7 +573,8 @@ def lost_count(run: Lived, place: Place) -> bool:
     lines = run.files[place[0]]
     opens = [i for i, event in enumerate(lines) if isinstance(event.what, Open)]
     ends = [lines[i - 1].what for i in opens[1:] if i <= place[1]]
-    return opens[-1] > place[1] and not all(isinstance(what, Judged) for what in ends)
+    is_last = opens[-1] <= place[1] and isinstance(lines[-1].what, Judged)
+    return not is_last and not all(isinstance(what, Judged) for what in ends)
 
 
 @forgery
@@ -830,10 +833,20 @@ def a_line_of_the_supervisor_dropped(rng: random.Random, run: Lived) -> Forged:
     was = at(run, place).what
     # Where a detect is followed by a verdict, or a launch by nothing, only the ranks could tell.
     follows = None if last else run.files[place[0]][place[1] + 1].what
-    if isinstance(was, Detect) and was.attempt in run.failed_to_join:
-        return files, False
+    if isinstance(was, Detect) and sum(detected_in(run, each, was.attempt) for each in of_supervisors(run, Detect)) > 1:
+        return files, was.attempt not in run.failed_to_join and is_survived(run, place) and not lost_count(run, place)
     return files, isinstance(follows, Detect | Restart | Preempt) or (
         isinstance(was, Launch) and isinstance(follows, Judged) and follows.verdict == "completed"
+    )
+
+
+def is_survived(run: Lived, place: Place) -> bool:
+    """Whether ranks know that what the supervisor saw was not the last of its attempt, and it has lived through that."""
+    was: Any = at(run, place).what
+    after = [run.files[place[0]][i].what for i in life(run, place) if i > place[1]]
+    over = [what for what in after if isinstance(what, Restart | Judged)]
+    return bool(over) and (
+        isinstance(over[0], Restart) or over[0].verdict == "completed" or isinstance(after[0], Detect)
     )
 
 

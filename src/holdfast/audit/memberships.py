@@ -220,6 +220,10 @@ class Memberships:
         )
         if goes_on or (last is not None and last > (step if begun else step - 1)):
             self._complain(f"{life.who} goes on after it was lost in step {step} of attempt {self.number}")
+        elif any(commit.step > life.reached and not commit.found for commit in life.commits):
+            self._complain(
+                f"{life.who} saved more than the {life.reached} steps that it reached in attempt {self.number}"
+            )
         elif life.reached < step - 1:  # of what it finished, only the last can have been on its way to the disk
             self._complain(
                 f"{life.who} ended at step {life.reached}, and was lost in step {step} of attempt {self.number}"
@@ -286,7 +290,9 @@ class Memberships:
             before = self.regroups[at - 1].members if at else range(self._world)
             is_new = id(life) in joined
             if life.arrives if not is_new else life.recover and not life.arrives:
-                self._complain(f"{life.who} begins in attempt {self.number} and declares otherwise whether it joins others")
+                self._complain(
+                    f"{life.who} begins in attempt {self.number} and declares otherwise whether it joins others"
+                )
             for regroup, rows in life.regroups:
                 if (place := places.get(regroup.number)) is None:
                     continue

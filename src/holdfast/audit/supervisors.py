@@ -78,19 +78,20 @@ def _require_every_start(ledger: Ledger) -> None:
 
 
 def _require_every_failure(ledger: Ledger) -> None:
-    """Who starts workers again has seen one fail without which the others did not go on; and each without which they did.
+    """Who starts workers again has seen one fail that the others did not survive; and each that they did survive.
 
     One that was killed may not have written down what it saw last.
     """
     for each in ledger.supervisions:
-        over = each.launches if each.verdicts else each.launches[:-1]
-        for number in over:
+        for number in each.launches if each.verdicts else each.launches[:-1]:
             meant = [ranks for ranks in _meant(ledger, each, number) if ranks in ledger.attempts]
-            if number != each.launches[-1] and meant and not any(_fatal(ledger, each, number, of) for of in meant):
-                raise CannotTell(f"{each.who} started again after attempt {number}, and others survived all it saw fail")
-            if unseen := [_survived(ledger, of) - Counter(each.failed.get(number, ())) for of in meant]:
-                if each.is_alone and all(unseen):
-                    raise CannotTell(f"{each.who} does not tell that rank {min(unseen[0])} failed in attempt {number}")
+            if meant and number != each.launches[-1] and not any(_fatal(ledger, each, number, of) for of in meant):
+                raise CannotTell(
+                    f"{each.who} started again after attempt {number}, and others survived all it saw fail"
+                )
+            unseen = [_survived(ledger, of) - Counter(each.failed.get(number, ())) for of in meant]
+            if unseen and each.is_alone and all(unseen):
+                raise CannotTell(f"{each.who} does not tell that rank {min(unseen[0])} failed in attempt {number}")
 
 
 def _successions(ledger: Ledger) -> Iterator[tuple[Supervision, Supervision]]:

@@ -311,8 +311,9 @@ class Live:
     def _let_in(self, found: Settlement, stands: Mapping[int, Stand]) -> None:
         """Give those that join the whole state of a member; what a window changes before its end comes beside."""
         assert self.protected is not None
-        if self.strategy == "replay" and not found.begun and min(self.members) in found.joining and self._buffers:
-            raise WorkerLost("rank 0 took its buffers with it, so no step can be exact")
+        first = (found.basis or self.members)[0]
+        if self.strategy == "replay" and first in found.joining and not found.syncs and self._buffers:
+            raise WorkerLost("rank 0 is lost, and its buffers with it: the run starts again from its newest snapshot")
         giver = self.members.index(found.giver)
         if self.me == found.giver:
             handover.give(self.link, giver, self.protected.capture())

@@ -55,7 +55,7 @@ class Settlement:
 
     All go on in window `step`; if somebody has begun it, it is finished as it was divided, among `basis`. Members in
     `behind` take over the parameters of `giver`, and those in `joining` its whole state; `lost` are no more. Those in
-    `synced` get the buffers that rank 0 had from `syncer`. Bucket number b of a model is handed over by `given[b]`, or, where
+    `synced` get the buffers that rank 0 had from `syncer`, who got them `syncs` times in this window. Bucket number b of a model is handed over by `given[b]`, or, where
     nobody has it, summed again.
     """
 
@@ -68,6 +68,7 @@ class Settlement:
     giver: int = -1
     synced: tuple[int, ...] = ()
     syncer: int = -1
+    syncs: int = 0
     model: int = 0
     given: tuple[int | None, ...] = ()
 
@@ -114,6 +115,7 @@ def settled(stands: Mapping[int, Stand]) -> Settlement | str:
         behind=behind,
         giver=min(ahead),
         synced=lacking,
+        syncs=most,
         syncer=max(syncs, key=lambda member: (syncs[member], -member)),
         model=max((stand.model for stand in ahead.values() if stand.buckets is not None), default=0),
         given=given,
