@@ -146,6 +146,8 @@ class Nodes(RendezvousHandler):
             self._checkpoints.forget(token)
         for each in sorted(everybody, key=lambda said: int(said["node"])):
             if each["wrong"]:
+                with suppress(HoldfastError):
+                    self._checkpoints.settle()  # we go, and what we began would go with us: the token stays nowhere
                 raise BadInput(f"node {each['node']} cannot use the checkpoints: {each['wrong']}")
 
     def _tried(self, what: Callable[[str], None], token: str) -> str | None:
