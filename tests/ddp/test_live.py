@@ -8,6 +8,9 @@ import pytest
 from final import complaints, different, events
 from supervised import HERE, Start, Supervisor
 
+from holdfast.ddp.config import RunConfig
+from holdfast.errors import BadInput
+
 LOOP = HERE / "loop.py"
 WORKERS = 4
 KILLS = [[1], [0], [1, 3]]
@@ -37,9 +40,7 @@ def test_survivors_go_on_in_their_processes_and_declare_exactly_what_is_lost(
     start: Start, recovery: str, lost: list[int]
 ) -> None:
     job = lived_through(start, recovery, [{"step": 12, "kind": "kill", "targets": lost}])
-    pids = {
-        rank: {event.what.pid for event in events(job.out, "attempt", f"rank-{rank}")} for rank in range(WORKERS)
-    }
+    pids = {rank: {event.what.pid for event in events(job.out, "attempt", f"rank-{rank}")} for rank in range(WORKERS)}
     assert all(len(each) == 1 + (rank in lost) for rank, each in pids.items())
     assert all(len(each) == 1 for each in fingerprints(job.out).values())
     declared = {event.what.missing for event in events(job.out, "regroup") if event.what.lost}
@@ -72,6 +73,18 @@ def test_buffers_that_only_a_lost_rank_had_are_restored_from_a_snapshot(start: S
     assert reference.result()["verdict"] == "completed", reference.said
     assert different(reference.out, job.out) == []
     assert complaints(job.out) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({"workers": 1, "recovery": "forward"}, "one worker has nobody who goes on without it"),
+        ({"workers": 2, "recovery": "backward"}, "there is no recovery 'backward'"),
+    ],
+)
+def test_what_cannot_recover_live_is_refused_in_one_line(how: dict[str, Any], why: str) -> None:
+    with pytest.raises(BadInput, match=why):
+        RunConfig(script="train.py", **how)
 
 
 def test_a_stopped_worker_is_replaced_like_a_dead_one(start: Start) -> None:

@@ -39,7 +39,14 @@ def run_script(
         ),
     ] = None,
     workers: Annotated[int, typer.Option(help="Worker processes on this node.")] = 1,
-    recovery: Annotated[str, typer.Option(help="What is done after a failure: restart.")] = "restart",
+    recovery: Annotated[
+        str,
+        typer.Option(
+            help="What is done after a failure: restart from the last snapshot; or live, in the processes that are left: "
+            "replay (the exact step, once a replacement is there), forward (finish the step without the lost), skip "
+            "(drop it)."
+        ),
+    ] = "restart",
     save_every: Annotated[int, typer.Option(help="Steps between two snapshots.")] = 50,
     writer: Annotated[str, typer.Option(help="How a save reaches the disk: overlapped or blocking.")] = "overlapped",
     max_inflight: Annotated[int, typer.Option(help="Saves under way at once.")] = 2,

@@ -48,6 +48,8 @@ class RunConfig:
             if count < 1:
                 raise BadInput(f"no world can be formed of {count} workers: give 1 or more.")
         _known("recovery", self.recovery, RECOVERIES)
+        if self.recovery != "restart" and self.workers < 2:
+            raise BadInput(f"one worker has nobody who goes on without it: give --recovery {self.recovery} 2 or more.")
         _known("writer", self.writer, WRITERS)
         for failure in self.failures:
             _known("fault", failure.kind, FAULTS)

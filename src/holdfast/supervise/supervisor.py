@@ -62,6 +62,8 @@ def supervise(
     """
     node = Node(rank=node_rank, of=nnodes, endpoint=rendezvous)
     config.check_targets(nnodes)
+    if config.recovery != "restart" and nnodes > 1:
+        raise BadInput(f"--recovery {config.recovery} works on one node so far: choose restart for {nnodes} nodes.")
     script = Path(config.script)
     if not script.is_file():
         raise BadInput(f"there is no script {config.script}: name a Python file.")
