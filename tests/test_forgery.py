@@ -841,13 +841,17 @@ def a_line_of_the_supervisor_dropped(rng: random.Random, run: Lived) -> Forged:
 
 
 def is_survived(run: Lived, place: Place) -> bool:
-    """Whether ranks know that what the supervisor saw was not the last of its attempt, and it has lived through that."""
+    """Whether ranks know of the failure that the supervisor saw, and it lived on.
+
+    If it gave up later on, it may have done so with the last failure survived; that could be this one, by its rank.
+    """
     was: Any = at(run, place).what
     after = [run.files[place[0]][i].what for i in life(run, place) if i > place[1]]
-    over = [what for what in after if isinstance(what, Restart | Judged)]
-    return bool(over) and (
-        isinstance(over[0], Restart) or over[0].verdict == "completed" or isinstance(after[0], Detect)
-    )
+    over = next((what for what in after if isinstance(what, Restart | Judged)), None)
+    later = [what.rank for what in after if isinstance(what, Detect) and what.attempt == was.attempt]
+    if isinstance(over, Judged) and over.verdict != "completed":
+        return later != [] and later[-1] != was.rank
+    return over is not None
 
 
 @forgery
