@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/holdfast demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: $(READY)
 	$(BIN)/ruff check .

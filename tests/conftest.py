@@ -1,8 +1,11 @@
-"""Fixtures that tests share: a real S3 server on loopback, and one store of every kind."""
+"""What tests share: folders where a sync is cheap, a real S3 server on loopback, and one store of every kind."""
 
+import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -18,6 +21,13 @@ from holdfast.checkpoint.store import DirectoryStore, Store
 # Machines are shared: how long an example takes says nothing about the code.
 settings.register_profile("holdfast", deadline=None, print_blob=True)
 settings.load_profile("holdfast")
+
+# Every save syncs several times, and on a disk that others use each may take a tenth of a second. No test could tell
+# whether it did: SIGKILL keeps what is in memory, and power cuts are worked out from the calls. So folders lie in memory
+# where there is enough of it; what only a disk can show asks for the fixture `on_disk`.
+MEMORY, ENOUGH = Path("/dev/shm"), 4 << 30
+if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ENOUGH:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # where pytest makes its folders
 
 READY_WITHIN = 60.0
 PORTS = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc")
@@ -42,6 +52,13 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, object]]:
                 for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
                     left.unlink(missing_ok=True)
     pytest.fail(f"no S3 server came up; its log:\n{(folder / 'log').read_text()[-2000:]}")
+
+
+@pytest.fixture
+def on_disk() -> Iterator[Path]:
+    """An empty folder in the file system that the machine has for temporary files."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(params=["directory", "memory", "s3"])

@@ -11,6 +11,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TypeAlias
 
 import xxhash
@@ -82,6 +83,7 @@ class Lived:
     void: list[Event] = field(default_factory=list)  # steps of lost members, that the others finished without them
     vouched: set[tuple[str, int, int]] = field(default_factory=set)  # of a rank's step in an attempt: it may be lacking
     skipped: set[tuple[int, int]] = field(default_factory=set)  # attempts and steps that nothing came of
+    failed_to_join: set[int] = field(default_factory=set)  # attempts, as the supervisor counts, of which only it knows
     lacking: int = 0  # samples that are declared missing, of steps that count
     complete: bool = False
     was_wrong: bool = False
@@ -116,6 +118,12 @@ def digest(*parts: object) -> str:
     return xxhash.xxh3_64_hexdigest(repr(parts).encode())
 
 
+@cache
+def trained(plan: Geometry, step: int, rank: int, world: int) -> Samples:
+    """What a rank trains of a window; thousands of runs of one plan are played."""
+    return Samples.of(plan.share(plan.position(step), rank, world))
+
+
 def live(rng: random.Random, plan: Geometry = PLAN, wrong: str | None = None) -> Lived:
     """A run; with a wrong, it is wrong in this way if there was an opportunity."""
     return _Play(rng, plan, wrong).play()
@@ -145,6 +153,8 @@ class _Play:
         self.misled: set[tuple[int, int]] = set()  # attempts and steps that trained nothing, or another window
         self.salts: dict[tuple[str, int, int], str] = {}
         self.supervisor_lives = False
+        self.started = 0  # attempts, as the supervisor counts them: those whose start it has written down
+        self.silent = False  # killed before it could write down a start
         self.again = rng.random() < 0.1  # started once more when all is done
 
     def play(self) -> Lived:
@@ -170,7 +180,11 @@ class _Play:
 
     def _attempt(self, ending: str) -> str:
         self.number += 1
-        self._launch()
+        if ending == "kill" and self.supervised and self.rng.random() < 0.1:
+            self._opens()  # and is killed, with its workers, before it can write down that it has started them
+            self.silent = True
+        else:
+            self._launch()
         if ending == "early":
             self._die_early()
             return self._fail(ending)
@@ -186,13 +200,18 @@ class _Play:
     def _launch(self) -> None:
         if not self.supervised:
             return
+        self.started += 1
         if not self.supervisor_lives:
-            self.say("supervisor", Open(2, torn=self.rng.choice([0, 0, 17])))
-            self.say("supervisor", Launch(self.number, self.world, argv=("train.py",)))
-            self.supervisor_lives = True
+            self._opens()
+            self.say("supervisor", Launch(self.started, self.world, argv=("train.py",)))
         else:
             newest = max((each.step for each in self.store), default=None)
-            self.say("supervisor", Restart(self.number, self.world, newest=newest, left=3))
+            self.say("supervisor", Restart(self.started, self.world, newest=newest, left=3))
+
+    def _opens(self) -> None:
+        if not self.supervisor_lives:
+            self.say("supervisor", Open(2, torn=self.rng.choice([0, 0, 17])))
+        self.supervisor_lives = True
 
     def _die_early(self) -> None:
         """Killed before anything could be trained; every rank came so far or further."""
@@ -387,7 +406,7 @@ class _Play:
     def _dies(self, member: int, step: int, how: str, start: int) -> None:
         """Killed: its last line may not have been on the disk yet, or it may have come further than the others."""
         who = f"rank-{member}"
-        self.supervisor(Detect(self.number, member, member, "signal", "killed", exit=-9, signal="SIGKILL"))
+        self._detect(member)
         self.run.vouched.add((who, self.number, step - 1))
         lines, shared = self.run.files[who], self.shared
         told = sum(place[1:] == (self.number, step - 1) for place in self.run.pasts)
@@ -450,26 +469,29 @@ class _Play:
             self._declare(left, self._regrouped(step, left, lost, "redone"))
             said = self._regrouped(step, everybody, (), "redone")
         for member in lost:
-            self._come(member, step)
-        self._declare(everybody, said)
+            self._come(member, step, said)
+        self._declare(left, said)
 
     def _join(self, step: int, *, within: bool) -> None:
         """Members come back before a window, or while it is trained."""
         away = [member for member in range(self.world) if member not in self.members]
         come = self.rng.sample(away, self.rng.randint(1, len(away)))
+        if self.supervised and not self.silent and self.rng.random() < 0.1:  # at first it failed before it had joined
+            self._detect(come[0])
+            self.run.failed_to_join.add(self.started)
         if within:  # then they begin with what this window leaves
             self.shared = self._left((*self.by, self._trained_by()))
-        for member in come:
-            self._come(member, step + within)
-        self.members = tuple(sorted([*self.members, *come]))
+        others, self.members = self.members, tuple(sorted([*self.members, *come]))
         self.membership += 1
         where = (self.number, self.membership, step, self.recovery)
         said = Regroup(*where, self.members, redone=2 if within else 0, seconds=0.0625)
-        self._declare(self.members, said)
+        for member in come:
+            self._come(member, step + within, said)
+        self._declare(others, said)
         if not within:
             self._divide(self.members)
 
-    def _come(self, member: int, step: int) -> None:
+    def _come(self, member: int, step: int, said: Regroup) -> None:
         shared = self.shared  # of the step before, or of the snapshot that they all began with
         if self.wrong == "joined with another state":
             shared, self.run.was_wrong = digest("another"), True
@@ -477,6 +499,7 @@ class _Play:
         self.say(who, Open(2, torn=self.rng.choice([0, 40])))
         self.say(who, Attempt(self.number, self.world, member, 2000 + self.membership))
         self.say(who, self._plan(digest("data", member if self.wrong == "split without a seed" else "")))
+        self._declare([member], said)
         state = {"state": digest("joined", self.by), "fingerprint": shared + digest("own", member)}
         self.say(who, Recover(self.number, step, *at, "keyed", 0.125, **state))
 
@@ -496,7 +519,6 @@ class _Play:
         shared, own = self._left(past, apart), digest("own", past, self.salt, rank)
         shown = step + 1 if skipped and self.wrong == "window skipped" else step
         shown = step - 1 if skipped and self.wrong == "window repeated" and step else shown
-        ids = self.plan.share(self.plan.position(shown), place, world)
         self.run.was_wrong |= apart != "" and len(self.members) > 1
         self.shared = shared
         if (nothing and (self.number, step) not in self.run.skipped) or shown != step:
@@ -507,7 +529,7 @@ class _Play:
             f"rank-{rank}",
             Step(
                 *(self.number, world, place, *at, step),
-                Samples.of(ids),
+                trained(self.plan, shown, place, world),
                 Seconds(0.125, 0.5, 0.0),
                 state=shared + own,
                 reduced=0 if nothing else int(self.world > 1),
@@ -526,7 +548,7 @@ class _Play:
     def _end(self, end: int, ending: str) -> str:
         ranks = [f"rank-{rank}" for rank in self.members]
         if ending == "preempt":
-            self.supervisor(Preempt(self.number))
+            self.supervisor(Preempt(self.started))
             for who in ranks:
                 self.say(who, Preempted(self.number, end))
             self.judge("preempted")
@@ -546,16 +568,20 @@ class _Play:
         rank = self.rng.choice(self.members) if ending != "early" else self.rng.randrange(self.world)
         if self.rng.random() < 0.3:
             self.say(f"injected-{rank}", Strike(self.number, len(self.by), "kill", rank))
-        if self.supervised and self.rng.random() < 0.2:  # the supervisor was killed, too
-            self.supervisor_lives = False
+        if self.supervised and (self.silent or self.rng.random() < 0.2):  # the supervisor was killed, too
+            self.supervisor_lives = self.silent = False
             return ending
-        self.supervisor(Detect(self.number, rank, rank, "signal", "killed", exit=-9, signal="SIGKILL"))
+        self._detect(rank)
         if self.supervised and self.rng.random() < 0.1:
             self.judge("gave-up")
         return ending
 
+    def _detect(self, rank: int) -> None:
+        if not self.silent:
+            self.supervisor(Detect(self.started, rank, rank, "signal", "killed", exit=-9, signal="SIGKILL"))
+
     def judge(self, word: str) -> None:
-        self.supervisor(Judged(word, self.number, "so it was"))
+        self.supervisor(Judged(word, self.started, "so it was"))
         self.supervisor_lives = False
 
     def supervisor(self, what: What) -> None:

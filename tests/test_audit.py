@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from holdfast.audit import finding
 from holdfast.audit.finding import Verdict
-from holdfast.audit.verdicts import CHECKS, Finding, audit, audit_run, worst
+from holdfast.audit.verdicts import CHECKS, Finding, audit, audit_files, audit_run, worst
 from holdfast.errors import Corrupt
 from holdfast.events import (
     KINDS,
@@ -140,6 +140,7 @@ def share(plan: Geometry, at: Position, rank: int, world: int) -> Samples:
     return Samples.of(plan.share(at, rank, world))
 
 
+WORLDS = (4, 3, 3, 4)  # of the attempts of this one
 KILLED = life((4, 13), (3, 17), (3, 17), (4, 30))  # the third attempt commits nothing
 
 
@@ -215,6 +216,22 @@ def test_a_run_that_is_going_on_is_unknown_and_says_how_far_it_got() -> None:
     assert worst(findings) == "unknown"
     samples = next(finding for finding in findings if finding.check == "every_sample_trained_once")
     assert samples.because.endswith("next shuffle; 1 window not reported by all ranks or committed yet")
+
+
+@pytest.mark.parametrize("lived", [0, 1, 2])
+def test_a_run_that_died_before_its_loop_is_one_finding_that_says_so(lived: int) -> None:
+    crash = Detect(1, 0, 0, "error", "")
+    told = by("supervisor", Open(2), Launch(1, 1), crash, Restart(2, 1), crash._replace(attempt=2))
+    ranks = [each for number in (1, 2)[:lived] for each in by("rank-0", Open(2), Attempt(number, 1, 0, 7))]
+    because = "no rank came to its training loop in 2 attempts: nothing was trained yet"
+    assert audit([*told, *ranks]) == (Finding("training_has_begun", "unknown", because),)
+
+
+def test_what_is_wrong_with_a_run_that_died_before_its_loop_is_said_beside() -> None:
+    lie = by("supervisor", Open(2), Launch(1, 1), Judged("splendid", 1, ""))
+    wrong, unknown = audit([*lie, *by("rank-0", Open(2), Attempt(1, 1, 0, 7))])
+    assert (wrong.check, wrong.verdict) == ("supervisors_agree", "fail")
+    assert (unknown.check, unknown.verdict) == ("training_has_begun", "unknown")
 
 
 def test_an_empty_history_passes_nothing() -> None:
@@ -820,7 +837,8 @@ class TestReachedTheEnd:
 
 class TestSupervisorsAgree:
     check = "supervisors_agree"
-    started = (Open(2), Launch(1, 4), Detect(1, 2, 2, "signal", ""), Restart(2, 3), Restart(3, 3), Restart(4, 4))
+    failed = tuple(Detect(number, 2, 2, "signal", "") for number in (1, 2, 3, 4))
+    started = (Open(2), Launch(1, 4), failed[0], Restart(2, 3), failed[1], Restart(3, 3), failed[2], Restart(4, 4))
 
     def fails(self, *said: What, history: Sequence[Event] = KILLED, why: str) -> None:
         verdict, reason = found(self.check, [*history, *by("supervisor", *said)])
@@ -877,8 +895,85 @@ class TestSupervisorsAgree:
         assert worst(audit(left)) == "unknown"
 
     def test_a_supervisor_that_was_killed_before_it_wrote_down_a_start_is_behind_in_its_count(self) -> None:
-        behind = (Open(2), Launch(1, 4), Open(2), Launch(2, 3), Restart(3, 4), Judged("completed", 3, ""))
-        assert found(self.check, [*KILLED, *by("supervisor", *behind)])[0] == "pass"
+        again = (Open(2), Launch(2, 3), self.failed[1], Restart(3, 4), Judged("completed", 3, ""))
+        assert found(self.check, [*KILLED, *by("supervisor", Open(2), Launch(1, 4), *again)])[0] == "pass"
+        judged = (Open(2), Launch(1, 4), Judged("preempted", 1, ""))
+        assert found(self.check, [*KILLED, *by("supervisor", *judged, *again)]) == (
+            "unknown",
+            "no supervisor tells that it started attempt 4: is a part of its history missing?",
+        )
+
+    @pytest.mark.parametrize(
+        ("said", "why"),
+        [
+            (started[1:], "supervisor wrote before it had opened its history"),
+            (started[:1] + started[2:], "supervisor tells of a failure in attempt 1 and had started none"),
+            (started[:1] + started[3:], "supervisor started attempt 2 again and had launched none"),
+            (started[:2] + started[3:], "supervisor started attempt 2 and had not seen attempt 1 fail"),
+            (started[:3] + started[4:], "supervisor tells of a failure in attempt 2 and had started attempt 1 last"),
+            (started[:3] + started[5:], "supervisor started attempt 3 after attempt 1"),
+            (
+                (*started[:2], Preempt(1), *started[2:]),
+                "supervisor started attempt 2 after it was asked to stop",
+            ),
+            ((*started, Open(2), Launch(4, 4)), "supervisor launched attempt 4 after it had started 4"),
+            ((*started, Launch(5, 4)), "supervisor launched attempt 5 after it had started 4"),
+            (
+                (*started, Judged("completed", 4, ""), failed[3]),
+                "supervisor says 'completed', and saw a worker fail in attempt 4",
+            ),
+            (
+                (*started, Preempt(4), Judged("preempted", 4, ""), Preempt(4)),
+                "supervisor tells of a wish to stop in attempt 4 after its verdict",
+            ),
+            (
+                (*started, Open(2), Judged("completed", 4, "")),
+                "supervisor says 'completed' and has started nothing",
+            ),
+        ],
+    )
+    def test_what_no_supervisor_does_fails(self, said: Sequence[What], why: str) -> None:
+        assert found(self.check, [*KILLED, *by("supervisor", *said)]) == ("fail", why)
+
+    def test_a_supervisor_whose_numbers_are_not_those_of_the_ranks_is_unknown(self) -> None:
+        moved = [
+            each._replace(attempt=each.attempt + 4) if not isinstance(each, Open) else each for each in self.started
+        ]
+        assert found(self.check, [*KILLED, *by("supervisor", *moved)]) == (
+            "unknown",
+            "no supervisor tells that it started attempt 1: is a part of its history missing?",
+        )
+        gap = (*self.started[:2], Open(2), *self.started[5:])
+        launched = [Launch(3, 3) if isinstance(each, Restart) and each.attempt == 3 else each for each in gap]
+        assert found(self.check, [*KILLED, *by("supervisor", *launched)]) == (
+            "unknown",
+            "no supervisor tells of attempt 2, which came before 3",
+        )
+
+    def test_nodes_that_join_later_count_on_and_a_run_that_goes_on_with_more_nodes_counts_anew(self) -> None:
+        nodes = by("supervisor-0", *self.started) + by(
+            "supervisor-1", Open(2), Launch(3, 3), self.failed[2], Restart(4, 4)
+        )
+        assert found(self.check, [*KILLED, *nodes])[0] == "pass"
+        more = [*by("supervisor", *self.started[:5]), *by("supervisor-0", Open(2), Launch(1, 3)), *nodes[-4:]]
+        assert found(self.check, [*KILLED, *more])[0] == "pass"
+
+    def test_another_command_than_the_runs_fails(self) -> None:
+        def told(*argvs: Sequence[str]) -> list[Event]:
+            argvs = (argvs[0],) * 3 + argvs[-1:]
+            return by(
+                "supervisor",
+                *(each for i, argv in enumerate(argvs) for each in (Open(2), Launch(i + 1, WORLDS[i], argv))),
+            )
+
+        mine, moved, other = ("/a/train.py", "--lr", "1"), ("/b/train.py", "--lr", "1"), ("/a/train.py", "--lr", "2")
+        assert found(self.check, [*KILLED, *told(mine, moved)])[0] == "pass"
+        why = "supervisor launched 'train.py --lr 2', and the run is 'train.py --lr 1'"
+        assert found(self.check, [*KILLED, *told(mine, other)]) == ("fail", why)
+        lines = [(each.who, each) for each in [*KILLED, *told(other)]]
+        findings = {each.check: (each.verdict, each.because) for each in audit_files(lines, argv=mine)}
+        assert findings[self.check] == ("fail", why)
+        assert worst(audit_files(lines, argv=other)) == "pass"
 
     def test_a_word_that_is_no_verdict_fails(self) -> None:
         self.fails(*self.started, Judged("splendid", 4, ""), why="'splendid', and that is no verdict")

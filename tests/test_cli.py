@@ -10,6 +10,8 @@ import pytest
 from holdfast import DirectoryStore, RunningCheckpoint, along, cli
 from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.sealed import seal
+from holdfast.events import Launch, Open
+from told import Told, written
 
 
 class Ran:
@@ -128,6 +130,22 @@ def test_lab_run_prints_claims_names_the_report_and_exits_0_when_they_hold(holdf
     assert "holds" in ran.out
     assert f"report: {tmp_path / 'report.html'}" in ran.out
     assert (tmp_path / "report.html").exists()
+
+
+def test_of_a_run_that_died_before_its_loop_each_command_says_so_in_one_line(holdfast, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    run = Told()
+    run.attempt = 1
+    run.supervisor(Open(2))
+    run.supervisor(Launch(1, 1))
+    run.passes("startup", 2.0)
+    run.dies()
+    run.judges("script-error")
+    folder = written(tmp_path / "history", {"supervisor": run.events})
+    said = "nothing was trained yet: no step in 1 attempt, which took 2.5 s\n"
+    ran = holdfast("cost", folder)
+    assert (ran.code, ran.out) == (0, said)
+    ran = holdfast("audit", folder)
+    assert (ran.code, ran.out.count("unknown")) == (1, 2)  # the finding, and the verdict on the whole
 
 
 def test_every_command_has_help_with_an_example(holdfast) -> None:  # type: ignore[no-untyped-def]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast import events
 from holdfast.events import (
     KINDS,
     Attempt,
@@ -158,3 +159,36 @@ def test_whatever_is_said_something_is_read(kind: str, said: dict[str, Any]) -> 
 def test_a_kind_that_nobody_knows_is_kept() -> None:
     assert from_json("eclipse", {"totality": True}) == Other("eclipse", {"totality": True})
     assert parse(line(1.0, "rank-0", Other("eclipse", {"totality": True}))).kind == "eclipse"
+
+
+TWICE = (
+    b'{"event": "done", "time": 1.0, "who": "rank-0", "attempt": 1, "step": 3, "step": 4}',
+    b'{"event": "done", "time": 1.0, "who": "rank-0", "who" : "rank-1", "attempt": 1, "step": 3}',
+    b'{"event": "done", "time": 1.0, "who": "rank-0", "attempt": 1, "st\\u0065p": 3, "step": 4}',
+    line(1.0, "rank-0", FULL).replace(b'"count": 2', b'"count": 2,"count":2'),
+    line(1.0, "rank-0", FULL).replace(b'"data": 0.1', b'"data": 0.1, "data": 0.1'),
+    line(1.0, "rank-0", FULL).replace(b'"loss"', b'"loss": 0.5, "loss"'),
+    line(1.0, "supervisor", Detect(1, 0, 0, "error", "E: x")).replace(b'"kind"', b'"kind": "hang", "kind"'),
+    line(1.0, "rank-0", Recover(1, 5, 0, 5, "keyed", 0.5, ({"why": "a: b"},))).replace(b'"why"', b'"why": "c", "why"'),
+)
+
+
+@pytest.mark.parametrize("text", TWICE)
+def test_a_line_that_says_one_thing_twice_is_no_event(text: bytes) -> None:
+    """Readers of JSON differ in which of the two they take."""
+    with pytest.raises(ValueError, match=r"says .* twice"):
+        parse(text)
+
+
+def test_colons_in_a_text_are_no_names() -> None:
+    what = Detect(1, 0, 0, "error", 'RuntimeError: "a": 1, {"kind": 2}', signal="x:y")
+    assert parse(line(1.0, "supervisor", what)).what == what
+    nested = Other("news", {"a": [{"b": {"c": 1}}, {"b": {"c": 2}}]})
+    assert parse(line(1.0, "x", nested)).what == nested
+
+
+def test_a_step_is_read_once_to_see_that_it_says_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long history is steps: they are not read a second time, more carefully."""
+    monkeypatch.setattr(events, "_CAREFUL", None)
+    for step in (STEP, FULL):
+        assert parse(line(1.0, "rank-0", step)).what == step

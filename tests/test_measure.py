@@ -87,24 +87,18 @@ def test_a_journal_on_a_full_disk_says_so_and_closes_in_peace(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("experiment", [partial_recovery, priority_checkpoint])
-def test_rows_are_the_same_for_one_job_and_for_two(experiment: object, tmp_path: Path) -> None:
-    rows = []
-    for jobs in (1, 2):
-        out = tmp_path / str(jobs)
-        options = Options(quick=True, trials=8, jobs=jobs, panels=("mlr-mnist", "mf-jester"), out=out)
-        rows.append(experiment.run(options, silent).rows)  # type: ignore[attr-defined]
-    assert rows[0] == rows[1]
-
-
-@pytest.mark.parametrize("experiment", [partial_recovery, priority_checkpoint])
-def test_an_experiment_of_panels_is_written_with_its_costs_and_its_bounds_as_figures(
+def test_rows_are_the_same_for_one_job_and_for_two_and_are_written_with_costs_and_bounds_as_figures(
     experiment: object, tmp_path: Path
 ) -> None:
-    options = Options(quick=True, trials=4, panels=("mlr-mnist", "mf-jester"), out=tmp_path)
-    result = experiment.run(options, silent)  # type: ignore[attr-defined]
-    write(result, tmp_path)
+    results = []
+    for jobs in (1, 2):
+        out = tmp_path / str(jobs)
+        options = Options(quick=True, trials=4, jobs=jobs, panels=("mlr-mnist", "mf-jester"), out=out)
+        results.append(experiment.run(options, silent))  # type: ignore[attr-defined]
+    assert results[0].rows == results[1].rows
+    write(results[0], tmp_path)
     assert json.loads((tmp_path / "result.json").read_text())["claims"]
-    assert {path.stem for path in (tmp_path / "figures").iterdir()} == {result.experiment, "bound"}
+    assert {path.stem for path in (tmp_path / "figures").iterdir()} == {results[0].experiment, "bound"}
 
 
 def test_priority_checkpoints_are_cheaper_than_random_ones(tmp_path: Path) -> None:

@@ -38,11 +38,13 @@ class Survived:
             self.says(member, Done(1, PLAN.steps))
         return self
 
-    def begins(self, member: int, restored: int | None, own: object) -> None:
+    def begins(self, member: int, restored: int | None, own: object, joined: Regroup | None = None) -> None:
         state = None if restored is None else digest("shared", restored - 1) + digest(own)
         self.says(member, Open(2))
         self.says(member, Attempt(1, WORLD, member, 7))
         self.says(member, Plan(1, PLAN.samples, PLAN.batch, PLAN.epochs, PLAN.seed, 50, "overlapped", "c"))
+        if joined:
+            self.says(member, joined)
         self.says(member, Recover(1, restored, *PLAN.position(restored or 0), "keyed", 0.0, fingerprint=state))
 
     def trains(self, first: int, end: int, state: int | None = None) -> None:
@@ -71,10 +73,12 @@ class Survived:
 
     def joins(self, member: int) -> "Survived":
         """Before the step after the loss."""
-        self.begins(member, LOST_AT + 1, member)
         self.members = self.basis = tuple(sorted([*self.members, member]))
+        joined = Regroup(1, 2, LOST_AT + 1, "forward", self.members)
+        self.begins(member, LOST_AT + 1, member, joined)
         for each in self.members:
-            self.says(each, Regroup(1, 2, LOST_AT + 1, "forward", self.members))
+            if each != member:
+                self.says(each, joined)
         return self
 
     def says(self, member: int, what: What) -> None:

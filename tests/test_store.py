@@ -24,6 +24,12 @@ from holdfast.checkpoint.store import DirectoryStore, Store, read
 from holdfast.errors import BadInput, CommitConflict, HoldfastError, NotAStore, StorageFailed
 
 
+@pytest.fixture
+def tmp_path(on_disk: Path) -> Path:
+    """Here a directory is one on a disk: what the store asks of a file system is asked of a real one."""
+    return on_disk
+
+
 def broken_off(*parts: bytes) -> Iterator[bytes]:
     yield from parts
     raise RuntimeError("the state could not be read")

@@ -318,6 +318,14 @@ def test_a_manifest_that_says_nonsense_is_corrupt_in_one_line(place: Path, chang
     assert [manifest.step for manifest in scrub.inspect(store).snapshots] == [1]
 
 
+def test_a_manifest_that_says_one_thing_twice_is_corrupt(place: Path) -> None:
+    path = place / NEWEST / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b'  "step": 2', b'  "step": 2,\n  "step": 2'))
+    with pytest.raises(Corrupt, match="does not match its own digest"):
+        snapshot.load(DirectoryStore(place), 2)
+    assert [finding.name for finding in scrub.verify(DirectoryStore(place))] == [f"{NEWEST}/manifest.json"]
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"generation": True}, {"blocks": "3"}, {"oldest": -1}, {"newest": None}, {"layout": 3}, {"segments": {}}, {"a": 1}]
@@ -399,13 +407,58 @@ def test_a_header_whose_values_overlap_or_make_no_sense_is_corrupt(entries: dict
     assert one_line(error).isprintable()
 
 
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"short",
+        struct.pack("<Q", 1 << 40) + b"{}",
+        struct.pack("<Q", 7) + b"nothing",
+        header_of(a=entry(0, 1 << 40, [1 << 38])),
+        header_of(a=entry(0, 16, [4], "F31")) + bytes(16),
+        header_of(a=entry(0, 0, [0, 1 << 62, 1 << 62])),
+        header_of(__metadata__={"numpy": '["a"]'}, a=entry(0, 8, [4], "BF16")) + bytes(8),
+    ],
+    ids=[
+        "empty",
+        "short",
+        "too long",
+        "no JSON",
+        "beyond the end",
+        "of no type",
+        "too many dimensions",
+        "no numpy type",
+    ],
+)
+def test_verify_names_a_snapshot_whose_tensors_cannot_be_read_though_its_digests_fit(place: Path, data: bytes) -> None:
+    store = DirectoryStore(place)
+    with_payload(place, 2, "state.safetensors", data)
+    assert snapshot.newest(store).step == 1
+    (finding,) = scrub.verify(store)
+    assert finding.name == f"{NEWEST}/manifest.json"
+    assert "not a well-formed safetensors file" in finding.why
+
+
 def test_values_that_lie_anywhere_come_back_aligned() -> None:
     text = header_of(a=entry(0, 1, [1], "U8"), b=entry(1, 9, [1], "F64"), c=entry(9, 13, [1])) + bytes(13)
     tensors = payload.decode(np.frombuffer(bytearray(text), np.uint8), "x")
     assert [int(value.data_ptr()) % value.element_size() for value in tensors.values()] == [0, 0, 0]  # type: ignore[union-attr]
 
 
-# A snapshot that says it is another.
+# A snapshot that says nothing, or that it is another.
+
+
+def test_an_extra_that_says_nothing_is_corrupt_though_its_digest_fits(
+    place: Path, holdfast: Callable[..., Ran]
+) -> None:
+    with_payload(place, 2, "extra.json", b"{}")
+    with pytest.raises(Corrupt, match=r"extra\.json says nothing") as error:
+        snapshot.load(DirectoryStore(place), 2)
+    one_line(error)
+    assert snapshot.newest(DirectoryStore(place)).step == 1
+    ran = holdfast("verify", place)
+    assert ran.code == 1
+    assert ran.out.count(b"bad: ") == 1
 
 
 @pytest.mark.parametrize("changes", [{"epoch": 3}, {"cursor": 8}, {"world": 2}, {"config": "another"}])

@@ -338,10 +338,19 @@ def parse(text: bytes) -> Event:
     said = _DECODER.decode(text.decode())
     if not isinstance(said, dict):
         raise ValueError("not a JSON object")
+    if text.count(b":") != _names(said):  # as many colons as names: none stands there twice. Else it is to be seen
+        _CAREFUL.decode(text.decode())
     kind, when, who = said.pop("event", None), said.pop("time", None), said.pop("who", None)
     if not (isinstance(kind, str) and isinstance(who, str) and type(when) in (int, float)):
         raise ValueError("event, time or who is missing or of another type")
     return Event(float(when), who, from_json(kind, said))
+
+
+def _names(said: Mapping[str, Any]) -> int:
+    """How many names a line has, if only those of its parts have names of their own that have them in a step."""
+    samples, seconds = said.get("samples"), said.get("seconds")
+    within = (len(samples) if type(samples) is dict else 0) + (len(seconds) if type(seconds) is dict else 0)
+    return len(said) + within
 
 
 def _step(said: Mapping[str, Any]) -> Step | None:
@@ -557,4 +566,14 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object in which every name stands once: readers differ in which of two they take."""
+    said = dict(pairs)
+    if len(said) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"it says {next(name for name in names if names.count(name) > 1)!r:.40} twice")
+    return said
+
+
 _DECODER = json.JSONDecoder(parse_constant=_refuse)
+_CAREFUL = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_once)

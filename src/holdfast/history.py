@@ -63,6 +63,7 @@ class HistoryWriter:
             if is_new:
                 _sync_names(folder)
         except OSError as error:
+            require_file(self.path)  # which says it better
             raise self._failed("open", error) from error
         self.append(Open(VERSION, torn=size - self._end))
 
@@ -124,6 +125,23 @@ def _opened(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK, 0o666)  # a FIFO by this name must not keep us waiting
 
 
+def require_files(folder: Path) -> None:
+    """Refuse a folder of histories in which something else stands under the name of one, whoever is to write there."""
+    for path in sorted(folder.glob("*.jsonl")):
+        require_file(path)
+
+
+def require_file(path: Path) -> None:
+    """Refuse what is there and can be no history: a pipe would keep us waiting, and no other try would change it."""
+    if path.exists() and not path.is_file():
+        raise StorageFailed(f"the history {path} is no file but {_described(path)}: take it away, and start again.")
+
+
+def _described(path: Path) -> str:
+    kinds = (("a directory", path.is_dir), ("a pipe", path.is_fifo), ("a socket", path.is_socket))
+    return next((name for name, is_one in kinds if is_one()), "a device")
+
+
 def _sync_names(folder: Path) -> None:
     """A new file's name, and that of its folder, must outlive a power cut as what is synced under them does."""
     for each in (folder, folder.parent):
@@ -174,6 +192,7 @@ def recall(file: Path, *kinds: str) -> Iterator[Event]:
     """The events of these kinds in one writer's file, if there is one; lines of other kinds are not looked into."""
     if not file.exists():
         return
+    require_file(file)
     marks = tuple(f'{{"event": "{kind}"'.encode() for kind in kinds)  # as `events.line` begins a line
     try:
         with file.open("rb") as lines:
@@ -186,6 +205,7 @@ def recall(file: Path, *kinds: str) -> Iterator[Event]:
 
 def backwards(file: Path) -> Iterator[Event]:
     """The events of one writer's file from the last to the first, read no further than they are asked for."""
+    require_file(file)
     try:
         with file.open("rb", buffering=0) as lines:
             end = _end_of_last_line(lines, lines.seek(0, os.SEEK_END))
@@ -213,6 +233,7 @@ def files_of(path: Path | Sequence[Path]) -> list[Path]:
 
 
 def _read_file(path: Path, torn: list[Torn]) -> Iterator[Event]:
+    require_file(path)
     try:
         with path.open("rb") as lines:
             for number, text in enumerate(iter(lambda: lines.readline(LONGEST), b""), 1):

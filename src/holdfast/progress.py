@@ -25,6 +25,7 @@ class Phase(IntEnum):
     DONE = 5  # nothing is left to train
     ENDED = 6  # nor of the script: what is left is to go
     RECOVERING = 7  # members were lost, and those that are left find together again
+    JOINING = 8  # ready to take the place of a lost one
 
 
 class Progress:
@@ -65,6 +66,16 @@ class Progress:
         return self._numbers[5] - 1 if self._numbers[5] else None
 
     @property
+    def membership(self) -> int:
+        """The number of the membership that it is in; 0 is that of the start."""
+        return self._numbers[6]
+
+    @property
+    def suspected(self) -> int | None:
+        """The number of the last membership in which it found a connection broken."""
+        return self._numbers[7] - 1 if self._numbers[7] else None
+
+    @property
     def last_words(self) -> str:
         """What it said of its failure, where the disk may have refused it."""
         text = bytes(self._memory[8 * _NUMBERS :])
@@ -74,6 +85,18 @@ class Progress:
         """A boundary is behind us, and this window is next."""
         self._numbers[0] += 1
         self._numbers[1] = step + 1
+
+    def catches_up(self, boundaries: int, posted: int) -> None:
+        """We are as far as our peers, without having done what they have."""
+        self._numbers[0], self._numbers[2] = boundaries, posted
+
+    def regroups(self, number: int) -> None:
+        """We are in the membership with this number."""
+        self._numbers[6] = number
+
+    def suspects(self, number: int) -> None:
+        """A connection among the members of this number broke."""
+        self._numbers[7] = number + 1
 
     def posts(self) -> None:
         """A reduction has begun."""

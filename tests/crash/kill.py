@@ -1,8 +1,10 @@
 """Saves a subject again and again, each time killed at a later system call; prints what became of each attempt as JSON.
 
-A program of its own, so that every attempt is a fork of a process with a single thread: `kill.py SUBJECT WRITER PLACE`.
+A program of its own, so that every attempt is a fork of a process with a single thread; it imports what is saved once
+and takes a line `[subject, writer, place]` for each subject that is to be killed.
 """
 
+import gc
 import json
 import os
 import shutil
@@ -21,9 +23,21 @@ CHANGES = ("replace", "rename", "link", "unlink", "mkdir", "rmdir", "truncate", 
 
 
 def main() -> None:
+    """A fork for every line, since what it watches stays watched; its report, or that it has none, is a line too."""
+    gc.collect()
+    gc.freeze()  # else every fork that collects garbage copies what was imported
+    for line in sys.stdin:
+        if (child := os.fork()) == 0:
+            print(json.dumps(report(*json.loads(line))), flush=True)  # noqa: T201 - this is a program
+            os._exit(0)
+        if os.waitpid(child, 0)[1]:
+            print("null", flush=True)  # noqa: T201 - this is a program
+
+
+def report(name: str, how: str, where: str) -> dict[str, Any]:
     """Make the old version once, then a copy of it for each attempt."""
-    subject, place = subjects.KILLED[sys.argv[1]], Path(sys.argv[3])
-    save = writer(subject, sys.argv[2], place)
+    subject, place = subjects.KILLED[name], Path(where)
+    save = writer(subject, how, place)
     subject.old(place / "old")
     attempts: list[dict[str, Any]] = []
     for torn in (False, True):
@@ -34,7 +48,7 @@ def main() -> None:
             status = killed(lambda copy=copy: save(copy), number, torn)
             attempts.append({"place": str(copy), "status": status, "torn": torn, "call": number})
             number += 1
-    json.dump({"attempts": attempts, "unseen": unseen(save, place)}, sys.stdout)
+    return {"attempts": attempts, "unseen": unseen(save, place)}
 
 
 def writer(subject: subjects.Subject, name: str, place: Path) -> Callable[[Path], None]:

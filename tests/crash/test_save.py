@@ -5,7 +5,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,33 @@ from holdfast.checkpoint.running import RunningCheckpoint
 from holdfast.checkpoint.store import DirectoryStore
 
 DEADLINE = 120
+Killed = Callable[[str, str, Path], list[dict[str, Any]]]
 
 
-def attempts(subject: str, writer: str, place: Path) -> list[dict[str, Any]]:
-    """Every killed attempt; asserts that the kills took place where they should and that no call went unseen."""
-    program = [sys.executable, "-W", "error", str(Path(__file__).parent / "kill.py"), subject, writer, str(place)]
-    result = subprocess.run(program, capture_output=True, text=True, timeout=DEADLINE, check=False)
-    assert result.returncode == 0, result.stderr
-    report = json.loads(result.stdout)
+@pytest.fixture(scope="module")
+def attempts() -> Iterator[Killed]:
+    """Kills the saves of a subject by a writer in a place; every killed attempt."""
+    program = [sys.executable, "-W", "error", str(Path(__file__).parent / "kill.py")]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as killer:
+
+        def killed(subject: str, writer: str, place: Path) -> list[dict[str, Any]]:
+            assert killer.stdin is not None
+            assert killer.stdout is not None
+            deadline = threading.Timer(DEADLINE, killer.kill)
+            deadline.start()
+            killer.stdin.write(json.dumps([subject, writer, str(place)]) + "\n")
+            killer.stdin.flush()
+            line = killer.stdout.readline()
+            deadline.cancel()
+            return checked(json.loads(line or "null"), subject, writer)
+
+        yield killed
+        killer.kill()
+
+
+def checked(report: dict[str, Any] | None, subject: str, writer: str) -> list[dict[str, Any]]:
+    """The killed attempts; asserts that the kills took place where they should and that no call went unseen."""
+    assert report is not None, "it says why on its standard error"
     assert report["unseen"] == 0
     done = [attempt for attempt in report["attempts"] if attempt["status"] == 0]
     dead = [attempt for attempt in report["attempts"] if attempt["status"] == -signal.SIGKILL]
@@ -36,26 +56,28 @@ def attempts(subject: str, writer: str, place: Path) -> list[dict[str, Any]]:
     return dead
 
 
-def verdicts(subject: str, writer: str, place: Path) -> list[str]:
-    return [verdict(SUBJECTS[subject], Path(attempt["place"])) for attempt in attempts(subject, writer, place)]
+def verdicts(subject: str, killed: list[dict[str, Any]]) -> list[str]:
+    return [verdict(SUBJECTS[subject], Path(attempt["place"])) for attempt in killed]
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_a_kill_at_every_system_call_leaves_the_old_or_the_new(tmp_path: Path, subject: str) -> None:
-    found = verdicts(subject, "right", tmp_path)
+def test_a_kill_at_every_system_call_leaves_the_old_or_the_new(tmp_path: Path, attempts: Killed, subject: str) -> None:
+    found = verdicts(subject, attempts(subject, "right", tmp_path))
     assert set(found) == {"old", "new"}
     assert len(found) > 5
 
 
 @pytest.mark.parametrize("writer", ["in place", "unlink first"])
 @pytest.mark.parametrize("subject", SUBJECTS)
-def test_the_same_check_catches_writers_that_are_wrong(tmp_path: Path, subject: str, writer: str) -> None:
-    found = verdicts(subject, writer, tmp_path)
+def test_the_same_check_catches_writers_that_are_wrong(
+    tmp_path: Path, attempts: Killed, subject: str, writer: str
+) -> None:
+    found = verdicts(subject, attempts(subject, writer, tmp_path))
     assert any(each.startswith("neither") for each in found)
 
 
 @pytest.fixture(scope="module")
-def killed_saves(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def killed_saves(tmp_path_factory: pytest.TempPathFactory, attempts: Killed) -> list[Path]:
     """What saves of a snapshot leave that were killed at every call; to be copied before it is changed."""
     return [Path(attempt["place"]) for attempt in attempts("snapshot", "right", tmp_path_factory.mktemp("killed"))]
 
@@ -76,7 +98,9 @@ def test_whatever_call_a_save_was_killed_at_the_next_one_works_and_clears_up(
         assert {name.split("/")[0] for name in store.names("step-")} == {f"step-{s:08d}" for s in snapshot.steps(store)}
 
 
-def test_whatever_call_a_running_save_was_killed_at_the_next_one_works_and_clears_up(tmp_path: Path) -> None:
+def test_whatever_call_a_running_save_was_killed_at_the_next_one_works_and_clears_up(
+    tmp_path: Path, attempts: Killed
+) -> None:
     for attempt in attempts("running", "right", tmp_path):
         store = DirectoryStore(attempt["place"])
         running = RunningCheckpoint.open(store, BLOCKS)
@@ -114,7 +138,7 @@ def test_whatever_call_a_save_or_removal_was_killed_at_the_next_start_leaves_not
     assert all(seen.values()), seen
 
 
-def test_a_kill_while_a_snapshot_is_set_aside_leaves_it_where_it_was_or_aside(tmp_path: Path) -> None:
+def test_a_kill_while_a_snapshot_is_set_aside_leaves_it_where_it_was_or_aside(tmp_path: Path, attempts: Killed) -> None:
     for attempt in attempts("aside", "right", tmp_path):
         store = DirectoryStore(attempt["place"])
         assert (snapshot.steps(store), retention.aside(store)) in (

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from supervised import HERE
 
+from holdfast import cli
+
 TASK = json.dumps({"epochs": 4})
 
 
@@ -15,6 +17,25 @@ def holdfast(*arguments: object) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own."""
     command = [sys.executable, "-c", "from holdfast.cli import main; main()", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+
+
+class Command:
+    """The command in this process, which has imported all that it needs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capfd = monkeypatch, capfd
+
+    def __call__(self, *arguments: object) -> subprocess.CompletedProcess[str]:
+        self._monkeypatch.setattr(sys, "argv", ["holdfast", *map(str, arguments)])
+        self._capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), *self._capfd.readouterr())
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    return Command(monkeypatch, capfd)
 
 
 @pytest.fixture(scope="module")
@@ -34,28 +55,28 @@ def test_the_audit_passes_by_its_exit_status_and_says_what_it_checked(out: Path)
     assert "every sample trained once" in ran.stdout
 
 
-def test_a_history_with_a_window_taken_out_does_not_pass(out: Path, tmp_path: Path) -> None:
+def test_a_history_with_a_window_taken_out_does_not_pass(out: Path, tmp_path: Path, here: Command) -> None:
     for file in (out / "history").iterdir():
         lines = [line for line in file.read_text().splitlines() if '"step": 7,' not in line]
         (tmp_path / file.name).write_text("\n".join(lines) + "\n")
-    ran = holdfast("audit", tmp_path)
+    ran = here("audit", tmp_path)
     assert ran.returncode == 1
     assert "audit: fail" in ran.stdout
 
 
-def test_the_cost_of_a_run_adds_up(out: Path, tmp_path: Path) -> None:
-    told = json.loads(holdfast("cost", out, "--json").stdout)[str(out)]
+def test_the_cost_of_a_run_adds_up(out: Path, tmp_path: Path, here: Command) -> None:
+    told = json.loads(here("cost", out, "--json").stdout)[str(out)]
     assert told["restarts"] == 1
     assert told["rework"]["steps"] == 2
     assert sum(told["seconds"].values()) == pytest.approx(told["wall"])
-    shown = holdfast("cost", out, "--figure", tmp_path / "cost.png")
+    shown = here("cost", out, "--figure", tmp_path / "cost.png")
     assert "goodput:" in shown.stdout
     assert "killed" in shown.stdout or "signal" in shown.stdout
     assert (tmp_path / "cost.png").stat().st_size > 0
 
 
-def test_several_runs_are_compared_side_by_side(out: Path) -> None:
-    ran = holdfast("cost", out, out / "history")
+def test_several_runs_are_compared_side_by_side(out: Path, here: Command) -> None:
+    ran = here("cost", out, out / "history")
     assert ran.returncode == 0
     assert "stall" in ran.stdout
 

@@ -134,7 +134,8 @@ def test_under_torchrun_the_same_script_works_and_goes_on(tmp_path: Path, start:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [*launcher, str(LOOP), json.dumps(task), str(tmp_path / "torchrun")]
-    subprocess.run(command, check=True, timeout=120, capture_output=True, env=environment)
+    done = subprocess.run(command, timeout=120, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
     supervised = completed(start(task, workers=2, **FREE))
     assert different(supervised, tmp_path / "torchrun") == []
     assert complaints(tmp_path / "torchrun") == []

@@ -17,6 +17,7 @@ from loop import SAMPLES, Points, Task, network, train
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
+from holdfast.checkpoint import retention, snapshot
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.ddp import inject
 from holdfast.ddp import run as module
@@ -195,6 +196,35 @@ def test_without_any_good_snapshot_it_starts_again_and_says_what_was_bad(tmp_pat
     assert recover.what.restored is None
     assert len(recover.what.passed_over) == 2
     assert complaints(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {},
+        {"config": {}, "generators": [{}]},
+        {"state": 7, "config": {}, "generators": [{}]},
+        {"state": {"dict": [["model", {"tensor": "none"}]]}, "config": {}, "generators": [{}]},
+        {"state": {"dict": []}, "config": {}, "generators": []},
+        {"state": {"dict": []}, "config": 7, "generators": [{}]},
+    ],
+)
+def test_a_snapshot_that_no_run_has_saved_is_passed_over_though_its_digests_fit(
+    tmp_path: Path, extra: dict[str, Any]
+) -> None:
+    run = attach(tmp_path, save_every=5)
+    train(run, TASK, steps=12)
+    run.close()
+    store = DirectoryStore(tmp_path / "checkpoints")
+    newest = snapshot.read_manifest(store, 10).position
+    retention.set_aside(store, 10)
+    snapshot.save(store, 10, {"w": torch.zeros(3)}, extra, **{k: v for k, v in newest.items() if k != "step"})
+    again = attach(tmp_path, save_every=5)
+    train(again, TASK, steps=12)
+    again.close()
+    recover = events(tmp_path, "recover")[-1].what
+    assert recover.restored == 5
+    assert [each["name"] for each in recover.passed_over] == ["step-00000010/"]
 
 
 def flip_a_bit(file: Path) -> None:

@@ -1,5 +1,7 @@
 """What the histories of earlier attempts tell the next one, read from their end."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,8 @@ from holdfast.checkpoint.store import DirectoryStore
 from holdfast.ddp import inject
 from holdfast.ddp.inject import Injection, faulty
 from holdfast.ddp.past import Past, has_commit, read_past
+from holdfast.ddp.run import attach
+from holdfast.errors import Corrupt, StorageFailed
 from holdfast.events import Attempt, Commit, Recover, Seconds, Step, Strike, What
 from holdfast.failure import Failure
 from holdfast.history import HistoryWriter, backwards, read_history
@@ -80,6 +84,25 @@ def test_a_history_is_read_backwards_line_by_line_and_a_torn_line_is_not(tmp_pat
         file.write('{"event": "step", "time": 1')
     forwards = read_history(tmp_path).events
     assert list(backwards(tmp_path / "rank-0.jsonl")) == list(reversed(forwards))
+
+
+def test_an_attempt_to_which_nobody_has_counted_is_refused_in_one_line(tmp_path: Path) -> None:
+    """The next would have a number that no history can hold."""
+    write(tmp_path / "history", "rank-0", *begin((1 << 63) - 1, None))
+    with pytest.raises(Corrupt, match="tells of attempt 9223372036854775807, to which nobody has counted") as error:
+        attach(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("thing", "named"), [(os.mkfifo, "a pipe"), (os.mkdir, "a directory")])
+@pytest.mark.parametrize("name", ["rank-0", "injected-0"])
+def test_what_is_no_file_is_named_where_a_history_should_be(
+    tmp_path: Path, name: str, thing: Callable[[Path], None], named: str
+) -> None:
+    (tmp_path / "history").mkdir()
+    thing(tmp_path / "history" / f"{name}.jsonl")
+    with pytest.raises(StorageFailed, match=f"{name}.jsonl is no file but {named}: take it away, and start again"):
+        attach(tmp_path)
 
 
 def test_a_failure_strikes_its_targets_once_in_the_life_of_a_folder(

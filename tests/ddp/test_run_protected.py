@@ -139,6 +139,13 @@ def test_what_differs_is_named() -> None:
     ]
 
 
+@pytest.mark.parametrize("saved", [7, None, [], {"param_groups": 7}, {"param_groups": [{}]}])
+def test_a_state_of_any_other_form_is_a_difference(saved: Any) -> None:
+    net = nn.Linear(2, 1)
+    protected = Protected({"optimizer": torch.optim.SGD(net.parameters(), lr=0.1)})
+    assert protected.differences({"optimizer": saved}) == ["optimizer was something else"]
+
+
 def test_of_many_differences_the_first_are_named_and_the_others_counted() -> None:
     assert listed([str(number) for number in range(SHOWN + 3)]).endswith("3; and 3 more")
     assert "more" not in listed(["one", "two"])

@@ -6,7 +6,7 @@ from pathlib import Path
 from final import complaints, events
 from supervised import Start, wait_until
 
-# Ten minutes for a save where a peer is given up after some: here 5 s and 1.5 s.
+# Ten minutes for a save where a peer is given up after some: here 2.5 s and 1.5 s.
 SLOW = """
 import sys, time, torch
 from torch.utils.data import TensorDataset
@@ -20,7 +20,7 @@ put, opened = DirectoryStore.put, DirectoryStore.open
 def slowly(call):
     def slow(self, name, *rest):
         if run.rank == 0 and name.endswith("state.safetensors"):
-            time.sleep(5)
+            time.sleep(2.5)
         return call(self, name, *rest)
     return slow
 

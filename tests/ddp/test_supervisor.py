@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from supervised import Start, Supervisor, alive, wait_until
 
+from holdfast.checkpoint import snapshot
+from holdfast.checkpoint.store import DirectoryStore
 from holdfast.events import Detect, Restart
 
 
-def fault(do: str, *, rank: int = 1, step: int = 6, attempt: int = 1) -> dict[str, Any]:
+def fault(do: str | int, *, rank: int = 1, step: int = 6, attempt: int = 1) -> dict[str, Any]:
     return {"attempt": attempt, "rank": rank, "step": step, "do": do}
 
 
@@ -127,6 +129,17 @@ def test_what_a_script_says_when_it_exits_is_the_reason(start: Start) -> None:
     assert "Traceback" not in job.said
 
 
+def test_a_status_that_a_script_exits_with_at_the_same_step_again_ends_the_run_and_another_does_not(
+    start: Start,
+) -> None:
+    job = start(
+        {"faults": [fault(status, attempt=i + 1, step=1) for i, status in enumerate((3, 4, 3))]}, max_restarts=9
+    )
+    result = job.result()
+    assert (result["verdict"], result["attempts"]) == ("script-error", 3)
+    assert "exited with status 3; it came again at step 1" in result["because"]
+
+
 def test_it_gives_up_after_so_many_restarts(start: Start) -> None:
     faults = [fault("kill", attempt=attempt, step=2) for attempt in range(1, 9)]
     job = start({"faults": faults}, max_restarts=2)
@@ -166,19 +179,21 @@ def test_after_each_failure_there_may_be_another_number_of_workers(start: Start)
     assert [note["round"] for note in job.notes("attempt", rank=1)] == rounds
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_that_is_asked_to_stop_saves_and_the_next_start_goes_on(start: Start, number: signal.Signals) -> None:
+def test_a_run_that_is_asked_to_stop_by_either_signal_saves_and_the_next_start_goes_on(start: Start) -> None:
     job = start({"steps": 100_000, "pause": 0.01, "save_every": 50_000})
     wait_until(lambda: len(job.notes("step")) > 3, "a few steps")
-    job.signal(number)
+    job.signal(signal.SIGTERM)
     assert job.result()["verdict"] == "preempted", job.said
     assert len(job.events("preempt")) == 1
     done = steps_of(job)[-1] + 1
     again = start({"steps": 100_000, "pause": 0.01, "save_every": 50_000}, workers=2)
     wait_until(lambda: len(again.notes("attempt")) > 1, "the next start")
     assert again.notes("attempt")[1] == again.notes("attempt")[1] | {"first": done, "world": 2, "attempt": 2}
-    again.signal(number)
+    wait_until(lambda: steps_of(again)[-1] > done + 3, "a few steps more")
+    again.signal(signal.SIGINT)
     assert again.result() == again.result() | {"verdict": "preempted", "attempts": 2}
+    assert len(again.events("preempt")) == 2
+    assert snapshot.steps(DirectoryStore(again.out / "checkpoints")) == [done, steps_of(again)[-1] + 1]
 
 
 def test_a_second_signal_kills(start: Start, tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """Nothing around the training ends it: signals to all, locks of the dead, closed outputs, full disks, idle threads."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from supervised import HERE, TRAINEE, Start, alive, descendants, wait_until
 
 from holdfast.ddp import lock
+from holdfast.ddp.config import RunConfig
 from holdfast.errors import BadInput
 from holdfast.history import read_history
 from holdfast.supervise.worker import Log
@@ -219,6 +222,36 @@ def test_a_history_that_became_a_directory_does_not_end_the_run(start: Start, tm
     job = start(script=script, workers=1)
     assert job.result()["verdict"] == "completed", job.said
     assert "Traceback" not in job.said
+
+
+@pytest.mark.parametrize(("thing", "named"), [(os.mkfifo, "a pipe"), (os.mkdir, "a directory")])
+@pytest.mark.parametrize("who", ["rank-1", "supervisor"])
+def test_what_stands_in_place_of_a_history_is_named_at_once_and_no_worker_is_started(
+    start: Start, tmp_path: Path, who: str, thing: Callable[[Path], None], named: str
+) -> None:
+    (tmp_path / "out" / "history").mkdir(parents=True)
+    config = RunConfig(script=str(TRAINEE.resolve()), workers=3)
+    (tmp_path / "out" / "run.json").write_text(json.dumps(config.to_json()))
+    thing(tmp_path / "out" / "history" / f"{who}.jsonl")
+    refused = start().result()["refused"]
+    assert f"{who}.jsonl is no file but {named}: take it away, and start again." in refused
+    assert not (tmp_path / "out" / "logs").exists()
+
+
+def test_an_attempt_to_which_nobody_has_counted_starts_no_worker(start: Start, tmp_path: Path) -> None:
+    job = start(script=empty(tmp_path), workers=1)
+    assert job.result()["verdict"] == "completed", job.said
+    history = tmp_path / "out" / "history" / "supervisor.jsonl"
+    history.write_text(history.read_text().replace('"attempt": 1,', f'"attempt": {(1 << 63) - 1},'))
+    refused = start(script=empty(tmp_path), workers=1).result()["refused"]
+    assert "tells of attempt 9223372036854775807, to which nobody has counted" in refused
+
+
+def empty(folder: Path) -> Path:
+    """A script that does nothing."""
+    script = folder / "empty.py"
+    script.write_text("")
+    return script
 
 
 COMMAND = [sys.executable, "-c", "from holdfast.cli import main; main()", "run", "--workers", "1"]

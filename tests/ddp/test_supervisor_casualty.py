@@ -144,6 +144,12 @@ def test_the_same_error_at_the_same_step_again_is_the_scripts() -> None:
     assert "it came again at step 57" in why[1]
 
 
+def test_the_same_exit_status_at_the_same_step_again_is_the_scripts_and_another_is_tried_again() -> None:
+    three, four = (lost("error", f"exited with status {status}", place="train.py:9") for status in (3, 4))
+    later = lost("error", three.message, place="train.py:9", step=58)
+    assert words(Tries(9, 0), [(three, 50), (four, 50), (later, 50), (three, 50)]) == [None, None, None, "script-error"]
+
+
 def test_a_name_that_does_not_exist_is_the_scripts_however_far_it_got() -> None:
     first, later = (lost("error", "NameError: name 'y' is not defined", place="train.py:9", step=s) for s in (30, 60))
     assert words(Tries(9, 0), [(first, 25), (later, 50)]) == [None, "script-error"]

@@ -19,13 +19,17 @@ def free_port(address: str) -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.fixture(params=["loopback", "namespaces"])
+@pytest.fixture
 def both(request: pytest.FixtureRequest, start: Start) -> Any:
-    """Start the two nodes of a job, on two loopback addresses or in two networks of their own."""
-    spaces: list[str | None] = [None, None]
-    host = "127.0.0.2"
-    if request.param == "namespaces":
-        spaces, host = request.getfixturevalue("namespaces")
+    """Start the two nodes of a job in two networks of their own, or, where there are none, on loopback addresses.
+
+    With the parameter "loopback" there in any case; with "namespaces" in networks or not at all.
+    """
+    wanted = getattr(request, "param", "")
+    networks = None if wanted == "loopback" else request.getfixturevalue("namespaces")
+    if wanted == "namespaces" and isinstance(networks, str):
+        pytest.skip(networks)
+    spaces, host = networks if isinstance(networks, tuple) else ([None, None], "127.0.0.2")
     endpoint = f"{host}:{free_port('127.0.0.2')}"
 
     def run(task: dict[str, Any], **config: Any) -> list[Supervisor]:
@@ -44,10 +48,14 @@ def both(request: pytest.FixtureRequest, start: Start) -> Any:
 
 
 @pytest.fixture(scope="module")
-def namespaces() -> Iterator[tuple[list[str], str]]:
-    """Two networks joined by a cable, and the address of the first: as near to two machines as one machine comes."""
+def namespaces() -> Iterator[tuple[list[str], str] | str]:
+    """Two networks joined by a cable, and the address of the first: as near to two machines as one machine comes.
+
+    Or why this machine has none.
+    """
     if not shutil.which("ip"):
-        pytest.skip("no network namespaces here: there is no command ip")
+        yield "no network namespaces here: there is no command ip"
+        return
     names = [f"holdfast-{os.getpid()}-{i}" for i in (0, 1)]
     ends = [f"hf{os.getpid() % 100_000}-{i}" for i in (0, 1)]
     try:
@@ -59,18 +67,19 @@ def namespaces() -> Iterator[tuple[list[str], str]]:
             ip("-n", name, "address", "add", f"10.213.7.{i + 1}/24", "dev", end)
             ip("-n", name, "link", "set", end, "up")
             ip("-n", name, "link", "set", "lo", "up")
-        yield names, "10.213.7.1"
+        found: tuple[list[str], str] | str = (names, "10.213.7.1")
     except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no network namespaces here: {error}")
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+        found = f"no network namespaces here: {error}"
+    yield found
+    for name in names:
+        subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
 
 
 def ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 
+@pytest.mark.parametrize("both", ["loopback", "namespaces"], indirect=True)
 def test_two_nodes_train_as_one_job_and_survive_the_loss_of_a_worker(both: Any) -> None:
     first, second = both({"faults": [{"attempt": 1, "rank": 3, "step": 6, "do": "kill"}]})
     for job in (first, second):

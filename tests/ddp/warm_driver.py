@@ -4,6 +4,7 @@ A program of its own: reads jobs as JSON lines, prints the pid of each, and writ
 """
 
 import ctypes
+import gc
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from typing import Any
 
 from holdfast.ddp.config import RunConfig
 from holdfast.errors import HoldfastError
+from holdfast.supervise import worker
 from holdfast.supervise.supervisor import supervise
 from holdfast.supervise.warm import warm
 
@@ -22,6 +24,9 @@ CLONE_NEWNET = 0x40000000
 def main() -> None:
     """Fork a supervisor for every line."""
     warm()
+    worker.pools()
+    gc.collect()
+    gc.freeze()  # as a supervisor does before it forks: else each of ours would copy all pages of torch to look at them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them: their results are files
     for line in sys.stdin:
         job = json.loads(line)

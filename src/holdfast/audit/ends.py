@@ -1,16 +1,12 @@
-"""Whether a run did what it set out to do: one plan, trained to its end, and a supervisor who says the same."""
+"""Whether a run did what it set out to do: one plan, trained to its end."""
 
-from collections import Counter
-from collections.abc import Sequence
-
-from holdfast.audit.finding import CannotTell, Verdict, counted
-from holdfast.audit.ledger import Ledger, Supervision
+from holdfast.audit.finding import Verdict, counted
+from holdfast.audit.ledger import Ledger
 from holdfast.audit.life import Life
-from holdfast.events import Done, Judged, Plan, Preempted
+from holdfast.events import Done, Plan
 from holdfast.geometry import Geometry
 
 PLANNED = ("samples", "batch", "epochs", "seed", "config")  # how often to save, and by which writer, may change
-WORDS = ("completed", "gave-up", "preempted", "script-error")
 
 
 def one_plan(ledger: Ledger) -> tuple[Verdict, str]:
@@ -77,95 +73,3 @@ def is_finished(ledger: Ledger, attempt: int) -> bool:
         return False
     members = ledger.memberships(attempt).members
     return sum(rank in members for rank in done) == len(members)
-
-
-def supervisors_agree(ledger: Ledger) -> tuple[Verdict, str]:
-    """What supervisors say of the end of the run, and of how often it was started, is what the ranks say."""
-    if because := next(filter(None, (_other_world(ledger, each) for each in ledger.supervisions)), None):
-        return "fail", because
-    judged = [(each, verdict) for each in ledger.supervisions for verdict in each.verdicts]
-    for supervision, verdict in judged:
-        because = _miscounted(supervision, verdict) or (
-            _not_completed(ledger, supervision, verdict)
-            if verdict.verdict == "completed"
-            else _completed(ledger, supervision, verdict)
-        )
-        if because:
-            return "fail", f"{supervision.who} says {verdict.verdict!r:.20}, and {because}"
-    last = {each.who: verdict.verdict for each, verdict in judged}
-    return "pass", ", ".join(
-        f"{who} says {word!r}" for who, word in last.items()
-    ) if last else "no supervisor has judged"
-
-
-def _other_world(ledger: Ledger, supervision: Supervision) -> str | None:
-    """An attempt that a lone supervisor started with another number of workers than there were ranks."""
-    if _last_start(ledger) < max(ledger.attempts, default=0):
-        return None  # it is behind in its count, so its numbers are of other attempts
-    for number, workers in supervision.workers.items():
-        if number in ledger.attempts and ledger.attempts[number] and ledger.world(number) != workers:
-            ranks = counted(ledger.world(number), "rank")
-            return f"{supervision.who} started {counted(workers, 'worker')} in attempt {number}, which had {ranks}"
-    return None
-
-
-def _meant(ledger: Ledger, verdict: Judged) -> Sequence[int]:
-    """The attempts of ranks that a verdict may be on.
-
-    A supervisor that was killed before it could write down a start is behind in its count ever after.
-    """
-    behind = max(0, max(ledger.attempts, default=0) - max(_last_start(ledger), verdict.attempts))
-    return range(verdict.attempts, verdict.attempts + behind + 1)
-
-
-def _last_start(ledger: Ledger) -> int:
-    return max((number for each in ledger.supervisions for number in each.launches), default=0)
-
-
-def _miscounted(supervision: Supervision, verdict: Judged) -> str | None:
-    if verdict.verdict not in WORDS:
-        return "that is no verdict"
-    if len(supervision.verdicts) > 1:
-        return "judged more than once"
-    started = max(supervision.launches, default=None)
-    # A start that failed before there were workers is counted, and not written down.
-    most = 0 if verdict.verdict == "completed" else 1
-    if started is not None and not started <= verdict.attempts <= started + most:
-        return f"counts {counted(verdict.attempts, 'attempt')}, where it started attempt {started} last"
-    return None
-
-
-def _not_completed(ledger: Ledger, supervision: Supervision, verdict: Judged) -> str | None:
-    """What speaks against a run that is said to be completed. A script may leave its loop: then no rank is done."""
-    if _died(ledger, supervision, verdict.attempts):
-        return f"saw a worker fail in attempt {verdict.attempts}"
-    meant = _meant(ledger, verdict)
-    for number, lives in ledger.attempts.items():
-        if number not in meant:
-            continue
-        if stopped := [life.who for life in lives if isinstance(life.ended, Preempted)]:
-            return f"{stopped[0]} was preempted in attempt {number}"
-        done = [life.rank for life in lives if isinstance(life.ended, Done)]
-        if done and not is_finished(ledger, number):
-            if absent := ledger.absent(number):
-                raise CannotTell(f"there is no history of {', '.join(absent)}")
-            silent = next(rank for rank in ledger.memberships(number).members if rank not in done)
-            return f"rank-{silent} never said that it was done in attempt {number}"
-    return None
-
-
-def _died(ledger: Ledger, supervision: Supervision, attempt: int) -> bool:
-    """Whether a worker failed in an attempt, and the others did not go on without it."""
-    failed = Counter(supervision.failed.get(attempt, []))
-    survived = Counter(member for each in ledger.live if each.number == attempt for member, _ in each.lost)
-    elsewhere = failed.pop(-1, 0)  # on other nodes
-    return bool(failed - survived) or (elsewhere > 0 and not survived)
-
-
-def _completed(ledger: Ledger, supervision: Supervision, verdict: Judged) -> str | None:
-    """An attempt that went well to its end though the run is said to have ended otherwise."""
-    number = verdict.attempts
-    troubled = any(number in each.asked or _died(ledger, each, number) for each in ledger.supervisions)
-    if not troubled and is_finished(ledger, number):
-        return f"all ranks were done in attempt {number}, of which {supervision.who} saw no failure"
-    return None

@@ -17,22 +17,17 @@ from holdfast.audit.columns import Numbers
 from holdfast.audit.finding import SHOWN, CannotTell
 from holdfast.audit.life import Life
 from holdfast.audit.memberships import Joined, Memberships
+from holdfast.audit.supervision import Supervision
 from holdfast.errors import BadInput
 from holdfast.events import (
     Commit,
-    Detect,
     Event,
-    Judged,
-    Launch,
     Malformed,
     Open,
     Other,
     Plan,
-    Preempt,
     Recover,
-    Restart,
     Strike,
-    What,
 )
 from holdfast.geometry import Geometry
 from holdfast.history import Torn
@@ -67,43 +62,21 @@ class Save(NamedTuple):
     trainer: int | None
 
 
-class Supervision:
-    """What one supervisor wrote from one opening of its file to the next."""
-
-    def __init__(self, who: str) -> None:
-        self.who = who
-        self.launches: list[int] = []  # numbers of attempts
-        self.workers: dict[int, int] = {}  # of each, where there is one node
-        self.failed: defaultdict[int, list[int]] = defaultdict(list)  # attempts of which workers failed, and which
-        self.asked: set[int] = set()  # attempts that were to stop
-        self.verdicts: list[Judged] = []
-
-    def take(self, what: What) -> bool:
-        """Add what it wrote next, if that is what supervisors write."""
-        match what:
-            case Launch(attempt=number, workers=workers) | Restart(attempt=number, workers=workers):
-                self.launches.append(number)
-                if self.who == "supervisor":
-                    self.workers[number] = workers
-            case Detect(attempt=number, rank=rank):
-                self.failed[number].append(rank)
-            case Preempt(attempt=number):
-                self.asked.add(number)
-            case Judged():
-                self.verdicts.append(what)
-            case _:
-                return isinstance(what, Other | Malformed | Strike)
-        return True
-
-
 class Ledger:
     """What the checks of an audit read of a run, from its events in any order that keeps each writer's own."""
 
-    def __init__(self, history: Iterable[Event] = (), torn: Sequence[Torn] = (), recovery: str | None = None) -> None:
+    def __init__(
+        self,
+        history: Iterable[Event] = (),
+        torn: Sequence[Torn] = (),
+        argv: Sequence[str] | None = None,
+        recovery: str | None = None,
+    ) -> None:
         self.events = 0
         self.recovery = recovery  # how the run was to recover, if that is known
         self.writers: set[str] = set()
         self.torn = torn
+        self.argv = argv  # what was to be run, where somebody else than the history tells it
         self.malformed: list[str] = []
         self.strays: list[str] = []  # lines in a file of another writer
         self.strangers: list[str] = []  # writers who say what they cannot know
@@ -139,7 +112,7 @@ class Ledger:
             self._at[who] = life
             return life
         if re.fullmatch(r"supervisor(-[0-9]+)?", who):
-            self.supervisions.append(supervision := Supervision(who))
+            self.supervisions.append(supervision := Supervision(who, what))
             self._at[who] = supervision
             return supervision
         return None
@@ -163,6 +136,11 @@ class Ledger:
     def plans(self) -> Sequence[tuple[Life, Plan]]:
         """Every plan and whose it is, in the order of attempts and ranks."""
         return [(life, life.plan) for lives in self.attempts.values() for life in lives if life.plan]
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any rank has said what it is to train, or that it trained."""
+        return any(life.plan or life.recover or len(life.steps.step) for lives in self._all.values() for life in lives)
 
     @cached_property
     def geometry(self) -> Geometry:

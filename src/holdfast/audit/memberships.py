@@ -6,7 +6,7 @@ follow from who was lost and how the window was divided, and what everybody wrot
 """
 
 from bisect import bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -64,6 +64,15 @@ class Memberships:
     def is_live(self) -> bool:
         """Whether anybody was lost or joined while others went on."""
         return bool(self._told)
+
+    @property
+    def survived(self) -> Counter[int]:
+        """How often the others went on without each member.
+
+        Not how often it was declared lost: one that took its place and was not let in yet may be declared so, too.
+        """
+        gone = Counter({member for member, _ in self.lost if member not in self.members})
+        return gone + Counter(each.life.rank for each in self.joined)
 
     def basis(self, step: int) -> Sequence[int]:
         """The members that this window was divided among."""
@@ -207,10 +216,14 @@ class Memberships:
         goes_on = (
             bool(life.ended)
             or any(each.number >= regroup.number for each, _ in life.regroups)
-            or any(commit.step > min(step, life.reached) for commit in life.commits)
+            or any(commit.step > step for commit in life.commits)
         )
         if goes_on or (last is not None and last > (step if begun else step - 1)):
             self._complain(f"{life.who} goes on after it was lost in step {step} of attempt {self.number}")
+        elif any(commit.step > life.reached and not commit.found for commit in life.commits):
+            self._complain(
+                f"{life.who} saved more than the {life.reached} steps that it reached in attempt {self.number}"
+            )
         elif life.reached < step - 1:  # of what it finished, only the last can have been on its way to the disk
             self._complain(
                 f"{life.who} ended at step {life.reached}, and was lost in step {step} of attempt {self.number}"
@@ -250,7 +263,7 @@ class Memberships:
             self._complain(f"{name} samples of step {regroup.step} missing, which were trained")
         if declared:
             self.missing[regroup.step] |= set(declared)
-        if regroup.strategy == "skip" and declared:
+        if declared and regroup.strategy == "skip":
             self.skipped.add(regroup.step)
         if not declared and gone and not _is_complete(regroup):
             for member in gone:
@@ -276,6 +289,10 @@ class Memberships:
             at = joined.get(id(life), 0)
             before = self.regroups[at - 1].members if at else range(self._world)
             is_new = id(life) in joined
+            if life.arrives if not is_new else life.recover and not life.arrives:
+                self._complain(
+                    f"{life.who} begins in attempt {self.number} and declares otherwise whether it joins others"
+                )
             for regroup, rows in life.regroups:
                 if (place := places.get(regroup.number)) is None:
                     continue

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from holdfast.audit import ends, record, regroups, replays, restores, training, windows
-from holdfast.audit.finding import CannotTell, Verdict
+from holdfast.audit import ends, record, regroups, replays, restores, supervisors, training, windows
+from holdfast.audit.finding import CannotTell, Verdict, counted
 from holdfast.audit.ledger import Ledger
 from holdfast.events import Event
 from holdfast.history import Torn, stream_history
@@ -25,7 +25,7 @@ CHECKS: Mapping[str, Check] = {
         record.every_life_is_an_attempt,
         ends.one_plan,
         ends.reached_the_end,
-        ends.supervisors_agree,
+        supervisors.supervisors_agree,
         restores.restores_only_committed,
         restores.restored_states_agree,
         restores.generators_restored,
@@ -54,20 +54,26 @@ def audit(history: Iterable[Event], recovery: str | None = None) -> tuple[Findin
 
 
 def audit_files(
-    lines: Iterable[tuple[str, Event]], torn: Sequence[Torn] = (), recovery: str | None = None
+    lines: Iterable[tuple[str, Event]],
+    torn: Sequence[Torn] = (),
+    argv: Sequence[str] | None = None,
+    recovery: str | None = None,
 ) -> tuple[Finding, ...]:
     """Every check's finding on the events of a run, each with the name of the file it was read from."""
-    ledger = Ledger(torn=torn, recovery=recovery)
+    ledger = Ledger(torn=torn, argv=argv, recovery=recovery)
     for file, event in lines:
         ledger.take(event, file)
     return _findings(ledger)
 
 
-def audit_run(path: Path | Sequence[Path], recovery: str | None = None) -> tuple[Finding, ...]:
-    """Every check's finding on the history at this path, or at these, of a run that was to recover in this way."""
+def audit_run(
+    path: Path | Sequence[Path], argv: Sequence[str] | None = None, recovery: str | None = None
+) -> tuple[Finding, ...]:
+    """Every check's finding on the history at this path, or at these; `argv` is what was to be run, and `recovery` how it
+    was to recover, if that is known."""
     with _no_collection():
         torn: list[Torn] = []
-        return audit_files(stream_history(path, torn), torn, recovery or recovery_of(path))
+        return audit_files(stream_history(path, torn), torn, argv, recovery or recovery_of(path))
 
 
 def recovery_of(path: Path | Sequence[Path]) -> str | None:
@@ -86,7 +92,16 @@ def worst(findings: Iterable[Finding]) -> Verdict:
 
 
 def _findings(ledger: Ledger) -> tuple[Finding, ...]:
-    return tuple(_find(name, check, ledger) for name, check in CHECKS.items())
+    findings = tuple(_find(name, check, ledger) for name, check in CHECKS.items())
+    if ledger.has_begun:
+        return findings
+    # Every check would say the same in its own words; but what is wrong is wrong.
+    return (*(each for each in findings if each.verdict == "fail"), Finding("training_has_begun", *_not_begun(ledger)))
+
+
+def _not_begun(ledger: Ledger) -> tuple[Verdict, str]:
+    starts = {number for each in ledger.supervisions for number in each.launches} | set(ledger.attempts)
+    return "unknown", f"no rank came to its training loop in {counted(len(starts), 'attempt')}: nothing was trained yet"
 
 
 def _find(name: str, check: Check, ledger: Ledger) -> Finding:

@@ -63,7 +63,7 @@ def put(store: Store, name: str, parts: Iterable[memoryview | bytes], progress: 
 
 def fetch(store: Store, name: str, expected: Digest, progress: Progress = unwatched) -> npt.NDArray[np.uint8]:
     """Read a value into one new buffer. The bytes returned are the bytes verified, whatever becomes of the file."""
-    with _opened(store, name, expected) as reader:
+    with opened(store, name, expected) as reader:
         buffer = _buffer(name, expected.length)
         whole = buffer.data
         _compare(name, expected, reader, (whole[i : i + CHUNK] for i in range(0, len(whole), CHUNK)), progress)
@@ -72,7 +72,7 @@ def fetch(store: Store, name: str, expected: Digest, progress: Progress = unwatc
 
 def check(store: Store, name: str, expected: Digest, progress: Progress = unwatched) -> None:
     """Read a value only to see whether it is what was committed; needs no room for it."""
-    with _opened(store, name, expected) as reader:
+    with opened(store, name, expected) as reader:
         room = memoryview(bytearray(CHUNK))
         left = (min(CHUNK, expected.length - i) for i in range(0, expected.length, CHUNK))
         _compare(name, expected, reader, (room[:size] for size in left), progress)
@@ -87,7 +87,7 @@ def _buffer(name: str, length: int) -> npt.NDArray[np.uint8]:
 
 
 @contextmanager
-def _opened(store: Store, name: str, expected: Digest) -> Iterator[Reader]:
+def opened(store: Store, name: str, expected: Digest) -> Iterator[Reader]:
     """Open a value whose length must be as committed."""
     try:
         with store.open(name) as reader:

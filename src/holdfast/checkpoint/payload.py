@@ -19,6 +19,7 @@ import torch
 
 from holdfast.blocks import Array, State
 from holdfast.checkpoint.sealed import is_count
+from holdfast.checkpoint.store import Reader
 from holdfast.errors import BadInput, Corrupt
 
 HEADER_LIMIT = 100_000_000  # bytes of a header: no safetensors reader takes more
@@ -91,17 +92,21 @@ def encode(tensors: State) -> Iterator[memoryview | bytes]:
 def decode(buffer: npt.NDArray[np.uint8], name: str) -> dict[str, Array]:
     """The tensors in a file, as views of its bytes and of the kind (numpy or torch) that they were saved as."""
     try:
-        (length,) = struct.unpack_from("<Q", buffer.data)
-        if length > min(len(buffer) - 8, HEADER_LIMIT):
-            raise ValueError(f"a header of {length} bytes does not fit")
-        header = json.loads(bytes(buffer[8 : 8 + length]))
-        numpys = set(json.loads(header.pop(_METADATA, {}).get("numpy", "[]")))
+        length = _header_length(buffer[:8].tobytes(), len(buffer))
         data = buffer[8 + length :]
-        _require_apart([entry["data_offsets"] for entry in header.values()])
-        return {key: _view(data, key in numpys, **entry) for key, entry in header.items()}
+        entries = _entries(buffer[8 : 8 + length].tobytes(), len(data))
+        return {key: _view(data, entry) for key, entry in entries.items()}
     except _MALFORMED as error:
-        # In quotes and cut off: an error may repeat what a stranger wrote.
-        raise Corrupt(f"{name} is not a well-formed safetensors file: {str(error)!r:.200}") from error
+        raise _not_well_formed(name, error) from error
+
+
+def check_header(reader: Reader, name: str) -> None:
+    """Read the header of a file only to see whether the tensors that it speaks of can be had from such a file."""
+    try:
+        length = _header_length(_read(reader, min(8, reader.length)), reader.length)
+        _entries(_read(reader, length), reader.length - 8 - length)
+    except _MALFORMED as error:
+        raise _not_well_formed(name, error) from error
 
 
 _MALFORMED = (
@@ -114,6 +119,11 @@ _MALFORMED = (
     RecursionError,
     OverflowError,
 )
+
+
+def _not_well_formed(name: str, error: Exception) -> Corrupt:
+    # In quotes and cut off: an error may repeat what a stranger wrote.
+    return Corrupt(f"{name} is not a well-formed safetensors file: {str(error)!r:.200}")
 
 
 def check(name: str, value: Array) -> None:
@@ -135,23 +145,62 @@ def _header(tensors: State, spans: dict[str, tuple[int, int]]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _view(data: npt.NDArray[np.uint8], as_numpy: bool, dtype: str, shape: list[int], data_offsets: list[int]) -> Array:
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What a header says of one value, once it is known to make sense: what it is, and where among the values it lies."""
+
+    kind: Any
+    as_numpy: bool
+    shape: list[int]
+    start: int
+    end: int
+
+
+def _header_length(first: bytes, size: int) -> int:
+    (length,) = struct.unpack("<Q", first)
+    if length > min(size - 8, HEADER_LIMIT):
+        raise ValueError(f"a header of {length} bytes does not fit")
+    return int(length)
+
+
+def _read(reader: Reader, length: int) -> bytes:
+    data, filled = bytearray(length), 0
+    while filled < length:
+        if not (count := reader.readinto(memoryview(data)[filled:])):
+            raise ValueError("it ended early")
+        filled += count
+    return bytes(data)
+
+
+def _entries(header: bytes, room: int) -> dict[str, _Entry]:
+    """What a header says of the values, which have so many bytes together."""
+    said = json.loads(header)
+    numpys = set(json.loads(said.pop(_METADATA, {}).get("numpy", "[]")))
+    _require_apart([entry["data_offsets"] for entry in said.values()])
+    return {key: _entry(room, key in numpys, **entry) for key, entry in said.items()}
+
+
+def _entry(room: int, as_numpy: bool, dtype: str, shape: list[int], data_offsets: list[int]) -> _Entry:
     start, end = data_offsets
-    if len(shape) > DIMENSIONS or not all(map(is_count, shape)):
+    # A dimension of 0 makes any other possible, but strides are counted without it.
+    if len(shape) > DIMENSIONS or not all(map(is_count, shape)) or not is_count(math.prod(max(1, n) for n in shape)):
         raise ValueError("a shape is made of counts")
-    count = math.prod(shape)
     kind: Any = _NUMPY[dtype] if as_numpy else _TORCH[dtype]
-    if end > len(data) or count * kind.itemsize != end - start:
+    if end > room or math.prod(shape) * kind.itemsize != end - start:
         raise ValueError(f"offsets {start}:{end} do not fit {dtype} of shape {shape}")
-    part = data[start:end]
-    if part.ctypes.data % kind.itemsize:
+    return _Entry(kind, as_numpy, shape, start, end)
+
+
+def _view(data: npt.NDArray[np.uint8], entry: _Entry) -> Array:
+    part = data[entry.start : entry.end]
+    if part.ctypes.data % entry.kind.itemsize:
         part = part.copy()  # others write files whose values lie anywhere
-    if as_numpy:
-        array: Array = part.view(kind).reshape(shape)
+    if entry.as_numpy:
+        array: Array = part.view(entry.kind).reshape(entry.shape)
         return array
-    if not count:
-        return torch.empty(shape, dtype=kind)
-    return torch.frombuffer(part.data, dtype=kind, count=count).reshape(shape)
+    if not len(part):
+        return torch.empty(entry.shape, dtype=entry.kind)
+    return torch.frombuffer(part.data, dtype=entry.kind).reshape(entry.shape)
 
 
 def _require_apart(spans: list[Any]) -> None:

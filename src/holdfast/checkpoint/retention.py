@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.digest import Progress, unwatched
-from holdfast.checkpoint.snapshot import BACKOFF, LATEST, PassedOver, Snapshot
+from holdfast.checkpoint.snapshot import BACKOFF, LATEST, Check, PassedOver, Snapshot, anything
 from holdfast.checkpoint.store import Store
 from holdfast.errors import BadInput, StorageFailed
 
@@ -17,14 +17,15 @@ _SET_ASIDE = re.compile(r"set-aside-([0-9]{8,18})-([0-9]{1,9})(?:/.+)?")
 
 
 def resume(
-    store: Store, *, backoff: Sequence[float] = BACKOFF, progress: Progress = unwatched
+    store: Store, *, backoff: Sequence[float] = BACKOFF, progress: Progress = unwatched, check: Check = anything
 ) -> tuple[Snapshot | None, tuple[PassedOver, ...]]:
     """What a run goes on from, the newest good snapshot or nothing, and what was passed over to find it.
 
+    `check` raises Corrupt for a snapshot that a run cannot go on from, whatever its digests say.
     All that was passed over is set aside: were it to become readable once the run has gone on without it, its history
     would be another than the run's. For the process that saves; others read with `newest` or `load`.
     """
-    found, bad = snapshot.search(store, backoff, progress)
+    found, bad = snapshot.search(store, backoff, progress, check)
     for step in bad:
         set_aside(store, step)
     return found, tuple(bad.values())

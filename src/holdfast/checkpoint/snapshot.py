@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from holdfast.blocks import Array, State
 from holdfast.checkpoint import digest, payload
@@ -218,8 +218,19 @@ def newest(store: Store, *, backoff: Sequence[float] = BACKOFF, progress: Progre
     return found
 
 
-def search(store: Store, backoff: Sequence[float], progress: Progress) -> tuple[Snapshot | None, dict[int, PassedOver]]:
+Check: TypeAlias = Callable[[Snapshot], None]
+
+
+def anything(found: Snapshot) -> None:
+    """The check that every good snapshot passes."""
+
+
+def search(
+    store: Store, backoff: Sequence[float], progress: Progress, check: Check = anything
+) -> tuple[Snapshot | None, dict[int, PassedOver]]:
     """The newest good snapshot, if there is one, and why each newer step was passed over.
+
+    `check` raises Corrupt for what the caller cannot use: that is passed over, too.
 
     To find nothing means that all there was is damaged. Where the storage refused to read a snapshot, and none that is
     older is good, nobody may start from the beginning: it may hold weeks of training that are there again tomorrow.
@@ -229,6 +240,7 @@ def search(store: Store, backoff: Sequence[float], progress: Progress) -> tuple[
     for step in reversed(listed := _claimed(store)):
         try:
             found = load(store, step, backoff=backoff, progress=progress)
+            check(found)
             return replace(found, passed_over=tuple(bad.values())), bad
         except (Corrupt, StorageFailed) as error:
             logger.warning("passed over the snapshot of step %d: %s", step, error)
@@ -237,7 +249,7 @@ def search(store: Store, backoff: Sequence[float], progress: Progress) -> tuple[
         except NoSnapshot:
             continue  # removed since we looked
     if _claimed(store) != listed:
-        return search(store, backoff, progress)  # a writer has committed and cleared away in the meantime
+        return search(store, backoff, progress, check)  # a writer has committed and cleared away in the meantime
     if refused:
         raise StorageFailed(f"no snapshot in {store} can be used now, and nothing is begun anew for that: {refused}")
     return None, bad
@@ -275,7 +287,10 @@ def check(store: Store, step: int, *, progress: Progress = unwatched) -> None:
     """Read a snapshot only to see whether it is as it was committed."""
     manifest = read_manifest(store, step)
     _extra(manifest, digest.fetch(store, _name(step, _EXTRA), manifest.payloads[_EXTRA], progress).tobytes())
-    digest.check(store, _name(step, _TENSORS), manifest.payloads[_TENSORS], progress)
+    name, expected = _name(step, _TENSORS), manifest.payloads[_TENSORS]
+    digest.check(store, name, expected, progress)
+    with digest.opened(store, name, expected) as reader:
+        payload.check_header(reader, name)
 
 
 def read_manifest(store: Store, step: int) -> Manifest:
@@ -388,6 +403,8 @@ def _extra(manifest: Manifest, text: bytes) -> dict[str, Any]:
         raise Corrupt(f"{name} is not JSON: fall back to an older save") from error
     if not isinstance(extra, dict):
         raise Corrupt(f"{name} is not what a save has written: fall back to an older one")
+    if not extra:  # a save says at least what it is of
+        raise Corrupt(f"{name} says nothing, and no save writes that: fall back to an older one")
     # Snapshots of before there was a position have none.
     if extra.pop(_POSITION, manifest.position) != manifest.position:
         raise Corrupt(

@@ -39,7 +39,14 @@ def run_script(
         ),
     ] = None,
     workers: Annotated[int, typer.Option(help="Worker processes on this node.")] = 1,
-    recovery: Annotated[str, typer.Option(help="What is done after a failure: restart.")] = "restart",
+    recovery: Annotated[
+        str,
+        typer.Option(
+            help="What is done after a failure: restart from the last snapshot; or live, in the processes that are left: "
+            "replay (the exact step, once a replacement is there), forward (finish the step without the lost), skip "
+            "(drop it)."
+        ),
+    ] = "restart",
     save_every: Annotated[int, typer.Option(help="Steps between two snapshots.")] = 50,
     writer: Annotated[str, typer.Option(help="How a save reaches the disk: overlapped or blocking.")] = "overlapped",
     max_inflight: Annotated[int, typer.Option(help="Saves under way at once.")] = 2,
@@ -138,7 +145,7 @@ def audit(
     from holdfast.audit.verdicts import audit_run, recovery_of, worst
 
     with _histories(paths) as files:
-        findings = audit_run(files, recovery_of(paths))
+        findings = audit_run(files, _command(paths), recovery_of(paths))
     print_findings(findings)
     raise typer.Exit(0 if worst(findings) == "pass" else 1)
 
@@ -177,13 +184,28 @@ def _histories(paths: Sequence[Path]) -> Iterator[list[Path]]:
     from holdfast.ddp.config import read_config
     from holdfast.gathering import gathered
 
-    configs = [read_config(path) for path in paths if (path / "run.json").exists()]
+    configs = [read_config(path) for path in _folders(paths)]
     # As nodes compare themselves when they meet: where the script lies may differ.
     if len({(Path(each.script).name, each.args, each.seed, each.recovery) for each in configs}) > 1:
         raise BadInput("these folders are of different runs: name those of one run's nodes.")
     place = configs[0].checkpoints if len(paths) == 1 and configs else None
     with gathered(paths, _sent_to(place) if place else None) as files:
         yield files
+
+
+def _folders(paths: Sequence[Path]) -> list[Path]:
+    """Those of the paths that are folders of a run, and not of its history alone."""
+    return [path for path in paths if (path / "run.json").exists()]
+
+
+def _command(paths: Sequence[Path]) -> tuple[str, ...] | None:
+    """What the run was to execute, as its folder says."""
+    from holdfast.ddp.config import read_config
+
+    for path in _folders(paths):
+        config = read_config(path)
+        return (config.script, *config.args)
+    return None
 
 
 def _sent_to(place: str) -> "Store":
@@ -221,7 +243,7 @@ def print_compared(rows: Sequence[dict[str, Any]]) -> None:
             f"{row['goodput']:.1f}",
             f"{row['wall']:.1f} s",
             f"{1000 * row['stall_per_save']:.1f} ms",
-            f"{row['stall'] / row['wall']:.1%}",
+            f"{row['stall'] / (row['wall'] or 1.0):.1%}",
             f"{row['recovery']:.1%}",
             f"{row['rework']:.1%}",
             str(row["restarts"]),
@@ -230,8 +252,13 @@ def print_compared(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _print_one(found: "Spent") -> None:
+    from holdfast.audit.finding import counted
     from holdfast.cost.compare import by_cause
 
+    if not found.trained:
+        attempts = counted(len(found.attempts), "attempt")
+        say(f"nothing was trained yet: no step in {attempts}, which took {found.wall:.1f} s")
+        return
     say(f"goodput: {found.goodput:.2f} committed steps per second ({found.committed} in {found.wall:.1f} s)")
     lost = f"; samples lost: {found.samples_lost}" if found.samples_lost else ""
     say(f"restarts: {found.restarts}; rework: {found.rolled_back} steps, {found.seconds['rework']:.2f} s{lost}")

@@ -9,8 +9,8 @@ from holdfast.checkpoint.place import store_at
 from holdfast.checkpoint.store import Store
 from holdfast.ddp.config import RunConfig
 from holdfast.ddp.lock import Lock, alone
-from holdfast.ddp.past import Past, had_snapshots, has_commit, read_past
-from holdfast.ddp.world import World
+from holdfast.ddp.past import Past, following, had_snapshots, has_commit, read_past
+from holdfast.ddp.world import JOINS, World
 from holdfast.events import Attempt as Began
 from holdfast.history import HistoryWriter
 
@@ -43,14 +43,26 @@ class Attempt:
         return had_snapshots(self.folder)
 
 
+def _joined(folder: Path, out: Path, world: World, config: RunConfig) -> Attempt:
+    """Take part in the attempt that is under way."""
+    number = int(os.environ["HOLDFAST_ATTEMPT"])
+    record = HistoryWriter(folder, f"rank-{world.rank}")
+    record.append(Began(number, world.size, world.rank, os.getpid()))
+    record.flush()
+    store = store_at(config.checkpoints or out / "checkpoints")
+    return Attempt(number, Past(struck=read_past(folder).struck), record, store, config.keep_last)
+
+
 def begin(out: Path, world: World, config: RunConfig) -> Attempt:
     """Begin the next attempt in this folder: rank 0 looks at the past, and tells the others what they must know."""
     folder = out / "history"
+    if JOINS in os.environ:
+        return _joined(folder, out, world, config)
     lock = alone(out) if world.rank == 0 and "HOLDFAST_OUT" not in os.environ else None
     if world.rank == 0:
         past = read_past(folder)
         # A supervisor also counts the attempts that died before they could say so.
-        number = max(past.attempt + 1, int(os.environ.get("HOLDFAST_ATTEMPT", "1")))
+        number = max(following(past.attempt, folder), int(os.environ.get("HOLDFAST_ATTEMPT", "1")))
     else:
         number, struck = json.loads(world.hear(ATTEMPT))
         told = frozenset((step, kind, rank) for step, kind, rank in struck)

@@ -93,7 +93,7 @@ class Loop:
     world: World
     attempt: int
     record: Record
-    recover: Callable[[], Recover]
+    recover: Callable[[int], Recover]
     reporting: Reporting
     effort: Effort
     saves: Saves
@@ -108,10 +108,11 @@ class Loop:
     def run(self) -> Generator[Batch]:
         """Hand out every share as its micro-batches, with a boundary before and after."""
         try:
-            self._begin()
-            self.source.divide(self.start, self.part.rank, self.part.of)
-            at, now = self.geometry.position(self.start), clock_of(self.world.device)
-            for step in range(self.start, self.geometry.steps):
+            start = self._arrive() if self.live and self.live.joins else self.start
+            self._begin(start)
+            self.source.divide(start, self.part.rank, self.part.of)
+            at, now = self.geometry.position(start), clock_of(self.world.device)
+            for step in range(start, self.geometry.steps):
                 stall = self._boundary(step, at)
                 waited = perf_counter()
                 request, parts = next(self.source)
@@ -121,7 +122,7 @@ class Loop:
                     yield Batch(parts[0], request.ids, 1.0, True, *at, step)
                 else:
                     yield from self._micro_batches(request.ids, parts, at, step)
-                done = (began, now(), self.effort.taken(), self.loss.take())
+                done = (began, now(), self._taken(step), self.loss.take())
                 self.reporting.trained(Trained(step, at, request.samples, data, stall, *done))
                 if step == 0:
                     self.saves.prepare()  # again: optimizers have made their moments in the first step
@@ -144,9 +145,23 @@ class Loop:
         if self.live:
             self.record.flush()  # a rank that is lost is not rolled back: what it did must be on record
 
-    def _begin(self) -> None:
+    def _taken(self, step: int) -> tuple[int, int, int]:
+        """What was done with the window that was trained."""
+        reduced, held, stepped = self.effort.taken()
+        if self.live:
+            self.live.ends()
+            if self.live.has_dropped(step):
+                return reduced, held, 0  # its optimizers had no gradients to step with
+        return reduced, held, stepped
+
+    def _arrive(self) -> int:
+        """Take the place of a lost rank: the window to begin with."""
+        assert self.live is not None
+        return self.live.arrive()
+
+    def _begin(self, start: int) -> None:
         """Say what the first step begins with, as it is in memory now."""
-        self.record.append(self.recover())
+        self.record.append(self.recover(start))
         self.record.flush()
 
     def _micro_batches(self, ids: Ids, parts: list[Any], at: Position, step: int) -> Iterator[Batch]:

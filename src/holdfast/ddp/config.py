@@ -15,7 +15,7 @@ from holdfast.failure import Failure, Schedule
 
 RUN = "run.json"
 _LONGEST = 1 << 20  # bytes that it may have: a folder may be a stranger's
-RECOVERIES = ("restart", "forward", "skip")
+RECOVERIES = ("restart", "replay", "forward", "skip")
 WRITERS = ("overlapped", "blocking")
 FAULTS = ("exit", "kill", "hang", "slow", *KINDS)  # of processes, and of storage
 # What makes it this run and not another. All else (how many workers, how often to save, what to survive) may change
@@ -48,6 +48,8 @@ class RunConfig:
             if count < 1:
                 raise BadInput(f"no world can be formed of {count} workers: give 1 or more.")
         _known("recovery", self.recovery, RECOVERIES)
+        if self.recovery != "restart" and self.workers < 2:
+            raise BadInput(f"one worker has nobody who goes on without it: give --recovery {self.recovery} 2 or more.")
         _known("writer", self.writer, WRITERS)
         for failure in self.failures:
             _known("fault", failure.kind, FAULTS)

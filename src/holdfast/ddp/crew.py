@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import AllreduceOptions, BroadcastOptions
 
-from holdfast.ddp.link import Link, ended
+from holdfast.ddp.link import Done, Link, ended
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +38,8 @@ class Crew(dist.ProcessGroup):
         self._link, self._rank, self._size = link, rank, size
         self.factor = 1.0
         self.sums: list[Sum] = []
+        self.given: dict[int, torch.Tensor] = {}
+        """Sums that others had before we came: of the next backward, by the number of the bucket."""
         self._buckets: list[list[torch.Tensor]] = []
 
     def getSize(self) -> int:
@@ -53,12 +55,20 @@ class Crew(dist.ProcessGroup):
         """Which parameters DDP's buckets hold, from now on."""
         self._buckets = buckets
 
+    def empty(self, number: int) -> torch.Tensor:
+        """Memory for the values of a bucket."""
+        parameters = self._buckets[number]
+        return torch.empty(sum(each.numel() for each in parameters), dtype=parameters[0].dtype)
+
     def begin(self) -> None:
         """A backward comes whose gradients are summed."""
         self.sums = []
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]  # as DDP calls it
         (values,) = tensors
+        if (given := self.given.pop(len(self.sums), None)) is not None:
+            self.sums.append(Sum(values.copy_(given), Done([values]), is_done=True))
+            return self.sums[-1].work
         if self.factor != 1.0:
             values.mul_(self.factor)
         work = self._link.post(lambda group: group.allreduce(tensors, opts or AllreduceOptions()))
@@ -66,9 +76,15 @@ class Crew(dist.ProcessGroup):
         return work
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
+        if not self._link.is_there:
+            return Done(tensors)
         return self._link.post(lambda group: group.broadcast(tensors, opts or BroadcastOptions()))
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
+        if not self._link.is_there:
+            for each in outputs[0]:
+                each.copy_(inputs[0])  # DDP compares what all ranks have: later, with the state, others' values come
+            return Done(outputs[0])
         return self._link.post(lambda group: group.allgather(outputs, inputs))
 
     def has_failed(self) -> bool:

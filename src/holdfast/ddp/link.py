@@ -37,8 +37,10 @@ class Lost(dist.Work):
 
     def __init__(self) -> None:
         super().__init__()
-        self._future: Future[Any] = Future()
-        self._future.set_exception(Broken("the membership has changed"))
+        # What a callback raises is an error for torch's own code, too; one that is set here would only be for Python's.
+        never: Future[Any] = Future()
+        self._future = never.then(_fail)
+        never.set_result(None)
 
     def get_future(self) -> Future[Any]:
         return self._future
@@ -53,17 +55,41 @@ class Lost(dist.Work):
         return False
 
 
+def _fail(_: Future[Any]) -> None:
+    raise Broken("the membership has changed")
+
+
+class Done(dist.Work):
+    """An operation of a member that has yet to join, and does it alone."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._future: Future[Any] = Future()
+        self._future.set_result(tensors)
+
+    def get_future(self) -> Future[Any]:
+        return self._future
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        return True
+
+
 class Link:
     """The group that collectives run on, until it is broken."""
 
     def __init__(self) -> None:
         self._group: Any = None
-        self._sockets: dict[int, str] = {}
+        self._ports: tuple[int, frozenset[int]] = (0, frozenset())  # where we listen, and where the others do
         self._broken = threading.Event()
 
     @property
     def is_broken(self) -> bool:
         return self._broken.is_set()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it was ever connected."""
+        return self._group is not None
 
     def post(self, operation: Operation) -> Any:
         """Begin an operation; on a broken link it is one that fails."""
@@ -87,11 +113,12 @@ class Link:
     def hang_up(self) -> None:
         """End every operation that is under way; any thread may ask for it."""
         self._broken.set()
-        for number, name in self._sockets.items():
+        here, there = self._ports
+        for number in _files():
             with suppress(OSError), socket.socket(fileno=os.dup(number)) as each:
-                # Numbers are used again, so compare; and never the socket that listens, which gloo does not forgive.
-                listens = each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                if _name(each.fileno()) == name and not listens:
+                # Connections may come later than the group, so they are told by their ports. A socket that listens has
+                # no peer, and is left alone: gloo does not forgive its loss.
+                if each.family == socket.AF_INET and (each.getpeername()[1] in there or each.getsockname()[1] == here):
                     each.shutdown(socket.SHUT_RDWR)
 
     def connect(self, store: Callable[[], Store], rank: int, size: int, outdated: Callable[[], bool]) -> None:
@@ -102,7 +129,7 @@ class Link:
             if outdated():
                 raise Broken("the membership has changed while its group was built")  # it ends by itself
             time.sleep(LOOK)
-        self._group, self._sockets = built.result()
+        self._group, self._ports = built.result()
         self._broken.clear()
         self.do(lambda group: group.allreduce([torch.zeros(1)]))  # it is there for every member, or for none
 
@@ -116,41 +143,52 @@ class _Building(threading.Thread):
     def __init__(self, store: Callable[[], Store], rank: int, size: int) -> None:
         super().__init__(name="holdfast-group", daemon=True)
         self._store, self._place = store, (rank, size)
-        self._found: tuple[Any, dict[int, str]] | None = None
-        self._error: RuntimeError | None = None
+        self._found: tuple[Any, tuple[int, frozenset[int]]] | None = None
+        self._error: Exception | None = None
         self.start()
 
     def run(self) -> None:
         try:
             store = self._store()
-            before = _sockets()
+            before = _listening()
             group = ProcessGroupGloo(store, *self._place, CONNECTS_WITHIN)
             group._set_default_timeout(timedelta(days=1))  # who is stuck is the supervisor's to find
-            new = {number: name for number, name in _sockets().items() if before.get(number) != name}
-            self._found = group, new
-        except RuntimeError as error:
+            (port,) = _listening() - before
+            rank, size = self._place
+            store.set(f"port/{rank}", str(port))
+            others = frozenset(int(store.get(f"port/{other}")) for other in range(size) if other != rank)
+            self._found = group, (port, others)
+        except (RuntimeError, ValueError) as error:
             self._error = error
 
     @property
     def is_over(self) -> bool:
         return not self.is_alive()
 
-    def result(self) -> tuple[Any, dict[int, str]]:
+    def result(self) -> tuple[Any, tuple[int, frozenset[int]]]:
         if self._found is None:
             raise Broken(str(self._error)) from self._error
         return self._found
 
 
-def _sockets() -> dict[int, str]:
-    numbers = [int(each.name) for each in _FILES.iterdir()]
-    return {number: name for number in numbers if (name := _name(number)).startswith("socket:")}
+def _listening() -> set[int]:
+    """The ports on which this process listens."""
+    found = set()
+    for number in _files():
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as each:
+            if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and each.family == socket.AF_INET:
+                found.add(each.getsockname()[1])
+    return found
 
 
-def _name(number: int) -> str:
-    """What the kernel calls an open file; nothing if it was closed meanwhile."""
-    with suppress(OSError):
-        return str((_FILES / str(number)).readlink())
-    return ""
+def _files() -> list[int]:
+    """The sockets among the open files of this process."""
+    found = []
+    for each in _FILES.iterdir():
+        with suppress(OSError):
+            if str(each.readlink()).startswith("socket:"):
+                found.append(int(each.name))
+    return found
 
 
 def ended(works: list[Any]) -> None:

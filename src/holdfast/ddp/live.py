@@ -8,6 +8,7 @@ membership, says where it stands, connects with the other members, and does what
 import functools
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -21,10 +22,10 @@ from holdfast import progress, salvage
 from holdfast.ddp import handover
 from holdfast.ddp.crew import Crew
 from holdfast.ddp.link import Broken, Link
-from holdfast.ddp.membership import LIVE, Watch
+from holdfast.ddp.membership import LIVE, Membership, Watch
 from holdfast.ddp.protected import Protected
 from holdfast.ddp.record import Record
-from holdfast.ddp.settlement import Settlement, Stand, settled
+from holdfast.ddp.settlement import NOWHERE, Settlement, Stand, settled
 from holdfast.errors import WorkerLost
 from holdfast.events import Regroup
 from holdfast.geometry import Geometry
@@ -32,6 +33,7 @@ from holdfast.progress import Phase
 
 EXPELLED = 76  # the exit status of a worker that the supervisor no longer counts as a member
 LOOK = 0.001
+TIMES = 9  # that buffers are asked for: so many losses in one forward
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +42,7 @@ class Live:
 
     strategy: str
     me: int
+    size: int  # how many members there are when none is lost
     members: tuple[int, ...]
     store: Callable[[], Store]  # a new connection to the store each time: a wait in one would block the others
     attempt: int = 0
@@ -49,61 +52,131 @@ class Live:
     link: Link = field(default_factory=Link)
     crews: list[Crew] = field(default_factory=list)
     number: int = 0  # of the membership we are in
+    joins: bool = False  # in the place of one that was lost
     step: int = 0
     begun: bool = False
     basis: tuple[int, ...] = ()  # the members among whom the window is divided
     _passes: int = 0
     _whole: int = 1
     _shrinks_at: int | None = None
+    _synced: int = 0
+    _buffers: list[torch.Tensor] = field(default_factory=list)  # as they came from rank 0 in this window
+    _given: bool = False  # they came from another, and the next forward uses them
+    _basis_now: tuple[int, ...] | None = None
+    _next_boundary: int = 0
     _staged: dict[str, Any] | None = None
     _dropped: int | None = None
     _settled: int | None = None
-    _size: int = 0
+    _turn: threading.Lock = field(default_factory=threading.Lock)  # to pass a boundary, or to say which comes next
+    _said: int = 0  # the membership for which we have said that
     _talk: Store | None = None
     _watch: Watch | None = None
 
     def join(self) -> None:
         """Connect with the members that start together, and listen for changes from now on."""
-        self._size = len(self.members)
         self.basis = self.members
         self._talk = PrefixStore(LIVE, self.store())
-        self._connect(self.members)
+        if not self.joins:
+            self._connect(self.members)
         self._watch = Watch(PrefixStore(LIVE, self.store()), self._heard)
         _guard_backward(self)
 
     def crew(self) -> Crew:
         """A process group for one more model."""
-        self.crews.append(Crew(self.link, self.rank, self._size))
+        self.crews.append(Crew(self.link, self.me, self.size))
         return self.crews[-1]
 
     @property
     def rank(self) -> int:
         """Our place among the members."""
-        return self.members.index(self.me)
+        return self.members.index(self.me) if self.members else self.me
 
     @property
     def is_outdated(self) -> bool:
-        """Whether there is a membership that we are not in yet."""
-        return self._watch is not None and self._watch.latest > self.number
+        """Whether a member was lost: there is a membership without it that we are not in yet."""
+        assert self._watch is not None
+        newest = self._watch.current
+        return newest.number > self.number and newest.has_lost(self.members)
+
+    def lost(self) -> Callable[[], bool]:
+        """Asks, whenever it is called, whether one of the members that there are now was lost since."""
+        members, number, watch = self.members, self.number, self._watch
+        return lambda: watch is not None and watch.latest > number and watch.current.has_lost(members)
+
+    def arrive(self) -> int:
+        """Take the place of a lost member, with the state of another; the window that we begin with."""
+        began = perf_counter()
+        progress.here.enters(Phase.JOINING)
+        assert self._watch is not None
+        while True:
+            while not (self._watch.latest > self.number and self.me in self._watch.current.joining):
+                time.sleep(LOOK)
+            self.members = self._watch.current.members
+            try:
+                found = self._regroup(None)
+                break
+            except Broken:
+                self.members = ()
+        self.joins = False
+        progress.here.enters(Phase.TRAINING)
+        self._tell(found, perf_counter() - began)
+        return found.step
 
     def begins(self, step: int) -> None:
         """A window was handed out."""
-        self.step, self.begun, self._passes = step, True, 0
+        self.step, self.begun = step, True
+
+    def ends(self) -> None:
+        """The window was trained; if others were further, what came out of it is theirs."""
+        if self._staged is not None:
+            assert self.protected is not None
+            self.protected.take_over(self._staged)
+            self._staged = None
+
+    def has_dropped(self, step: int) -> bool:
+        """Whether nothing came out of this window."""
+        return self._dropped == step
 
     def boundary(self, step: int) -> bool:
         """We come to the boundary before this window; whether the windows from here on are divided anew."""
         if self.begun:
             self._whole = max(1, self._passes)
-        self.step, self.begun, self._passes = step, False, 0
-        if self._staged is not None:
-            self._take_over(self._staged)
-        while self.is_outdated:
+        self.step, self.begun, self._passes, self._synced = step, False, 0, 0
+        while self.is_outdated or self._grows_here(step):
             self.recover(None)
-        if self._shrinks_at is None or step < self._shrinks_at:
+        return self._divides(step)
+
+    def _grows_here(self, step: int) -> bool:
+        """Whether members join before this window: the furthest that any of us comes to next, once all have said."""
+        assert self._watch is not None
+        assert self._talk is not None
+        with self._turn:
+            number = self._watch.latest
+            if number == self.number or self._said < number:
+                self._next_boundary = step + 1
+                return False
+        keys = [f"next/{number}/{member}" for member in self.members]
+        with progress.during(Phase.RECOVERING):
+            while not self._talk.check(keys):
+                if self._watch.latest > number:
+                    return False  # it is another membership by now
+                time.sleep(LOOK)
+        return step >= max(int(self._talk.get(key)) for key in keys)
+
+    def _divides(self, step: int) -> bool:
+        """Whether the windows from this one on are divided otherwise than those before."""
+        if self._shrinks_at is None:
             return False
-        self.basis, self._shrinks_at = self.members, None
-        self._weigh(self.basis)
-        return True
+        if step >= self._shrinks_at:
+            self._shrinks_at, basis = None, self.members
+            self._weigh(basis)
+        elif self._basis_now is not None:
+            basis = self._basis_now
+        else:
+            return False
+        self._basis_now = None
+        divides, self.basis = basis != self.basis, basis
+        return divides
 
     def take_settled(self) -> int | None:
         """The window that members were settled in since this was asked last, if any were."""
@@ -113,7 +186,8 @@ class Live:
     def weigh(self, geometry: Geometry) -> None:
         """Every rank counts by its share of the window."""
         self.geometry = geometry
-        self._weigh(self.basis)
+        if not self.joins:
+            self._weigh(self.basis)
 
     def survives(self, crew: Crew) -> bool:
         """Whether an error in the backward of this model was the loss of a member, and is mended."""
@@ -133,31 +207,40 @@ class Live:
 
     def recover(self, crew: Crew | None) -> None:
         """Find together with the members that are left, and finish what the backward of this model has begun."""
-        began, before = perf_counter(), self.members
+        began = perf_counter()
+        progress.here.suspects(self.number)
         with progress.during(Phase.RECOVERING):
             while True:
                 try:
                     settlement = self._regroup(crew)
                     break
                 except Broken:
-                    continue
-        self._tell(settlement, before, perf_counter() - began)
+                    progress.here.suspects(self.number)
+        self._tell(settlement, perf_counter() - began)
 
     def _regroup(self, crew: Crew | None) -> Settlement:
+        urgent = self.is_outdated
         members = self._next()
-        self.link.hang_up()
+        if urgent:
+            self.link.hang_up()
         if crew:
             crew.drain()
         stands = self._meet(members, self._stand(crew))
+        self.link.hang_up()  # if not before: all are at the boundary now, and need it no more
         self._connect(members)
         self.members = members
         found = settled(stands)
         if isinstance(found, str):
-            raise WorkerLost(f"the survivors cannot go on from where they are ({found})")
+            raise WorkerLost(f"the members cannot go on from where they are ({found})")
         self._shrinks_at = found.step + found.begun
         self._settled = max(self._settled or 0, found.step)
         if found.begun:
-            self._weigh_survivors()
+            self._basis_now = found.basis
+            self._weigh_survivors(found.basis)
+        if found.joining:
+            self._let_in(found, stands)
+        if found.synced:
+            self._hand_buffers(found)
         if found.begun and not found.is_complete and self.strategy == "skip":
             self._dropped = found.step
         self._hand_over(found, crew)
@@ -167,27 +250,88 @@ class Live:
             crew.unpack()
         return found
 
+    def sync_buffers(self, broadcast: Callable[[], None], buffers: list[torch.Tensor]) -> None:
+        """Before a forward all ranks take over rank 0's buffers; if members are lost meanwhile, those of the new one."""
+        for again in range(TIMES):
+            if self._given:
+                break
+            try:
+                broadcast()
+                break
+            except RuntimeError:  # gloo has no type for a peer that is gone
+                if again == TIMES - 1:
+                    raise
+                self.recover(None)
+        if self._given:
+            torch._foreach_copy_(buffers, self._buffers)
+            self._given = False
+        elif len(self._buffers) == len(buffers):
+            torch._foreach_copy_(self._buffers, buffers)
+        else:
+            self._buffers = [each.clone() for each in buffers]
+        self._synced += 1
+
+    def _hand_buffers(self, found: Settlement) -> None:
+        giver = self.members.index(found.syncer)
+        if self.me == found.syncer:
+            handover.give(self.link, giver, self._buffers)
+            return
+        state = handover.take(self.link, giver)
+        if self.me in found.synced:
+            self._buffers, self._given = state, True
+
     def _next(self) -> tuple[int, ...]:
         """The next membership, once the supervisor has published it."""
         assert self._watch is not None
-        while not self.is_outdated:
+        while self._watch.latest == self.number:
             time.sleep(LOOK)
-        self.number, members = self._watch.current
-        if self.me not in members:
+        newest = self._watch.current
+        self.number = newest.number
+        if self.me not in newest.members or (self.me in newest.joining and not self.joins):
             os._exit(EXPELLED)
-        return members
+        return newest.members
 
     def _stand(self, crew: Crew | None) -> Stand:
-        buckets = tuple(bool(each.is_done) for each in crew.sums) if crew else None
-        return Stand(step=self.step, begun=self.begun, passes=self._passes, whole=self._whole, buckets=buckets)
+        if self.joins:
+            return Stand(step=NOWHERE)
+        return Stand(
+            step=self.step,
+            begun=self.begun,
+            basis=self.basis,
+            members=self.members,
+            passes=self._passes,
+            whole=self._whole,
+            buckets=tuple(bool(each.is_done) for each in crew.sums) if crew else None,
+            synced=self._synced,
+            model=self.crews.index(crew) if crew else 0,
+            boundaries=progress.here.boundaries,
+            posted=progress.here.posted,
+        )
+
+    def _let_in(self, found: Settlement, stands: Mapping[int, Stand]) -> None:
+        """Give those that join the whole state of a member; what a window changes before its end comes beside."""
+        assert self.protected is not None
+        first = (found.basis or self.members)[0]
+        if self.strategy == "replay" and first in found.joining and not found.syncs and self._buffers:
+            raise WorkerLost("rank 0 is lost, and its buffers with it: the run starts again from its newest snapshot")
+        giver = self.members.index(found.giver)
+        if self.me == found.giver:
+            handover.give(self.link, giver, self.protected.capture())
+            return
+        state = handover.take(self.link, giver)
+        if self.joins:
+            self.protected.restore(state)
+            progress.here.catches_up(stands[found.giver].boundaries - found.begun, stands[found.giver].posted)
+            self.basis = ()
 
     def _meet(self, members: tuple[int, ...], stand: Stand) -> Mapping[int, Stand]:
         """Where every member stands; all wait for the last."""
         assert self._talk is not None
+        assert self._watch is not None
         self._talk.set(f"stand/{self.number}/{self.me}", json.dumps(stand.to_json()))
         keys = [f"stand/{self.number}/{member}" for member in members]
         while not self._talk.check(keys):
-            if self.is_outdated:
+            if self._watch.latest > self.number:
                 raise Broken("the membership has changed while its members met")
             time.sleep(LOOK)
         said = [Stand.from_json(json.loads(self._talk.get(key))) for key in keys]
@@ -199,17 +343,35 @@ class Live:
         def store() -> Store:
             return PrefixStore(f"{LIVE}/group/{number}", self.store())
 
-        self.link.connect(store, members.index(self.me), len(members), lambda: self.is_outdated)
+        self.link.connect(store, members.index(self.me), len(members), lambda: self._is_behind(number))
 
-    def _heard(self) -> None:
-        """In the thread that listens: end whatever waits for members that are no more."""
-        self.link.hang_up()
+    def _is_behind(self, number: int) -> bool:
+        return self._watch is not None and self._watch.latest > number
+
+    def _heard(self, newest: Membership) -> None:
+        """In the thread that listens: end what waits for members that are no more; or say when others may join."""
+        if self.joins:
+            return
+        if newest.has_lost(self.members):
+            self.link.hang_up()
+            return
+        number = newest.number
+        assert self._talk is not None
+        with self._turn:
+            nearest, self._said = self._next_boundary, number
+        PrefixStore(LIVE, self.store()).set(f"next/{number}/{self.me}", str(nearest))
 
     def _hand_over(self, found: Settlement, crew: Crew | None) -> None:
         for bucket, holder in enumerate(found.given):
-            if holder is not None and crew:
+            if holder is None:
+                continue
+            if crew:
                 handover.broadcast(self.link, self.members.index(holder), crew.sums[bucket].values)
                 crew.sums[bucket].is_done = True
+            else:  # we join
+                late = self.crews[found.model]
+                late.given[bucket] = late.empty(bucket)
+                handover.broadcast(self.link, self.members.index(holder), late.given[bucket])
         if not found.behind:
             return
         assert self.protected is not None
@@ -238,11 +400,6 @@ class Live:
                 raise Broken(str(error)) from error
             crew.sums[bucket].is_done = True
 
-    def _take_over(self, state: dict[str, Any]) -> None:
-        assert self.protected is not None
-        self._staged = None
-        self.protected.take_over(state)
-
     def _samples(self, basis: tuple[int, ...]) -> list[int]:
         assert self.geometry is not None
         return [self.geometry.share_size(rank, len(basis)) for rank in range(len(basis))]
@@ -250,19 +407,19 @@ class Live:
     def _weigh(self, basis: tuple[int, ...]) -> None:
         self._count_as(salvage.normal(self._samples(basis))[basis.index(self.me)])
 
-    def _weigh_survivors(self) -> None:
-        lost = [rank for rank, member in enumerate(self.basis) if member not in self.members]
-        found = salvage.weights("forward", completed=False, samples=self._samples(self.basis), casualties=lost)
+    def _weigh_survivors(self, basis: tuple[int, ...]) -> None:
+        lost = [rank for rank, member in enumerate(basis) if member not in self.members]
+        found = salvage.weights("forward", completed=False, samples=self._samples(basis), casualties=lost)
         assert found is not None
-        self._count_as(found[self.basis.index(self.me)])
+        self._count_as(found[basis.index(self.me)])
 
     def _count_as(self, weight: float) -> None:
-        even = 1.0 / self._size
+        even = 1.0 / self.size
         for crew in self.crews:
-            crew.factor = 1.0 if weight == even else weight * self._size
+            crew.factor = 1.0 if weight == even else weight * self.size
 
-    def _tell(self, found: Settlement, before: tuple[int, ...], seconds: float) -> None:
-        lost = tuple(member for member in before if member not in self.members)
+    def _tell(self, found: Settlement, seconds: float) -> None:
+        progress.here.regroups(self.number)
         assert self.record is not None
         self.record.append(
             Regroup(
@@ -271,8 +428,8 @@ class Live:
                 step=found.step,
                 strategy=self.strategy,
                 members=self.members,
-                lost=lost,
-                missing=self._missing(found, lost),
+                lost=found.lost,
+                missing=self._missing(found),
                 kept=sum(each is not None for each in found.given),
                 redone=sum(each is None for each in found.given),
                 behind=found.behind,
@@ -281,15 +438,16 @@ class Live:
         )
         self.record.flush()
 
-    def _missing(self, found: Settlement, lost: tuple[int, ...]) -> tuple[int, ...]:
+    def _missing(self, found: Settlement) -> tuple[int, ...]:
         """The samples that the window lacks for good."""
-        if not found.begun or found.is_complete or not lost:
+        lost = [member for member in found.lost if member in found.basis]
+        if not found.begun or found.is_complete or not lost or self.strategy == "replay":
             return ()
         assert self.geometry is not None
-        at, world = self.geometry.position(found.step), len(self.basis)
+        at, world = self.geometry.position(found.step), len(found.basis)
         if self.strategy == "skip":
             return tuple(self.geometry.window(at).tolist())
-        ranks = [self.basis.index(member) for member in lost if member in self.basis]
+        ranks = [found.basis.index(member) for member in lost]
         return tuple(int(each) for rank in ranks for each in self.geometry.share(at, rank, world))
 
 
@@ -306,6 +464,7 @@ def _guard_backward(live: Live) -> None:
                 raise
         else:
             for crew in live.crews:
-                live.passed(crew)
+                if not (live.link.is_broken and crew.has_failed() and live.survives(crew)):
+                    live.passed(crew)
 
     torch.autograd.backward = backward

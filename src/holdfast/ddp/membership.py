@@ -6,8 +6,9 @@ dead. Members are numbered as the ranks were when the workers started; a rank is
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import timedelta
+from typing import NamedTuple
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # it is public
 
@@ -20,32 +21,44 @@ def key(number: int) -> str:
     return f"membership/{number}"
 
 
-def publish(store: Store, number: int, members: tuple[int, ...]) -> None:
+class Membership(NamedTuple):
+    """Who is a member; those in `joining` have just started, whoever had their number before."""
+
+    number: int = 0
+    members: tuple[int, ...] = ()
+    joining: tuple[int, ...] = ()
+
+    def has_lost(self, members: Collection[int]) -> bool:
+        """Whether one of these is a member no longer."""
+        return not set(members) <= set(self.members) - set(self.joining)
+
+
+def publish(store: Store, membership: Membership) -> None:
     """Say who the members are from now on."""
-    store.set(key(number), json.dumps(members))
+    store.set(key(membership.number), json.dumps([membership.members, membership.joining]))
 
 
 class Watch(threading.Thread):
     """Hears of new memberships as soon as they are published, and tells."""
 
-    def __init__(self, store: Store, heard: Callable[[], None]) -> None:
+    def __init__(self, store: Store, heard: Callable[[Membership], None]) -> None:
         super().__init__(name="holdfast-membership", daemon=True)
         self._store, self._heard = store, heard
-        self.current: tuple[int, tuple[int, ...]] = (0, ())
+        self.current = Membership()
         self.start()
 
     @property
     def latest(self) -> int:
         """The number of the newest membership."""
-        return self.current[0]
+        return self.current.number
 
     def run(self) -> None:
         while True:
             following = key(self.latest + 1)
             try:
                 self._store.wait([following], FOREVER)
-                members = tuple(json.loads(self._store.get(following)))
+                members, joining = json.loads(self._store.get(following))
             except (RuntimeError, ValueError):
                 return  # the store is gone, and with it the run
-            self.current = (self.latest + 1, members)  # at once: another thread reads it
-            self._heard()
+            self.current = Membership(self.latest + 1, tuple(members), tuple(joining))  # at once: others read it
+            self._heard(self.current)

@@ -7,11 +7,13 @@ a million steps as after a thousand. Failures that have struck have small files 
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.errors import Corrupt
 from holdfast.events import Attempt, Commit, Recover, Step, Strike
-from holdfast.history import backwards, stream_history
+from holdfast.history import backwards, require_file, stream_history
 
 FIRST = "rank-0.jsonl"
 INJECTED = "injected-"
+MOST_ATTEMPTS = 1 << 62  # far from where whole numbers of a history end
 Struck = tuple[int, str, int]  # step, kind, rank
 
 
@@ -26,6 +28,16 @@ class Past:
 def read_past(folder: Path) -> Past:
     """The past of the run whose histories are in this folder; rank 0's tells of attempts."""
     return Past(_last_attempt(folder / FIRST), frozenset(_struck(folder)))
+
+
+def following(attempt: int, where: Path) -> int:
+    """The number of the attempt after this one, which is the last that the histories of a run in this place tell of."""
+    if attempt >= MOST_ATTEMPTS:
+        raise Corrupt(
+            f"the history in {where} tells of attempt {attempt}, to which nobody has counted: it was changed after it "
+            "was written. Restore it from a copy, or name another folder."
+        )
+    return attempt + 1
 
 
 def has_commit(folder: Path, step: int) -> bool:
@@ -61,5 +73,8 @@ def _last_attempt(file: Path) -> int:
 
 
 def _struck(folder: Path) -> list[Struck]:
-    events = (event.what for file in folder.glob(f"{INJECTED}*.jsonl") for _, event in stream_history(file, []))
+    files = list(folder.glob(f"{INJECTED}*.jsonl"))
+    for file in files:
+        require_file(file)
+    events = (event.what for _, event in stream_history(files, []))
     return [(what.step, what.kind, what.rank) for what in events if isinstance(what, Strike)]

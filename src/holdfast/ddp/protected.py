@@ -177,13 +177,18 @@ def _signature(thing: Protectable) -> Any:
 
 
 def _differences(thing: Protectable, saved: Any) -> list[str]:
-    if isinstance(thing, nn.Module):
-        return _of_model(_signature(thing), saved)
-    if isinstance(thing, torch.optim.Optimizer):
-        now = [len(group["params"]) for group in thing.param_groups]
-        before = [len(group["params"]) for group in saved["param_groups"]]
-        return [] if now == before else [f" has groups of {now} parameters, not {before}"]
-    return []
+    try:
+        if isinstance(thing, nn.Module):
+            return _of_model(_signature(thing), saved)
+        return _of_optimizer(thing, saved) if isinstance(thing, torch.optim.Optimizer) else []
+    except (KeyError, TypeError, AttributeError):  # a stranger's state may be of any form
+        return [" was something else"]
+
+
+def _of_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> list[str]:
+    now = [len(group["params"]) for group in optimizer.param_groups]
+    before = [len(group["params"]) for group in saved["param_groups"]]
+    return [] if now == before else [f" has groups of {now} parameters, not {before}"]
 
 
 def _of_model(now: Mapping[str, str], saved: Mapping[str, Any]) -> list[str]:

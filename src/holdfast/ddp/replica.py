@@ -37,7 +37,7 @@ class Replica:
         if self._crew:
             _check_live(options)
             options = {**options, "process_group": self._crew}
-        self.ddp = _Settled(model, self.before_forward, **options)
+        self.ddp = _Settled(model, self.before_forward, self._live, **options)
         self.ddp.settle()
         if self._crew:
             self._crew.lay_out([each.parameters() for each in self.ddp.reducer._get_zeros_like_grad_buckets()])
@@ -94,12 +94,13 @@ class _Settled(DistributedDataParallel):
         self,
         module: nn.Module,
         before_forward: Callable[[bool], None],
+        live: Live | None,
         *,
         find_unused_parameters: bool = False,
         static_graph: bool = False,
         **options: Any,
     ) -> None:
-        self._before_forward = before_forward
+        self._before_forward, self._live = before_forward, live
         self._all_used = not (find_unused_parameters or static_graph)
         self._rebuilds = static_graph or not find_unused_parameters
         self._is_final = self._is_ours = self._is_plain = False
@@ -128,6 +129,12 @@ class _Settled(DistributedDataParallel):
         self.require_forward_param_sync = True
         self.reducer.prepare_for_backward([])
         return output
+
+    def _sync_buffers(self) -> None:
+        if self._live is None:
+            super()._sync_buffers()  # type: ignore[no-untyped-call]
+        else:
+            self._live.sync_buffers(super()._sync_buffers, self.modules_buffers)
 
     def settle(self) -> None:
         """Build the final buckets; DDP does so once."""

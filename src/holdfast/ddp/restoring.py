@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 import xxhash
 
@@ -21,7 +21,6 @@ from holdfast.events import JSON, Commit
 from holdfast.state import Flat, unflatten
 
 RESTORED = "restored"
-P = TypeVar("P")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,14 +54,16 @@ def restore(attempt: Attempt, world: World, protected: Protected) -> Restored:
     passed_over = tuple(news["passed_over"])
     if news["step"] is None:
         return Restored(passed_over=passed_over, seconds=perf_counter() - began)
-    found = found or snapshot.load(store, news["step"], backoff=snapshot.BACKOFF, progress=progress.here.moves)
+    if found is None:
+        found = snapshot.load(store, news["step"], backoff=snapshot.BACKOFF, progress=progress.here.moves)
+        check_of_a_run(found)
     _put_back(found, protected, store)
     flat = Flat(found.tensors, {"state": found.extra["state"]})
     return Restored(
         step=found.step,
         world=found.manifest.world,
-        config=_part(found, "config", dict, {}),
-        generators=tuple(_part(found, "generators", list, [])),
+        config=found.extra.get("config"),
+        generators=tuple(found.extra["generators"]),
         passed_over=passed_over,
         seconds=perf_counter() - began,
         loaded=digest(flat),
@@ -96,7 +97,7 @@ def key_generators(key: int, restored: Restored, world: World) -> str:
 
 def _first_finds(attempt: Attempt) -> tuple[Snapshot | None, str]:
     """What rank 0 goes on from, what it tells the others of that; nothing is left of what killed attempts left behind."""
-    found, passed_over = retention.resume(attempt.store, progress=progress.here.moves)
+    found, passed_over = retention.resume(attempt.store, progress=progress.here.moves, check=check_of_a_run)
     step = found.step if found else None
     if found:
         _record_commit(attempt, found)
@@ -109,18 +110,23 @@ def _first_finds(attempt: Attempt) -> tuple[Snapshot | None, str]:
     return found, json.dumps({"step": step, "passed_over": [asdict(each) for each in passed_over]})
 
 
-def _part(found: Snapshot, name: str, kind: type[P], default: P) -> P:
-    """A part of what was saved beside the state; a snapshot may come from a stranger."""
-    value = found.extra.get(name, default)
-    if not isinstance(value, kind):
-        raise Corrupt(f"the snapshot of step {found.step} has {name} of another form: it was not saved by a run")
-    return value
+def check_of_a_run(found: Snapshot) -> None:
+    """Refuse a snapshot that no run has saved, whatever its digests say: it may come from a stranger."""
+    extra = found.extra
+    if not isinstance(unflatten(found.tensors, extra), dict):
+        raise Corrupt(f"the snapshot of step {found.step} does not hold the state of a run: fall back to an older one")
+    generators, world = extra.get("generators"), found.manifest.world
+    if not (isinstance(extra.get("config"), dict) and isinstance(generators, list) and len(generators) == world):
+        raise Corrupt(
+            f"the snapshot of step {found.step} lacks the config of a run, or generators of {world} ranks: fall back to "
+            "an older one"
+        )
 
 
 def _record_commit(attempt: Attempt, found: Snapshot) -> None:
     """Put on record a commit whose rank 0 was killed before it could; and before any rank can say that it came back."""
     if not attempt.has_commit(found.step):
-        state = state_digest(found.manifest.tensors, tree_digest(Flat({}, {"state": found.extra.get("state")})))
+        state = state_digest(found.manifest.tensors, tree_digest(Flat({}, {"state": found.extra["state"]})))
         attempt.record.append(Commit(attempt.number, found.step, found.manifest.bytes, found=True, state=state))
         attempt.record.flush()
         attempt.record.sync()

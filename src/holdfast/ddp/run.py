@@ -139,11 +139,11 @@ class Run:
         if self._protected is not None:
             raise BadInput("protect() was called before: name everything in one call")
         self._protected = Protected(things)
-        if self._attempt:
+        if self._live:
+            self._live.protected = self._protected
+        if self._attempt and not (self._live and self._live.joins):
             with progress.during(Phase.RESTORING):
                 self._restored = restoring.restore(self._attempt, self._world, self._protected)
-            if self._live:
-                self._live.protected = self._protected
             if self.rank == 0:
                 self._writer = _writer(self._config, self._attempt)
                 self._writer.prepare(flatten(self._protected.capture()).tensors)  # while the script goes on
@@ -183,7 +183,7 @@ class Run:
             world=self._world,
             attempt=self.attempt,
             record=self._record,
-            recover=lambda: self._recover(geometry, protected, fingerprints),
+            recover=lambda start: self._recover(start, geometry, protected, fingerprints),
             reporting=Reporting(self._record, fingerprints, self.attempt, part),
             effort=Effort(self._replicas, protected),
             saves=self._saves(geometry, protected, fingerprint),
@@ -225,7 +225,8 @@ class Run:
         for model in self._models:
             self._protected.check_covers(model)
         self._protected.check_schedules()
-        progress.here.enters(Phase.TRAINING)
+        if not (self._live and self._live.joins):
+            progress.here.enters(Phase.TRAINING)
         return self._protected
 
     def _check(self, geometry: Geometry, accumulate: int, workers: int) -> None:
@@ -263,10 +264,12 @@ class Run:
         )
         self._record.flush()
 
-    def _recover(self, geometry: Geometry, protected: Protected, fingerprints: Fingerprints) -> Recover:
+    def _recover(self, start: int, geometry: Geometry, protected: Protected, fingerprints: Fingerprints) -> Recover:
         """What the first step begins with."""
         restored = self._restored
-        at = geometry.position(restored.step or 0)
+        if start != (restored.step or 0):
+            restored = Restored(step=start)  # by another rank's state
+        at = geometry.position(start)
         key = loading.share_key(geometry, at, self.rank)
         return Recover(
             attempt=self.attempt,
@@ -307,9 +310,12 @@ def _live(config: RunConfig, peers: World) -> Live | None:
     """How this rank recovers live, if the run does."""
     if config.recovery == "restart" or not peers.grouped or peers.connect is None:
         return None
-    live = Live(config.recovery, peers.rank, tuple(range(peers.size)), peers.connect)
+    joins = world.JOINS in os.environ
+    members = () if joins else tuple(range(peers.size))
+    live = Live(config.recovery, peers.rank, peers.size, members, peers.connect, joins=joins)
     live.join()
     peers.has_changed = lambda: live.is_outdated
+    peers.lost = live.lost
     return live
 
 

@@ -105,7 +105,7 @@ class Saving:
             gathered = perf_counter()
             self.saved = step
             if self.writer is None:
-                self._syncing.submit(self._put_on_record, step)
+                self._syncing.submit(self._put_on_record, step, self.world.as_it_is())
             elif states is not None:
                 self._save(self.writer, step, at, [json.loads(each) for each in states], began, gathered)
         return perf_counter() - began
@@ -115,6 +115,9 @@ class Saving:
             self.saved = settled  # some ranks may have passed this boundary: nobody saves there
         if self.writer is None and self.world.rank == 0 and self.make_writer:
             self.writer = self.make_writer()
+        if self.writer is not None and self.world.rank:
+            self._tell(self.writer.close())
+            self.writer = None
 
     def collect(self) -> None:
         if self.writer is not None:
@@ -135,6 +138,7 @@ class Saving:
     def _save(self, writer: Writer, step: int, at: Position, states: list[JSON], began: float, gathered: float) -> None:
         flat = flatten(self.protected.capture())
         self._trees[step] = tree_digest(flat)
+        peers = self.world.as_it_is()
         extra = {**flat.extra, "config": dict(self.config), "generators": states}
         captured = perf_counter()
         self._stalls[step] = Stall(waited=captured - began, sync=gathered - began, snapshot=captured - gathered)
@@ -146,20 +150,20 @@ class Saving:
             cursor=at.cursor,
             world=self.world.size,
             config=self.fingerprint,
-            ready=lambda: self._all_on_record(step),
+            ready=lambda: self._all_on_record(step, peers),
         )
 
-    def _put_on_record(self, step: int) -> None:
+    def _put_on_record(self, step: int, peers: World) -> None:
         """Runs in a thread, since a disk takes its time: our history is on the disk up to this step."""
         self.record.sync()
-        self.world.tell(f"on-record/{step}/{self.world.rank}", "")
+        peers.tell(f"on-record/{step}/{peers.rank}", "")
 
-    def _all_on_record(self, step: int) -> None:
+    def _all_on_record(self, step: int, peers: World) -> None:
         """Wait until every rank's history is on the disk up to this step: what is committed must be auditable."""
         self.record.sync()
         with suppress(Changed):  # whoever is lost has handed over what it had
-            for rank in range(1, self.world.size):
-                self.world.hear(f"on-record/{step}/{rank}")
+            for rank in range(1, peers.size):
+                peers.hear(f"on-record/{step}/{rank}")
 
     def _tell(self, several: list[Saved]) -> None:
         for saved in several:

@@ -10,17 +10,28 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+NOWHERE = -1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stand:
     """Where one member stands: before a window or in it, after so many sums of gradients, and which buckets it has.
 
     `passes` counts the backward passes of this window that were summed to their end, and `whole` those that the window
-    before had in all. In a backward, `buckets` says of each bucket whether its sum is done.
+    before had in all. In a backward, `buckets` says of each bucket whether its sum is done. `basis` are the members
+    among whom the window is divided, and `members` those with whom this one was connected. One that is to join stands nowhere (`NOWHERE`). `boundaries` and `posted` are what
+    the supervisor compares members by. `synced` counts how often rank 0's buffers came in this window, and `model` is the
+    number of the model whose backward it is.
     """
 
     step: int
     begun: bool = False
+    basis: tuple[int, ...] = ()
+    members: tuple[int, ...] = ()
+    boundaries: int = 0
+    posted: int = 0
+    synced: int = 0
+    model: int = 0
     passes: int = 0
     whole: int = 1
     buckets: tuple[bool, ...] | None = None
@@ -30,8 +41,8 @@ class Stand:
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> "Stand":
-        buckets = said["buckets"]
-        return cls(**{**said, "buckets": None if buckets is None else tuple(buckets)})
+        buckets = None if said["buckets"] is None else tuple(said["buckets"])
+        return cls(**{**said, "buckets": buckets, "basis": tuple(said["basis"]), "members": tuple(said["members"])})
 
     @property
     def place(self) -> tuple[int, int]:
@@ -42,15 +53,23 @@ class Stand:
 class Settlement:
     """What is to be done, the same for all members.
 
-    All go on in window `step`; if it was `begun` with the shares of the members that were, it is finished with those.
-    Members in `behind` take over the parameters of `giver`. Bucket number b is handed over by `given[b]`, or, where
+    All go on in window `step`; if somebody has begun it, it is finished as it was divided, among `basis`. Members in
+    `behind` take over the parameters of `giver`, and those in `joining` its whole state; `lost` are no more. Those in
+    `synced` get the buffers that rank 0 had from `syncer`, who got them `syncs` times in this window. Bucket number b of a model is handed over by `given[b]`, or, where
     nobody has it, summed again.
     """
 
     step: int
     begun: bool
+    basis: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
+    joining: tuple[int, ...] = ()
     behind: tuple[int, ...] = ()
     giver: int = -1
+    synced: tuple[int, ...] = ()
+    syncer: int = -1
+    syncs: int = 0
+    model: int = 0
     given: tuple[int | None, ...] = ()
 
     @property
@@ -61,6 +80,8 @@ class Settlement:
 
 def settled(stands: Mapping[int, Stand]) -> Settlement | str:
     """What the members do, by where each stands; or why it cannot be settled, and the run must start again."""
+    joining = tuple(member for member, stand in stands.items() if stand.step == NOWHERE)
+    stands = {member: stand for member, stand in stands.items() if member not in joining}
     top = max(stand.place for stand in stands.values())
     ahead = {member: stand for member, stand in stands.items() if stand.place == top}
     behind = tuple(member for member in stands if member not in ahead)
@@ -76,8 +97,29 @@ def settled(stands: Mapping[int, Stand]) -> Settlement | str:
     )
     if any(each is not None for each in given) and len(buckets) < len(stands):
         return "a sum is done that not all members have begun"
-    begun = any(stand.begun for stand in stands.values() if stand.step == top[0])
-    return Settlement(step=top[0], begun=begun, behind=behind, giver=min(ahead), given=given)
+    bases = [stand.basis for stand in stands.values() if stand.step == top[0] and stand.begun]
+    if len(set(bases)) > 1:
+        return "the members have divided the window among different ones"
+    syncs = {member: stand.synced if stand.step == top[0] else 0 for member, stand in stands.items()}
+    most = max(syncs.values())
+    lacking = tuple(member for member, count in syncs.items() if count < most) + (joining if most else ())
+    if lacking and (most > 1 or top[1]):
+        return "the members are at different forward passes of a window"
+    known = {member for stand in stands.values() for member in stand.members}
+    return Settlement(
+        step=top[0],
+        begun=bool(bases),
+        basis=bases[0] if bases else (),
+        lost=tuple(sorted(known - set(stands))),  # one that joins may have the number of one that is lost
+        joining=joining,
+        behind=behind,
+        giver=min(ahead),
+        synced=lacking,
+        syncs=most,
+        syncer=max(syncs, key=lambda member: (syncs[member], -member)),
+        model=max((stand.model for stand in ahead.values() if stand.buckets is not None), default=0),
+        given=given,
+    )
 
 
 def _too_far(member: int, stand: Stand, top: tuple[int, int], ahead: Mapping[int, Stand]) -> str | None:

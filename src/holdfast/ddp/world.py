@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -22,6 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 from holdfast.errors import BadInput, WorkerLost
 
 SUPERVISED = "HOLDFAST_ROUND"
+JOINS = "HOLDFAST_JOINS"  # set for a worker that takes the place of a lost one
 _WATCHED = 86400.0  # seconds: a supervisor finds out who is stuck, long before this
 _BUSY = "busy"
 BEAT = 1.0
@@ -47,6 +48,11 @@ class World:
     patience: float = _WATCHED
     connect: Callable[[], Store] | None = None  # one more connection to the store of the workers, if they share one
     has_changed: Callable[[], bool] = lambda: False
+    lost: Callable[[], Callable[[], bool]] = lambda: lambda: False  # asks, from now on, whether one of these was lost
+
+    def as_it_is(self) -> "World":
+        """The peers that there are now, for whoever has something to settle with them after they have changed."""
+        return replace(self, has_changed=self.lost())
 
     def become(self, rank: int, size: int, number: int) -> None:
         """Be this rank of so many from now on; what is told under another membership is not heard."""
@@ -136,7 +142,8 @@ def join(timeout: float) -> World:
     store = _store(timedelta(seconds=timeout))
     group = PrefixStore("group", store)
     limit = timedelta(seconds=patience)
-    dist.init_process_group(_backend(), store=group, rank=rank, world_size=size, timeout=limit)
+    if JOINS not in os.environ:  # its peers formed their group without it
+        dist.init_process_group(_backend(), store=group, rank=rank, world_size=size, timeout=limit)
     run = PrefixStore("run", store)
 
     def connect() -> Store:

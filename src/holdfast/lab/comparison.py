@@ -43,7 +43,7 @@ def compare(
     options: Options, meter: Meter, trials: int, strategies: Sequence[Strategy], baseline: Strategy
 ) -> list[Compared]:
     """Measure strategies on the chosen panels; reductions are against the baseline."""
-    folder, trials_done = prepare(options.out), _trials_folder(options)
+    folder, trials_done = prepare(options.out), trials_folder(options)
     found = []
     for name, alike in groupby(_loaded(options), key=lambda loaded: loaded[1].name):
         panels, workloads = zip(*alike, strict=True)
@@ -77,7 +77,7 @@ def _range(measured: Measurement) -> str:
     return f"{shortest}" if shortest == longest else f"{shortest} to {longest}, {measured.unperturbed:.1f} on average"
 
 
-def _trials_folder(options: Options) -> Path:
+def trials_folder(options: Options) -> Path:
     """Where finished trials are kept: beside the result, so that experiments in one place share them."""
     folder = options.out.parent / "trials"
     try:

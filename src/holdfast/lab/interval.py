@@ -7,6 +7,9 @@ import numpy as np
 from holdfast.blocks import Floats
 
 RESAMPLES = 2000
+# Student's t at 97.5 %, for 1 degree of freedom and up; from 30 on the normal quantile is within 4 % of it.
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+            2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045)  # fmt: skip
 
 
 class Interval(NamedTuple):
@@ -23,6 +26,21 @@ def mean(costs: Floats) -> Interval:
         return Interval(float(costs.mean()), float("nan"), float("nan"))
     half = 1.96 * float(costs.std(ddof=1)) / float(np.sqrt(len(costs)))
     return Interval(float(costs.mean()), float(costs.mean()) - half, float(costs.mean()) + half)
+
+
+def few(values: Floats) -> Interval:
+    """The mean of few trials, by Student's t; a single trial says nothing of where the mean lies."""
+    if len(values) < 2 or len(values) > len(_STUDENT) + 1:
+        return mean(values)
+    half = _STUDENT[len(values) - 2] * float(values.std(ddof=1)) / float(np.sqrt(len(values)))
+    return Interval(float(values.mean()), float(values.mean()) - half, float(values.mean()) + half)
+
+
+def median(rounds: Floats, seed: int = 0) -> Interval:
+    """The median over all values, resampled by round: values of one round (a row) were measured together."""
+    drawn = np.random.default_rng(seed).integers(len(rounds), size=(RESAMPLES, len(rounds)))
+    low, high = np.percentile(np.median(rounds[drawn].reshape(RESAMPLES, -1), axis=1), [2.5, 97.5])
+    return Interval(float(np.median(rounds)), float(low), float(high))
 
 
 def reduction(costs: Floats, baseline: Floats, seed: int = 0) -> Interval:

@@ -1,12 +1,20 @@
 """The experiments there are, by name."""
 
 from holdfast.errors import BadInput
-from holdfast.lab import lda_reset, mlr_bound, mlr_reset, partial_recovery, priority_checkpoint, qp_bound
+from holdfast.lab import (
+    backprop_tradeoff,
+    lda_reset,
+    mlr_bound,
+    mlr_reset,
+    partial_recovery,
+    priority_checkpoint,
+    qp_bound,
+)
 from holdfast.lab.experiment import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT
-    for module in (qp_bound, mlr_bound, mlr_reset, lda_reset, partial_recovery, priority_checkpoint)
+    for module in (qp_bound, mlr_bound, mlr_reset, lda_reset, partial_recovery, priority_checkpoint, backprop_tradeoff)
 }
 
 

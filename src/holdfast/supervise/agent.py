@@ -27,7 +27,9 @@ from torch.distributed.elastic.agent.server.api import (
 )
 
 from holdfast.ddp.config import RunConfig
+from holdfast.ddp.membership import Membership
 from holdfast.ddp.preemption import IN_ORDER, held_back
+from holdfast.ddp.world import JOINS
 from holdfast.errors import WorkerLost
 from holdfast.progress import Phase, Progress
 from holdfast.supervise import errorfile, worker
@@ -41,7 +43,7 @@ from holdfast.supervise.worker import Task
 LOOK = 0.25
 REAPED_WITHIN = 60.0
 STACKS_WITHIN = 2.0
-SUSPECTED = 2.0  # seconds: a worker that dies is seen long before
+SUSPECTED = 0.5  # seconds: a worker that dies is seen long before
 NO_CORE = 1  # bytes: the kernel takes 0 for no limit where a program receives core dumps
 
 
@@ -62,6 +64,8 @@ class WarmAgent(SimpleElasticAgent):
         self._judge = Judge(config.stuck_after, config.hang_after)
         self._looked = self._regrouped = 0.0
         self._membership = 0  # the number of the last one that was published
+        self._members: tuple[int, ...] = ()
+        self._told: set[int] = set()  # those that were let in and have yet to come
         self.elsewhere = Elsewhere()
         worker.pools()
 
@@ -87,7 +91,7 @@ class WarmAgent(SimpleElasticAgent):
 
     def survivors(self) -> tuple[int, ...]:
         """The workers that could go on without those that have failed; none if one of them cannot."""
-        left = [each for each in self._running if not each.has_fallen]
+        left = [each for each in self._running if not (each.has_fallen or each.joins)]
         return tuple(each.rank for each in left) if all(each.goes_on for each in left) else ()
 
     def bury(self) -> list[Death]:
@@ -102,14 +106,46 @@ class WarmAgent(SimpleElasticAgent):
 
     def regroup(self) -> None:
         """Tell the workers that are left to go on together."""
-        self._membership += 1
         self._regrouped = time.monotonic()
-        self._nodes.publish(self._membership, tuple(each.rank for each in self._running))
+        self._told = set()
+        if self._config.recovery == "replay" and self.let_in():
+            return
+        self._membership += 1
+        self._members = tuple(sorted(each.rank for each in self._running if not each.joins))
+        self._publish()
+
+    def _publish(self, joining: tuple[int, ...] = ()) -> None:
+        self._nodes.publish(Membership(self._membership, self._members, joining))
+
+    def let_in(self) -> bool:
+        """Let those join that are ready, if all others have found together; whether there were any."""
+        members = [each for each in self._running if not each.joins]
+        ready = tuple(each.rank for each in self._running if each.joins and each.is_ready)
+        if not ready or set(ready) <= self._told:
+            return False
+        if self._config.recovery == "replay":  # the others wait for them
+            if len(members) + len(ready) < len(self._running):
+                return False
+        elif any(each.task.progress.membership != self._membership for each in members):
+            return False
+        self._told = set(ready)
+        self._membership += 1
+        self._members = tuple(sorted({*(each.rank for each in members), *ready}))
+        self._publish(joining=ready)
+        return True
+
+    def replace(self, ranks: list[int]) -> None:
+        """Start workers in the place of lost ones: they join once they are ready."""
+        with held_back(), _forking_allowed():
+            for each in self._worker_group.workers:
+                if each.global_rank in ranks:
+                    self._running.append(Running(each, self._task(each, self._worker_group, joins=True)))
 
     def waits(self) -> bool:
         """Whether workers have waited for a membership for some time, and nobody was lost: a connection broke."""
-        seeks = any(each.task.progress.phase is Phase.RECOVERING for each in self._running)
-        if not seeks:
+        told = [each.task.progress for each in self._running]
+        seeks = any(each.phase is Phase.RECOVERING and each.suspected == self._membership for each in told)
+        if not seeks or any(each.joins and not each.is_ready for each in self._running):
             self._regrouped = time.monotonic()
         return seeks and time.monotonic() - self._regrouped > SUSPECTED
 
@@ -144,6 +180,7 @@ class WarmAgent(SimpleElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._running = []
         self._membership = 0
+        self._told = set()
         self._judge.begin()
         self.elsewhere = Elsewhere()
         try:
@@ -154,7 +191,7 @@ class WarmAgent(SimpleElasticAgent):
             raise WorkerLost(f"cannot start a worker: {error.strerror or error}. Run fewer at once.") from error
         return {each.worker.local_rank: each.pid for each in self._running}
 
-    def _task(self, member: Worker, group: WorkerGroup) -> Task:
+    def _task(self, member: Worker, group: WorkerGroup, *, joins: bool = False) -> Task:
         meeting = self._nodes.meeting
         if meeting is None:
             raise AssertionError("workers start after a meeting")
@@ -164,9 +201,10 @@ class WarmAgent(SimpleElasticAgent):
         with suppress(OSError):  # a worker works without a log, too
             logs.mkdir(parents=True, exist_ok=True)
             error.unlink(missing_ok=True)
+        extra = {JOINS: "1"} if joins else {}
         return Task(
             config=self._config,
-            environment=as_torchrun(member, group) | of_holdfast(self._out, meeting, error),
+            environment=as_torchrun(member, group) | of_holdfast(self._out, meeting, error) | extra,
             supervisor=os.getpid(),
             progress=Progress(),
             stdout=logs / f"{name}.out",
@@ -249,6 +287,16 @@ class Running:
             told, status = self.task.progress, self._process.exitcode
             self._status = told.status if told.phase is Phase.ENDED and told.status is not None else status
         return self._status
+
+    @property
+    def joins(self) -> bool:
+        """Whether it is on its way to take the place of a lost one."""
+        return JOINS in self.task.environment and not self.task.progress.membership
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be let in."""
+        return self.task.progress.phase is Phase.JOINING
 
     @property
     def has_fallen(self) -> bool:

@@ -27,6 +27,7 @@ _WAITED = re.compile(r"time(d )?out", re.IGNORECASE)  # as against a connection 
 # What torch says when a process that loads is killed: as when a worker is, it need not be the script's doing.
 _LOST_LOADER = re.compile(r"DataLoader worker.*(killed by signal|exited unexpectedly)", re.DOTALL)
 _VARYING = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
+_EXITED = re.compile(r"exited with status \d+")
 STILL = 1.0  # seconds without progress after which a worker is one that others waited for, not one about to fail, too
 
 
@@ -85,8 +86,12 @@ class Casualty:
 
     @property
     def error(self) -> tuple[str, str, int | None]:
-        """What makes two errors the same: their text but for its numbers, the line that raised, and the step."""
-        return _VARYING.sub("#", self.message), self.place, None if self.is_a_mistake else self.step
+        """What makes two errors the same: their text but for its numbers, the line that raised, and the step.
+
+        A status that a script chose to exit with is no number that varies.
+        """
+        text = self.message if _EXITED.fullmatch(self.message) else _VARYING.sub("#", self.message)
+        return text, self.place, None if self.is_a_mistake else self.step
 
 
 def casualty(deaths: Sequence[Death]) -> Casualty:

@@ -33,7 +33,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
-from holdfast.ddp.membership import LIVE, publish
+from holdfast.ddp.membership import LIVE, Membership, publish
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.supervise.checkpoints import Checkpoints
 
@@ -146,6 +146,8 @@ class Nodes(RendezvousHandler):
             self._checkpoints.forget(token)
         for each in sorted(everybody, key=lambda said: int(said["node"])):
             if each["wrong"]:
+                with suppress(HoldfastError):
+                    self._checkpoints.settle()  # we go, and what we began would go with us: the token stays nowhere
                 raise BadInput(f"node {each['node']} cannot use the checkpoints: {each['wrong']}")
 
     def _tried(self, what: Callable[[str], None], token: str) -> str | None:
@@ -155,12 +157,12 @@ class Nodes(RendezvousHandler):
             return str(error)
         return None
 
-    def publish(self, number: int, members: tuple[int, ...]) -> None:
+    def publish(self, membership: Membership) -> None:
         """Tell the workers of this round who of them goes on."""
         if self._server is None:
             raise AssertionError("only the node that keeps the workers' store publishes")
         store = PrefixStore(f"holdfast/{self._met().round}/{LIVE}", self._server)
-        publish(store, number, members)
+        publish(store, membership)
 
     def finish(self) -> bool:
         """Say that our workers have ended in order; whether those of every node have."""

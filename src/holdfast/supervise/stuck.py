@@ -150,6 +150,7 @@ _DOING = {
     Phase.DONE: "did nothing after its last step",
     Phase.ENDED: "did not end",
     Phase.RECOVERING: "found no group",
+    Phase.JOINING: "was not let in",
 }
 _DOING_AT_FIRST = _DOING | {
     Phase.STARTING: "did not come to its first step",

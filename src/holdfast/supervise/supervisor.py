@@ -22,10 +22,11 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from holdfast.ddp.config import IDENTITY, RunConfig
+from holdfast.ddp.past import following
 from holdfast.ddp.preemption import PREEMPTED
 from holdfast.errors import BadInput, HoldfastError, StorageFailed
 from holdfast.events import Detect, Judged, Launch, Preempt, Restart, What
-from holdfast.history import HistoryWriter, recall
+from holdfast.history import HistoryWriter, recall, require_files
 from holdfast.supervise.agent import WarmAgent
 from holdfast.supervise.asked import Interrupted, asked
 from holdfast.supervise.casualty import Casualty, casualty
@@ -61,6 +62,8 @@ def supervise(
     """
     node = Node(rank=node_rank, of=nnodes, endpoint=rendezvous)
     config.check_targets(nnodes)
+    if config.recovery != "restart" and nnodes > 1:
+        raise BadInput(f"--recovery {config.recovery} works on one node so far: choose restart for {nnodes} nodes.")
     script = Path(config.script)
     if not script.is_file():
         raise BadInput(f"there is no script {config.script}: name a Python file.")
@@ -70,7 +73,8 @@ def supervise(
     found = checkpoints.try_out(alone=nnodes == 1)
     who = "supervisor" if nnodes == 1 else f"supervisor-{node_rank}"
     with asked.listening(), claimed(out, config, node_rank):
-        attempt = max(_last_attempt(out / "history" / f"{who}.jsonl"), found.attempt) + 1
+        require_files(out / "history")  # before a worker meets it, and is started again and again for it
+        attempt = following(max(_last_attempt(out / "history" / f"{who}.jsonl"), found.attempt), out)
         tries = Tries(config.max_restarts, found.newest)
         view = View(console or Console(stderr=True), out / "history", who, tries)
         with _recording(out / "history", who, view) as history, view:  # first: importing counts as the run's time
@@ -135,7 +139,7 @@ class _Supervisor:
             if self._config.recovery != "restart" and not asked.times and self._agent.survivors():
                 return self._go_on()
             return self._recover(self._casualty())
-        if self._config.recovery != "restart" and self._agent.waits():
+        if self._config.recovery != "restart" and not self._agent.let_in() and self._agent.waits():
             self._agent.regroup()
         return self._heed_nodes(finished=state == WorkerState.SUCCEEDED)
 
@@ -204,7 +208,10 @@ class _Supervisor:
     def _go_on(self) -> Verdict | None:
         """Let those that are left go on without those that failed."""
         lost = [casualty([death]) for death in self._agent.bury()]
-        self._agent.regroup()  # first: they wait for it
+        if self._config.recovery == "replay":
+            self._agent.replace([each.rank for each in lost])  # for whom the others wait
+        else:
+            self._agent.regroup()  # first: they wait for it
         for each in lost:
             self._report(each)
         self._newest = self._checkpoints.newest()
@@ -212,6 +219,8 @@ class _Supervisor:
             self._agent.end()
             return self._verdict(*why)
         left = self._agent.survivors()
+        if self._config.recovery != "replay":
+            self._agent.replace([each.rank for each in lost])
         self._view.say(f"{count(len(left), 'worker')} of {self._config.workers} go on ({self._config.recovery})")
         return None
 

@@ -1,0 +1,127 @@
+"""Figures like the paper's 2 to 4, from the rows of `backprop-tradeoff` alone: they can be drawn again from a result."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from holdfast.lab.result import Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PHASES = ("early", "middle", "late")
+POINTS = (0.25, 0.5, 0.75)
+COLOURS = {"before": "#a0aec0", "baseline": "#2b6cb0", "replay": "#dd6b20", "forward": "#38a169", "skip": "#b794f4"}
+KINDS = (("replay", None), ("forward", 2), ("forward", 4), ("forward", 6), ("skip", None))
+HATCHES = {2: "..", 4: "//", 6: ""}
+
+
+def drawn(rows: Sequence[Row]) -> tuple[dict[str, "Figure"], list[str]]:
+    """All figures; none, and a line that says so, where matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure  # noqa: F401
+    except ImportError:
+        return {}, ["No figures: matplotlib is not installed here. They can be drawn from result.json elsewhere."]
+    panels = list(dict.fromkeys(row["panel"] for row in rows))
+    return {"training": training(rows, panels)} | {panel: tradeoff(rows, panel) for panel in panels}, []
+
+
+def training(rows: Sequence[Row], panels: Sequence[str]) -> "Figure":
+    """Figure 2: accuracy without failures, and the work that checkpoint-restart would do again in each scenario."""
+    from matplotlib.figure import Figure
+
+    sheet = Figure(figsize=(4 * len(panels), 5.6), layout="constrained")
+    places = sheet.subplots(2, len(panels), squeeze=False)
+    for column, panel in enumerate(panels):
+        _curve(places[0][column], [row for row in rows if row["panel"] == panel])
+        _again(places[1][column], next(row for row in rows if row["panel"] == panel and "replay_s" in row))
+        places[0][column].set_title(panel, fontsize=10)
+    return sheet
+
+
+def _curve(axes: "Axes", rows: Sequence[Row]) -> None:
+    curve = [row for row in rows if row["what"] == "training"]
+    epochs, means = [row["epoch"] for row in curve], [row["accuracy"] for row in curve]
+    axes.plot(epochs, means, marker="o", markersize=3, color=COLOURS["baseline"])
+    lows, highs = ([row[f"accuracy_{end}"] for row in curve] for end in ("low", "high"))
+    axes.fill_between(epochs, lows, highs, alpha=0.2, color=COLOURS["baseline"])
+    for epoch in {row["epoch"] for row in rows if row["what"] == "accuracy"}:
+        axes.axvline(epoch + 0.5, color="black", linestyle=":")
+    axes.set_ylim(0, 1)
+    axes.set_xlabel("epoch (dotted: failures)")
+    axes.set_ylabel("test accuracy")
+
+
+def _again(axes: "Axes", row: Row) -> None:
+    """Seconds by the performance model for the paper's epoch length."""
+    bars = {
+        "replay, mean": row["replay_s"],
+        "replay, worst": row["worst_replay_s"],
+        "save": row["checkpoint_s"],
+        "restart": row["restart_s"],
+        "mini-batch": row["minibatch_s"],
+    }
+    axes.barh(list(bars), list(bars.values()), color=COLOURS["baseline"])
+    axes.set_xscale("log")
+    axes.invert_yaxis()
+    axes.set_xlabel(f"seconds a failure, epoch of {row['paper_epoch']} mini-batches")
+
+
+def tradeoff(rows: Sequence[Row], panel: str) -> "Figure":
+    """Figures 3 and 4: accuracy by scenario, now and an epoch later, over the slowdown of the mini-batch."""
+    from matplotlib.figure import Figure
+
+    own = [row for row in rows if row["panel"] == panel]
+    sheet = Figure(figsize=(13, 9), layout="constrained")
+    places = sheet.subplots(3, len(PHASES), squeeze=False)
+    for column, phase in enumerate(PHASES):
+        for line, when in enumerate(("immediately", "an epoch later")):
+            some = [row for row in own if row.get("phase") == phase and row.get("when") == when]
+            _accuracies(places[line][column], some)
+            places[line][column].set_title(f"{phase} (epoch {some[0]['epoch']}), {when}", fontsize=9)
+    for axes in places[2][1:]:
+        axes.set_axis_off()
+    _slowdowns(places[2][0], [row for row in own if row["what"] == "slowdown"])
+    handles, labels = places[0][0].get_legend_handles_labels()
+    sheet.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    sheet.suptitle(panel)
+    return sheet
+
+
+def _accuracies(axes: "Axes", rows: Sequence[Row]) -> None:
+    for row in rows:
+        if row["strategy"] in ("before", "baseline"):
+            style = "--" if row["strategy"] == "before" else "-"
+            label, colour = row["strategy"].capitalize(), COLOURS[row["strategy"]]
+            axes.axhline(row["accuracy"], linestyle=style, color=colour, label=label)
+    _bars(axes, rows, "accuracy", marked="deviation")
+    tops = [row["accuracy"] for row in rows]
+    margin = max(max(tops) - min(tops), 0.02)
+    axes.set_ylim(max(0, min(tops) - 1.5 * margin), min(1, max(tops) + 1.5 * margin))
+    axes.set_ylabel("test accuracy")
+
+
+def _slowdowns(axes: "Axes", rows: Sequence[Row]) -> None:
+    axes.axhline(1, color=COLOURS["baseline"])
+    _bars(axes, rows, "slowdown", marked="slowdown")
+    axes.set_ylabel("time over that of a mini-batch")
+
+
+def _bars(axes: "Axes", rows: Sequence[Row], value: str, *, marked: str) -> None:
+    """Bars by point of failure, with their intervals; on top of each what the paper has there."""
+    for number, (strategy, left) in enumerate(KINDS):
+        mine = {row["point"]: row for row in rows if (row["strategy"], row["survivors"]) == (strategy, left)}
+        places = [at + 0.16 * (number - 2) for at in range(len(POINTS))]
+        heights = [mine[point][value] for point in POINTS]
+        ends = [
+            [abs(mine[point][f"{value}_{end}"] - mine[point][value]) for point in POINTS] for end in ("low", "high")
+        ]
+        label = strategy if left is None else f"{strategy}, {left} survive"
+        bars = axes.bar(places, heights, 0.15, yerr=ends, capsize=2, label=label, color=COLOURS[strategy])
+        for bar in bars:
+            bar.set_hatch(HATCHES[left or 6])
+            bar.set_edgecolor("white")
+        for place, point in zip(places, POINTS, strict=True):
+            words = f"{mine[point][marked]:+.1%}" if marked == "deviation" else f"{mine[point][marked]:.2f}x"
+            axes.annotate(words, (place, mine[point][value]), fontsize=5, rotation=90, ha="center", va="bottom")
+    axes.set_xticks(range(len(POINTS)), [f"failure at {point:.0%}" for point in POINTS])

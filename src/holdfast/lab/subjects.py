@@ -1,0 +1,208 @@
+"""What the experiment on failures inside back-propagation trains: one network on one data set for each panel."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from holdfast.errors import BadInput
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import SGD
+
+    from holdfast.workloads.images import Images
+
+WORKERS = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Subject:
+    """A network, its samples and how it is trained. Failures strike in the middle of the epochs named in `phases`.
+
+    `whole` trains the mini-batches in which nothing fails as one batch; else worker by worker, which takes less memory.
+    """
+
+    data: str
+    build: "Callable[[], nn.Module]"
+    train: "tuple[Tensor, Tensor]"
+    test: "tuple[Tensor, Tensor]"
+    share: int  # samples of each worker
+    rate: float
+    momentum: float
+    decay: float
+    phases: tuple[int, int, int]
+    whole: bool = True
+
+    @property
+    def batch(self) -> int:
+        """Samples of a mini-batch, over all workers."""
+        return WORKERS * self.share
+
+    def optimizer(self, model: "nn.Module") -> "SGD":
+        """The optimizer, before its first step."""
+        from torch.optim import SGD
+
+        return SGD(model.parameters(), lr=self.rate, momentum=self.momentum, weight_decay=self.decay)
+
+
+Make: TypeAlias = Callable[[Path | None], Subject]
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One panel: how to make its subject, full or quick, and what the paper says of it."""
+
+    name: str
+    full: Make
+    quick: Make
+    epoch: int  # mini-batches in an epoch of the paper's
+    note: str = ""
+
+    def subject(self, data: Path | None, *, quick: bool) -> Subject:
+        """What is trained."""
+        return self.quick(data) if quick else self.full(data)
+
+
+def chosen(names: Sequence[str]) -> list[Panel]:
+    """The panels of these names in their usual order; all of them if none is named."""
+    unknown = [name for name in names if name not in PANELS]
+    if unknown:
+        raise BadInput(f"there is no panel {unknown[0]!r}; choose among {', '.join(PANELS)}")
+    return [panel for name, panel in PANELS.items() if not names or name in names]
+
+
+def _resnet18(data: Path | None) -> Subject:
+    from holdfast.workloads.images import cifar10
+
+    train, test = map(_tensors, cifar10(data))
+    return Subject(
+        data="cifar10",
+        build=lambda: _resnet(18, classes=10, width=16, small=True),
+        train=train,
+        test=test,
+        share=32,
+        rate=0.1,
+        momentum=0.9,
+        decay=5e-4,
+        phases=(0, 4, 12),
+    )
+
+
+def _resnet50(data: Path | None) -> Subject:
+    from holdfast.workloads.images import TINY_CLASSES, tiny_imagenet
+
+    train, test = map(_tensors, tiny_imagenet(data))
+    return Subject(
+        data="tinyimagenet, 25 classes",
+        build=lambda: _resnet(50, classes=TINY_CLASSES),
+        train=train,
+        test=test,
+        share=32,
+        rate=0.05,
+        momentum=0.9,
+        decay=5e-4,
+        phases=(0, 6, 14),
+    )
+
+
+def _digits(depth: int) -> Subject:
+    """Small enough for a minute: 160 images of 8×8 pixels, and a network of an eighth of the width."""
+    import torch
+
+    from holdfast.workloads.datasets import load
+
+    digits = load("digits")
+    x, y = torch.tensor(digits.x).reshape(-1, 1, 8, 8), torch.tensor(digits.y)
+    return Subject(
+        data="digits",
+        build=lambda: _resnet(depth, classes=10, width=8, channels=1, small=True),
+        train=(x[:160], y[:160]),
+        test=(x[-400:], y[-400:]),
+        share=4,
+        rate=0.05,
+        momentum=0.9,
+        decay=5e-4,
+        phases=(0, 4, 8),
+    )
+
+
+def _nt3(data: Path | None) -> Subject:
+    from holdfast.workloads.nt3 import GENES, NT3, generated, tables, tensors
+
+    found = tables(data)
+    train, test = map(tensors, found or generated())
+    genes = train[0].shape[1]
+    return Subject(
+        data="generated" if found is None else "its tables",
+        build=lambda: NT3(genes if found else GENES),
+        train=train,
+        test=test,
+        share=20,
+        rate=0.001,  # the benchmark's own
+        momentum=0.0,
+        decay=0.0,
+        phases=(0, 4, 8),
+        whole=False,
+    )
+
+
+def _small_nt3(data: Path | None) -> Subject:
+    from holdfast.workloads.nt3 import NT3, generated, tensors
+
+    train, test = map(tensors, generated(600, 320, 400, different=0.4, effect=2.0))
+    return Subject(
+        data="600 generated genes",
+        build=lambda: NT3(600, filters=8),
+        train=train,
+        test=test,
+        share=8,
+        rate=0.03,
+        momentum=0.9,
+        decay=0.0,
+        phases=(0, 4, 8),
+        whole=False,
+    )
+
+
+def _resnet(depth: int, classes: int, *, width: int = 64, channels: int = 3, small: bool = False) -> "nn.Module":
+    from holdfast.workloads.resnet import ResNet
+
+    return ResNet(depth, classes, width=width, channels=channels, small=small)
+
+
+def _tensors(images: "Images") -> "tuple[Tensor, Tensor]":
+    import torch
+
+    return torch.tensor(images.x), torch.tensor(images.y)
+
+
+PANELS: dict[str, Panel] = {
+    panel.name: panel
+    for panel in (
+        Panel(
+            "resnet18-cifar10",
+            _resnet18,
+            lambda data: _digits(18),
+            390,
+            "not one of the paper's: a quarter of ResNet-18's width and the first 10,000 images, for a processor; "
+            "the epoch length is that of the paper's ResNet-50.",
+        ),
+        Panel(
+            "resnet50-tinyimagenet",
+            _resnet50,
+            lambda data: _digits(50),
+            390,
+            "25 of the paper's 200 classes, so 48 mini-batches an epoch where the paper has 390, and validation accuracy.",
+        ),
+        Panel(
+            "nt3",
+            _nt3,
+            _small_nt3,
+            55,
+            "generated data of NT3's shape unless its tables are given; an epoch of training is one pass, 7 mini-batches of "
+            "8 x 20 samples, where the paper counts 55. The paper's Table I has the model sizes and layers of its two "
+            "networks exchanged: NT3 is the one of 600 MiB.",
+        ),
+    )
+}

@@ -1,0 +1,137 @@
+"""Colour images as bytes, with their classes: CIFAR-10, and the 25 first classes of Tiny ImageNet.
+
+CIFAR-10 is read from its official binary archive, or from arrays of its batches; Tiny ImageNet from a zip of its JPEG
+files. Where the files are is the business of `fetch`.
+"""
+
+import io
+import lzma
+import tarfile
+import zipfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.errors import Corrupt, DataMissing
+from holdfast.workloads.fetch import DataFile, data_folder, obtain
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Images:
+    """Images as (number, channel, row, column), and the class of each."""
+
+    x: Bytes
+    y: npt.NDArray[np.int64]
+
+
+CIFAR10 = DataFile(
+    dataset="cifar10",
+    folders=("cifar10", "."),
+    names=("cifar-10-binary.tar.gz",),
+    urls=("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
+    sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+)
+TINY_IMAGENET = DataFile(
+    dataset="tinyimagenet",
+    folders=("tinyimagenet", "."),
+    names=("tiny-imagenet-200-first25classes.zip", "tiny-imagenet-200.zip"),
+    urls=(),  # the official archive has eight times as many classes as are read: it is not fetched for them
+    sha256="",
+)
+TINY_CLASSES = 25
+SIDE = 64
+RECORD = 1 + 3 * 32 * 32  # bytes of a CIFAR-10 image: its class, then its colours
+
+
+def cifar10(data: Path | None, *, train: int = 10_000, test: int = 2_000) -> tuple[Images, Images]:
+    """The first images of the first training batch and of the test batch."""
+    arrays = _arrays(data)
+    if arrays is not None:
+        return _from_arrays(arrays, "data_batch_1", "train", train), _from_arrays(arrays, "test_batch", "test", test)
+    path = obtain(CIFAR10, data)
+    return _from_archive(path, "data_batch_1", train), _from_archive(path, "test_batch", test)
+
+
+def tiny_imagenet(data: Path | None) -> tuple[Images, Images]:
+    """12,500 training and 1,250 validation images of the first 25 classes."""
+    path = obtain(TINY_IMAGENET, data)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            classes = _classes(archive)
+            return _decoded(archive, _training(archive, classes)), _decoded(archive, _validation(archive, classes))
+    except (zipfile.BadZipFile, KeyError, EOFError) as error:
+        raise Corrupt(f"{path} is not Tiny ImageNet as it is published ({error}): fetch it again.") from error
+
+
+def _arrays(data: Path | None) -> Path | None:
+    """The folder that holds CIFAR-10 as arrays, if there is one."""
+    folder = data_folder(data)
+    places = [] if folder is None else [folder / "cifar10", folder]
+    return next((place for place in places if (place / "labels.npz").is_file()), None)
+
+
+def _from_arrays(folder: Path, batch: str, split: str, count: int) -> Images:
+    path = folder / f"{batch}_images.npy.xz"
+    try:
+        with np.load(folder / "labels.npz", allow_pickle=False) as labels, lzma.open(path) as packed:
+            pixels: Bytes = np.load(io.BytesIO(packed.read()), allow_pickle=False)
+            classes = labels[split][:count].astype(np.int64)
+    except (OSError, ValueError, KeyError, EOFError, lzma.LZMAError, zipfile.BadZipFile) as error:
+        raise Corrupt(f"{path} and its labels are not CIFAR-10 as arrays ({error}): fetch them again.") from error
+    return Images(np.ascontiguousarray(pixels[:count].transpose(0, 3, 1, 2)), classes)
+
+
+def _from_archive(path: Path, batch: str, count: int) -> Images:
+    try:
+        with tarfile.open(path) as archive:
+            member = archive.extractfile(f"cifar-10-batches-bin/{batch}.bin")
+            content = member.read(count * RECORD) if member else b""
+    except (tarfile.TarError, KeyError, EOFError) as error:
+        raise Corrupt(f"{path} is not CIFAR-10's binary archive ({error}): fetch it again.") from error
+    records = np.frombuffer(content[: len(content) // RECORD * RECORD], np.uint8).reshape(-1, RECORD)
+    return Images(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64))
+
+
+def _classes(archive: zipfile.ZipFile) -> list[str]:
+    listed = next(name for name in archive.namelist() if Path(name).name.startswith("wnids"))
+    return archive.read(listed).decode().split()[:TINY_CLASSES]
+
+
+def _training(archive: zipfile.ZipFile, classes: Sequence[str]) -> dict[str, int]:
+    """The class of every training image, by the name of its file."""
+    parts = {name: name.split("/") for name in archive.namelist() if name.endswith(".JPEG") and "/train/" in name}
+    return {name: classes.index(part[2]) for name, part in parts.items() if part[2] in classes}
+
+
+def _validation(archive: zipfile.ZipFile, classes: Sequence[str]) -> dict[str, int]:
+    listed = next(name for name in archive.namelist() if Path(name).name.startswith("val_annotations"))
+    lines = (line.split("\t") for line in archive.read(listed).decode().splitlines())
+    folder = listed.rpartition("/")[0]
+    return {f"{folder}/images/{line[0]}": classes.index(line[1]) for line in lines if line[1] in classes}
+
+
+def _decoded(archive: zipfile.ZipFile, labels: dict[str, int]) -> Images:
+    decode = _decoder()
+    packed = [archive.read(name) for name in labels]
+    with ThreadPoolExecutor() as threads:
+        x = np.stack(list(threads.map(decode, packed)))
+    return Images(x, np.array(list(labels.values()), np.int64))
+
+
+def _decoder() -> Callable[[bytes], Bytes]:
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise DataMissing("tinyimagenet: its JPEG files need a decoder; install pillow.") from error
+
+    def decode(packed: bytes) -> Bytes:
+        with Image.open(io.BytesIO(packed)) as image:
+            return np.asarray(image.convert("RGB"), np.uint8).transpose(2, 0, 1)
+
+    return decode

@@ -1,0 +1,119 @@
+"""NT3 (CANDLE): a 1-D convolutional network that tells tumorous from normal tissue by its gene expression, and its data.
+
+The benchmark's own tables are read where they are at hand; else data of their shape are generated: 1,120 training and
+280 test samples of 60,483 genes, two classes. A gene has a level of its own, genes vary together in a few programs as
+expression does, and in some of the genes the classes differ by about as much as the samples do.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from holdfast.errors import Corrupt
+from holdfast.workloads.fetch import data_folder
+
+GENES, TRAIN, TEST = 60_483, 1_120, 280
+TABLES = ("nt_train2.csv", "nt_test2.csv")  # the names under which CANDLE publishes them
+PROGRAMS = 20  # groups of genes that vary together
+DIFFERENT = 0.2  # of the genes differ between the classes
+EFFECT = 1.0  # by so many standard deviations, up or down
+
+Reals = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Expression:
+    """Samples in rows, genes in columns, each gene in [0, 1]; labels are 1 for tumorous."""
+
+    x: Reals
+    y: npt.NDArray[np.int64]
+
+
+class NT3(nn.Module):
+    """Two convolutions along the genes, pooling, and three full layers; most values are in the first of those."""
+
+    def __init__(self, genes: int = GENES, *, filters: int = 128, hidden: tuple[int, int] = (200, 20)) -> None:
+        super().__init__()
+        length = (genes - 19 - 9) // 10
+        self.network = nn.Sequential(
+            nn.Conv1d(1, filters, 20),
+            nn.ReLU(inplace=True),
+            nn.Conv1d(filters, filters, 10),
+            nn.ReLU(inplace=True),
+            nn.MaxPool1d(10),
+            nn.Flatten(),
+            nn.Linear(filters * length, hidden[0]),
+            nn.ReLU(inplace=True),
+            nn.Dropout(0.1),
+            nn.Linear(hidden[0], hidden[1]),
+            nn.ReLU(inplace=True),
+            nn.Dropout(0.1),
+            nn.Linear(hidden[1], 2),
+        )
+        for module in self.network:
+            if isinstance(module, nn.Conv1d | nn.Linear):  # as in Keras, for which it was written
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores of expression profiles, one in each row."""
+        scores: Tensor = self.network(x[:, None])
+        return scores
+
+
+def generated(
+    genes: int = GENES, train: int = TRAIN, test: int = TEST, *, different: float = DIFFERENT, effect: float = EFFECT
+) -> tuple[Expression, Expression]:
+    """Training and test samples from one population; always the same ones."""
+    rng = np.random.default_rng(genes)
+    count = train + test
+    y = rng.permuted(np.arange(count) % 2)
+    x = rng.standard_normal((count, genes), dtype=np.float32)
+    loadings = rng.standard_normal((PROGRAMS, genes), dtype=np.float32) / np.float32(PROGRAMS**0.5)
+    x += rng.standard_normal((count, PROGRAMS), dtype=np.float32) @ loadings
+    x += np.outer(y - 0.5, _effects(genes, different, effect, rng)).astype(np.float32)
+    scaled = _scaled(np.exp(x / 2, out=x))  # expression is skewed: a few samples have much of a gene
+    return Expression(scaled[:train], y[:train]), Expression(scaled[train:], y[train:])
+
+
+def tables(data: Path | None) -> tuple[Expression, Expression] | None:
+    """CANDLE's own tables, from the folder `nt3` of a data folder or from the data folder itself, if they are there."""
+    folder = data_folder(data)
+    places = [] if folder is None else [folder / "nt3", folder]
+    for place in places:
+        if all((place / name).is_file() for name in TABLES):
+            train, test = (_table(place / name) for name in TABLES)
+            x = _scaled(np.concatenate([train[:, 1:], test[:, 1:]]))
+            y = np.concatenate([train[:, 0], test[:, 0]]).astype(np.int64)
+            return Expression(x[: len(train)], y[: len(train)]), Expression(x[len(train) :], y[len(train) :])
+    return None
+
+
+def tensors(part: Expression) -> tuple[Tensor, Tensor]:
+    """Samples and labels for a network."""
+    return torch.from_numpy(part.x), torch.from_numpy(part.y)
+
+
+def _table(path: Path) -> Reals:
+    try:
+        table: Reals = np.loadtxt(path, delimiter=",", dtype=np.float32, ndmin=2)
+    except ValueError as error:
+        raise Corrupt(f"{path} is not a table of numbers ({str(error).splitlines()[0]}): fetch it again.") from error
+    if table.shape[1] < 2 or not np.isin(table[:, 0], (0, 1)).all():
+        raise Corrupt(f"{path} does not have a class of 0 or 1 in its first column: fetch it again.")
+    return table
+
+
+def _effects(genes: int, different: float, effect: float, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    differs = rng.random(genes) < different
+    return np.where(differs, rng.choice((-effect, effect), genes), 0.0)
+
+
+def _scaled(x: Reals) -> Reals:
+    """Every gene over its largest magnitude, as the benchmark does."""
+    x /= np.maximum(np.abs(x).max(axis=0), np.float32(1e-12))
+    return x

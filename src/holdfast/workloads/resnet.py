@@ -1,0 +1,103 @@
+"""Residual networks (He et al. 2016): ResNet-18 and ResNet-50, of any width, for small and for larger images."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+STAGES = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}  # blocks in each stage
+
+
+class ResNet(nn.Module):
+    """Four stages of residual blocks; from one to the next the image halves and the width doubles.
+
+    Small images, such as CIFAR-10's, keep their size in the first convolution; others are made four times smaller.
+    """
+
+    def __init__(self, depth: int, classes: int, *, width: int = 64, channels: int = 3, small: bool = False) -> None:
+        super().__init__()
+        block: type[_Basic | _Bottleneck] = _Basic if depth == 18 else _Bottleneck
+        self.stem = _small_stem(channels, width) if small else _stem(channels, width)
+        self.stages, wide = _stages(block, STAGES[depth], width)
+        self.head = nn.Linear(wide, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores of images in [0, 1], or in bytes."""
+        scores: Tensor = self.head(self.stages(self.stem(_centred(x))).mean((2, 3)))
+        return scores
+
+
+class _Basic(nn.Module):
+    """Two 3×3 convolutions beside a shortcut."""
+
+    expansion = 1
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.convolutions = nn.Sequential(
+            *_convolution(inputs, width, 3, stride), nn.ReLU(inplace=True), *_convolution(width, width, 3)
+        )
+        self.shortcut = _shortcut(inputs, width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return relu(self.convolutions(x) + self.shortcut(x), inplace=True)
+
+
+class _Bottleneck(nn.Module):
+    """1×1, 3×3 and 1×1 convolutions beside a shortcut; the last is four times as wide."""
+
+    expansion = 4
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.convolutions = nn.Sequential(
+            *_convolution(inputs, width, 1),
+            nn.ReLU(inplace=True),
+            *_convolution(width, width, 3, stride),
+            nn.ReLU(inplace=True),
+            *_convolution(width, 4 * width, 1),
+        )
+        self.shortcut = _shortcut(inputs, 4 * width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return relu(self.convolutions(x) + self.shortcut(x), inplace=True)
+
+
+def _stages(block: type[_Basic | _Bottleneck], counts: Sequence[int], width: int) -> tuple[nn.Sequential, int]:
+    """All blocks in their order, and how wide the last one is."""
+    blocks: list[nn.Module] = []
+    inputs = width
+    for stage, count in enumerate(counts):
+        for number in range(count):
+            stride = 2 if stage and number == 0 else 1
+            blocks.append(block(inputs, width << stage, stride))
+            inputs = (width << stage) * block.expansion
+    return nn.Sequential(*blocks), inputs
+
+
+def _stem(channels: int, width: int) -> nn.Sequential:
+    return nn.Sequential(*_convolution(channels, width, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
+
+
+def _small_stem(channels: int, width: int) -> nn.Sequential:
+    return nn.Sequential(*_convolution(channels, width, 3), nn.ReLU(inplace=True))
+
+
+def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
+    if inputs == outputs and stride == 1:
+        return nn.Identity()
+    return nn.Sequential(*_convolution(inputs, outputs, 1, stride))
+
+
+def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+    return convolution, nn.BatchNorm2d(outputs)
+
+
+def _centred(x: Tensor) -> Tensor:
+    """Bytes or fractions as values around 0, of about unit size."""
+    values = x.float() / 255 if not x.is_floating_point() else x
+    return (values - 0.5) * 4

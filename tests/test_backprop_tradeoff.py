@@ -1,0 +1,218 @@
+"""The experiment on failures inside back-propagation, with networks so small that a trial takes a moment."""
+
+import csv
+import io
+import lzma
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from holdfast.errors import BadInput, Corrupt
+from holdfast.lab import backprop_tradeoff, scenarios
+from holdfast.lab.experiment import Options, Progress
+from holdfast.lab.scenarios import BASELINE, BEFORE, CELLS, INTERRUPTED, LATER, MEASURED, NOW, PHASES, Cell, Scenarios
+from holdfast.lab.subjects import PANELS, WORKERS, Subject, chosen
+from holdfast.lab.training import Training
+from holdfast.workloads.images import cifar10, tiny_imagenet
+from holdfast.workloads.nt3 import NT3, generated, tables
+from holdfast.workloads.resnet import ResNet
+
+CPU = torch.device("cpu")
+
+
+def silent(what: str, total: int) -> Progress:
+    return lambda done: None
+
+
+def tiny() -> Subject:
+    """Two clouds of points, which a small network tells apart within an epoch."""
+    torch.manual_seed(0)
+    y = torch.arange(64) % 2
+    x = torch.randn(64, 4) + 2 * y[:, None]
+    return Subject(
+        data="points",
+        build=lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2)),
+        train=(x, y),
+        test=(x, y),
+        share=2,
+        rate=0.1,
+        momentum=0.9,
+        decay=0.0,
+        phases=(0, 1, 2),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(scenarios, "loaded", lambda panel, quick, data: tiny())
+    monkeypatch.setattr(backprop_tradeoff, "loaded", lambda panel, quick, data: tiny())
+    yield
+    torch.set_num_threads(threads)
+
+
+def trial(known: dict[str, float] | None = None) -> tuple[scenarios.Outcome, list[str]]:
+    told: list[str] = []
+    found = Scenarios("nt3", True, None, 0, {} if known is None else known)(0, lambda key, value: told.append(key))
+    return found, told
+
+
+def test_a_trial_measures_every_cell_of_every_phase_and_is_repeated_exactly() -> None:
+    first, told = trial()
+    assert set(first.accuracy) == {(phase, *each) for phase in PHASES for each in MEASURED}
+    assert len(told) == len(set(told)) == len(first.accuracy)
+    assert (BEFORE, LATER) not in MEASURED
+    assert trial()[0] == first
+    assert len(first.curve) == 3  # before the first epoch, and after those that end before the last failure
+
+
+def test_a_trial_that_is_known_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    known: dict[str, float] = {}
+    first, told = trial(known)
+    monkeypatch.setattr(Scenarios, "_cell", lambda *_: pytest.fail("it was run again"))
+    again, retold = trial(known)
+    assert (again, retold) == (first, told)
+
+
+def test_training_goes_back_to_a_state_whole() -> None:
+    training = Training(tiny(), 3, CPU)
+    training.steps(0, 2)
+    state = training.state()
+    training.steps(2, 4)
+    moved = training.state()
+    training.go_back(state)
+    assert training.state().digest == state.digest != moved.digest
+    training.steps(2, 4)
+    assert training.state().digest == moved.digest
+
+
+def test_shares_are_the_window_divided_among_the_workers() -> None:
+    training = Training(tiny(), 3, CPU)
+    shares = training.shares(1)
+    assert [len(share.y) for share in shares] == [2] * WORKERS
+    assert len({share.key for share in shares}) == WORKERS
+    window = training.geometry.window(training.geometry.position(1))
+    assert torch.equal(torch.cat([share.x for share in shares]), tiny().train[0][torch.from_numpy(window)])
+
+
+def test_more_survivors_contain_fewer_and_replay_and_skip_are_told_apart_by_their_point() -> None:
+    order = list(range(WORKERS))[::-1]
+    lost = [Cell("forward", 0.5, left).interruption(order) for left in (2, 4, 6)]
+    casualties = [each.casualties for each in lost if each]
+    assert [WORKERS - len(each) for each in casualties] == [2, 4, 6]
+    assert casualties[2] < casualties[1] < casualties[0]
+    assert BASELINE.interruption(order) is None
+    assert len({cell.name for cell in CELLS}) == len(CELLS) == 17
+
+
+def test_the_experiment_writes_its_rows_claims_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.lab.slowdown._start", lambda on: 1.0)  # a fresh process is the slow part
+    options = Options(quick=True, trials=2, panels=("nt3",), out=tmp_path / "result", jobs=1)
+    result = backprop_tradeoff.run(options, silent)
+    assert [claim.id.removeprefix("nt3-") for claim in result.claims] == [
+        "forward-overhead",
+        "replay-overhead",
+        "dearer-than-replay",
+        "dearer-than-forward",
+        "replay-deviation",
+        "forward-deviation",
+        "forward-nearer",
+        "model-replay",
+        "model-restart",
+    ]
+    assert set(result.figures) == {"training", "nt3"}
+    kinds = [row["what"] for row in result.rows]
+    assert kinds.count("accuracy") == len(PHASES) * len(MEASURED)
+    assert kinds.count("slowdown") == len(INTERRUPTED)
+    trials = list(csv.DictReader(io.StringIO((tmp_path / "result" / "trials.csv").read_text())))
+    assert len(trials) == 2 * len(PHASES) * len(MEASURED)
+    assert (tmp_path / "trials" / "nt3-quick.jsonl").exists()
+    baseline = next(row for row in result.rows if row["what"] == "accuracy" and row["strategy"] == "baseline")
+    assert baseline["deviation"] == 0
+    assert baseline["when"] == NOW
+
+
+def test_an_unknown_panel_is_refused() -> None:
+    assert [panel.name for panel in chosen(())] == list(PANELS)
+    with pytest.raises(BadInput, match="no panel 'nope'; choose among resnet18-cifar10"):
+        chosen(("nope",))
+
+
+@pytest.mark.parametrize(("depth", "values"), [(18, 11_173_962), (50, 23_520_842)])
+def test_residual_networks_have_the_sizes_that_are_published_for_ten_classes(depth: int, values: int) -> None:
+    with torch.device("meta"):
+        network = ResNet(depth, 10, small=True)
+    assert sum(each.numel() for each in network.parameters()) == values
+
+
+def test_a_residual_network_takes_bytes_and_fractions_alike() -> None:
+    network = ResNet(18, 3, width=2, small=True).eval()
+    pixels = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
+    assert torch.allclose(network(pixels), network(pixels / 255), atol=1e-5)
+    assert ResNet(50, 3, width=2).eval()(torch.rand(2, 3, 64, 64)).shape == (2, 3)
+
+
+def test_nt3_has_the_benchmarks_size_and_its_data_the_benchmarks_form() -> None:
+    with torch.device("meta"):
+        network = NT3()
+    assert 4 * sum(each.numel() for each in network.parameters()) / 2**20 == pytest.approx(591, abs=1)  # MiB
+    train, test = generated(100, 30, 10)
+    assert (train.x.shape, test.x.shape, train.x.dtype) == ((30, 100), (10, 100), np.float32)
+    assert 0 < min(train.x.min(), test.x.min()) < max(train.x.max(), test.x.max()) == 1
+    assert set(train.y.tolist()) == {0, 1}
+    assert np.array_equal(generated(100, 30, 10)[0].x, train.x)
+
+
+def test_nt3s_own_tables_are_read_where_they_are_at_hand(tmp_path: Path) -> None:
+    assert tables(tmp_path) is None
+    (tmp_path / "nt3").mkdir()
+    (tmp_path / "nt3" / "nt_train2.csv").write_text("1,2.0,-4.0\n0,1.0,0.0\n")
+    (tmp_path / "nt3" / "nt_test2.csv").write_text("0,4.0,2.0\n")
+    found = tables(tmp_path)
+    assert found is not None
+    assert found[0].x.tolist() == [[0.5, -1.0], [0.25, 0.0]]
+    assert (found[0].y.tolist(), found[1].y.tolist()) == ([1, 0], [0])
+    (tmp_path / "nt3" / "nt_test2.csv").write_text("7,4.0,2.0\n")
+    with pytest.raises(Corrupt, match="class of 0 or 1"):
+        tables(tmp_path)
+
+
+def test_cifar10_is_read_from_arrays(tmp_path: Path) -> None:
+    folder = tmp_path / "cifar10"
+    folder.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), dtype=np.uint8)
+    for batch in ("data_batch_1", "test_batch"):
+        packed = io.BytesIO()
+        np.save(packed, pixels)
+        (folder / f"{batch}_images.npy.xz").write_bytes(lzma.compress(packed.getvalue()))
+    np.savez(folder / "labels.npz", train=np.arange(5), test=np.arange(5)[::-1])
+    train, test = cifar10(tmp_path, train=3, test=5)
+    assert np.array_equal(train.x, pixels[:3].transpose(0, 3, 1, 2))
+    assert (train.y.tolist(), test.y.tolist()) == ([0, 1, 2], [4, 3, 2, 1, 0])
+    (folder / "test_batch_images.npy.xz").write_bytes(b"damaged")
+    with pytest.raises(Corrupt, match="fetch them again"):
+        cifar10(tmp_path, train=3, test=5)
+
+
+def test_tiny_imagenet_is_read_from_its_jpeg_files(tmp_path: Path) -> None:
+    from PIL import Image
+
+    def jpeg(mode: str) -> bytes:
+        out = io.BytesIO()
+        Image.new(mode, (64, 64), 200 if mode == "L" else (200, 10, 10)).save(out, "JPEG")
+        return out.getvalue()
+
+    with zipfile.ZipFile(tmp_path / "tiny-imagenet-200-first25classes.zip", "w") as archive:
+        archive.writestr("tiny-imagenet-200/wnids.subset25.txt", "n2\nn1\n")
+        archive.writestr("tiny-imagenet-200/train/n1/images/a.JPEG", jpeg("RGB"))
+        archive.writestr("tiny-imagenet-200/train/n2/images/b.JPEG", jpeg("L"))
+        archive.writestr("tiny-imagenet-200/val/images/v.JPEG", jpeg("RGB"))
+        archive.writestr("tiny-imagenet-200/val/val_annotations.subset25.txt", "v.JPEG\tn2\t0\t0\t1\t1\n")
+    train, test = tiny_imagenet(tmp_path)
+    assert (train.x.shape, train.y.tolist(), test.y.tolist()) == ((2, 3, 64, 64), [1, 0], [0])
+    assert abs(int(train.x[1].min()) - 200) < 3  # grey images have three channels too

@@ -1,0 +1,54 @@
+"""The performance model gives what the paper's Table I gives by hand."""
+
+import pytest
+
+from holdfast.cost.overhead import (
+    Overhead,
+    Prices,
+    checkpoint_restart,
+    immediate_rollback,
+    lossy_forward,
+    mean_checkpoint_restart,
+    rollback_slowdown,
+)
+from holdfast.errors import BadInput
+
+RESNET50 = Prices(minibatch=0.17, save=0.48, init=3.0, load=4.09)
+NT3 = Prices(minibatch=2.2, save=3.4, init=1.9, load=2.5)
+
+
+def test_checkpoint_restart_replays_what_came_since_the_checkpoint_and_starts_again() -> None:
+    found = checkpoint_restart(RESNET50, since=200, saves=1)  # the paper's first scenario
+    assert (found.replay, found.checkpoint, found.restart) == pytest.approx((34.0, 0.48, 7.09))
+    assert found.total == pytest.approx(41.57)
+
+
+def test_a_failure_at_a_random_moment_replays_half_an_epoch() -> None:
+    assert mean_checkpoint_restart(RESNET50, epoch=390).replay == pytest.approx(33.15)
+    assert mean_checkpoint_restart(NT3, epoch=55) == Overhead(replay=27.5 * 2.2, restart=pytest.approx(4.4))
+
+
+def test_immediate_rollback_replays_one_minibatch_and_saves_nothing() -> None:
+    assert immediate_rollback(NT3) == Overhead(replay=2.2, restart=1.9)
+    assert immediate_rollback(NT3, spares=True).total == 2.2
+
+
+def test_forward_costs_nothing_but_the_start_of_those_who_join() -> None:
+    assert lossy_forward(RESNET50).total == 0
+    assert lossy_forward(RESNET50, joining=True) == Overhead(restart=3.0)
+
+
+@pytest.mark.parametrize(("point", "expected"), [(0.0, 1.25), (0.5, 1.625), (1.0, 2.0)])
+def test_a_rolled_back_minibatch_takes_its_forward_and_the_backward_before_the_failure_longer(
+    point: float, expected: float
+) -> None:
+    assert rollback_slowdown(point=point, forward=1, backward=2, update=1) == pytest.approx(expected)
+
+
+def test_costs_that_cannot_be_are_refused() -> None:
+    with pytest.raises(BadInput, match="no training costs"):
+        Prices(minibatch=0, save=1, init=1, load=1)
+    with pytest.raises(BadInput, match="-1 mini-batches"):
+        checkpoint_restart(NT3, since=-1)
+    with pytest.raises(BadInput, match="no mini-batch of"):
+        rollback_slowdown(point=2, forward=1, backward=1, update=1)
