@@ -49,6 +49,7 @@ class Live:
     record: Record | None = None
     protected: Protected | None = None
     geometry: Geometry | None = None
+    settle: Callable[[], None] = lambda: None  # puts every step on record that was trained by now
     link: Link = field(default_factory=Link)
     crews: list[Crew] = field(default_factory=list)
     number: int = 0  # of the membership we are in
@@ -61,6 +62,7 @@ class Live:
     _shrinks_at: int | None = None
     _synced: int = 0
     _buffers: list[torch.Tensor] = field(default_factory=list)  # as they came from rank 0 in this window
+    _spared: tuple[int, tuple[int, ...]] = (-1, ())  # a window, and those lost in it whose gradients are in all sums
     _given: bool = False  # they came from another, and the next forward uses them
     _basis_now: tuple[int, ...] | None = None
     _next_boundary: int = 0
@@ -113,13 +115,13 @@ class Live:
                 time.sleep(LOOK)
             self.members = self._watch.current.members
             try:
-                found = self._regroup(None)
+                found = self._regroup(None, began)
                 break
             except Broken:
                 self.members = ()
         self.joins = False
         progress.here.enters(Phase.TRAINING)
-        self._tell(found, perf_counter() - began)
+        progress.here.regroups(self.number)
         return found.step
 
     def begins(self, step: int) -> None:
@@ -212,13 +214,13 @@ class Live:
         with progress.during(Phase.RECOVERING):
             while True:
                 try:
-                    settlement = self._regroup(crew)
+                    self._regroup(crew, began)
                     break
                 except Broken:
                     progress.here.suspects(self.number)
-        self._tell(settlement, perf_counter() - began)
+        progress.here.regroups(self.number)
 
-    def _regroup(self, crew: Crew | None) -> Settlement:
+    def _regroup(self, crew: Crew | None, began: float) -> Settlement:
         urgent = self.is_outdated
         members = self._next()
         if urgent:
@@ -232,6 +234,8 @@ class Live:
         found = settled(stands)
         if isinstance(found, str):
             raise WorkerLost(f"the members cannot go on from where they are ({found})")
+        # At once: another loss may come before all is done, and what is summed without the lost stays so.
+        self._tell(found, perf_counter() - began)
         self._shrinks_at = found.step + found.begun
         self._settled = max(self._settled or 0, found.step)
         if found.begun:
@@ -316,6 +320,7 @@ class Live:
             raise WorkerLost("rank 0 is lost, and its buffers with it: the run starts again from its newest snapshot")
         giver = self.members.index(found.giver)
         if self.me == found.giver:
+            self.settle()  # whoever joins may outlive us all: what came before it must be on record
             handover.give(self.link, giver, self.protected.capture())
             return
         state = handover.take(self.link, giver)
@@ -419,7 +424,6 @@ class Live:
             crew.factor = 1.0 if weight == even else weight * self.size
 
     def _tell(self, found: Settlement, seconds: float) -> None:
-        progress.here.regroups(self.number)
         assert self.record is not None
         self.record.append(
             Regroup(
@@ -440,8 +444,13 @@ class Live:
 
     def _missing(self, found: Settlement) -> tuple[int, ...]:
         """The samples that the window lacks for good."""
-        lost = [member for member in found.lost if member in found.basis]
-        if not found.begun or found.is_complete or not lost or self.strategy == "replay":
+        before = self._spared[1] if self._spared[0] == found.step else ()
+        lost = [*before, *(member for member in found.lost if member in found.basis)]
+        if found.is_complete:  # for now: whoever has a sum that others lack may be lost before it is handed over
+            self._spared = (found.step, tuple(lost))
+            return ()
+        self._spared = (found.step, ())
+        if not found.begun or not lost or self.strategy == "replay":
             return ()
         assert self.geometry is not None
         at, world = self.geometry.position(found.step), len(found.basis)

@@ -197,6 +197,8 @@ class Run:
         )
         for replica in self._replicas:
             replica.meanwhile = loop.meanwhile
+        if self._live:
+            self._live.settle = loop.reporting.settle
         batches = loop.run()
         self._loop = weakref.ref(batches)  # weak: to leave the loop is to end it
         return batches
