@@ -223,3 +223,34 @@ def test_who_was_overtaken_by_the_next_loss_may_declare_both_at_once() -> None:
     findings = audit(run.ends().events)
     assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
     assert "but 4 declared missing" in found(findings, "every_sample_trained_once").because
+
+
+def test_one_that_joins_may_declare_memberships_that_change_before_it_has_joined() -> None:
+    run = Survived(3)
+    first, left = Regroup(1, 2, LOST_AT + 1, "forward", (0, 1, 2, 3)), (0, 1, 3)
+    second = Regroup(1, 3, LOST_AT + 1, "forward", left, (2, 3))
+    run.says(2, first)
+    for member in (0, 1):
+        run.says(member, first)
+        run.says(member, second)
+    run.members = run.basis = left
+    run.begins(3, LOST_AT + 1, 3, first)
+    recover = run.files["rank-3"].pop()
+    run.says(3, second)
+    run.files["rank-3"].append(recover)
+    findings = audit(run.ends().events)
+    assert worst(findings) == "pass", findings
+
+
+@pytest.mark.parametrize(("lacks", "verdict"), [((3, 2), "pass"), ((2,), "fail"), ((3,), "fail"), ((), "fail")])
+def test_a_window_lacks_also_whose_sums_were_kept_and_then_lost(lacks: tuple[int, ...], verdict: str) -> None:
+    run = Survived(3, how="complete")
+    last = {who: events.pop() for who, events in run.files.items() if who != "rank-3"}
+    del last["rank-2"]
+    at = PLAN.position(LOST_AT)
+    missing = tuple(int(each) for member in lacks for each in PLAN.share(at, member, WORLD))
+    run.members = run.basis = (0, 1)
+    for member in run.members:
+        run.says(member, Regroup(1, 2, LOST_AT, "forward", (0, 1), (2,), missing, 0, 3))
+        run.files[f"rank-{member}"].append(last[f"rank-{member}"])
+    assert worst(audit(run.ends().events)) == verdict

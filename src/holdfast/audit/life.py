@@ -1,6 +1,6 @@
 """One life of a rank: what it wrote between two openings of its file, and whether in an order in which a rank lives.
 
-    open  attempt  [commit found]  plan  [regroup]  recover  step, save, commit, regroup ...  [done or preempted]
+    open  attempt  [commit found]  plan  {regroup}  recover  step, save, commit, regroup ...  [done or preempted]
 
 A life may end anywhere. Its rank and world are those that it began with, until a regroup divides windows anew; one that
 joins the others in the middle of an attempt declares that before it tells with what it begins. Before version 2 only
@@ -44,7 +44,7 @@ class Life:
         self.ended: Done | Preempted | None = None
         self.steps = Columns()
         self.regroups: list[tuple[Regroup, int]] = []  # with the number of steps that were written before
-        self.arrives = False  # it declares that it joins before it tells with what it begins
+        self.arrival: int | None = None  # the last membership that it declares before it tells with what it begins
         self.places: list[tuple[int, int, int]] = []  # rows of steps from which on it had another rank and world
         self.number: int | None = None  # of its attempt
         self.world: int | None = None
@@ -96,8 +96,8 @@ class Life:
             self._end(what)
         elif isinstance(what, Regroup):
             self._place(what)
-            self.arrives = self.arrives or not (self.recover or self.regroups)
-            self._must_follow("a regroup", 3 if self.recover or self.regroups else 2)
+            self.arrival = self.arrival if self.recover else what.number
+            self._must_follow("a regroup", 3 if self.recover else 2)
             self.regroups.append((what, len(self.steps)))
             self._saves = self._saves or what.members[:1] == (self.rank,)
         elif not isinstance(what, Strike | Other | Malformed):

@@ -55,6 +55,10 @@ class Memberships:
         self._firsts, self._bases = [0], list[Sequence[int]]([self.members])
         self._excused: defaultdict[int, set[int]] = defaultdict(set)
         self._void: dict[int, int] = {}
+        self._gone: dict[int, Life] = {}  # lives that ended with a loss, the last of each member
+        self._spared: dict[
+            int, tuple[int, Sequence[int]]
+        ] = {}  # by life: a window, and who was lost with all sums kept
         self._told: defaultdict[int, list[Told]] = defaultdict(list)
         for life in lives:
             for regroup, rows in life.regroups:
@@ -209,9 +213,9 @@ class Memberships:
         step, complete = regroup.step, _is_complete(regroup)
         self.lost.append((member, step))
         self._excused[member] |= {step - 1} | ({step} if begun else set())
-        if not lives:
-            return
-        life = lives[0]
+        if not lives or self._gone.get(member) is lives[0]:
+            return  # one that took its place is lost, too, before it had joined
+        life = self._gone[member] = lives[0]
         last = life.steps.last
         goes_on = (
             bool(life.ended)
@@ -236,7 +240,7 @@ class Memberships:
         start = regroup.step if member in self.basis(regroup.step) else regroup.step + 1
         again = (number for number in sorted(self._told) if number > regroup.number)
         until = next((number for number in again if member in self._told[number][0].regroup.lost), None)
-        first = next((each.number for each, _ in lives[1].regroups), regroup.number) if len(lives) > 1 else -1
+        first = -1 if len(lives) < 2 else regroup.number if lives[1].arrival is None else lives[1].arrival
         if regroup.number <= first and (until is None or first < until):
             del lives[0]
             self.joined.append(Joined(lives[0], start, len(self.regroups) - 1))
@@ -251,7 +255,7 @@ class Memberships:
             self._complain(f"{name} that others go on without it")
         if told.rows and life.steps.step[told.rows - 1] >= regroup.step:
             self._complain(f"{name} who goes on in step {regroup.step}, which it had reported before")
-        gone = [member for member in regroup.lost if member in basis]
+        gone = self._lacked(told, basis)
         planned = _shares(geometry, regroup, gone, basis)
         again = bool(gone) and all(self._came_back(member) for member in gone)
         none = not gone or _is_complete(regroup) or again or regroup.strategy == "replay"
@@ -268,6 +272,20 @@ class Memberships:
         if not declared and gone and not _is_complete(regroup):
             for member in gone:
                 self._excused[member].discard(regroup.step)
+
+    def _lacked(self, told: Told, basis: Sequence[int]) -> list[int]:
+        """Whose gradients a window lacks, as far as this life has seen it.
+
+        Sums that were kept may be lost with the last who has them: then the window lacks also whom they held.
+        """
+        regroup, life = told.regroup, told.life
+        step, before = self._spared.get(id(life), (-1, ()))
+        spared = [member for member in before if step == regroup.step and member in basis]
+        gone = [*spared, *(member for member in regroup.lost if member in basis and member not in spared)]
+        self._spared[id(life)] = (regroup.step, gone if _is_complete(regroup) else ())
+        if not _is_complete(regroup):
+            self._void |= {id(each): step for each in map(self._gone.get, spared) if each and each.steps.last == step}
+        return gone
 
     def _came_back(self, member: int) -> bool:
         """Whether a member that was lost in the last regroup was replaced in it, and trains its share itself."""
@@ -289,13 +307,13 @@ class Memberships:
             at = joined.get(id(life), 0)
             before = self.regroups[at - 1].members if at else range(self._world)
             is_new = id(life) in joined
-            if life.arrives if not is_new else life.recover and not life.arrives:
+            if life.arrival is not None if not is_new else life.recover and life.arrival is None:
                 self._complain(
                     f"{life.who} begins in attempt {self.number} and declares otherwise whether it joins others"
                 )
             for regroup, rows in life.regroups:
-                if (place := places.get(regroup.number)) is None:
-                    continue
+                if (place := places.get(regroup.number)) is None or (is_new and place < at):
+                    continue  # one that joins may declare memberships that changed before it had joined
                 if not (is_new and not regroup.lost):  # who has just joined knows of nobody else
                     self._follows(life, regroup, before)
                     self._agrees(life, regroup, *first.setdefault((at, place), (life, regroup)))
