@@ -445,7 +445,7 @@ class Live:
     def _missing(self, found: Settlement) -> tuple[int, ...]:
         """The samples that the window lacks for good."""
         before = self._spared[1] if self._spared[0] == found.step else ()
-        lost = [*before, *(member for member in found.lost if member in found.basis)]
+        lost = [*before, *(member for member in found.lost if member in found.basis and member not in before)]
         if found.is_complete:  # for now: whoever has a sum that others lack may be lost before it is handed over
             self._spared = (found.step, tuple(lost))
             return ()
