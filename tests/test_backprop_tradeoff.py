@@ -216,3 +216,22 @@ def test_tiny_imagenet_is_read_from_its_jpeg_files(tmp_path: Path) -> None:
     train, test = tiny_imagenet(tmp_path)
     assert (train.x.shape, train.y.tolist(), test.y.tolist()) == ((2, 3, 64, 64), [1, 0], [0])
     assert abs(int(train.x[1].min()) - 200) < 3  # grey images have three channels too
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"readme.txt": b"nothing else"},
+        {"wnids.txt": b"n1\n", "val/val_annotations.txt": b"v.JPEG"},
+        {"wnids.txt": b"\xff\xfe"},
+        {"wnids.txt": b"n1\n", "t/train/n1/images/a.JPEG": b"no image", "val/val_annotations.txt": b""},
+        {"wnids.txt": b"n1\n", "val/val_annotations.txt": b""},
+    ],
+    ids=["no classes", "annotations without a class", "classes in no encoding", "no image", "no images"],
+)
+def test_a_zip_that_is_not_tiny_imagenet_is_one_clear_line(tmp_path: Path, files: dict[str, bytes]) -> None:
+    with zipfile.ZipFile(tmp_path / "tiny-imagenet-200.zip", "w") as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    with pytest.raises(Corrupt, match=r"is not Tiny ImageNet as it is published \(.+\): fetch it again"):
+        tiny_imagenet(tmp_path)

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
 
 from holdfast.ddp import world
 from holdfast.ddp.replica import Replica
@@ -155,6 +156,14 @@ def refused(action: Callable[[], object]) -> str:
     return ""
 
 
+def steps_inside(rank: int) -> str:
+    """What is said of optimizers that step inside backward: they would step before gradients are summed."""
+    trained = Trained("default", rank)
+    learning = [param for param in trained.replica.ddp.parameters() if param.requires_grad]
+    _apply_optimizer_in_backward(torch.optim.SGD, learning, {"lr": 0.1})
+    return refused(lambda: trained.replica.ddp(torch.zeros(1, dtype=torch.int64)).sum().backward())
+
+
 def main() -> None:
     torch.set_num_threads(1)
     rank = world.join(60.0).rank
@@ -165,6 +174,7 @@ def main() -> None:
     found["two"] = [(each.replica.reduced, each.replica.held) for each in (one, other)]
     found["hook"] = refused(lambda: one.replica.ddp.register_comm_hook(None, lambda *_: None))
     found["order"] = order(rank)
+    found["inside"] = steps_inside(rank)
     found["copied"] = torch.equal(copy.deepcopy(one.replica.ddp).module.embed.weight, one.state()["embed.weight"])
     Path(os.environ["HOLDFAST_OUT"], f"sums-{rank}.json").write_text(json.dumps(found))
     world.leave()

@@ -71,6 +71,12 @@ def test_a_hook_that_would_sum_without_weights_is_refused(sums: Found) -> None:
     }
 
 
+def test_optimizers_that_step_inside_backward_are_refused(sums: Found) -> None:
+    assert {each["inside"] for each in sums} == {
+        "a replicated model sums its gradients itself: leave out register_comm_hook"
+    }
+
+
 def test_a_replicated_model_can_be_copied(sums: Found) -> None:
     assert all(each["copied"] for each in sums)
 

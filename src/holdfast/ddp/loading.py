@@ -151,8 +151,7 @@ class Elsewhere:
 
 
 def load(shares: Shares, wanted: Iterable[Request], workers: int) -> Iterator[Loaded]:
-    """The requested shares in order, and the generators as they are to be trained with; with workers, so many processes
-    load ahead."""
+    """The requested shares in order, with the generators to train them with; loaded ahead by so many processes."""
     if not workers:
         return map(shares.__getitem__, wanted)  # as a DataLoader would, without what it does beside
     loader: DataLoader[tuple[Loaded, generators.States | None]] = DataLoader(

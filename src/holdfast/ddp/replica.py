@@ -111,9 +111,14 @@ class _Settled(DistributedDataParallel):
         summed, learns = self.require_backward_grad_sync, torch.is_grad_enabled()
         if learns:
             self._before_forward(summed)
-        if self._is_plain and summed and learns and not (self._join_config.enable or torch.compiler.is_compiling()):
+        if summed and learns and self._may_be_plain():
             return self._plain_forward(*inputs, **kwargs)
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+
+    def _may_be_plain(self) -> bool:
+        """Whether DDP's own forward has run once: the first one sets up optimizers that step inside backward."""
+        usual = self._is_plain and self._lazy_init_ran
+        return usual and not (self._join_config.enable or torch.compiler.is_compiling())
 
     def _plain_forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """What DDP's forward does where buckets are final and nothing is moved, cast, broadcast or looked for.

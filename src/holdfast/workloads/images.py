@@ -8,6 +8,7 @@ import io
 import lzma
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -46,6 +47,18 @@ TINY_IMAGENET = DataFile(
 )
 TINY_CLASSES = 25
 SIDE = 64
+# What reading an archive or an image raises where its bytes are not what they should be.
+UNREADABLE = (
+    OSError,
+    EOFError,
+    LookupError,
+    ValueError,
+    NotImplementedError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    lzma.LZMAError,
+    zlib.error,
+)
 RECORD = 1 + 3 * 32 * 32  # bytes of a CIFAR-10 image: its class, then its colours
 
 
@@ -65,7 +78,7 @@ def tiny_imagenet(data: Path | None) -> tuple[Images, Images]:
         with zipfile.ZipFile(path) as archive:
             classes = _classes(archive)
             return _decoded(archive, _training(archive, classes)), _decoded(archive, _validation(archive, classes))
-    except (zipfile.BadZipFile, KeyError, EOFError) as error:
+    except UNREADABLE as error:
         raise Corrupt(f"{path} is not Tiny ImageNet as it is published ({error}): fetch it again.") from error
 
 
@@ -82,7 +95,7 @@ def _from_arrays(folder: Path, batch: str, split: str, count: int) -> Images:
         with np.load(folder / "labels.npz", allow_pickle=False) as labels, lzma.open(path) as packed:
             pixels: Bytes = np.load(io.BytesIO(packed.read()), allow_pickle=False)
             classes = labels[split][:count].astype(np.int64)
-    except (OSError, ValueError, KeyError, EOFError, lzma.LZMAError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise Corrupt(f"{path} and its labels are not CIFAR-10 as arrays ({error}): fetch them again.") from error
     return Images(np.ascontiguousarray(pixels[:count].transpose(0, 3, 1, 2)), classes)
 
@@ -92,15 +105,24 @@ def _from_archive(path: Path, batch: str, count: int) -> Images:
         with tarfile.open(path) as archive:
             member = archive.extractfile(f"cifar-10-batches-bin/{batch}.bin")
             content = member.read(count * RECORD) if member else b""
-    except (tarfile.TarError, KeyError, EOFError) as error:
+    except UNREADABLE as error:
         raise Corrupt(f"{path} is not CIFAR-10's binary archive ({error}): fetch it again.") from error
+    if len(content) < RECORD:
+        raise Corrupt(f"{path} has no images in {batch}.bin: fetch it again.")
     records = np.frombuffer(content[: len(content) // RECORD * RECORD], np.uint8).reshape(-1, RECORD)
     return Images(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64))
 
 
 def _classes(archive: zipfile.ZipFile) -> list[str]:
-    listed = next(name for name in archive.namelist() if Path(name).name.startswith("wnids"))
+    listed = _listing(archive, "wnids")
     return archive.read(listed).decode().split()[:TINY_CLASSES]
+
+
+def _listing(archive: zipfile.ZipFile, start: str) -> str:
+    found = [name for name in archive.namelist() if Path(name).name.startswith(start)]
+    if not found:
+        raise ValueError(f"no {start}")
+    return found[0]
 
 
 def _training(archive: zipfile.ZipFile, classes: Sequence[str]) -> dict[str, int]:
@@ -110,7 +132,7 @@ def _training(archive: zipfile.ZipFile, classes: Sequence[str]) -> dict[str, int
 
 
 def _validation(archive: zipfile.ZipFile, classes: Sequence[str]) -> dict[str, int]:
-    listed = next(name for name in archive.namelist() if Path(name).name.startswith("val_annotations"))
+    listed = _listing(archive, "val_annotations")
     lines = (line.split("\t") for line in archive.read(listed).decode().splitlines())
     folder = listed.rpartition("/")[0]
     return {f"{folder}/images/{line[0]}": classes.index(line[1]) for line in lines if line[1] in classes}
