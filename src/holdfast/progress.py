@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
-_NUMBERS = 8  # of 8 bytes each
+_NUMBERS = 9  # of 8 bytes each
 WORDS = 4096  # bytes of last words, behind the numbers
 
 
@@ -76,6 +76,11 @@ class Progress:
         return self._numbers[7] - 1 if self._numbers[7] else None
 
     @property
+    def has_fallen_back(self) -> bool:
+        """Whether it has found that live recovery is not possible, and only a restart helps."""
+        return bool(self._numbers[8])
+
+    @property
     def last_words(self) -> str:
         """What it said of its failure, where the disk may have refused it."""
         text = bytes(self._memory[8 * _NUMBERS :])
@@ -97,6 +102,10 @@ class Progress:
     def suspects(self, number: int) -> None:
         """A connection among the members of this number broke."""
         self._numbers[7] = number + 1
+
+    def falls_back(self) -> None:
+        """Only a restart helps."""
+        self._numbers[8] = 1
 
     def posts(self) -> None:
         """A reduction has begun."""

@@ -1,6 +1,7 @@
 """A training script for the tests of the run: what to train, and how, is its argument, as JSON."""
 
 import json
+import os
 import random
 import sys
 import time
@@ -32,6 +33,7 @@ class Task:
     scaler: bool = False  # gradients of a scaled loss; in float32, since not every CPU has a smaller type
     unseeded: bool = False
     pause: float = 0.0
+    patience: float = 0.0  # how long a step takes while ranks are missing, so that they come before the last
     gate: str = ""  # a file without which the last step does not end
 
 
@@ -108,7 +110,7 @@ def train(run: Run, task: Task, steps: int | None = None) -> nn.Module:
     for batch in run.batches(Points(task.augment), global_batch=task.batch, epochs=task.epochs, **how):
         if batch.step == steps:
             break
-        linger(task, batch.step + 1 == task.epochs * (SAMPLES // task.batch))
+        linger(run, task, batch.step + 1 == task.epochs * (SAMPLES // task.batch))
         loss = F.cross_entropy(model(batch.x.to(run.device)), batch.y.to(run.device))
         scaler.scale(loss * batch.weight).backward()
         run.note(loss=loss.item())
@@ -120,9 +122,9 @@ def train(run: Run, task: Task, steps: int | None = None) -> nn.Module:
     return net
 
 
-def linger(task: Task, last: bool) -> None:
+def linger(run: Run, task: Task, last: bool) -> None:
     """Take the time that the task wants a step to take."""
-    time.sleep(task.pause)
+    time.sleep(task.pause + (task.patience if run.world < int(os.environ.get("WORLD_SIZE", 1)) else 0.0))
     deadline = time.monotonic() + 120
     while last and task.gate and not Path(task.gate).exists():
         assert time.monotonic() < deadline, f"{task.gate} never came"

@@ -18,7 +18,12 @@ KILLS = [[1], [0], [1, 3]]
 
 def lived_through(start: Start, recovery: str, failures: list[dict[str, Any]], **task: Any) -> Supervisor:
     job = start(
-        {"epochs": 20, **task}, script=LOOP, workers=WORKERS, recovery=recovery, save_every=10, failures=failures
+        {"epochs": 20, "patience": 0.1, **task},
+        script=LOOP,
+        workers=WORKERS,
+        recovery=recovery,
+        save_every=10,
+        failures=failures,
     )
     result = job.result()
     assert result.get("verdict") == "completed", (result, job.said)

@@ -189,10 +189,10 @@ class Loop:
             return
         if divides := live.boundary(step):
             self.reporting.settle()
-            self.part.rank, self.part.of = live.rank, len(live.members)
+            self.part.rank, self.part.of = live.meeting.rank, len(live.members)
             self.source.divide(step, self.part.rank, self.part.of)
         if (settled := live.take_settled()) is not None or divides:
-            self.world.become(live.rank, len(live.members), live.number)
+            self.world.become(live.meeting.rank, len(live.members), live.meeting.number)
             self.saves.regroup(settled)
             self.stopping.begin(step)
 

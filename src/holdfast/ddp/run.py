@@ -31,6 +31,7 @@ from holdfast.ddp.fingerprint import Fingerprints
 from holdfast.ddp.inject import Injection
 from holdfast.ddp.live import Live
 from holdfast.ddp.loading import Collate, Dataset
+from holdfast.ddp.meeting import Meeting
 from holdfast.ddp.probe import probe
 from holdfast.ddp.protected import Protectable, Protected
 from holdfast.ddp.record import Record, Unrecorded
@@ -314,10 +315,11 @@ def _live(config: RunConfig, peers: World) -> Live | None:
         return None
     joins = world.JOINS in os.environ
     members = () if joins else tuple(range(peers.size))
-    live = Live(config.recovery, peers.rank, peers.size, members, peers.connect, joins=joins)
+    meeting = Meeting(peers.rank, members, peers.connect, joins=joins)
+    live = Live(config.recovery, peers.size, meeting)
     live.join()
-    peers.has_changed = lambda: live.is_outdated
-    peers.lost = live.lost
+    peers.has_changed = lambda: meeting.is_outdated
+    peers.lost = meeting.lost
     return live
 
 

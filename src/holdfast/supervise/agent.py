@@ -91,8 +91,14 @@ class WarmAgent(SimpleElasticAgent):
 
     def survivors(self) -> tuple[int, ...]:
         """The workers that could go on without those that have failed; none if one of them cannot."""
+        if any(each.task.progress.has_fallen_back for each in self._running):
+            return ()
         left = [each for each in self._running if not (each.has_fallen or each.joins)]
         return tuple(each.rank for each in left) if all(each.goes_on for each in left) else ()
+
+    def reached(self) -> int:
+        """The furthest step that any worker has begun."""
+        return max((each.task.progress.step or 0 for each in self._running), default=0)
 
     def bury(self) -> list[Death]:
         """Kill those that have failed and still run, leave all of them behind, and say how they ended."""
@@ -103,6 +109,12 @@ class WarmAgent(SimpleElasticAgent):
         self._wait_for(fallen)
         self._running = [each for each in self._running if each not in fallen]
         return deaths
+
+    def go_on_without(self, ranks: list[int]) -> None:
+        """Tell the others to go on together; the replacements of the lost join later, except where all wait for them."""
+        if self._config.recovery != "replay":
+            self.regroup()
+        self._replace(ranks)
 
     def regroup(self) -> None:
         """Tell the workers that are left to go on together."""
@@ -134,7 +146,7 @@ class WarmAgent(SimpleElasticAgent):
         self._publish(joining=ready)
         return True
 
-    def replace(self, ranks: list[int]) -> None:
+    def _replace(self, ranks: list[int]) -> None:
         """Start workers in the place of lost ones: they join once they are ready."""
         with held_back(), _forking_allowed():
             for each in self._worker_group.workers:

@@ -208,19 +208,15 @@ class _Supervisor:
     def _go_on(self) -> Verdict | None:
         """Let those that are left go on without those that failed."""
         lost = [casualty([death]) for death in self._agent.bury()]
-        if self._config.recovery == "replay":
-            self._agent.replace([each.rank for each in lost])  # for whom the others wait
-        else:
-            self._agent.regroup()  # first: they wait for it
+        why = self._tries.after(lost[0], self._agent.reached())  # every step is progress: nothing is rolled back
+        if not why:
+            self._agent.go_on_without([each.rank for each in lost])  # first: those that are left wait for it
         for each in lost:
             self._report(each)
-        self._newest = self._checkpoints.newest()
-        if why := self._tries.after(lost[0], self._newest):
+        if why:
             self._agent.end()
             return self._verdict(*why)
         left = self._agent.survivors()
-        if self._config.recovery != "replay":
-            self._agent.replace([each.rank for each in lost])
         self._view.say(f"{count(len(left), 'worker')} of {self._config.workers} go on ({self._config.recovery})")
         return None
 

@@ -1,0 +1,136 @@
+"""Where the members of a run that recovers live find each other: what each says in the workers' store, and hears there.
+
+The supervisor publishes memberships. Members say where they stand, to settle how they go on, and before which window
+they can be joined. Every wait ends when the supervisor publishes the next membership, and the supervisor does so
+whenever one of them is lost or stuck.
+"""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # they are public
+
+from holdfast import progress
+from holdfast.ddp.link import Broken, Link
+from holdfast.ddp.membership import LIVE, Membership, Watch
+from holdfast.ddp.settlement import Stand
+from holdfast.progress import Phase
+
+EXPELLED = 76  # the exit status of a worker that the supervisor no longer counts as a member
+LOOK = 0.001
+
+
+@dataclass(slots=True, eq=False)
+class Meeting:
+    """One member among the others; `me` is its number, which never changes."""
+
+    me: int
+    members: tuple[int, ...]
+    store: Callable[[], Store]  # a new connection to the store each time: a wait in one would block the others
+    joins: bool = False  # in the place of one that was lost
+    number: int = 0  # of the membership we are in
+    _nearest: int = 0  # the window before which we could be joined
+    _said: int = 0  # the membership for which we have said that
+    _turn: threading.Lock = field(default_factory=threading.Lock)  # to pass a boundary, or to say which comes next
+    _talk: Store | None = None
+    _watch: Watch | None = None
+
+    def listen(self, lost: Callable[[], None]) -> None:
+        """Hear of memberships from now on; `lost` is called, in another thread, when members are no more."""
+        self._talk = PrefixStore(LIVE, self.store())
+        self._watch = Watch(PrefixStore(LIVE, self.store()), lambda newest: self._heard(newest, lost))
+
+    @property
+    def rank(self) -> int:
+        """Our place among the members."""
+        return self.members.index(self.me) if self.members else self.me
+
+    @property
+    def newest(self) -> Membership:
+        """The membership that was published last."""
+        return self._watch.current if self._watch else Membership()
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether a member was lost: there is a membership without it that we are not in yet."""
+        return self.newest.number > self.number and self.newest.has_lost(self.members)
+
+    def lost(self) -> Callable[[], bool]:
+        """Asks, whenever it is called, whether one of the members that there are now was lost since."""
+        members, number = self.members, self.number
+        return lambda: self.newest.number > number and self.newest.has_lost(members)
+
+    def await_admission(self) -> None:
+        """Wait until the supervisor lets us in."""
+        while not (self.newest.number > self.number and self.me in self.newest.joining):
+            time.sleep(LOOK)
+        self.members = self.newest.members
+
+    def next(self) -> tuple[int, ...]:
+        """Go over to the next membership, once the supervisor has published it: its members."""
+        while self.newest.number == self.number:
+            time.sleep(LOOK)
+        newest = self.newest
+        self.number = newest.number
+        if self.me not in newest.members or (self.me in newest.joining and not self.joins):
+            os._exit(EXPELLED)
+        return newest.members
+
+    def stands(self, members: tuple[int, ...], stand: Stand) -> Mapping[int, Stand]:
+        """Say where we stand, and learn it of every member; all wait for the last."""
+        keys = [f"stand/{self.number}/{member}" for member in members]
+        self._store.set(f"stand/{self.number}/{self.me}", json.dumps(stand.to_json()))
+        if not self._are_there(keys, self.number):
+            raise Broken("the membership has changed while its members met")
+        said = [Stand.from_json(json.loads(self._store.get(key))) for key in keys]
+        return dict(zip(members, said, strict=True))
+
+    def connect(self, link: Link, members: tuple[int, ...]) -> None:
+        """Replace the connections by those among these members."""
+        number = self.number
+
+        def store() -> Store:
+            return PrefixStore(f"{LIVE}/group/{number}", self.store())
+
+        link.connect(store, members.index(self.me), len(members), lambda: self.newest.number > number)
+
+    def grows_at(self, step: int) -> bool:
+        """Whether members join before this window: the furthest that any of us comes to next, once all have said."""
+        with self._turn:
+            number = self.newest.number
+            if number == self.number or self._said < number:
+                self._nearest = step + 1
+                return False
+        keys = [f"next/{number}/{member}" for member in self.members]
+        with progress.during(Phase.RECOVERING):
+            if not self._are_there(keys, number):
+                return False  # it is another membership by now
+        return step >= max(int(self._store.get(key)) for key in keys)
+
+    @property
+    def _store(self) -> Store:
+        assert self._talk is not None
+        return self._talk
+
+    def _are_there(self, keys: list[str], number: int) -> bool:
+        """Wait until all have been said; not if there is a newer membership before."""
+        while not self._store.check(keys):
+            if self.newest.number > number:
+                return False
+            time.sleep(LOOK)
+        return True
+
+    def _heard(self, newest: Membership, lost: Callable[[], None]) -> None:
+        """In the thread that listens: end what waits for members that are no more; or say when others may join."""
+        if self.joins:
+            return
+        if newest.has_lost(self.members):
+            lost()
+            return
+        with self._turn:
+            nearest, self._said = self._nearest, newest.number
+        PrefixStore(LIVE, self.store()).set(f"next/{newest.number}/{self.me}", str(nearest))
