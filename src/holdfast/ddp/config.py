@@ -38,6 +38,7 @@ class RunConfig:
     max_restarts: int = 3
     seed: int = 0
     failures: Schedule = ()
+    spares: int = 0  # workers that wait, ready to take the place of a lost one
     workers_after: tuple[int, ...] = ()
     hang_after: float = 30.0
     stuck_after: float | None = None  # learned from the run's own steps
@@ -50,10 +51,18 @@ class RunConfig:
         _known("recovery", self.recovery, RECOVERIES)
         if self.recovery != "restart" and self.workers < 2:
             raise BadInput(f"one worker has nobody who goes on without it: give --recovery {self.recovery} 2 or more.")
+        if self.spares and self.recovery == "restart":
+            raise BadInput("a restart has no use for spares: choose replay, forward or skip, or leave them out.")
         _known("writer", self.writer, WRITERS)
         for failure in self.failures:
             _known("fault", failure.kind, FAULTS)
-        for name, least in (("save_every", 1), ("max_inflight", 1), ("keep_last", 1), ("max_restarts", 0)):
+        for name, least in (
+            ("save_every", 1),
+            ("max_inflight", 1),
+            ("keep_last", 1),
+            ("max_restarts", 0),
+            ("spares", 0),
+        ):
             if (value := getattr(self, name)) < least:
                 raise BadInput(f"{name.replace('_', '-')} is {value}: give {least} or more.")
         if not self.hang_after > 0:

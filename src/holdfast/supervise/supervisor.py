@@ -139,7 +139,7 @@ class _Supervisor:
             if self._config.recovery != "restart" and not asked.times and self._agent.survivors():
                 return self._go_on()
             return self._recover(self._casualty())
-        if self._config.recovery != "restart" and not self._agent.let_in() and self._agent.waits():
+        if self._config.recovery != "restart":
             self._agent.regroup()
         return self._heed_nodes(finished=state == WorkerState.SUCCEEDED)
 
@@ -207,15 +207,21 @@ class _Supervisor:
 
     def _go_on(self) -> Verdict | None:
         """Let those that are left go on without those that failed."""
-        lost = [casualty([death]) for death in self._agent.bury()]
-        why = self._tries.after(lost[0], self._agent.reached())  # every step is progress: nothing is rolled back
+        members, others = self._agent.bury()
+        lost = [casualty([death]) for death in members]
+        first = (lost or [casualty([death]) for death in others])[0]
+        why = self._tries.after(first, self._agent.reached())  # every step is progress: nothing is rolled back
         if not why:
-            self._agent.go_on_without([each.rank for each in lost])  # first: those that are left wait for it
+            self._agent.go_on()  # first: those that are left wait for it
         for each in lost:
             self._report(each)
+        for death in others:
+            self._view.say(f"a worker in reserve {casualty([death]).message}; another is started", style="yellow")
         if why:
             self._agent.end()
             return self._verdict(*why)
+        if not lost:
+            return None
         left = self._agent.survivors()
         self._view.say(f"{count(len(left), 'worker')} of {self._config.workers} go on ({self._config.recovery})")
         return None
