@@ -47,6 +47,9 @@ def run_script(
             "(drop it)."
         ),
     ] = "restart",
+    spares: Annotated[
+        int, typer.Option(help="More workers that wait, ready to take the place of a lost one (replay, forward, skip).")
+    ] = 0,
     save_every: Annotated[int, typer.Option(help="Steps between two snapshots.")] = 50,
     writer: Annotated[str, typer.Option(help="How a save reaches the disk: overlapped or blocking.")] = "overlapped",
     max_inflight: Annotated[int, typer.Option(help="Saves under way at once.")] = 2,
@@ -94,6 +97,7 @@ def run_script(
             args=tuple(args or ()),
             workers=workers,
             recovery=recovery,
+            spares=spares,
             save_every=save_every,
             writer=writer,
             max_inflight=max_inflight,

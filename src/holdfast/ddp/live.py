@@ -202,7 +202,8 @@ class Live:
 
     def _regroup(self, crew: Crew | None, began: float) -> Settlement:
         urgent = self.meeting.is_outdated
-        members = self.meeting.next()
+        newest = self.meeting.next()
+        members = newest.members
         if urgent:
             self.link.hang_up()
         if crew:
@@ -211,7 +212,7 @@ class Live:
         self.link.hang_up()  # if not before: all are at the boundary now, and need it no more
         self.meeting.connect(self.link, members)
         self.meeting.members = members
-        found = settled(stands)
+        found = settled(stands, newest.asleep)
         if isinstance(found, str):
             raise _fallen_back(f"the members cannot go on from where they are ({found})")
         # At once: another loss may come before all is done, and what is summed without the lost stays so.
@@ -352,6 +353,7 @@ class Live:
                 redone=sum(each is None for each in found.given),
                 behind=found.behind,
                 seconds=seconds,
+                asleep=found.asleep,
             )
         )
         self.record.flush()

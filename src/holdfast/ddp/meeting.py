@@ -81,8 +81,8 @@ class Meeting:
         """We are no member any more, until we are let in again."""
         self.joins, self.members = True, ()
 
-    def next(self) -> tuple[int, ...]:
-        """Go over to the next membership, once the supervisor has published it: its members. We may be to sleep."""
+    def next(self) -> Membership:
+        """Go over to the next membership, once the supervisor has published it. We may be to sleep."""
         while self.newest.number == self.number:
             time.sleep(LOOK)
         newest = self.newest
@@ -91,7 +91,7 @@ class Meeting:
             raise Asleep
         if self.me not in newest.members or newest.joining.get(self.me, self.seat) != self.seat:
             os._exit(EXPELLED)
-        return newest.members
+        return newest
 
     def stands(self, members: tuple[int, ...], stand: Stand) -> Mapping[int, Stand]:
         """Say where we stand, and learn it of every member; all wait for the last."""

@@ -63,6 +63,7 @@ class WarmAgent(SimpleElasticAgent):
         self._rookies = Judge(config.stuck_after, config.hang_after)  # of those that come up to join the others
         self._looked = self._regrouped = 0.0
         self._roll = Roll(config.recovery, config.workers)
+        self._wanted: int | None = None  # how many are to train, if somebody has asked
         self._seats = 0  # that were given out in this attempt
         self.elsewhere = Elsewhere()
         worker.pools()
@@ -129,13 +130,13 @@ class WarmAgent(SimpleElasticAgent):
         return True
 
     def scale(self, workers: int) -> None:
-        """Have so many train, and let the others sleep."""
-        self._roll.wanted = workers
+        """Have so many train, and let the others sleep, also after a restart."""
+        self._wanted = self._roll.wanted = workers
 
-    @property
-    def membership(self) -> Membership:
-        """The one that was published last."""
-        return self._roll.current
+    def scaled(self) -> Membership | None:
+        """The membership in which as many train as are wanted, once they do."""
+        present = [each.present() for each in self._running]
+        return self._roll.current if self._roll.is_settled(present) else None
 
     def _fill_up(self) -> None:
         """Start workers until there are as many as there should be, in reserve: they join once they are ready."""
@@ -193,6 +194,7 @@ class WarmAgent(SimpleElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._running, self._seats = [], 0
         self._roll = Roll(self._config.recovery, len(worker_group.workers))
+        self._roll.wanted = min(self._roll.wanted, self._wanted or self._roll.wanted)
         self._judge.begin()
         self._rookies.begin()
         self.elsewhere = Elsewhere()

@@ -39,6 +39,12 @@ class Roll:
         """Whether this seat was told that it is a member."""
         return seat in self._seats.values()
 
+    def is_settled(self, present: Sequence[Seen]) -> bool:
+        """Whether as many train as are wanted, together, and all others are asleep."""
+        inside = [each for each in present if each.membership is not None]
+        together = all(each.membership == self.current.number for each in inside)
+        return together and len(inside) == len(self._seats) == self.wanted
+
     def next(self, present: Sequence[Seen], *, broken: bool = False) -> Membership | None:
         """The membership to publish now, if there is to be another; `broken`: members cannot reach each other."""
         seen = {each.seat: each for each in present}
