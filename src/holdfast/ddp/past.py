@@ -14,7 +14,7 @@ from holdfast.history import backwards, require_file, stream_history
 FIRST = "rank-0.jsonl"
 INJECTED = "injected-"
 MOST_ATTEMPTS = 1 << 62  # far from where whole numbers of a history end
-Struck = tuple[int, str, int]  # step, kind, rank
+Struck = tuple[int, str, int, str]  # step, kind, rank, point
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,4 +77,4 @@ def _struck(folder: Path) -> list[Struck]:
     for file in files:
         require_file(file)
     events = (event.what for _, event in stream_history(files, []))
-    return [(what.step, what.kind, what.rank) for what in events if isinstance(what, Strike)]
+    return [(what.step, what.kind, what.rank, what.point) for what in events if isinstance(what, Strike)]
