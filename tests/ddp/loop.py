@@ -35,6 +35,7 @@ class Task:
     pause: float = 0.0
     until: str = ""  # a file: once it is there, no step takes a pause any more
     patience: float = 0.0  # how long a step takes while ranks are missing, so that they come before the last
+    bucket: float = 0.0  # megabytes of gradients that DDP sums at once, if not its own choice
     gate: str = ""  # a file without which the last step does not end
 
 
@@ -102,7 +103,7 @@ def train(run: Run, task: Task, steps: int | None = None) -> nn.Module:
     if task.unseeded:
         torch.seed()
     net = network(task).to(run.device)
-    model = run.replicate(net)
+    model = run.replicate(net, **({"bucket_cap_mb": task.bucket} if task.bucket else {}))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [10, 20, 40], gamma=0.5)
     scaler = torch.amp.GradScaler(run.device.type, enabled=task.scaler, growth_interval=7)

@@ -72,7 +72,7 @@ def begin(out: Path, world: World, config: RunConfig) -> Attempt:
         number = max(following(past.attempt, folder), int(os.environ.get("HOLDFAST_ATTEMPT", "1")))
     else:
         number, struck = json.loads(world.hear(ATTEMPT))
-        told = frozenset((step, kind, rank) for step, kind, rank in struck)
+        told = frozenset((step, kind, rank, point) for step, kind, rank, point in struck)
         past = Past(struck=told | read_past(folder).struck)  # a node's own folder tells of what struck there
     record = _record(folder, number, world, config)
     if world.rank == 0:

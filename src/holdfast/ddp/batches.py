@@ -174,6 +174,7 @@ class Loop:
         """Become a member: the window to begin with."""
         start = live.arrive()
         self.part.rank, self.part.of = live.place
+        self.injection.become(live.me)
         return start
 
     def _micro_batches(self, ids: Ids, parts: list[Any], at: Position, step: int) -> Iterator[Batch]:

@@ -10,6 +10,7 @@ import xxhash
 
 from holdfast.checkpoint.faulty import KINDS
 from holdfast.checkpoint.store import DirectoryStore, read
+from holdfast.ddp import points
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.failure import Failure, Schedule
 
@@ -56,6 +57,7 @@ class RunConfig:
         _known("writer", self.writer, WRITERS)
         for failure in self.failures:
             _known("fault", failure.kind, FAULTS)
+            points.check(failure, self.recovery)
         for name, least in (
             ("save_every", 1),
             ("max_inflight", 1),
@@ -81,11 +83,12 @@ class RunConfig:
         return self.workers_after[min(restart, len(self.workers_after)) - 1]
 
     def check_targets(self, nodes: int) -> None:
-        """Refuse a failure of a rank that no attempt on so many nodes has."""
+        """Refuse a failure of a rank that no attempt on so many nodes has, and one of all that are to go on."""
         most = nodes * max((self.workers, *self.workers_after))
         for failure in self.failures:
             if absent := [rank for rank in failure.targets if not 0 <= rank < most]:
                 raise BadInput(f"no failure can strike rank {absent[0]}: the ranks of this run are 0 to {most - 1}.")
+        points.check_survivors(self.failures, self.recovery, nodes * self.workers)
 
     @property
     def fingerprint(self) -> str:

@@ -40,6 +40,7 @@ class Live:
     record: Enrolled | None = None
     protected: Protected | None = None
     settle: Callable[[], None] = lambda: None  # puts every step on record that was trained by now
+    injected: Callable[[int], None] = lambda step: None  # called once it is settled how to go on after a loss
     buffers: Buffers = field(default_factory=Buffers)
     link: Link = field(default_factory=Link)
     crews: list[Crew] = field(default_factory=list)
@@ -217,6 +218,8 @@ class Live:
             raise _fallen_back(f"the members cannot go on from where they are ({found})")
         # At once: another loss may come before all is done, and what is summed without the lost stays so.
         self._tell(found, perf_counter() - began)
+        if found.lost:
+            self.injected(found.step)
         self._divide(found)
         if found.joining:
             self._let_in(found, stands)

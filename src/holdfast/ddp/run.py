@@ -173,6 +173,7 @@ class Run:
             seed=self._config.seed if seed is None else seed,
         )
         self._check(geometry, accumulate, workers)
+        injection = self._injection()
         start = self._restored.step or 0
         fingerprint = _fingerprint(geometry, protected)
         self._plan(geometry, fingerprint, dataset)
@@ -187,9 +188,9 @@ class Run:
             recover=lambda start, rank: self._recover(start, rank, geometry, protected, fingerprints),
             reporting=Reporting(self._record, fingerprints, self.attempt, part),
             effort=Effort(self._replicas, protected),
-            saves=self._saves(geometry, protected, fingerprint),
+            saves=self._saves(geometry, protected, fingerprint, injection),
             stopping=Stopping(self._world, start),
-            injection=self._injection(),
+            injection=injection,
             loss=self._loss,
             replicas=self._replicas,
             source=loading.Source(loading.Shares(dataset, accumulate, collate), geometry, workers),
@@ -200,6 +201,7 @@ class Run:
             replica.meanwhile = loop.meanwhile
         if self._live:
             self._live.settle = loop.reporting.settle
+            self._live.injected = injection.recovers
         batches = loop.run()
         self._loop = weakref.ref(batches)  # weak: to leave the loop is to end it
         return batches
@@ -289,7 +291,7 @@ class Run:
             fingerprint=fingerprints.take().digest(),
         )
 
-    def _saves(self, geometry: Geometry, protected: Protected, fingerprint: str) -> Saves:
+    def _saves(self, geometry: Geometry, protected: Protected, fingerprint: str, injection: Injection) -> Saves:
         if self._attempt is None:
             return Unsaved()
         return Saving(
@@ -304,12 +306,15 @@ class Run:
             fingerprint=fingerprint,
             saved=self._restored.step,
             make_writer=functools.partial(_writer, self._config, self._attempt),
+            injected=injection.saves,
         )
 
     def _injection(self) -> Injection:
         struck = self._attempt.past.struck if self._attempt else ()
         folder = self._attempt.folder if self._attempt else None
-        return Injection(self._config.failures, self.rank, self.attempt, struck, folder)
+        injection = Injection(self._config.failures, self.rank, self.attempt, struck, folder, self._world)
+        injection.watch(self._models, self._replicas)
+        return injection
 
 
 def _live(config: RunConfig, peers: World) -> Live | None:
