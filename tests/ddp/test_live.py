@@ -6,10 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from final import complaints, different, events
 from supervised import HERE, Start, Supervisor, wait_until
 
 from holdfast.ddp.config import RunConfig
+from holdfast.ddp.crew import Crew
+from holdfast.ddp.live import Live
+from holdfast.ddp.meeting import Meeting
+from holdfast.ddp.settlement import Settlement
 from holdfast.errors import BadInput
 from holdfast.supervise.wish import scale
 
@@ -158,3 +163,11 @@ def test_a_stopped_worker_is_replaced_like_a_dead_one(start: Start) -> None:
     assert job.result().get("verdict") == "completed", job.said
     assert not events(job.out, "restart"), job.said
     assert complaints(job.out) == []
+
+
+def test_one_that_joins_forgets_the_sums_of_a_meeting_that_was_interrupted() -> None:
+    live = Live("replay", 2, Meeting(1, (), torch.distributed.HashStore, joins=True))
+    live.crews.append(Crew(live.link, 1, 2))
+    live.crews[0].given[0] = torch.zeros(1)
+    live._hand_sums(Settlement(step=3, begun=True, joining=(1,), given=(None,)), None)
+    assert live.crews[0].given == {}

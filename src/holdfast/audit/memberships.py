@@ -154,7 +154,8 @@ class Memberships:
     def _by_member(self) -> dict[int, list[Life]]:
         lives: defaultdict[int, list[Life]] = defaultdict(list)
         for life in self._lives:
-            lives[life.rank].append(life)
+            if not (life.is_idle and lives[life.rank]):  # one that was to join, and ended before, was no member
+                lives[life.rank].append(life)
         return lives
 
     def _other_words(self, told: Sequence[Told]) -> str | None:
@@ -235,7 +236,7 @@ class Memberships:
             self._complain(
                 f"{life.who} saved more than the {life.reached} steps that it reached in attempt {self.number}"
             )
-        elif life.reached < step - 1:  # of what it finished, only the last can have been on its way to the disk
+        elif life.recover and life.reached < step - 1:  # of what it finished, only the last may not have been written
             self._complain(
                 f"{life.who} ended at step {life.reached}, and was lost in step {step} of attempt {self.number}"
             )

@@ -292,6 +292,9 @@ class Live:
 
     def _hand_sums(self, found: Settlement, crew: Crew | None) -> None:
         """Whoever has a sum hands it to the others."""
+        if self.joins:
+            for each in self.crews:
+                each.given = {}  # what we were given before a loss interrupted it may be summed again
         for bucket, holder in enumerate(found.given):
             if holder is None:
                 continue
