@@ -166,7 +166,7 @@ def test_a_stopped_worker_is_replaced_like_a_dead_one(start: Start) -> None:
 
 
 def test_one_that_joins_forgets_the_sums_of_a_meeting_that_was_interrupted() -> None:
-    live = Live("replay", 2, Meeting(1, (), torch.distributed.HashStore, joins=True))
+    live = Live("replay", 2, Meeting(1, (), torch.distributed.HashStore, seat=1, joins=True))
     live.crews.append(Crew(live.link, 1, 2))
     live.crews[0].given[0] = torch.zeros(1)
     live._hand_sums(Settlement(step=3, begun=True, joining=(1,), given=(None,)), None)
