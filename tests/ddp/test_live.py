@@ -90,17 +90,3 @@ def test_buffers_that_only_a_lost_rank_had_are_restored_from_a_snapshot(start: S
 def test_what_cannot_recover_live_is_refused_in_one_line(how: dict[str, Any], why: str) -> None:
     with pytest.raises(BadInput, match=why):
         RunConfig(script="train.py", **how)
-
-
-def test_a_stopped_worker_is_replaced_like_a_dead_one(start: Start) -> None:
-    job = start(
-        {"epochs": 20},
-        script=LOOP,
-        workers=3,
-        recovery="forward",
-        hang_after=1.0,
-        failures=[{"step": 12, "kind": "hang", "targets": [2]}],
-    )
-    assert job.result().get("verdict") == "completed", job.said
-    assert not events(job.out, "restart"), job.said
-    assert complaints(job.out) == []

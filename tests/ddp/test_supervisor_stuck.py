@@ -1,27 +1,37 @@
 """Whoever is stuck is found after a deadline that the run itself teaches, and whoever waits for it is not blamed."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.progress import Phase
-from holdfast.supervise.stuck import GENEROUS, LEAST, TIMES, Elsewhere, Judge, Seen, Stuck
+from holdfast.supervise.awaited import Elsewhere, Seen
+from holdfast.supervise.stuck import FOUND_WITHIN, GENEROUS, LEAST, SOON, STOPPED, TIMES, Judge, Stuck
 
 TRAINING = {"boundaries": 5, "posted": 9, "phase": Phase.TRAINING}
 
 
 class Clock:
-    """Looks at workers that stay as they are, twice a second, until one is found stuck."""
+    """Looks at workers that stay as they are, four times a second, until one is found stuck."""
 
-    def __init__(self, given: float | None = None, hang_after: float = 30.0, busy: float = 0.0) -> None:
-        self.judge = Judge(given, hang_after)
-        self.now, self.busy = 0.0, busy
+    def __init__(
+        self, given: float | None = None, hang_after: float | None = None, busy: float = 0.0, live: bool = False
+    ) -> None:
+        self.judge = Judge(given, hang_after, live=live)
+        self.now, self.busy, self.used = 0.0, busy, 0.0
 
     def look(self, *workers: Seen, elsewhere: Elsewhere | None = None) -> Stuck | None:
-        self.now += 0.5
-        return self.judge.look(workers, self.now, lambda rank: self.now * self.busy, elsewhere or Elsewhere())
+        """The first that is stuck, if any is."""
+        return next(iter(self.all(*workers, elsewhere=elsewhere)), None)
+
+    def all(self, *workers: Seen, elsewhere: Elsewhere | None = None) -> list[Stuck]:
+        self.now += 0.25
+        self.used += 0.25 * self.busy
+        return self.judge.look(workers, self.now, lambda rank: self.used, elsewhere or Elsewhere())
 
     def until(
         self, *workers: Seen, most: float = 4000.0, elsewhere: Elsewhere | None = None
@@ -127,3 +137,117 @@ def test_the_reason_names_the_option() -> None:
     while not (found := clock.look(seen)):
         pass
     assert found.because == "passed no step boundary for 10 s (deadline 10 s; change it with --stuck-after)"
+
+
+def members(*boundaries: int, phase: Phase = Phase.TRAINING) -> list[Seen]:
+    """Members of a run, each so far."""
+    return [Seen(rank=rank, boundaries=each, phase=phase) for rank, each in enumerate(boundaries)]
+
+
+def learned(step: float = 0.01, busy: float = 0.0, **how: Any) -> Clock:
+    """A clock that has seen four members pass boundaries, so long apart, in a run that recovers live; they are at 1000."""
+    clock = Clock(busy=busy, live=True, **how)
+    for look in range(9):
+        assert clock.look(*members(*[round(1000 - (8 - look) * 0.25 / step)] * 4)) is None
+    return clock
+
+
+def test_where_a_run_recovers_live_whoever_is_idle_and_waited_for_is_found_soon() -> None:
+    assert learned().until(*members(1001, 1001, 1000, 1001)) == (pytest.approx(SOON, abs=0.5), 2)
+    assert learned(0.125).until(*members(1001, 1001, 1000, 1001)) == (pytest.approx(0.125 * TIMES, abs=0.5), 2)
+    assert learned(given=5.0).until(*members(1001, 1001, 1000, 1001)) == (pytest.approx(5.0, abs=0.5), 2)
+    assert Clock().until(*members(1001, 1001, 1000, 1001), most=LEAST / 2) is None  # a restart is dear
+
+
+def test_where_nobody_is_seen_to_wait_the_deadline_is_as_long_as_ever() -> None:
+    assert learned().until(*members(1001, 1001, 1001, 1001)) == (pytest.approx(LEAST, abs=1), 0)
+    for phase in (Phase.SAVING, Phase.CLOSING, Phase.RESTORING):
+        behind = Seen(rank=2, boundaries=1000, phase=phase)
+        assert learned().until(*members(1001, 1001), behind, most=LEAST) is None
+
+
+def test_whoever_computes_waits_for_a_disk_or_moves_bytes_is_not_idle() -> None:
+    waits = members(1001, 1001)
+    behind = Seen(rank=2, boundaries=1000, phase=Phase.TRAINING)
+    assert learned(busy=0.1).until(*waits, behind, most=LEAST) is None
+    assert learned().until(*waits, replace(behind, asleep=False), most=LEAST / 2) is None
+    clock = learned()
+    for moved in range(100):
+        assert clock.look(*waits, replace(behind, moved=moved)) is None
+    clock.busy = 1.0
+    assert clock.until(*waits, behind, most=20.0) is None
+    clock.busy = 0.0
+    found = clock.until(*waits, behind)
+    assert found is not None
+    assert found[0] <= 2 * SOON + 0.5
+
+
+def test_to_come_late_from_what_all_ranks_do_is_no_hang() -> None:
+    clock = learned()
+    for look in range(400):  # nobody waits for anybody while all evaluate
+        assert clock.look(*members(1001, 1001, 1001), Seen(rank=3, boundaries=1001, asleep=look % 5 > 0)) is None
+    assert clock.until(*members(1002, 1002, 1002, 1001), most=SOON - 0.5) is None
+    assert clock.until(*members(1003, 1003, 1003, 1003), most=60.0) is None
+
+
+def test_a_usual_step_is_learned_whatever_took_long_once() -> None:
+    clock = learned()
+    for _ in range(40):
+        assert clock.look(*members(1001, 1001, 1001, 1001)) is None
+    assert clock.judge.step == LEAST
+    assert clock.look(*members(1002, 1002, 1002, 1002)) is None
+    assert clock.until(*members(1003, 1003, 1003, 1002)) == (pytest.approx(SOON, abs=0.5), 3)
+
+
+def test_each_idle_worker_that_is_given_up_doubles_the_deadline_and_is_told_so() -> None:
+    clock = learned()
+    for times in range(4):
+        clock.judge.begin()
+        assert clock.until(*members(1001, 1000, 1001, 1001)) == (pytest.approx(SOON * 2**times, abs=0.5), 1)
+    clock = learned()
+    while not (stuck := clock.look(*members(1001, 1000, 1001, 1001))):
+        pass
+    assert stuck.because == (
+        "neither passed a step boundary nor computed for 1.8 s while others waited for it (deadline 1.5 s, from now on "
+        "3 s; change it with --stuck-after)"
+    )
+
+
+def test_whoever_does_not_come_when_the_others_find_together_is_waited_for_however_far_it_is() -> None:
+    there = members(1000, 1000, phase=Phase.RECOVERING)
+    absent = Seen(rank=2, boundaries=1003, phase=Phase.TRAINING)
+    joins = Seen(rank=3, phase=Phase.STARTING, joins=True)
+    ready = Seen(rank=3, phase=Phase.JOINING, joins=True)
+    for others in ([], [joins], [ready]):
+        assert learned().until(*there, absent, *others) == (pytest.approx(SOON, abs=0.5), 2)
+    assert learned().until(*there) == (pytest.approx(FOUND_WITHIN, abs=0.5), 0)
+    assert learned(busy=0.9).until(*there, ready) == (pytest.approx(FOUND_WITHIN, abs=0.5), 3)
+    assert learned().until(*there, joins) == (pytest.approx(GENEROUS * LEAST, abs=1), 3)  # the others wait for it
+
+
+def test_a_worker_that_is_about_to_join_is_in_nobodys_way() -> None:
+    for phase in (Phase.STARTING, Phase.JOINING):
+        joins = Seen(rank=0, phase=phase, joins=True)
+        assert learned().until(joins, *members(0, 1001, 1000, 1001)[1:]) == (pytest.approx(SOON, abs=0.5), 2)
+        assert learned().until(joins, *members(0, 1001, 1001, 1001)[1:], most=LEAST / 2) is None
+
+
+def test_where_a_run_recovers_live_the_stopped_are_found_soon_and_all_at_once() -> None:
+    clock, stopped = learned(), [replace(each, stopped=True) for each in members(1001, 1001, 1001, 1001)]
+    runs = members(1001)
+    found: list[Stuck] = []
+    while not found:
+        found = clock.all(*runs, *stopped[1:3])
+    assert [each.rank for each in found] == [1, 2]
+    assert found[0].because == "was stopped for 1.8 s (limit 1.5 s; change it with --hang-after)"
+    assert learned(hang_after=4.0).until(*runs, stopped[1]) == (pytest.approx(4.0, abs=0.5), 1)
+
+
+def test_where_all_are_stopped_somebody_may_have_meant_it() -> None:
+    stopped = [replace(each, stopped=True) for each in members(1001, 1001, 1001)]
+    assert learned().until(*stopped) == (pytest.approx(STOPPED, abs=0.5), 0)
+    clock = learned()
+    assert clock.until(*stopped, most=STOPPED - 1) is None
+    assert clock.look(members(1001)[0], *stopped[1:]) is None  # one after the other goes on
+    assert clock.look(*members(1001, 1001), stopped[2]) is None
+    assert clock.until(*members(1001, 1001, 1001), most=STOPPED) is None

@@ -33,16 +33,18 @@ from holdfast.ddp.world import JOINS
 from holdfast.errors import WorkerLost
 from holdfast.progress import Phase, Progress
 from holdfast.supervise import errorfile, worker
+from holdfast.supervise.awaited import Elsewhere, Seen
 from holdfast.supervise.casualty import Death
 from holdfast.supervise.environment import as_torchrun, of_holdfast
-from holdfast.supervise.processes import is_stopped, processor_seconds
+from holdfast.supervise.processes import processor_seconds, state
 from holdfast.supervise.rendezvous import Nodes
-from holdfast.supervise.stuck import Elsewhere, Judge, Seen
+from holdfast.supervise.stuck import Judge
 from holdfast.supervise.worker import Task
 
 LOOK = 0.25
 REAPED_WITHIN = 60.0
 STACKS_WITHIN = 2.0
+STACKS_SOON = 0.2  # where others wait
 SUSPECTED = 0.5  # seconds: a worker that dies is seen long before
 NO_CORE = 1  # bytes: the kernel takes 0 for no limit where a program receives core dumps
 
@@ -61,7 +63,7 @@ class WarmAgent(SimpleElasticAgent):
         super().__init__(spec)
         self._config, self._out, self._nodes = config, out, nodes
         self._running: list[Running] = []
-        self._judge = Judge(config.stuck_after, config.hang_after)
+        self._judge = Judge(config.stuck_after, config.hang_after, live=config.recovery != "restart")
         self._looked = self._regrouped = 0.0
         self._membership = 0  # the number of the last one that was published
         self._members: tuple[int, ...] = ()
@@ -104,6 +106,7 @@ class WarmAgent(SimpleElasticAgent):
         """Kill those that have failed and still run, leave all of them behind, and say how they ended."""
         fallen = [each for each in self._running if each.has_fallen]
         deaths = [each.death(self._judge.idle(each.rank), self._out) for each in fallen]
+        self._print_stacks([each for each in fallen if each.hung], STACKS_SOON)
         for each in fallen:
             each.kill()
         self._wait_for(fallen)
@@ -170,15 +173,15 @@ class WarmAgent(SimpleElasticAgent):
     def end(self, *, stacks: bool = False) -> None:
         """Kill the workers that are left, with all they have started; if asked, the stacks of their threads first."""
         if stacks:
-            self._print_stacks()
+            self._print_stacks(self._running, STACKS_WITHIN)
         self._stop_workers(self._worker_group)
 
-    def _print_stacks(self) -> None:
-        """Every worker's threads, into its log: of several that wait for each other, one stack alone tells little."""
-        for each in self._running:
+    def _print_stacks(self, of: "list[Running]", within: float) -> None:
+        """Their threads, into their logs: of several that wait for each other, one stack alone tells little."""
+        for each in of:
             each.abort()
-        deadline = time.monotonic() + STACKS_WITHIN
-        while any(each.exit is None for each in self._running) and time.monotonic() < deadline:
+        deadline = time.monotonic() + within
+        while any(each.exit is None for each in of) and time.monotonic() < deadline:
             time.sleep(0.01)
 
     def exits(self) -> list[int | None]:
@@ -244,7 +247,7 @@ class WarmAgent(SimpleElasticAgent):
         def processor(rank: int) -> float | None:
             return processor_seconds(workers[rank].pid)
 
-        if stuck := self._judge.look(seen, now, processor, self.elsewhere):
+        for stuck in self._judge.look(seen, now, processor, self.elsewhere):
             workers[stuck.rank].hung = stuck.because
         for each in seen:
             if each.phase is Phase.ENDED and self._judge.overdue(each, processor):
@@ -331,14 +334,16 @@ class Running:
 
     def seen(self) -> Seen:
         """How far it is."""
-        told = self.task.progress
+        told, doing = self.task.progress, state(self.pid)
         return Seen(
             rank=self.rank,
             boundaries=told.boundaries,
             posted=told.posted,
             moved=told.moved,
             phase=told.phase,
-            stopped=is_stopped(self.pid),
+            stopped=doing in ("T", "t"),
+            asleep=doing == "S",
+            joins=self.joins,
         )
 
     def tell(self, number: signal.Signals) -> None:
