@@ -16,14 +16,14 @@ Place = tuple[int, int]  # boundaries passed, exchanges begun since
 class Seen:
     """What one look at a running worker shows."""
 
-    rank: int
+    seat: int  # which worker of this node it is: no two of an attempt have the same
     boundaries: int = 0
     posted: int = 0
     moved: int = 0
     phase: Phase = Phase.STARTING
     stopped: bool = False
     asleep: bool = True  # it neither computes, nor stands in line for a processor, nor waits for a disk
-    joins: bool = False  # it is on its way to take the place of a lost one
+    is_member: bool = True  # others train with it, or are about to; else it is in reserve
 
     @property
     def place(self) -> Place:
@@ -47,23 +47,23 @@ class Awaited:
 
 
 def awaited(workers: Sequence[Seen], elsewhere: Place | None) -> list[Awaited]:
-    """Those that may keep the others, as far as places and phases tell."""
-    members = [each for each in workers if not each.joins and each.phase is not Phase.ENDED]
-    starting = [each for each in workers if each.joins and each.phase is not Phase.JOINING]
-    found = [Awaited([each]) for each in starting]
+    """Those that may keep the others, as far as places and phases tell; nobody waits for one that is ready in reserve."""
+    members = [each for each in workers if each.is_member and each.phase is not Phase.ENDED]
+    coming = [each for each in workers if not each.is_member and each.phase not in (Phase.JOINING, Phase.ENDED)]
+    found = [Awaited([each]) for each in coming]
     if any(each.phase is Phase.RECOVERING for each in members):
-        joining = [each for each in workers if each.joins and each.phase is Phase.JOINING]
-        return [*found, *_finding_together(members, starting, joining)]
-    return [*found, *_behind(members, elsewhere)]
+        return [*found, *_finding_together(members, bool(coming))]
+    return [*found, *_behind([each for each in members if each.phase is not Phase.JOINING], elsewhere)]
 
 
-def _finding_together(members: list[Seen], starting: list[Seen], joining: list[Seen]) -> Iterator[Awaited]:
+def _finding_together(members: list[Seen], some_come: bool) -> Iterator[Awaited]:
     """Members were lost, or others join: whoever is not there is waited for, however far it is."""
-    absent = [each for each in members if each.phase is not Phase.RECOVERING]
+    there = (Phase.RECOVERING, Phase.JOINING)
+    absent = [each for each in members if each.phase not in there]
     if absent:
         yield from (Awaited([each], surely=True) for each in absent)
-    elif not starting:  # they may wait for a replacement, which has a deadline of its own
-        yield Awaited(sorted([*members, *joining], key=lambda each: (not each.joins, each.rank)))
+    elif not some_come:  # they may wait for a replacement, which has a deadline of its own
+        yield Awaited(sorted(members, key=lambda each: (each.phase is Phase.RECOVERING, each.seat)))
 
 
 def _behind(members: list[Seen], elsewhere: Place | None) -> Iterator[Awaited]:
@@ -74,5 +74,5 @@ def _behind(members: list[Seen], elsewhere: Place | None) -> Iterator[Awaited]:
     if elsewhere is not None and elsewhere < last:
         return  # all of ours wait for a worker of another node, and that node will say so
     ahead = (elsewhere is not None and elsewhere > last) or any(each.place > last for each in members)
-    behind = sorted((each for each in members if each.place == last), key=lambda each: each.rank)
+    behind = sorted((each for each in members if each.place == last), key=lambda each: each.seat)
     yield Awaited(behind, surely=ahead)

@@ -25,14 +25,14 @@ LONGEST_LOOK = 0.5
 SETTLED = 2  # boundaries: the step between the first two may compile
 REMEMBERED = 64  # looks that a usual step is learned from
 
-Processor = Callable[[int], float | None]  # seconds of processor time that a rank has used, if that can be known
+Processor = Callable[[int], float | None]  # seconds of processor time that a worker has used, if that can be known
 
 
 @dataclass(frozen=True, slots=True)
 class Stuck:
     """A worker that will come no further by itself, and why we think so."""
 
-    rank: int
+    seat: int
     because: str
 
 
@@ -54,20 +54,20 @@ class Judge:
         """Whoever is stuck, judged by all looks so far."""
         moved = elsewhere.moved + sum(each.moved for each in workers)
         several = awaited(workers, elsewhere.place)
-        surely = {each.rank for some in several if some.surely for each in some.workers}
+        surely = {each.seat for some in several if some.surely for each in some.workers}
         some_run = not all(each.stopped for each in workers)
         for each in workers:
-            watch = self._watches.setdefault(each.rank, _Watch(now))
-            self._learn(each, watch.look(each, moved, now, is_awaited=each.rank in surely, others_run=some_run))
+            watch = self._watches.setdefault(each.seat, _Watch(now))
+            self._learn(each, watch.look(each, moved, now, is_awaited=each.seat in surely, others_run=some_run))
         return self._stopped(workers) or self._overdue(several, processor)
 
-    def idle(self, rank: int) -> float:
-        """For how long this rank has made no progress."""
-        return self._watches[rank].idle if rank in self._watches else 0.0
+    def idle(self, seat: int) -> float:
+        """For how long this worker has made no progress."""
+        return self._watches[seat].idle if seat in self._watches else 0.0
 
     def overdue(self, worker: Seen, processor: Processor) -> bool:
         """Whether a worker has gone without progress for too long; one whose script has ended, without going."""
-        watch = self._watches.get(worker.rank)
+        watch = self._watches.get(worker.seat)
         return watch is not None and watch.idle > self._deadline(worker, watch, processor)
 
     @property
@@ -94,36 +94,36 @@ class Judge:
         """Those that stand still; where all do, somebody may have meant it, and has more time to let them go on."""
         found = []
         for each in workers:
-            watch, limit = self._watches[each.rank], self._hang_after or STOPPED
+            watch, limit = self._watches[each.seat], self._hang_after or STOPPED
             seconds = watch.stopped
             if self._live and self._hang_after is None and watch.alone > SOON:
                 seconds, limit = watch.alone, SOON
             if seconds > limit:
                 why = f"was stopped for {seconds:.1f} s (limit {limit:g} s; change it with --hang-after)"
-                found.append(Stuck(each.rank, why))
+                found.append(Stuck(each.seat, why))
         return found
 
     def _overdue(self, several: Sequence[Awaited], processor: Processor) -> list[Stuck]:
         for some in several:
-            idle = {each.rank for each in some.workers if some.surely and self._is_idle(each, processor)}
-            late = [each.rank in idle or self.overdue(each, processor) for each in some.workers]
+            idle = {each.seat for each in some.workers if some.surely and self._is_idle(each, processor)}
+            late = [each.seat in idle or self.overdue(each, processor) for each in some.workers]
             if all(late):
                 first = some.workers[0]
-                return [Stuck(first.rank, self._why_soon(first) if first.rank in idle else self._why(first))]
+                return [Stuck(first.seat, self._why_soon(first) if first.seat in idle else self._why(first))]
         return []
 
     def _is_idle(self, worker: Seen, processor: Processor) -> bool:
         """Whether it has neither come further nor computed for too long while others waited for it."""
         soon = self.soon
-        return soon is not None and _is_settled(worker) and self._watches[worker.rank].is_idle(worker, soon, processor)
+        return soon is not None and _is_settled(worker) and self._watches[worker.seat].is_idle(worker, soon, processor)
 
     def _deadline(self, worker: Seen, watch: "_Watch", processor: Processor) -> float:
         """How long this worker may go without progress, if nobody knows whether others wait for it."""
         alone = self._alone(worker)
         if worker.phase in _TOGETHER or (self._given is not None and _is_settled(worker)):
             return alone  # whatever it computes: it waits by looking again and again, or the user has said how long
-        watch.weigh(worker.rank, alone, processor)
-        if watch.idle <= alone or not watch.is_busy(worker.rank, processor):
+        watch.weigh(worker.seat, alone, processor)
+        if watch.idle <= alone or not watch.is_busy(worker.seat, processor):
             return alone
         # A script that never attaches has no boundaries, nor has what comes after the loop.
         return float("inf") if worker.phase in (Phase.STARTING, Phase.DONE) else alone * GENEROUS
@@ -145,12 +145,12 @@ class Judge:
 
     def _why(self, worker: Seen) -> str:
         doing = _DOING[worker.phase] if worker.boundaries >= SETTLED else _DOING_AT_FIRST[worker.phase]
-        idle = self._watches[worker.rank].idle
+        idle = self._watches[worker.seat].idle
         return f"{doing} for {idle:.0f} s (deadline {self._alone(worker):g} s; change it with --stuck-after)"
 
     def _why_soon(self, worker: Seen) -> str:
         """Why it is given up; the next one has more time."""
-        deadline, idle = self.soon, self._watches[worker.rank].awaited
+        deadline, idle = self.soon, self._watches[worker.seat].awaited
         self._soon = min(2 * self._soon, LEAST)
         return (
             f"neither passed a step boundary nor computed for {idle:.1f} s while others waited for it (deadline "
@@ -187,7 +187,7 @@ class _Watch:
 
     def __init__(self, now: float) -> None:
         self._looked = now
-        self._seen = Seen(rank=-1)
+        self._seen = Seen(seat=-1)
         self._moved = 0
         self._gap = 0.0
         self._weighed: tuple[float, float | None] | None = None
@@ -228,22 +228,22 @@ class _Watch:
             self._gap = 0.0
         return (gap, steps) if steps > 0 else None
 
-    def weigh(self, rank: int, deadline: float, processor: Processor) -> None:
+    def weigh(self, seat: int, deadline: float, processor: Processor) -> None:
         """Note how much of the processor it has used, early in a silence that may become too long."""
         if self._weighed is None and self.idle > deadline / 10:
-            self._weighed = self._clock, processor(rank)
+            self._weighed = self._clock, processor(seat)
 
-    def is_busy(self, rank: int, processor: Processor) -> bool:
+    def is_busy(self, seat: int, processor: Processor) -> bool:
         """Whether it has computed since then."""
-        return self._weighed is None or self._has_computed(self._weighed, (self._clock, processor(rank)))
+        return self._weighed is None or self._has_computed(self._weighed, (self._clock, processor(seat)))
 
     def is_idle(self, worker: Seen, deadline: float, processor: Processor) -> bool:
         """Whether it has been awaited for so long, and has not computed either; if it has, it is watched anew."""
         if self.awaited and self._used is None:
-            self._used = self._clock, processor(worker.rank)
+            self._used = self._clock, processor(worker.seat)
         if self._used is None or self.awaited <= deadline:
             return False
-        now = self._clock, processor(worker.rank)
+        now = self._clock, processor(worker.seat)
         if self._has_computed(self._used, now):
             self.awaited, self._used = 0.0, now
             return False
