@@ -24,12 +24,13 @@ def processor_seconds(group: int) -> float | None:
 
 
 def _waited(folder: Path) -> float:
-    """For how long its threads were ready to run while others did: on a busy machine a worker is slow, not stuck."""
-    found = 0.0
-    with suppress(OSError):  # it has gone, or the kernel does not say
-        for each in (folder / "task").iterdir():
-            found += int((each / "schedstat").read_text().split()[1]) / 1e9
-    return found
+    """For how long its first thread was ready to run while others did: on a busy machine a worker is slow, not stuck.
+
+    Only the first: on such a machine threads that merely look now and then wait for most of the time.
+    """
+    with suppress(OSError, IndexError, ValueError):  # it has gone, or the kernel does not say
+        return int((folder / "schedstat").read_text().split()[1]) / 1e9
+    return 0.0
 
 
 def _all() -> Iterator[tuple[Path, list[str]]]:
