@@ -177,6 +177,7 @@ def command(arm: str, given: argparse.Namespace, folder: Path) -> list[str]:
 def main() -> None:
     """Measure by turns, print the table and whether the claims hold."""
     given = _arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what is under way is ended
     ends = time.monotonic() + 60 * given.minutes
     rng = random.Random(given.seed)
     found: dict[str, list[Loss]] = {arm: [] for arm in given.arms}

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +17,8 @@ MARKER = "HOLDFAST_LIVE_RECOVERY"  # a variable that all processes of a job inhe
 LOOK = 0.002
 NO_PROGRESS = 90.0  # seconds in which nobody writes a line: a hang; far beyond every deadline of the command's own
 GONE_WITHIN = 20.0
+interrupted = threading.Event()
+"""Set when nothing is wanted any more: whoever waits for a job gives up, and ends it."""
 
 
 class Hung(Exception):
@@ -118,12 +121,16 @@ class Job:
         seen, deadline = -1, 0.0
         while not true():
             now = time.monotonic()
-            if (size := self._recorded()) != seen:
+            if (
+                size := self._recorded()
+            ) != seen or not size:  # at first everybody imports torch, for as long as it takes
                 seen, deadline = size, now + NO_PROGRESS
             if self.status is not None:
                 raise Ended
             if now > deadline:
                 raise Hung(f"nobody wrote a line for {NO_PROGRESS:g} s; the last step on record is {self.reached()}")
+            if interrupted.is_set():
+                raise Hung("interrupted")
             if now > self._ends:
                 raise Hung(f"not over after {self._limit:g} s; the last step is {self.reached()}")
             time.sleep(LOOK)
@@ -136,12 +143,9 @@ class Job:
         return self.status
 
     def _recorded(self) -> int:
-        """How much all have written of what they did."""
-        size = 0
-        for folder in (self.out / "history", self.notes):
-            with suppress(OSError):
-                size += sum(file.stat().st_size for file in folder.iterdir())
-        return size
+        """How much the workers have written of what they did."""
+        files = [*(self.out / "history").glob("rank-*"), *self.notes.iterdir()]
+        return sum(file.stat().st_size for file in files)
 
     def processes(self) -> list[int]:
         """All processes of the job that run."""
