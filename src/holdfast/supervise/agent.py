@@ -109,8 +109,8 @@ class WarmAgent(SimpleElasticAgent):
             each.kill()
         self._wait_for(fallen)
         self._running = [each for each in self._running if each not in fallen]
-        members = [death for each, death in deaths if self._roll.is_member(each.seat)]
-        return members, [death for each, death in deaths if not self._roll.is_member(each.seat)]
+        members = [death for each, death in deaths if self._roll.counts(each.seat)]
+        return members, [death for each, death in deaths if not self._roll.counts(each.seat)]
 
     def go_on(self) -> None:
         """Tell those that are left to go on together, and start others in the place of the lost."""
