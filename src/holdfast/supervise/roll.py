@@ -36,6 +36,10 @@ class Roll:
         """The number of a seat, now or last; its own if it never had one."""
         return self._last.get(seat, seat)
 
+    def is_member(self, seat: int) -> bool:
+        """Whether this seat is a member, or was told that it is to be one."""
+        return seat in self._seats.values()
+
     def counts(self, seat: int) -> bool:
         """Whether this seat was told that it is a member, and did not leave in order since."""
         return seat in self._last and seat not in self._asleep
