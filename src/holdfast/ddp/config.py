@@ -39,8 +39,9 @@ class RunConfig:
     max_restarts: int = 3
     seed: int = 0
     failures: Schedule = ()
+    spares: int = 0  # workers that wait, ready to take the place of a lost one
     workers_after: tuple[int, ...] = ()
-    hang_after: float = 30.0
+    hang_after: float | None = None  # 30 seconds; where a run recovers live, as soon as it can be told
     stuck_after: float | None = None  # learned from the run's own steps
     checkpoints: str | None = None  # in the run's own folder
 
@@ -51,14 +52,22 @@ class RunConfig:
         _known("recovery", self.recovery, RECOVERIES)
         if self.recovery != "restart" and self.workers < 2:
             raise BadInput(f"one worker has nobody who goes on without it: give --recovery {self.recovery} 2 or more.")
+        if self.spares and self.recovery == "restart":
+            raise BadInput("a restart has no use for spares: choose replay, forward or skip, or leave them out.")
         _known("writer", self.writer, WRITERS)
         for failure in self.failures:
             _known("fault", failure.kind, FAULTS)
             points.check(failure, self.recovery)
-        for name, least in (("save_every", 1), ("max_inflight", 1), ("keep_last", 1), ("max_restarts", 0)):
+        for name, least in (
+            ("save_every", 1),
+            ("max_inflight", 1),
+            ("keep_last", 1),
+            ("max_restarts", 0),
+            ("spares", 0),
+        ):
             if (value := getattr(self, name)) < least:
                 raise BadInput(f"{name.replace('_', '-')} is {value}: give {least} or more.")
-        if not self.hang_after > 0:
+        if self.hang_after is not None and not self.hang_after > 0:
             raise BadInput(
                 f"a worker cannot be stopped for {self.hang_after:g} s: give hang-after more than 0 seconds."
             )

@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from holdfast.checkpoint.faulty import KINDS, Faulty
 from holdfast.checkpoint.store import Store
 from holdfast.ddp import points
-from holdfast.ddp.past import INJECTED, Struck
+from holdfast.ddp.past import INJECTED, Struck, struck
 from holdfast.ddp.replica import Replica
 from holdfast.ddp.world import Changed, World
 from holdfast.errors import BadInput, HoldfastError
@@ -43,18 +43,27 @@ class Injection:
         schedule: Schedule,
         rank: int,
         attempt: int,
-        struck: Collection[Struck],
+        past: Collection[Struck],
         folder: Path | None,
         peers: World | None = None,
     ) -> None:
         self._rank, self._attempt, self._folder, self._peers = rank, attempt, folder, peers
-        self._struck = frozenset(struck)
         self._schedule = [failure for failure in schedule if failure.kind in ACTS]
         self._steps = {failure.step for failure in self._schedule}
-        self._due = [failure for failure in self._schedule if self._strikes_here(failure)]
-        self._seen = [each for each in self._schedule if points.word(each) in TOGETHER and self._strikes_any(each)]
+        self._look_out(past)
         self._cuts: list[Failure] = []  # those in the backward of this window
         self._models: Sequence[nn.Module] = ()
+
+    def become(self, rank: int) -> None:
+        """From now on this worker is that rank: some of what was to strike it may have struck another before."""
+        self._rank = rank
+        if self._schedule and self._folder:
+            self._look_out(struck(self._folder))
+
+    def _look_out(self, past: Collection[Struck]) -> None:
+        self._struck = frozenset(past)
+        self._due = [failure for failure in self._schedule if self._strikes_here(failure)]
+        self._seen = [each for each in self._schedule if points.word(each) in TOGETHER and self._strikes_any(each)]
 
     def watch(self, models: Sequence[nn.Module], replicas: Sequence[Replica]) -> None:
         """Come to the points that are inside of these; refuse those that they do not have."""

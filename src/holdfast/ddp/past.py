@@ -27,7 +27,7 @@ class Past:
 
 def read_past(folder: Path) -> Past:
     """The past of the run whose histories are in this folder; rank 0's tells of attempts."""
-    return Past(_last_attempt(folder / FIRST), frozenset(_struck(folder)))
+    return Past(_last_attempt(folder / FIRST), frozenset(struck(folder)))
 
 
 def following(attempt: int, where: Path) -> int:
@@ -72,7 +72,8 @@ def _last_attempt(file: Path) -> int:
     return 0
 
 
-def _struck(folder: Path) -> list[Struck]:
+def struck(folder: Path) -> list[Struck]:
+    """The failures that have struck so far."""
     files = list(folder.glob(f"{INJECTED}*.jsonl"))
     for file in files:
         require_file(file)

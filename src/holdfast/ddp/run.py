@@ -34,7 +34,7 @@ from holdfast.ddp.loading import Collate, Dataset
 from holdfast.ddp.meeting import Meeting
 from holdfast.ddp.probe import probe
 from holdfast.ddp.protected import Protectable, Protected
-from holdfast.ddp.record import Record, Unrecorded
+from holdfast.ddp.record import Enrolled, Record, Unrecorded
 from holdfast.ddp.replica import Replica
 from holdfast.ddp.reporting import Part, Reporting
 from holdfast.ddp.restoring import Restored
@@ -92,7 +92,7 @@ class Run:
         self._live = _live(config, peers)
         self._attempt = None if out is None else begin(Path(out), peers, config)
         self._record: Record = self._attempt.record if self._attempt else Unrecorded()
-        if self._live:
+        if self._live and isinstance(self._record, Enrolled):
             self._live.record, self._live.attempt = self._record, self.attempt
         self._models: list[nn.Module] = []
         self._replicas: list[Replica] = []
@@ -185,7 +185,7 @@ class Run:
             world=self._world,
             attempt=self.attempt,
             record=self._record,
-            recover=lambda start: self._recover(start, geometry, protected, fingerprints),
+            recover=lambda start, rank: self._recover(start, rank, geometry, protected, fingerprints),
             reporting=Reporting(self._record, fingerprints, self.attempt, part),
             effort=Effort(self._replicas, protected),
             saves=self._saves(geometry, protected, fingerprint, injection),
@@ -244,9 +244,10 @@ class Run:
         inject.check(self._config.failures, geometry.steps)
         if self._attempt:
             restoring.check_config(self._attempt.store, self._restored, geometry.to_json())
-        share = geometry.share_size(self.rank, self.world)
         if self._live:
             self._live.weigh(geometry)
+            return
+        share = geometry.share_size(self.rank, self.world)
         for replica in self._replicas:
             replica.weight = share / geometry.batch
 
@@ -269,13 +270,15 @@ class Run:
         )
         self._record.flush()
 
-    def _recover(self, start: int, geometry: Geometry, protected: Protected, fingerprints: Fingerprints) -> Recover:
+    def _recover(
+        self, start: int, rank: int, geometry: Geometry, protected: Protected, fingerprints: Fingerprints
+    ) -> Recover:
         """What the first step begins with."""
         restored = self._restored
         if start != (restored.step or 0):
             restored = Restored(step=start)  # by another rank's state
         at = geometry.position(start)
-        key = loading.share_key(geometry, at, self.rank)
+        key = loading.share_key(geometry, at, rank)
         return Recover(
             attempt=self.attempt,
             restored=restored.step,
@@ -320,7 +323,7 @@ def _live(config: RunConfig, peers: World) -> Live | None:
         return None
     joins = world.JOINS in os.environ
     members = () if joins else tuple(range(peers.size))
-    meeting = Meeting(peers.rank, members, peers.connect, joins=joins)
+    meeting = Meeting(peers.rank, members, peers.connect, seat=peers.rank, joins=joins)
     live = Live(config.recovery, peers.size, meeting)
     live.join()
     peers.has_changed = lambda: meeting.is_outdated
