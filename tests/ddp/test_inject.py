@@ -26,7 +26,7 @@ from holdfast.simulate.backprop import Interruption, update
 from holdfast.simulate.replicas import Share, computed
 
 INSIDE = [
-    {"step": 3, "point": "forward", "targets": [1]},
+    {"step": 3, "point": "forward", "targets": [1, 2]},
     {"step": 8, "point": "backward=0.5", "targets": [1, 3]},
     {"step": 13, "point": "optimizer", "targets": [0]},
     {"step": 16, "point": "save", "targets": [0]},
