@@ -30,14 +30,19 @@ class Roll:
         self._seats = {number: number for number in range(size)}  # of the members, by number
         self._leaving: dict[int, int] = {}  # of those that are to fall asleep
         self._last = dict(self._seats)  # the number that each seat had last
+        self._asleep: set[int] = set()  # seats
 
     def number(self, seat: int) -> int:
         """The number of a seat, now or last; its own if it never had one."""
         return self._last.get(seat, seat)
 
     def is_member(self, seat: int) -> bool:
-        """Whether this seat was told that it is a member."""
+        """Whether this seat is a member, or was told that it is to be one."""
         return seat in self._seats.values()
+
+    def counts(self, seat: int) -> bool:
+        """Whether this seat was told that it is a member, and did not leave in order since."""
+        return seat in self._last and seat not in self._asleep
 
     def is_settled(self, present: Sequence[Seen]) -> bool:
         """Whether as many train as are wanted, together, and all others are asleep."""
@@ -91,5 +96,6 @@ class Roll:
         self._leaving = {number: self._seats[number] for number in asleep}
         self._seats = {**inside, **joining}
         self._last |= {seat: number for number, seat in joining.items()}
+        self._asleep = (self._asleep | {*self._leaving.values()}) - {*self._seats.values()}
         self.current = Membership(self.current.number + 1, tuple(sorted(self._seats)), joining, asleep)
         return self.current
