@@ -168,7 +168,8 @@ def command(arm: str, given: argparse.Namespace, folder: Path) -> list[str]:
         options = ["--standalone", f"--nproc-per-node={given.workers}", "--max-restarts=1000"]
         script = [HERE / "plain.py", given.model, given.save_every, folder]
         return [sys.executable, "-m", "torch.distributed.run", *options, *map(str, script)]
-    options = ["--workers", given.workers, "--recovery", arm, "--save-every", given.save_every]
+    options = ["--workers", given.workers, "--recovery", arm, "--save-every", given.save_every, "--max-restarts", 1000]
+    options += ["--spares", given.spares] if arm in LIVE else []
     script = [HERE / "train.py", "--", given.model, given.workers, folder]
     return [*COMMAND, "run", *map(str, options), "--out", str(folder / "run"), *map(str, script)]
 
@@ -298,7 +299,7 @@ def about(given: argparse.Namespace) -> str:
     where = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
     return (
         f"python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores, {where}; "
-        f"{given.workers} workers, {given.model}, a save every {given.save_every} steps, seed {given.seed}; "
+        f"{given.workers} workers, {given.spares} spares, {given.model}, a save every {given.save_every} steps, seed {given.seed}; "
         f"load {os.getloadavg()[0]:.1f}"
     )
 
@@ -309,6 +310,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", choices=("small", "state60", "gpt2", "gpt2-bf16"), default="small")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="all workers on one GPU, over gloo")
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--spares", type=int, default=0, help="of the live arms")
     parser.add_argument("--kills", type=int, default=20, help="of each arm")
     parser.add_argument("--calm", type=int, default=10, help="steps of all workers before the next strike, 2 or more")
     parser.add_argument("--rounds", type=int, default=2, help="turns in which each arm runs once")
