@@ -15,7 +15,7 @@ demo = typer.Typer()
 
 @demo.command("demo")
 def run_demo(
-    out: Annotated[Path, typer.Option(help="Folder for the two runs; those of an earlier demo are replaced.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for the runs; those of an earlier demo are replaced.")] = Path(
         "runs/demo"
     ),
 ) -> None:
@@ -24,28 +24,30 @@ def run_demo(
     from holdfast.cost import compare
     from holdfast.demo import demo as parts
 
-    _clear(out)
+    _clear(list(parts.folders(out).values()))
     steps = " and ".join(map(str, parts.KILLED_AT))
+    say(f"Training on digits with {parts.WORKERS} workers. In steps {steps}, in the middle of backward, rank")
     say(
-        f"Training on digits with {parts.WORKERS} workers, once with each writer; rank {parts.KILLED_RANK} is killed before"
+        f"{parts.KILLED_RANK} is killed: under `restart` all go on from the newest snapshot; under `replay` the others wait"
     )
-    say(f"steps {steps}, and all go on from the newest snapshot.")
-    shown = list(parts.run(out))
-    for each in shown:
-        say(f"{each.name} writer: {each.verdict.line}; audit: {worst(each.findings)}")
+    say("for a replacement and the step is the exact one; under `forward` they finish it without the lost samples.")
+    shown = []
+    for each in parts.run(out):
+        shown.append(each)
+        say(f"{each.name}: {each.verdict.line}; audit: {worst(each.findings)}")
     say("\nWas it right? What the audit of the last run checked, from its history alone:")
     print_findings(shown[-1].findings)
     say("\nWhat did it cost?")
     print_compared(compare.compare({each.name: each.spent for each in shown}))
-    say(f"runs: {out}; look again with `holdfast audit {out / 'overlapped'}` and `holdfast cost {out / 'overlapped'}`")
+    last = shown[-1].folder
+    say(f"runs: {out}; look again with `holdfast audit {last}` and `holdfast cost {last}`")
     right = all(worst(each.findings) == "pass" and each.verdict.verdict == "completed" for each in shown)
     raise typer.Exit(0 if right else 1)
 
 
-def _clear(out: Path) -> None:
+def _clear(folders: list[Path]) -> None:
     """Remove the runs of an earlier demo, and nothing else."""
-    for name in ("blocking", "overlapped"):
-        folder = out / name
+    for folder in folders:
         if folder.exists():
             if not (folder / "run.json").exists():
                 raise BadInput(f"{folder} is not the run of a demo: name another folder with --out")

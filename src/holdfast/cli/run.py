@@ -254,7 +254,18 @@ def print_findings(findings: Sequence["Finding"]) -> None:
 
 def print_compared(rows: Sequence[dict[str, Any]]) -> None:
     """Runs side by side."""
-    table = Table("run", "steps/s", "wall", "stall/save", "stall", "recovery", "rework", "restarts", box=None)
+    names = (
+        "run",
+        "steps/s",
+        "wall",
+        "stall/save",
+        "stall",
+        "trains after",
+        "steps redone",
+        "restarts",
+        "samples lost",
+    )
+    table = Table(*names, box=None)
     for row in rows:
         table.add_row(
             cell(row["run"]),
@@ -262,9 +273,10 @@ def print_compared(rows: Sequence[dict[str, Any]]) -> None:
             f"{row['wall']:.1f} s",
             f"{1000 * row['stall_per_save']:.1f} ms",
             f"{row['stall'] / (row['wall'] or 1.0):.1%}",
-            f"{row['recovery']:.1%}",
-            f"{row['rework']:.1%}",
+            _seconds(row["trains_after"]),
+            str(row["rework_steps"]),
             str(row["restarts"]),
+            str(row["samples_lost"]),
         )
     Console().print(table)
 

@@ -1,6 +1,7 @@
 """Runs side by side: what they cost as rows of a table, and their wall clocks by cause as bars."""
 
 from collections.abc import Mapping
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from holdfast.cost.spent import CAUSES, Spent
@@ -41,6 +42,8 @@ def compare(runs: Mapping[str, Spent]) -> list[dict[str, Any]]:
             "committed": spent.committed,
             "restarts": spent.restarts,
             "rework_steps": spent.rolled_back,
+            "samples_lost": spent.samples_lost,
+            "trains_after": _typical(spent),
             "saves": len(spent.saves),
             "stall": spent.stall.waited,
             "stall_per_save": spent.stall_per_save,
@@ -48,6 +51,12 @@ def compare(runs: Mapping[str, Spent]) -> list[dict[str, Any]]:
         }
         for name, spent in runs.items()
     ]
+
+
+def _typical(spent: Spent) -> float | None:
+    """The seconds from a failure to the next step, in the middle of all failures."""
+    known = [each.to_first_step for each in spent.failures if each.to_first_step is not None]
+    return median(known) if known else None
 
 
 def figure(runs: Mapping[str, Spent]) -> "Figure":

@@ -1,4 +1,4 @@
-"""The same training under both writers, each with the same two kills: what happened, was it right, what did it cost."""
+"""The same training under several recoveries, each with the same two kills: what happened, was it right, what it cost."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +16,13 @@ from holdfast.supervise.warm import warm
 PRELOAD = ("sklearn.datasets",)
 SCRIPT = Path(__file__).with_name("train.py")
 WORKERS, KILLED_AT, KILLED_RANK = 4, (50, 110), 2
+POINT = "backward=0.5"  # once half of the gradients are summed
+RUNS = {  # by name: how it recovers, and how its saves reach the disk
+    "restart, blocking": ("restart", "blocking"),
+    "restart": ("restart", "overlapped"),
+    "replay": ("replay", "overlapped"),
+    "forward": ("forward", "overlapped"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +30,29 @@ class Shown:
     """One run of the demo: how it ended, what the audit found, and what it cost."""
 
     name: str
+    folder: Path
     verdict: Verdict
     findings: tuple[Finding, ...]
     spent: Spent
 
 
+def folders(out: Path) -> dict[str, Path]:
+    """Where each run of a demo lies."""
+    return {name: out / name.replace(", ", "-") for name in RUNS}
+
+
 def run(out: Path) -> Iterator[Shown]:
-    """Train once with each writer; every run has a folder of its own below `out`."""
-    warm(PRELOAD)  # now, or the first run would pay for the second
-    for writer in ("blocking", "overlapped"):
+    """Train once with each recovery; every run has a folder of its own below `out`."""
+    warm(PRELOAD)  # now, or the first run would pay for the others
+    for name, folder in folders(out).items():
+        recovery, writer = RUNS[name]
         config = RunConfig(
             script=str(SCRIPT),
             workers=WORKERS,
+            recovery=recovery,
             writer=writer,
             save_every=20,
-            failures=at(KILLED_AT, kind="kill", targets=(KILLED_RANK,)),
+            failures=at(KILLED_AT, kind="kill", point=POINT, targets=(KILLED_RANK,)),
         )
-        verdict = supervise(config, out / writer, preload=PRELOAD)
-        yield Shown(writer, verdict, audit_run(out / writer), spent(read_history(out / writer).events))
+        verdict = supervise(config, folder, preload=PRELOAD)
+        yield Shown(name, folder, verdict, audit_run(folder), spent(read_history(folder).events))
