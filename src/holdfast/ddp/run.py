@@ -21,6 +21,7 @@ from torch.utils.data import default_collate
 
 from holdfast import progress
 from holdfast.checkpoint import writer as writers
+from holdfast.checkpoint.terms import Fenced
 from holdfast.checkpoint.writer import Writer
 from holdfast.ddp import generators, inject, loading, restoring, world
 from holdfast.ddp.attempt import Attempt, begin
@@ -324,7 +325,9 @@ def _live(config: RunConfig, peers: World) -> Live | None:
 
 
 def _writer(config: RunConfig, attempt: Attempt) -> Writer:
-    store = inject.faulty(attempt.store, config.failures, attempt.number, attempt.past.struck, attempt.folder)
+    term = os.environ.get(world.TERM)
+    kept = Fenced(attempt.store, int(term)) if term else attempt.store
+    store = inject.faulty(kept, config.failures, attempt.number, attempt.past.struck, attempt.folder)
     moves = progress.here.moves
     if config.writer == "blocking":
         return writers.blocking(store, keep_last=config.keep_last, progress=moves)

@@ -22,6 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 from holdfast.errors import BadInput, WorkerLost
 
 SUPERVISED = "HOLDFAST_ROUND"
+TERM = "HOLDFAST_TERM"  # which part of the nodes this worker is of, where there are several
 JOINS = "HOLDFAST_JOINS"  # set for a worker that takes the place of a lost one
 _WATCHED = 86400.0  # seconds: a supervisor finds out who is stuck, long before this
 _BUSY = "busy"

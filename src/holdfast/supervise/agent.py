@@ -36,7 +36,7 @@ from holdfast.supervise import errorfile, worker
 from holdfast.supervise.casualty import Death
 from holdfast.supervise.environment import as_torchrun, of_holdfast
 from holdfast.supervise.processes import is_stopped, processor_seconds
-from holdfast.supervise.rendezvous import Nodes
+from holdfast.supervise.rendezvous import Rendezvous
 from holdfast.supervise.stuck import Elsewhere, Judge, Seen
 from holdfast.supervise.worker import Task
 
@@ -50,7 +50,7 @@ NO_CORE = 1  # bytes: the kernel takes 0 for no limit where a program receives c
 class WarmAgent(SimpleElasticAgent):
     """Starts, watches and stops the workers of one node."""
 
-    def __init__(self, config: RunConfig, out: Path, nodes: Nodes) -> None:
+    def __init__(self, config: RunConfig, out: Path, nodes: Rendezvous) -> None:
         spec = WorkerSpec(
             role="trainer",
             local_world_size=config.workers,
@@ -71,7 +71,7 @@ class WarmAgent(SimpleElasticAgent):
 
     def launch(self, workers: int) -> None:
         """Meet the other nodes and start this many workers here."""
-        self._worker_group.spec.local_world_size = workers
+        self._worker_group.spec.local_world_size = self._nodes.workers = workers
         self._initialize_workers(self._worker_group)
 
     def look(self) -> WorkerState:
@@ -188,6 +188,12 @@ class WarmAgent(SimpleElasticAgent):
     def printed(self) -> list[tuple[Path, Path]]:
         """Where every worker's stdout and stderr go."""
         return [(each.task.stdout, each.task.stderr) for each in self._running]
+
+    def _assign_worker_ranks(self, _: Any, seat: int, __: int, ___: WorkerSpec) -> list[Worker]:
+        """Number the workers node by node: how many each has, the nodes have told each other as they met."""
+        workers = self._nodes.meeting.workers if self._nodes.meeting else ()
+        first, world = sum(workers[:seat]), sum(workers)
+        return [Worker(i, first + i, first + i, world, world) for i in range(workers[seat])]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._running = []
