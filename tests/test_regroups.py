@@ -254,3 +254,28 @@ def test_a_window_lacks_also_whose_sums_were_kept_and_then_lost(lacks: tuple[int
         run.says(member, Regroup(1, 2, LOST_AT, "forward", (0, 1), (2,), missing, 0, 3))
         run.files[f"rank-{member}"].append(last[f"rank-{member}"])
     assert worst(audit(run.ends().events)) == verdict
+
+
+def test_one_that_was_killed_while_it_joined_lacks_nothing() -> None:
+    run = Survived(2)
+    joined = Regroup(1, 2, LOST_AT + 1, "forward", (0, 1, 2, 3))
+    run.begins(2, LOST_AT + 1, 2, joined)
+    run.files["rank-2"].pop()  # what it would begin with
+    for member in run.members:
+        run.says(member, joined)
+        run.says(member, Regroup(1, 3, LOST_AT + 1, "forward", run.members, (2,)))
+    findings = audit(run.ends().events)
+    assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
+
+
+def test_one_that_was_killed_before_it_was_let_in_is_no_member() -> None:
+    run = Survived(2)
+    run.begins(2, LOST_AT + 1, 2)
+    run.files["rank-2"].pop()
+    findings = audit(run.joins(2).ends().events)
+    assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
+    assert "member 2 joined at step 7" in found(findings, "live_recoveries").because
+    waiting = Survived(2)
+    waiting.begins(2, LOST_AT + 1, 2)
+    waiting.files["rank-2"].pop()
+    assert worst(audit(waiting.ends().events)) == "pass"

@@ -158,7 +158,7 @@ class Regroup(NamedTuple):
     `members` are those of membership `number`; windows from `step` on, or the one after it, are divided among them. The
     samples in `missing` had no part, or not in every bucket, in what came out of window `step`, and are not trained
     again. Of its buckets `kept` were summed with the lost ones' gradients, and `redone` without. Members in `behind`
-    took over the parameters of one that was further.
+    took over the parameters of one that was further. Those in `asleep` left in order, at the boundary before `step`.
     """
 
     attempt: int
@@ -172,6 +172,7 @@ class Regroup(NamedTuple):
     redone: int = 0
     behind: Sequence[int] = ()
     seconds: float = 0.0
+    asleep: Sequence[int] = ()
 
 
 class Launch(NamedTuple):
@@ -203,6 +204,15 @@ class Detect(NamedTuple):
     exit: int | None = None
     signal: str | None = None
     step: int | None = None
+
+
+class Scale(NamedTuple):
+    """A supervisor was asked to have so many workers train, and they do, in membership `number`; the others sleep."""
+
+    attempt: int
+    workers: int
+    number: int
+    seconds: float = 0.0
 
 
 class Preempt(NamedTuple):
@@ -249,6 +259,7 @@ What: TypeAlias = (
     | Launch
     | Restart
     | Detect
+    | Scale
     | Preempt
     | Judged
     | Other
@@ -269,6 +280,7 @@ KINDS: Mapping[str, type[Any]] = {
     "launch": Launch,
     "restart": Restart,
     "detect": Detect,
+    "scale": Scale,
     "preempt": Preempt,
     "verdict": Judged,
 }

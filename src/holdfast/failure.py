@@ -19,7 +19,7 @@ class Failure:
     """One failure: at `step`, of `kind`, at a `point` of that step, hitting `targets` (blocks, nodes or ranks).
 
     `kind` and `point` are open words, because each way to train brings its own; `lose` at a `boundary` is the loss of
-    blocks between two steps, which every way to train understands.
+    blocks between two steps, which every way to train understands. A point may carry a number, as in `backward=0.5`.
     """
 
     step: int
@@ -45,6 +45,7 @@ class Failure:
 
 
 Schedule = tuple[Failure, ...]
+ENDING = ("exit", "kill", "hang")  # kinds that end a process, by itself or by its supervisor
 
 
 def at(steps: Iterable[int], *, kind: str = "lose", point: str = "boundary", targets: tuple[int, ...] = ()) -> Schedule:

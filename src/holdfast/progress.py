@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
+IN_RESERVE = -1
 _NUMBERS = 9  # of 8 bytes each
 WORDS = 4096  # bytes of last words, behind the numbers
 
@@ -67,7 +68,7 @@ class Progress:
 
     @property
     def membership(self) -> int:
-        """The number of the membership that it is in; 0 is that of the start."""
+        """The number of the membership that it is in; 0 is that of the start, and `IN_RESERVE` is none."""
         return self._numbers[6]
 
     @property

@@ -33,7 +33,9 @@ class Task:
     scaler: bool = False  # gradients of a scaled loss; in float32, since not every CPU has a smaller type
     unseeded: bool = False
     pause: float = 0.0
+    until: str = ""  # a file: once it is there, no step takes a pause any more
     patience: float = 0.0  # how long a step takes while ranks are missing, so that they come before the last
+    bucket: float = 0.0  # megabytes of gradients that DDP sums at once, if not its own choice
     gate: str = ""  # a file without which the last step does not end
 
 
@@ -101,7 +103,7 @@ def train(run: Run, task: Task, steps: int | None = None) -> nn.Module:
     if task.unseeded:
         torch.seed()
     net = network(task).to(run.device)
-    model = run.replicate(net)
+    model = run.replicate(net, **({"bucket_cap_mb": task.bucket} if task.bucket else {}))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [10, 20, 40], gamma=0.5)
     scaler = torch.amp.GradScaler(run.device.type, enabled=task.scaler, growth_interval=7)
@@ -124,7 +126,8 @@ def train(run: Run, task: Task, steps: int | None = None) -> nn.Module:
 
 def linger(run: Run, task: Task, last: bool) -> None:
     """Take the time that the task wants a step to take."""
-    time.sleep(task.pause + (task.patience if run.world < int(os.environ.get("WORLD_SIZE", 1)) else 0.0))
+    paused = not (task.until and Path(task.until).exists())
+    time.sleep(task.pause * paused + (task.patience if run.world < int(os.environ.get("WORLD_SIZE", 1)) else 0.0))
     deadline = time.monotonic() + 120
     while last and task.gate and not Path(task.gate).exists():
         assert time.monotonic() < deadline, f"{task.gate} never came"

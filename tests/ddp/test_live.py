@@ -1,15 +1,22 @@
 """Workers die, and the others go on in their own processes: the world shrinks and grows back, and the audit agrees."""
 
+import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from final import complaints, different, events
-from supervised import HERE, Start, Supervisor
+from supervised import HERE, Start, Supervisor, wait_until
 
 from holdfast.ddp.config import RunConfig
+from holdfast.ddp.crew import Crew
+from holdfast.ddp.live import Live
+from holdfast.ddp.meeting import Meeting
+from holdfast.ddp.settlement import Settlement
 from holdfast.errors import BadInput
+from holdfast.supervise.wish import scale
 
 LOOP = HERE / "loop.py"
 WORKERS = 4
@@ -84,12 +91,64 @@ def test_buffers_that_only_a_lost_rank_had_are_restored_from_a_snapshot(start: S
     ("how", "why"),
     [
         ({"workers": 1, "recovery": "forward"}, "one worker has nobody who goes on without it"),
+        ({"workers": 2, "spares": 1}, "a restart has no use for spares"),
+        ({"workers": 2, "recovery": "skip", "spares": -1}, "spares is -1: give 0 or more"),
         ({"workers": 2, "recovery": "backward"}, "there is no recovery 'backward'"),
     ],
 )
 def test_what_cannot_recover_live_is_refused_in_one_line(how: dict[str, Any], why: str) -> None:
     with pytest.raises(BadInput, match=why):
         RunConfig(script="train.py", **how)
+
+
+@pytest.mark.parametrize("recovery", ["replay", "forward"])
+def test_a_spare_takes_the_place_of_a_lost_worker_and_another_comes_in_its_own(start: Start, recovery: str) -> None:
+    how: dict[str, Any] = {"script": LOOP, "workers": 2, "recovery": recovery, "spares": 1, "save_every": 50}
+    task = {"epochs": 20, "patience": 0.1}
+    job = start(task, failures=[{"step": step, "kind": "kill", "targets": [1]} for step in (12, 40)], **how)
+    assert job.result().get("verdict") == "completed", job.said
+    assert not events(job.out, "restart"), job.said
+    started = {path.stem for path in (job.out / "logs" / "attempt-0001").glob("*.out")}
+    assert started == {"rank-0", "rank-1", "worker-2", "worker-3", "worker-4"}
+    assert all(len(each) == 1 for each in fingerprints(job.out).values())
+    assert complaints(job.out) == []
+    if recovery == "replay":
+        reference = start(task, out="reference", **how)
+        assert reference.result()["verdict"] == "completed", reference.said
+        assert different(reference.out, job.out) == []
+
+
+def test_workers_are_put_to_sleep_and_woken_in_their_own_processes(start: Start, tmp_path: Path) -> None:
+    enough = tmp_path / "enough"
+    task = {"epochs": 100, "pause": 0.05, "until": str(enough)}
+    job = start(task, script=LOOP, workers=WORKERS, recovery="forward")
+    wait_until(lambda: (job.out / "history" / "rank-0.jsonl").exists(), "the first rank")
+    fewer, all_again = scale(job.out, 2), scale(job.out, WORKERS)
+    enough.touch()
+    assert job.result().get("verdict") == "completed", job.said
+    assert (fewer.workers, all_again.workers) == (2, WORKERS)
+    for rank in range(WORKERS):
+        lives = [event.what.pid for event in events(job.out, "attempt", f"rank-{rank}")]
+        assert (len(lives), len({*lives})) == (2 if rank >= 2 else 1, 1)
+    assert {event.what.world for event in events(job.out, "step")} == {2, WORKERS}
+    assert not any(event.what.missing or event.what.lost for event in events(job.out, "regroup"))
+    assert complaints(job.out) == []
+
+
+@pytest.mark.parametrize(
+    ("recovery", "workers", "why"),
+    [
+        ("restart", 1, "recovers by restart, and only live recovery puts workers to sleep"),
+        ("forward", 3, "has 2 workers: give --workers 1 to 2"),
+        ("forward", 0, "has 2 workers: give --workers 1 to 2"),
+        ("forward", 1, "nothing runs in"),
+    ],
+)
+def test_what_cannot_be_scaled_is_refused_in_one_line(tmp_path: Path, recovery: str, workers: int, why: str) -> None:
+    config = RunConfig(script="train.py", workers=2, recovery=recovery)
+    (tmp_path / "run.json").write_text(json.dumps(config.to_json()))
+    with pytest.raises(BadInput, match=why):
+        scale(tmp_path, workers)
 
 
 def test_a_stopped_worker_is_replaced_like_a_dead_one(start: Start) -> None:
@@ -104,3 +163,11 @@ def test_a_stopped_worker_is_replaced_like_a_dead_one(start: Start) -> None:
     assert job.result().get("verdict") == "completed", job.said
     assert not events(job.out, "restart"), job.said
     assert complaints(job.out) == []
+
+
+def test_one_that_joins_forgets_the_sums_of_a_meeting_that_was_interrupted() -> None:
+    live = Live("replay", 2, Meeting(1, (), torch.distributed.HashStore, joins=True))
+    live.crews.append(Crew(live.link, 1, 2))
+    live.crews[0].given[0] = torch.zeros(1)
+    live._hand_sums(Settlement(step=3, begun=True, joining=(1,), given=(None,)), None)
+    assert live.crews[0].given == {}

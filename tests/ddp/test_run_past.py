@@ -41,7 +41,7 @@ def test_the_past_is_the_last_attempt_and_the_failures_of_all_ranks(tmp_path: Pa
     write(tmp_path, "rank-0", *begin(1, None), step(0), *begin(2, None), step(0, 2))
     write(tmp_path, "injected-3", Strike(1, 70, "kill", 3))
     write(tmp_path, "injected-storage", Strike(1, 50, "enospc", 0))
-    assert read_past(tmp_path) == Past(2, frozenset({(70, "kill", 3), (50, "enospc", 0)}))
+    assert read_past(tmp_path) == Past(2, frozenset({(70, "kill", 3, "boundary"), (50, "enospc", 0, "boundary")}))
 
 
 def test_a_commit_is_on_record_unless_a_later_recover_went_back_behind_it(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_failure_strikes_its_targets_once_in_the_life_of_a_folder(
             injection.strike(number)
     assert struck == [3, 4, 4]
     past = read_past(tmp_path)
-    assert past.struck == {(3, "slow", 0), (4, "slow", 1), (4, "slow", 2)}
+    assert past.struck == {(3, "slow", 0, "boundary"), (4, "slow", 1, "boundary"), (4, "slow", 2, "boundary")}
     for rank in range(3):
         for number in range(6):
             Injection(schedule, rank, 2, past.struck, None).strike(number)

@@ -216,6 +216,11 @@ class Ledger:
         """Whether this life began in the middle of an attempt, with the state of a survivor."""
         return id(life) in self.joins
 
+    def never_joined(self, life: Life) -> bool:
+        """Whether this life was to take the place of a lost one, and ended before it did."""
+        live = self.recovery not in (None, "restart") or any(each.number == life.number for each in self.live)
+        return live and life.is_idle
+
     def lacking(self) -> int:
         """How many samples of windows that count are declared missing."""
         return sum(

@@ -63,6 +63,11 @@ class Life:
         last = self.steps.last
         return self.start if last is None else last + 1
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it never said with what it begins, nor who it goes on with: it ended before it took part."""
+        return not (self.recover or self.regroups or len(self.steps) or self.commits or self.ended)
+
     def stretches(self) -> Iterator[tuple[range, int, int]]:
         """Rows of steps that say the same rank and world, and which."""
         ends = [*(row for row, _, _ in self.places[1:]), len(self.steps)]

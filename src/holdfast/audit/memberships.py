@@ -37,6 +37,7 @@ class Joined(NamedTuple):
     life: Life
     start: int
     place: int  # of the regroup that says so, among those of the attempt
+    woke: bool  # in the place of one that slept, and not of one that was lost
 
 
 class Memberships:
@@ -55,6 +56,7 @@ class Memberships:
         self._firsts, self._bases = [0], list[Sequence[int]]([self.members])
         self._excused: defaultdict[int, set[int]] = defaultdict(set)
         self._void: dict[int, int] = {}
+        self._asleep: set[int] = set()
         self._gone: dict[int, Life] = {}  # lives that ended with a loss, the last of each member
         self._spared: dict[
             int, tuple[int, Sequence[int]]
@@ -76,7 +78,7 @@ class Memberships:
         Not how often it was declared lost: one that took its place and was not let in yet may be declared so, too.
         """
         gone = Counter({member for member, _ in self.lost if member not in self.members})
-        return gone + Counter(each.life.rank for each in self.joined)
+        return gone + Counter(each.life.rank for each in self.joined if not each.woke)
 
     def basis(self, step: int) -> Sequence[int]:
         """The members that this window was divided among."""
@@ -152,14 +154,15 @@ class Memberships:
     def _by_member(self) -> dict[int, list[Life]]:
         lives: defaultdict[int, list[Life]] = defaultdict(list)
         for life in self._lives:
-            lives[life.rank].append(life)
+            if not (life.is_idle and lives[life.rank]):  # one that was to join, and ended before, was no member
+                lives[life.rank].append(life)
         return lives
 
     def _other_words(self, told: Sequence[Told]) -> str | None:
         """Two that declare one membership in different words; who was lost depends on what one has seen before."""
         first = told[0]
         for other in told[1:]:
-            for name in ("step", "strategy", "members", "kept", "redone", "behind"):
+            for name in ("step", "strategy", "members", "kept", "redone", "behind", "asleep"):
                 mine, theirs = getattr(first.regroup, name), getattr(other.regroup, name)
                 if mine != theirs:
                     who = f"{first.life.who} and {other.life.who}"
@@ -181,13 +184,17 @@ class Memberships:
         step, members = regroup.step, tuple(regroup.members)
         basis = self.basis(step)
         begun = self._is_begun(told, basis)
-        gone = {member for each in told for member in each.regroup.lost if member in before}
+        slept = {member for member in regroup.asleep if member in before}
+        gone = slept | {member for each in told for member in each.regroup.lost if member in before}
+        if slept and begun:
+            self._complain(f"members fell asleep within step {step} of attempt {self.number}, and not before it")
         come = [member for member in members if member not in before or member in gone]
         self.regroups.append(regroup)
         self.members = members
         self._divide(step + begun, members)
         for member in sorted(gone):
             self._lose(member, regroup, begun, lives[member])
+        self._asleep |= slept
         for member in come:
             self._join(member, regroup, lives[member])
         for each in told:
@@ -211,8 +218,9 @@ class Memberships:
     def _lose(self, member: int, regroup: Regroup, begun: bool, lives: list[Life]) -> None:
         """A member ends here: what it wrote must end, too, and what it could no longer write is not asked for."""
         step, complete = regroup.step, _is_complete(regroup)
-        self.lost.append((member, step))
-        self._excused[member] |= {step - 1} | ({step} if begun else set())
+        if member not in regroup.asleep:
+            self.lost.append((member, step))
+            self._excused[member] |= {step - 1} | ({step} if begun else set())
         if not lives or self._gone.get(member) is lives[0]:
             return  # one that took its place is lost, too, before it had joined
         life = self._gone[member] = lives[0]
@@ -228,7 +236,7 @@ class Memberships:
             self._complain(
                 f"{life.who} saved more than the {life.reached} steps that it reached in attempt {self.number}"
             )
-        elif life.reached < step - 1:  # of what it finished, only the last can have been on its way to the disk
+        elif life.recover and life.reached < step - 1:  # of what it finished, only the last may not have been written
             self._complain(
                 f"{life.who} ended at step {life.reached}, and was lost in step {step} of attempt {self.number}"
             )
@@ -239,11 +247,12 @@ class Memberships:
         """A member begins here, with its next life in this attempt if it came so far as to write one."""
         start = regroup.step if member in self.basis(regroup.step) else regroup.step + 1
         again = (number for number in sorted(self._told) if number > regroup.number)
-        until = next((number for number in again if member in self._told[number][0].regroup.lost), None)
+        until = next((number for number in again if member in _leavers(self._told[number][0].regroup)), None)
         first = -1 if len(lives) < 2 else regroup.number if lives[1].arrival is None else lives[1].arrival
         if regroup.number <= first and (until is None or first < until):
             del lives[0]
-            self.joined.append(Joined(lives[0], start, len(self.regroups) - 1))
+            self.joined.append(Joined(lives[0], start, len(self.regroups) - 1, member in self._asleep))
+            self._asleep.discard(member)
             if start == regroup.step:
                 self._excused[member].discard(start)
 
@@ -323,8 +332,8 @@ class Memberships:
 
     def _follows(self, life: Life, regroup: Regroup, before: Sequence[int]) -> None:
         """Who is lost are those who were members, and are no longer, or were replaced at once."""
-        lost, was = {*regroup.lost}, {*before}
-        if len(lost) != len(regroup.lost) or not was - {*regroup.members} <= lost <= was:
+        lost, was = {*_leavers(regroup)}, {*before}
+        if len(lost) != len(_leavers(regroup)) or not was - {*regroup.members} <= lost <= was:
             self._complain(
                 f"{life.who} declares {_names(regroup.lost)} lost in membership {regroup.number} of attempt "
                 f"{self.number}, where {_names(before)} became {_names(regroup.members)}"
@@ -346,7 +355,7 @@ class Memberships:
         reached = int(life.steps.step[rows - 1]) - (void is not None) if rows else -1
         for place in places:
             regroup = self.regroups[place]
-            lost = life.rank not in regroup.members or life.rank in regroup.lost
+            lost = life.rank not in regroup.members or life.rank in _leavers(regroup)
             if lost and then is None:
                 return
             if reached >= regroup.step or (life.ended if then is None else then > regroup.step + 1):
@@ -364,6 +373,11 @@ def _shares(geometry: Geometry, regroup: Regroup, gone: Sequence[int], basis: Se
     if len(basis) > geometry.batch:
         return []
     return [each for member in gone for each in geometry.share(at, basis.index(member), len(basis)).tolist()]
+
+
+def _leavers(regroup: Regroup) -> list[int]:
+    """Who is a member no longer, lost or asleep."""
+    return [*regroup.lost, *regroup.asleep]
 
 
 def _is_complete(regroup: Regroup) -> bool:

@@ -59,7 +59,8 @@ def _out_of_order(ledger: Ledger, lives: Sequence[Life]) -> str | None:
         return wrong
     numbered = [life for life in lives if life.number is not None]
     for a, b in pairwise(numbered):
-        if (b.number or 0) < (a.number or 0) + (not ledger.has_joined(b)):
+        again = not (ledger.has_joined(b) or ledger.never_joined(b))
+        if (b.number or 0) < (a.number or 0) + again:
             return f"{b.who} started attempt {b.number} after attempt {a.number}: it lived twice under one number"
     return None
 

@@ -38,6 +38,7 @@ def _told(ledger: Ledger, memberships: Memberships) -> Iterator[str]:
     for regroup in memberships.regroups:
         come, gone = {*regroup.members} - before, [member for member in regroup.lost if member in before]
         what = [f"{_named(gone)} lost"] if gone else []
+        what += [f"{_named(sorted(regroup.asleep))} fell asleep"] if regroup.asleep else []
         what += [f"{_named(sorted(come))} joined"] if come else []
         lacking = f", {counted(len(regroup.missing), 'sample')} declared missing" if regroup.missing else ""
         yield f"{' and '.join(what) or 'the members met again'} at step {regroup.step}{lacking}"

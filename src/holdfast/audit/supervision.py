@@ -9,7 +9,7 @@ may end anywhere: a supervisor may be killed. It writes every line before it goe
 from collections import defaultdict
 from collections.abc import Sequence
 
-from holdfast.events import Detect, Judged, Launch, Malformed, Open, Other, Preempt, Restart, Strike, What
+from holdfast.events import Detect, Judged, Launch, Malformed, Open, Other, Preempt, Restart, Scale, Strike, What
 
 
 class Supervision:
@@ -41,6 +41,8 @@ class Supervision:
             case Preempt(attempt=number):
                 self._must_run(number, "a wish to stop")
                 self.asked.add(number)
+            case Scale(attempt=number):
+                self._must_run(number, "a wish for more or fewer workers")
             case Judged():
                 self._judge(what)
             case _:

@@ -10,6 +10,7 @@ from holdfast.cli.console import complain
 from holdfast.cli.demo import demo
 from holdfast.cli.lab import lab
 from holdfast.cli.run import run
+from holdfast.cli.scale import scale
 from holdfast.cli.store import store
 from holdfast.errors import HoldfastError
 
@@ -20,7 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for commands in (run, store, demo):
+for commands in (run, scale, store, demo):
     app.add_typer(commands)
 app.add_typer(lab, name="lab")
 

@@ -47,6 +47,9 @@ def run_script(
             "(drop it)."
         ),
     ] = "restart",
+    spares: Annotated[
+        int, typer.Option(help="More workers that wait, ready to take the place of a lost one (replay, forward, skip).")
+    ] = 0,
     save_every: Annotated[int, typer.Option(help="Steps between two snapshots.")] = 50,
     writer: Annotated[str, typer.Option(help="How a save reaches the disk: overlapped or blocking.")] = "overlapped",
     max_inflight: Annotated[int, typer.Option(help="Saves under way at once.")] = 2,
@@ -64,11 +67,18 @@ def run_script(
             "that while the worker computes]"
         ),
     ] = None,
-    fail_at: Annotated[str, typer.Option(help="Break something before these steps, such as 400,1200.")] = "",
+    fail_at: Annotated[
+        str,
+        typer.Option(
+            help="Break something before these steps, such as 400,1200, or inside them, such as "
+            "120:backward=0.5,300:optimizer. Points: boundary, forward, backward=F (the part F of the gradients is "
+            "summed), optimizer (before it steps), save, recovery."
+        ),
+    ] = "",
     fault: Annotated[
         str, typer.Option(help="What breaks: exit, kill, hang, slow, or a fault of the storage.")
     ] = "exit",
-    fail_rank: Annotated[int, typer.Option(help="The rank that breaks.")] = 0,
+    fail_rank: Annotated[str, typer.Option(help="The rank that breaks, or several at once, such as 1,3.")] = "0",
     seed: Annotated[int, typer.Option(help="Order of samples and all that is random come from it.")] = 0,
     preload: Annotated[
         str, typer.Option(help="Modules to import once, before workers start, such as torchvision.")
@@ -103,6 +113,7 @@ def run_script(
             args=tuple(args or ()),
             workers=workers,
             recovery=recovery,
+            spares=spares,
             save_every=save_every,
             writer=writer,
             max_inflight=max_inflight,
@@ -334,10 +345,25 @@ def _seconds(value: float | None) -> str:
     return "" if value is None else f"{value:.2f} s"
 
 
-def _failures(steps: str, kind: str, rank: int) -> "Schedule":
-    from holdfast.failure import at
+def _failures(places: str, kind: str, ranks: str) -> "Schedule":
+    from holdfast.failure import Failure
 
-    return at(_numbers(steps, "--fail-at"), kind=kind, targets=(rank,))
+    targets = tuple(sorted(set(_numbers(ranks, "--fail-rank"))))
+    found = [_place(part.strip(), places) for part in places.split(",") if part.strip()]
+    failures = [Failure(step=step, kind=kind, point=point, targets=targets) for step, point in found]
+    return tuple(sorted(failures, key=lambda each: each.step))
+
+
+def _place(part: str, places: str) -> tuple[int, str]:
+    """A step, and the point of it: the boundary before it unless another is named."""
+    step, colon, point = part.partition(":")
+    try:
+        return int(step), point if colon else "boundary"
+    except ValueError as error:
+        raise BadInput(
+            f"--fail-at {places} is not a list of whole numbers such as 400, with or without a point such as "
+            "120:backward=0.5"
+        ) from error
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from holdfast import events
 from holdfast.cost.timeline import Moment, Stretch
 from holdfast.errors import BadInput
 from holdfast.events import JSON, Commit, Detect, Done, Event, Judged, Malformed, Preempted, Regroup, Strike
+from holdfast.failure import ENDING
 from holdfast.lineage import Lineage
 from holdfast.stall import Stall
 
@@ -103,7 +104,7 @@ def attempts(stretches: Sequence[Stretch], history: Iterable[Event]) -> list[Att
     read: list[Attempt] = []
     for stretch, so_far in zip(stretches, committed, strict=True):
         steps = _steps(stretch, lineage)
-        struck = _fatal(failures[stretch.number], steps)
+        struck = _fatal(failures[stretch.number], steps, _survived(stretch))
         ended = _ended(stretch, is_last=stretch is stretches[-1])
         read.append(
             Attempt(
@@ -186,7 +187,7 @@ def _regrouped(moment: Moment, lineage: Lineage) -> Regrouped:
 
 def fatal(stretch: Stretch) -> list[Moment]:
     """The failures that a supervisor saw in an attempt, without those of members that the others went on without."""
-    survived = Counter(member for regroup in stretch.told(Regroup) for member in regroup.lost)
+    survived = _survived(stretch)
     found: list[Moment] = []
     for moment in stretch.all(Detect):
         rank = moment.event.what.rank if isinstance(moment.event.what, Detect) else -1
@@ -195,6 +196,11 @@ def fatal(stretch: Stretch) -> list[Moment]:
         else:
             found.append(moment)
     return found
+
+
+def _survived(stretch: Stretch) -> Counter[int]:
+    """How often each member was lost, and the others went on."""
+    return Counter(member for regroup in stretch.told(Regroup) for member in regroup.lost)
 
 
 def _saves(stretch: Stretch) -> list[Save]:
@@ -214,11 +220,20 @@ def _save(save: events.Save, attempt: int, durable: Mapping[int, float | None]) 
     )
 
 
-def _fatal(failures: Iterable[Struck], steps: Sequence[Step]) -> Struck | None:
-    """The first failure that nothing was trained after: one that a run survives is followed by its own step."""
+def _fatal(failures: Iterable[Struck], steps: Sequence[Step], survived: Counter[int]) -> Struck | None:
+    """The first failure that the attempt did not survive.
+
+    One that strikes at a boundary is followed by its own step if it is survived. Inside a step, or in a save, others may
+    train on for a while: there every process that is lost ends the attempt, unless its peers went on without it.
+    """
     trained = steps[-1].number if steps else -1
-    last = [failure for failure in failures if failure.strike.step > trained]
-    return min(last, key=lambda failure: (failure.event.time, failure.event.who), default=None)
+    for failure in sorted(failures, key=lambda failure: (failure.event.time, failure.event.who)):
+        strike = failure.strike
+        if strike.kind in ENDING and survived[strike.rank] > 0:
+            survived[strike.rank] -= 1
+        elif strike.step > trained or (strike.point != "boundary" and strike.kind in ENDING):
+            return failure
+    return None
 
 
 def _ended(stretch: Stretch, *, is_last: bool) -> str | None:

@@ -10,6 +10,7 @@ from holdfast.checkpoint.store import Store
 from holdfast.ddp.config import RunConfig
 from holdfast.ddp.lock import Lock, alone
 from holdfast.ddp.past import Past, following, had_snapshots, has_commit, read_past
+from holdfast.ddp.record import Enrolled, Record
 from holdfast.ddp.world import JOINS, World
 from holdfast.events import Attempt as Began
 from holdfast.history import HistoryWriter
@@ -22,16 +23,12 @@ class Attempt:
     """This attempt, as one rank sees it."""
 
     number: int
+    folder: Path  # where the histories of the run are
     past: Past
-    record: HistoryWriter
+    record: Record
     store: Store
     keep_last: int
     lock: Lock | None = None  # of whoever has no supervisor that holds it
-
-    @property
-    def folder(self) -> Path:
-        """Where the histories of the run are."""
-        return self.record.path.parent
 
     def has_commit(self, step: int) -> bool:
         """Whether the commit of this step, the newest that stands, is on record."""
@@ -44,13 +41,23 @@ class Attempt:
 
 
 def _joined(folder: Path, out: Path, world: World, config: RunConfig) -> Attempt:
-    """Take part in the attempt that is under way."""
+    """Be ready to take part in the attempt that is under way."""
     number = int(os.environ["HOLDFAST_ATTEMPT"])
+    record = Enrolled(folder, number, world.size)
+    store = store_at(config.checkpoints or out / "checkpoints")
+    return Attempt(number, folder, Past(struck=read_past(folder).struck), record, store, config.keep_last)
+
+
+def _record(folder: Path, number: int, world: World, config: RunConfig) -> Record:
+    """The record of this rank, with its first event."""
+    if config.recovery != "restart":
+        enrolled = Enrolled(folder, number, world.size)
+        enrolled.enrol(world.rank)
+        return enrolled
     record = HistoryWriter(folder, f"rank-{world.rank}")
     record.append(Began(number, world.size, world.rank, os.getpid()))
     record.flush()
-    store = store_at(config.checkpoints or out / "checkpoints")
-    return Attempt(number, Past(struck=read_past(folder).struck), record, store, config.keep_last)
+    return record
 
 
 def begin(out: Path, world: World, config: RunConfig) -> Attempt:
@@ -65,13 +72,11 @@ def begin(out: Path, world: World, config: RunConfig) -> Attempt:
         number = max(following(past.attempt, folder), int(os.environ.get("HOLDFAST_ATTEMPT", "1")))
     else:
         number, struck = json.loads(world.hear(ATTEMPT))
-        told = frozenset((step, kind, rank) for step, kind, rank in struck)
+        told = frozenset((step, kind, rank, point) for step, kind, rank, point in struck)
         past = Past(struck=told | read_past(folder).struck)  # a node's own folder tells of what struck there
-    record = HistoryWriter(folder, f"rank-{world.rank}")
-    record.append(Began(number, world.size, world.rank, os.getpid()))
-    record.flush()
+    record = _record(folder, number, world, config)
     if world.rank == 0:
         record.sync()  # before another rank can say that it is in this attempt: a number is used once
         world.tell(ATTEMPT, json.dumps([number, sorted(past.struck)]))
     store = store_at(config.checkpoints or out / "checkpoints")
-    return Attempt(number, past, record, store, config.keep_last, lock)
+    return Attempt(number, folder, past, record, store, config.keep_last, lock)

@@ -18,6 +18,7 @@ from holdfast.ddp.effort import Effort
 from holdfast.ddp.inject import Injection
 from holdfast.ddp.live import Live
 from holdfast.ddp.loading import Source, divided, share_key
+from holdfast.ddp.meeting import Asleep
 from holdfast.ddp.preemption import PREEMPTED
 from holdfast.ddp.record import Record
 from holdfast.ddp.replica import Replica, holding_back
@@ -93,7 +94,7 @@ class Loop:
     world: World
     attempt: int
     record: Record
-    recover: Callable[[int], Recover]
+    recover: Callable[[int, int], Recover]
     reporting: Reporting
     effort: Effort
     saves: Saves
@@ -108,12 +109,8 @@ class Loop:
     def run(self) -> Generator[Batch]:
         """Hand out every share as its micro-batches, with a boundary before and after."""
         try:
-            start = self._arrive() if self.live and self.live.joins else self.start
-            self._begin(start)
-            self.source.divide(start, self.part.rank, self.part.of)
-            at, now = self.geometry.position(start), clock_of(self.world.device)
-            for step in range(start, self.geometry.steps):
-                stall = self._boundary(step, at)
+            now = clock_of(self.world.device)
+            for step, at, stall in self._windows():
                 waited = perf_counter()
                 request, parts = next(self.source)
                 data = perf_counter() - waited
@@ -126,8 +123,7 @@ class Loop:
                 self.reporting.trained(Trained(step, at, request.samples, data, stall, *done))
                 if step == 0:
                     self.saves.prepare()  # again: optimizers have made their moments in the first step
-                at = self.geometry.following(at)
-            self._end(at)
+            self._end(self.geometry.position(self.geometry.steps))
         except GeneratorExit:
             # The user left the loop. Whether this step was trained to its end is not known, so it does not count.
             self.reporting.settle()
@@ -154,15 +150,32 @@ class Loop:
                 return reduced, held, 0  # its optimizers had no gradients to step with
         return reduced, held, stepped
 
-    def _arrive(self) -> int:
-        """Take the place of a lost rank: the window to begin with."""
-        assert self.live is not None
-        return self.live.arrive()
+    def _windows(self) -> Iterator[tuple[int, Position, float]]:
+        """Every window that this rank has a part in, after its boundary, and how long that waited for a save."""
+        step, at = self._begin()
+        while step < self.geometry.steps:
+            try:
+                stall = self._boundary(step, at)
+            except Asleep:
+                step, at = self._begin()
+                continue
+            yield step, at, stall
+            step, at = step + 1, self.geometry.following(at)
 
-    def _begin(self, start: int) -> None:
-        """Say what the first step begins with, as it is in memory now."""
-        self.record.append(self.recover(start))
+    def _begin(self) -> tuple[int, Position]:
+        """The window that we begin with; and say with what, as it is in memory now."""
+        start = self._arrive(self.live) if self.live and self.live.joins else self.start
+        self.record.append(self.recover(start, self.part.rank))
         self.record.flush()
+        self.source.divide(start, self.part.rank, self.part.of)
+        return start, self.geometry.position(start)
+
+    def _arrive(self, live: Live) -> int:
+        """Become a member: the window to begin with."""
+        start = live.arrive()
+        self.part.rank, self.part.of = live.place
+        self.injection.become(live.me)
+        return start
 
     def _micro_batches(self, ids: Ids, parts: list[Any], at: Position, step: int) -> Iterator[Batch]:
         for number, (part, data) in enumerate(zip(divided(len(ids), len(parts)), parts, strict=True), 1):
@@ -187,7 +200,12 @@ class Loop:
         live = self.live
         if live is None:
             return
-        if divides := live.boundary(step):
+        try:
+            divides = live.boundary(step)
+        except Asleep:
+            live.sleep()
+            raise
+        if divides:
             self.reporting.settle()
             self.part.rank, self.part.of = live.meeting.rank, len(live.members)
             self.source.divide(step, self.part.rank, self.part.of)

@@ -10,6 +10,7 @@ import xxhash
 
 from holdfast.checkpoint.faulty import KINDS
 from holdfast.checkpoint.store import DirectoryStore, read
+from holdfast.ddp import points
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.failure import Failure, Schedule
 
@@ -38,6 +39,7 @@ class RunConfig:
     max_restarts: int = 3
     seed: int = 0
     failures: Schedule = ()
+    spares: int = 0  # workers that wait, ready to take the place of a lost one
     workers_after: tuple[int, ...] = ()
     hang_after: float = 30.0
     stuck_after: float | None = None  # learned from the run's own steps
@@ -50,10 +52,19 @@ class RunConfig:
         _known("recovery", self.recovery, RECOVERIES)
         if self.recovery != "restart" and self.workers < 2:
             raise BadInput(f"one worker has nobody who goes on without it: give --recovery {self.recovery} 2 or more.")
+        if self.spares and self.recovery == "restart":
+            raise BadInput("a restart has no use for spares: choose replay, forward or skip, or leave them out.")
         _known("writer", self.writer, WRITERS)
         for failure in self.failures:
             _known("fault", failure.kind, FAULTS)
-        for name, least in (("save_every", 1), ("max_inflight", 1), ("keep_last", 1), ("max_restarts", 0)):
+            points.check(failure, self.recovery)
+        for name, least in (
+            ("save_every", 1),
+            ("max_inflight", 1),
+            ("keep_last", 1),
+            ("max_restarts", 0),
+            ("spares", 0),
+        ):
             if (value := getattr(self, name)) < least:
                 raise BadInput(f"{name.replace('_', '-')} is {value}: give {least} or more.")
         if not self.hang_after > 0:
@@ -72,11 +83,12 @@ class RunConfig:
         return self.workers_after[min(restart, len(self.workers_after)) - 1]
 
     def check_targets(self, nodes: int) -> None:
-        """Refuse a failure of a rank that no attempt on so many nodes has."""
+        """Refuse a failure of a rank that no attempt on so many nodes has, and one of all that are to go on."""
         most = nodes * max((self.workers, *self.workers_after))
         for failure in self.failures:
             if absent := [rank for rank in failure.targets if not 0 <= rank < most]:
                 raise BadInput(f"no failure can strike rank {absent[0]}: the ranks of this run are 0 to {most - 1}.")
+        points.check_survivors(self.failures, self.recovery, nodes * self.workers)
 
     @property
     def fingerprint(self) -> str:

@@ -5,7 +5,7 @@ good case nothing is copied and nobody waits. When members are lost DDP's backwa
 computed; then a bucket holds either its sum or nothing of use, and `param.grad` still holds what this rank computed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ class Crew(dist.ProcessGroup):
         self.given: dict[int, torch.Tensor] = {}
         """Sums that others had before we came: of the next backward, by the number of the bucket."""
         self._buckets: list[list[torch.Tensor]] = []
+        self.watch: Callable[[Sequence[Any], int], None] | None = None  # as a replica's `watch` has it
 
     def getSize(self) -> int:
         return self._size
@@ -65,6 +66,15 @@ class Crew(dist.ProcessGroup):
         self.sums = []
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]  # as DDP calls it
+        if self.watch is None:
+            return self._sum(tensors, opts)
+        if not self.sums:
+            self.watch([], len(self._buckets))
+        work = self._sum(tensors, opts)
+        self.watch([each.work for each in self.sums], len(self._buckets))
+        return work
+
+    def _sum(self, tensors: list[torch.Tensor], opts: Any) -> Any:
         (values,) = tensors
         if (given := self.given.pop(len(self.sums), None)) is not None:
             self.sums.append(Sum(values.copy_(given), Done([values]), is_done=True))

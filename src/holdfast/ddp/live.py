@@ -21,12 +21,12 @@ from holdfast.ddp.link import Broken, Link
 from holdfast.ddp.losses import Losses
 from holdfast.ddp.meeting import Meeting
 from holdfast.ddp.protected import Protected
-from holdfast.ddp.record import Record
+from holdfast.ddp.record import Enrolled
 from holdfast.ddp.settlement import NOWHERE, Settlement, Stand, settled
 from holdfast.errors import WorkerLost
 from holdfast.events import Regroup
 from holdfast.geometry import Geometry
-from holdfast.progress import Phase
+from holdfast.progress import IN_RESERVE, Phase
 
 
 @dataclass(slots=True, eq=False)
@@ -37,9 +37,10 @@ class Live:
     size: int  # how many members there are when none is lost
     meeting: Meeting
     attempt: int = 0
-    record: Record | None = None
+    record: Enrolled | None = None
     protected: Protected | None = None
     settle: Callable[[], None] = lambda: None  # puts every step on record that was trained by now
+    injected: Callable[[int], None] = lambda step: None  # called once it is settled how to go on after a loss
     buffers: Buffers = field(default_factory=Buffers)
     link: Link = field(default_factory=Link)
     crews: list[Crew] = field(default_factory=list)
@@ -65,12 +66,12 @@ class Live:
 
     def crew(self) -> Crew:
         """A process group for one more model."""
-        self.crews.append(Crew(self.link, self.me, self.size))
+        self.crews.append(Crew(self.link, self.me % self.size, self.size))
         return self.crews[-1]
 
     @property
     def me(self) -> int:
-        """Our number, which never changes."""
+        """Our number, the same as long as we are a member."""
         return self.meeting.me
 
     @property
@@ -83,21 +84,39 @@ class Live:
         """Whether we have yet to take the place of one that was lost."""
         return self.meeting.joins
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """Our rank among how many, in the division of the window that we go on with."""
+        basis = self._basis_now or self.members
+        return basis.index(self.me), len(basis)
+
     def arrive(self) -> int:
         """Take the place of a lost member, with the state of another; the window that we begin with."""
         began = perf_counter()
         progress.here.enters(Phase.JOINING)
+        assert self.record is not None
         while True:
             self.meeting.await_admission()
+            self.record.enrol(self.me)
             try:
                 found = self._regroup(None, began)
                 break
             except Broken:
-                self.meeting.members = ()
+                self.meeting.leave()
         self.meeting.joins = False
         progress.here.enters(Phase.TRAINING)
         progress.here.regroups(self.meeting.number)
         return found.step
+
+    def sleep(self) -> None:
+        """Leave the others, with all that this worker holds, until they want it again."""
+        assert self.record is not None
+        progress.here.regroups(IN_RESERVE)
+        self.settle()
+        self.record.retire()
+        self.link.hang_up()
+        self.meeting.leave()
+        self._shrinks_at = self._basis_now = self._settled = None
 
     def begins(self, step: int) -> None:
         """A window was handed out."""
@@ -184,7 +203,8 @@ class Live:
 
     def _regroup(self, crew: Crew | None, began: float) -> Settlement:
         urgent = self.meeting.is_outdated
-        members = self.meeting.next()
+        newest = self.meeting.next()
+        members = newest.members
         if urgent:
             self.link.hang_up()
         if crew:
@@ -193,11 +213,13 @@ class Live:
         self.link.hang_up()  # if not before: all are at the boundary now, and need it no more
         self.meeting.connect(self.link, members)
         self.meeting.members = members
-        found = settled(stands)
+        found = settled(stands, newest.asleep)
         if isinstance(found, str):
             raise _fallen_back(f"the members cannot go on from where they are ({found})")
         # At once: another loss may come before all is done, and what is summed without the lost stays so.
         self._tell(found, perf_counter() - began)
+        if found.lost:
+            self.injected(found.step)
         self._divide(found)
         if found.joining:
             self._let_in(found, stands)
@@ -270,6 +292,9 @@ class Live:
 
     def _hand_sums(self, found: Settlement, crew: Crew | None) -> None:
         """Whoever has a sum hands it to the others."""
+        if self.joins:
+            for each in self.crews:
+                each.given = {}  # what we were given before a loss interrupted it may be summed again
         for bucket, holder in enumerate(found.given):
             if holder is None:
                 continue
@@ -334,6 +359,7 @@ class Live:
                 redone=sum(each is None for each in found.given),
                 behind=found.behind,
                 seconds=seconds,
+                asleep=found.asleep,
             )
         )
         self.record.flush()

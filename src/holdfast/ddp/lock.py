@@ -56,6 +56,21 @@ def hold(out: Path, node: int = 0) -> Lock:
     return lock
 
 
+def is_held(out: Path, node: int = 0) -> bool:
+    """Whether somebody writes into this folder now."""
+    try:
+        file = os.open(out / f".supervisor-{node}.lock", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
 def alone(out: Path) -> Lock:
     """Lock a folder for this process and nothing that it forks: it trains without a supervisor.
 

@@ -24,14 +24,19 @@ EXPELLED = 76  # the exit status of a worker that the supervisor no longer count
 LOOK = 0.001
 
 
+class Asleep(Exception):
+    """This worker is no longer a member, until it is let in again."""
+
+
 @dataclass(slots=True, eq=False)
 class Meeting:
-    """One member among the others; `me` is its number, which never changes."""
+    """One member among the others; `me` is its number as long as it is a member, and `seat` always the same."""
 
     me: int
     members: tuple[int, ...]
     store: Callable[[], Store]  # a new connection to the store each time: a wait in one would block the others
-    joins: bool = False  # in the place of one that was lost
+    seat: int
+    joins: bool = False  # it waits to become a member
     number: int = 0  # of the membership we are in
     _nearest: int = 0  # the window before which we could be joined
     _said: int = 0  # the membership for which we have said that
@@ -66,19 +71,27 @@ class Meeting:
 
     def await_admission(self) -> None:
         """Wait until the supervisor lets us in."""
-        while not (self.newest.number > self.number and self.me in self.newest.joining):
+        while (newest := self.newest).number == self.number or (found := newest.number_of(self.seat)) is None:
+            if newest.number == self.number + 1 and self.me in newest.members and self.me not in newest.joining:
+                os._exit(EXPELLED)  # it came while we fell asleep, and counts on us: somebody else must come
             time.sleep(LOOK)
-        self.members = self.newest.members
+        self.me, self.members = found, newest.members
 
-    def next(self) -> tuple[int, ...]:
-        """Go over to the next membership, once the supervisor has published it: its members."""
+    def leave(self) -> None:
+        """We are no member any more, until we are let in again."""
+        self.joins, self.members = True, ()
+
+    def next(self) -> Membership:
+        """Go over to the next membership, once the supervisor has published it. We may be to sleep."""
         while self.newest.number == self.number:
             time.sleep(LOOK)
         newest = self.newest
         self.number = newest.number
-        if self.me not in newest.members or (self.me in newest.joining and not self.joins):
+        if self.me in newest.asleep:
+            raise Asleep
+        if self.me not in newest.members or newest.joining.get(self.me, self.seat) != self.seat:
             os._exit(EXPELLED)
-        return newest.members
+        return newest
 
     def stands(self, members: tuple[int, ...], stand: Stand) -> Mapping[int, Stand]:
         """Say where we stand, and learn it of every member; all wait for the last."""

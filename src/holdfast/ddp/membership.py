@@ -6,7 +6,7 @@ dead. Members are numbered as the ranks were when the workers started; a rank is
 
 import json
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
 from typing import NamedTuple
 
@@ -22,20 +22,29 @@ def key(number: int) -> str:
 
 
 class Membership(NamedTuple):
-    """Who is a member; those in `joining` have just started, whoever had their number before."""
+    """Who is a member; `joining` has the worker processes that come in as some of them, whoever was it before.
+
+    Those in `asleep` were members, and leave at a boundary: nothing of theirs is lost.
+    """
 
     number: int = 0
     members: tuple[int, ...] = ()
-    joining: tuple[int, ...] = ()
+    joining: Mapping[int, int] = {}  # the seat of the process, by the number that it has from now on
+    asleep: tuple[int, ...] = ()
 
     def has_lost(self, members: Collection[int]) -> bool:
-        """Whether one of these is a member no longer."""
-        return not set(members) <= set(self.members) - set(self.joining)
+        """Whether one of these is a member no longer, and does not sleep."""
+        return not set(members) <= (set(self.members) - set(self.joining)) | set(self.asleep)
+
+    def number_of(self, seat: int) -> int | None:
+        """The number under which this worker process comes in, if it does."""
+        return next((number for number, each in self.joining.items() if each == seat), None)
 
 
 def publish(store: Store, membership: Membership) -> None:
     """Say who the members are from now on."""
-    store.set(key(membership.number), json.dumps([membership.members, membership.joining]))
+    said = [membership.members, list(membership.joining.items()), membership.asleep]
+    store.set(key(membership.number), json.dumps(said))
 
 
 class Watch(threading.Thread):
@@ -47,18 +56,13 @@ class Watch(threading.Thread):
         self.current = Membership()
         self.start()
 
-    @property
-    def latest(self) -> int:
-        """The number of the newest membership."""
-        return self.current.number
-
     def run(self) -> None:
         while True:
-            following = key(self.latest + 1)
+            number = self.current.number + 1
             try:
-                self._store.wait([following], FOREVER)
-                members, joining = json.loads(self._store.get(following))
+                self._store.wait([key(number)], FOREVER)
+                members, joining, asleep = json.loads(self._store.get(key(number)))
             except (RuntimeError, ValueError):
                 return  # the store is gone, and with it the run
-            self.current = Membership(self.latest + 1, tuple(members), tuple(joining))  # at once: others read it
+            self.current = Membership(number, tuple(members), dict(joining), tuple(asleep))  # at once: others read it
             self._heard(self.current)

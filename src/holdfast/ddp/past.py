@@ -14,7 +14,7 @@ from holdfast.history import backwards, require_file, stream_history
 FIRST = "rank-0.jsonl"
 INJECTED = "injected-"
 MOST_ATTEMPTS = 1 << 62  # far from where whole numbers of a history end
-Struck = tuple[int, str, int]  # step, kind, rank
+Struck = tuple[int, str, int, str]  # step, kind, rank, point
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Past:
 
 def read_past(folder: Path) -> Past:
     """The past of the run whose histories are in this folder; rank 0's tells of attempts."""
-    return Past(_last_attempt(folder / FIRST), frozenset(_struck(folder)))
+    return Past(_last_attempt(folder / FIRST), frozenset(struck(folder)))
 
 
 def following(attempt: int, where: Path) -> int:
@@ -72,9 +72,10 @@ def _last_attempt(file: Path) -> int:
     return 0
 
 
-def _struck(folder: Path) -> list[Struck]:
+def struck(folder: Path) -> list[Struck]:
+    """The failures that have struck so far."""
     files = list(folder.glob(f"{INJECTED}*.jsonl"))
     for file in files:
         require_file(file)
     events = (event.what for _, event in stream_history(files, []))
-    return [(what.step, what.kind, what.rank) for what in events if isinstance(what, Strike)]
+    return [(what.step, what.kind, what.rank, what.point) for what in events if isinstance(what, Strike)]

@@ -1,8 +1,11 @@
-"""Where the events of a rank go: a history, or nowhere."""
+"""Where the events of a rank go: a history, the history of whichever member this worker is, or nowhere."""
 
+import os
+from pathlib import Path
 from typing import Protocol
 
-from holdfast.events import What
+from holdfast.events import Attempt, Plan, What
+from holdfast.history import HistoryWriter
 
 
 class Record(Protocol):
@@ -19,6 +22,50 @@ class Record(Protocol):
 
     def close(self) -> None:
         """Flush, sync and end."""
+
+
+class Enrolled:
+    """The record of a worker that may be one member or another, or none: each time that it becomes one it begins anew.
+
+    While it is none, only what it is to train is remembered, to be said again when it becomes one.
+    """
+
+    def __init__(self, folder: Path, attempt: int, world: int) -> None:
+        self._folder, self._attempt, self._world = folder, attempt, world
+        self._history: HistoryWriter | None = None
+        self._plan: Plan | None = None
+
+    def enrol(self, member: int) -> None:
+        """From now on we are this member."""
+        self.retire()
+        self._history = HistoryWriter(self._folder, f"rank-{member}")
+        self._history.append(Attempt(self._attempt, self._world, member, os.getpid()))
+        if self._plan:
+            self._history.append(self._plan)
+        self._history.flush()
+
+    def retire(self) -> None:
+        """We are no member any more."""
+        if self._history:
+            self._history.close()
+        self._history = None
+
+    def append(self, what: What, time: float | None = None) -> None:
+        if isinstance(what, Plan):
+            self._plan = what
+        if self._history:
+            self._history.append(what, time)
+
+    def flush(self) -> None:
+        if self._history:
+            self._history.flush()
+
+    def sync(self) -> None:
+        if self._history:
+            self._history.sync()
+
+    def close(self) -> None:
+        self.retire()
 
 
 class Unrecorded:

@@ -7,7 +7,7 @@ its bucket. So a resumed process, which has yet to learn, would round differentl
 other: it depends on nothing but the model.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -44,6 +44,7 @@ class Replica:
         self._weight = 1.0 / self.ddp.process_group.size()  # what DDP gives every rank by itself
         self.meanwhile: Callable[[], None] = _nothing
         """Called in every backward once the last sum has begun: what it does costs no time while the ranks exchange."""
+        self._post: Callable[[torch.Tensor, int], Any] = self._all_reduce
         for each in self.ddp.last_to_come():
             _accumulator(each).register_hook(self._after_gradient)  # after DDP's own hook, which begins the sum
 
@@ -62,9 +63,33 @@ class Replica:
 
     def _sum(self, _: None, bucket: GradBucket) -> Future[torch.Tensor]:
         gradients = bucket.buffer().mul_(self._weight)
-        future = dist.all_reduce(gradients, group=self.ddp.process_group, async_op=True).get_future()
+        future = self._post(gradients, bucket.index()).get_future()
         summed: Future[torch.Tensor] = future.then(lambda done: done.value()[0])
         return summed
+
+    def _all_reduce(self, values: torch.Tensor, _: int) -> Any:
+        return dist.all_reduce(values, group=self.ddp.process_group, async_op=True)
+
+    def watch(self, posted: Callable[[Sequence[Any], int], None]) -> None:
+        """Tell, before the first sum of every backward and with each, which are under way and how many there will be."""
+        if self._crew:
+            self._crew.watch = posted
+            return
+        if self.ddp.mixed_precision:
+            raise BadInput("no failure can strike in the backward of a model with DDP's option mixed_precision")
+        works: list[Any] = []
+        buckets = len(self.ddp.reducer._get_zeros_like_grad_buckets())
+
+        def post(values: torch.Tensor, number: int) -> Any:
+            if number == 0:
+                works.clear()
+                posted(works, buckets)
+            works.append(self._all_reduce(values, number))
+            posted(works, buckets)
+            return works[-1]
+
+        self._post = post
+        self.ddp.sum_with(self._sum)
 
     def before_forward(self, is_summed: bool) -> None:
         """DDP decides before a forward whether the gradients of its backward are summed."""

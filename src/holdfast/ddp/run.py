@@ -35,7 +35,7 @@ from holdfast.ddp.loading import Collate, Dataset
 from holdfast.ddp.meeting import Meeting
 from holdfast.ddp.probe import probe
 from holdfast.ddp.protected import Protectable, Protected
-from holdfast.ddp.record import Record, Unrecorded
+from holdfast.ddp.record import Enrolled, Record, Unrecorded
 from holdfast.ddp.replica import Replica
 from holdfast.ddp.reporting import Part, Reporting
 from holdfast.ddp.restoring import Restored
@@ -93,7 +93,7 @@ class Run:
         self._live = _live(config, peers)
         self._attempt = None if out is None else begin(Path(out), peers, config)
         self._record: Record = self._attempt.record if self._attempt else Unrecorded()
-        if self._live:
+        if self._live and isinstance(self._record, Enrolled):
             self._live.record, self._live.attempt = self._record, self.attempt
         self._models: list[nn.Module] = []
         self._replicas: list[Replica] = []
@@ -174,6 +174,7 @@ class Run:
             seed=self._config.seed if seed is None else seed,
         )
         self._check(geometry, accumulate, workers)
+        injection = self._injection()
         start = self._restored.step or 0
         fingerprint = _fingerprint(geometry, protected)
         self._plan(geometry, fingerprint, dataset)
@@ -185,12 +186,12 @@ class Run:
             world=self._world,
             attempt=self.attempt,
             record=self._record,
-            recover=lambda start: self._recover(start, geometry, protected, fingerprints),
+            recover=lambda start, rank: self._recover(start, rank, geometry, protected, fingerprints),
             reporting=Reporting(self._record, fingerprints, self.attempt, part),
             effort=Effort(self._replicas, protected),
-            saves=self._saves(geometry, protected, fingerprint),
+            saves=self._saves(geometry, protected, fingerprint, injection),
             stopping=Stopping(self._world, start),
-            injection=self._injection(),
+            injection=injection,
             loss=self._loss,
             replicas=self._replicas,
             source=loading.Source(loading.Shares(dataset, accumulate, collate), geometry, workers),
@@ -201,6 +202,7 @@ class Run:
             replica.meanwhile = loop.meanwhile
         if self._live:
             self._live.settle = loop.reporting.settle
+            self._live.injected = injection.recovers
         batches = loop.run()
         self._loop = weakref.ref(batches)  # weak: to leave the loop is to end it
         return batches
@@ -243,9 +245,10 @@ class Run:
         inject.check(self._config.failures, geometry.steps)
         if self._attempt:
             restoring.check_config(self._attempt.store, self._restored, geometry.to_json())
-        share = geometry.share_size(self.rank, self.world)
         if self._live:
             self._live.weigh(geometry)
+            return
+        share = geometry.share_size(self.rank, self.world)
         for replica in self._replicas:
             replica.weight = share / geometry.batch
 
@@ -268,13 +271,15 @@ class Run:
         )
         self._record.flush()
 
-    def _recover(self, start: int, geometry: Geometry, protected: Protected, fingerprints: Fingerprints) -> Recover:
+    def _recover(
+        self, start: int, rank: int, geometry: Geometry, protected: Protected, fingerprints: Fingerprints
+    ) -> Recover:
         """What the first step begins with."""
         restored = self._restored
         if start != (restored.step or 0):
             restored = Restored(step=start)  # by another rank's state
         at = geometry.position(start)
-        key = loading.share_key(geometry, at, self.rank)
+        key = loading.share_key(geometry, at, rank)
         return Recover(
             attempt=self.attempt,
             restored=restored.step,
@@ -287,7 +292,7 @@ class Run:
             fingerprint=fingerprints.take().digest(),
         )
 
-    def _saves(self, geometry: Geometry, protected: Protected, fingerprint: str) -> Saves:
+    def _saves(self, geometry: Geometry, protected: Protected, fingerprint: str, injection: Injection) -> Saves:
         if self._attempt is None:
             return Unsaved()
         return Saving(
@@ -302,12 +307,15 @@ class Run:
             fingerprint=fingerprint,
             saved=self._restored.step,
             make_writer=functools.partial(_writer, self._config, self._attempt),
+            injected=injection.saves,
         )
 
     def _injection(self) -> Injection:
         struck = self._attempt.past.struck if self._attempt else ()
         folder = self._attempt.folder if self._attempt else None
-        return Injection(self._config.failures, self.rank, self.attempt, struck, folder)
+        injection = Injection(self._config.failures, self.rank, self.attempt, struck, folder, self._world)
+        injection.watch(self._models, self._replicas)
+        return injection
 
 
 def _live(config: RunConfig, peers: World) -> Live | None:
@@ -316,7 +324,7 @@ def _live(config: RunConfig, peers: World) -> Live | None:
         return None
     joins = world.JOINS in os.environ
     members = () if joins else tuple(range(peers.size))
-    meeting = Meeting(peers.rank, members, peers.connect, joins=joins)
+    meeting = Meeting(peers.rank, members, peers.connect, seat=peers.rank, joins=joins)
     live = Live(config.recovery, peers.size, meeting)
     live.join()
     peers.has_changed = lambda: meeting.is_outdated

@@ -85,6 +85,7 @@ class Saving:
     _stalls: dict[int, Stall] = field(default_factory=dict)
     _trees: dict[int, str] = field(default_factory=dict)
     make_writer: Callable[[], Writer] | None = None  # for a rank that becomes the first
+    injected: Callable[[int], None] = lambda step: None  # called where a save of this step is under way
     _syncing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "holdfast-history"))
 
     def prepare(self) -> None:
@@ -105,6 +106,7 @@ class Saving:
             gathered = perf_counter()
             self.saved = step
             if self.writer is None:
+                self.injected(step)
                 self._syncing.submit(self._put_on_record, step, self.world.as_it_is())
             elif states is not None:
                 self._save(self.writer, step, at, [json.loads(each) for each in states], began, gathered)
@@ -160,6 +162,7 @@ class Saving:
 
     def _all_on_record(self, step: int, peers: World) -> None:
         """Wait until every rank's history is on the disk up to this step: what is committed must be auditable."""
+        self.injected(step)
         self.record.sync()
         with suppress(Changed):  # whoever is lost has handed over what it had
             for rank in range(1, peers.size):

@@ -19,9 +19,9 @@ class Stand:
 
     `passes` counts the backward passes of this window that were summed to their end, and `whole` those that the window
     before had in all. In a backward, `buckets` says of each bucket whether its sum is done. `basis` are the members
-    among whom the window is divided, and `members` those with whom this one was connected. One that is to join stands nowhere (`NOWHERE`). `boundaries` and `posted` are what
-    the supervisor compares members by. `synced` counts how often rank 0's buffers came in this window, and `model` is the
-    number of the model whose backward it is.
+    among whom the window is divided, and `members` those with whom this one was connected. One that is to join stands
+    nowhere (`NOWHERE`). `boundaries` and `posted` are what the supervisor compares members by. `synced` counts how often
+    rank 0's buffers came in this window, and `model` is the number of the model whose backward it is.
     """
 
     step: int
@@ -55,14 +55,15 @@ class Settlement:
 
     All go on in window `step`; if somebody has begun it, it is finished as it was divided, among `basis`. Members in
     `behind` take over the parameters of `giver`, and those in `joining` its whole state; `lost` are no more. Those in
-    `synced` get the buffers that rank 0 had from `syncer`, who got them `syncs` times in this window. Bucket number b of a model is handed over by `given[b]`, or, where
-    nobody has it, summed again.
+    `synced` get the buffers that rank 0 had from `syncer`, who got them `syncs` times in this window. Bucket number b of
+    a model is handed over by `given[b]`, or, where nobody has it, summed again.
     """
 
     step: int
     begun: bool
     basis: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
+    asleep: tuple[int, ...] = ()
     joining: tuple[int, ...] = ()
     behind: tuple[int, ...] = ()
     giver: int = -1
@@ -78,8 +79,11 @@ class Settlement:
         return bool(self.given) and None not in self.given
 
 
-def settled(stands: Mapping[int, Stand]) -> Settlement | str:
-    """What the members do, by where each stands; or why it cannot be settled, and the run must start again."""
+def settled(stands: Mapping[int, Stand], asleep: tuple[int, ...] = ()) -> Settlement | str:
+    """What the members do, by where each stands; or why it cannot be settled, and the run must start again.
+
+    Those in `asleep` have left in order, at the boundary to which all others have come.
+    """
     joining = tuple(member for member, stand in stands.items() if stand.step == NOWHERE)
     stands = {member: stand for member, stand in stands.items() if member not in joining}
     top = max(stand.place for stand in stands.values())
@@ -110,7 +114,8 @@ def settled(stands: Mapping[int, Stand]) -> Settlement | str:
         step=top[0],
         begun=bool(bases),
         basis=bases[0] if bases else (),
-        lost=tuple(sorted(known - set(stands))),  # one that joins may have the number of one that is lost
+        asleep=asleep,
+        lost=tuple(sorted(known - set(stands) - set(asleep))),  # one that joins may have the number of one that is lost
         joining=joining,
         behind=behind,
         giver=min(ahead),

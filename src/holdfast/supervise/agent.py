@@ -5,15 +5,12 @@ started, watched and stopped, and that is here. (Its `LocalElasticAgent` stops w
 patience; to ours SIGTERM means to save, and after a failure they have nothing left to say.)
 """
 
-import multiprocessing
 import os
-import resource
 import signal
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +28,14 @@ from holdfast.ddp.membership import Membership
 from holdfast.ddp.preemption import IN_ORDER, held_back
 from holdfast.ddp.world import JOINS
 from holdfast.errors import WorkerLost
-from holdfast.progress import Phase, Progress
-from holdfast.supervise import errorfile, worker
+from holdfast.progress import IN_RESERVE, Phase, Progress
+from holdfast.supervise import worker
 from holdfast.supervise.casualty import Death
 from holdfast.supervise.environment import as_torchrun, of_holdfast
-from holdfast.supervise.processes import is_stopped, processor_seconds
+from holdfast.supervise.processes import processor_seconds
 from holdfast.supervise.rendezvous import Rendezvous
+from holdfast.supervise.roll import Roll
+from holdfast.supervise.running import Running
 from holdfast.supervise.stuck import Elsewhere, Judge, Seen
 from holdfast.supervise.worker import Task
 
@@ -44,7 +43,6 @@ LOOK = 0.25
 REAPED_WITHIN = 60.0
 STACKS_WITHIN = 2.0
 SUSPECTED = 0.5  # seconds: a worker that dies is seen long before
-NO_CORE = 1  # bytes: the kernel takes 0 for no limit where a program receives core dumps
 
 
 class WarmAgent(SimpleElasticAgent):
@@ -62,10 +60,11 @@ class WarmAgent(SimpleElasticAgent):
         self._config, self._out, self._nodes = config, out, nodes
         self._running: list[Running] = []
         self._judge = Judge(config.stuck_after, config.hang_after)
+        self._rookies = Judge(config.stuck_after, config.hang_after)  # of those that come up to join the others
         self._looked = self._regrouped = 0.0
-        self._membership = 0  # the number of the last one that was published
-        self._members: tuple[int, ...] = ()
-        self._told: set[int] = set()  # those that were let in and have yet to come
+        self._roll = Roll(config.recovery, config.workers)
+        self._wanted: int | None = None  # how many are to train, if somebody has asked
+        self._seats = 0  # that were given out in this attempt
         self.elsewhere = Elsewhere()
         worker.pools()
 
@@ -100,63 +99,66 @@ class WarmAgent(SimpleElasticAgent):
         """The furthest step that any worker has begun."""
         return max((each.task.progress.step or 0 for each in self._running), default=0)
 
-    def bury(self) -> list[Death]:
-        """Kill those that have failed and still run, leave all of them behind, and say how they ended."""
+    def bury(self) -> tuple[list[Death], list[Death]]:
+        """Kill those that have failed and still run, leave all of them behind; how members and those in reserve ended."""
         fallen = [each for each in self._running if each.has_fallen]
-        deaths = [each.death(self._judge.idle(each.rank), self._out) for each in fallen]
+        deaths = [(each, each.death(self._judge.idle(each.rank), self._out)) for each in fallen]
         for each in fallen:
             each.kill()
         self._wait_for(fallen)
         self._running = [each for each in self._running if each not in fallen]
-        return deaths
+        members = [death for each, death in deaths if self._roll.is_member(each.seat)]
+        return members, [death for each, death in deaths if not self._roll.is_member(each.seat)]
 
-    def go_on_without(self, ranks: list[int]) -> None:
-        """Tell the others to go on together; the replacements of the lost join later, except where all wait for them."""
-        if self._config.recovery != "replay":
-            self.regroup()
-        self._replace(ranks)
+    def go_on(self) -> None:
+        """Tell those that are left to go on together, and start others in the place of the lost."""
+        self.regroup()
+        self._fill_up()
 
-    def regroup(self) -> None:
-        """Tell the workers that are left to go on together."""
+    def regroup(self) -> bool:
+        """Publish another membership if there is to be one: members were lost, others are ready, or too many train."""
+        if any(each.has_ended for each in self._running):
+            return False  # the others are about to
+        present = [each.present() for each in self._running]
+        found = self._roll.next(present, broken=self._is_broken())
+        if found is None:
+            return False
         self._regrouped = time.monotonic()
-        self._told = set()
-        if self._config.recovery == "replay" and self.let_in():
-            return
-        self._membership += 1
-        self._members = tuple(sorted(each.rank for each in self._running if not each.joins))
-        self._publish()
-
-    def _publish(self, joining: tuple[int, ...] = ()) -> None:
-        self._nodes.publish(Membership(self._membership, self._members, joining))
-
-    def let_in(self) -> bool:
-        """Let those join that are ready, if all others have found together; whether there were any."""
-        members = [each for each in self._running if not each.joins]
-        ready = tuple(each.rank for each in self._running if each.joins and each.is_ready)
-        if not ready or set(ready) <= self._told:
-            return False
-        if self._config.recovery == "replay":  # the others wait for them
-            if len(members) + len(ready) < len(self._running):
-                return False
-        elif any(each.task.progress.membership != self._membership for each in members):
-            return False
-        self._told = set(ready)
-        self._membership += 1
-        self._members = tuple(sorted({*(each.rank for each in members), *ready}))
-        self._publish(joining=ready)
+        self._nodes.publish(found)
+        for each in self._running:
+            each.rank = self._roll.number(each.seat)
         return True
 
-    def _replace(self, ranks: list[int]) -> None:
-        """Start workers in the place of lost ones: they join once they are ready."""
-        with held_back(), _forking_allowed():
-            for each in self._worker_group.workers:
-                if each.global_rank in ranks:
-                    self._running.append(Running(each, self._task(each, self._worker_group, joins=True)))
+    def scale(self, workers: int) -> None:
+        """Have so many train, and let the others sleep, also after a restart."""
+        self._wanted = self._roll.wanted = workers
 
-    def waits(self) -> bool:
+    def scaled(self) -> Membership | None:
+        """The membership in which as many train as are wanted, once they do."""
+        present = [each.present() for each in self._running]
+        return self._roll.current if self._roll.is_settled(present) else None
+
+    def _fill_up(self) -> None:
+        """Start workers until there are as many as there should be, in reserve: they join once they are ready."""
+        group = self._worker_group
+        used = [each.worker.local_rank for each in self._running]
+        free = [each for each in group.workers if each.local_rank not in used]
+        with held_back(), _forking_allowed():
+            while len(self._running) < len(group.workers) + self._config.spares:
+                model = free.pop(0) if free else group.workers[self._seats % len(group.workers)]
+                self._start(model, joins=True)
+
+    def _start(self, member: Worker, *, joins: bool = False) -> None:
+        seat, self._seats = self._seats, self._seats + 1
+        task = self._task(member, self._worker_group, seat, joins=joins)
+        self._running.append(Running(member, task, seat))
+        if joins:
+            self._running[-1].rank = seat
+
+    def _is_broken(self) -> bool:
         """Whether workers have waited for a membership for some time, and nobody was lost: a connection broke."""
         told = [each.task.progress for each in self._running]
-        seeks = any(each.phase is Phase.RECOVERING and each.suspected == self._membership for each in told)
+        seeks = any(each.phase is Phase.RECOVERING and each.suspected == self._roll.current.number for each in told)
         if not seeks or any(each.joins and not each.is_ready for each in self._running):
             self._regrouped = time.monotonic()
         return seeks and time.monotonic() - self._regrouped > SUSPECTED
@@ -196,35 +198,40 @@ class WarmAgent(SimpleElasticAgent):
         return [Worker(i, first + i, first + i, world, world) for i in range(workers[seat])]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        self._running = []
-        self._membership = 0
-        self._told = set()
+        self._running, self._seats = [], 0
+        self._roll = Roll(self._config.recovery, len(worker_group.workers))
+        self._roll.wanted = min(self._roll.wanted, self._wanted or self._roll.wanted)
         self._judge.begin()
+        self._rookies.begin()
         self.elsewhere = Elsewhere()
         try:
             with held_back(), _forking_allowed():
                 for each in worker_group.workers:
-                    self._running.append(Running(each, self._task(each, worker_group)))
+                    self._start(each)
+                self._fill_up()
         except OSError as error:
             raise WorkerLost(f"cannot start a worker: {error.strerror or error}. Run fewer at once.") from error
         return {each.worker.local_rank: each.pid for each in self._running}
 
-    def _task(self, member: Worker, group: WorkerGroup, *, joins: bool = False) -> Task:
+    def _task(self, member: Worker, group: WorkerGroup, seat: int, *, joins: bool) -> Task:
         meeting = self._nodes.meeting
         if meeting is None:
             raise AssertionError("workers start after a meeting")
         logs = self._out / "logs" / f"attempt-{meeting.attempt:04d}"
-        name = f"rank-{member.global_rank}"
+        name = f"worker-{seat}" if joins else f"rank-{member.global_rank}"
         error = logs / f"{name}.error.json"
         with suppress(OSError):  # a worker works without a log, too
             logs.mkdir(parents=True, exist_ok=True)
             error.unlink(missing_ok=True)
-        extra = {JOINS: "1"} if joins else {}
+        told = Progress()
+        if joins:
+            told.regroups(IN_RESERVE)
+        extra = {JOINS: str(seat), "RANK": str(seat)} if joins else {}
         return Task(
             config=self._config,
             environment=as_torchrun(member, group) | of_holdfast(self._out, meeting, error) | extra,
             supervisor=os.getpid(),
-            progress=Progress(),
+            progress=told,
             stdout=logs / f"{name}.out",
             stderr=logs / f"{name}.err",
             error=error,
@@ -232,13 +239,21 @@ class WarmAgent(SimpleElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._look_for_stuck(time.monotonic())
-        exits = self.exits()
-        if any(each.hung for each in self._running):
-            return RunResult(state=WorkerState.FAILED)
-        if any(status is not None and status not in IN_ORDER for status in exits):
+        exits = [each.exit for each in self._running if not each.joins]
+        if exits and all(status in IN_ORDER for status in exits):
+            self._dismiss()
+        if any(each.has_fallen for each in self._running):
             return RunResult(state=WorkerState.FAILED)
         over = all(status is not None for status in exits)
         return RunResult(state=WorkerState.SUCCEEDED if over else WorkerState.HEALTHY)
+
+    def _dismiss(self) -> None:
+        """All members have done what they were to do: end those in reserve."""
+        reserve = [each for each in self._running if each.joins]
+        for each in reserve:
+            each.kill()
+        self._wait_for(reserve)
+        self._running = [each for each in self._running if each not in reserve]
 
     def _look_for_stuck(self, now: float) -> None:
         if now - self._looked < LOOK:
@@ -246,18 +261,24 @@ class WarmAgent(SimpleElasticAgent):
         self._looked = now
         workers = {each.rank: each for each in self._running if each.exit is None}
         seen = self._seen()
+        coming = [each.seen() for each in workers.values() if each.joins and not each.is_ready]
 
         def processor(rank: int) -> float | None:
             return processor_seconds(workers[rank].pid)
 
-        if stuck := self._judge.look(seen, now, processor, self.elsewhere):
-            workers[stuck.rank].hung = stuck.because
+        for stuck in (
+            self._judge.look(seen, now, processor, self.elsewhere),
+            self._rookies.look(coming, now, processor, Elsewhere()),
+        ):
+            if stuck:
+                workers[stuck.rank].hung = stuck.because
         for each in seen:
             if each.phase is Phase.ENDED and self._judge.overdue(each, processor):
                 workers[each.rank].kill()  # it counts as done: its script has ended
 
     def _seen(self) -> list[Seen]:
-        return [each.seen() for each in self._running if each.exit is None]
+        """The members: nobody waits for those in reserve, and they are far behind."""
+        return [each.seen() for each in self._running if each.exit is None and not each.joins]
 
     def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:
         self._shutdown()
@@ -276,112 +297,6 @@ class WarmAgent(SimpleElasticAgent):
                     f"killed workers do not end (pid {stuck}): the kernel holds them. Restart the machine."
                 )
             time.sleep(0.002)
-
-
-class Running:
-    """One worker process, from its fork to the end of everything it started."""
-
-    def __init__(self, member: Worker, task: Task) -> None:
-        self.worker, self.task, self.hung = member, task, ""
-        self.rank: int = member.global_rank
-        self._status: int | None = None
-        # The name is what scripts and libraries look for when they ask whether they are the main process.
-        self._process: ForkProcess = multiprocessing.get_context("fork").Process(
-            target=worker.main, args=(task,), name="MainProcess"
-        )
-        self._process.start()
-        self.pid = int(self._process.pid or 0)
-        with suppress(OSError):  # it does the same: whichever comes first
-            os.setpgid(self.pid, self.pid)
-
-    @property
-    def exit(self) -> int | None:
-        """Its exit status, minus the signal that killed it; nothing while it runs.
-
-        A worker whose script had ended has done what it was to do: what meets it on the way out changes nothing.
-        """
-        # Not by its sentinel: that is a pipe, and everything the worker has forked keeps it open.
-        if self._status is None and self._has_ended():
-            told, status = self.task.progress, self._process.exitcode
-            self._status = told.status if told.phase is Phase.ENDED and told.status is not None else status
-        return self._status
-
-    @property
-    def joins(self) -> bool:
-        """Whether it is on its way to take the place of a lost one."""
-        return JOINS in self.task.environment and not self.task.progress.membership
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it can be let in."""
-        return self.task.progress.phase is Phase.JOINING
-
-    @property
-    def has_fallen(self) -> bool:
-        """Whether it has failed: it ended out of order, or is stuck."""
-        return bool(self.hung) or (self.exit is not None and self.exit not in IN_ORDER)
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether it is where the loss of a peer can be survived: in its loop, not before and not after it."""
-        return self.exit is None and self.task.progress.phase in (Phase.TRAINING, Phase.SAVING, Phase.RECOVERING)
-
-    def _has_ended(self) -> bool:
-        try:
-            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        except ChildProcessError:  # multiprocessing collects the dead when it starts another
-            return True
-        if ended and (ended.si_code != os.CLD_EXITED or ended.si_status not in IN_ORDER):
-            self._kill_group()  # before we collect it: until then no other process can have its number
-        return ended is not None
-
-    def seen(self) -> Seen:
-        """How far it is."""
-        told = self.task.progress
-        return Seen(
-            rank=self.rank,
-            boundaries=told.boundaries,
-            posted=told.posted,
-            moved=told.moved,
-            phase=told.phase,
-            stopped=is_stopped(self.pid),
-        )
-
-    def tell(self, number: signal.Signals) -> None:
-        if self.exit is None:
-            os.kill(self.pid, number)
-
-    def abort(self) -> None:
-        """Let it print the stacks of its threads, if it runs, which is the end of it."""
-        if self.exit is None:
-            with suppress(OSError):  # gone meanwhile
-                resource.prlimit(self.pid, resource.RLIMIT_CORE, (NO_CORE, NO_CORE))
-                os.kill(self.pid, signal.SIGABRT)
-                os.kill(self.pid, signal.SIGCONT)
-
-    def kill(self) -> None:
-        """Kill the worker, if it runs, and all that it started."""
-        if self.exit is None:
-            self._kill_group()
-
-    def _kill_group(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-
-    def death(self, idle: float, out: Path) -> Death:
-        """How it ended, or that it has not, for how long it had come no further."""
-        told = self.task.progress
-        return Death(
-            rank=self.rank,
-            local_rank=self.worker.local_rank,
-            exit=self.exit,
-            hung=self.hung,
-            raised=errorfile.read(self.task.error, told),
-            step=told.step,
-            place=(told.boundaries, told.posted),
-            idle=idle,
-            log=str(self.task.stderr.relative_to(out)),
-        )
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from holdfast.ddp.config import IDENTITY, RunConfig
 from holdfast.ddp.past import following
 from holdfast.ddp.preemption import PREEMPTED
 from holdfast.errors import BadInput, HoldfastError, StorageFailed
-from holdfast.events import Detect, Judged, Launch, Preempt, Restart, What
+from holdfast.events import Detect, Judged, Launch, Preempt, Restart, Scale, What
 from holdfast.history import HistoryWriter, recall, require_files
 from holdfast.supervise.agent import WarmAgent
 from holdfast.supervise.asked import Interrupted, asked
@@ -37,10 +37,12 @@ from holdfast.supervise.stuck import Elsewhere
 from holdfast.supervise.tries import Tries
 from holdfast.supervise.verdict import Verdict, Word, count
 from holdfast.supervise.warm import warm
+from holdfast.supervise.wish import Wishes
 
 TICK = 0.02
 ASK_NODES = 0.2
 COMPARE = 1.0
+LOOK_FOR_WISHES = 0.1
 DYING = 0.3
 
 
@@ -111,7 +113,9 @@ class _Supervisor:
         self._agent = WarmAgent(config, out, self._nodes)
         self._restarts = self._passed_on = 0
         self._newest = newest
-        self._asked_nodes = self._compared = 0.0
+        self._asked_nodes = self._compared = self._wished = 0.0
+        self._wishes = Wishes(out)
+        self._scaling: tuple[int, float] | None = None  # how many workers are wished for, and since when
         self._met: Meeting | None = None
         self._shown: set[tuple[str, str]] = set()
 
@@ -143,9 +147,24 @@ class _Supervisor:
             if self._config.recovery != "restart" and not asked.times and self._agent.survivors():
                 return self._go_on()
             return self._recover(self._casualty())
-        if self._config.recovery != "restart" and not self._agent.let_in() and self._agent.waits():
+        if self._config.recovery != "restart":
+            self._heed_wishes()
             self._agent.regroup()
         return self._heed_nodes(finished=state == WorkerState.SUCCEEDED)
+
+    def _heed_wishes(self) -> None:
+        """Put workers to sleep, or wake them, if somebody asks for it; and say so once it is done."""
+        now = time.monotonic()
+        if now - self._wished >= LOOK_FOR_WISHES:
+            self._wished = now
+            if (workers := self._wishes.new()) is not None and 1 <= workers <= self._config.workers:
+                self._agent.scale(workers)
+                self._scaling = (workers, now)
+        if self._scaling and (found := self._agent.scaled()):
+            (workers, began), self._scaling = self._scaling, None
+            self._note(Scale(self._attempt, workers, found.number, time.monotonic() - began))
+            asleep = self._config.workers - workers
+            self._view.say(f"{count(workers, 'worker')} of {self._config.workers} train, {asleep} sleep")
 
     def _casualty(self) -> Casualty:
         """Who failed first. The peers of a worker that dies may end before the kernel has done with it: wait for it."""
@@ -212,15 +231,21 @@ class _Supervisor:
 
     def _go_on(self) -> Verdict | None:
         """Let those that are left go on without those that failed."""
-        lost = [casualty([death]) for death in self._agent.bury()]
-        why = self._tries.after(lost[0], self._agent.reached())  # every step is progress: nothing is rolled back
+        members, others = self._agent.bury()
+        lost = [casualty([death]) for death in members]
+        first = (lost or [casualty([death]) for death in others])[0]
+        why = self._tries.after(first, self._agent.reached())  # every step is progress: nothing is rolled back
         if not why:
-            self._agent.go_on_without([each.rank for each in lost])  # first: those that are left wait for it
+            self._agent.go_on()  # first: those that are left wait for it
         for each in lost:
             self._report(each)
+        for death in others:
+            self._view.say(f"a worker in reserve {casualty([death]).message}; another is started", style="yellow")
         if why:
             self._agent.end()
             return self._verdict(*why)
+        if not lost:
+            return None
         left = self._agent.survivors()
         self._view.say(f"{count(len(left), 'worker')} of {self._config.workers} go on ({self._config.recovery})")
         return None

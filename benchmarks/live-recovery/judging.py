@@ -1,0 +1,69 @@
+"""What is wrong with a run that has ended: its bits, its audit, what it left behind."""
+
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from job import COMMAND, Job
+
+AUDITED_WITHIN = 300.0
+SHARED = 16  # digits of a fingerprint that all ranks have alike
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a run came to that was never struck."""
+
+    trained: dict[tuple[int, int], str]  # by rank and step
+    last: tuple[int, str]
+
+    @classmethod
+    def of(cls, job: Job) -> "Reference":
+        return cls({(step["rank"], step["step"]): step["state"] for step in of_kind(job, "step")}, last_commit(job))
+
+
+def of_kind(job: Job, kind: str) -> list[dict]:
+    """The events of this kind in the histories of all members."""
+    return [event for tail in job.look() for event in tail.events if event["event"] == kind]
+
+
+def last_commit(job: Job) -> tuple[int, str]:
+    """The newest committed step, and the digest of its state."""
+    return max(((each["step"], each.get("state") or "") for each in of_kind(job, "commit")), default=(-1, ""))
+
+
+def wrong_bits(job: Job, strategy: str, reference: Reference) -> Iterator[str]:
+    """Ranks that differ after a step; under `replay` also any step, or an end, that is not the failure-free run's."""
+    states: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
+    for step in of_kind(job, "step"):
+        states[step["attempt"], step["step"]].add(step["state"][:SHARED])
+    if different := sorted(where for where, found in states.items() if len(found) > 1):
+        yield f"ranks differ after {len(different)} steps, first (attempt, step) {different[0]}"
+    if last_commit(job)[0] != reference.last[0]:
+        yield f"the last commit is of step {last_commit(job)[0]}, not {reference.last[0]}"
+    if strategy == "replay":
+        yield from _not_exact(job, reference)
+
+
+def _not_exact(job: Job, reference: Reference) -> Iterator[str]:
+    if last_commit(job) != reference.last:
+        yield "the final state is not that of the failure-free run"
+    for step in of_kind(job, "step"):
+        if step["state"] != reference.trained[step["rank"], step["step"]]:
+            yield f"attempt {step['attempt']}, rank {step['rank']}, step {step['step']} is not the failure-free run's"
+            return
+
+
+def wrong_audit(job: Job) -> Iterator[str]:
+    """What the audit's command says, if it does not pass the run."""
+    done = subprocess.run(
+        [*COMMAND, "audit", str(job.out)], capture_output=True, text=True, timeout=AUDITED_WITHIN, check=False
+    )
+    if done.returncode:
+        (job.folder / "audit.txt").write_text(done.stdout + done.stderr)
+        yield f"the audit ended with {done.returncode}: {_failures(done.stdout + done.stderr)}"
+
+
+def _failures(said: str) -> str:
+    return "; ".join(" ".join(line.split()) for line in said.splitlines() if "fail" in line or "unknown" in line)[:500]

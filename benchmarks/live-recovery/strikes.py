@@ -1,0 +1,334 @@
+"""Random strikes at many short runs that recover live. Run: python benchmarks/live-recovery/strikes.py --strikes 300
+
+Every run is struck from outside, comes to its end, and is judged: no hang, the same bits on all ranks after every step,
+under `replay` the bits of a run that was never struck, a passed audit, nothing left behind. Exits with 1 if anything is
+wrong, and keeps the folders of those runs. The same seed gives the same strikes; the moments in which they meet a run
+are its own.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from job import COMMAND, Ended, Hung, Job, kill
+from judging import Reference, of_kind, wrong_audit, wrong_bits
+
+SCRIPT = Path(__file__).with_name("struck.py")
+EPOCHS, STRIKES = 15, 6  # of a run: 960 steps
+HANG_AFTER = 1.0
+COLUMNS = ("hangs", "stopped", "wrong bits", "wrong audits", "left behind")
+STRATEGIES, MODELS = ("forward", "replay", "skip"), ("plain", "normed")
+
+
+@dataclass(frozen=True)
+class Strike:
+    """What strikes next: after so many steps of the whole world and a moment more; `ranks` in order of choice."""
+
+    kind: str
+    steps: int
+    delay: float
+    ranks: tuple[int, ...]
+    then: float  # seconds to the second kill, if it has one
+    newcomer: bool  # whether the second kill is the replacement's
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run, and what strikes it."""
+
+    number: int
+    strategy: str
+    model: str
+    workers: int
+    save_every: int
+    strikes: tuple[Strike, ...] = ()
+
+    @property
+    def what(self) -> str:
+        return f"{self.strategy}, {self.model}, {self.workers} workers, a save every {self.save_every}"
+
+
+@dataclass
+class Tally:
+    """What was seen of one run."""
+
+    plan: Plan
+    struck: list[str] = field(default_factory=list)
+    missed: int = 0
+    wrong: list[tuple[str, str]] = field(default_factory=list)  # column, what
+    regroups: int = 0
+    restarts: int = 0
+    missing: int = 0
+    seconds: float = 0.0
+
+
+def plans(seed: int, strategies: list[str], kinds: list[str]) -> Iterator[Plan]:
+    """All runs that a seed gives, without end."""
+    number = 0
+    while True:
+        rng = random.Random(f"{seed} {number}")
+        plan = Plan(number, rng.choice(strategies), rng.choice(MODELS), rng.choice((3, 4)), rng.choice((7, 50, 200)))
+        strikes = tuple(_strike(rng, plan.workers, kinds) for _ in range(STRIKES))
+        yield Plan(**{**asdict(plan), "strikes": strikes})
+        number += 1
+
+
+def _strike(rng: random.Random, workers: int, kinds: list[str]) -> Strike:
+    return Strike(
+        kind=rng.choice(kinds),
+        steps=rng.randint(3, 20),
+        delay=rng.random() * 0.05,
+        ranks=tuple(rng.sample(range(workers), workers)),
+        then=rng.random() ** 2 * 0.25,
+        newcomer=rng.random() < 0.5,
+    )
+
+
+def _kill_one(job: Job, strike: Strike) -> int:
+    return _hit(job, strike.ranks[:1])
+
+
+def _kill_first(job: Job, strike: Strike) -> int:
+    return _hit(job, (0,))
+
+
+def _kill_two(job: Job, strike: Strike) -> int:
+    return _hit(job, strike.ranks[:2])
+
+
+def _stop(job: Job, strike: Strike) -> int:
+    return _hit(job, strike.ranks[:1], signal.SIGSTOP)
+
+
+def _kill_in_recovery(job: Job, strike: Strike) -> int:
+    """One, and while the others find together another."""
+    first = _hit(job, strike.ranks[:1])
+    time.sleep(strike.then / 5)
+    return first + _hit(job, strike.ranks[1:2])
+
+
+def _kill_at_joining(job: Job, strike: Strike) -> int:
+    """One, and once its replacement was started, that or another."""
+    old = job.children()
+    first = _hit(job, strike.ranks[:1])
+    job.wait(lambda: bool(job.children() - old))
+    time.sleep(strike.then)
+    if not strike.newcomer:
+        return first + _hit(job, strike.ranks[1:2])
+    return first + sum(kill(pid) for pid in job.children() - old)
+
+
+def _hit(job: Job, ranks: tuple[int, ...], number: signal.Signals = signal.SIGKILL) -> int:
+    pids = job.pids()
+    return sum(kill(pids[rank], number) for rank in ranks if rank in pids)
+
+
+KINDS: dict[str, Callable[[Job, Strike], int]] = {
+    "SIGKILL of one": _kill_one,
+    "SIGKILL of rank 0": _kill_first,
+    "SIGKILL of two at once": _kill_two,
+    "SIGSTOP of one": _stop,
+    "SIGKILL of a second during recovery": _kill_in_recovery,
+    "SIGKILL while a replacement joins": _kill_at_joining,
+}
+
+
+class Bench:
+    """The runs of one command."""
+
+    def __init__(self, place: Path, limit: float) -> None:
+        self._place, self._limit = place, limit
+        self._references: dict[tuple[str, int], Reference] = {}
+        self._turn = threading.Lock()
+
+    def run(self, plan: Plan) -> Tally:
+        """Strike one run as planned, and judge it; its folder is kept if anything was wrong."""
+        tally, began = Tally(plan), time.monotonic()
+        job = self._job(plan, f"run-{plan.number:03d}")
+        (job.folder / "plan.json").write_text(json.dumps(asdict(plan), indent=1))
+        try:
+            job.start()
+            _deal(job, plan, tally)
+            if status := job.await_end():
+                tally.wrong.append(("stopped", f"the command ended with {status}: {job.last_lines()}"))
+            else:
+                self._judge(job, tally)
+        except Hung as hung:
+            job.dump_and_kill()
+            tally.wrong.append(("hangs", str(hung)))
+        finally:
+            if job.processes():
+                job.dump_and_kill()
+        tally.seconds = time.monotonic() - began
+        if tally.wrong:
+            (job.folder / "wrong.txt").write_text("\n".join(": ".join(each) for each in tally.wrong))
+        else:
+            shutil.rmtree(job.folder)
+        return tally
+
+    def _job(self, plan: Plan, name: str) -> Job:
+        folder = self._place / name
+        options = ["--workers", plan.workers, "--recovery", plan.strategy, "--save-every", plan.save_every]
+        options += ["--hang-after", HANG_AFTER, "--max-restarts", 20, "--out", folder / "run"]
+        script = [SCRIPT, "--", plan.model, EPOCHS, folder / "control"]
+        return Job(folder, plan.workers, [*COMMAND, "run", *map(str, options + script)], limit=self._limit)
+
+    def _judge(self, job: Job, tally: Tally) -> None:
+        plan = tally.plan
+        found = (
+            ("left behind", job.gone()),  # first: nothing may be at work when the rest is looked at
+            ("wrong bits", wrong_bits(job, plan.strategy, self._reference(plan))),
+            ("wrong audits", wrong_audit(job)),
+        )
+        tally.wrong += [(column, what) for column, several in found for what in several]
+        regroups = {(each["attempt"], each["number"]): each for each in of_kind(job, "regroup")}
+        tally.regroups = len(regroups)
+        tally.missing = sum(len(each.get("missing", ())) for each in regroups.values())
+        tally.restarts = max(tail.attempt for tail in job.tails) - 1
+
+    def _reference(self, plan: Plan) -> Reference:
+        """The run that is never struck: of the same model and workers."""
+        key = plan.model, plan.workers
+        with self._turn:
+            if key not in self._references:
+                bare = Plan(-1, "replay", *key, save_every=50)
+                job = self._job(bare, f"reference-{plan.model}-{plan.workers}")
+                (job.control / "hurry").touch()
+                job.start()
+                if status := job.await_end():
+                    raise SystemExit(f"a run that nobody struck ended with {status}: {job.last_lines()}")
+                self._references[key] = Reference.of(job)
+                shutil.rmtree(job.folder)
+            return self._references[key]
+
+
+def _deal(job: Job, plan: Plan, tally: Tally) -> None:
+    """Strike after strike, each once the world is whole again and has gone on."""
+    since = -1
+    for number, strike in enumerate(plan.strikes):
+        try:
+            job.wait(lambda since=since, steps=strike.steps: job.is_whole(steps, since))
+            time.sleep(strike.delay)
+            since = job.reached()
+            hit = KINDS[strike.kind](job, strike)
+        except Ended:
+            tally.missed += len(plan.strikes) - number
+            return
+        tally.struck += [strike.kind] * hit
+        tally.missed += not hit
+    (job.control / "hurry").touch()
+
+
+def main() -> None:
+    """Strike until it is enough, and print the table."""
+    given = _arguments()
+    kinds = [kind for kind in KINDS if any(word in kind for word in given.kinds)]
+    print(f"seed {given.seed}", file=sys.stderr, flush=True)
+    place = Path(given.keep or tempfile.mkdtemp(prefix="strikes-"))
+    bench = Bench(place, given.limit)
+    began, tallies = time.monotonic(), []
+    with suppress(KeyboardInterrupt):  # what was seen by then is told all the same
+        for tally in _all(bench, plans(given.seed, given.strategies, kinds), given, began):
+            tallies.append(tally)
+            _tell(tally, sum(len(each.struck) for each in tallies), given.strikes, time.monotonic() - began)
+    _report(tallies, given.seed, time.monotonic() - began)
+    if given.json:
+        Path(given.json).write_text(json.dumps({"seed": given.seed, "runs": [asdict(each) for each in tallies]}))
+    wrong = any(tally.wrong for tally in tallies)
+    if wrong:
+        print(f"what went wrong is in {place}", file=sys.stderr)
+    elif not given.keep:
+        shutil.rmtree(place)
+    sys.exit(1 if wrong or not tallies else 0)
+
+
+def _all(bench: Bench, planned: Iterator[Plan], given: argparse.Namespace, began: float) -> Iterator[Tally]:
+    """The runs as they end, so many at once; none begins once enough have struck, or it is late."""
+    struck, under_way = 0, set[Future[Tally]]()
+    with ThreadPoolExecutor(given.jobs) as pool:
+        while True:
+            expected = struck + STRIKES * len(under_way)
+            late = time.monotonic() - began > 60 * given.minutes
+            if len(under_way) < given.jobs and expected < given.strikes and not late:
+                plan = next(planned)
+                if not given.only or plan.number in given.only:
+                    under_way.add(pool.submit(bench.run, plan))
+                elif plan.number > max(given.only):
+                    given.strikes = 0
+                continue
+            if not under_way:
+                return
+            done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+            for each in done:
+                struck += len(each.result().struck)
+                yield each.result()
+
+
+def _tell(tally: Tally, strikes: int, wanted: int, seconds: float) -> None:
+    wrong = "; ".join(f"{column}: {what}" for column, what in tally.wrong)
+    print(
+        f"run {tally.plan.number} ({tally.plan.what}): {len(tally.struck)} strikes, {tally.regroups} regroups, "
+        f"{tally.restarts} restarts, {tally.seconds:.0f} s, {'WRONG ' + wrong if wrong else 'fine'}; "
+        f"{strikes} of {wanted} in {seconds / 60:.1f} min",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _report(tallies: list[Tally], seed: int, seconds: float) -> None:
+    """The tables of the README."""
+    import torch
+
+    struck = Counter((kind, tally.plan.strategy) for tally in tallies for kind in tally.struck)
+    print(f"python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores; seed {seed}")
+    print(f"{struck.total()} strikes in {len(tallies)} runs in {seconds / 60:.1f} minutes\n")
+    print(f"| strike | {' | '.join(STRATEGIES)} |\n|---|{'---:|' * len(STRATEGIES)}")
+    for kind in KINDS:
+        print(f"| {kind} | {' | '.join(str(struck[kind, each]) for each in STRATEGIES)} |")
+    print("\n| | runs | strikes | regroups | fell back to a restart | samples declared missing | ", end="")
+    print(f"{' | '.join(COLUMNS)} |\n|---|{'---:|' * (5 + len(COLUMNS))}")
+    for strategy in STRATEGIES:
+        print(_row(strategy, [tally for tally in tallies if tally.plan.strategy == strategy]))
+    print(_row("**all**", tallies))
+    print(f"\n{sum(tally.missed for tally in tallies)} more were planned and came too late to meet anybody.")
+
+
+def _row(name: str, tallies: list[Tally]) -> str:
+    wrong = Counter(column for tally in tallies for column, _ in tally.wrong)
+    cells: list[Any] = [len(tallies), sum(len(each.struck) for each in tallies), sum(each.regroups for each in tallies)]
+    cells += [sum(each.restarts for each in tallies), sum(each.missing for each in tallies)]
+    return f"| {name} | {' | '.join(map(str, [*cells, *(wrong[column] for column in COLUMNS)]))} |"
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--strikes", type=int, default=300, help="begin no run once so many have struck")
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32, help="what is struck comes from it")
+    parser.add_argument("--minutes", type=float, default=8.0, help="begin no run after so many")
+    parser.add_argument("--limit", type=float, default=150.0, help="seconds that one run may take")
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="runs at once")
+    parser.add_argument("--strategies", nargs="*", choices=STRATEGIES, default=list(STRATEGIES))
+    parser.add_argument("--kinds", nargs="*", default=[""], help="only kinds with one of these words in their name")
+    parser.add_argument("--only", type=int, nargs="*", help="only the runs of these numbers")
+    parser.add_argument("--keep", help="a folder for the runs; they stay there only if something was wrong")
+    parser.add_argument("--json", help="write what was seen of every run to this file")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

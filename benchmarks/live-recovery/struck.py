@@ -1,0 +1,52 @@
+"""The training that is struck: a small network, `plain` or `normed` (BatchNorm, dropout and AdamW).
+
+Run by strikes.py: holdfast run struck.py -- MODEL EPOCHS CONTROL. Steps are held up a little until the folder CONTROL
+has a file `hurry`: so strikes find a run that is still training.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import holdfast as hf
+
+SAMPLES, BATCH, WIDTH, CLASSES = 4096, 64, 32, 4
+PAUSE = 0.003
+
+
+def network(model: str) -> nn.Module:
+    """Three layers; `bucket_cap_mb` below makes several buckets of them."""
+    between = [nn.BatchNorm1d(256), nn.ReLU(), nn.Dropout(0.2)] if model == "normed" else [nn.ReLU()]
+    return nn.Sequential(nn.Linear(WIDTH, 256), *between, nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, CLASSES))
+
+
+def main(model: str, epochs: str, control: str) -> None:
+    """Train; what random numbers the network needs come from the run's seed."""
+    torch.set_num_threads(1)
+    run = hf.attach()
+    net = run.replicate(network(model), bucket_cap_mb=0.1)
+    if model == "normed":
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(net.parameters(), lr=0.005)
+    else:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    run.protect(model=net, optimizer=optimizer)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(SAMPLES, WIDTH, generator=generator)
+    y = torch.randint(CLASSES, (SAMPLES,), generator=generator)
+    hurry = Path(control) / "hurry"
+    for batch in run.batches(TensorDataset(x, y), global_batch=BATCH, epochs=int(epochs)):
+        if not hurry.exists():
+            time.sleep(PAUSE)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(net(batch.x), batch.y)
+        loss.backward()
+        optimizer.step()
+        run.note(loss=loss.item())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,24 @@
+"""`holdfast scale`: put workers of a run that goes on to sleep, or wake them."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from holdfast.cli.console import say
+
+scale = typer.Typer()
+
+
+@scale.command("scale")
+def scale_run(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that goes on, with live recovery.")],
+    workers: Annotated[int, typer.Option(help="How many workers are to train; the others sleep.")],
+) -> None:
+    """Put workers to sleep, or wake them, without a restart. Example: holdfast scale runs/train --workers 2"""
+    from holdfast.supervise.wish import scale
+
+    with Console(stderr=True).status(f"waiting until {workers} train"):
+        done = scale(path, workers)
+    say(f"{workers} workers train since membership {done.number}; it took {done.seconds:.2f} s")

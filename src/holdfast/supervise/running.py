@@ -1,0 +1,140 @@
+"""One worker process, from its fork to the end of everything it started, as its supervisor sees it."""
+
+import multiprocessing
+import os
+import resource
+import signal
+from contextlib import suppress
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+
+from torch.distributed.elastic.agent.server.api import Worker
+
+from holdfast.ddp.preemption import IN_ORDER
+from holdfast.progress import Phase
+from holdfast.supervise import errorfile, roll, stuck, worker
+from holdfast.supervise.casualty import Death
+from holdfast.supervise.processes import is_stopped
+from holdfast.supervise.worker import Task
+
+NO_CORE = 1  # bytes: the kernel takes 0 for no limit where a program receives core dumps
+
+
+class Running:
+    """A worker process; its seat is its own, and its rank may be another one's before it and after it."""
+
+    def __init__(self, member: Worker, task: Task, seat: int) -> None:
+        self.worker, self.task, self.seat, self.hung = member, task, seat, ""
+        self.rank: int = member.global_rank
+        self._status: int | None = None
+        # The name is what scripts and libraries look for when they ask whether they are the main process.
+        self._process: ForkProcess = multiprocessing.get_context("fork").Process(
+            target=worker.main, args=(task,), name="MainProcess"
+        )
+        self._process.start()
+        self.pid = int(self._process.pid or 0)
+        with suppress(OSError):  # it does the same: whichever comes first
+            os.setpgid(self.pid, self.pid)
+
+    @property
+    def exit(self) -> int | None:
+        """Its exit status, minus the signal that killed it; nothing while it runs.
+
+        A worker whose script had ended has done what it was to do: what meets it on the way out changes nothing.
+        """
+        # Not by its sentinel: that is a pipe, and everything the worker has forked keeps it open.
+        if self._status is None and self._has_ended():
+            told, status = self.task.progress, self._process.exitcode
+            self._status = told.status if told.phase is Phase.ENDED and told.status is not None else status
+        return self._status
+
+    @property
+    def membership(self) -> int | None:
+        """The membership that it is in; none while it is in reserve."""
+        return found if (found := self.task.progress.membership) >= 0 else None
+
+    @property
+    def joins(self) -> bool:
+        """Whether it is in reserve: it comes up, or waits to be let in."""
+        return self.membership is None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be let in."""
+        return self.task.progress.phase is Phase.JOINING
+
+    @property
+    def has_fallen(self) -> bool:
+        """Whether it has failed: it ended out of order, or is stuck."""
+        return bool(self.hung) or (self.exit is not None and self.exit not in IN_ORDER)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is where the loss of a peer can be survived: in its loop, not before and not after it."""
+        return self.exit is None and self.task.progress.phase in (Phase.TRAINING, Phase.SAVING, Phase.RECOVERING)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is left to train for it."""
+        return self.task.progress.phase in (Phase.CLOSING, Phase.DONE, Phase.ENDED) or self.exit is not None
+
+    def _has_ended(self) -> bool:
+        try:
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # multiprocessing collects the dead when it starts another
+            return True
+        if ended and (ended.si_code != os.CLD_EXITED or ended.si_status not in IN_ORDER):
+            self._kill_group()  # before we collect it: until then no other process can have its number
+        return ended is not None
+
+    def present(self) -> roll.Seen:
+        """Whether it is a member."""
+        return roll.Seen(seat=self.seat, is_ready=self.is_ready, membership=self.membership)
+
+    def seen(self) -> stuck.Seen:
+        """How far it is."""
+        told = self.task.progress
+        return stuck.Seen(
+            rank=self.rank,
+            boundaries=told.boundaries,
+            posted=told.posted,
+            moved=told.moved,
+            phase=told.phase,
+            stopped=is_stopped(self.pid),
+        )
+
+    def tell(self, number: signal.Signals) -> None:
+        if self.exit is None:
+            os.kill(self.pid, number)
+
+    def abort(self) -> None:
+        """Let it print the stacks of its threads, if it runs, which is the end of it."""
+        if self.exit is None:
+            with suppress(OSError):  # gone meanwhile
+                resource.prlimit(self.pid, resource.RLIMIT_CORE, (NO_CORE, NO_CORE))
+                os.kill(self.pid, signal.SIGABRT)
+                os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill the worker, if it runs, and all that it started."""
+        if self.exit is None:
+            self._kill_group()
+
+    def _kill_group(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def death(self, idle: float, out: Path) -> Death:
+        """How it ended, or that it has not, for how long it had come no further."""
+        told = self.task.progress
+        return Death(
+            rank=self.rank,
+            local_rank=self.worker.local_rank,
+            exit=self.exit,
+            hung=self.hung,
+            raised=errorfile.read(self.task.error, told),
+            step=told.step,
+            place=(told.boundaries, told.posted),
+            idle=idle,
+            log=str(self.task.stderr.relative_to(out)),
+        )

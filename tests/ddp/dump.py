@@ -1,0 +1,54 @@
+"""A training script that keeps of one step, for every rank, what it began with, its gradients and what came of them."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from holdfast.ddp.run import attach
+
+SAMPLES, WIDTH, LAYERS, BATCH, STEP = 90, 16, 4, 18, 7
+BUCKET = 0.001  # megabytes: a layer each
+
+
+def network() -> nn.Module:
+    torch.manual_seed(3)
+    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(LAYERS)]
+    return nn.Sequential(*layers)
+
+
+def trainer(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def samples() -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(SAMPLES, WIDTH, generator=generator), torch.randint(0, WIDTH, (SAMPLES,), generator=generator)
+    return list(zip(x, y, strict=True))
+
+
+def main(folder: Path) -> None:
+    run = attach()
+    net = network()
+    model = run.replicate(net, bucket_cap_mb=BUCKET)
+    optimizer = trainer(model)
+    run.protect(model=model, optimizer=optimizer)
+    me, size = os.environ["RANK"], int(os.environ["WORLD_SIZE"])
+    for batch in run.batches(samples(), global_batch=BATCH, epochs=12):
+        time.sleep(0.1 if run.world < size else 0.0)  # so that the lost are replaced before the last step
+        before = {name: each.detach().clone() for name, each in net.named_parameters()}
+        F.cross_entropy(model(batch.x), batch.y).backward()
+        gradients = {name: each.grad.clone() for name, each in net.named_parameters() if each.grad is not None}
+        optimizer.step()
+        optimizer.zero_grad()
+        if batch.step == STEP:
+            after = {name: each.detach().clone() for name, each in net.named_parameters()}
+            torch.save([before, gradients, after], folder / f"rank-{me}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
