@@ -7,6 +7,7 @@ nothing is saved, and the loop is a plain one.
 import atexit
 import functools
 import json
+import logging
 import os
 import sys
 import weakref
@@ -23,7 +24,7 @@ from holdfast import progress
 from holdfast.checkpoint import writer as writers
 from holdfast.checkpoint.terms import Fenced
 from holdfast.checkpoint.writer import Writer
-from holdfast.ddp import generators, inject, loading, restoring, world
+from holdfast.ddp import device_link, generators, inject, loading, restoring, world
 from holdfast.ddp.attempt import Attempt, begin
 from holdfast.ddp.batches import Batch, Loop, Loss
 from holdfast.ddp.config import RunConfig, handed_over
@@ -48,6 +49,7 @@ from holdfast.geometry import Geometry
 from holdfast.progress import Phase
 from holdfast.state import flatten
 
+logger = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -323,13 +325,26 @@ def _live(config: RunConfig, peers: World) -> Live | None:
     if config.recovery == "restart" or not peers.grouped or peers.connect is None:
         return None
     joins = world.JOINS in os.environ
+    if why := device_link.why_not(peers.backend):
+        _say_not_live(config, why, joins=joins)
+        return None
     members = () if joins else tuple(range(peers.size))
     meeting = Meeting(peers.rank, members, peers.connect, seat=peers.rank, joins=joins)
-    live = Live(config.recovery, peers.size, meeting)
+    live = Live(config.recovery, peers.size, meeting, link=device_link.link_for(peers.backend, peers.device))
     live.join()
     peers.has_changed = lambda: meeting.is_outdated
     peers.lost = meeting.lost
     return live
+
+
+def _say_not_live(config: RunConfig, why: str, *, joins: bool) -> None:
+    """Say, to the supervisor too, that a failure is survived by a restart."""
+    progress.here.falls_back()
+    line = f"--recovery {config.recovery} is not possible here ({why})"
+    if joins:
+        raise BadInput(f"{line}, and spares have nothing to do: leave them out.")
+    if not int(os.environ.get("RANK", "0")):
+        logger.warning("%s: after a failure the run starts again from its newest snapshot, as with restart.", line)
 
 
 def _writer(config: RunConfig, attempt: Attempt) -> Writer:

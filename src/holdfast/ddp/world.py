@@ -46,6 +46,7 @@ class World:
     store: Store
     grouped: bool
     device: torch.device
+    backend: str = "gloo"
     patience: float = _WATCHED
     connect: Callable[[], Store] | None = None  # one more connection to the store of the workers, if they share one
     has_changed: Callable[[], bool] = lambda: False
@@ -142,9 +143,9 @@ def join(timeout: float) -> World:
     device = _device()
     store = _store(timedelta(seconds=timeout))
     group = PrefixStore("group", store)
-    limit = timedelta(seconds=patience)
+    limit, backend = timedelta(seconds=patience), _backend()
     if JOINS not in os.environ:  # its peers formed their group without it
-        dist.init_process_group(_backend(), store=group, rank=rank, world_size=size, timeout=limit)
+        dist.init_process_group(backend, store=group, rank=rank, world_size=size, timeout=limit)
     run = PrefixStore("run", store)
 
     def connect() -> Store:
@@ -156,6 +157,7 @@ def join(timeout: float) -> World:
         store=run,
         grouped=True,
         device=device,
+        backend=backend,
         patience=patience,
         connect=connect if SUPERVISED in os.environ else None,
     )
