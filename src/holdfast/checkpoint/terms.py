@@ -7,7 +7,7 @@ newer term there, and writes no more.
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -75,11 +75,13 @@ def give_back(store: Store, number: int) -> None:
 class Fenced:
     """A store to which nothing is committed, and in which nothing is cleared away, once there is a newer term.
 
+    `is_ours` says of a newer term whether this process belongs to it: it goes on while others were lost.
+
     Between this look and the commit a newer term may still come: such a snapshot is whole, and one of this run.
     """
 
-    def __init__(self, store: Store, number: int) -> None:
-        self._store, self._number = store, number
+    def __init__(self, store: Store, number: int, is_ours: Callable[[Term], bool] = lambda _: False) -> None:
+        self._store, self._number, self._is_ours = store, number, is_ours
 
     def __str__(self) -> str:
         return str(self._store)
@@ -108,10 +110,16 @@ class Fenced:
         self._store.sweep(prefix)
 
     def _require_present(self) -> None:
-        if (last := _last(self._store)) > self._number:
-            raise WorkerLost(
-                f"other nodes went on without this one (term {last}, and this is {self._number}): it saves no more"
-            )
+        if _last(self._store) <= self._number:
+            return
+        term = newest(self._store)
+        if term and term.number > self._number:
+            if not self._is_ours(term):
+                raise WorkerLost(
+                    f"other nodes went on without this one (term {term.number}, and this is {self._number}): "
+                    "it saves no more"
+                )
+            self._number = term.number
 
 
 def _last(store: Store) -> int:

@@ -22,7 +22,8 @@ from torch.utils.data import default_collate
 
 from holdfast import progress
 from holdfast.checkpoint import writer as writers
-from holdfast.checkpoint.terms import Fenced
+from holdfast.checkpoint.store import Store
+from holdfast.checkpoint.terms import Fenced, Term
 from holdfast.checkpoint.writer import Writer
 from holdfast.ddp import device_link, generators, inject, loading, restoring, world
 from holdfast.ddp.attempt import Attempt, begin
@@ -149,7 +150,7 @@ class Run:
             with progress.during(Phase.RESTORING):
                 self._restored = restoring.restore(self._attempt, self._world, self._protected)
             if self.rank == 0:
-                self._writer = _writer(self._config, self._attempt)
+                self._writer = _writer(self._config, self._attempt, self._world)
                 self._writer.prepare(flatten(self._protected.capture()).tensors)  # while the script goes on
 
     def batches(
@@ -308,7 +309,7 @@ class Run:
             config=geometry.to_json(),
             fingerprint=fingerprint,
             saved=self._restored.step,
-            make_writer=functools.partial(_writer, self._config, self._attempt),
+            make_writer=functools.partial(_writer, self._config, self._attempt, self._world),
             injected=injection.saves,
         )
 
@@ -347,10 +348,22 @@ def _say_not_live(config: RunConfig, why: str, *, joins: bool) -> None:
         logger.warning("%s: after a failure the run starts again from its newest snapshot, as with restart.", line)
 
 
-def _writer(config: RunConfig, attempt: Attempt) -> Writer:
-    term = os.environ.get(world.TERM)
-    kept = Fenced(attempt.store, int(term)) if term else attempt.store
-    store = inject.faulty(kept, config.failures, attempt.number, attempt.past.struck, attempt.folder)
+def _fenced(store: Store, peers: World) -> Store:
+    """The store; of several nodes, only as long as others have not gone on without this one."""
+    term, connect = os.environ.get(world.TERM), peers.connect
+    if term is None or connect is None:
+        return store
+
+    def is_ours(newer: Term) -> bool:
+        return bool(connect().check([world.ours(newer.token, int(os.environ[world.NODE]))]))
+
+    return Fenced(store, int(term), is_ours)
+
+
+def _writer(config: RunConfig, attempt: Attempt, peers: World) -> Writer:
+    store = inject.faulty(
+        _fenced(attempt.store, peers), config.failures, attempt.number, attempt.past.struck, attempt.folder
+    )
     moves = progress.here.moves
     if config.writer == "blocking":
         return writers.blocking(store, keep_last=config.keep_last, progress=moves)

@@ -23,11 +23,17 @@ from holdfast.errors import BadInput, WorkerLost
 
 SUPERVISED = "HOLDFAST_ROUND"
 TERM = "HOLDFAST_TERM"  # which part of the nodes this worker is of, where there are several
+NODE = "HOLDFAST_NODE"  # on which it runs
 JOINS = "HOLDFAST_JOINS"  # set for a worker that takes the place of a lost one
 _WATCHED = 86400.0  # seconds: a supervisor finds out who is stuck, long before this
 _BUSY = "busy"
 BEAT = 1.0
 _QUICK, _SLOW = 0.0005, 0.02  # seconds between two looks, at first and in the long run
+
+
+def ours(token: str, node: int) -> str:
+    """Where the workers' store says that a term with this token is that of the workers of this node."""
+    return f"term/{token}/{node}"
 
 
 class Changed(Exception):

@@ -93,6 +93,17 @@ def listens(where: str) -> bool:
     return False
 
 
+def refuses(where: str) -> bool:
+    """Whether nobody listens there for certain: the machine answers, and says so."""
+    try:
+        with socket.create_connection(split(where), 1.0):
+            return False
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+
+
 def split(where: str) -> tuple[str, int]:
     """A `host:port` in its parts."""
     host, _, port = where.rpartition(":")

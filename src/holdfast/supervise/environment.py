@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 
-from holdfast.ddp.world import TERM
+from holdfast.ddp.world import NODE, TERM
 from holdfast.supervise.rendezvous import Meeting, interface
 
 
@@ -41,7 +41,7 @@ def of_holdfast(out: Path, meeting: Meeting, error: Path) -> dict[str, str]:
         "TORCHELASTIC_ERROR_FILE": str(error),
     }
     if meeting.term:
-        variables[TERM] = str(meeting.term)
+        variables |= {TERM: str(meeting.term), NODE: str(meeting.node)}
     # Gloo would listen where the machine's name points to: on every network, or where other nodes cannot reach it.
     if "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface(meeting.address)):
         variables["GLOO_SOCKET_IFNAME"] = name

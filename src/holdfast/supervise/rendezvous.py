@@ -38,12 +38,14 @@ from torch.distributed.elastic.rendezvous import (
 
 from holdfast.checkpoint.terms import Term
 from holdfast.ddp.membership import LIVE, Membership, publish
+from holdfast.ddp.world import ours
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.events import JSON
 from holdfast.supervise import quorum
 from holdfast.supervise.checkpoints import Checkpoints
-from holdfast.supervise.connection import CONNECTS_WITHIN, Connection, Unreachable, beat, joined, listens
+from holdfast.supervise.connection import CONNECTS_WITHIN, Connection, Unreachable, beat, joined, listens, refuses
 from holdfast.supervise.quorum import Came, Heard
+from holdfast.supervise.reports import Report
 
 LOOPBACK = "127.0.0.1"
 LOST_AFTER = 15.0
@@ -51,6 +53,7 @@ _PATIENCE = timedelta(seconds=60)  # for the one that keeps the store to come up
 _JOINED_WITHIN = 600.0
 _SOON = 5.0  # seconds after which those that wait look whether the others meet elsewhere
 _LOOK = 0.02
+_AGAIN = 0.2  # seconds after which a report is repeated though nothing has changed
 _SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 
 
@@ -107,6 +110,7 @@ class Meeting:
     workers: tuple[int, ...] = ()
     host: int = 0
     term: int = 0
+    node: int = 0  # which of them we are
 
 
 class Rendezvous(RendezvousHandler):
@@ -121,6 +125,34 @@ class Rendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         raise NotImplementedError
+
+    @property
+    def decides(self) -> bool:
+        """Whether it is we who decide who of the workers goes on."""
+        return True
+
+    def report(self, report: Report, known: int) -> list[Membership]:
+        """Tell whoever decides of our workers, and hear of the memberships after the one with this number."""
+        return []
+
+    def reports(self) -> dict[int, Report] | None:
+        """What the other nodes report, if it is we who decide; nothing before all have done so."""
+        return {}
+
+    def is_ending(self) -> bool:
+        """Whether the workers of other nodes have nothing left to train."""
+        return False
+
+    def tell_of_end(self) -> None:
+        """Say that workers of some node have nothing left to train."""
+
+    def is_left_behind(self) -> bool:
+        """Whether the other nodes go on without this one."""
+        return False
+
+    def drop(self, nodes: list[int]) -> bool:
+        """Go on without these nodes; not if others went on without us."""
+        return False
 
     def publish(self, membership: Membership) -> None:
         """Tell the workers of this round who of them goes on."""
@@ -137,8 +169,11 @@ class Rendezvous(RendezvousHandler):
         """Tell the other nodes how far our workers are, and hear it from them."""
         return []
 
-    def lost(self) -> list[int]:
-        """The nodes that were not heard of for too long, if it is we who listen for them."""
+    def lost(self, *, suspected: bool = False) -> list[int]:
+        """The nodes that were not heard of for too long, if it is we who listen for them.
+
+        If workers suspect that some are lost, also those whose supervisor is gone for certain.
+        """
         return []
 
     def stop(self, verdict: str) -> None:
@@ -210,6 +245,9 @@ class Nodes(Rendezvous):
         self._term: Term | None = None  # that we are in
         self._awaited = self._round = 0  # the round we have come for; the one that was closed with us
         self._together = 0  # how many were in that
+        self._dropped: list[int] = []  # nodes that were lost in it, and the others went on
+        self._reported: tuple[float, Report | None] = (0.0, None)
+        self._is_ending = False
         self._seen: tuple[float, Term | None] = (0.0, None)  # when we looked for terms last, and what there was
 
     @property
@@ -224,6 +262,7 @@ class Nodes(Rendezvous):
         finally:
             self.waiting = False
         self._term = Term.from_json(record["term"])
+        self._dropped, self._reported, self._is_ending = [], (0.0, None), False
         greetings = record["nodes"]
         self._members = {each["who"]: each["node"] for each in greetings}
         self._known = {each["node"]: each["where"] for each in greetings}
@@ -235,6 +274,7 @@ class Nodes(Rendezvous):
             workers=tuple(each["workers"] for each in greetings),
             host=record["host"],
             term=self._term.number,
+            node=self._node.rank,
         )
         return self._begin(meeting, self._node.rank, record["address"], record["port"])
 
@@ -461,18 +501,94 @@ class Nodes(Rendezvous):
             time.sleep(_LOOK)
         return at.ask(lambda store: [json.loads(store.get(key)) for key in keys])
 
+    @property
+    def decides(self) -> bool:
+        return self.keeps_store
+
+    def report(self, report: Report, known: int) -> list[Membership]:
+        at, topic, now = self._connection(), f"round/{self._round}", time.monotonic()
+
+        def told(store: Store) -> list[Membership]:
+            if report != self._reported[1] or now - self._reported[0] > _AGAIN:
+                self._reported = now, report
+                store.set(f"{topic}/report/{self._node.rank}", json.dumps(report.to_json()))
+            found: list[Membership] = []
+            while said := _said(store, f"{topic}/membership/{known + len(found) + 1}"):
+                found.append(Membership.from_json(said))
+            self._is_ending = bool(store.check([f"{topic}/ending"]))
+            self._dropped = _said(store, f"{topic}/dropped") or []
+            return found
+
+        return at.ask(told)
+
+    def reports(self) -> dict[int, Report] | None:
+        if not self.decides:
+            return {}
+        others = [node for node in self._present if node != self._node.rank]
+        topic = f"round/{self._round}/report"
+        told = self._connection().ask(lambda store: [_said(store, f"{topic}/{node}") for node in others])
+        if None in told:
+            return None
+        found = {node: Report.from_json(said) for node, said in zip(others, told, strict=True)}
+        self._is_ending = any(each.ended for each in found.values())
+        return found
+
+    def is_ending(self) -> bool:
+        return self._is_ending
+
+    def tell_of_end(self) -> None:
+        self._connection().ask(lambda store: store.set(f"round/{self._round}/ending", ""))
+
+    def is_left_behind(self) -> bool:
+        return self._node.rank in self._dropped
+
+    def publish(self, membership: Membership) -> None:
+        super().publish(membership)
+        key, said = f"round/{self._round}/membership/{membership.number}", json.dumps(membership.to_json())
+        self._connection().ask(lambda store: store.set(key, said))
+
+    def drop(self, nodes: list[int]) -> bool:
+        left = [node for node in self._present if node not in nodes]
+        if len(left) < self._node.least or self._term is None or self._server is None:
+            return False
+        term = Term(self._term.number + 1, secrets.token_hex(6), self._own, tuple(left))
+        server = self._server
+        try:
+            if not self._checkpoints.take(term):
+                return False
+        except HoldfastError:
+            return False
+        for node in left:  # so that their workers know it for theirs
+            server.set(f"holdfast/{self._met().round}/{ours(term.token, node)}", "")
+        self._term, self._together = term, len(left)
+        self._dropped = sorted({*self._dropped, *nodes})
+        self._members = {who: node for who, node in self._members.items() if node in left}
+
+        def tell(store: Store) -> None:
+            store.set(f"token/{term.token}", "")
+            store.set(f"round/{self._round}/dropped", json.dumps(self._dropped))
+
+        self._connection().ask(tell)
+        return True
+
+    @property
+    def _present(self) -> list[int]:
+        """The nodes of this round that were not lost since."""
+        return [node for node in self._met().nodes if node not in self._dropped]
+
     def finish(self) -> bool:
-        keys = [f"round/{self._round}/finished/{each}" for each in self._met().nodes]
+        topic = f"round/{self._round}"
 
         def told(store: Store) -> bool:
-            store.set(f"round/{self._round}/finished/{self._node.rank}", "")
-            return bool(store.check(keys))
+            store.set(f"{topic}/finished/{self._node.rank}", "")
+            self._dropped = _said(store, f"{topic}/dropped") or []
+            return bool(store.check([f"{topic}/finished/{each}" for each in self._present]))
 
         return self._connection().ask(told)
 
     def compare(self, place: JSON) -> list[Any]:
         topic = f"round/{self._round}/place"
-        others = [node for node in self._met().nodes if node != self._node.rank]
+        others = [node for node in self._present if node != self._node.rank]
 
         def compared(store: Store) -> list[Any]:
             store.set(f"{topic}/{self._node.rank}", json.dumps(place))
@@ -481,11 +597,13 @@ class Nodes(Rendezvous):
 
         return self._connection().ask(compared)
 
-    def lost(self) -> list[int]:
+    def lost(self, *, suspected: bool = False) -> list[int]:
         if not self.keeps_store:
             return []
         self._connection().ask(lambda store: self._note_beats(store, list(self._members)))
-        return quorum.lost(self._members, self._heard, self._node.lost_after, time.monotonic())
+        silent = quorum.lost(self._members, self._heard, self._node.lost_after, time.monotonic())
+        gone = [node for node in self._members.values() if suspected and refuses(self._known[node])]
+        return sorted({*silent, *gone})
 
     def stop(self, verdict: str) -> None:
         if self.meeting and self._at:

@@ -25,7 +25,7 @@ from holdfast.ddp.preemption import PREEMPTED
 from holdfast.errors import BadInput, HoldfastError, StorageFailed
 from holdfast.events import Detect, Judged, Launch, Preempt, Restart, Scale, What
 from holdfast.history import HistoryWriter, recall, require_files
-from holdfast.supervise.agent import WarmAgent
+from holdfast.supervise.agent import Stranded, WarmAgent
 from holdfast.supervise.asked import Interrupted, asked
 from holdfast.supervise.casualty import Casualty, casualty
 from holdfast.supervise.checkpoints import Checkpoints, local, settled
@@ -67,8 +67,6 @@ def supervise(
     least = (nnodes + 1) // 2 if min_nodes is None else min_nodes
     node = Node(rank=node_rank, of=nnodes, endpoint=rendezvous, least=least, lost_after=lost_after)
     config.check_targets(nnodes)
-    if config.recovery != "restart" and nnodes > 1:
-        raise BadInput(f"--recovery {config.recovery} works on one node so far: choose restart for {nnodes} nodes.")
     script = Path(config.script)
     if not script.is_file():
         raise BadInput(f"there is no script {config.script}: name a Python file.")
@@ -144,13 +142,30 @@ class _Supervisor:
             return verdict
         state = self._agent.look()
         if state == WorkerState.FAILED:
-            if self._config.recovery != "restart" and not asked.times and self._agent.survivors():
+            if self._config.recovery != "restart" and not asked.times and self._can_go_on():
                 return self._go_on()
             return self._recover(self._casualty())
-        if self._config.recovery != "restart":
-            self._heed_wishes()
-            self._agent.regroup()
+        if self._config.recovery != "restart" and (lost := self._regroup()):
+            return self._recover(lost)
         return self._heed_nodes(finished=state == WorkerState.SUCCEEDED)
+
+    def _can_go_on(self) -> bool:
+        try:
+            return self._agent.can_go_on()
+        except Unreachable:
+            return False
+
+    def _regroup(self) -> Casualty | None:
+        """Publish another membership, or follow the one that decides; why all are to start again, if they are."""
+        try:
+            if self._node.of == 1:
+                self._heed_wishes()
+            self._agent.regroup()
+        except Stranded as error:
+            return _peer(str(error))
+        except Unreachable as error:
+            return _peer(f"node {self._host}, at which the nodes meet, is lost ({error})")
+        return _peer("the other nodes go on without this one") if self._nodes.is_left_behind() else None
 
     def _heed_wishes(self) -> None:
         """Put workers to sleep, or wake them, if somebody asks for it; and say so once it is done."""
@@ -191,11 +206,27 @@ class _Supervisor:
                 return self._joined(said)
             if self._nodes.num_nodes_waiting() > 0:
                 return self._recover(_peer("another node starts again"))
-            if lost := self._nodes.lost():
-                silent = f"not heard of for {self._node.lost_after:g} s (--lost-after)"
-                return self._recover(_peer(f"{_several(lost)} {'was' if len(lost) == 1 else 'were'} {silent}"))
+            if lost := self._nodes.lost(suspected=self._agent.is_broken()):
+                return self._lose(lost)
         except Unreachable as error:
             return self._recover(_peer(f"node {self._host}, at which the nodes meet, is lost ({error})"))
+        return None
+
+    def _lose(self, nodes: list[int]) -> Verdict | None:
+        """Nodes are lost: the workers of the others go on without theirs, or all start again."""
+        why = f"{_several(nodes)} {'was' if len(nodes) == 1 else 'were'} not heard of any more"
+        live = self._config.recovery != "restart" and not asked.times and self._agent.can_replace(nodes)
+        ranks = self._agent.members_of(nodes) if live else []
+        if not live or not self._nodes.drop(nodes):
+            return self._recover(_peer(why))
+        lost = [_lost_with(nodes, rank) for rank in ranks]
+        if lost and (end := self._tries.after(lost[0], self._agent.reached())):
+            return self._verdict(*end)
+        if again := self._regroup():
+            return self._recover(again)
+        for each in lost:
+            self._report(each)
+        self._view.say(f"{why}: the others go on ({self._config.recovery})", style="yellow")
         return None
 
     def _compare(self, now: float) -> None:
@@ -246,8 +277,9 @@ class _Supervisor:
             return self._verdict(*why)
         if not lost:
             return None
-        left = self._agent.survivors()
-        self._view.say(f"{count(len(left), 'worker')} of {self._config.workers} go on ({self._config.recovery})")
+        left = count(self._agent.left(), "worker")
+        here = " of this node" if self._node.of > 1 else ""
+        self._view.say(f"{left} of {self._config.workers}{here} go on ({self._config.recovery})")
         return None
 
     def _launch(self) -> Verdict | None:
@@ -379,6 +411,11 @@ def _send(checkpoints: Checkpoints, view: View) -> None:
 
 def _peer(message: str) -> Casualty:
     return Casualty(kind="peer", rank=-1, local_rank=-1, exit=None, signal=None, message=message)
+
+
+def _lost_with(nodes: Sequence[int], rank: int) -> Casualty:
+    message = f"was lost with {_several(nodes)}"
+    return Casualty(kind="peer", rank=rank, local_rank=-1, exit=None, signal=None, message=message)
 
 
 def _several(nodes: Sequence[int]) -> str:
