@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,8 +15,10 @@ from typing import Any
 COMMAND = (sys.executable, "-c", "from holdfast.cli import main; main()")
 MARKER = "HOLDFAST_LIVE_RECOVERY"  # a variable that all processes of a job inherit, and nobody else has
 LOOK = 0.002
-NO_PROGRESS = 90.0  # seconds without a new line in any history: a hang; far beyond every deadline of the command's own
+NO_PROGRESS = 90.0  # seconds in which nobody writes a line: a hang; far beyond every deadline of the command's own
 GONE_WITHIN = 20.0
+interrupted = threading.Event()
+"""Set when nothing is wanted any more: whoever waits for a job gives up, and ends it."""
 
 
 class Hung(Exception):
@@ -59,15 +62,19 @@ class Job:
         folder.mkdir(parents=True)
         self.folder, self.workers, self.command, self._limit = folder, workers, command, limit
         self.out, self.control, self.log = folder / "run", folder / "control", folder / "command.log"
+        self.notes = folder / "notes"  # for scripts that say themselves what they do
         self.control.mkdir()
+        self.notes.mkdir()
         self.tails = [Tail(self.out / "history" / f"rank-{number}.jsonl") for number in range(workers)]
         self._id = f"{os.getpid()}-{time.monotonic_ns()}"
         self._ends = 0.0
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, **more: str) -> None:
-        """Give the command; `more` is added to its environment."""
-        environment = os.environ | {MARKER: self._id, "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1"} | more
+    def start(self, *, device: str = "cpu") -> None:
+        """Give the command; where it is to run on processors, it sees no GPU."""
+        environment = os.environ | {MARKER: self._id, "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1"}
+        if device == "cpu":
+            environment["CUDA_VISIBLE_DEVICES"] = ""
         self._ends = time.monotonic() + self._limit
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(self.command, stdout=log, stderr=log, env=environment)
@@ -114,12 +121,16 @@ class Job:
         seen, deadline = -1, 0.0
         while not true():
             now = time.monotonic()
-            if (size := self._recorded()) != seen:
+            if (
+                size := self._recorded()
+            ) != seen or not size:  # at first everybody imports torch, for as long as it takes
                 seen, deadline = size, now + NO_PROGRESS
             if self.status is not None:
                 raise Ended
             if now > deadline:
-                raise Hung(f"no line in any history for {NO_PROGRESS:g} s; the last step is {self.reached()}")
+                raise Hung(f"nobody wrote a line for {NO_PROGRESS:g} s; the last step on record is {self.reached()}")
+            if interrupted.is_set():
+                raise Hung("interrupted")
             if now > self._ends:
                 raise Hung(f"not over after {self._limit:g} s; the last step is {self.reached()}")
             time.sleep(LOOK)
@@ -132,9 +143,9 @@ class Job:
         return self.status
 
     def _recorded(self) -> int:
-        with suppress(OSError):
-            return sum(file.stat().st_size for file in (self.out / "history").iterdir())
-        return 0
+        """How much the workers have written of what they did."""
+        files = [*(self.out / "history").glob("rank-*"), *self.notes.iterdir()]
+        return sum(file.stat().st_size for file in files)
 
     def processes(self) -> list[int]:
         """All processes of the job that run."""
@@ -154,11 +165,12 @@ class Job:
             kill(pid)
         return [f"process {pid} was left behind" for pid in left]
 
-    def dump_and_kill(self) -> None:
-        """End a run that hangs; every process leaves its stacks in its log first."""
-        for pid in self.processes():
-            kill(pid, signal.SIGABRT)
-        time.sleep(2.0)
+    def dump_and_kill(self, *, stacks: bool = True) -> None:
+        """End a run, such as one that hangs: then every process leaves its stacks in its log first."""
+        if stacks:
+            for pid in self.processes():
+                kill(pid, signal.SIGABRT)
+            time.sleep(2.0)
         for pid in self.processes():
             kill(pid)
         assert self._process is not None

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from job import COMMAND, Ended, Hung, Job, kill
+from job import COMMAND, Ended, Hung, Job, interrupted, kill
 from judging import Reference, of_kind, wrong_audit, wrong_bits
 
 SCRIPT = Path(__file__).with_name("struck.py")
@@ -237,6 +237,7 @@ def _deal(job: Job, plan: Plan, tally: Tally) -> None:
 def main() -> None:
     """Strike until it is enough, and print the table."""
     given = _arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what is under way is ended
     kinds = [kind for kind in KINDS if any(word in kind for word in given.kinds)]
     print(f"seed {given.seed}", file=sys.stderr, flush=True)
     place = Path(given.keep or tempfile.mkdtemp(prefix="strikes-"))
@@ -273,7 +274,11 @@ def _all(bench: Bench, planned: Iterator[Plan], given: argparse.Namespace, began
                 continue
             if not under_way:
                 return
-            done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+            try:
+                done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+            except KeyboardInterrupt:
+                interrupted.set()  # the pool ends once its runs have
+                raise
             for each in done:
                 struck += len(each.result().struck)
                 yield each.result()
@@ -320,7 +325,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--strikes", type=int, default=300, help="begin no run once so many have struck")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32, help="what is struck comes from it")
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no run after so many")
-    parser.add_argument("--limit", type=float, default=150.0, help="seconds that one run may take")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds that one run may take")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="runs at once")
     parser.add_argument("--strategies", nargs="*", choices=STRATEGIES, default=list(STRATEGIES))
     parser.add_argument("--kinds", nargs="*", default=[""], help="only kinds with one of these words in their name")

@@ -48,12 +48,12 @@ class Progress:
 
     @property
     def posted(self) -> int:
-        """How many reductions of gradients it has begun: whoever waits for a peer has begun more of them than the peer."""
+        """How many exchanges it has begun since the last boundary: whoever waits for a peer has begun more than the peer."""
         return self._numbers[2]
 
     @property
     def moved(self) -> int:
-        """How many bytes its saves and restores have moved."""
+        """How many bytes its saves and restores have moved, and what it has handed to other ranks or got from them."""
         return self._numbers[3]
 
     @property
@@ -89,6 +89,7 @@ class Progress:
 
     def passes(self, step: int) -> None:
         """A boundary is behind us, and this window is next."""
+        self._numbers[2] = 0  # first: to be seen behind for a moment is nothing
         self._numbers[0] += 1
         self._numbers[1] = step + 1
 
@@ -109,7 +110,7 @@ class Progress:
         self._numbers[8] = 1
 
     def posts(self) -> None:
-        """A reduction has begun."""
+        """What we do next ends only once all peers have come as far."""
         self._numbers[2] += 1
 
     def moves(self, count: int) -> None:

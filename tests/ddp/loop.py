@@ -4,6 +4,7 @@ import json
 import os
 import random
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +16,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from holdfast.ddp.run import Run, attach
+from holdfast.ddp.world import JOINS
 
 SAMPLES, WIDTH, CLASSES = 96, 20, 5
+SECONDS = 4.0  # of trouble
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +40,8 @@ class Task:
     patience: float = 0.0  # how long a step takes while ranks are missing, so that they come before the last
     bucket: float = 0.0  # megabytes of gradients that DDP sums at once, if not its own choice
     gate: str = ""  # a file without which the last step does not end
+    trouble: str = ""  # what the ranks in `troubled` do before step 12, for some seconds: deadlock, compute or sleep
+    troubled: tuple[int, ...] = ()
 
 
 class Backwards(nn.Module):
@@ -112,6 +117,8 @@ def train(run: Run, task: Task, steps: int | None = None) -> nn.Module:
     for batch in run.batches(Points(task.augment), global_batch=task.batch, epochs=task.epochs, **how):
         if batch.step == steps:
             break
+        if batch.step == 12 and run.rank in task.troubled:
+            struggle(task.trouble)
         linger(run, task, batch.step + 1 == task.epochs * (SAMPLES // task.batch))
         loss = F.cross_entropy(model(batch.x.to(run.device)), batch.y.to(run.device))
         scaler.scale(loss * batch.weight).backward()
@@ -132,6 +139,21 @@ def linger(run: Run, task: Task, last: bool) -> None:
     while last and task.gate and not Path(task.gate).exists():
         assert time.monotonic() < deadline, f"{task.gate} never came"
         time.sleep(0.01)
+
+
+def struggle(how: str) -> None:
+    """Be stuck, or be slow; whoever takes the place of a lost rank has no such trouble."""
+    if JOINS in os.environ:
+        return
+    if how == "deadlock":
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+    elif how == "sleep":
+        time.sleep(SECONDS)
+    until = time.monotonic() + SECONDS
+    while how == "compute" and time.monotonic() < until:
+        torch.ones(100, 100) @ torch.ones(100, 100)
 
 
 if __name__ == "__main__":

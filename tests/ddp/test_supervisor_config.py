@@ -27,7 +27,7 @@ configs = st.builds(
     seed=st.integers(),
     failures=st.lists(st.builds(Failure, step=counts, kind=st.sampled_from(FAULTS))).map(tuple),
     workers_after=st.lists(counts).map(tuple),
-    hang_after=st.floats(0.1, 100),
+    hang_after=st.none() | st.floats(0.1, 100),
     stuck_after=st.none() | st.floats(0.1, 100),
 )
 

@@ -58,13 +58,20 @@ def run_script(
         int, typer.Option(help="Failures in a row to survive; a newer snapshot starts the count anew.")
     ] = 3,
     workers_after: Annotated[str, typer.Option(help="Workers after each restart, such as 4,2,3.")] = "",
-    hang_after: Annotated[float, typer.Option(help="Seconds after which a stopped process is killed.")] = 30.0,
+    hang_after: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds after which a stopped process is killed.  [default: 30; with live recovery 1.5, unless all "
+            "are stopped]"
+        ),
+    ] = None,
     stuck_after: Annotated[
         float | None,
         typer.Option(
             help="Seconds a step may take, whatever it does, before its worker is killed; six times that for a start, "
             "restore or save in which nothing moves.  [default: 20 times the longest step, at least 300; six times "
-            "that while the worker computes]"
+            "that while the worker computes. With live recovery: 20 times a usual step, at least 1.5, while others wait "
+            "and the worker does not compute; each time that happens, twice as long]"
         ),
     ] = None,
     fail_at: Annotated[

@@ -41,7 +41,7 @@ class RunConfig:
     failures: Schedule = ()
     spares: int = 0  # workers that wait, ready to take the place of a lost one
     workers_after: tuple[int, ...] = ()
-    hang_after: float = 30.0
+    hang_after: float | None = None  # 30 seconds; where a run recovers live, as soon as it can be told
     stuck_after: float | None = None  # learned from the run's own steps
     checkpoints: str | None = None  # in the run's own folder
 
@@ -67,7 +67,7 @@ class RunConfig:
         ):
             if (value := getattr(self, name)) < least:
                 raise BadInput(f"{name.replace('_', '-')} is {value}: give {least} or more.")
-        if not self.hang_after > 0:
+        if self.hang_after is not None and not self.hang_after > 0:
             raise BadInput(
                 f"a worker cannot be stopped for {self.hang_after:g} s: give hang-after more than 0 seconds."
             )

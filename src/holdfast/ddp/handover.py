@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.distributed import BroadcastOptions
 
+from holdfast import progress
 from holdfast.ddp.link import Link
 from holdfast.state import Flat, flatten, unflatten
 
@@ -44,3 +45,4 @@ def broadcast(link: Link, root: int, values: torch.Tensor) -> None:
     options = BroadcastOptions()
     options.rootRank, options.rootTensor = root, 0
     link.do(lambda group: group.broadcast([values], options))
+    progress.here.moves(values.nbytes)

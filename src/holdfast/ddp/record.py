@@ -33,11 +33,15 @@ class Enrolled:
     def __init__(self, folder: Path, attempt: int, world: int) -> None:
         self._folder, self._attempt, self._world = folder, attempt, world
         self._history: HistoryWriter | None = None
+        self._member: int | None = None
         self._plan: Plan | None = None
 
     def enrol(self, member: int) -> None:
-        """From now on we are this member."""
+        """From now on we are this member, if we are not already."""
+        if self._member == member:
+            return
         self.retire()
+        self._member = member
         self._history = HistoryWriter(self._folder, f"rank-{member}")
         self._history.append(Attempt(self._attempt, self._world, member, os.getpid()))
         if self._plan:
@@ -48,7 +52,7 @@ class Enrolled:
         """We are no member any more."""
         if self._history:
             self._history.close()
-        self._history = None
+        self._history = self._member = None
 
     def append(self, what: What, time: float | None = None) -> None:
         if isinstance(what, Plan):

@@ -161,6 +161,7 @@ class _Settled(DistributedDataParallel):
         return output
 
     def _sync_buffers(self) -> None:
+        progress.here.posts()  # all wait for rank 0
         if self._live is None:
             super()._sync_buffers()  # type: ignore[no-untyped-call]
         else:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
 
+from holdfast import progress
 from holdfast.checkpoint.writer import Saved, Writer
 from holdfast.ddp import generators
 from holdfast.ddp.protected import Protected, tree_digest
@@ -101,6 +102,7 @@ class Saving:
         if step == self.saved:
             return 0.0
         began = perf_counter()
+        progress.here.posts()  # rank 0 waits for all
         with self.world.busy():
             states = self.world.gather(f"save/{step}", json.dumps(generators.capture()))
             gathered = perf_counter()

@@ -30,6 +30,7 @@ from holdfast.ddp.world import JOINS
 from holdfast.errors import WorkerLost
 from holdfast.progress import IN_RESERVE, Phase, Progress
 from holdfast.supervise import worker
+from holdfast.supervise.awaited import Elsewhere, Seen
 from holdfast.supervise.casualty import Death
 from holdfast.supervise.environment import as_torchrun, of_holdfast
 from holdfast.supervise.processes import processor_seconds
@@ -37,12 +38,13 @@ from holdfast.supervise.rendezvous import Rendezvous
 from holdfast.supervise.reports import Report, together
 from holdfast.supervise.roll import Roll
 from holdfast.supervise.running import Running
-from holdfast.supervise.stuck import Elsewhere, Judge, Seen
+from holdfast.supervise.stuck import Judge
 from holdfast.supervise.worker import Task
 
 LOOK = 0.25
 REAPED_WITHIN = 60.0
 STACKS_WITHIN = 2.0
+STACKS_SOON = 0.2  # where others wait
 SUSPECTED = 0.5  # seconds: a worker that dies is seen long before
 
 
@@ -64,8 +66,7 @@ class WarmAgent(SimpleElasticAgent):
         super().__init__(spec)
         self._config, self._out, self._nodes = config, out, nodes
         self._running: list[Running] = []
-        self._judge = Judge(config.stuck_after, config.hang_after)
-        self._rookies = Judge(config.stuck_after, config.hang_after)  # of those that come up to join the others
+        self._judge = Judge(config.stuck_after, config.hang_after, live=config.recovery != "restart")
         self._looked = self._regrouped = 0.0
         self._roll = Roll(config.recovery, config.workers)
         self._wanted: int | None = None  # how many are to train, if somebody has asked
@@ -91,7 +92,7 @@ class WarmAgent(SimpleElasticAgent):
 
     def deaths(self) -> list[Death]:
         """How each worker stands: those that have ended, with what they raised, and those that have not."""
-        return [each.death(self._judge.idle(each.rank), self._out) for each in self._running]
+        return [each.death(self._judge.idle(each.seat), self._out) for each in self._running]
 
     def can_go_on(self) -> bool:
         """Whether others could go on without those that have failed; of other nodes, whoever decides knows that."""
@@ -121,13 +122,14 @@ class WarmAgent(SimpleElasticAgent):
     def bury(self) -> tuple[list[Death], list[Death]]:
         """Kill those that have failed and still run, leave all of them behind; how members and those in reserve ended."""
         fallen = [each for each in self._running if each.has_fallen]
-        deaths = [(each, each.death(self._judge.idle(each.rank), self._out)) for each in fallen]
+        deaths = [(each, each.death(self._judge.idle(each.seat), self._out)) for each in fallen]
+        self._print_stacks([each for each in fallen if each.hung], STACKS_SOON)
         for each in fallen:
             each.kill()
         self._wait_for(fallen)
         self._running = [each for each in self._running if each not in fallen]
-        members = [death for each, death in deaths if self._roll.is_member(each.seat)]
-        return members, [death for each, death in deaths if not self._roll.is_member(each.seat)]
+        members = [death for each, death in deaths if self._roll.counts(each.seat)]
+        return members, [death for each, death in deaths if not self._roll.counts(each.seat)]
 
     def go_on(self) -> None:
         """Tell those that are left to go on together, and start others in the place of the lost."""
@@ -223,22 +225,26 @@ class WarmAgent(SimpleElasticAgent):
     def here(self) -> Elsewhere:
         """How far the workers of this node are, for the other nodes."""
         seen = self._seen()
-        places = [each.place for each in seen if each.phase is not Phase.ENDED]
+        places = [each.place for each in seen if each.is_member and each.phase is not Phase.ENDED]
         return Elsewhere(min(places, default=None), sum(each.moved for each in seen))
 
     def end(self, *, stacks: bool = False) -> None:
         """Kill the workers that are left, with all they have started; if asked, the stacks of their threads first."""
         if stacks:
-            self._print_stacks()
+            self._print_stacks(self._running, STACKS_WITHIN)
         self._stop_workers(self._worker_group)
 
-    def _print_stacks(self) -> None:
-        """Every worker's threads, into its log: of several that wait for each other, one stack alone tells little."""
-        for each in self._running:
+    def _print_stacks(self, of: "list[Running]", within: float) -> None:
+        """Their threads, into their logs: of several that wait for each other, one stack alone tells little."""
+        for each in of:
             each.abort()
-        deadline = time.monotonic() + STACKS_WITHIN
-        while any(each.exit is None for each in self._running) and time.monotonic() < deadline:
+        deadline = time.monotonic() + within
+        while any(each.exit is None for each in of) and time.monotonic() < deadline:
             time.sleep(0.01)
+
+    def printed_by_hung(self) -> list[tuple[Path, Path]]:
+        """Where those that are stuck have printed: what comes from now on is stacks, which belong into the logs."""
+        return [(each.task.stdout, each.task.stderr) for each in self._running if each.hung]
 
     def exits(self) -> list[int | None]:
         """The exit status of every worker; nothing for those that run."""
@@ -259,7 +265,6 @@ class WarmAgent(SimpleElasticAgent):
         self._roll = Roll(self._config.recovery, worker_group.workers[0].world_size)
         self._roll.wanted = min(self._roll.wanted, self._wanted or self._roll.wanted)
         self._judge.begin()
-        self._rookies.begin()
         self.elsewhere = Elsewhere()
         try:
             with held_back(), _forking_allowed():
@@ -321,26 +326,20 @@ class WarmAgent(SimpleElasticAgent):
         if now - self._looked < LOOK:
             return
         self._looked = now
-        workers = {each.rank: each for each in self._running if each.exit is None}
+        workers = {each.seat: each for each in self._running if each.exit is None}
         seen = self._seen()
-        coming = [each.seen() for each in workers.values() if each.joins and not each.is_ready]
 
-        def processor(rank: int) -> float | None:
-            return processor_seconds(workers[rank].pid)
+        def processor(seat: int) -> float | None:
+            return processor_seconds(workers[seat].pid)
 
-        for stuck in (
-            self._judge.look(seen, now, processor, self.elsewhere),
-            self._rookies.look(coming, now, processor, Elsewhere()),
-        ):
-            if stuck:
-                workers[stuck.rank].hung = stuck.because
+        for stuck in self._judge.look(seen, now, processor, self.elsewhere):
+            workers[stuck.seat].hung = stuck.because
         for each in seen:
             if each.phase is Phase.ENDED and self._judge.overdue(each, processor):
-                workers[each.rank].kill()  # it counts as done: its script has ended
+                workers[each.seat].kill()  # it counts as done: its script has ended
 
     def _seen(self) -> list[Seen]:
-        """The members: nobody waits for those in reserve, and they are far behind."""
-        return [each.seen() for each in self._running if each.exit is None and not each.joins]
+        return [each.seen(self._roll.is_member(each.seat)) for each in self._running if each.exit is None]
 
     def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:
         self._shutdown()

@@ -11,7 +11,7 @@ class Tail:
     """The new lines of one growing file."""
 
     def __init__(self, path: Path, show: Show) -> None:
-        self._path, self._show = path, show
+        self.path, self._show = path, show
         self._file: BufferedReader | None = None
         self._rest = b""
 
@@ -19,7 +19,7 @@ class Tail:
         """Show the lines that are whole by now; of a file that has ended also the rest."""
         if self._file is None:
             try:
-                self._file = self._path.open("rb")
+                self._file = self.path.open("rb")
             except OSError:  # not there yet, or its worker has no log
                 return
         text = self._rest + self._read()
@@ -49,6 +49,14 @@ class Echo:
         self.copy(last=True)
         pairs = [(Tail(out, self._out), Tail(err, self._err)) for out, err in printed]
         self._tails = [tail for pair in pairs for tail in pair]
+
+    def leave(self, printed: Sequence[tuple[Path, Path]]) -> None:
+        """Show what these files hold by now, and nothing that comes later."""
+        paths = {path for pair in printed for path in pair}
+        for tail in self._tails:
+            if tail.path in paths:
+                tail.copy(last=True)
+        self._tails = [tail for tail in self._tails if tail.path not in paths]
 
     def copy(self, *, last: bool = False) -> None:
         """Show what is new."""

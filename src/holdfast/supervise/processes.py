@@ -1,4 +1,4 @@
-"""What the kernel says of a worker: whether it is stopped, and how much of the processor it and its children have used."""
+"""What the kernel says of a worker: what it is doing, and how much of the processor it and its children have used."""
 
 import os
 from collections.abc import Iterator
@@ -8,24 +8,35 @@ from pathlib import Path
 _PROC = Path("/proc")
 
 
-def is_stopped(pid: int) -> bool:
-    """Whether the process stands still until somebody continues it: SIGSTOP, a debugger."""
+def state(pid: int) -> str:
+    """One letter for its first thread: R it runs or could, S it sleeps, D it waits for a disk, T or t it is stopped."""
     fields = _fields(_PROC / str(pid))
-    return bool(fields) and fields[0] in ("T", "t")
+    return fields[0] if fields else ""
 
 
 def processor_seconds(group: int) -> float | None:
-    """What all processes of a group have used of the processor; nothing where the kernel does not say."""
+    """What all processes of a group have used of the processor, or waited for it; nothing where the kernel does not say."""
     if not _PROC.exists():
         return None
-    ticks = sum(sum(map(int, fields[11:15])) for fields in _all() if fields[2] == str(group))
-    return float(ticks / os.sysconf("SC_CLK_TCK"))
+    members = [(folder, fields) for folder, fields in _all() if fields[2] == str(group)]
+    ticks = sum(sum(map(int, fields[11:15])) for _, fields in members)
+    return float(ticks / os.sysconf("SC_CLK_TCK")) + sum(_waited(folder) for folder, _ in members)
 
 
-def _all() -> Iterator[list[str]]:
+def _waited(folder: Path) -> float:
+    """For how long its first thread was ready to run while others did: on a busy machine a worker is slow, not stuck.
+
+    Only the first: on such a machine threads that merely look now and then wait for most of the time.
+    """
+    with suppress(OSError, IndexError, ValueError):  # it has gone, or the kernel does not say
+        return int((folder / "schedstat").read_text().split()[1]) / 1e9
+    return 0.0
+
+
+def _all() -> Iterator[tuple[Path, list[str]]]:
     for folder in _PROC.iterdir():
         if folder.name.isdigit() and (fields := _fields(folder)):
-            yield fields
+            yield folder, fields
 
 
 def _fields(folder: Path) -> list[str]:

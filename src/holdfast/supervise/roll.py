@@ -30,13 +30,14 @@ class Roll:
         self._seats = {number: number for number in range(size)}  # of the members, by number
         self._leaving: dict[int, int] = {}  # of those that are to fall asleep
         self._last = dict(self._seats)  # the number that each seat had last
+        self._asleep: set[int] = set()  # seats
 
     def number(self, seat: int) -> int:
         """The number of a seat, now or last; its own if it never had one."""
         return self._last.get(seat, seat)
 
     def is_member(self, seat: int) -> bool:
-        """Whether this seat was told that it is a member."""
+        """Whether this seat is a member, or was told that it is to be one."""
         return seat in self._seats.values()
 
     def lost(self, present: Sequence[Seen]) -> list[int]:
@@ -50,11 +51,17 @@ class Roll:
 
     def follow(self, told: Membership) -> None:
         """Take over what somebody else has decided."""
-        inside = {number: self._seats[number] for number in told.members if number not in told.joining}
+        known = {**self._leaving, **self._seats}
+        inside = {number: known[number] for number in told.members if number not in told.joining}
         self._leaving = {number: self._seats[number] for number in told.asleep}
         self._seats = {**inside, **told.joining}
         self._last |= {seat: number for number, seat in told.joining.items()}
+        self._asleep = (self._asleep | {*self._leaving.values()}) - {*self._seats.values()}
         self.current = told
+
+    def counts(self, seat: int) -> bool:
+        """Whether this seat was told that it is a member, and did not leave in order since."""
+        return seat in self._last and seat not in self._asleep
 
     def is_settled(self, present: Sequence[Seen]) -> bool:
         """Whether as many train as are wanted, together, and all others are asleep."""

@@ -12,9 +12,9 @@ from torch.distributed.elastic.agent.server.api import Worker
 
 from holdfast.ddp.preemption import IN_ORDER
 from holdfast.progress import Phase
-from holdfast.supervise import errorfile, roll, stuck, worker
+from holdfast.supervise import awaited, errorfile, roll, worker
 from holdfast.supervise.casualty import Death
-from holdfast.supervise.processes import is_stopped
+from holdfast.supervise.processes import state
 from holdfast.supervise.worker import Task
 
 NO_CORE = 1  # bytes: the kernel takes 0 for no limit where a program receives core dumps
@@ -91,16 +91,18 @@ class Running:
         """Whether it is a member."""
         return roll.Seen(seat=self.seat, is_ready=self.is_ready, membership=self.membership)
 
-    def seen(self) -> stuck.Seen:
-        """How far it is."""
-        told = self.task.progress
-        return stuck.Seen(
-            rank=self.rank,
+    def seen(self, is_member: bool) -> awaited.Seen:
+        """How far it is; a member is one that was told so, whether or not it has joined the others yet."""
+        told, doing = self.task.progress, state(self.pid)
+        return awaited.Seen(
+            seat=self.seat,
             boundaries=told.boundaries,
             posted=told.posted,
             moved=told.moved,
             phase=told.phase,
-            stopped=is_stopped(self.pid),
+            stopped=doing in ("T", "t"),
+            asleep=doing == "S",
+            is_member=is_member or not self.joins,
         )
 
     def tell(self, number: signal.Signals) -> None:

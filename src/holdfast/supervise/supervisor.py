@@ -27,13 +27,13 @@ from holdfast.events import Detect, Judged, Launch, Preempt, Restart, Scale, Wha
 from holdfast.history import HistoryWriter, recall, require_files
 from holdfast.supervise.agent import Stranded, WarmAgent
 from holdfast.supervise.asked import Interrupted, asked
+from holdfast.supervise.awaited import Elsewhere
 from holdfast.supervise.casualty import Casualty, casualty
 from holdfast.supervise.checkpoints import Checkpoints, local, settled
 from holdfast.supervise.connection import Unreachable
 from holdfast.supervise.folder import claimed
 from holdfast.supervise.live import View
 from holdfast.supervise.rendezvous import LOST_AFTER, Alone, Meeting, Node, Nodes, Rendezvous
-from holdfast.supervise.stuck import Elsewhere
 from holdfast.supervise.tries import Tries
 from holdfast.supervise.verdict import Verdict, Word, count
 from holdfast.supervise.warm import warm
@@ -262,6 +262,7 @@ class _Supervisor:
 
     def _go_on(self) -> Verdict | None:
         """Let those that are left go on without those that failed."""
+        self._view.echo.leave(self._agent.printed_by_hung())
         members, others = self._agent.bury()
         lost = [casualty([death]) for death in members]
         first = (lost or [casualty([death]) for death in others])[0]

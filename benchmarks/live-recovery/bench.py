@@ -1,0 +1,326 @@
+"""From the loss of a worker to the next committed step. Run: python benchmarks/live-recovery/bench.py
+
+Runs of `forward`, `replay`, `skip`, `restart` and of torchrun, by turns. In each, one worker after the other is killed
+by SIGKILL from outside (or stopped, or deadlocked), a random one at a random moment, once all are there again and have
+trained on. The time ends when all that go on have finished the next step that counts.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from job import COMMAND, Ended, Hung, Job, kill
+from judging import of_kind
+
+HERE = Path(__file__).resolve().parent
+ARMS = ("forward", "replay", "skip", "restart", "torchrun")
+LIVE = ("forward", "replay", "skip")
+CALM = 10  # steps of the whole world before the next strike
+SOON = 0.3  # seconds: the next strike comes at a random moment of these
+HANG_MOST = 3.0
+MOST = {  # seconds: median and worst of a kill on processors
+    "forward": (0.2, 0.5),
+    "skip": (0.2, 0.5),
+    "replay": (0.6, 0.6),
+}
+GPU_MOST = {"forward": 0.5}
+
+
+@dataclass(frozen=True)
+class Note:
+    """A step that a process has finished."""
+
+    pid: int
+    step: int
+    rank: int
+    world: int
+    time: float
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What the loss of one worker took, in seconds, in steps and in samples."""
+
+    committed: float
+    replaced: float
+    rolled_back: int
+    missing: int
+    fell_back: bool
+
+
+class Training:
+    """A job whose processes note their steps."""
+
+    def __init__(self, job: Job, arm: str) -> None:
+        self.job, self.arm = job, arm
+        self._read: dict[Path, int] = {}
+        self._notes: dict[int, list[Note]] = {}
+
+    def notes(self) -> dict[int, list[Note]]:
+        """The steps of every process so far."""
+        for path in self.job.notes.iterdir():
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                whole = file.read().rpartition(b"\n")[0]
+            if whole:
+                self._read[path] = self._read.get(path, 0) + len(whole) + 1
+                pid = int(path.name)
+                self._notes.setdefault(pid, []).extend(_note(pid, line) for line in whole.splitlines())
+        return self._notes
+
+    def here(self) -> list[int]:
+        """The processes that run and have trained."""
+        children = self.job.children()
+        return [pid for pid in self.notes() if pid in children]
+
+    def is_whole(self, since: float) -> bool:
+        """Whether as many as there should be have trained together for some steps since."""
+        notes, size = self.notes(), self.job.workers
+        calm = [pid for pid in self.here() if _is_calm(notes[pid], size, since)]
+        return len(calm) == size
+
+    def lost(self, pid: int, at: float, old: set[int]) -> Loss:
+        """What followed from the loss of this process; all is on record."""
+        after = {who: [note for note in notes if note.time > at] for who, notes in self.notes().items() if who != pid}
+        new = {who: notes for who, notes in after.items() if who not in old and notes}
+        replaced = min(notes[0].time for notes in new.values()) - at
+        regroup = self._regroup(at) if self.arm in LIVE else None
+        if regroup is None:
+            first = min(notes[0].step for notes in new.values())
+            reached = max(note.step for who in old for note in self._notes[who])
+            committed = max(notes[0].time for notes in new.values()) - at
+            return Loss(committed, replaced, reached + 1 - first, 0, self.arm in LIVE)
+        missing = len(regroup.get("missing", ()))
+        step = regroup["step"] + (self.arm == "skip" and missing > 0)  # nothing came out of a window that is dropped
+        done = [note.time for notes in after.values() for note in notes if note.step == step]
+        return Loss(max(done) - at, replaced, 0, missing, False)
+
+    def _regroup(self, at: float) -> dict | None:
+        """How those that were left went on; nothing if all were started again."""
+        if any(event["time"] > at for event in of_supervisor(self.job) if event["event"] == "restart"):
+            return None
+        told = [each for each in of_kind(self.job, "regroup") if each["time"] > at and each.get("lost")]
+        return min(told, key=lambda each: each["number"])
+
+    def pace(self) -> list[float]:
+        """Seconds of every step of the process that has most."""
+        notes = max(self._notes.values(), key=len)
+        return [b.time - a.time for a, b in pairwise(notes)]
+
+
+def _note(pid: int, line: bytes) -> Note:
+    step, rank, world, when = line.split()
+    return Note(pid, int(step), int(rank), int(world), float(when))
+
+
+def _is_calm(notes: list[Note], size: int, since: float) -> bool:
+    return len(notes) >= CALM and notes[-CALM].time > since and all(note.world == size for note in notes[-CALM:])
+
+
+def of_supervisor(job: Job) -> list[dict]:
+    """What the supervisor has on record."""
+    with suppress(OSError):
+        lines = (job.out / "history" / "supervisor.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+    return []
+
+
+def strike(training: Training, how: str, rng: random.Random) -> tuple[int, float]:
+    """Strike a random worker; which, and when."""
+    pid = rng.choice(sorted(training.here()))
+    if how == "deadlock":
+        order = training.job.control / f"deadlock-{pid}"
+        order.touch()
+        obeyed = order.with_suffix(".obeyed")
+        training.job.wait(lambda: obeyed.exists() and bool(obeyed.read_text()))
+        return pid, float(obeyed.read_text())
+    at = time.time()
+    kill(pid, signal.SIGSTOP if how == "stop" else signal.SIGKILL)
+    return pid, at
+
+
+def losses(training: Training, given: argparse.Namespace, rng: random.Random, told: Callable[[Loss], bool]) -> None:
+    """Strike as often as it is wanted, and tell what each took."""
+    more, since = True, 0.0
+    while more:
+        training.job.wait(lambda since=since: training.is_whole(since))
+        time.sleep(rng.random() * SOON)
+        old = set(training.here())
+        pid, since = strike(training, given.hang or "kill", rng)
+        training.job.wait(lambda since=since: training.is_whole(since))
+        more = told(training.lost(pid, since, old))
+
+
+def command(arm: str, given: argparse.Namespace, folder: Path) -> list[str]:
+    """How a job of this arm is started."""
+    if arm == "torchrun":
+        options = ["--standalone", f"--nproc-per-node={given.workers}", "--max-restarts=1000"]
+        script = [HERE / "plain.py", given.model, given.save_every, folder]
+        return [sys.executable, "-m", "torch.distributed.run", *options, *map(str, script)]
+    options = ["--workers", given.workers, "--recovery", arm, "--save-every", given.save_every]
+    script = [HERE / "train.py", "--", given.model, given.workers, folder]
+    return [*COMMAND, "run", *map(str, options), "--out", str(folder / "run"), *map(str, script)]
+
+
+def main() -> None:
+    """Measure by turns, print the table and whether the claims hold."""
+    given = _arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what is under way is ended
+    ends = time.monotonic() + 60 * given.minutes
+    rng = random.Random(given.seed)
+    found: dict[str, list[Loss]] = {arm: [] for arm in given.arms}
+    pace: dict[str, list[float]] = {arm: [] for arm in given.arms}
+    wrong: list[str] = []
+    print(f"seed {given.seed}", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory(prefix="live-recovery-") as place:
+        for turn in range(given.rounds):
+            wanted = given.kills * (turn + 1) // given.rounds
+            for arm in given.arms if turn % 2 == 0 else reversed(given.arms):
+                if time.monotonic() < ends and len(found[arm]) < wanted:
+                    folder = Path(place) / f"{arm}-{turn}"
+                    job = Job(folder, given.workers, command(arm, given, folder), limit=ends + 120 - time.monotonic())
+                    training = Training(job, arm)
+
+                    def told(loss: Loss, arm: str = arm, wanted: int = wanted) -> bool:
+                        found[arm].append(loss)
+                        _tell(arm, loss, len(found[arm]), given)
+                        return len(found[arm]) < wanted and time.monotonic() < ends
+
+                    if why := _one(training, given, rng, told):
+                        wrong.append(f"{arm}: {why}")
+                        print(f"{arm}: {why}", file=sys.stderr, flush=True)
+                    if training.notes():
+                        pace[arm] += training.pace()
+    _report(found, pace, given)
+    if given.json:
+        result = {"given": vars(given), "about": about(given), "wrong": wrong}
+        result |= {"losses": {arm: [asdict(each) for each in several] for arm, several in found.items()}}
+        Path(given.json).write_text(json.dumps(result))
+    holds = claims(found, given)
+    sys.exit(0 if holds and not wrong else 1)
+
+
+def _one(training: Training, given: argparse.Namespace, rng: random.Random, told: Callable[[Loss], bool]) -> str:
+    """One run that is struck again and again; what went wrong, if anything did."""
+    job = training.job
+    job.start(device=given.device)
+    try:
+        losses(training, given, rng, told)
+    except Ended:
+        return f"the command ended with {job.status}: {job.last_lines(12)}"
+    except Hung as hung:
+        return f"{hung}: {job.last_lines()}"
+    finally:
+        job.dump_and_kill(stacks=False)
+    states: dict[tuple[int, int], set[str]] = {}
+    for step in of_kind(job, "step"):
+        states.setdefault((step["attempt"], step["step"]), set()).add(step["state"][:16])
+    different = [where for where, several in states.items() if len(several) > 1]
+    return f"ranks differ after (attempt, step) {different[0]}" if different else ""
+
+
+def _tell(arm: str, loss: Loss, number: int, given: argparse.Namespace) -> None:
+    print(
+        f"{arm} {number}/{given.kills}: committed after {loss.committed:.3f} s, replaced after {loss.replaced:.3f} s, "
+        f"{loss.rolled_back} steps rolled back, {loss.missing} samples missing{', FELL BACK' if loss.fell_back else ''}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _report(found: dict[str, list[Loss]], pace: dict[str, list[float]], given: argparse.Namespace) -> None:
+    """The table of the README."""
+    what = {"stop": "SIGSTOP", "deadlock": "a deadlock"}.get(given.hang, "SIGKILL")
+    print(f"{about(given)}\n\n| from {what}, s | the next committed step, median | worst | ", end="")
+    print("the replacement contributes, median | worst | steps rolled back | samples lost | step, ms | n |")
+    print(f"|---|{'---:|' * 8}")
+    for arm, several in found.items():
+        if several:
+            cells = [_middle(several, "committed"), _middle(several, "replaced")]
+            cells += [_mean(several, "rolled_back"), _mean(several, "missing")]
+            cells += [f"{1000 * statistics.median(pace[arm]):.1f}", str(len(several))]
+            print(f"| {arm} | {' | '.join(cells)} |")
+    if back := {arm: sum(each.fell_back for each in several) for arm, several in found.items()}:
+        print("".join(f"\n{arm}: {times} fell back to a restart" for arm, times in back.items() if times))
+
+
+def _middle(several: list[Loss], name: str) -> str:
+    values = [getattr(each, name) for each in several]
+    return f"{statistics.median(values):.3f} | {max(values):.3f}"
+
+
+def _mean(several: list[Loss], name: str) -> str:
+    return f"{statistics.mean(getattr(each, name) for each in several):.1f}"
+
+
+def claims(found: dict[str, list[Loss]], given: argparse.Namespace) -> bool:
+    """Whether what is promised holds, as far as it was measured."""
+    lines = []
+    for arm, several in found.items():
+        seconds = [each.committed for each in several]
+        if not seconds or arm not in LIVE:
+            continue
+        if given.hang:
+            lines.append((f"{arm}: worst at most {HANG_MOST:g} s", max(seconds) <= HANG_MOST))
+        elif given.device == "cuda":
+            if arm in GPU_MOST:
+                lines.append(
+                    (f"{arm}: median at most {GPU_MOST[arm]:g} s", statistics.median(seconds) <= GPU_MOST[arm])
+                )
+        else:
+            median, worst = MOST[arm]
+            lines.append((f"{arm}: median at most {median:g} s", statistics.median(seconds) <= median))
+            lines.append((f"{arm}: worst at most {worst:g} s", max(seconds) <= worst))
+            if given.model == "state60":
+                late = statistics.median(each.replaced for each in several)
+                lines.append((f"{arm}: the replacement contributes within 0.5 s (median)", late <= 0.5))
+    print()
+    for line, holds in lines:
+        print(f"{line}: {'holds' if holds else 'FAILS'}")
+    return all(holds for _, holds in lines)
+
+
+def about(given: argparse.Namespace) -> str:
+    """Where it was measured, and of what."""
+    import torch
+
+    where = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
+    return (
+        f"python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores, {where}; "
+        f"{given.workers} workers, {given.model}, a save every {given.save_every} steps, seed {given.seed}; "
+        f"load {os.getloadavg()[0]:.1f}"
+    )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--arms", nargs="*", choices=ARMS, default=None, help="of a hang, not torchrun: it waits")
+    parser.add_argument("--model", choices=("small", "state60", "gpt2", "gpt2-bf16"), default="small")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="all workers on one GPU, over gloo")
+    parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--kills", type=int, default=20, help="of each arm")
+    parser.add_argument("--rounds", type=int, default=2, help="turns in which each arm runs once")
+    parser.add_argument("--hang", choices=("stop", "deadlock"), help="instead of a kill")
+    parser.add_argument("--save-every", type=int, default=50)
+    parser.add_argument("--minutes", type=float, default=8.0, help="no strike after so many")
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
+    parser.add_argument("--json", help="write every figure to this file")
+    given = parser.parse_args()
+    given.arms = given.arms or [arm for arm in ARMS if not (given.hang and arm == "torchrun")]
+    return given
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""What is trained while it is struck: the model, its samples, and the notes that every process takes of its steps.
+
+`small` has steps of a few milliseconds, `state60` 60 MB of parameters and AdamW's moments, `gpt2` 124 M parameters; of
+`gpt2-bf16` the parameters and gradients are bf16, half as much to sum.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "steady"))
+
+from models import GPT, mlp, points, texts
+
+LENGTH = 256  # tokens of a sample of text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A model, its samples, and how many of them a rank has in a step."""
+
+    build: Callable[[], nn.Module]
+    samples: Callable[[], tuple[Tensor, Tensor]]
+    share: int
+
+    def made(self, device: torch.device) -> tuple[nn.Module, Tensor, Tensor]:
+        """The model and all samples, the same in every process."""
+        torch.manual_seed(0)
+        model = self.build().to(device)
+        x, y = (each.to(device) for each in self.samples())
+        return model, x, y
+
+
+SUBJECTS = {
+    "small": Subject(build=lambda: mlp([64, 256, 256, 10]), samples=lambda: points(64), share=16),
+    "state60": Subject(build=lambda: mlp([768, *[1024] * 5, 10]), samples=lambda: points(768), share=8),
+    "gpt2": Subject(build=GPT, samples=lambda: texts(LENGTH, 50304, 512), share=2),
+    "gpt2-bf16": Subject(build=lambda: GPT().to(torch.bfloat16), samples=lambda: texts(LENGTH, 50304, 512), share=2),
+}
+
+
+class Numbered:
+    """A dataset whose samples are their numbers: a batch is taken from tensors at once."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __getitems__(self, ids: list[int]) -> list[int]:
+        return ids
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
+    """One step, to its end on the device, too."""
+    optimizer.zero_grad()
+    with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
+        logits = model(x)
+    F.cross_entropy(logits.flatten(0, -2).float(), y.flatten()).backward()
+    optimizer.step()
+    if x.is_cuda:
+        torch.cuda.synchronize()
+
+
+class Notes:
+    """What this process has trained, and when, in a file of its own; and a deadlock, when a file orders one."""
+
+    def __init__(self, folder: Path) -> None:
+        self._order = folder / "control" / f"deadlock-{os.getpid()}"
+        self._file = (folder / "notes" / str(os.getpid())).open("ab", buffering=0)
+
+    def trained(self, step: int, rank: int, world: int) -> None:
+        """A step has ended."""
+        self._file.write(f"{step} {rank} {world} {time.time()!r}\n".encode())
+
+    def obey(self) -> None:
+        """Wait for a lock that this very thread holds, if that is the order."""
+        if self._order.exists():
+            self._order.with_suffix(".obeyed").write_text(repr(time.time()))
+            lock = threading.Lock()
+            lock.acquire()
+            lock.acquire()

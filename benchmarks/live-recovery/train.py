@@ -1,0 +1,33 @@
+"""What bench.py measures of holdfast. Run: holdfast run train.py -- SUBJECT WORKERS FOLDER"""
+
+import sys
+from pathlib import Path
+
+import torch
+from subjects import SUBJECTS, Notes, Numbered, train
+
+import holdfast as hf
+
+
+def main(name: str, workers: str, folder: str) -> None:
+    """Train until we are ended; note every step."""
+    run, subject = hf.attach(), SUBJECTS[name]
+    notes = Notes(Path(folder))
+    model, x, y = subject.made(run.device)
+    model = run.replicate(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=run.device.type == "cuda")
+    run.protect(model=model, optimizer=optimizer)
+
+    def take(ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        index = torch.tensor(ids, device=x.device)
+        return x[index], y[index]
+
+    batch = subject.share * int(workers)
+    for window in run.batches(Numbered(len(x)), global_batch=batch, epochs=1 << 20, collate=take):
+        notes.obey()
+        train(model, optimizer, *window.data)
+        notes.trained(window.step, run.rank, run.world)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
