@@ -72,6 +72,7 @@ class WarmAgent(SimpleElasticAgent):
         self._wanted: int | None = None  # how many are to train, if somebody has asked
         self._joined = 0  # how many were started in this attempt to join the others
         self.elsewhere = Elsewhere()
+        self.suspected = False  # that members are lost of which nobody knows
         worker.pools()
 
     def launch(self, workers: int) -> None:
@@ -156,6 +157,9 @@ class WarmAgent(SimpleElasticAgent):
         if report.ended:
             self._nodes.tell_of_end()
             return False  # the others are about to
+        self.suspected = report.broken
+        if self.suspected and self._nodes.gone():
+            return False  # they are to be dropped first
         if self._roll.lost(report.seen) and not (report.goes_on and report.inside):
             raise Stranded("the members that are left cannot go on from where they are")
         found = self._roll.next(report.seen, broken=report.broken)

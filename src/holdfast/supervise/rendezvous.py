@@ -172,8 +172,12 @@ class Rendezvous(RendezvousHandler):
     def lost(self, *, suspected: bool = False) -> list[int]:
         """The nodes that were not heard of for too long, if it is we who listen for them.
 
-        If workers suspect that some are lost, also those whose supervisor is gone for certain.
+        If workers suspect that some are lost, also those that are gone.
         """
+        return []
+
+    def gone(self) -> list[int]:
+        """The nodes whose supervisor is gone for certain."""
         return []
 
     def stop(self, verdict: str) -> None:
@@ -516,7 +520,7 @@ class Nodes(Rendezvous):
             while said := _said(store, f"{topic}/membership/{known + len(found) + 1}"):
                 found.append(Membership.from_json(said))
             self._is_ending = bool(store.check([f"{topic}/ending"]))
-            self._dropped = _said(store, f"{topic}/dropped") or []
+            self._hear_of_dropped(store)
             return found
 
         return at.ask(told)
@@ -566,10 +570,16 @@ class Nodes(Rendezvous):
 
         def tell(store: Store) -> None:
             store.set(f"token/{term.token}", "")
-            store.set(f"round/{self._round}/dropped", json.dumps(self._dropped))
+            store.set(f"round/{self._round}/dropped", json.dumps([self._dropped, term.to_json()]))
 
         self._connection().ask(tell)
         return True
+
+    def _hear_of_dropped(self, store: Store) -> None:
+        if said := _said(store, f"round/{self._round}/dropped"):
+            self._dropped, term = said
+            if not self.is_left_behind():
+                self._term = Term.from_json(term)
 
     @property
     def _present(self) -> list[int]:
@@ -581,7 +591,7 @@ class Nodes(Rendezvous):
 
         def told(store: Store) -> bool:
             store.set(f"{topic}/finished/{self._node.rank}", "")
-            self._dropped = _said(store, f"{topic}/dropped") or []
+            self._hear_of_dropped(store)
             return bool(store.check([f"{topic}/finished/{each}" for each in self._present]))
 
         return self._connection().ask(told)
@@ -602,8 +612,10 @@ class Nodes(Rendezvous):
             return []
         self._connection().ask(lambda store: self._note_beats(store, list(self._members)))
         silent = quorum.lost(self._members, self._heard, self._node.lost_after, time.monotonic())
-        gone = [node for node in self._members.values() if suspected and refuses(self._known[node])]
-        return sorted({*silent, *gone})
+        return sorted({*silent, *(self.gone() if suspected else ())})
+
+    def gone(self) -> list[int]:
+        return [node for node in self._members.values() if refuses(self._known[node])]
 
     def stop(self, verdict: str) -> None:
         if self.meeting and self._at:

@@ -206,7 +206,7 @@ class _Supervisor:
                 return self._joined(said)
             if self._nodes.num_nodes_waiting() > 0:
                 return self._recover(_peer("another node starts again"))
-            if lost := self._nodes.lost(suspected=self._agent.is_broken()):
+            if lost := self._nodes.lost(suspected=self._agent.suspected):
                 return self._lose(lost)
         except Unreachable as error:
             return self._recover(_peer(f"node {self._host}, at which the nodes meet, is lost ({error})"))
