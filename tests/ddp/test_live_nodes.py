@@ -68,7 +68,7 @@ def test_a_step_that_is_replayed_on_several_nodes_is_the_exact_step(two: Any, st
 
 
 def test_the_workers_of_other_nodes_go_on_without_a_lost_node(two: Any, tmp_path: Path) -> None:
-    first, second = two("forward", [], gate=str(tmp_path / "gate"))
+    first, second = two("forward", [], gate=str(tmp_path / "gate"), patience=0.0)
     wait_until(lambda: len(events(first.out, "step", "rank-0")) > 20, "some steps")
     os.kill(second.pid, signal.SIGKILL)
     wait_until(lambda: bool(events(first.out, "regroup", "rank-0")), "the others to go on")
@@ -79,7 +79,7 @@ def test_the_workers_of_other_nodes_go_on_without_a_lost_node(two: Any, tmp_path
 
 
 def test_when_the_node_at_which_they_meet_is_lost_the_others_start_again(two: Any, tmp_path: Path) -> None:
-    first, second = two("forward", [], gate=str(tmp_path / "gate"))
+    first, second = two("forward", [], gate=str(tmp_path / "gate"), patience=0.0)
     wait_until(lambda: len(events(first.out, "step", "rank-0")) > 20, "some steps")
     os.kill(first.pid, signal.SIGKILL)
     wait_until(lambda: bool(events(first.out, "restart")), "the others to start again")
