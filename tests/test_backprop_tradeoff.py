@@ -4,16 +4,19 @@ import csv
 import io
 import lzma
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.errors import BadInput, Corrupt
-from holdfast.lab import backprop_tradeoff, scenarios
+from holdfast.lab import backprop_figures, backprop_tradeoff, scenarios, slowdown
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.scenarios import BASELINE, BEFORE, CELLS, INTERRUPTED, LATER, MEASURED, NOW, PHASES, Cell, Scenarios
 from holdfast.lab.subjects import PANELS, WORKERS, Subject, chosen
@@ -135,6 +138,47 @@ def test_the_experiment_writes_its_rows_claims_and_figures(tmp_path: Path, monke
     baseline = next(row for row in result.rows if row["what"] == "accuracy" and row["strategy"] == "baseline")
     assert baseline["deviation"] == 0
     assert baseline["when"] == NOW
+
+
+def test_intervals_lie_inside_their_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.lab.slowdown._start", lambda on: 1.0)
+    options = Options(quick=True, trials=2, panels=("nt3",), out=tmp_path / "result", jobs=1)
+    rows = backprop_tradeoff.run(options, silent).rows
+    for row in rows:
+        if row["what"] == "accuracy":
+            row |= {"accuracy": 0.5, "accuracy_low": 0.3, "accuracy_high": 0.6}
+    sheet = backprop_figures.tradeoff(rows, "nt3")
+    for axes in sheet.axes[: 2 * len(PHASES)]:
+        low, high = axes.get_ylim()
+        assert 0 <= low < 0.3 < 0.6 < high <= 1
+
+
+class _Count(TorchDispatchMode):
+    """How much is asked of a device: kernels, whatever each of them takes."""
+
+    kernels = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.kernels += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+def _kernels(on: torch.device, what: Callable[[], object]) -> float:
+    with _Count() as count:
+        what()
+    return count.kernels
+
+
+def test_the_model_predicts_replay_where_every_kernel_takes_as_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU that waits for them. Most are copies of buffers, wherever the failure strikes: no part of backward."""
+    monkeypatch.setattr(slowdown, "_seconds", _kernels)
+    monkeypatch.setattr(slowdown, "_start", lambda on: 1.0)
+    deep = nn.Sequential(*(part for _ in range(30) for part in (nn.Linear(4, 4), nn.BatchNorm1d(4))), nn.Linear(4, 2))
+    found = slowdown.timed(replace(tiny(), build=lambda: deep), 1, tmp_path, lambda done: None)
+    for point, predicted in found.predicted.items():
+        assert predicted == pytest.approx(found.slowdown[Cell("replay", point)][0], rel=0.02)
 
 
 def test_an_unknown_panel_is_refused() -> None:

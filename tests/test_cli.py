@@ -84,6 +84,16 @@ def test_a_truncated_payload_and_a_future_manifest_are_found(holdfast, saved: Pa
             "no failure can strike rank 9: the ranks of this run are",
         ),
         (["run", "--fail-at", "soon", __file__], "--fail-at soon is not a list of whole numbers"),
+        (["run", "--fail-at", "3:backward=2", __file__], "there is no point 'backward=2'"),
+        (["run", "--fail-at", "3:sideways,5", __file__], "exit cannot strike at 'sideways': choose boundary, forward"),
+        (
+            ["run", "--fail-at", "3", "--fail-rank", "1,two", __file__],
+            "--fail-rank 1,two is not a list of whole numbers",
+        ),
+        (
+            ["run", "--fail-at", "3:forward", "--fail-rank", "0,1", "--workers", "2", "--recovery", "skip", __file__],
+            "all 2 workers are to be lost in step 3, and skip needs one that goes on",
+        ),
         (["run", "nothing.py"], "there is no script nothing.py"),
         (["run", "--nnodes", "2", __file__], "rendezvous"),
         (["audit", "nowhere"], "there is no history at nowhere"),

@@ -27,8 +27,7 @@ from judging import of_kind
 HERE = Path(__file__).resolve().parent
 ARMS = ("forward", "replay", "skip", "restart", "torchrun")
 LIVE = ("forward", "replay", "skip")
-CALM = 10  # steps of the whole world before the next strike
-SOON = 0.3  # seconds: the next strike comes at a random moment of these
+SOON = 0.3  # seconds: the next strike comes at a random moment of these, or of a step if that is longer
 HANG_MOST = 3.0
 MOST = {  # seconds: median and worst of a kill on processors
     "forward": (0.2, 0.5),
@@ -63,8 +62,8 @@ class Loss:
 class Training:
     """A job whose processes note their steps."""
 
-    def __init__(self, job: Job, arm: str) -> None:
-        self.job, self.arm = job, arm
+    def __init__(self, job: Job, arm: str, calm: int) -> None:
+        self.job, self.arm, self._calm = job, arm, calm
         self._read: dict[Path, int] = {}
         self._notes: dict[int, list[Note]] = {}
 
@@ -88,7 +87,7 @@ class Training:
     def is_whole(self, since: float) -> bool:
         """Whether as many as there should be have trained together for some steps since."""
         notes, size = self.notes(), self.job.workers
-        calm = [pid for pid in self.here() if _is_calm(notes[pid], size, since)]
+        calm = [pid for pid in self.here() if _is_calm(notes[pid][-self._calm :], self._calm, size, since)]
         return len(calm) == size
 
     def lost(self, pid: int, at: float, old: set[int]) -> Loss:
@@ -112,7 +111,7 @@ class Training:
         if any(event["time"] > at for event in of_supervisor(self.job) if event["event"] == "restart"):
             return None
         told = [each for each in of_kind(self.job, "regroup") if each["time"] > at and each.get("lost")]
-        return min(told, key=lambda each: each["number"])
+        return min(told, key=lambda each: each["number"], default=None)
 
     def pace(self) -> list[float]:
         """Seconds of every step of the process that has most."""
@@ -125,8 +124,8 @@ def _note(pid: int, line: bytes) -> Note:
     return Note(pid, int(step), int(rank), int(world), float(when))
 
 
-def _is_calm(notes: list[Note], size: int, since: float) -> bool:
-    return len(notes) >= CALM and notes[-CALM].time > since and all(note.world == size for note in notes[-CALM:])
+def _is_calm(last: list[Note], count: int, size: int, since: float) -> bool:
+    return len(last) == count and last[0].time > since and all(note.world == size for note in last)
 
 
 def of_supervisor(job: Job) -> list[dict]:
@@ -156,7 +155,7 @@ def losses(training: Training, given: argparse.Namespace, rng: random.Random, to
     more, since = True, 0.0
     while more:
         training.job.wait(lambda since=since: training.is_whole(since))
-        time.sleep(rng.random() * SOON)
+        time.sleep(rng.random() * max(SOON, training.pace()[-1]))
         old = set(training.here())
         pid, since = strike(training, given.hang or "kill", rng)
         training.job.wait(lambda since=since: training.is_whole(since))
@@ -169,7 +168,8 @@ def command(arm: str, given: argparse.Namespace, folder: Path) -> list[str]:
         options = ["--standalone", f"--nproc-per-node={given.workers}", "--max-restarts=1000"]
         script = [HERE / "plain.py", given.model, given.save_every, folder]
         return [sys.executable, "-m", "torch.distributed.run", *options, *map(str, script)]
-    options = ["--workers", given.workers, "--recovery", arm, "--save-every", given.save_every]
+    options = ["--workers", given.workers, "--recovery", arm, "--save-every", given.save_every, "--max-restarts", 1000]
+    options += ["--spares", given.spares] if arm in LIVE else []
     script = [HERE / "train.py", "--", given.model, given.workers, folder]
     return [*COMMAND, "run", *map(str, options), "--out", str(folder / "run"), *map(str, script)]
 
@@ -191,7 +191,7 @@ def main() -> None:
                 if time.monotonic() < ends and len(found[arm]) < wanted:
                     folder = Path(place) / f"{arm}-{turn}"
                     job = Job(folder, given.workers, command(arm, given, folder), limit=ends + 120 - time.monotonic())
-                    training = Training(job, arm)
+                    training = Training(job, arm, given.calm)
 
                     def told(loss: Loss, arm: str = arm, wanted: int = wanted) -> bool:
                         found[arm].append(loss)
@@ -299,7 +299,7 @@ def about(given: argparse.Namespace) -> str:
     where = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
     return (
         f"python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores, {where}; "
-        f"{given.workers} workers, {given.model}, a save every {given.save_every} steps, seed {given.seed}; "
+        f"{given.workers} workers, {given.spares} spares, {given.model}, a save every {given.save_every} steps, seed {given.seed}; "
         f"load {os.getloadavg()[0]:.1f}"
     )
 
@@ -310,7 +310,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", choices=("small", "state60", "gpt2", "gpt2-bf16"), default="small")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="all workers on one GPU, over gloo")
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--spares", type=int, default=0, help="of the live arms")
     parser.add_argument("--kills", type=int, default=20, help="of each arm")
+    parser.add_argument("--calm", type=int, default=10, help="steps of all workers before the next strike, 2 or more")
     parser.add_argument("--rounds", type=int, default=2, help="turns in which each arm runs once")
     parser.add_argument("--hang", choices=("stop", "deadlock"), help="instead of a kill")
     parser.add_argument("--save-every", type=int, default=50)

@@ -30,10 +30,13 @@ def main() -> int:
     options = parse()
     found: dict[str, Found] = {}
     for case in options.case or CASES[options.device]:
-        found[case] = measured(options.device, case, options.repeats or (5 if options.quick else 15))
+        found[case] = measured(options, case)
         print(f"{case}: {ratios(found[case], 'protected')}", file=sys.stderr, flush=True)
-    print(about(options.device), end="\n\n")
+    where = about(options)
+    print(where, end="\n\n")
     print(table(found))
+    if options.json:
+        Path(options.json).write_text(json.dumps({"about": where, "found": found}))
     slow = [case for case, each in found.items() if statistics.median(ratios(each, "protected")) < AT_LEAST]
     print(f"\nat least {AT_LEAST:g}x of plain DDP: {'FAILS for ' + ', '.join(slow) if slow else 'holds'}")
     return 1 if slow else 0
@@ -46,14 +49,24 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="5 repeats instead of 15")
     parser.add_argument("--repeats", type=int)
     parser.add_argument("--case", action="append", help="only this case; may be given again")
-    return parser.parse_args()
+    parser.add_argument(
+        "--recovery", default="restart", help="how the protected run would recover; live: 2 workers at least"
+    )
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--json", help="write every figure to this file")
+    options = parser.parse_args()
+    options.repeats = options.repeats or (5 if options.quick else 15)
+    least = 1 if options.recovery == "restart" else 2
+    options.workers = options.workers or max(least, WORKERS[options.device])
+    return options
 
 
-def measured(device: str, case: str, repeats: int) -> Found:
+def measured(options: argparse.Namespace, case: str) -> Found:
     """What rank 0 saw; the supervisor has a process of its own, as with `holdfast run`."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
-        command = [sys.executable, __file__, "supervise", folder, device, case, str(repeats), str(result)]
+        how = [folder, options.recovery, str(options.workers), options.device]
+        command = [sys.executable, __file__, "supervise", *how, case, str(options.repeats), str(result)]
         done = subprocess.run(command, timeout=WITHIN, capture_output=True, text=True)
         if not result.exists():
             sys.exit(f"{case} could not be measured:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
@@ -61,14 +74,24 @@ def measured(device: str, case: str, repeats: int) -> Found:
         return found
 
 
-def supervise(folder: str, device: str, *args: str) -> int:
+def supervise(folder: str, recovery: str, workers: str, device: str, *args: str) -> int:
     """What `holdfast run` does, with no save that is due while it is measured."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
     from holdfast.ddp.config import RunConfig
     from holdfast.supervise.supervisor import supervise
 
-    os.environ["OMP_NUM_THREADS"] = "1"
-    script = str(Path(__file__).with_name("train.py"))
-    config = RunConfig(script=script, args=(device, *args), workers=WORKERS[device], save_every=1 << 30, max_restarts=0)
+    config = RunConfig(
+        script=str(Path(__file__).with_name("train.py")),
+        args=(device, *args),
+        workers=int(workers),
+        recovery=recovery,
+        save_every=1 << 30,
+        max_restarts=0,
+        stuck_after=WITHIN,  # the protected loop stands still while others are measured
+    )
     return supervise(config, Path(folder) / "run").exit_code
 
 
@@ -98,14 +121,14 @@ def spread(values: list[float]) -> str:
     return f"**{statistics.median(values):.3f}** ({min(values):.3f} to {max(values):.3f})"
 
 
-def about(device: str) -> str:
-    """Where it was measured."""
+def about(options: argparse.Namespace) -> str:
+    """Where it was measured, and of what."""
     import torch
 
-    where = torch.cuda.get_device_name() if device == "cuda" else processor()
+    where = torch.cuda.get_device_name() if options.device == "cuda" else processor()
     return (
         f"python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores, {where}, "
-        f"{WORKERS[device]} workers; load {os.getloadavg()[0]:.1f}"
+        f"{options.workers} workers, recovery by {options.recovery}; load {os.getloadavg()[0]:.1f}"
     )
 
 

@@ -96,6 +96,13 @@ def mlp(widths: list[int], *, norm: bool = False) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
+def resnet() -> nn.Module:
+    """A ResNet-18 of half the width, for small images."""
+    from holdfast.workloads.resnet import ResNet  # not by those who only want another model
+
+    return ResNet(18, 10, width=32, small=True)
+
+
 def points(width: int, classes: int = 10) -> tuple[Tensor, Tensor]:
     """Labelled points."""
     return torch.randn(SAMPLES, width), torch.randint(classes, (SAMPLES,))
@@ -105,6 +112,11 @@ def texts(length: int, words: int, count: int = SAMPLES) -> tuple[Tensor, Tensor
     """Sequences of words, and the word that follows each of theirs."""
     text = torch.randint(words, (count, length + 1))
     return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+
+def images(size: int = 32, classes: int = 10, count: int = 512) -> tuple[Tensor, Tensor]:
+    """Labelled images of CIFAR-10's size."""
+    return torch.rand(count, 3, size, size), torch.randint(classes, (count,))
 
 
 def megabytes(model: nn.Module) -> float:
@@ -125,6 +137,7 @@ CASES: dict[str, dict[str, Case]] = {
             build=lambda: mlp([512, *[1024] * 6, 10]), samples=lambda: points(512), share=32, steps=4, blocks=4
         ),
         "tied weights": Case(build=Tied, samples=lambda: texts(16, 4096), share=4, steps=4, blocks=4),
+        "ResNet-18": Case(build=resnet, samples=images, share=4, steps=3, blocks=4),
     },
     "cuda": {
         "nanoGPT-like, batch 8": _gpt(8, 10),

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from holdfast.ddp.run import attach
 
-SAMPLES, WIDTH, LAYERS, BATCH, STEP = 90, 16, 4, 18, 7
+SAMPLES, EPOCHS, BATCH, STEP = 90, 12, 18, 7
+WIDTH, LAYERS = 16, 4
 BUCKET = 0.001  # megabytes: a layer each
 
 
@@ -38,7 +39,7 @@ def main(folder: Path) -> None:
     optimizer = trainer(model)
     run.protect(model=model, optimizer=optimizer)
     me, size = os.environ["RANK"], int(os.environ["WORLD_SIZE"])
-    for batch in run.batches(samples(), global_batch=BATCH, epochs=12):
+    for batch in run.batches(samples(), global_batch=BATCH, epochs=EPOCHS):
         time.sleep(0.1 if run.world < size else 0.0)  # so that the lost are replaced before the last step
         before = {name: each.detach().clone() for name, each in net.named_parameters()}
         F.cross_entropy(model(batch.x), batch.y).backward()

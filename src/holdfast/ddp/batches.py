@@ -136,10 +136,11 @@ class Loop:
 
     def meanwhile(self) -> None:
         """In backward, while gradients are summed: what the next boundary would otherwise do."""
-        self.reporting.settle_known()
-        self.source.prepare()
         if self.live:
-            self.record.flush()  # a rank that is lost is not rolled back: what it did must be on record
+            self.reporting.settle()  # a rank that is lost is not rolled back: what it did must be on record
+        else:
+            self.reporting.settle_known()
+        self.source.prepare()
 
     def _taken(self, step: int) -> tuple[int, int, int]:
         """What was done with the window that was trained."""

@@ -59,7 +59,7 @@ class Crew(dist.ProcessGroup):
     def empty(self, number: int) -> torch.Tensor:
         """Memory for the values of a bucket."""
         parameters = self._buckets[number]
-        return torch.empty(sum(each.numel() for each in parameters), dtype=parameters[0].dtype)
+        return parameters[0].new_empty(sum(each.numel() for each in parameters))
 
     def begin(self) -> None:
         """A backward comes whose gradients are summed."""

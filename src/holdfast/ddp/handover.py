@@ -14,14 +14,14 @@ from holdfast.state import Flat, flatten, unflatten
 def give(link: Link, rank: int, state: Any) -> None:
     """Hand this state to all members; `rank` is ours among them."""
     flat = flatten(state)
-    tensors = {name: torch.as_tensor(value).detach().contiguous() for name, value in flat.tensors.items()}
+    tensors = {name: torch.as_tensor(value).detach() for name, value in flat.tensors.items()}
     about = [[name, str(value.dtype).removeprefix("torch."), list(value.shape)] for name, value in tensors.items()]
     text = torch.frombuffer(bytearray(json.dumps([flat.extra, about]).encode()), dtype=torch.uint8)
     broadcast(link, rank, torch.tensor([text.numel()]))
     broadcast(link, rank, text)
     for value in tensors.values():
         if value.numel():
-            broadcast(link, rank, value)
+            broadcast(link, rank, _bytes(value.cpu().contiguous()))
 
 
 def take(link: Link, giver: int) -> Any:
@@ -35,9 +35,14 @@ def take(link: Link, giver: int) -> Any:
     for name, kind, shape in about:
         tensors[name] = torch.empty(shape, dtype=getattr(torch, kind))
         if tensors[name].numel():
-            broadcast(link, giver, tensors[name])
+            broadcast(link, giver, _bytes(tensors[name]))
     flat = Flat(dict(tensors), extra)
     return unflatten(flat.tensors, flat.extra)
+
+
+def _bytes(values: torch.Tensor) -> torch.Tensor:
+    """The same memory, as what every kind of number is sent as."""
+    return values.reshape(-1).view(torch.uint8)
 
 
 def broadcast(link: Link, root: int, values: torch.Tensor) -> None:

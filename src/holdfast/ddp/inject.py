@@ -48,6 +48,7 @@ class Injection:
         peers: World | None = None,
     ) -> None:
         self._rank, self._attempt, self._folder, self._peers = rank, attempt, folder, peers
+        self._size = peers.size if peers else 1
         self._schedule = [failure for failure in schedule if failure.kind in ACTS]
         self._steps = {failure.step for failure in self._schedule}
         self._look_out(past)
@@ -150,10 +151,9 @@ class Injection:
             work.wait()
         if peers.device.type == "cuda":
             torch.cuda.synchronize()
-        topic = f"injected/{failure.step}/{failure.point}"
-        peers.tell(f"{topic}/{peers.rank}", "")
+        peers.tell(_topic(failure, "comes", peers.rank), "")
         for rank in range(peers.size) if here else ():
-            peers.hear(f"{topic}/{rank}")
+            peers.hear(_topic(failure, "comes", rank))
 
     def _strike(self, failure: Failure) -> None:
         if failure in self._due:
@@ -161,7 +161,19 @@ class Injection:
         if self._folder:
             about = (failure.step, failure.kind, self._rank, failure.point)
             _tell(self._folder, str(self._rank), Strike(self._attempt, *about))
+        self._await_others(failure)
         ACTS[failure.kind](failure)
+
+    def _await_others(self, failure: Failure) -> None:
+        """Fail at once with the others that are to: else those might be ended for our failure before they have failed."""
+        peers = self._peers
+        if peers is None or failure.point == "recovery" or peers.size < self._size:
+            return  # or some are not there
+        others = [rank for rank in _targets(failure) if rank < peers.size and self._has_yet_to_strike(failure, rank)]
+        with suppress(RuntimeError, HoldfastError, Changed):
+            peers.tell(_topic(failure, "strikes", self._rank), "")
+            for rank in others:
+                replace(peers, patience=MEETS_WITHIN).hear(_topic(failure, "strikes", rank))
 
     def _strikes_here(self, failure: Failure) -> bool:
         return self._rank in _targets(failure) and self._has_yet_to_strike(failure, self._rank)
@@ -202,6 +214,11 @@ def check(schedule: Schedule, steps: int) -> None:
 
 def _targets(failure: Failure) -> tuple[int, ...]:
     return failure.targets or (0,)
+
+
+def _topic(failure: Failure, word: str, rank: int) -> str:
+    """Where a rank says how far it is with a failure."""
+    return f"injected/{failure.step}/{failure.kind}/{failure.point}/{word}/{rank}"
 
 
 def _exit(_: Failure) -> None:

@@ -1,6 +1,7 @@
 """Figures like the paper's 2 to 4, from the rows of `backprop-tradeoff` alone: they can be drawn again from a result."""
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from holdfast.lab.result import Row
@@ -64,7 +65,7 @@ def _again(axes: "Axes", row: Row) -> None:
     axes.barh(list(bars), list(bars.values()), color=COLOURS["baseline"])
     axes.set_xscale("log")
     axes.invert_yaxis()
-    axes.set_xlabel(f"seconds a failure, epoch of {row['paper_epoch']} mini-batches")
+    axes.set_xlabel(f"seconds a failure,\nepoch of {row['paper_epoch']} mini-batches")
 
 
 def tradeoff(rows: Sequence[Row], panel: str) -> "Figure":
@@ -95,9 +96,9 @@ def _accuracies(axes: "Axes", rows: Sequence[Row]) -> None:
             label, colour = row["strategy"].capitalize(), COLOURS[row["strategy"]]
             axes.axhline(row["accuracy"], linestyle=style, color=colour, label=label)
     _bars(axes, rows, "accuracy", marked="deviation")
-    tops = [row["accuracy"] for row in rows]
-    margin = max(max(tops) - min(tops), 0.02)
-    axes.set_ylim(max(0, min(tops) - 1.5 * margin), min(1, max(tops) + 1.5 * margin))
+    ends = [row[name] for row in rows for name in ("accuracy", "accuracy_low", "accuracy_high") if isfinite(row[name])]
+    margin = max(max(ends) - min(ends), 0.02)
+    axes.set_ylim(max(0, min(ends) - margin / 2), min(1, max(ends) + margin / 4))  # below: room for what is written
     axes.set_ylabel("test accuracy")
 
 
@@ -108,7 +109,8 @@ def _slowdowns(axes: "Axes", rows: Sequence[Row]) -> None:
 
 
 def _bars(axes: "Axes", rows: Sequence[Row], value: str, *, marked: str) -> None:
-    """Bars by point of failure, with their intervals; on top of each what the paper has there."""
+    """Bars by point of failure, with their intervals; at the foot of each what the paper has on top."""
+    foot, plate = axes.get_xaxis_transform(), {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
     for number, (strategy, left) in enumerate(KINDS):
         mine = {row["point"]: row for row in rows if (row["strategy"], row["survivors"]) == (strategy, left)}
         places = [at + 0.16 * (number - 2) for at in range(len(POINTS))]
@@ -123,5 +125,5 @@ def _bars(axes: "Axes", rows: Sequence[Row], value: str, *, marked: str) -> None
             bar.set_edgecolor("white")
         for place, point in zip(places, POINTS, strict=True):
             words = f"{mine[point][marked]:+.1%}" if marked == "deviation" else f"{mine[point][marked]:.2f}x"
-            axes.annotate(words, (place, mine[point][value]), fontsize=5, rotation=90, ha="center", va="bottom")
+            axes.text(place, 0.02, words, transform=foot, bbox=plate, fontsize=6, rotation=90, ha="center", va="bottom")
     axes.set_xticks(range(len(POINTS)), [f"failure at {point:.0%}" for point in POINTS])
