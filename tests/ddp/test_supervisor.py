@@ -330,6 +330,8 @@ def test_bad_input_is_one_clear_line(start: Start, tmp_path: Path) -> None:
         "nowhere to meet": {"nodes": {"nnodes": 2}},
         "is not host:port": {"nodes": {"nnodes": 2, "rendezvous": "elsewhere"}},
         "there is no node 2 of 2": {"nodes": {"nnodes": 2, "node_rank": 2, "rendezvous": "127.0.0.1:29400"}},
+        "3 of 2 nodes cannot go on": {"nodes": {"nnodes": 2, "rendezvous": "127.0.0.1:29400", "min_nodes": 3}},
+        "no node is lost after 0 s": {"nodes": {"nnodes": 2, "rendezvous": "127.0.0.1:29400", "lost_after": 0}},
         "cannot import no_such_module": {"nodes": {"preload": ["no_such_module"]}},
     }
     for line, arguments in refused.items():

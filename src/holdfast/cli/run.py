@@ -94,8 +94,17 @@ def run_script(
     node_rank: Annotated[int, typer.Option(help="Which of the nodes this is.")] = 0,
     rendezvous: Annotated[
         str | None,
-        typer.Option(help="Where nodes meet: host:port of the first. Let only these nodes reach it: torch unpickles."),
+        typer.Option(
+            help="Where nodes meet: host:port of the first. Let only these nodes reach it: who does can run code."
+        ),
     ] = None,
+    min_nodes: Annotated[
+        int | None,
+        typer.Option(
+            help="How many nodes go on, from the last snapshot, when others are lost.  [default: half of them]"
+        ),
+    ] = None,
+    lost_after: Annotated[float, typer.Option(help="Seconds after which a node that says nothing is lost.")] = 15.0,
 ) -> None:
     """Train SCRIPT until it is done, whatever fails. Example: holdfast run --workers 4 train.py -- --epochs 3"""
     from holdfast.supervise.asked import asked
@@ -125,7 +134,16 @@ def run_script(
             checkpoints=checkpoints,
         )
         modules = tuple(name for name in preload.split(",") if name)
-        verdict = supervise(config, folder, nnodes=nnodes, node_rank=node_rank, rendezvous=rendezvous, preload=modules)
+        verdict = supervise(
+            config,
+            folder,
+            nnodes=nnodes,
+            node_rank=node_rank,
+            rendezvous=rendezvous,
+            min_nodes=min_nodes,
+            lost_after=lost_after,
+            preload=modules,
+        )
     _end(verdict, folder)
 
 

@@ -8,7 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # it is public
 
@@ -40,11 +40,19 @@ class Membership(NamedTuple):
         """The number under which this worker process comes in, if it does."""
         return next((number for number, each in self.joining.items() if each == seat), None)
 
+    def to_json(self) -> list[Any]:
+        return [self.number, self.members, list(self.joining.items()), self.asleep]
+
+    @classmethod
+    def from_json(cls, said: list[Any]) -> "Membership":
+        """The inverse."""
+        number, members, joining, asleep = said
+        return cls(number, tuple(members), dict(joining), tuple(asleep))
+
 
 def publish(store: Store, membership: Membership) -> None:
     """Say who the members are from now on."""
-    said = [membership.members, list(membership.joining.items()), membership.asleep]
-    store.set(key(membership.number), json.dumps(said))
+    store.set(key(membership.number), json.dumps(membership.to_json()))
 
 
 class Watch(threading.Thread):
@@ -61,8 +69,8 @@ class Watch(threading.Thread):
             number = self.current.number + 1
             try:
                 self._store.wait([key(number)], FOREVER)
-                members, joining, asleep = json.loads(self._store.get(key(number)))
+                found = Membership.from_json(json.loads(self._store.get(key(number))))
             except (RuntimeError, ValueError):
                 return  # the store is gone, and with it the run
-            self.current = Membership(number, tuple(members), dict(joining), tuple(asleep))  # at once: others read it
+            self.current = found  # at once: others read it
             self._heard(self.current)

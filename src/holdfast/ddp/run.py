@@ -7,6 +7,7 @@ nothing is saved, and the loop is a plain one.
 import atexit
 import functools
 import json
+import logging
 import os
 import sys
 import weakref
@@ -21,8 +22,10 @@ from torch.utils.data import default_collate
 
 from holdfast import progress
 from holdfast.checkpoint import writer as writers
+from holdfast.checkpoint.store import Store
+from holdfast.checkpoint.terms import Fenced, Term
 from holdfast.checkpoint.writer import Writer
-from holdfast.ddp import generators, inject, loading, restoring, world
+from holdfast.ddp import device_link, generators, inject, loading, restoring, world
 from holdfast.ddp.attempt import Attempt, begin
 from holdfast.ddp.batches import Batch, Loop, Loss
 from holdfast.ddp.config import RunConfig, handed_over
@@ -47,6 +50,7 @@ from holdfast.geometry import Geometry
 from holdfast.progress import Phase
 from holdfast.state import flatten
 
+logger = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -146,7 +150,7 @@ class Run:
             with progress.during(Phase.RESTORING):
                 self._restored = restoring.restore(self._attempt, self._world, self._protected)
             if self.rank == 0:
-                self._writer = _writer(self._config, self._attempt)
+                self._writer = _writer(self._config, self._attempt, self._world)
                 self._writer.prepare(flatten(self._protected.capture()).tensors)  # while the script goes on
 
     def batches(
@@ -305,7 +309,7 @@ class Run:
             config=geometry.to_json(),
             fingerprint=fingerprint,
             saved=self._restored.step,
-            make_writer=functools.partial(_writer, self._config, self._attempt),
+            make_writer=functools.partial(_writer, self._config, self._attempt, self._world),
             injected=injection.saves,
         )
 
@@ -322,17 +326,44 @@ def _live(config: RunConfig, peers: World) -> Live | None:
     if config.recovery == "restart" or not peers.grouped or peers.connect is None:
         return None
     joins = world.JOINS in os.environ
+    if why := device_link.why_not(peers.backend):
+        _say_not_live(config, why, joins=joins)
+        return None
     members = () if joins else tuple(range(peers.size))
     meeting = Meeting(peers.rank, members, peers.connect, seat=peers.rank, joins=joins)
-    live = Live(config.recovery, peers.size, meeting)
+    live = Live(config.recovery, peers.size, meeting, link=device_link.link_for(peers.backend, peers.device))
     live.join()
     peers.has_changed = lambda: meeting.is_outdated
     peers.lost = meeting.lost
     return live
 
 
-def _writer(config: RunConfig, attempt: Attempt) -> Writer:
-    store = inject.faulty(attempt.store, config.failures, attempt.number, attempt.past.struck, attempt.folder)
+def _say_not_live(config: RunConfig, why: str, *, joins: bool) -> None:
+    """Say, to the supervisor too, that a failure is survived by a restart."""
+    progress.here.falls_back()
+    line = f"--recovery {config.recovery} is not possible here ({why})"
+    if joins:
+        raise BadInput(f"{line}, and spares have nothing to do: leave them out.")
+    if not int(os.environ.get("RANK", "0")):
+        logger.warning("%s: after a failure the run starts again from its newest snapshot, as with restart.", line)
+
+
+def _fenced(store: Store, peers: World) -> Store:
+    """The store; of several nodes, only as long as others have not gone on without this one."""
+    term, connect = os.environ.get(world.TERM), peers.connect
+    if term is None or connect is None:
+        return store
+
+    def is_ours(newer: Term) -> bool:
+        return bool(connect().check([world.ours(newer.token, int(os.environ[world.NODE]))]))
+
+    return Fenced(store, int(term), is_ours)
+
+
+def _writer(config: RunConfig, attempt: Attempt, peers: World) -> Writer:
+    store = inject.faulty(
+        _fenced(attempt.store, peers), config.failures, attempt.number, attempt.past.struck, attempt.folder
+    )
     moves = progress.here.moves
     if config.writer == "blocking":
         return writers.blocking(store, keep_last=config.keep_last, progress=moves)

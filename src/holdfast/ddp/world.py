@@ -22,11 +22,18 @@ from torch.distributed.rendezvous import rendezvous
 from holdfast.errors import BadInput, WorkerLost
 
 SUPERVISED = "HOLDFAST_ROUND"
+TERM = "HOLDFAST_TERM"  # which part of the nodes this worker is of, where there are several
+NODE = "HOLDFAST_NODE"  # on which it runs
 JOINS = "HOLDFAST_JOINS"  # set for a worker that takes the place of a lost one
 _WATCHED = 86400.0  # seconds: a supervisor finds out who is stuck, long before this
 _BUSY = "busy"
 BEAT = 1.0
 _QUICK, _SLOW = 0.0005, 0.02  # seconds between two looks, at first and in the long run
+
+
+def ours(token: str, node: int) -> str:
+    """Where the workers' store says that a term with this token is that of the workers of this node."""
+    return f"term/{token}/{node}"
 
 
 class Changed(Exception):
@@ -45,6 +52,7 @@ class World:
     store: Store
     grouped: bool
     device: torch.device
+    backend: str = "gloo"
     patience: float = _WATCHED
     connect: Callable[[], Store] | None = None  # one more connection to the store of the workers, if they share one
     has_changed: Callable[[], bool] = lambda: False
@@ -141,9 +149,9 @@ def join(timeout: float) -> World:
     device = _device()
     store = _store(timedelta(seconds=timeout))
     group = PrefixStore("group", store)
-    limit = timedelta(seconds=patience)
+    limit, backend = timedelta(seconds=patience), _backend()
     if JOINS not in os.environ:  # its peers formed their group without it
-        dist.init_process_group(_backend(), store=group, rank=rank, world_size=size, timeout=limit)
+        dist.init_process_group(backend, store=group, rank=rank, world_size=size, timeout=limit)
     run = PrefixStore("run", store)
 
     def connect() -> Store:
@@ -155,6 +163,7 @@ def join(timeout: float) -> World:
         store=run,
         grouped=True,
         device=device,
+        backend=backend,
         patience=patience,
         connect=connect if SUPERVISED in os.environ else None,
     )

@@ -34,7 +34,8 @@ from holdfast.supervise.awaited import Elsewhere, Seen
 from holdfast.supervise.casualty import Death
 from holdfast.supervise.environment import as_torchrun, of_holdfast
 from holdfast.supervise.processes import processor_seconds
-from holdfast.supervise.rendezvous import Nodes
+from holdfast.supervise.rendezvous import Rendezvous
+from holdfast.supervise.reports import Report, together
 from holdfast.supervise.roll import Roll
 from holdfast.supervise.running import Running
 from holdfast.supervise.stuck import Judge
@@ -47,10 +48,14 @@ STACKS_SOON = 0.2  # where others wait
 SUSPECTED = 0.5  # seconds: a worker that dies is seen long before
 
 
+class Stranded(Exception):
+    """Members were lost, and the others cannot go on without them."""
+
+
 class WarmAgent(SimpleElasticAgent):
     """Starts, watches and stops the workers of one node."""
 
-    def __init__(self, config: RunConfig, out: Path, nodes: Nodes) -> None:
+    def __init__(self, config: RunConfig, out: Path, nodes: Rendezvous) -> None:
         spec = WorkerSpec(
             role="trainer",
             local_world_size=config.workers,
@@ -65,13 +70,14 @@ class WarmAgent(SimpleElasticAgent):
         self._looked = self._regrouped = 0.0
         self._roll = Roll(config.recovery, config.workers)
         self._wanted: int | None = None  # how many are to train, if somebody has asked
-        self._seats = 0  # that were given out in this attempt
+        self._joined = 0  # how many were started in this attempt to join the others
         self.elsewhere = Elsewhere()
+        self.suspected = False  # that members are lost of which nobody knows
         worker.pools()
 
     def launch(self, workers: int) -> None:
         """Meet the other nodes and start this many workers here."""
-        self._worker_group.spec.local_world_size = workers
+        self._worker_group.spec.local_world_size = self._nodes.workers = workers
         self._initialize_workers(self._worker_group)
 
     def look(self) -> WorkerState:
@@ -89,12 +95,26 @@ class WarmAgent(SimpleElasticAgent):
         """How each worker stands: those that have ended, with what they raised, and those that have not."""
         return [each.death(self._judge.idle(each.seat), self._out) for each in self._running]
 
-    def survivors(self) -> tuple[int, ...]:
-        """The workers that could go on without those that have failed; none if one of them cannot."""
+    def can_go_on(self) -> bool:
+        """Whether others could go on without those that have failed; of other nodes, whoever decides knows that."""
         if any(each.task.progress.has_fallen_back for each in self._running):
-            return ()
-        left = [each for each in self._running if not (each.has_fallen or each.joins)]
-        return tuple(each.rank for each in left) if all(each.goes_on for each in left) else ()
+            return False
+        report = together([self.report(), *(self._nodes.reports() or {}).values()])
+        return report.goes_on and (bool(report.inside) or not self._nodes.decides)
+
+    def left(self) -> int:
+        """How many members are left on this node."""
+        return len(self.report().inside)
+
+    def report(self) -> Report:
+        """The workers of this node, but for those that have failed."""
+        left = [each for each in self._running if not each.has_fallen]
+        return Report(
+            tuple(each.present() for each in left),
+            self.is_broken(),
+            any(each.has_ended for each in left),
+            all(each.goes_on for each in left if not each.joins),
+        )
 
     def reached(self) -> int:
         """The furthest step that any worker has begun."""
@@ -118,18 +138,53 @@ class WarmAgent(SimpleElasticAgent):
         self._fill_up()
 
     def regroup(self) -> bool:
-        """Publish another membership if there is to be one: members were lost, others are ready, or too many train."""
-        if any(each.has_ended for each in self._running):
+        """Publish another membership if there is to be one: members were lost, others are ready, or too many train.
+
+        Of several nodes the one at which they meet decides for all; the others report, and follow.
+        """
+        if self._nodes.decides:
+            return self._decide()
+        for told in self._nodes.report(self.report(), self._roll.current.number):
+            self._roll.follow(told)
+            self._number()
+        return False
+
+    def _decide(self) -> bool:
+        others = self._nodes.reports()
+        if others is None:
+            return False  # not every node has said anything yet
+        report = together([self.report(), *others.values()])
+        if report.ended:
+            self._nodes.tell_of_end()
             return False  # the others are about to
-        present = [each.present() for each in self._running]
-        found = self._roll.next(present, broken=self._is_broken())
+        self.suspected = report.broken
+        if self.suspected and self._nodes.gone():
+            return False  # they are to be dropped first
+        if self._roll.lost(report.seen) and not (report.goes_on and report.inside):
+            raise Stranded("the members that are left cannot go on from where they are")
+        found = self._roll.next(report.seen, broken=report.broken)
         if found is None:
             return False
-        self._regrouped = time.monotonic()
         self._nodes.publish(found)
+        self._number()
+        return True
+
+    def _number(self) -> None:
+        self._regrouped = time.monotonic()
         for each in self._running:
             each.rank = self._roll.number(each.seat)
-        return True
+
+    def members_of(self, nodes: list[int]) -> list[int]:
+        """Which members are workers of these other nodes."""
+        reports = self._nodes.reports() or {}
+        return self._roll.numbers({each.seat for node in nodes if node in reports for each in reports[node].seen})
+
+    def can_replace(self, nodes: list[int]) -> bool:
+        """Whether the others can go on at once without these nodes: to replay a step, others must take their places."""
+        reports = self._nodes.reports() or {}
+        left = together([self.report(), *(report for node, report in reports.items() if node not in nodes)])
+        enough = self._config.recovery != "replay" or left.ready >= len(self.members_of(nodes))
+        return bool(left.inside) and left.goes_on and enough
 
     def scale(self, workers: int) -> None:
         """Have so many train, and let the others sleep, also after a restart."""
@@ -137,8 +192,7 @@ class WarmAgent(SimpleElasticAgent):
 
     def scaled(self) -> Membership | None:
         """The membership in which as many train as are wanted, once they do."""
-        present = [each.present() for each in self._running]
-        return self._roll.current if self._roll.is_settled(present) else None
+        return self._roll.current if self._roll.is_settled(self.report().seen) else None
 
     def _fill_up(self) -> None:
         """Start workers until there are as many as there should be, in reserve: they join once they are ready."""
@@ -147,17 +201,24 @@ class WarmAgent(SimpleElasticAgent):
         free = [each for each in group.workers if each.local_rank not in used]
         with held_back(), _forking_allowed():
             while len(self._running) < len(group.workers) + self._config.spares:
-                model = free.pop(0) if free else group.workers[self._seats % len(group.workers)]
+                model = free.pop(0) if free else group.workers[self._joined % len(group.workers)]
                 self._start(model, joins=True)
 
     def _start(self, member: Worker, *, joins: bool = False) -> None:
-        seat, self._seats = self._seats, self._seats + 1
+        seat = self._free_seat(member.world_size) if joins else member.global_rank
         task = self._task(member, self._worker_group, seat, joins=joins)
         self._running.append(Running(member, task, seat))
         if joins:
             self._running[-1].rank = seat
 
-    def _is_broken(self) -> bool:
+    def _free_seat(self, world: int) -> int:
+        """One that no worker has had, on any node."""
+        before, self._joined = self._joined, self._joined + 1
+        meeting = self._nodes.meeting
+        nodes, here = (len(meeting.nodes), meeting.nodes.index(meeting.node)) if meeting else (1, 0)
+        return world + before * nodes + here
+
+    def is_broken(self) -> bool:
         """Whether workers have waited for a membership for some time, and nobody was lost: a connection broke."""
         told = [each.task.progress for each in self._running]
         seeks = any(each.phase is Phase.RECOVERING and each.suspected == self._roll.current.number for each in told)
@@ -197,9 +258,15 @@ class WarmAgent(SimpleElasticAgent):
         """Where every worker's stdout and stderr go."""
         return [(each.task.stdout, each.task.stderr) for each in self._running]
 
+    def _assign_worker_ranks(self, _: Any, seat: int, __: int, ___: WorkerSpec) -> list[Worker]:
+        """Number the workers node by node: how many each has, the nodes have told each other as they met."""
+        workers = self._nodes.meeting.workers if self._nodes.meeting else ()
+        first, world = sum(workers[:seat]), sum(workers)
+        return [Worker(i, first + i, first + i, world, world) for i in range(workers[seat])]
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        self._running, self._seats = [], 0
-        self._roll = Roll(self._config.recovery, len(worker_group.workers))
+        self._running, self._joined = [], 0
+        self._roll = Roll(self._config.recovery, worker_group.workers[0].world_size)
         self._roll.wanted = min(self._roll.wanted, self._wanted or self._roll.wanted)
         self._judge.begin()
         self.elsewhere = Elsewhere()
@@ -239,12 +306,17 @@ class WarmAgent(SimpleElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._look_for_stuck(time.monotonic())
         exits = [each.exit for each in self._running if not each.joins]
-        if exits and all(status in IN_ORDER for status in exits):
+        if not exits and not self._nodes.is_ending():
+            return RunResult(state=WorkerState.FAILED if self._has_fallen() else WorkerState.HEALTHY)
+        if all(status in IN_ORDER for status in exits):
             self._dismiss()
-        if any(each.has_fallen for each in self._running):
+        if self._has_fallen():
             return RunResult(state=WorkerState.FAILED)
         over = all(status is not None for status in exits)
         return RunResult(state=WorkerState.SUCCEEDED if over else WorkerState.HEALTHY)
+
+    def _has_fallen(self) -> bool:
+        return any(each.has_fallen for each in self._running)
 
     def _dismiss(self) -> None:
         """All members have done what they were to do: end those in reserve."""

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast import gathering
-from holdfast.checkpoint import snapshot
+from holdfast.checkpoint import snapshot, terms
 from holdfast.checkpoint.place import store_at, store_for
-from holdfast.checkpoint.store import DirectoryStore, Store, read
+from holdfast.checkpoint.store import DirectoryStore, Store
+from holdfast.checkpoint.terms import Term
 from holdfast.ddp.config import read_config
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.events import JSON
@@ -38,7 +39,7 @@ class Checkpoints:
     out: Path
     place: str | None
     _under_way: list[Aside] = field(default_factory=list, init=False)
-    _wrong: str | None = field(default=None, init=False)
+    wrong: str | None = field(default=None, init=False)  # why this node cannot use them
 
     def __str__(self) -> str:
         return self.place or str(self.out / "checkpoints")
@@ -53,7 +54,7 @@ class Checkpoints:
         except HoldfastError as error:
             if alone:
                 raise
-            self._wrong = str(error)
+            self.wrong = str(error)
             return Found(None, 0)
 
     def _found(self) -> Found:
@@ -74,33 +75,25 @@ class Checkpoints:
             return found if isinstance(found, int) else None
         return None
 
-    def leave(self, token: str) -> None:
-        """Put down what every other node must find."""
-        self._refuse_if_wrong()
+    def term(self) -> Term | None:
+        """The newest term of the run's nodes."""
+        if self.wrong:
+            return None
+        found = self._ask(lambda store: term.to_json() if (term := terms.newest(store)) else None)
+        return Term.from_json(found) if found else None
 
-        def put(store: Store) -> None:
-            for left in store.names("nodes/"):  # by a supervisor that was killed here
-                store.remove(left)
-            store.put(f"nodes/{token}", [token.encode()])
+    def take(self, term: Term) -> bool:
+        """Take a term; not if another part of the nodes was quicker."""
+        return bool(self._ask(lambda store: terms.take(store, term)))
 
-        self._ask(put)
+    def give_back(self, term: Term) -> None:
+        """Undo it: nobody has started."""
+        self._ask(lambda store: terms.give_back(store, term.number))
 
-    def find(self, token: str) -> None:
-        """Refuse unless node 0 left this token where we look."""
-        self._refuse_if_wrong()
-
-        def same(store: Store) -> bool:
-            try:
-                return read(store, f"nodes/{token}") == token.encode()
-            except FileNotFoundError:
-                return False
-
-        if not self._ask(same):
-            raise BadInput(f"what node 0 writes to {self} is not there: {self._advice}.")
-
-    def forget(self, token: str) -> None:
-        """Begin to take the token away again."""
-        self._under_way.append(self._aside(lambda store: store.remove(f"nodes/{token}")))
+    def find(self, term: Term) -> None:
+        """Refuse unless the term that a node took is where we look."""
+        if self.term() != term:
+            raise BadInput(f"what node {term.nodes[0]} writes to {self} is not there: {self._advice}.")
 
     def send(self) -> None:
         """Begin to send this folder's histories there, if it is a place of its own; one sending at a time."""
@@ -120,10 +113,6 @@ class Checkpoints:
                 "--out is not shared by the nodes. Give --checkpoints, a directory or s3://... that all of them reach"
             )
         return "--checkpoints must be one place that all nodes reach"
-
-    def _refuse_if_wrong(self) -> None:
-        if self._wrong:
-            raise BadInput(self._wrong)
 
     def _check_not_moved(self) -> None:
         """Refuse an empty place for a run that has snapshots elsewhere: it would begin anew without a word."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 
+from holdfast.ddp.world import NODE, TERM
 from holdfast.supervise.rendezvous import Meeting, interface
 
 
@@ -39,6 +40,8 @@ def of_holdfast(out: Path, meeting: Meeting, error: Path) -> dict[str, str]:
         "TORCHELASTIC_RESTART_COUNT": str(meeting.attempt - 1),
         "TORCHELASTIC_ERROR_FILE": str(error),
     }
+    if meeting.term:
+        variables |= {TERM: str(meeting.term), NODE: str(meeting.node)}
     # Gloo would listen where the machine's name points to: on every network, or where other nodes cannot reach it.
     if "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface(meeting.address)):
         variables["GLOO_SOCKET_IFNAME"] = name

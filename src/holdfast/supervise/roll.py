@@ -5,7 +5,7 @@ from a lost worker to the one that takes its place. Workers without a number wai
 have just come up, and those that were put to sleep.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.ddp.membership import Membership
@@ -39,6 +39,25 @@ class Roll:
     def is_member(self, seat: int) -> bool:
         """Whether this seat is a member, or was told that it is to be one."""
         return seat in self._seats.values()
+
+    def lost(self, present: Sequence[Seen]) -> list[int]:
+        """The numbers of members of which nothing is seen any more."""
+        seats = {each.seat for each in present}
+        return [number for number, seat in self._seats.items() if seat not in seats]
+
+    def numbers(self, seats: Collection[int]) -> list[int]:
+        """The numbers of those of these seats that are members."""
+        return sorted(number for number, seat in self._seats.items() if seat in seats)
+
+    def follow(self, told: Membership) -> None:
+        """Take over what somebody else has decided."""
+        known = {**self._leaving, **self._seats}
+        inside = {number: known[number] for number in told.members if number not in told.joining}
+        self._leaving = {number: self._seats[number] for number in told.asleep}
+        self._seats = {**inside, **told.joining}
+        self._last |= {seat: number for number, seat in told.joining.items()}
+        self._asleep = (self._asleep | {*self._leaving.values()}) - {*self._seats.values()}
+        self.current = told
 
     def counts(self, seat: int) -> bool:
         """Whether this seat was told that it is a member, and did not leave in order since."""
@@ -93,9 +112,7 @@ class Roll:
         return found
 
     def _publish(self, inside: dict[int, int], joining: dict[int, int], asleep: tuple[int, ...] = ()) -> Membership:
-        self._leaving = {number: self._seats[number] for number in asleep}
-        self._seats = {**inside, **joining}
-        self._last |= {seat: number for number, seat in joining.items()}
-        self._asleep = (self._asleep | {*self._leaving.values()}) - {*self._seats.values()}
-        self.current = Membership(self.current.number + 1, tuple(sorted(self._seats)), joining, asleep)
-        return self.current
+        members = tuple(sorted({**inside, **joining}))
+        told = Membership(self.current.number + 1, members, joining, asleep)
+        self.follow(told)
+        return told

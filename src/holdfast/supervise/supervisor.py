@@ -7,8 +7,8 @@ import gc
 import json
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +16,6 @@ from rich.console import Console
 from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousError,
     RendezvousTimeoutError,
 )
 
@@ -27,14 +25,15 @@ from holdfast.ddp.preemption import PREEMPTED
 from holdfast.errors import BadInput, HoldfastError, StorageFailed
 from holdfast.events import Detect, Judged, Launch, Preempt, Restart, Scale, What
 from holdfast.history import HistoryWriter, recall, require_files
-from holdfast.supervise.agent import WarmAgent
+from holdfast.supervise.agent import Stranded, WarmAgent
 from holdfast.supervise.asked import Interrupted, asked
 from holdfast.supervise.awaited import Elsewhere
 from holdfast.supervise.casualty import Casualty, casualty
 from holdfast.supervise.checkpoints import Checkpoints, local, settled
+from holdfast.supervise.connection import Unreachable
 from holdfast.supervise.folder import claimed
 from holdfast.supervise.live import View
-from holdfast.supervise.rendezvous import Node, Nodes
+from holdfast.supervise.rendezvous import LOST_AFTER, Alone, Meeting, Node, Nodes, Rendezvous
 from holdfast.supervise.tries import Tries
 from holdfast.supervise.verdict import Verdict, Word, count
 from holdfast.supervise.warm import warm
@@ -54,18 +53,20 @@ def supervise(
     nnodes: int = 1,
     node_rank: int = 0,
     rendezvous: str | None = None,
+    min_nodes: int | None = None,
+    lost_after: float = LOST_AFTER,
     preload: tuple[str, ...] = (),
     console: Console | None = None,
 ) -> Verdict:
     """Run the script with its workers until it is completed, preempted or given up; `out` may hold an earlier part of it.
 
     SIGTERM or SIGINT ask the workers to save and stop; a second one kills them. Several nodes give the same command
-    with a `node_rank` of their own, and meet at `rendezvous`.
+    with a `node_rank` of their own, and meet at `rendezvous`. A node that was not heard of for `lost_after` seconds is
+    lost; `min_nodes` of them, by default half, go on without it.
     """
-    node = Node(rank=node_rank, of=nnodes, endpoint=rendezvous)
+    least = (nnodes + 1) // 2 if min_nodes is None else min_nodes
+    node = Node(rank=node_rank, of=nnodes, endpoint=rendezvous, least=least, lost_after=lost_after)
     config.check_targets(nnodes)
-    if config.recovery != "restart" and nnodes > 1:
-        raise BadInput(f"--recovery {config.recovery} works on one node so far: choose restart for {nnodes} nodes.")
     script = Path(config.script)
     if not script.is_file():
         raise BadInput(f"there is no script {config.script}: name a Python file.")
@@ -105,7 +106,7 @@ class _Supervisor:
         self._config, self._node, self._checkpoints = config, node, checkpoints
         self._history, self._view, self._tries = history, view, tries
         identity = {name: getattr(config, name) for name in IDENTITY} | {"script": Path(config.script).name}
-        self._nodes = Nodes(node, identity, checkpoints)
+        self._nodes: Rendezvous = Nodes(node, identity, checkpoints) if node.of > 1 else Alone()
         self._nodes.next_attempt = attempt
         self._agent = WarmAgent(config, out, self._nodes)
         self._restarts = self._passed_on = 0
@@ -113,6 +114,7 @@ class _Supervisor:
         self._asked_nodes = self._compared = self._wished = 0.0
         self._wishes = Wishes(out)
         self._scaling: tuple[int, float] | None = None  # how many workers are wished for, and since when
+        self._met: Meeting | None = None
         self._shown: set[tuple[str, str]] = set()
 
     def run(self) -> Verdict:
@@ -140,13 +142,30 @@ class _Supervisor:
             return verdict
         state = self._agent.look()
         if state == WorkerState.FAILED:
-            if self._config.recovery != "restart" and not asked.times and self._agent.survivors():
+            if self._config.recovery != "restart" and not asked.times and self._can_go_on():
                 return self._go_on()
             return self._recover(self._casualty())
-        if self._config.recovery != "restart":
-            self._heed_wishes()
-            self._agent.regroup()
+        if self._config.recovery != "restart" and (lost := self._regroup()):
+            return self._recover(lost)
         return self._heed_nodes(finished=state == WorkerState.SUCCEEDED)
+
+    def _can_go_on(self) -> bool:
+        try:
+            return self._agent.can_go_on()
+        except Unreachable:
+            return False
+
+    def _regroup(self) -> Casualty | None:
+        """Publish another membership, or follow the one that decides; why all are to start again, if they are."""
+        try:
+            if self._node.of == 1:
+                self._heed_wishes()
+            self._agent.regroup()
+        except Stranded as error:
+            return _peer(str(error))
+        except Unreachable as error:
+            return _peer(f"node {self._host}, at which the nodes meet, is lost ({error})")
+        return _peer("the other nodes go on without this one") if self._nodes.is_left_behind() else None
 
     def _heed_wishes(self) -> None:
         """Put workers to sleep, or wake them, if somebody asks for it; and say so once it is done."""
@@ -187,25 +206,42 @@ class _Supervisor:
                 return self._joined(said)
             if self._nodes.num_nodes_waiting() > 0:
                 return self._recover(_peer("another node starts again"))
-        except (RendezvousError, RuntimeError) as error:
-            return self._lost_nodes(error)
+            if lost := self._nodes.lost(suspected=self._agent.suspected):
+                return self._lose(lost)
+        except Unreachable as error:
+            return self._recover(_peer(f"node {self._host}, at which the nodes meet, is lost ({error})"))
+        return None
+
+    def _lose(self, nodes: list[int]) -> Verdict | None:
+        """Nodes are lost: the workers of the others go on without theirs, or all start again."""
+        why = f"{_several(nodes)} {'was' if len(nodes) == 1 else 'were'} not heard of any more"
+        live = self._config.recovery != "restart" and not asked.times and self._agent.can_replace(nodes)
+        ranks = self._agent.members_of(nodes) if live else []
+        if not live or not self._nodes.drop(nodes):
+            return self._recover(_peer(why))
+        lost = [_lost_with(nodes, rank) for rank in ranks]
+        if lost and (end := self._tries.after(lost[0], self._agent.reached())):
+            return self._verdict(*end)
+        if again := self._regroup():
+            return self._recover(again)
+        for each in lost:
+            self._report(each)
+        self._view.say(f"{why}: the others go on ({self._config.recovery})", style="yellow")
         return None
 
     def _compare(self, now: float) -> None:
         """Tell the other nodes how far our workers are, and hear it from them: who waits for whom may cross nodes."""
-        if self._node.of == 1 or self._nodes.meeting is None or now - self._compared < COMPARE:
+        if self._node.of == 1 or now - self._compared < COMPARE:
             return
         self._compared = now
-        store, here = self._nodes.meeting.store, self._agent.here()
-        store.set(f"holdfast/place/{self._node.rank}", json.dumps([here.place, here.moved]))
-        keys = [f"holdfast/place/{rank}" for rank in range(self._node.of) if rank != self._node.rank]
-        told = [json.loads(store.get(key)) for key in keys if store.check([key])]
+        here = self._agent.here()
+        told = self._nodes.compare([here.place, here.moved])
         places = [(place[0], place[1]) for place, _ in told if place is not None]
         self._agent.elsewhere = Elsewhere(min(places, default=None), sum(moved for _, moved in told))
 
-    def _lost_nodes(self, error: Exception) -> Verdict:
-        where = f"the rendezvous {self._node.endpoint}" if self._node.endpoint else "the store of the workers"
-        return self._verdict("gave-up", f"{where} is lost ({_first_line(error)}); the same command goes on")
+    @property
+    def _host(self) -> int:
+        return self._nodes.meeting.host if self._nodes.meeting else 0
 
     def _over(self) -> Verdict:
         if PREEMPTED in self._agent.exits():
@@ -242,8 +278,9 @@ class _Supervisor:
             return self._verdict(*why)
         if not lost:
             return None
-        left = self._agent.survivors()
-        self._view.say(f"{count(len(left), 'worker')} of {self._config.workers} go on ({self._config.recovery})")
+        left = count(self._agent.left(), "worker")
+        here = " of this node" if self._node.of > 1 else ""
+        self._view.say(f"{left} of {self._config.workers}{here} go on ({self._config.recovery})")
         return None
 
     def _launch(self) -> Verdict | None:
@@ -255,18 +292,39 @@ class _Supervisor:
         except Interrupted:
             return self._verdict("preempted", "stopped while waiting for the other nodes")
         except RendezvousClosedError:
-            said = self._nodes.stopped()
+            said = None
+            with suppress(Unreachable):
+                said = self._nodes.stopped()
             return self._joined(said) if said else self._verdict("gave-up", "the other nodes have ended the run")
         except RendezvousTimeoutError:
-            return self._verdict("gave-up", f"fewer than {self._node.of} nodes came to {self._node.endpoint} in time")
-        except (RendezvousConnectionError, RuntimeError) as error:
-            return self._lost_nodes(error)
+            return self._verdict("gave-up", f"{self._too_few} in time; the same command goes on")
         self._note(self._started(workers))
+        self._tell_nodes()
         self._view.echo.follow(self._agent.printed())
         left = f"; {self._left} of {count(self._tries.limit, 'restart')} left" if self._restarts else ""
         self._view.say(f"attempt {self._attempt}: {count(workers, 'worker')} started{left}")
         self._checkpoints.send()  # while they train: what earlier attempts left
         return None
+
+    def _tell_nodes(self) -> None:
+        """Say which nodes go on, if not all; and where they meet, if that has changed."""
+        met, before = self._nodes.meeting, self._met
+        self._met = met
+        if met is None or self._node.of == 1:
+            return
+        if lost := sorted(set(range(self._node.of)) - set(met.nodes)):
+            self._view.say(f"{_several(met.nodes)} of {self._node.of} go on without {_several(lost)}", style="yellow")
+        if before is not None and before.host != met.host:
+            self._view.say(f"the nodes now meet at node {met.host}", style="yellow")
+
+    @property
+    def _too_few(self) -> str:
+        if self._nodes.meeting is None:
+            return f"fewer than {self._node.of} nodes came to {self._node.endpoint}"
+        return (
+            f"fewer than {self._node.least} of {self._node.of} nodes are left (--min-nodes), "
+            "or the others went on without this one and cannot be reached"
+        )
 
     @property
     def _left(self) -> int:
@@ -356,8 +414,13 @@ def _peer(message: str) -> Casualty:
     return Casualty(kind="peer", rank=-1, local_rank=-1, exit=None, signal=None, message=message)
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+def _lost_with(nodes: Sequence[int], rank: int) -> Casualty:
+    message = f"was lost with {_several(nodes)}"
+    return Casualty(kind="peer", rank=rank, local_rank=-1, exit=None, signal=None, message=message)
+
+
+def _several(nodes: Sequence[int]) -> str:
+    return f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(map(str, nodes))}"
 
 
 def _last_attempt(path: Path) -> int:

@@ -1,0 +1,52 @@
+"""Of several parts of a run, one goes on; the others find out and write no more."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint import terms
+from holdfast.checkpoint.store import DirectoryStore
+from holdfast.checkpoint.terms import Fenced, Term
+from holdfast.errors import Corrupt, WorkerLost
+
+FIRST = Term(1, "a", "node0:29400", (0, 1, 2, 3))
+LEFT = Term(2, "b", "node0:29400", (0, 1))
+RIGHT = Term(2, "c", "node2:4000", (2, 3))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DirectoryStore:
+    store = DirectoryStore(tmp_path)
+    assert terms.take(store, FIRST)
+    return store
+
+
+def test_of_two_halves_one_goes_on(store: DirectoryStore) -> None:
+    assert terms.take(store, RIGHT)
+    assert not terms.take(store, LEFT)
+    assert terms.newest(store) == RIGHT
+
+
+def test_whoever_was_left_behind_never_catches_up(store: DirectoryStore) -> None:
+    assert terms.take(store, RIGHT)
+    assert terms.take(store, Term(4, "d", "node3:4000", (3,)))
+    terms.give_back(store, 2)
+    assert not terms.take(store, LEFT)
+
+
+def test_nothing_is_committed_or_cleared_away_by_those_that_were_left_behind(store: DirectoryStore) -> None:
+    fenced = Fenced(store, 1)
+    fenced.create("one", [b"1"])
+    assert terms.take(store, RIGHT)
+    for write in (lambda: fenced.create("two", [b"2"]), lambda: fenced.sweep("step-")):
+        with pytest.raises(WorkerLost, match="other nodes went on without this one"):
+            write()
+    assert "two" not in store.names()
+    Fenced(store, 2).create("two", [b"2"])
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"[1, 2]", b'[2, "a", "b", 3]', b'{"number": 2}', b"\xff"])
+def test_a_record_that_says_nothing_is_one_clear_line(store: DirectoryStore, text: bytes) -> None:
+    store.put("nodes/term-00000002", [text])
+    with pytest.raises(Corrupt, match="says nothing of which nodes go on"):
+        terms.newest(store)
