@@ -279,3 +279,40 @@ def test_one_that_was_killed_before_it_was_let_in_is_no_member() -> None:
     waiting.begins(2, LOST_AT + 1, 2)
     waiting.files["rank-2"].pop()
     assert worst(audit(waiting.ends().events)) == "pass"
+
+
+def asleep(*, wakes: bool = True) -> Survived:
+    """Member 2 falls asleep before step 6, and wakes before the next one but one."""
+    run = Survived(2, how="before")
+    run.files = {
+        who: [
+            event._replace(what=event.what._replace(lost=(), asleep=(2,))) if isinstance(event.what, Regroup) else event
+            for event in events
+        ]
+        for who, events in run.files.items()
+    }
+    return run.joins(2) if wakes else run
+
+
+@pytest.mark.parametrize("wakes", [True, False])
+def test_who_falls_asleep_loses_nothing(wakes: bool) -> None:
+    findings = audit(asleep(wakes=wakes).ends().events, recovery="forward")
+    assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
+    said = found(findings, "live_recoveries").because
+    assert "member 2 fell asleep at step 6" in said
+    assert ("member 2 joined at step 7" in said) is wakes
+    assert "missing = extra = 0" in found(findings, "every_sample_trained_once").because
+
+
+def test_who_falls_asleep_has_every_step_on_record_and_trains_no_more() -> None:
+    run = asleep(wakes=False).ends()
+    last = run.without(lambda who, what: who == "rank-2" and isinstance(what, Step) and what.step == LOST_AT - 1)
+    assert worst(audit(last)) == "fail"
+    run.basis = tuple(range(WORLD))
+    run.says(2, run.share(2, LOST_AT, digest("shared", LOST_AT) + digest(2, LOST_AT)))
+    assert worst(audit(run.events)) == "fail"
+
+
+def test_nobody_falls_asleep_within_a_window() -> None:
+    run = Survived(2).ends()
+    assert worst(audit(run.with_other(is_regroup, lost=(), asleep=(2,)))) == "fail"
