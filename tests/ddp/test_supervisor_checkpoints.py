@@ -1,6 +1,7 @@
 """Nodes with folders of their own share a place for checkpoints, and any of them can prove the whole run."""
 
 import json
+import re
 import shutil
 import socket
 import sys
@@ -132,7 +133,8 @@ def test_nodes_that_do_not_see_the_same_place_all_refuse_and_say_what_to_do(  # 
     refused = {job.result().get("refused", job.said) for job in jobs}
     assert len(refused) == 1
     (line,) = refused
-    assert line.startswith("node 1 cannot use the checkpoints: what node 0 writes to")
+    # On one machine either of them may be first to listen where they meet, and is then the one that writes.
+    assert re.match(r"node [01] cannot use the checkpoints: what another node writes to", line)
     assert "--checkpoints" in line
     assert len(line.splitlines()) == 1
     for rank, job in enumerate(jobs):

@@ -93,7 +93,7 @@ class Checkpoints:
     def find(self, term: Term) -> None:
         """Refuse unless the term that a node took is where we look."""
         if self.term() != term:
-            raise BadInput(f"what node {term.nodes[0]} writes to {self} is not there: {self._advice}.")
+            raise BadInput(f"what another node writes to {self} is not there: {self._advice}.")
 
     def send(self) -> None:
         """Begin to send this folder's histories there, if it is a place of its own; one sending at a time."""
