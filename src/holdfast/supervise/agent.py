@@ -99,8 +99,8 @@ class WarmAgent(SimpleElasticAgent):
         """Whether others could go on without those that have failed; of other nodes, whoever decides knows that."""
         if any(each.task.progress.has_fallen_back for each in self._running):
             return False
-        report = together([self.report(), *(self._nodes.reports() or {}).values()])
-        return report.goes_on and (bool(report.inside) or not self._nodes.decides)
+        report = together([self.report(), *(self._nodes.peers.reports() or {}).values()])
+        return report.goes_on and (bool(report.inside) or not self._nodes.peers.decides)
 
     def left(self) -> int:
         """How many members are left on this node."""
@@ -142,30 +142,30 @@ class WarmAgent(SimpleElasticAgent):
 
         Of several nodes the one at which they meet decides for all; the others report, and follow.
         """
-        if self._nodes.decides:
+        if self._nodes.peers.decides:
             return self._decide()
-        for told in self._nodes.report(self.report(), self._roll.current.number):
+        for told in self._nodes.peers.report(self.report(), self._roll.current.number):
             self._roll.follow(told)
             self._number()
         return False
 
     def _decide(self) -> bool:
-        others = self._nodes.reports()
+        others = self._nodes.peers.reports()
         if others is None:
             return False  # not every node has said anything yet
         report = together([self.report(), *others.values()])
         if report.ended:
-            self._nodes.tell_of_end()
+            self._nodes.peers.tell_of_end()
             return False  # the others are about to
         self.suspected = report.broken
-        if self.suspected and self._nodes.gone():
+        if self.suspected and self._nodes.peers.gone():
             return False  # they are to be dropped first
         if self._roll.lost(report.seen) and not (report.goes_on and report.inside):
             raise Stranded("the members that are left cannot go on from where they are")
         found = self._roll.next(report.seen, broken=report.broken)
         if found is None:
             return False
-        self._nodes.publish(found)
+        self._nodes.peers.publish(found)
         self._number()
         return True
 
@@ -176,12 +176,12 @@ class WarmAgent(SimpleElasticAgent):
 
     def members_of(self, nodes: list[int]) -> list[int]:
         """Which members are workers of these other nodes."""
-        reports = self._nodes.reports() or {}
+        reports = self._nodes.peers.reports() or {}
         return self._roll.numbers({each.seat for node in nodes if node in reports for each in reports[node].seen})
 
     def can_replace(self, nodes: list[int]) -> bool:
         """Whether the others can go on at once without these nodes: to replay a step, others must take their places."""
-        reports = self._nodes.reports() or {}
+        reports = self._nodes.peers.reports() or {}
         left = together([self.report(), *(report for node, report in reports.items() if node not in nodes)])
         enough = self._config.recovery != "replay" or left.ready >= len(self.members_of(nodes))
         return bool(left.inside) and left.goes_on and enough
@@ -306,7 +306,7 @@ class WarmAgent(SimpleElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._look_for_stuck(time.monotonic())
         exits = [each.exit for each in self._running if not each.joins]
-        if not exits and not self._nodes.is_ending():
+        if not exits and not self._nodes.peers.is_ending():
             return RunResult(state=WorkerState.FAILED if self._has_fallen() else WorkerState.HEALTHY)
         if all(status in IN_ORDER for status in exits):
             self._dismiss()

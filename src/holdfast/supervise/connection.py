@@ -4,11 +4,12 @@ A machine that is cut off closes no connection, and torch would wait for its ans
 whoever wants to know waits for the thread, for a limited time.
 """
 
+import json
 import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
@@ -84,6 +85,16 @@ def _do(store: Store, what: Callable[[Store], Any], answer: Future[Any]) -> None
 def beat(who: str) -> str:
     """Where a supervisor counts up for as long as it lives."""
     return f"beat/{who}"
+
+
+def beats(store: Store, several: Iterable[str]) -> dict[str, int]:
+    """How far each of these supervisors has counted."""
+    return {who: store.add(beat(who), 0) for who in several}
+
+
+def said(store: Store, key: str) -> Any:
+    """What somebody has written there, as JSON; nothing if nobody has."""
+    return json.loads(store.get(key)) if store.check([key]) else None
 
 
 def listens(where: str) -> bool:

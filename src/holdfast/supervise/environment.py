@@ -6,7 +6,8 @@ from pathlib import Path
 from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 
 from holdfast.ddp.world import NODE, TERM
-from holdfast.supervise.rendezvous import Meeting, interface
+from holdfast.supervise.network import interface
+from holdfast.supervise.rendezvous import Meeting
 
 
 def as_torchrun(member: Worker, group: WorkerGroup) -> dict[str, str]:

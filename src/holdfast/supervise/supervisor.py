@@ -33,7 +33,9 @@ from holdfast.supervise.checkpoints import Checkpoints, local, settled
 from holdfast.supervise.connection import Unreachable
 from holdfast.supervise.folder import claimed
 from holdfast.supervise.live import View
-from holdfast.supervise.rendezvous import LOST_AFTER, Alone, Meeting, Node, Nodes, Rendezvous
+from holdfast.supervise.node import LOST_AFTER, Node
+from holdfast.supervise.nodes import Nodes
+from holdfast.supervise.rendezvous import Alone, Meeting, Rendezvous
 from holdfast.supervise.tries import Tries
 from holdfast.supervise.verdict import Verdict, Word, count
 from holdfast.supervise.warm import warm
@@ -165,7 +167,7 @@ class _Supervisor:
             return _peer(str(error))
         except Unreachable as error:
             return _peer(f"node {self._host}, at which the nodes meet, is lost ({error})")
-        return _peer("the other nodes go on without this one") if self._nodes.is_left_behind() else None
+        return _peer("the other nodes go on without this one") if self._nodes.peers.is_left_behind() else None
 
     def _heed_wishes(self) -> None:
         """Put workers to sleep, or wake them, if somebody asks for it; and say so once it is done."""
@@ -200,13 +202,13 @@ class _Supervisor:
         self._asked_nodes = now
         try:
             self._compare(now)
-            if finished and self._nodes.finish():
+            if finished and self._nodes.peers.finish():
                 return self._over()
             if (said := self._nodes.stopped()) is not None:
                 return self._joined(said)
             if self._nodes.num_nodes_waiting() > 0:
                 return self._recover(_peer("another node starts again"))
-            if lost := self._nodes.lost(suspected=self._agent.suspected):
+            if lost := self._nodes.peers.lost(suspected=self._agent.suspected):
                 return self._lose(lost)
         except Unreachable as error:
             return self._recover(_peer(f"node {self._host}, at which the nodes meet, is lost ({error})"))
@@ -235,7 +237,7 @@ class _Supervisor:
             return
         self._compared = now
         here = self._agent.here()
-        told = self._nodes.compare([here.place, here.moved])
+        told = self._nodes.peers.compare([here.place, here.moved])
         places = [(place[0], place[1]) for place, _ in told if place is not None]
         self._agent.elsewhere = Elsewhere(min(places, default=None), sum(moved for _, moved in told))
 
