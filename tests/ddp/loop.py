@@ -42,6 +42,8 @@ class Task:
     gate: str = ""  # a file without which the last step does not end
     trouble: str = ""  # what the ranks in `troubled` do before step 12, for some seconds: deadlock, compute or sleep
     troubled: tuple[int, ...] = ()
+    eager: bool = False  # the optimizer steps in every micro-batch, and not only in the last of a window
+    replicated: bool = True
 
 
 class Backwards(nn.Module):
@@ -108,7 +110,8 @@ def train(run: Run, task: Task, steps: int | None = None) -> nn.Module:
     if task.unseeded:
         torch.seed()
     net = network(task).to(run.device)
-    model = run.replicate(net, **({"bucket_cap_mb": task.bucket} if task.bucket else {}))
+    options = {"bucket_cap_mb": task.bucket} if task.bucket else {}
+    model = run.replicate(net, **options) if task.replicated else net
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [10, 20, 40], gamma=0.5)
     scaler = torch.amp.GradScaler(run.device.type, enabled=task.scaler, growth_interval=7)
@@ -123,7 +126,7 @@ def train(run: Run, task: Task, steps: int | None = None) -> nn.Module:
         loss = F.cross_entropy(model(batch.x.to(run.device)), batch.y.to(run.device))
         scaler.scale(loss * batch.weight).backward()
         run.note(loss=loss.item())
-        if batch.last:
+        if batch.last or task.eager:
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()

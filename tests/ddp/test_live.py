@@ -101,6 +101,25 @@ def test_what_cannot_recover_live_is_refused_in_one_line(how: dict[str, Any], wh
         RunConfig(script="train.py", **how)
 
 
+@pytest.mark.parametrize(
+    ("task", "recovery", "why"),
+    [
+        ({"replicated": False}, "forward", "write model = run.replicate(model) before the optimizer is made"),
+        ({"eager": True, "accumulate": 2}, "forward", "step only where batch.last is true"),
+        ({"eager": True, "accumulate": 2}, "restart", "step only where batch.last is true"),
+    ],
+    ids=str,
+)
+def test_a_script_whose_ranks_would_part_is_refused_in_one_line(
+    start: Start, task: dict[str, Any], recovery: str, why: str
+) -> None:
+    job = start(task, script=LOOP, workers=2, recovery=recovery)
+    result = job.result()
+    assert result.get("verdict") == "script-error", (result, job.said)
+    assert why in job.said
+    assert not events(job.out, "restart")
+
+
 @pytest.mark.parametrize("recovery", ["replay", "forward"])
 def test_a_spare_takes_the_place_of_a_lost_worker_and_another_comes_in_its_own(start: Start, recovery: str) -> None:
     how: dict[str, Any] = {"script": LOOP, "workers": 2, "recovery": recovery, "spares": 1, "save_every": 50}

@@ -247,6 +247,17 @@ def test_where_a_run_recovers_live_the_stopped_are_found_soon_and_all_at_once() 
     assert learned(hang_after=4.0).until(*runs, stopped[1]) == (pytest.approx(4.0, abs=0.5), 1)
 
 
+def test_whoever_waits_for_a_stopped_worker_is_not_blamed_for_it() -> None:
+    clock, waits = learned(hang_after=60.0), members(1001, 1000)
+    stopped = replace(members(1000, 1000, 1000)[2], stopped=True)
+    assert clock.until(*waits, stopped, most=50.0) is None
+    assert clock.until(*waits, most=SOON - 0.5) is None  # it was given up: the one behind has all of its time
+    clock = learned()
+    assert clock.until(*waits, most=SOON - 0.3) is None
+    clock.judge.forgive()  # there is another membership
+    assert clock.until(*waits, most=SOON - 0.3) is None
+
+
 def test_where_all_are_stopped_somebody_may_have_meant_it() -> None:
     stopped = [replace(each, stopped=True) for each in members(1001, 1001, 1001)]
     assert learned().until(*stopped) == (pytest.approx(STOPPED, abs=0.5), 0)

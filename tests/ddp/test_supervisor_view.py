@@ -20,9 +20,9 @@ from holdfast.samples import Samples
 from holdfast.supervise import errorfile
 from holdfast.supervise.casualty import Casualty
 from holdfast.supervise.errorfile import Raised
-from holdfast.supervise.live import Growing, Tally, View
 from holdfast.supervise.output import Tail
 from holdfast.supervise.tries import Tries
+from holdfast.supervise.view import Growing, Tally, View
 
 
 def step(number: int) -> Step:

@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from holdfast.ddp.protected import Protected
 from holdfast.ddp.replica import Replica
+from holdfast.errors import BadInput
 
 LONGEST = 1000  # windows that gradients are waited for; a script that never steps is saved all the same
 
@@ -55,4 +56,17 @@ class Effort:
         if id(optimizer) not in self._known:
             self._protected.check_trainer(optimizer)
             self._known.add(id(optimizer))
+        for each in self._replicas:
+            if each.holds_back:
+                _check_summed(optimizer, each)
         self._stepped += 1
+
+
+def _check_summed(optimizer: Optimizer, replica: Replica) -> None:
+    """Refuse a step by the gradients of one rank: from then on no two ranks would have the same weights."""
+    held = {id(each) for each in replica.ddp.parameters()}
+    if any(id(each) in held for group in optimizer.param_groups for each in group["params"]):
+        raise BadInput(
+            f"{type(optimizer).__name__} stepped before the gradients of all ranks were summed: with accumulate, step "
+            "only where batch.last is true"
+        )

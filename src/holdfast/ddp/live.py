@@ -92,14 +92,13 @@ class Live:
 
     def arrive(self) -> int:
         """Take the place of a lost member, with the state of another; the window that we begin with."""
-        began = perf_counter()
         progress.here.enters(Phase.JOINING)
         assert self.record is not None
         while True:
             self.meeting.await_admission()
             self.record.enrol(self.me)
             try:
-                found = self._regroup(None, began)
+                found = self._regroup(None, began=perf_counter())
                 break
             except Broken:
                 self.meeting.leave()

@@ -1,7 +1,7 @@
 """The things a run protects: anything with `state_dict` and `load_state_dict`, taken, compared and put back exactly."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeGuard, cast
 
 import torch
@@ -73,6 +73,17 @@ class Protected:
                 f"{type(optimizer).__name__} trains a protected model and is not protected: name it in protect(), as in "
                 "protect(model=model, optimizer=optimizer), or it would begin anew after a failure"
             )
+
+    def check_replicated(self, replicated: Iterable[nn.Module]) -> None:
+        """Refuse to train parameters that are each rank's own: no survivor has those of a rank that is lost."""
+        shared = {id(each) for model in replicated for each in model.parameters()}
+        for name, thing in self._things.items():
+            if isinstance(thing, torch.optim.Optimizer) and any(id(each) not in shared for each in _parameters(thing)):
+                raise BadInput(
+                    f"{name} trains parameters of a model that is not replicated, and live recovery needs every rank to "
+                    "have the same: write model = run.replicate(model) before the optimizer is made, or choose "
+                    "--recovery restart"
+                )
 
     def check_schedules(self) -> None:
         """Refuse a learning-rate schedule that would begin anew after a failure."""

@@ -33,6 +33,8 @@ class Replica:
         """Backward passes whose gradients are summed over the ranks."""
         self.held = 0
         """Backward passes whose gradients stay on this rank until a later one is summed."""
+        self.holds_back = False
+        """Whether gradients of this rank alone wait for a backward whose gradients are summed."""
         self._summed: bool | None = None  # of the backward that is due: whether it will be; nothing if none is
         if self._crew:
             _check_live(options)
@@ -101,10 +103,12 @@ class Replica:
         summed, self._summed = self._summed, None
         if summed:
             self.reduced += 1
+            self.holds_back = False
             progress.here.posts()  # its own gradients are computed: from here on it can only wait for peers
             self.meanwhile()
         elif summed is not None:
             self.held += 1
+            self.holds_back = True
 
 
 class _Settled(DistributedDataParallel):

@@ -234,6 +234,8 @@ class Run:
         for model in self._models:
             self._protected.check_covers(model)
         self._protected.check_schedules()
+        if self._live:
+            self._protected.check_replicated(self._models)
         if not (self._live and self._live.joins):
             progress.here.enters(Phase.TRAINING)
         return self._protected

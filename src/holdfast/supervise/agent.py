@@ -171,6 +171,7 @@ class WarmAgent(SimpleElasticAgent):
 
     def _number(self) -> None:
         self._regrouped = time.monotonic()
+        self._judge.forgive()
         for each in self._running:
             each.rank = self._roll.number(each.seat)
 

@@ -13,6 +13,7 @@ address that was given, or from which it is reached, and on no other; keep all m
 from it, and from the ports of its workers.
 """
 
+import functools
 import json
 import secrets
 import time
@@ -117,7 +118,8 @@ class Nodes(Rendezvous):
         """Say that we have come, and wait for the round to be closed; if it is ours to close, close it."""
         at = self._connection()
         while time.monotonic() < until:
-            if answer := at.ask(self._look):
+            self._awaited, answer = at.ask(functools.partial(self._look, awaited=self._awaited))
+            if answer:
                 if any(each["who"] == self._who for each in answer["nodes"]):
                     self._round, self._awaited, self._together = self._awaited, 0, len(answer["nodes"])
                     return answer
@@ -127,16 +129,18 @@ class Nodes(Rendezvous):
             time.sleep(_LOOK)
         return None
 
-    def _look(self, store: Store) -> Answer | None:
-        """The answer to those that have come for our round, once it is closed."""
+    def _look(self, store: Store, awaited: int) -> tuple[int, Answer | None]:
+        """The round we have come for, now if not before; and the answer to those that have, once it is closed.
+
+        It changes nothing here: it may end in its thread long after we gave it up, and have come elsewhere.
+        """
         if store.check(["over"]):
             raise _Over
-        if not self._awaited:
-            self._awaited = store.add("closed", 0) + 1
-            place = store.add(f"came/{self._awaited}", 1)
-            store.set(f"came/{self._awaited}/{place}", json.dumps(self._greeting()))
-        found: Answer | None = said(store, f"round/{self._awaited}")
-        return found
+        if not awaited:
+            awaited = store.add("closed", 0) + 1
+            place = store.add(f"came/{awaited}", 1)
+            store.set(f"came/{awaited}/{place}", json.dumps(self._greeting()))
+        return awaited, said(store, f"round/{awaited}")
 
     def _greeting(self) -> Greeting:
         return {

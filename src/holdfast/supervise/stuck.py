@@ -50,12 +50,18 @@ class Judge:
         """Other workers come: forget those that were."""
         self._watches = {}
 
+    def forgive(self) -> None:
+        """Members were lost or join: whoever waited for them has time anew."""
+        for watch in self._watches.values():
+            watch.awaited, watch.used = 0.0, None
+
     def look(self, workers: Sequence[Seen], now: float, processor: Processor, elsewhere: Elsewhere) -> list[Stuck]:
         """Whoever is stuck, judged by all looks so far."""
         moved = elsewhere.moved + sum(each.moved for each in workers)
         several = awaited(workers, elsewhere.place)
-        surely = {each.seat for some in several if some.surely for each in some.workers}
         some_run = not all(each.stopped for each in workers)
+        none_stopped = not any(each.stopped for each in workers)  # else whoever is idle may wait for one that is
+        surely = {each.seat for some in several if some.surely and none_stopped for each in some.workers}
         for each in workers:
             watch = self._watches.setdefault(each.seat, _Watch(now))
             self._learn(each, watch.look(each, moved, now, is_awaited=each.seat in surely, others_run=some_run))
@@ -146,7 +152,7 @@ class Judge:
     def _why(self, worker: Seen) -> str:
         doing = _DOING[worker.phase] if worker.boundaries >= SETTLED else _DOING_AT_FIRST[worker.phase]
         idle = self._watches[worker.seat].idle
-        return f"{doing} for {idle:.0f} s (deadline {self._alone(worker):g} s; change it with --stuck-after)"
+        return f"{doing} for {idle:.0f} s (deadline {self._alone(worker):.3g} s; change it with --stuck-after)"
 
     def _why_soon(self, worker: Seen) -> str:
         """Why it is given up; the next one has more time."""
@@ -154,7 +160,7 @@ class Judge:
         self._soon = min(2 * self._soon, LEAST)
         return (
             f"neither passed a step boundary nor computed for {idle:.1f} s while others waited for it (deadline "
-            f"{deadline:g} s, from now on {self.soon:g} s; change it with --stuck-after)"
+            f"{deadline:.3g} s, from now on {self.soon:.3g} s; change it with --stuck-after)"
         )
 
 
@@ -191,13 +197,14 @@ class _Watch:
         self._moved = 0
         self._gap = 0.0
         self._weighed: tuple[float, float | None] | None = None
-        self._used: tuple[float, float | None] | None = None
         self._clock = 0.0
         self.idle = self.stopped = 0.0
         self.alone = 0.0
         """For how long it was stopped while others ran."""
         self.awaited = 0.0
         """For how long others have waited for it without any sign of life."""
+        self.used: tuple[float, float | None] | None = None
+        """When that began, and how much of the processor it had used by then."""
 
     def look(
         self, seen: Seen, moved: int, now: float, *, is_awaited: bool, others_run: bool
@@ -218,7 +225,7 @@ class _Watch:
         if is_awaited and seen.asleep and _signs(seen) == _signs(before):
             self.awaited += passed
         else:
-            self.awaited, self._used = 0.0, None
+            self.awaited, self.used = 0.0, None
         return self._steps(before, passed)
 
     def _steps(self, before: Seen, passed: float) -> tuple[float, int] | None:
@@ -239,13 +246,13 @@ class _Watch:
 
     def is_idle(self, worker: Seen, deadline: float, processor: Processor) -> bool:
         """Whether it has been awaited for so long, and has not computed either; if it has, it is watched anew."""
-        if self.awaited and self._used is None:
-            self._used = self._clock, processor(worker.seat)
-        if self._used is None or self.awaited <= deadline:
+        if self.awaited and self.used is None:
+            self.used = self._clock, processor(worker.seat)
+        if self.used is None or self.awaited <= deadline:
             return False
         now = self._clock, processor(worker.seat)
-        if self._has_computed(self._used, now):
-            self.awaited, self._used = 0.0, now
+        if self._has_computed(self.used, now):
+            self.awaited, self.used = 0.0, now
             return False
         return True
 

@@ -32,12 +32,12 @@ from holdfast.supervise.casualty import Casualty, casualty
 from holdfast.supervise.checkpoints import Checkpoints, local, settled
 from holdfast.supervise.connection import Unreachable
 from holdfast.supervise.folder import claimed
-from holdfast.supervise.live import View
 from holdfast.supervise.node import LOST_AFTER, Node
 from holdfast.supervise.nodes import Nodes
 from holdfast.supervise.rendezvous import Alone, Meeting, Rendezvous
 from holdfast.supervise.tries import Tries
 from holdfast.supervise.verdict import Verdict, Word, count
+from holdfast.supervise.view import View
 from holdfast.supervise.warm import warm
 from holdfast.supervise.wish import Wishes
 
@@ -280,9 +280,10 @@ class _Supervisor:
             return self._verdict(*why)
         if not lost:
             return None
-        left = count(self._agent.left(), "worker")
+        left = self._agent.left()
         here = " of this node" if self._node.of > 1 else ""
-        self._view.say(f"{left} of {self._config.workers}{here} go on ({self._config.recovery})")
+        go = "goes" if left == 1 else "go"
+        self._view.say(f"{count(left, 'worker')} of {self._config.workers}{here} {go} on ({self._config.recovery})")
         return None
 
     def _launch(self) -> Verdict | None:
