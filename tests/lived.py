@@ -519,7 +519,8 @@ class _Play:
         shared, own = self._left(past, apart), digest("own", past, self.salt, rank)
         shown = step + 1 if skipped and self.wrong == "window skipped" else step
         shown = step - 1 if skipped and self.wrong == "window repeated" and step else shown
-        self.run.was_wrong |= apart != "" and len(self.members) > 1
+        told = any((f"rank-{other}", self.number, step) in self.run.pasts for other in self.members if other != rank)
+        self.run.was_wrong |= apart != "" and told  # what only one rank tells agrees with itself
         self.shared = shared
         if (nothing and (self.number, step) not in self.run.skipped) or shown != step:
             self.misled.add((self.number, step))
