@@ -1058,6 +1058,14 @@ class TestReplayedStepsAgree:
             "rank-2 had another state than the other ranks after epoch 2 cursor 2 (step 22) of attempt 4",
         )
 
+    def test_ranks_are_compared_after_steps_that_the_first_of_them_did_not_live_to_report(self) -> None:
+        history = without(life((3, 11), (2, 30)), *(is_a(Step, "rank-0", attempt=1, step=step) for step in (9, 10)))
+        history = changed(history, is_a(Step, "rank-2", attempt=1, step=9), state="x" * 32)
+        assert (
+            "had another state than the other ranks after epoch 0 cursor 9 (step 9) of attempt 1"
+            in (found(self.check, history)[1])
+        )
+
     def test_steps_of_another_number_of_ranks_are_not_compared_nor_what_follows_from_them(self) -> None:
         """Three ranks trained steps 8 to 12: what four train from there on is not what four had trained before."""
         past = (*(4,) * 8, *(3,) * 4)

@@ -106,11 +106,13 @@ def aligned(a: Life, b: Life) -> tuple[Rows, Rows]:
 def together(ledger: Ledger, attempt: int) -> Iterator[tuple[Life, Life, Rows, Rows]]:
     """Lives of an attempt that trained the same steps, two at a time, and their rows of these steps.
 
-    Where all have trained together, it is enough to compare each with the first.
+    Where all have trained together, it is enough to compare each with the one that wrote most: a rank that was killed
+    may lack the last steps of the others.
     """
     lives, memberships = ledger.attempts[attempt], ledger.memberships(attempt)
     if not memberships.is_live:
-        yield from ((lives[0], other, *aligned(lives[0], other)) for other in lives[1:])
+        most = max(lives, key=lambda life: len(life.steps))
+        yield from ((most, other, *aligned(most, other)) for other in lives if other is not most)
         return
     for one, other in combinations(lives, 2):
         a, b = aligned(one, other)
