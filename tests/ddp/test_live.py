@@ -10,12 +10,14 @@ import torch
 from final import complaints, different, events
 from supervised import HERE, Start, Supervisor, wait_until
 
+from holdfast.cost.spent import spent
 from holdfast.ddp.config import RunConfig
 from holdfast.ddp.crew import Crew
 from holdfast.ddp.live import Live
 from holdfast.ddp.meeting import Meeting
 from holdfast.ddp.settlement import Settlement
 from holdfast.errors import BadInput
+from holdfast.history import read_history
 from holdfast.supervise.wish import scale
 
 LOOP = HERE / "loop.py"
@@ -85,6 +87,8 @@ def test_buffers_that_only_a_lost_rank_had_are_restored_from_a_snapshot(start: S
     assert reference.result()["verdict"] == "completed", reference.said
     assert different(reference.out, job.out) == []
     assert complaints(job.out) == []
+    (cost,) = spent(read_history(job.out / "history").events).failures  # one failure, however many it took with it
+    assert (cost.kind, cost.rank, cost.step, cost.ended_attempt) == ("kill", 0, 12, True)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +97,7 @@ def test_buffers_that_only_a_lost_rank_had_are_restored_from_a_snapshot(start: S
         ({"workers": 1, "recovery": "forward"}, "one worker has nobody who goes on without it"),
         ({"workers": 2, "spares": 1}, "a restart has no use for spares"),
         ({"workers": 2, "recovery": "skip", "spares": -1}, "spares is -1: give 0 or more"),
+        ({"workers": 2, "recovery": "skip", "workers_after": (3,)}, "workers-after is for restarts"),
         ({"workers": 2, "recovery": "backward"}, "there is no recovery 'backward'"),
     ],
 )

@@ -57,7 +57,9 @@ def run_script(
     max_restarts: Annotated[
         int, typer.Option(help="Failures in a row to survive; a newer snapshot starts the count anew.")
     ] = 3,
-    workers_after: Annotated[str, typer.Option(help="Workers after each restart, such as 4,2,3.")] = "",
+    workers_after: Annotated[
+        str, typer.Option(help="Workers after each restart (--recovery restart), such as 4,2,3.")
+    ] = "",
     hang_after: Annotated[
         float | None,
         typer.Option(

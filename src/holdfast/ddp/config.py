@@ -54,6 +54,11 @@ class RunConfig:
             raise BadInput(f"one worker has nobody who goes on without it: give --recovery {self.recovery} 2 or more.")
         if self.spares and self.recovery == "restart":
             raise BadInput("a restart has no use for spares: choose replay, forward or skip, or leave them out.")
+        if self.workers_after and self.recovery != "restart":
+            raise BadInput(
+                "workers-after is for restarts, and live recovery makes none: leave it out, and change the number of "
+                "workers with `holdfast scale`."
+            )
         _known("writer", self.writer, WRITERS)
         for failure in self.failures:
             _known("fault", failure.kind, FAULTS)
