@@ -94,7 +94,6 @@ def test_buffers_that_only_a_lost_rank_had_are_restored_from_a_snapshot(start: S
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ({"workers": 1, "recovery": "forward"}, "one worker has nobody who goes on without it"),
         ({"workers": 2, "spares": 1}, "a restart has no use for spares"),
         ({"workers": 2, "recovery": "skip", "spares": -1}, "spares is -1: give 0 or more"),
         ({"workers": 2, "recovery": "skip", "workers_after": (3,)}, "workers-after is for restarts"),
@@ -104,6 +103,13 @@ def test_buffers_that_only_a_lost_rank_had_are_restored_from_a_snapshot(start: S
 def test_what_cannot_recover_live_is_refused_in_one_line(how: dict[str, Any], why: str) -> None:
     with pytest.raises(BadInput, match=why):
         RunConfig(script="train.py", **how)
+
+
+def test_one_worker_alone_cannot_recover_live_and_one_on_each_of_several_nodes_can() -> None:
+    config = RunConfig(script="train.py", workers=1, recovery="forward")
+    with pytest.raises(BadInput, match="one worker has nobody who goes on without it"):
+        config.check_world(1)
+    config.check_world(2)
 
 
 @pytest.mark.parametrize(
