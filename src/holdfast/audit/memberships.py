@@ -8,12 +8,12 @@ follow from who was lost and how the window was divided, and what everybody wrot
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 
+from holdfast.audit.chains import Chains
 from holdfast.audit.columns import Numbers
+from holdfast.audit.declared import Joined, Told, is_begun, is_complete, leavers, names, shares, told_by
 from holdfast.audit.finding import CannotTell, counted
 from holdfast.audit.life import Life
 from holdfast.events import Regroup
@@ -21,23 +21,6 @@ from holdfast.geometry import Geometry
 
 STRATEGIES = ("replay", "forward", "skip")
 _MOST = 1 << 20  # members of a run that recovers live: a forged world may be any number
-
-
-class Told(NamedTuple):
-    """A regroup, who declared it, and how many steps that life had written before it."""
-
-    life: Life
-    regroup: Regroup
-    rows: int
-
-
-class Joined(NamedTuple):
-    """A member that began in the middle of an attempt, and the first window that it takes part in."""
-
-    life: Life
-    start: int
-    place: int  # of the regroup that says so, among those of the attempt
-    woke: bool  # in the place of one that slept, and not of one that was lost
 
 
 class Memberships:
@@ -63,8 +46,8 @@ class Memberships:
         ] = {}  # by life: a window, and who was lost with all sums kept
         self._told: defaultdict[int, list[Told]] = defaultdict(list)
         for life in lives:
-            for regroup, rows in life.regroups:
-                self._told[regroup.number].append(Told(life, regroup, rows))
+            for each in told_by(life):
+                self._told[each.regroup.number].append(each)
 
     @property
     def is_live(self) -> bool:
@@ -126,7 +109,7 @@ class Memberships:
                 basis = self.basis(step)
                 if life.rank not in basis or (rank, world) != (basis.index(life.rank), len(basis)):
                     place = f"as rank {rank} of {world}"
-                    return f"{life.who} trained step {step} {place}, which was divided among {_names(basis)}"
+                    return f"{life.who} trained step {step} {place}, which was divided among {names(basis)}"
         return None
 
     def _division_starts(self, steps: Numbers) -> list[int]:
@@ -148,7 +131,9 @@ class Memberships:
                 self._complain(because)
                 continue
             self._settle(told, geometry, lives)
-        self._chains()
+        chains = Chains(self.number, self._world, self.regroups, self.joined, self._void)
+        for because in chains.complaints(self._lives):
+            self._complain(because)
         return self
 
     def _by_member(self) -> dict[int, list[Life]]:
@@ -174,7 +159,7 @@ class Memberships:
         if regroup.strategy not in STRATEGIES:
             return f"{name} was found by {regroup.strategy!r:.20}, which is no strategy"
         if not members or list(members) != sorted({*members}) or members[-1] >= self._world:
-            return f"{name} cannot have the members {_names(members)} in a world of {self._world}"
+            return f"{name} cannot have the members {names(members)} in a world of {self._world}"
         if not 0 <= regroup.step < geometry.steps or (self.regroups and regroup.step < self.regroups[-1].step):
             return f"{name} was settled in step {regroup.step}, which it cannot have been in"
         return None
@@ -183,7 +168,7 @@ class Memberships:
         regroup, before = told[0].regroup, self.members
         step, members = regroup.step, tuple(regroup.members)
         basis = self.basis(step)
-        begun = self._is_begun(told, basis)
+        begun = is_begun(told, basis)
         slept = {member for member in regroup.asleep if member in before}
         gone = slept | {member for each in told for member in each.regroup.lost if member in before}
         if slept and begun:
@@ -200,14 +185,6 @@ class Memberships:
         for each in told:
             self._declare(each, basis if begun else (), geometry)
 
-    def _is_begun(self, told: Sequence[Told], basis: Sequence[int]) -> bool:
-        """Whether members were settled within their window, and finished it as it had been divided before."""
-        regroup = told[0].regroup
-        if regroup.missing or regroup.kept or regroup.redone:
-            return True
-        places = [(life.rank, place) for life, each, rows in told if (place := _finished(life, each, rows))]
-        return not _fit(places, regroup.members) and _fit(places, basis)
-
     def _divide(self, first: int, members: Sequence[int]) -> None:
         while self._firsts and self._firsts[-1] >= first:
             self._firsts.pop()
@@ -217,7 +194,7 @@ class Memberships:
 
     def _lose(self, member: int, regroup: Regroup, begun: bool, lives: list[Life]) -> None:
         """A member ends here: what it wrote must end, too, and what it could no longer write is not asked for."""
-        step, complete = regroup.step, _is_complete(regroup)
+        step, complete = regroup.step, is_complete(regroup)
         if member not in regroup.asleep:
             self.lost.append((member, step))
             self._excused[member] |= {step - 1} | ({step} if begun else set())
@@ -247,7 +224,7 @@ class Memberships:
         """A member begins here, with its next life in this attempt if it came so far as to write one."""
         start = regroup.step if member in self.basis(regroup.step) else regroup.step + 1
         again = (number for number in sorted(self._told) if number > regroup.number)
-        until = next((number for number in again if member in _leavers(self._told[number][0].regroup)), None)
+        until = next((number for number in again if member in leavers(self._told[number][0].regroup)), None)
         first = -1 if len(lives) < 2 else regroup.number if lives[1].arrival is None else lives[1].arrival
         if regroup.number <= first and (until is None or first < until):
             del lives[0]
@@ -262,23 +239,23 @@ class Memberships:
         name = f"{life.who} declares in membership {regroup.number} of attempt {self.number}"
         if life.rank not in regroup.members:
             self._complain(f"{name} that others go on without it")
-        if told.rows and life.steps.step[told.rows - 1] >= regroup.step:
+        if told.rows.start and life.steps.step[told.rows.start - 1] >= regroup.step:
             self._complain(f"{name} who goes on in step {regroup.step}, which it had reported before")
         gone = self._lacked(told, basis)
-        planned = _shares(geometry, regroup, gone, basis)
+        planned = shares(geometry, regroup, gone, basis)
         again = bool(gone) and all(self._came_back(member) for member in gone)
-        none = not gone or _is_complete(regroup) or again or regroup.strategy == "replay"
+        none = not gone or is_complete(regroup) or again or regroup.strategy == "replay"
         declared = sorted(regroup.missing)
         if declared != sorted(planned) and not (none and not declared):
-            wanted = f"those of {_names(gone)} are {counted(len(planned), 'other')}" if gone else "none was lost"
+            wanted = f"those of {names(gone)} are {counted(len(planned), 'other')}" if gone else "none was lost"
             self._complain(f"{name} {counted(len(declared), 'sample')} of step {regroup.step} missing, and {wanted}")
-        elif declared and (_is_complete(regroup) or again):
+        elif declared and (is_complete(regroup) or again):
             self._complain(f"{name} samples of step {regroup.step} missing, which were trained")
         if declared:
             self.missing[regroup.step] |= set(declared)
         if declared and regroup.strategy == "skip":
             self.skipped.add(regroup.step)
-        if not declared and gone and not _is_complete(regroup):
+        if not declared and gone and not is_complete(regroup):
             for member in gone:
                 self._excused[member].discard(regroup.step)
 
@@ -291,8 +268,8 @@ class Memberships:
         step, before = self._spared.get(id(life), (-1, ()))
         spared = [member for member in before if step == regroup.step and member in basis]
         gone = [*spared, *(member for member in regroup.lost if member in basis and member not in spared)]
-        self._spared[id(life)] = (regroup.step, gone if _is_complete(regroup) else ())
-        if not _is_complete(regroup):
+        self._spared[id(life)] = (regroup.step, gone if is_complete(regroup) else ())
+        if not is_complete(regroup):
             self._void |= {id(each): step for each in map(self._gone.get, spared) if each and each.steps.last == step}
         return gone
 
@@ -304,98 +281,5 @@ class Memberships:
             for each in self.joined
         )
 
-    def _chains(self) -> None:
-        """Every life declares each of the memberships that it trained under, and all who were lost in between."""
-        joined = {id(each.life): each.place for each in self.joined}
-        places = {regroup.number: place for place, regroup in enumerate(self.regroups)}
-        first: dict[tuple[int, int], tuple[Life, Regroup]] = {}  # who declares each first, of those who come from one
-        for life in self._lives:
-            numbers = [each.number for each, _ in life.regroups]
-            if numbers != sorted({*numbers}):
-                self._complain(f"{life.who} declares its memberships of attempt {self.number} in another order")
-            at = joined.get(id(life), 0)
-            before = self.regroups[at - 1].members if at else range(self._world)
-            is_new = id(life) in joined
-            if life.arrival is not None if not is_new else life.recover and life.arrival is None:
-                self._complain(
-                    f"{life.who} begins in attempt {self.number} and declares otherwise whether it joins others"
-                )
-            for regroup, rows in life.regroups:
-                if (place := places.get(regroup.number)) is None or (is_new and place < at):
-                    continue  # one that joins may declare memberships that changed before it had joined
-                if not (is_new and not regroup.lost):  # who has just joined knows of nobody else
-                    self._follows(life, regroup, before)
-                    self._agrees(life, regroup, *first.setdefault((at, place), (life, regroup)))
-                self._skips(life, range(at, place), regroup.step, rows)
-                at, before, is_new = place + 1, regroup.members, False
-            self._skips(life, range(at, len(self.regroups)), None, len(life.steps))
-
-    def _follows(self, life: Life, regroup: Regroup, before: Sequence[int]) -> None:
-        """Who is lost are those who were members, and are no longer, or were replaced at once."""
-        lost, was = {*_leavers(regroup)}, {*before}
-        if len(lost) != len(_leavers(regroup)) or not was - {*regroup.members} <= lost <= was:
-            self._complain(
-                f"{life.who} declares {_names(regroup.lost)} lost in membership {regroup.number} of attempt "
-                f"{self.number}, where {_names(before)} became {_names(regroup.members)}"
-            )
-
-    def _agrees(self, life: Life, regroup: Regroup, other: Life, theirs: Regroup) -> None:
-        """Who comes from the same membership into the same has lost the same."""
-        if (sorted(regroup.lost), sorted(regroup.missing)) != (sorted(theirs.lost), sorted(theirs.missing)):
-            self._complain(
-                f"{other.who} and {life.who} declare other losses in membership {regroup.number} of attempt {self.number}"
-            )
-
-    def _skips(self, life: Life, places: range, then: int | None, rows: int) -> None:
-        """Memberships that a life does not declare: it was lost, or in the same window there came the next one.
-
-        It declares the next one, if any, in window `then`, after it had written so many rows.
-        """
-        void = self.void(life)
-        reached = int(life.steps.step[rows - 1]) - (void is not None) if rows else -1
-        for place in places:
-            regroup = self.regroups[place]
-            lost = life.rank not in regroup.members or life.rank in _leavers(regroup)
-            if lost and then is None:
-                return
-            if reached >= regroup.step or (life.ended if then is None else then > regroup.step + 1):
-                self._complain(f"{life.who} does not declare membership {regroup.number} of attempt {self.number}")
-
     def _complain(self, why: str) -> None:
         self.wrong = self.wrong or why
-
-
-def _shares(geometry: Geometry, regroup: Regroup, gone: Sequence[int], basis: Sequence[int]) -> list[int]:
-    """The samples that a window lacks without these members, of those that it was divided among."""
-    at = geometry.position(regroup.step)
-    if regroup.strategy == "skip" and gone:
-        return [*map(int, geometry.window(at))]
-    if len(basis) > geometry.batch:
-        return []
-    return [each for member in gone for each in geometry.share(at, basis.index(member), len(basis)).tolist()]
-
-
-def _leavers(regroup: Regroup) -> list[int]:
-    """Who is a member no longer, lost or asleep."""
-    return [*regroup.lost, *regroup.asleep]
-
-
-def _is_complete(regroup: Regroup) -> bool:
-    """Whether every sum of the window was kept, with the gradients of those who were lost in it."""
-    return regroup.kept > 0 and regroup.redone == 0
-
-
-def _finished(life: Life, regroup: Regroup, rows: int) -> tuple[int, int] | None:
-    """The rank and world with which a life finished the window of a regroup, if no other came before that."""
-    end = min((row for other, row in life.regroups if other.number > regroup.number), default=len(life.steps))
-    found = np.flatnonzero(life.steps.step[rows:end] == regroup.step)
-    return life.place(rows + int(found[0])) if len(found) else None
-
-
-def _fit(places: Sequence[tuple[int, tuple[int, int]]], basis: Sequence[int]) -> bool:
-    return all(member in basis and place == (basis.index(member), len(basis)) for member, place in places)
-
-
-def _names(members: Sequence[int]) -> str:
-    some = [str(member) for member in islice(members, 8)]
-    return f"members {', '.join(some)}{' and more' if len(members) > len(some) else ''}" if some else "nobody"

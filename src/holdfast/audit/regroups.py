@@ -5,9 +5,10 @@ from collections.abc import Iterator
 import numpy as np
 
 from holdfast.audit.columns import shared_part
+from holdfast.audit.declared import Joined
 from holdfast.audit.finding import SHOWN, Verdict, counted
 from holdfast.audit.ledger import Ledger
-from holdfast.audit.memberships import Joined, Memberships
+from holdfast.audit.memberships import Memberships
 from holdfast.audit.training import state_after
 
 
