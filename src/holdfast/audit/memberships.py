@@ -8,6 +8,7 @@ follow from who was lost and how the window was divided, and what everybody wrot
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -40,6 +41,7 @@ class Memberships:
         self._excused: defaultdict[int, set[int]] = defaultdict(set)
         self._void: dict[int, int] = {}
         self._asleep: set[int] = set()
+        self._since: dict[int, int] = {}  # of members that joined: the first window that has no sums without them
         self._gone: dict[int, Life] = {}  # lives that ended with a loss, the last of each member
         self._spared: dict[
             int, tuple[int, Sequence[int]]
@@ -182,6 +184,8 @@ class Memberships:
         self._asleep |= slept
         for member in come:
             self._join(member, regroup, lives[member])
+            late = begun and is_complete(regroup)  # then this window has all its sums without it
+            self._since[member] = step + (late or member not in self.basis(step))
         for each in told:
             self._declare(each, basis if begun else (), geometry)
 
@@ -198,9 +202,15 @@ class Memberships:
         if member not in regroup.asleep:
             self.lost.append((member, step))
             self._excused[member] |= {step - 1} | ({step} if begun else set())
-        if not lives or self._gone.get(member) is lives[0]:
+        here = lives[0] if lives and self._gone.get(member) is not lives[0] else None
+        if lives and not (here and here.recover) and self._took_part(member, regroup):
+            since, until = self._since.get(member, 0), f"lost in step {step} of attempt {self.number}"
+            self._complain(
+                f"member {member} took part since step {since}, was {until}, and never said with what it began"
+            )
+        if here is None:
             return  # one that took its place is lost, too, before it had joined
-        life = self._gone[member] = lives[0]
+        life = self._gone[member] = here
         last = life.steps.last
         goes_on = (
             bool(life.ended)
@@ -219,6 +229,17 @@ class Memberships:
             )
         elif begun and not complete and last == step:
             self._void[id(life)] = step
+
+    def _took_part(self, member: int, regroup: Regroup) -> bool:
+        """Whether there are sums that a member had a part in before it was lost: earlier, it has said how it began."""
+        summed, until = self._summed, regroup.step + is_complete(regroup)
+        place = int(np.searchsorted(summed, self._since.get(member, 0)))
+        return place < len(summed) and int(summed[place]) < until
+
+    @cached_property
+    def _summed(self) -> Numbers:
+        """The windows in which anybody says that gradients were summed over all members."""
+        return np.unique(np.concatenate([life.steps.step[life.steps.reduced > 0] for life in self._lives]))
 
     def _join(self, member: int, regroup: Regroup, lives: list[Life]) -> None:
         """A member begins here, with its next life in this attempt if it came so far as to write one."""
