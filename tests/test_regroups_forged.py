@@ -7,7 +7,8 @@ import pytest
 
 from holdfast.audit.verdicts import Finding, audit, worst
 from holdfast.events import Event, Open, Regroup, Step
-from survived import LOST_AT, Survived, found
+from lived import PLAN
+from survived import LOST_AT, WORLD, Survived, found
 
 
 def recoveries(events: list[Event]) -> Finding:
@@ -64,3 +65,26 @@ class TestAMemberThatNobodyHeardOf:
         run.loses(LOST_AT + 2, [2]).ends()
         self.without_last_life(run, 2)
         assert worst(audit(run.with_other(is_step(LOST_AT + 1), reduced=0, held=1))) == "pass"
+
+
+class TestAShareDeclaredMissing:
+    """What is declared missing has no part in what came out."""
+
+    def test_a_share_that_its_member_reports_is_not_missing(self) -> None:
+        run = Survived()
+        left, at = (0, 1, 2), PLAN.position(LOST_AT + 1)
+        missing = [int(each) for member in (2, 3) for each in PLAN.share(at, member, WORLD)]
+        said = Regroup(1, 2, LOST_AT + 1, "forward", left, (2, 3), tuple(missing), 0, 3)
+        run.begins(2, LOST_AT + 1, 2, said)
+        for member in (0, 1):
+            run.says(member, said)
+        run.members = left
+        run.trains(LOST_AT + 1, LOST_AT + 2)
+        run.basis = left
+        because = recoveries(run.ends().events)
+        assert (because.verdict, "rank-2 reports step 7" in because.because) == ("fail", True)
+
+    def test_a_step_that_is_replayed_lacks_nothing(self) -> None:
+        run = Survived(2, strategy="replay")
+        said = recoveries(run.ends().events)
+        assert (said.verdict, "replay" in said.because) == ("fail", True)

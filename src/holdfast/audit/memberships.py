@@ -39,6 +39,7 @@ class Memberships:
         self._world, self._lives = world, lives
         self._firsts, self._bases = [0], list[Sequence[int]]([self.members])
         self._excused: defaultdict[int, set[int]] = defaultdict(set)
+        self._lacking: set[tuple[int, int]] = set()  # members and the windows that their shares are missing from
         self._void: dict[int, int] = {}
         self._asleep: set[int] = set()
         self._since: dict[int, int] = {}  # of members that joined: the first window that has no sums without them
@@ -133,6 +134,7 @@ class Memberships:
                 self._complain(because)
                 continue
             self._settle(told, geometry, lives)
+        self._look_for_missing()
         chains = Chains(self.number, self._world, self.regroups, self.joined, self._void)
         for because in chains.complaints(self._lives):
             self._complain(because)
@@ -272,10 +274,16 @@ class Memberships:
             self._complain(f"{name} {counted(len(declared), 'sample')} of step {regroup.step} missing, and {wanted}")
         elif declared and (is_complete(regroup) or again):
             self._complain(f"{name} samples of step {regroup.step} missing, which were trained")
+        elif declared and regroup.strategy == "replay":
+            self._complain(
+                f"{name} samples of step {regroup.step} missing, and what is lost is trained again by replay"
+            )
         if declared:
             self.missing[regroup.step] |= set(declared)
         if declared and regroup.strategy == "skip":
             self.skipped.add(regroup.step)
+        elif declared:
+            self._lacking |= {(member, regroup.step) for member in gone}
         if not declared and gone and not is_complete(regroup):
             for member in gone:
                 self._excused[member].discard(regroup.step)
@@ -293,6 +301,18 @@ class Memberships:
         if not is_complete(regroup):
             self._void |= {id(each): step for each in map(self._gone.get, spared) if each and each.steps.last == step}
         return gone
+
+    def _look_for_missing(self) -> None:
+        """A share that is declared missing was reported by nobody, but where the others finished without its member."""
+        by_member: defaultdict[int, list[int]] = defaultdict(list)
+        for member, step in sorted(self._lacking):
+            by_member[member].append(step)
+        for life in self._lives:
+            told = np.intersect1d(life.steps.step, by_member[life.rank]).tolist()
+            for step in (each for each in told if each != self.void(life)):
+                self._complain(
+                    f"{life.who} reports step {step} of attempt {self.number}, and its share is declared missing"
+                )
 
     def _came_back(self, member: int) -> bool:
         """Whether a member that was lost in the last regroup was replaced in it, and trains its share itself."""
