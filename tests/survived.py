@@ -31,7 +31,7 @@ class Survived:
         return self
 
     def begins(self, member: int, restored: int | None, own: object, joined: Regroup | None = None) -> None:
-        state = None if restored is None else digest("shared", restored - 1) + digest(own)
+        state = digest("shared", (restored or 0) - 1) + digest(own)
         self.says(member, Open(2))
         self.says(member, Attempt(1, WORLD, member, 7))
         self.says(member, Plan(1, PLAN.samples, PLAN.batch, PLAN.epochs, PLAN.seed, 50, "overlapped", "c"))
@@ -43,13 +43,14 @@ class Survived:
         for step in range(first, end):
             shared = digest("shared", step if state is None else state)
             for member in (each for each in self.basis if each in self.members):
-                self.says(member, self.share(member, step, shared + digest(member, step)))
+                stepped = int(state in (None, step))
+                self.says(member, self.share(member, step, shared + digest(member, step), stepped))
         self.reached = end
 
-    def share(self, member: int, step: int, state: str) -> Step:
+    def share(self, member: int, step: int, state: str, stepped: int = 1) -> Step:
         place, world, at = self.basis.index(member), len(self.basis), PLAN.position(step)
         ids, took = Samples.of(PLAN.share(at, place, world)), Seconds(0.0, 1.0, 0.0)
-        return Step(1, world, place, *at, step, ids, took, state, reduced=1, stepped=1)
+        return Step(1, world, place, *at, step, ids, took, state, reduced=1, stepped=stepped)
 
     def loses(self, step: int, lost: Sequence[int], strategy: str = "forward", how: str = "redone") -> "Survived":
         """Members are lost before this window or in it, and those who are left finish it."""

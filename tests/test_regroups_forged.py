@@ -7,8 +7,8 @@ import pytest
 
 from holdfast.audit.verdicts import Finding, audit, worst
 from holdfast.events import Event, Open, Regroup, Step
-from lived import PLAN
-from survived import LOST_AT, WORLD, Survived, found
+from lived import PLAN, digest
+from survived import LOST_AT, WORLD, Survived, found, is_regroup
 
 
 def recoveries(events: list[Event]) -> Finding:
@@ -84,7 +84,86 @@ class TestAShareDeclaredMissing:
         because = recoveries(run.ends().events)
         assert (because.verdict, "rank-2 reports step 7" in because.because) == ("fail", True)
 
+    def test_a_lost_member_that_came_out_as_the_others_was_not_missing(self) -> None:
+        run = Survived(2, how="complete")
+        before = Survived(2, how="complete")
+        before.basis = tuple(range(WORLD))
+        run.says(2, before.share(2, LOST_AT, digest("shared", LOST_AT) + digest(2, LOST_AT)))
+        run.ends()
+        assert worst(audit(run.events)) == "pass"
+        missing = tuple(PLAN.share(PLAN.position(LOST_AT), 2, WORLD).tolist())
+        said = recoveries(run.with_other(is_regroup, missing=missing, kept=1, redone=2))
+        assert (said.verdict, "rank-2 came out of step 6 as the others did" in said.because) == ("unknown", True)
+
     def test_a_step_that_is_replayed_lacks_nothing(self) -> None:
         run = Survived(2, strategy="replay")
         said = recoveries(run.ends().events)
         assert (said.verdict, "replay" in said.because) == ("fail", True)
+
+
+class TestAWindowThatCameToNothing:
+    """Where members were lost, a window in which nothing stepped is declared skipped, or is one of many."""
+
+    @pytest.mark.parametrize("kept", [3, 0])
+    def test_a_window_that_was_skipped_is_not_passed_off_as_trained(self, kept: int) -> None:
+        run = Survived(2, strategy="skip").ends()
+        assert worst(audit(run.events)) == "pass"
+        forged = [self.passed_off(event, kept) if is_regroup(event.who, event.what) else event for event in run.events]
+        if not kept:  # moved to the boundary after it
+            forged = self.exchanged(forged)
+        assert recoveries(forged).verdict == "unknown"
+        assert "step 6" in recoveries(forged).because
+
+    @staticmethod
+    def passed_off(event: Event, kept: int) -> Event:
+        step = LOST_AT if kept else LOST_AT + 1
+        return event._replace(what=event.what._replace(step=step, missing=(), kept=kept, redone=0))  # type: ignore[call-arg]
+
+    @staticmethod
+    def exchanged(events: list[Event]) -> list[Event]:
+        events = list(events)
+        for i in range(len(events) - 2, -1, -1):
+            if is_regroup(events[i].who, events[i].what):
+                events[i], events[i + 1] = events[i + 1], events[i]
+        return events
+
+    @staticmethod
+    def accumulated(run: Survived, every: int, but: int | None = None) -> list[Event]:
+        """The run as it would be if gradients of several windows waited for one step of the optimizer."""
+        events = []
+        for event in run.events:
+            what = event.what
+            if isinstance(what, Step):
+                last = max((step for step in range(every - 1, what.step + 1, every) if step != but), default=-1)
+                state = digest("shared", last) + what.state[16:] if what.state else None
+                what = what._replace(stepped=int(last == what.step), state=state)
+            events.append(event._replace(what=what))
+        return events
+
+    @pytest.mark.parametrize("every", [2, 3, 4, 5])
+    @pytest.mark.parametrize("how", ["complete", "before", "redone"])
+    def test_gradients_of_several_windows_may_wait_for_one_step(self, how: str, every: int) -> None:
+        run = Survived(2, how=how).ends()
+        assert worst(audit(self.accumulated(run, every))) == "pass"
+
+    def test_a_step_of_the_optimizer_that_was_left_out_is_seen_where_they_wait(self) -> None:
+        run = Survived(2, how="complete").ends()
+        skipped = self.accumulated(run, 7, but=LOST_AT)
+        assert worst(audit(self.accumulated(run, 7))) == "pass"
+        assert recoveries(skipped).verdict == "unknown"
+
+    def test_a_skipped_window_in_which_an_optimizer_stepped_was_not_skipped(self) -> None:
+        run = Survived(2, strategy="skip").ends()
+        said = recoveries(run.with_other(is_step(LOST_AT), stepped=1))
+        assert (said.verdict, "optimizer stepped" in said.because) == ("fail", True)
+
+    @pytest.mark.parametrize("step", [LOST_AT - 1, LOST_AT])
+    def test_a_skipped_window_whose_states_are_not_on_record_is_unknown(self, step: int) -> None:
+        run = Survived(2, strategy="skip").ends()
+        said = recoveries(run.with_other(is_step(step), state=None))
+        assert (said.verdict, "skipped" in said.because) == ("unknown", True)
+
+    def test_more_backward_passes_than_usual_excuse_nothing(self) -> None:
+        run = Survived(2, strategy="skip").ends()
+        moved = digest("shared", LOST_AT) + digest("own")
+        assert recoveries(run.with_other(is_step(LOST_AT), reduced=2, state=moved)).verdict == "fail"
