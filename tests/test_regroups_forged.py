@@ -167,3 +167,28 @@ class TestAWindowThatCameToNothing:
         run = Survived(2, strategy="skip").ends()
         moved = digest("shared", LOST_AT) + digest("own")
         assert recoveries(run.with_other(is_step(LOST_AT), reduced=2, state=moved)).verdict == "fail"
+
+
+class TestStatesThatAreNotTold:
+    """A rank that tells its state after some steps tells it after all."""
+
+    @pytest.mark.parametrize("of", [2, 3])
+    def test_a_state_left_out_is_unknown_and_named(self, of: int) -> None:
+        run = Survived(0).ends()
+        said = found(audit(run.with_other(is_step(3, of=of), state=None)), "replayed_steps_agree")
+        assert said.verdict == "unknown"
+        assert (
+            said.because
+            == f"rank-{of} does not tell its state after step 3 of attempt 1, and after other steps it does"
+        )
+
+    def test_it_is_named_also_where_a_later_life_of_the_rank_tells_all(self) -> None:
+        run = Survived(2).joins(2).ends()
+        said = found(audit(run.with_other(is_step(3, of=2), state=None)), "replayed_steps_agree")
+        assert (said.verdict, "step 3 of attempt 1" in said.because) == ("unknown", True)
+
+    def test_a_rank_that_tells_none_where_others_do_is_unknown(self) -> None:
+        run = Survived(0).ends()
+        none = run.with_other(is_step(*range(PLAN.steps), of=2), state=None)
+        said = found(audit(none), "replayed_steps_agree")
+        assert (said.verdict, "rank-2" in said.because) == ("unknown", True)

@@ -67,6 +67,8 @@ def replayed_steps_agree(ledger: Ledger) -> tuple[Verdict, str]:
     left = f"; {counted(len(found.apart), 'step')} trained again by another number of ranks" if found.apart else ""
     if found.untold:
         return "unknown", f"{len(found.untold)} of {counted(replayed, 'replayed step')} without a fingerprint{left}"
+    if because := next(filter(None, (_untold(number, lives) for number, lives in ledger.attempts.items())), None):
+        return "unknown", because
     if not replayed:
         return "pass", f"no step was trained again by as many ranks{left}" if left else "no step was trained again"
     return "pass", f"{replayed} of {counted(replayed, 'replayed step')} came out the same{left}"
@@ -171,6 +173,16 @@ def _compare(earlier: Life, again: Life, within: range, found: Replays) -> set[i
     found.untold |= set(steps[untold].tolist())
     found.same |= set(steps[~untold & ~states & ~losses].tolist())
     return set(steps.tolist())
+
+
+def _untold(attempt: int, lives: Sequence[Life]) -> str | None:
+    """A step after which a rank does not tell its state, in an attempt in which it or another rank does so elsewhere."""
+    blank = [life.steps.step[life.steps.shared == 0] for life in lives]
+    if sum(map(len, blank)) in (0, sum(len(life.steps) for life in lives)):
+        return None
+    life, steps = next(each for each in zip(lives, blank, strict=True) if len(each[1]))
+    others = "after other steps it does" if len(steps) < len(life.steps) else "other ranks do"
+    return f"{life.who} does not tell its state after step {steps[0]} of attempt {attempt}, and {others}"
 
 
 def _ranks_apart(ledger: Ledger, attempt: int) -> str | None:
