@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.audit.verdicts import audit, audit_run, worst
-from holdfast.events import Commit, Recover, Regroup, Step
+from holdfast.events import Commit, Event, Launch, Open, Recover, Regroup, Scale, Step
 from lived import PLAN, digest
 from survived import LOST_AT, WORLD, Survived, found, is_regroup
 from told import written
@@ -196,6 +196,8 @@ def asleep(*, wakes: bool = True) -> Survived:
         ]
         for who, events in run.files.items()
     }
+    told = [Open(2), Launch(1, WORLD), Scale(1, WORLD - 1, 1)]
+    run.files["supervisor"] = [Event(1.0, "supervisor", what) for what in told]
     return run.joins(2) if wakes else run
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from holdfast.audit.verdicts import Finding, audit, worst
-from holdfast.events import Event, Open, Regroup, Step
+from holdfast.events import Detect, Event, Launch, Open, Regroup, Restart, Scale, Step
 from lived import PLAN, digest
 from survived import LOST_AT, WORLD, Survived, found, is_regroup
 
@@ -192,3 +192,35 @@ class TestStatesThatAreNotTold:
         none = run.with_other(is_step(*range(PLAN.steps), of=2), state=None)
         said = found(audit(none), "replayed_steps_agree")
         assert (said.verdict, "rank-2" in said.because) == ("unknown", True)
+
+
+class TestWhoFellAsleep:
+    """Members sleep because a supervisor was asked for fewer."""
+
+    @staticmethod
+    def put_to_sleep(*scales: Scale) -> list[Event]:
+        run = Survived(2, how="before").ends()
+        slept = run.with_other(is_regroup, lost=(), asleep=(2,))
+        told = [Open(2), Launch(1, WORLD), *scales]
+        return [*slept, *(Event(1.0, "supervisor", what) for what in told)]
+
+    def test_they_sleep_because_fewer_were_asked_for(self) -> None:
+        assert worst(audit(self.put_to_sleep(Scale(1, 3, 1)))) == "pass"
+        assert worst(audit(self.put_to_sleep(Scale(1, WORLD, 4)))) == "pass"  # asked for all again before all slept
+
+    def test_what_was_asked_for_in_an_earlier_attempt_holds(self) -> None:
+        run = Survived(2, how="before").ends()
+        slept = run.with_other(is_regroup, lost=(), asleep=(2,))
+        later = [
+            event._replace(what=event.what._replace(attempt=2)) for event in slept if hasattr(event.what, "attempt")
+        ]  # type: ignore[call-arg]
+        opened = [Event(1.0, f"rank-{member}", Open(2)) for member in range(WORLD)]
+        for scale, verdict in ((Scale(1, 3, 1), "pass"), (Scale(1, WORLD, 1), "unknown")):
+            told = [Open(2), Launch(1, WORLD), scale, Detect(1, 0, 0, "signal", "killed"), Restart(2, WORLD)]
+            said = recoveries([*opened, *later, *(Event(1.0, "supervisor", what) for what in told)])
+            assert said.verdict == verdict
+
+    def test_where_nobody_asked_it_is_unknown(self) -> None:
+        said = recoveries(self.put_to_sleep())
+        assert (said.verdict, "no supervisor tells" in said.because) == ("unknown", True)
+        assert recoveries(self.put_to_sleep(Scale(1, 3, 0))).verdict == "unknown"

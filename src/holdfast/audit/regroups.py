@@ -30,6 +30,8 @@ def live_recoveries(ledger: Ledger) -> tuple[Verdict, str]:
         return "unknown", f"{untold.life.who} joined at step {untold.start} and does not say with which state"
     if against:
         return against[0]
+    if because := next(filter(None, (_unasked(ledger, memberships) for memberships in ledger.live)), None):
+        return "unknown", because
     number = sum(len(memberships.regroups) for memberships in ledger.live)
     told = [said for memberships in ledger.live for said in _told(ledger, memberships)]
     return "pass", "; ".join([f"{number}: {told[0]}", *told[1:SHOWN], *(["and more"] if len(told) > SHOWN else [])])
@@ -66,6 +68,22 @@ def _other_strategy(ledger: Ledger, memberships: Memberships) -> str | None:
 def _misplaced(ledger: Ledger, memberships: Memberships) -> str | None:
     lives = ledger.attempts[memberships.number]
     return next(filter(None, (memberships.misplaced(life) for life in lives)), None)
+
+
+def _unasked(ledger: Ledger, memberships: Memberships) -> str | None:
+    """Members that fell asleep, and no supervisor tells that it was asked for fewer.
+
+    It says so once they sleep, or once it was asked for others meanwhile. What it was asked for holds after a restart.
+    """
+    number, world = memberships.number, ledger.world(memberships.number)
+    wishes = [wish for each in ledger.supervisions for wish in each.scales]
+    before = any(wish.attempt < number and wish.workers < world for wish in wishes)
+    last = max(((wish.attempt, wish.number) for wish in wishes), default=(0, 0))
+    for regroup in memberships.regroups:
+        if regroup.asleep and not before and (number, regroup.number) > last:
+            said = f"{_named(sorted(regroup.asleep))} fell asleep at step {regroup.step} of attempt {number}"
+            return f"{said}, and no supervisor tells that it was asked for fewer workers"
+    return None
 
 
 def _joined_otherwise(ledger: Ledger, joined: Joined) -> str | None:
