@@ -224,3 +224,20 @@ class TestWhoFellAsleep:
         said = recoveries(self.put_to_sleep())
         assert (said.verdict, "no supervisor tells" in said.because) == ("unknown", True)
         assert recoveries(self.put_to_sleep(Scale(1, 3, 0))).verdict == "unknown"
+
+
+class TestWhatIsVouchedFor:
+    """Shares that their members could not report any more are counted."""
+
+    @pytest.mark.parametrize(("since", "number"), [(LOST_AT, 0), (LOST_AT - 1, 1)])
+    def test_shares_that_only_the_others_tell_of_are_said(self, since: int, number: int) -> None:
+        run = Survived(2).ends()
+        cut = run.without(lambda who, what: who == "rank-2" and isinstance(what, Step) and what.step >= since)
+        said = recoveries(cut).because
+        assert ("1 share vouched for by the others" in said) is bool(number)
+
+    def test_of_a_window_that_was_complete_two_may_be_lacking(self) -> None:
+        run = Survived(2, how="complete").ends()
+        assert "1 share vouched for by the others" in recoveries(run.events).because
+        cut = run.without(is_step(LOST_AT - 1, of=2))
+        assert "2 shares vouched for by the others" in recoveries(cut).because

@@ -83,6 +83,15 @@ class Memberships:
         """Whether a member was lost before it could report this window, in which others vouch for it or miss it."""
         return step in self._excused[member]
 
+    def vouched(self, steps: Numbers) -> int:
+        """How many shares of these windows only the others tell of: their members were lost before they could."""
+        lacking = {(member, step) for member, several in self._excused.items() for step in several} - self._lacking
+        for life in self._lives:
+            told = np.intersect1d(life.steps.step, list(self._excused[life.rank])).tolist()
+            lacking -= {(life.rank, step) for step in told if step != self.void(life)}
+        there = {*np.intersect1d(steps, [step for _, step in lacking]).tolist()} - self.skipped
+        return sum(step in there and member in self.basis(step) for member, step in lacking)
+
     def void(self, life: Life) -> int | None:
         """The window that a lost member reported and the others finished without it, if there is one."""
         return self._void.get(id(life))

@@ -34,7 +34,10 @@ def live_recoveries(ledger: Ledger) -> tuple[Verdict, str]:
         return "unknown", because
     number = sum(len(memberships.regroups) for memberships in ledger.live)
     told = [said for memberships in ledger.live for said in _told(ledger, memberships)]
-    return "pass", "; ".join([f"{number}: {told[0]}", *told[1:SHOWN], *(["and more"] if len(told) > SHOWN else [])])
+    more = ["and more"] if len(told) > SHOWN else []
+    vouched = sum(each.vouched(ledger.trained[each.number]) for each in ledger.live if each.number in ledger.trained)
+    more += [f"{counted(vouched, 'share')} vouched for by the others"] if vouched else []
+    return "pass", "; ".join([f"{number}: {told[0]}", *told[1:SHOWN], *more])
 
 
 def _told(ledger: Ledger, memberships: Memberships) -> Iterator[str]:
