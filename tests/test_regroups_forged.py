@@ -1,5 +1,6 @@
 """Lies about members that were lost: what survivors declare must fit with what everybody wrote, or it does not pass."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -241,3 +242,18 @@ class TestWhatIsVouchedFor:
         assert "1 share vouched for by the others" in recoveries(run.events).because
         cut = run.without(is_step(LOST_AT - 1, of=2))
         assert "2 shares vouched for by the others" in recoveries(cut).because
+
+
+def test_many_regroups_at_one_step_take_little_time() -> None:
+    run = Survived(2, how="before")
+    left, everybody = run.members, tuple(range(WORLD))
+    for number in range(2, 3000, 2):  # one joins, and is lost before it trains
+        joined = Regroup(1, number, LOST_AT + 1, "forward", everybody)
+        run.begins(2, LOST_AT + 1, 2, joined)
+        for member in left:
+            run.says(member, joined)
+            run.says(member, Regroup(1, number + 1, LOST_AT + 1, "forward", left, (2,)))
+    events = run.ends().events
+    began = time.process_time()
+    assert worst(audit(events)) == "pass"
+    assert time.process_time() - began < 10  # with a second look at all for each it takes minutes

@@ -9,6 +9,7 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import takewhile
 
 import numpy as np
 
@@ -108,8 +109,9 @@ class Memberships:
         for first, basis in zip(self._firsts, self._bases, strict=True):
             whole = len(basis) == self._world
             changes[first] = self._world if whole else (self._world, tuple(basis), self.number, first)
+        divided = {step: changes[self._firsts[bisect_right(self._firsts, step) - 1]] for step in self.missing}
         for step in sorted(self.missing):
-            changes.setdefault(step + 1, changes[max(first for first in changes if first <= step)])
+            changes.setdefault(step + 1, divided[step])
             changes[step] = ("lossy", self.number, step)
         return iter(sorted(changes.items(), key=lambda each: each[0]))
 
@@ -225,7 +227,7 @@ class Memberships:
         last = life.steps.last
         goes_on = (
             bool(life.ended)
-            or any(each.number >= regroup.number for each, _ in life.regroups)
+            or (bool(life.regroups) and life.regroups[-1][0].number >= regroup.number)
             or any(commit.step > step for commit in life.commits)
         )
         if goes_on or (last is not None and last > (step if begun else step - 1)):
@@ -248,6 +250,15 @@ class Memberships:
         return place < len(summed) and int(summed[place]) < until
 
     @cached_property
+    def _ends(self) -> Mapping[int, Sequence[int]]:
+        """The numbers of the memberships that each member left, in order."""
+        ends: defaultdict[int, list[int]] = defaultdict(list)
+        for number in sorted(self._told):
+            for member in leavers(self._told[number][0].regroup):
+                ends[member].append(number)
+        return ends
+
+    @cached_property
     def _summed(self) -> Numbers:
         """The windows in which anybody says that gradients were summed over all members."""
         return np.unique(np.concatenate([life.steps.step[life.steps.reduced > 0] for life in self._lives]))
@@ -255,8 +266,9 @@ class Memberships:
     def _join(self, member: int, regroup: Regroup, lives: list[Life]) -> None:
         """A member begins here, with its next life in this attempt if it came so far as to write one."""
         start = regroup.step if member in self.basis(regroup.step) else regroup.step + 1
-        again = (number for number in sorted(self._told) if number > regroup.number)
-        until = next((number for number in again if member in leavers(self._told[number][0].regroup)), None)
+        ends = self._ends[member]
+        place = bisect_right(ends, regroup.number)
+        until = ends[place] if place < len(ends) else None
         first = -1 if len(lives) < 2 else regroup.number if lives[1].arrival is None else lives[1].arrival
         if regroup.number <= first and (until is None or first < until):
             del lives[0]
@@ -326,10 +338,8 @@ class Memberships:
     def _came_back(self, member: int) -> bool:
         """Whether a member that was lost in the last regroup was replaced in it, and trains its share itself."""
         now = len(self.regroups) - 1
-        return any(
-            each.life.rank == member and each.place == now and each.start == self.regroups[now].step
-            for each in self.joined
-        )
+        latest = takewhile(lambda each: each.place == now, reversed(self.joined))
+        return any(each.life.rank == member and each.start == self.regroups[now].step for each in latest)
 
     def _complain(self, why: str) -> None:
         self.wrong = self.wrong or why

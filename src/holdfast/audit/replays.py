@@ -7,7 +7,7 @@ all that follows from them. So do sums that members were lost in, or that those 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -114,12 +114,28 @@ def together(ledger: Ledger, attempt: int) -> Iterator[tuple[Life, Life, Rows, R
     if not memberships.is_live:
         yield from ((lives[0], other, *aligned(lives[0], other)) for other in lives[1:])
         return
-    for one, other in combinations(lives, 2):
+    for one, other in _overlapping(lives):
         a, b = aligned(one, other)
         steps = one.steps.step[a]
         void = [step for step in (memberships.void(one), memberships.void(other)) if step is not None]
         inside = ~np.isin(steps, void)
-        yield one, other, np.arange(len(one.steps))[a][inside], np.arange(len(other.steps))[b][inside]
+        yield one, other, _numbers(a)[inside], _numbers(b)[inside]
+
+
+def _overlapping(lives: Sequence[Life]) -> Iterator[tuple[Life, Life]]:
+    """Two lives at a time that may have trained the same steps, each in the order in which they are given."""
+    spans = [
+        (int(life.steps.step.min()), int(life.steps.step.max()), i) for i, life in enumerate(lives) if len(life.steps)
+    ]
+    going_on: list[tuple[int, int]] = []  # the last steps of lives, and which they are
+    for first, last, i in sorted(spans):
+        going_on = [each for each in going_on if each[0] >= first]
+        yield from ((lives[min(i, j)], lives[max(i, j)]) for _, j in going_on)
+        going_on.append((last, i))
+
+
+def _numbers(rows: Rows) -> NDArray[np.intp]:
+    return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
 
 
 def _divided(ledger: Ledger, attempt: int) -> Iterator[tuple[int, int, object]]:
