@@ -297,7 +297,7 @@ class _Play:
             if isinstance(event.what, Commit) and event.what.step == step and found_in in (None, event.what.attempt)
         ]
         if commits:
-            self.run.needed.add((commits[-1].attempt, step))
+            self.run.needed.add((max(commit.attempt for commit in commits), step))
 
     def _train(self, start: int, end: int, ending: str) -> None:
         waiting: list[Snapshot] = []
