@@ -153,6 +153,13 @@ class TestAWindowThatCameToNothing:
         assert worst(audit(self.accumulated(run, 7))) == "pass"
         assert recoveries(skipped).verdict == "unknown"
 
+    def test_a_step_beyond_any_count_is_no_trouble(self) -> None:
+        run = Survived(2, how="complete").ends()
+        forged = run.with_other(is_step(LOST_AT), stepped=0, state=digest("shared", LOST_AT - 1) + digest("own"))
+        last = max(i for i, event in enumerate(forged) if is_step(PLAN.steps - 1)(event.who, event.what))
+        forged[last] = forged[last]._replace(what=forged[last].what._replace(step=2**63 - 1))  # type: ignore[call-arg]
+        assert worst(audit(forged)) == "fail"
+
     def test_a_skipped_window_in_which_an_optimizer_stepped_was_not_skipped(self) -> None:
         run = Survived(2, strategy="skip").ends()
         said = recoveries(run.with_other(is_step(LOST_AT), stepped=1))

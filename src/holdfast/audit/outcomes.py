@@ -5,7 +5,7 @@ it, unless the run often waits as long from one step of its optimizers to the ne
 did not come out of the window as the others did.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -84,10 +84,11 @@ def _came_to_nothing(ledger: Ledger, memberships: Memberships) -> Iterator[tuple
 def _moved(ledger: Ledger, memberships: Memberships) -> tuple[Numbers, Numbers]:
     """The windows of an attempt that were reported, and those that came to something or are known not to have."""
     reported: list[Numbers] = []
-    moved: list[Sequence[int] | Numbers] = [sorted(memberships.skipped)]
+    moved: list[Numbers] = [np.array(sorted(memberships.skipped), np.int64)]
     for life in ledger.attempts[memberships.number]:
         steps = life.steps.step
-        counts = steps != (-1 if (void := memberships.void(life)) is None else void)
+        void = memberships.void(life)
+        counts = (steps < ledger.geometry.steps) & (steps != (-1 if void is None else void))
         reported.append(steps[counts])
         moved.append(steps[counts & (life.steps.stepped | changed(ledger, life))])
     there = np.unique(np.concatenate(reported))
