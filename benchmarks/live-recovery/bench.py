@@ -50,8 +50,9 @@ class Note:
 
 @dataclass(frozen=True)
 class Loss:
-    """What the loss of one worker took, in seconds, in steps and in samples."""
+    """What the loss of one worker took, in seconds, in steps and in samples; `met`: until those left had met again."""
 
+    met: float
     committed: float
     replaced: float
     rolled_back: int
@@ -100,11 +101,11 @@ class Training:
             first = min(notes[0].step for notes in new.values())
             reached = max(note.step for who in old for note in self._notes[who])
             committed = max(notes[0].time for notes in new.values()) - at
-            return Loss(committed, replaced, reached + 1 - first, 0, self.arm in LIVE)
+            return Loss(committed, committed, replaced, reached + 1 - first, 0, self.arm in LIVE)
         missing = len(regroup.get("missing", ()))
         step = regroup["step"] + (self.arm == "skip" and missing > 0)  # nothing came out of a window that is dropped
         done = [note.time for notes in after.values() for note in notes if note.step == step]
-        return Loss(max(done) - at, replaced, 0, missing, False)
+        return Loss(regroup["time"] - at, max(done) - at, replaced, 0, missing, False)
 
     def _regroup(self, at: float) -> dict | None:
         """How those that were left went on; nothing if all were started again."""
@@ -233,7 +234,7 @@ def _one(training: Training, given: argparse.Namespace, rng: random.Random, told
 
 def _tell(arm: str, loss: Loss, number: int, given: argparse.Namespace) -> None:
     print(
-        f"{arm} {number}/{given.kills}: committed after {loss.committed:.3f} s, replaced after {loss.replaced:.3f} s, "
+        f"{arm} {number}/{given.kills}: met after {loss.met:.3f} s, committed after {loss.committed:.3f} s, replaced after {loss.replaced:.3f} s, "
         f"{loss.rolled_back} steps rolled back, {loss.missing} samples missing{', FELL BACK' if loss.fell_back else ''}",
         file=sys.stderr,
         flush=True,

@@ -86,15 +86,9 @@ class Crew(dist.ProcessGroup):
         return work
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
-        if not self._link.is_there:
-            return Done(tensors)
         return self._link.post(lambda group: group.broadcast(tensors, opts or BroadcastOptions()))
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        if not self._link.is_there:
-            for each in outputs[0]:
-                each.copy_(inputs[0])  # DDP compares what all ranks have: later, with the state, others' values come
-            return Done(outputs[0])
         return self._link.post(lambda group: group.allgather(outputs, inputs))
 
     def has_failed(self) -> bool:

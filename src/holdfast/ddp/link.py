@@ -60,7 +60,7 @@ def _fail(_: Future[Any]) -> None:
 
 
 class Done(dist.Work):
-    """An operation of a member that has yet to join, and does it alone."""
+    """An operation that has ended."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         super().__init__()
@@ -73,23 +73,39 @@ class Done(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         return True
 
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+
+class Alone:
+    """The group of a member that has no others, or none yet: its values are the sums, and nothing is copied."""
+
+    def allreduce(self, tensors: list[torch.Tensor], *_: Any) -> Done:
+        return Done(tensors)
+
+    def broadcast(self, tensors: list[torch.Tensor], *_: Any) -> Done:
+        return Done(tensors)
+
+    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], *_: Any) -> Done:
+        for each in outputs[0]:
+            each.copy_(inputs[0])  # DDP compares what all ranks have: later, with the state, others' values come
+        return Done(outputs[0])
+
 
 class Link:
     """The group that collectives run on, until it is broken."""
 
     def __init__(self) -> None:
-        self._group: Any = None
+        self._group: Any = Alone()
         self._ports: tuple[int, frozenset[int]] = (0, frozenset())  # where we listen, and where the others do
         self._broken = threading.Event()
 
     @property
     def is_broken(self) -> bool:
         return self._broken.is_set()
-
-    @property
-    def is_there(self) -> bool:
-        """Whether it was ever connected."""
-        return self._group is not None
 
     def post(self, operation: Operation) -> Any:
         """Begin an operation; on a broken link it is one that fails."""
@@ -124,6 +140,10 @@ class Link:
     def connect(self, store: Callable[[], Store], rank: int, size: int, outdated: Callable[[], bool]) -> None:
         """Replace the group by one of so many members, all of which do the same now."""
         _kept.append(self._group)  # to free it is to wait for its threads
+        if size == 1:
+            self._group, self._ports = Alone(), (0, frozenset())
+            self._broken.clear()
+            return
         built = _Building(store, rank, size)
         while not built.is_over:
             if outdated():
