@@ -259,7 +259,7 @@ class _Play:
         state = self._committed(found) if found else None
         if found and self.wrong == "fresh weights":
             state, self.salt, self.run.was_wrong = digest("fresh", self.number), "fresh", True
-        told = self._left(found.by) + digest("own") if found else None
+        told = self._left(found.by if found else ()) + digest("own")
         return Recover(self.number, found.step if found else None, *at, rng, 0.125, state=state, fingerprint=told)
 
     def _begin(self, found: Snapshot | None) -> None:
@@ -297,7 +297,7 @@ class _Play:
             if isinstance(event.what, Commit) and event.what.step == step and found_in in (None, event.what.attempt)
         ]
         if commits:
-            self.run.needed.add((commits[-1].attempt, step))
+            self.run.needed.add((max(commit.attempt for commit in commits), step))
 
     def _train(self, start: int, end: int, ending: str) -> None:
         waiting: list[Snapshot] = []
@@ -534,7 +534,7 @@ class _Play:
                 Seconds(0.125, 0.5, 0.0),
                 state=shared + own,
                 reduced=0 if nothing else int(self.world > 1),
-                stepped=0 if nothing else 1,
+                stepped=0 if nothing or (isinstance(by[-1], tuple) and by[-1][0] == "skip") else 1,
                 loss=len(past) + place / 8 if self.notes_loss else None,
             ),
         )

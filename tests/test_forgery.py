@@ -469,7 +469,7 @@ def a_commit_of_another_state(rng: random.Random, run: Lived) -> Forged:
     if (place := pick(rng, places(run, Commit))) is None:
         return None
     was: Any = at(run, place).what
-    restored = places(run, Recover, lambda e: e.restored == was.step)
+    restored = [p for p in places(run, Recover, lambda e: e.restored == was.step) if not has_joined(run, p)]
     files = put(copied(run), place, was._replace(state=rng.choice([None, digest("another")])))
     return files, (was.attempt, was.step) in run.needed and bool(restored) and was.step < PLAN.steps
 
@@ -752,7 +752,8 @@ def somebody_named_lost_who_was_not(rng: random.Random, run: Lived) -> Forged:
 
 @forgery
 def somebody_lost_and_not_named(rng: random.Random, run: Lived) -> Forged:
-    if (place := regroup(rng, run, lambda what: len(what.lost) > 0)) is None:
+    place = regroup(rng, run, lambda what: len(what.lost) > 0)
+    if place is None or has_joined(run, place):  # who has just joined need not know whom the others have lost
         return None
     lost: Any = list(at(run, place).what.lost)  # type: ignore[union-attr]
     lost.remove(rng.choice(lost))

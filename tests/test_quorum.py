@@ -59,3 +59,12 @@ def test_a_node_that_starts_again_is_not_mistaken_for_two() -> None:
 
 def test_nodes_are_lost_that_were_not_heard_of_for_too_long() -> None:
     assert lost(MEMBERS, heard({"a": 50.0, "b": 50.0, "c": 40.0, "d": 41.0}), 10.0, 50.0) == [2]
+
+
+def test_a_pause_of_our_own_is_nobodys_silence() -> None:
+    found = heard(dict.fromkeys("ab", 50.0) | {"c": 45.0})
+    found.note({"a": 50, "b": 50, "c": 45}, 80.0)  # we were stopped, and what they said meanwhile has yet to come
+    assert lost(MEMBERS, found, 10.0, 80.0) == []
+    for now in range(81, 86):
+        found.note({"a": now, "b": now, "c": 45}, float(now))
+    assert lost({"a": 0, "b": 1, "c": 2}, found, 10.0, 85.0) == [2]

@@ -1,110 +1,15 @@
 """Lossy runs: the samples that are missing are those that every survivor declares, and everything else was trained once."""
 
 import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from holdfast.audit.verdicts import Finding, audit, audit_run, worst
-from holdfast.events import Attempt, Commit, Done, Event, Open, Plan, Recover, Regroup, Seconds, Step, What
-from holdfast.samples import Samples
+from holdfast.audit.verdicts import audit, audit_run, worst
+from holdfast.events import Commit, Event, Launch, Open, Recover, Regroup, Scale, Step
 from lived import PLAN, digest
+from survived import LOST_AT, WORLD, Survived, found, is_regroup
 from told import written
-
-WORLD, LOST_AT = 4, 6
-
-
-class Survived:
-    """A run of four members in which some are lost in step 6, and which the others finish."""
-
-    def __init__(self, *lost: int, strategy: str = "forward", how: str = "redone") -> None:
-        self.files: dict[str, list[Event]] = {f"rank-{member}": [] for member in range(WORLD)}
-        self.members = self.basis = tuple(range(WORLD))
-        for member in self.members:
-            self.begins(member, None, member)
-        self.trains(0, LOST_AT)
-        self.loses(LOST_AT, lost, strategy, how)
-        skipped = strategy == "skip" and how == "redone"
-        if how != "before":
-            self.trains(LOST_AT, LOST_AT + 1, state=LOST_AT - 1 if skipped else None)
-        self.basis = self.members
-
-    def ends(self) -> "Survived":
-        self.trains(LOST_AT + 1, PLAN.steps)
-        self.says(self.members[0], Commit(1, PLAN.steps, 4096, 0.5, state=digest("end")))
-        for member in self.members:
-            self.says(member, Done(1, PLAN.steps))
-        return self
-
-    def begins(self, member: int, restored: int | None, own: object, joined: Regroup | None = None) -> None:
-        state = None if restored is None else digest("shared", restored - 1) + digest(own)
-        self.says(member, Open(2))
-        self.says(member, Attempt(1, WORLD, member, 7))
-        self.says(member, Plan(1, PLAN.samples, PLAN.batch, PLAN.epochs, PLAN.seed, 50, "overlapped", "c"))
-        if joined:
-            self.says(member, joined)
-        self.says(member, Recover(1, restored, *PLAN.position(restored or 0), "keyed", 0.0, fingerprint=state))
-
-    def trains(self, first: int, end: int, state: int | None = None) -> None:
-        for step in range(first, end):
-            shared = digest("shared", step if state is None else state)
-            for member in (each for each in self.basis if each in self.members):
-                self.says(member, self.share(member, step, shared + digest(member, step)))
-
-    def share(self, member: int, step: int, state: str) -> Step:
-        place, world, at = self.basis.index(member), len(self.basis), PLAN.position(step)
-        ids, took = Samples.of(PLAN.share(at, place, world)), Seconds(0.0, 1.0, 0.0)
-        return Step(1, world, place, *at, step, ids, took, state, reduced=1, stepped=1)
-
-    def loses(self, step: int, lost: Sequence[int], strategy: str, how: str) -> None:
-        at = PLAN.position(step)
-        shares = [PLAN.share(at, member, WORLD) for member in lost]
-        ids = [PLAN.window(at)] if strategy == "skip" else shares
-        missing = tuple(int(each) for share in ids for each in share) if how == "redone" else ()
-        self.members = tuple(member for member in self.members if member not in lost)
-        kept, redone = {"redone": (1, 2), "complete": (3, 0), "before": (0, 0)}[how]
-        for member in self.members:
-            self.says(member, Regroup(1, 1, step, strategy, self.members, tuple(lost), missing, kept, redone))
-        if how == "before":
-            self.basis = self.members
-            self.trains(step, step + 1)
-
-    def joins(self, member: int) -> "Survived":
-        """Before the step after the loss."""
-        self.members = self.basis = tuple(sorted([*self.members, member]))
-        joined = Regroup(1, 2, LOST_AT + 1, "forward", self.members)
-        self.begins(member, LOST_AT + 1, member, joined)
-        for each in self.members:
-            if each != member:
-                self.says(each, joined)
-        return self
-
-    def says(self, member: int, what: What) -> None:
-        self.files[f"rank-{member}"].append(Event(1.0, f"rank-{member}", what))
-
-    @property
-    def events(self) -> list[Event]:
-        return [event for who in self.files for event in self.files[who]]
-
-    def without(self, which: Callable[[str, Any], bool]) -> list[Event]:
-        return [event for event in self.events if not which(event.who, event.what)]
-
-    def with_other(self, which: Callable[[str, Any], bool], **fields: object) -> list[Event]:
-        assert any(which(event.who, event.what) for event in self.events)
-        return [
-            event._replace(what=event.what._replace(**fields)) if which(event.who, event.what) else event  # type: ignore[arg-type]
-            for event in self.events
-        ]
-
-
-def found(findings: Sequence[Finding], check: str) -> Finding:
-    return next(each for each in findings if each.check == check)
-
-
-def is_regroup(who: str, what: What) -> bool:
-    return isinstance(what, Regroup)
 
 
 def test_a_run_that_lost_a_member_passes_and_says_what_it_lacks() -> None:
@@ -291,6 +196,8 @@ def asleep(*, wakes: bool = True) -> Survived:
         ]
         for who, events in run.files.items()
     }
+    told = [Open(2), Launch(1, WORLD), Scale(1, WORLD - 1, 1)]
+    run.files["supervisor"] = [Event(1.0, "supervisor", what) for what in told]
     return run.joins(2) if wakes else run
 
 

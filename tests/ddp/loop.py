@@ -44,6 +44,7 @@ class Task:
     troubled: tuple[int, ...] = ()
     eager: bool = False  # the optimizer steps in every micro-batch, and not only in the last of a window
     replicated: bool = True
+    steps_every: int = 1  # windows, of which gradients are added up by hand
 
 
 class Backwards(nn.Module):
@@ -126,7 +127,7 @@ def train(run: Run, task: Task, steps: int | None = None) -> nn.Module:
         loss = F.cross_entropy(model(batch.x.to(run.device)), batch.y.to(run.device))
         scaler.scale(loss * batch.weight).backward()
         run.note(loss=loss.item())
-        if batch.last or task.eager:
+        if task.eager or (batch.last and (batch.step + 1) % task.steps_every == 0):
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()

@@ -168,10 +168,10 @@ def test_a_point_that_nothing_can_strike_at_is_refused_in_one_line(failed: Failu
 def test_more_casualties_than_a_run_can_have_are_refused_in_one_line(failures: list[Failure], why: str) -> None:
     config = RunConfig(script="train.py", workers=4, recovery="forward", failures=tuple(failures))
     with pytest.raises(BadInput, match=why):
-        config.check_targets(1)
+        config.check_world(1)
     slow = RunConfig(script="train.py", workers=2, recovery="forward", failures=(failure(kind="slow", targets=(0, 1)),))
-    slow.check_targets(1)
-    replace(slow, recovery="restart", failures=(failure(targets=(0, 1)),)).check_targets(1)
+    slow.check_world(1)
+    replace(slow, recovery="restart", failures=(failure(targets=(0, 1)),)).check_world(1)
 
 
 def test_what_is_not_replicated_has_no_backward_to_fail_in() -> None:

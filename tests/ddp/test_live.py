@@ -10,12 +10,14 @@ import torch
 from final import complaints, different, events
 from supervised import HERE, Start, Supervisor, wait_until
 
+from holdfast.cost.spent import spent
 from holdfast.ddp.config import RunConfig
 from holdfast.ddp.crew import Crew
 from holdfast.ddp.live import Live
 from holdfast.ddp.meeting import Meeting
 from holdfast.ddp.settlement import Settlement
 from holdfast.errors import BadInput
+from holdfast.history import read_history
 from holdfast.supervise.wish import scale
 
 LOOP = HERE / "loop.py"
@@ -85,14 +87,16 @@ def test_buffers_that_only_a_lost_rank_had_are_restored_from_a_snapshot(start: S
     assert reference.result()["verdict"] == "completed", reference.said
     assert different(reference.out, job.out) == []
     assert complaints(job.out) == []
+    (cost,) = spent(read_history(job.out / "history").events).failures  # one failure, however many it took with it
+    assert (cost.kind, cost.rank, cost.step, cost.ended_attempt) == ("kill", 0, 12, True)
 
 
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ({"workers": 1, "recovery": "forward"}, "one worker has nobody who goes on without it"),
         ({"workers": 2, "spares": 1}, "a restart has no use for spares"),
         ({"workers": 2, "recovery": "skip", "spares": -1}, "spares is -1: give 0 or more"),
+        ({"workers": 2, "recovery": "skip", "workers_after": (3,)}, "workers-after is for restarts"),
         ({"workers": 2, "recovery": "backward"}, "there is no recovery 'backward'"),
     ],
 )
@@ -101,12 +105,20 @@ def test_what_cannot_recover_live_is_refused_in_one_line(how: dict[str, Any], wh
         RunConfig(script="train.py", **how)
 
 
+def test_one_worker_alone_cannot_recover_live_and_one_on_each_of_several_nodes_can() -> None:
+    config = RunConfig(script="train.py", workers=1, recovery="forward")
+    with pytest.raises(BadInput, match="one worker has nobody who goes on without it"):
+        config.check_world(1)
+    config.check_world(2)
+
+
 @pytest.mark.parametrize(
     ("task", "recovery", "why"),
     [
         ({"replicated": False}, "forward", "write model = run.replicate(model) before the optimizer is made"),
         ({"eager": True, "accumulate": 2}, "forward", "step only where batch.last is true"),
         ({"eager": True, "accumulate": 2}, "restart", "step only where batch.last is true"),
+        ({"steps_every": 2}, "skip", "with live recovery step in every window"),
     ],
     ids=str,
 )

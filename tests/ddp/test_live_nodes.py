@@ -19,14 +19,14 @@ TASK = {"epochs": 20, "patience": 0.1}
 def two(start: Start) -> Any:
     """Start two nodes with two workers each; the first one is where they meet."""
 
-    def run(recovery: str, failures: list[dict[str, Any]], **task: Any) -> list[Supervisor]:
+    def run(recovery: str, failures: list[dict[str, Any]], workers: int = 2, **task: Any) -> list[Supervisor]:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             where = probe.getsockname()
         nodes = {"nnodes": 2, "rendezvous": f"{where[0]}:{where[1]}", "min_nodes": 1, "lost_after": 4.0}
         jobs = []
         for rank in (0, 1):
-            how = {**HOW, "workers": 2, "recovery": recovery, "failures": failures}
+            how = {**HOW, "workers": workers, "recovery": recovery, "failures": failures}
             jobs.append(start({**TASK, **task}, nodes={**nodes, "node_rank": rank}, **how))
             wait_until(lambda: answers(where), "the first node to listen")
         return jobs
@@ -58,6 +58,12 @@ def test_workers_go_on_without_those_that_were_lost_on_any_node(two: Any, lost: 
     assert all(len(pids(out, rank)) == 1 + (rank in lost) for rank in range(4))
     worlds = [event.what.world for event in events(out, "step", "rank-1")]
     assert (worlds[0], min(worlds), worlds[-1]) == (4, 4 - len(lost), 4)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_node_with_one_worker_gets_another_in_its_place(two: Any, lost: int) -> None:
+    out = completed(two("forward", [{"step": 12, "kind": "kill", "targets": [lost]}], workers=1))
+    assert [len(pids(out, rank)) for rank in range(2)] == [1 + (rank == lost) for rank in range(2)]
 
 
 def test_a_step_that_is_replayed_on_several_nodes_is_the_exact_step(two: Any, start: Start) -> None:

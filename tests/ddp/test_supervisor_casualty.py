@@ -161,6 +161,14 @@ def test_a_loader_that_is_killed_again_and_again_is_no_error_of_the_script() -> 
     assert words(Tries(2, 0), [(killed, 50)] * 3) == words(Tries(2, 0), [(gone, 50)] * 3) == [None, None, "gave-up"]
 
 
+def test_survivors_that_cannot_go_on_are_no_error_of_the_script_however_often_it_comes() -> None:
+    raised = Raised("rank 0 is lost, and its buffers with it", "", 1.0, origin="peer", place="live.py:1")
+    lost = casualty([Death(rank=1, local_rank=1, exit=1, raised=raised, step=12)])
+    assert (lost.kind, lost.line) == ("peer", "rank 1 cannot go on: rank 0 is lost, and its buffers with it")
+    tries = Tries(3, None)
+    assert [tries.after(lost, None) for _ in range(3)] == [None] * 3
+
+
 def test_what_holdfast_refuses_would_be_refused_again() -> None:
     assert words(Tries(9, 0), [(lost("error", origin="refused"), 50)]) == ["script-error"]
 

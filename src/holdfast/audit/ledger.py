@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 
 from holdfast.audit.columns import Numbers
+from holdfast.audit.declared import Joined
 from holdfast.audit.finding import SHOWN, CannotTell
 from holdfast.audit.life import Life
-from holdfast.audit.memberships import Joined, Memberships
+from holdfast.audit.memberships import Memberships
 from holdfast.audit.supervision import Supervision
 from holdfast.errors import BadInput
 from holdfast.events import (

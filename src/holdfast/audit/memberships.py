@@ -8,12 +8,14 @@ follow from who was lost and how the window was divided, and what everybody wrot
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
-from typing import NamedTuple
+from functools import cached_property
+from itertools import takewhile
 
 import numpy as np
 
+from holdfast.audit.chains import Chains
 from holdfast.audit.columns import Numbers
+from holdfast.audit.declared import Joined, Told, is_begun, is_complete, leavers, names, shares, told_by
 from holdfast.audit.finding import CannotTell, counted
 from holdfast.audit.life import Life
 from holdfast.events import Regroup
@@ -21,23 +23,6 @@ from holdfast.geometry import Geometry
 
 STRATEGIES = ("replay", "forward", "skip")
 _MOST = 1 << 20  # members of a run that recovers live: a forged world may be any number
-
-
-class Told(NamedTuple):
-    """A regroup, who declared it, and how many steps that life had written before it."""
-
-    life: Life
-    regroup: Regroup
-    rows: int
-
-
-class Joined(NamedTuple):
-    """A member that began in the middle of an attempt, and the first window that it takes part in."""
-
-    life: Life
-    start: int
-    place: int  # of the regroup that says so, among those of the attempt
-    woke: bool  # in the place of one that slept, and not of one that was lost
 
 
 class Memberships:
@@ -55,16 +40,18 @@ class Memberships:
         self._world, self._lives = world, lives
         self._firsts, self._bases = [0], list[Sequence[int]]([self.members])
         self._excused: defaultdict[int, set[int]] = defaultdict(set)
+        self._lacking: set[tuple[int, int]] = set()  # members and the windows that their shares are missing from
         self._void: dict[int, int] = {}
         self._asleep: set[int] = set()
+        self._since: dict[int, int] = {}  # of members that joined: the first window that has no sums without them
         self._gone: dict[int, Life] = {}  # lives that ended with a loss, the last of each member
         self._spared: dict[
             int, tuple[int, Sequence[int]]
         ] = {}  # by life: a window, and who was lost with all sums kept
         self._told: defaultdict[int, list[Told]] = defaultdict(list)
         for life in lives:
-            for regroup, rows in life.regroups:
-                self._told[regroup.number].append(Told(life, regroup, rows))
+            for each in told_by(life):
+                self._told[each.regroup.number].append(each)
 
     @property
     def is_live(self) -> bool:
@@ -97,6 +84,15 @@ class Memberships:
         """Whether a member was lost before it could report this window, in which others vouch for it or miss it."""
         return step in self._excused[member]
 
+    def vouched(self, steps: Numbers) -> int:
+        """How many shares of these windows only the others tell of: their members were lost before they could."""
+        lacking = {(member, step) for member, several in self._excused.items() for step in several} - self._lacking
+        for life in self._lives:
+            told = np.intersect1d(life.steps.step, list(self._excused[life.rank])).tolist()
+            lacking -= {(life.rank, step) for step in told if step != self.void(life)}
+        there = {*np.intersect1d(steps, [step for _, step in lacking]).tolist()} - self.skipped
+        return sum(step in there and member in self.basis(step) for member, step in lacking)
+
     def void(self, life: Life) -> int | None:
         """The window that a lost member reported and the others finished without it, if there is one."""
         return self._void.get(id(life))
@@ -113,8 +109,9 @@ class Memberships:
         for first, basis in zip(self._firsts, self._bases, strict=True):
             whole = len(basis) == self._world
             changes[first] = self._world if whole else (self._world, tuple(basis), self.number, first)
+        divided = {step: changes[self._firsts[bisect_right(self._firsts, step) - 1]] for step in self.missing}
         for step in sorted(self.missing):
-            changes.setdefault(step + 1, changes[max(first for first in changes if first <= step)])
+            changes.setdefault(step + 1, divided[step])
             changes[step] = ("lossy", self.number, step)
         return iter(sorted(changes.items(), key=lambda each: each[0]))
 
@@ -126,7 +123,7 @@ class Memberships:
                 basis = self.basis(step)
                 if life.rank not in basis or (rank, world) != (basis.index(life.rank), len(basis)):
                     place = f"as rank {rank} of {world}"
-                    return f"{life.who} trained step {step} {place}, which was divided among {_names(basis)}"
+                    return f"{life.who} trained step {step} {place}, which was divided among {names(basis)}"
         return None
 
     def _division_starts(self, steps: Numbers) -> list[int]:
@@ -148,7 +145,10 @@ class Memberships:
                 self._complain(because)
                 continue
             self._settle(told, geometry, lives)
-        self._chains()
+        self._look_for_missing()
+        chains = Chains(self.number, self._world, self.regroups, self.joined, self._void)
+        for because in chains.complaints(self._lives):
+            self._complain(because)
         return self
 
     def _by_member(self) -> dict[int, list[Life]]:
@@ -174,7 +174,7 @@ class Memberships:
         if regroup.strategy not in STRATEGIES:
             return f"{name} was found by {regroup.strategy!r:.20}, which is no strategy"
         if not members or list(members) != sorted({*members}) or members[-1] >= self._world:
-            return f"{name} cannot have the members {_names(members)} in a world of {self._world}"
+            return f"{name} cannot have the members {names(members)} in a world of {self._world}"
         if not 0 <= regroup.step < geometry.steps or (self.regroups and regroup.step < self.regroups[-1].step):
             return f"{name} was settled in step {regroup.step}, which it cannot have been in"
         return None
@@ -183,7 +183,7 @@ class Memberships:
         regroup, before = told[0].regroup, self.members
         step, members = regroup.step, tuple(regroup.members)
         basis = self.basis(step)
-        begun = self._is_begun(told, basis)
+        begun = is_begun(told, basis)
         slept = {member for member in regroup.asleep if member in before}
         gone = slept | {member for each in told for member in each.regroup.lost if member in before}
         if slept and begun:
@@ -197,16 +197,10 @@ class Memberships:
         self._asleep |= slept
         for member in come:
             self._join(member, regroup, lives[member])
+            late = begun and is_complete(regroup)  # then this window has all its sums without it
+            self._since[member] = step + (late or member not in self.basis(step))
         for each in told:
             self._declare(each, basis if begun else (), geometry)
-
-    def _is_begun(self, told: Sequence[Told], basis: Sequence[int]) -> bool:
-        """Whether members were settled within their window, and finished it as it had been divided before."""
-        regroup = told[0].regroup
-        if regroup.missing or regroup.kept or regroup.redone:
-            return True
-        places = [(life.rank, place) for life, each, rows in told if (place := _finished(life, each, rows))]
-        return not _fit(places, regroup.members) and _fit(places, basis)
 
     def _divide(self, first: int, members: Sequence[int]) -> None:
         while self._firsts and self._firsts[-1] >= first:
@@ -217,17 +211,23 @@ class Memberships:
 
     def _lose(self, member: int, regroup: Regroup, begun: bool, lives: list[Life]) -> None:
         """A member ends here: what it wrote must end, too, and what it could no longer write is not asked for."""
-        step, complete = regroup.step, _is_complete(regroup)
+        step, complete = regroup.step, is_complete(regroup)
         if member not in regroup.asleep:
             self.lost.append((member, step))
             self._excused[member] |= {step - 1} | ({step} if begun else set())
-        if not lives or self._gone.get(member) is lives[0]:
+        here = lives[0] if lives and self._gone.get(member) is not lives[0] else None
+        if lives and not (here and here.recover) and self._took_part(member, regroup):
+            since, until = self._since.get(member, 0), f"lost in step {step} of attempt {self.number}"
+            self._complain(
+                f"member {member} took part since step {since}, was {until}, and never said with what it began"
+            )
+        if here is None:
             return  # one that took its place is lost, too, before it had joined
-        life = self._gone[member] = lives[0]
+        life = self._gone[member] = here
         last = life.steps.last
         goes_on = (
             bool(life.ended)
-            or any(each.number >= regroup.number for each, _ in life.regroups)
+            or (bool(life.regroups) and life.regroups[-1][0].number >= regroup.number)
             or any(commit.step > step for commit in life.commits)
         )
         if goes_on or (last is not None and last > (step if begun else step - 1)):
@@ -243,11 +243,32 @@ class Memberships:
         elif begun and not complete and last == step:
             self._void[id(life)] = step
 
+    def _took_part(self, member: int, regroup: Regroup) -> bool:
+        """Whether there are sums that a member had a part in before it was lost: earlier, it has said how it began."""
+        summed, until = self._summed, regroup.step + is_complete(regroup)
+        place = int(np.searchsorted(summed, self._since.get(member, 0)))
+        return place < len(summed) and int(summed[place]) < until
+
+    @cached_property
+    def _ends(self) -> Mapping[int, Sequence[int]]:
+        """The numbers of the memberships that each member left, in order."""
+        ends: defaultdict[int, list[int]] = defaultdict(list)
+        for number in sorted(self._told):
+            for member in leavers(self._told[number][0].regroup):
+                ends[member].append(number)
+        return ends
+
+    @cached_property
+    def _summed(self) -> Numbers:
+        """The windows in which anybody says that gradients were summed over all members."""
+        return np.unique(np.concatenate([life.steps.step[life.steps.reduced > 0] for life in self._lives]))
+
     def _join(self, member: int, regroup: Regroup, lives: list[Life]) -> None:
         """A member begins here, with its next life in this attempt if it came so far as to write one."""
         start = regroup.step if member in self.basis(regroup.step) else regroup.step + 1
-        again = (number for number in sorted(self._told) if number > regroup.number)
-        until = next((number for number in again if member in _leavers(self._told[number][0].regroup)), None)
+        ends = self._ends[member]
+        place = bisect_right(ends, regroup.number)
+        until = ends[place] if place < len(ends) else None
         first = -1 if len(lives) < 2 else regroup.number if lives[1].arrival is None else lives[1].arrival
         if regroup.number <= first and (until is None or first < until):
             del lives[0]
@@ -262,23 +283,29 @@ class Memberships:
         name = f"{life.who} declares in membership {regroup.number} of attempt {self.number}"
         if life.rank not in regroup.members:
             self._complain(f"{name} that others go on without it")
-        if told.rows and life.steps.step[told.rows - 1] >= regroup.step:
+        if told.rows.start and life.steps.step[told.rows.start - 1] >= regroup.step:
             self._complain(f"{name} who goes on in step {regroup.step}, which it had reported before")
         gone = self._lacked(told, basis)
-        planned = _shares(geometry, regroup, gone, basis)
+        planned = shares(geometry, regroup, gone, basis)
         again = bool(gone) and all(self._came_back(member) for member in gone)
-        none = not gone or _is_complete(regroup) or again or regroup.strategy == "replay"
+        none = not gone or is_complete(regroup) or again or regroup.strategy == "replay"
         declared = sorted(regroup.missing)
         if declared != sorted(planned) and not (none and not declared):
-            wanted = f"those of {_names(gone)} are {counted(len(planned), 'other')}" if gone else "none was lost"
+            wanted = f"those of {names(gone)} are {counted(len(planned), 'other')}" if gone else "none was lost"
             self._complain(f"{name} {counted(len(declared), 'sample')} of step {regroup.step} missing, and {wanted}")
-        elif declared and (_is_complete(regroup) or again):
+        elif declared and (is_complete(regroup) or again):
             self._complain(f"{name} samples of step {regroup.step} missing, which were trained")
+        elif declared and regroup.strategy == "replay":
+            self._complain(
+                f"{name} samples of step {regroup.step} missing, and what is lost is trained again by replay"
+            )
         if declared:
             self.missing[regroup.step] |= set(declared)
         if declared and regroup.strategy == "skip":
             self.skipped.add(regroup.step)
-        if not declared and gone and not _is_complete(regroup):
+        elif declared:
+            self._lacking |= {(member, regroup.step) for member in gone}
+        if not declared and gone and not is_complete(regroup):
             for member in gone:
                 self._excused[member].discard(regroup.step)
 
@@ -291,111 +318,28 @@ class Memberships:
         step, before = self._spared.get(id(life), (-1, ()))
         spared = [member for member in before if step == regroup.step and member in basis]
         gone = [*spared, *(member for member in regroup.lost if member in basis and member not in spared)]
-        self._spared[id(life)] = (regroup.step, gone if _is_complete(regroup) else ())
-        if not _is_complete(regroup):
+        self._spared[id(life)] = (regroup.step, gone if is_complete(regroup) else ())
+        if not is_complete(regroup):
             self._void |= {id(each): step for each in map(self._gone.get, spared) if each and each.steps.last == step}
         return gone
+
+    def _look_for_missing(self) -> None:
+        """A share that is declared missing was reported by nobody, but where the others finished without its member."""
+        by_member: defaultdict[int, list[int]] = defaultdict(list)
+        for member, step in sorted(self._lacking):
+            by_member[member].append(step)
+        for life in self._lives:
+            told = np.intersect1d(life.steps.step, by_member[life.rank]).tolist()
+            for step in (each for each in told if each != self.void(life)):
+                self._complain(
+                    f"{life.who} reports step {step} of attempt {self.number}, and its share is declared missing"
+                )
 
     def _came_back(self, member: int) -> bool:
         """Whether a member that was lost in the last regroup was replaced in it, and trains its share itself."""
         now = len(self.regroups) - 1
-        return any(
-            each.life.rank == member and each.place == now and each.start == self.regroups[now].step
-            for each in self.joined
-        )
-
-    def _chains(self) -> None:
-        """Every life declares each of the memberships that it trained under, and all who were lost in between."""
-        joined = {id(each.life): each.place for each in self.joined}
-        places = {regroup.number: place for place, regroup in enumerate(self.regroups)}
-        first: dict[tuple[int, int], tuple[Life, Regroup]] = {}  # who declares each first, of those who come from one
-        for life in self._lives:
-            numbers = [each.number for each, _ in life.regroups]
-            if numbers != sorted({*numbers}):
-                self._complain(f"{life.who} declares its memberships of attempt {self.number} in another order")
-            at = joined.get(id(life), 0)
-            before = self.regroups[at - 1].members if at else range(self._world)
-            is_new = id(life) in joined
-            if life.arrival is not None if not is_new else life.recover and life.arrival is None:
-                self._complain(
-                    f"{life.who} begins in attempt {self.number} and declares otherwise whether it joins others"
-                )
-            for regroup, rows in life.regroups:
-                if (place := places.get(regroup.number)) is None or (is_new and place < at):
-                    continue  # one that joins may declare memberships that changed before it had joined
-                if not (is_new and not regroup.lost):  # who has just joined knows of nobody else
-                    self._follows(life, regroup, before)
-                    self._agrees(life, regroup, *first.setdefault((at, place), (life, regroup)))
-                self._skips(life, range(at, place), regroup.step, rows)
-                at, before, is_new = place + 1, regroup.members, False
-            self._skips(life, range(at, len(self.regroups)), None, len(life.steps))
-
-    def _follows(self, life: Life, regroup: Regroup, before: Sequence[int]) -> None:
-        """Who is lost are those who were members, and are no longer, or were replaced at once."""
-        lost, was = {*_leavers(regroup)}, {*before}
-        if len(lost) != len(_leavers(regroup)) or not was - {*regroup.members} <= lost <= was:
-            self._complain(
-                f"{life.who} declares {_names(regroup.lost)} lost in membership {regroup.number} of attempt "
-                f"{self.number}, where {_names(before)} became {_names(regroup.members)}"
-            )
-
-    def _agrees(self, life: Life, regroup: Regroup, other: Life, theirs: Regroup) -> None:
-        """Who comes from the same membership into the same has lost the same."""
-        if (sorted(regroup.lost), sorted(regroup.missing)) != (sorted(theirs.lost), sorted(theirs.missing)):
-            self._complain(
-                f"{other.who} and {life.who} declare other losses in membership {regroup.number} of attempt {self.number}"
-            )
-
-    def _skips(self, life: Life, places: range, then: int | None, rows: int) -> None:
-        """Memberships that a life does not declare: it was lost, or in the same window there came the next one.
-
-        It declares the next one, if any, in window `then`, after it had written so many rows.
-        """
-        void = self.void(life)
-        reached = int(life.steps.step[rows - 1]) - (void is not None) if rows else -1
-        for place in places:
-            regroup = self.regroups[place]
-            lost = life.rank not in regroup.members or life.rank in _leavers(regroup)
-            if lost and then is None:
-                return
-            if reached >= regroup.step or (life.ended if then is None else then > regroup.step + 1):
-                self._complain(f"{life.who} does not declare membership {regroup.number} of attempt {self.number}")
+        latest = takewhile(lambda each: each.place == now, reversed(self.joined))
+        return any(each.life.rank == member and each.start == self.regroups[now].step for each in latest)
 
     def _complain(self, why: str) -> None:
         self.wrong = self.wrong or why
-
-
-def _shares(geometry: Geometry, regroup: Regroup, gone: Sequence[int], basis: Sequence[int]) -> list[int]:
-    """The samples that a window lacks without these members, of those that it was divided among."""
-    at = geometry.position(regroup.step)
-    if regroup.strategy == "skip" and gone:
-        return [*map(int, geometry.window(at))]
-    if len(basis) > geometry.batch:
-        return []
-    return [each for member in gone for each in geometry.share(at, basis.index(member), len(basis)).tolist()]
-
-
-def _leavers(regroup: Regroup) -> list[int]:
-    """Who is a member no longer, lost or asleep."""
-    return [*regroup.lost, *regroup.asleep]
-
-
-def _is_complete(regroup: Regroup) -> bool:
-    """Whether every sum of the window was kept, with the gradients of those who were lost in it."""
-    return regroup.kept > 0 and regroup.redone == 0
-
-
-def _finished(life: Life, regroup: Regroup, rows: int) -> tuple[int, int] | None:
-    """The rank and world with which a life finished the window of a regroup, if no other came before that."""
-    end = min((row for other, row in life.regroups if other.number > regroup.number), default=len(life.steps))
-    found = np.flatnonzero(life.steps.step[rows:end] == regroup.step)
-    return life.place(rows + int(found[0])) if len(found) else None
-
-
-def _fit(places: Sequence[tuple[int, tuple[int, int]]], basis: Sequence[int]) -> bool:
-    return all(member in basis and place == (basis.index(member), len(basis)) for member, place in places)
-
-
-def _names(members: Sequence[int]) -> str:
-    some = [str(member) for member in islice(members, 8)]
-    return f"members {', '.join(some)}{' and more' if len(members) > len(some) else ''}" if some else "nobody"

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from holdfast.audit.columns import shared_part
+from holdfast.audit.declared import Joined
 from holdfast.audit.finding import SHOWN, Verdict, counted
 from holdfast.audit.ledger import Ledger
-from holdfast.audit.memberships import Joined, Memberships
+from holdfast.audit.memberships import Memberships
+from holdfast.audit.outcomes import outcomes
 from holdfast.audit.training import state_after
 
 
@@ -16,8 +16,9 @@ def live_recoveries(ledger: Ledger) -> tuple[Verdict, str]:
     for memberships in ledger.live:
         if because := memberships.wrong or _other_strategy(ledger, memberships) or _misplaced(ledger, memberships):
             return "fail", because
-        if because := _not_skipped(ledger, memberships):
-            return "fail", because
+    against = [each for memberships in ledger.live for each in outcomes(ledger, memberships)]
+    if because := next((because for verdict, because in against if verdict == "fail"), None):
+        return "fail", because
     for joined in ledger.joins.values():
         if because := _joined_otherwise(ledger, joined):
             return "fail", because
@@ -27,9 +28,16 @@ def live_recoveries(ledger: Ledger) -> tuple[Verdict, str]:
         return "pass", "nobody was lost or joined while others went on"
     if untold := next((each for each in ledger.joins.values() if not _recovered(each)), None):
         return "unknown", f"{untold.life.who} joined at step {untold.start} and does not say with which state"
+    if against:
+        return against[0]
+    if because := next(filter(None, (_unasked(ledger, memberships) for memberships in ledger.live)), None):
+        return "unknown", because
     number = sum(len(memberships.regroups) for memberships in ledger.live)
     told = [said for memberships in ledger.live for said in _told(ledger, memberships)]
-    return "pass", "; ".join([f"{number}: {told[0]}", *told[1:SHOWN], *(["and more"] if len(told) > SHOWN else [])])
+    more = ["and more"] if len(told) > SHOWN else []
+    vouched = sum(each.vouched(ledger.trained[each.number]) for each in ledger.live if each.number in ledger.trained)
+    more += [f"{counted(vouched, 'share')} vouched for by the others"] if vouched else []
+    return "pass", "; ".join([f"{number}: {told[0]}", *told[1:SHOWN], *more])
 
 
 def _told(ledger: Ledger, memberships: Memberships) -> Iterator[str]:
@@ -65,19 +73,19 @@ def _misplaced(ledger: Ledger, memberships: Memberships) -> str | None:
     return next(filter(None, (memberships.misplaced(life) for life in lives)), None)
 
 
-def _not_skipped(ledger: Ledger, memberships: Memberships) -> str | None:
-    """A window that is declared skipped, of whose one backward pass something came nevertheless."""
-    for life in ledger.attempts[memberships.number]:
-        for step in memberships.skipped:
-            rows = np.flatnonzero(life.steps.step == step)
-            if not len(rows) or not rows[0] or memberships.void(life) == step:
-                continue
-            row = int(rows[0])
-            before, after = int(life.steps.shared[row - 1]), int(life.steps.shared[row])
-            if before and after and before != after and life.steps.reduced[row] <= 1:
-                return (
-                    f"step {step} of attempt {memberships.number} was declared skipped, and changed {life.who}'s state"
-                )
+def _unasked(ledger: Ledger, memberships: Memberships) -> str | None:
+    """Members that fell asleep, and no supervisor tells that it was asked for fewer.
+
+    It says so once they sleep, or once it was asked for others meanwhile. What it was asked for holds after a restart.
+    """
+    number, world = memberships.number, ledger.world(memberships.number)
+    wishes = [wish for each in ledger.supervisions for wish in each.scales]
+    before = any(wish.attempt < number and wish.workers < world for wish in wishes)
+    last = max(((wish.attempt, wish.number) for wish in wishes), default=(0, 0))
+    for regroup in memberships.regroups:
+        if regroup.asleep and not before and (number, regroup.number) > last:
+            said = f"{_named(sorted(regroup.asleep))} fell asleep at step {regroup.step} of attempt {number}"
+            return f"{said}, and no supervisor tells that it was asked for fewer workers"
     return None
 
 

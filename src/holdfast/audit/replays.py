@@ -7,7 +7,7 @@ all that follows from them. So do sums that members were lost in, or that those 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -67,6 +67,8 @@ def replayed_steps_agree(ledger: Ledger) -> tuple[Verdict, str]:
     left = f"; {counted(len(found.apart), 'step')} trained again by another number of ranks" if found.apart else ""
     if found.untold:
         return "unknown", f"{len(found.untold)} of {counted(replayed, 'replayed step')} without a fingerprint{left}"
+    if because := next(filter(None, (_untold(number, lives) for number, lives in ledger.attempts.items())), None):
+        return "unknown", because
     if not replayed:
         return "pass", f"no step was trained again by as many ranks{left}" if left else "no step was trained again"
     return "pass", f"{replayed} of {counted(replayed, 'replayed step')} came out the same{left}"
@@ -114,12 +116,28 @@ def together(ledger: Ledger, attempt: int) -> Iterator[tuple[Life, Life, Rows, R
         most = max(lives, key=lambda life: len(life.steps))
         yield from ((most, other, *aligned(most, other)) for other in lives if other is not most)
         return
-    for one, other in combinations(lives, 2):
+    for one, other in _overlapping(lives):
         a, b = aligned(one, other)
         steps = one.steps.step[a]
         void = [step for step in (memberships.void(one), memberships.void(other)) if step is not None]
         inside = ~np.isin(steps, void)
-        yield one, other, np.arange(len(one.steps))[a][inside], np.arange(len(other.steps))[b][inside]
+        yield one, other, _numbers(a)[inside], _numbers(b)[inside]
+
+
+def _overlapping(lives: Sequence[Life]) -> Iterator[tuple[Life, Life]]:
+    """Two lives at a time that may have trained the same steps, each in the order in which they are given."""
+    spans = [
+        (int(life.steps.step.min()), int(life.steps.step.max()), i) for i, life in enumerate(lives) if len(life.steps)
+    ]
+    going_on: list[tuple[int, int]] = []  # the last steps of lives, and which they are
+    for first, last, i in sorted(spans):
+        going_on = [each for each in going_on if each[0] >= first]
+        yield from ((lives[min(i, j)], lives[max(i, j)]) for _, j in going_on)
+        going_on.append((last, i))
+
+
+def _numbers(rows: Rows) -> NDArray[np.intp]:
+    return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
 
 
 def _divided(ledger: Ledger, attempt: int) -> Iterator[tuple[int, int, object]]:
@@ -173,6 +191,16 @@ def _compare(earlier: Life, again: Life, within: range, found: Replays) -> set[i
     found.untold |= set(steps[untold].tolist())
     found.same |= set(steps[~untold & ~states & ~losses].tolist())
     return set(steps.tolist())
+
+
+def _untold(attempt: int, lives: Sequence[Life]) -> str | None:
+    """A step after which a rank does not tell its state, in an attempt in which it or another rank does so elsewhere."""
+    blank = [life.steps.step[life.steps.shared == 0] for life in lives]
+    if sum(map(len, blank)) in (0, sum(len(life.steps) for life in lives)):
+        return None
+    life, steps = next(each for each in zip(lives, blank, strict=True) if len(each[1]))
+    others = "after other steps it does" if len(steps) < len(life.steps) else "other ranks do"
+    return f"{life.who} does not tell its state after step {steps[0]} of attempt {attempt}, and {others}"
 
 
 def _ranks_apart(ledger: Ledger, attempt: int) -> str | None:

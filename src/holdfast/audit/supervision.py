@@ -22,6 +22,7 @@ class Supervision:
         self.workers: dict[int, int] = {}  # of each, where there is one node
         self.failed: defaultdict[int, list[int]] = defaultdict(list)  # attempts of which workers failed, and which
         self.asked: set[int] = set()  # attempts that were to stop
+        self.scales: list[Scale] = []
         self.verdicts: list[Judged] = []
         self.wrong: str | None = None if opened else f"{who} wrote before it had opened its history"
 
@@ -43,6 +44,7 @@ class Supervision:
                 self.asked.add(number)
             case Scale(attempt=number):
                 self._must_run(number, "a wish for more or fewer workers")
+                self.scales.append(what)
             case Judged():
                 self._judge(what)
             case _:

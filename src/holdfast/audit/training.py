@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.audit.columns import Numbers, shared_part
 from holdfast.audit.finding import Verdict, counted
 from holdfast.audit.ledger import Ledger
 from holdfast.audit.life import Life
@@ -40,18 +41,33 @@ def every_window_was_trained(ledger: Ledger) -> tuple[Verdict, str]:
 
 def _trained(ledger: Ledger, life: Life) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Which of the steps of a life were trained, and which were not, as far as either is known and as they are kept."""
-    worked, state = life.steps.worked, life.steps.shared
-    before = np.concatenate([[state_before(ledger, life)], state[:-1]])[: len(state)]
+    worked, state, before = life.steps.worked, life.steps.shared, states_before(ledger, life)
     known = (state != 0) & (before != 0)
     kept = ledger.kept(life)
     skipped = ledger.memberships(life.number or 0).skipped
     if skipped:  # a window whose samples are declared missing is not trained, and no claim says that it was
         worked = worked | np.isin(life.steps.step, list(skipped))
-    return (worked | (known & (state != before)))[kept], (~worked & known & (state == before))[kept]
+    return (worked | changed(ledger, life))[kept], (~worked & known & (state == before))[kept]
 
 
-def state_before(ledger: Ledger, life: Life) -> int:
-    """The fingerprint of what a life began with, as whoever trained the step before it says; 0 if nobody does."""
+def changed(ledger: Ledger, life: Life) -> NDArray[np.bool_]:
+    """Which of the steps of a life are known to have changed what all ranks share."""
+    state, before = life.steps.shared, states_before(ledger, life)
+    found: NDArray[np.bool_] = (state != 0) & (before != 0) & (state != before)
+    return found
+
+
+def states_before(ledger: Ledger, life: Life) -> Numbers:
+    """The fingerprint of what all ranks shared before each step of a life; 0 where nobody says."""
+    state = life.steps.shared
+    before: Numbers = np.concatenate([[_began_with(ledger, life)], state[:-1]])[: len(state)]
+    return before
+
+
+def _began_with(ledger: Ledger, life: Life) -> int:
+    """What a life began with, as it says itself, or whoever trained the step before; 0 if nobody does."""
+    if life.recover and life.recover.fingerprint:
+        return shared_part(life.recover.fingerprint)
     trainer = ledger.lineage.trainer(life.start - 1) if life.start else None
     return state_after(ledger, trainer, life.start - 1) if trainer is not None else 0
 

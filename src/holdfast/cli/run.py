@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from holdfast.cli.console import cell, say, size
 from holdfast.errors import BadInput, HoldfastError
@@ -57,7 +57,9 @@ def run_script(
     max_restarts: Annotated[
         int, typer.Option(help="Failures in a row to survive; a newer snapshot starts the count anew.")
     ] = 3,
-    workers_after: Annotated[str, typer.Option(help="Workers after each restart, such as 4,2,3.")] = "",
+    workers_after: Annotated[
+        str, typer.Option(help="Workers after each restart (--recovery restart), such as 4,2,3.")
+    ] = "",
     hang_after: Annotated[
         float | None,
         typer.Option(
@@ -272,18 +274,18 @@ def print_findings(findings: Sequence["Finding"]) -> None:
 
 def print_compared(rows: Sequence[dict[str, Any]]) -> None:
     """Runs side by side."""
-    names = (
-        "run",
+    table = Table(Column("run", overflow="fold"), box=None)
+    for name in (
         "steps/s",
         "wall",
-        "stall/save",
+        "stall\n/save",
         "stall",
-        "trains after",
-        "steps redone",
+        "trains\nafter",
+        "steps\nredone",
         "restarts",
-        "samples lost",
-    )
-    table = Table(*names, box=None)
+        "samples\nlost",
+    ):
+        table.add_column(name, no_wrap=True)
     for row in rows:
         table.add_row(
             cell(row["run"]),

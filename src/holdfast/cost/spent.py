@@ -242,13 +242,15 @@ def _failures(lives: Sequence[Attempt], history: Sequence[Event]) -> list[Failur
     on_path = {id(moment.event) for life in lives for moment in life.stretch.all(Detect)}
     elsewhere = [event for event in history if isinstance(event.what, Detect) and id(event) not in on_path]
     following = [*pairwise(lives), (lives[-1], None)]
-    costs = [_ending(life, after, elsewhere) for life, after in following if life.failed]
+    costs: list[FailureCost] = []
     known = {id(life.struck.event) for life in lives if life.failed and life.struck}
     last = lives[-1].struck if lives[-1].ended is None else None
-    for life in lives:
-        costs += _survived(
-            life, [each for each in strikes(history) if each.strike.attempt == life.stretch.number], known
-        )
+    for life, after in following:
+        struck = [each for each in strikes(history) if each.strike.attempt == life.stretch.number]
+        survived = _survived(life, struck, known)
+        if life.failed:
+            costs.append(_fallen_back(_ending(life, after, elsewhere), survived))
+        costs += survived
     for strike, event in strikes(history):
         if id(event) not in known:
             ended = None if last and event is last.event else False
@@ -278,6 +280,16 @@ def _ending(life: Attempt, after: Attempt | None, elsewhere: Iterable[Event]) ->
         to_first_step=new.end - life.stop if new else None,
         rework_steps=len(lost),
         rework=sum((step.work for step in lost), 0.0),
+    )
+
+
+def _fallen_back(ending: FailureCost, survived: list[FailureCost]) -> FailureCost:
+    """An attempt that members ended since they could not go on without another: it is that one's failure, and one row."""
+    if ending.detected != "peer" or ending.kind is not None or not survived or survived[-1].step < ending.step - 1:
+        return ending
+    lost = survived.pop()
+    return replace(
+        ending, step=lost.step, kind=lost.kind, rank=lost.rank, detected=lost.detected, detection=lost.detection
     )
 
 

@@ -50,10 +50,13 @@ class RunConfig:
             if count < 1:
                 raise BadInput(f"no world can be formed of {count} workers: give 1 or more.")
         _known("recovery", self.recovery, RECOVERIES)
-        if self.recovery != "restart" and self.workers < 2:
-            raise BadInput(f"one worker has nobody who goes on without it: give --recovery {self.recovery} 2 or more.")
         if self.spares and self.recovery == "restart":
             raise BadInput("a restart has no use for spares: choose replay, forward or skip, or leave them out.")
+        if self.workers_after and self.recovery != "restart":
+            raise BadInput(
+                "workers-after is for restarts, and live recovery makes none: leave it out, and change the number of "
+                "workers with `holdfast scale`."
+            )
         _known("writer", self.writer, WRITERS)
         for failure in self.failures:
             _known("fault", failure.kind, FAULTS)
@@ -82,8 +85,10 @@ class RunConfig:
             return self.workers
         return self.workers_after[min(restart, len(self.workers_after)) - 1]
 
-    def check_targets(self, nodes: int) -> None:
-        """Refuse a failure of a rank that no attempt on so many nodes has, and one of all that are to go on."""
+    def check_world(self, nodes: int) -> None:
+        """Refuse what so many nodes with these workers cannot do: survive alone, or fail at a rank that there is not."""
+        if self.recovery != "restart" and nodes * self.workers < 2:
+            raise BadInput(f"one worker has nobody who goes on without it: give --recovery {self.recovery} 2 or more.")
         most = nodes * max((self.workers, *self.workers_after))
         for failure in self.failures:
             if absent := [rank for rank in failure.targets if not 0 <= rank < most]:

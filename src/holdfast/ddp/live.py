@@ -23,7 +23,7 @@ from holdfast.ddp.meeting import Meeting
 from holdfast.ddp.protected import Protected
 from holdfast.ddp.record import Enrolled
 from holdfast.ddp.settlement import NOWHERE, Settlement, Stand, settled
-from holdfast.errors import WorkerLost
+from holdfast.errors import BadInput, WorkerLost
 from holdfast.events import Regroup
 from holdfast.geometry import Geometry
 from holdfast.progress import IN_RESERVE, Phase
@@ -41,6 +41,7 @@ class Live:
     protected: Protected | None = None
     settle: Callable[[], None] = lambda: None  # puts every step on record that was trained by now
     injected: Callable[[int], None] = lambda step: None  # called once it is settled how to go on after a loss
+    is_pending: Callable[[], bool] = lambda: False  # whether gradients of earlier windows wait for their optimizer
     buffers: Buffers = field(default_factory=Buffers)
     link: Link = field(default_factory=Link)
     crews: list[Crew] = field(default_factory=list)
@@ -55,6 +56,7 @@ class Live:
     _staged: dict[str, Any] | None = None
     _dropped: int | None = None
     _settled: int | None = None
+    _checked: int | None = None
 
     def join(self) -> None:
         """Connect with the members that start together, and listen for changes from now on."""
@@ -178,6 +180,15 @@ class Live:
         self.recover(crew)
         self.passed(crew)
         return True
+
+    def check_backward(self) -> None:
+        """Refuse to add gradients to those of an earlier window: no survivor has those that a lost rank had."""
+        first, self._checked = self._checked != self.step, self.step
+        if first and self.is_pending():
+            raise BadInput(
+                "gradients are added to those of an earlier window, which nobody could give back after a failure: with "
+                "live recovery step in every window, and accumulate by run.batches(..., accumulate=N)"
+            )
 
     def passed(self, crew: Crew) -> None:
         """A backward of this model has all its sums."""
@@ -376,6 +387,7 @@ def _guard_backward(live: Live) -> None:
 
     @functools.wraps(plain)
     def backward(*args: Any, **options: Any) -> None:
+        live.check_backward()
         try:
             plain(*args, **options)
         except RuntimeError:

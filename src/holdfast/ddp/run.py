@@ -206,6 +206,7 @@ class Run:
         if self._live:
             self._live.settle = loop.reporting.settle
             self._live.injected = injection.recovers
+            self._live.is_pending = lambda: loop.effort.is_pending
         batches = loop.run()
         self._loop = weakref.ref(batches)  # weak: to leave the loop is to end it
         return batches

@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).with_name("train.py")
 WORKERS, KILLED_AT, KILLED_RANK = 4, (50, 110), 2
 POINT = "backward=0.5"  # once half of the gradients are summed
 RUNS = {  # by name: how it recovers, and how its saves reach the disk
-    "restart, blocking": ("restart", "blocking"),
+    "blocking": ("restart", "blocking"),
     "restart": ("restart", "overlapped"),
     "replay": ("replay", "overlapped"),
     "forward": ("forward", "overlapped"),
@@ -38,7 +38,7 @@ class Shown:
 
 def folders(out: Path) -> dict[str, Path]:
     """Where each run of a demo lies."""
-    return {name: out / name.replace(", ", "-") for name in RUNS}
+    return {name: out / name for name in RUNS}
 
 
 def run(out: Path) -> Iterator[Shown]:

@@ -122,8 +122,8 @@ def _cause(death: Death) -> _Cause:
     if death.hung and not death.raised:  # whoever raised and then did not end has said why
         return "hang"
     if death.raised:
-        if death.raised.origin == "storage":
-            return "storage"
+        if death.raised.origin in ("storage", "peer"):
+            return death.raised.origin
         return "peer" if _LOST_PEER.search(death.raised.message) else "error"
     if death.exit is None:
         return "peer"  # it waits for another
@@ -158,6 +158,8 @@ def _message(death: Death, cause: _Cause) -> str:
         return f"{why}; the stacks of its threads are in {death.log}" if death.log else why
     if death.raised:
         text = " ".join(death.raised.message.split())
+        if death.raised.origin == "peer":
+            return f"cannot go on: {text}"
         return f"lost a peer ({text[:100]})" if cause == "peer" else text
     if name := _signal_name(death.exit):
         return f"was killed by {name}"

@@ -16,8 +16,8 @@ from typing import Any, Literal
 from holdfast.errors import HoldfastError, StorageFailed, WorkerLost
 from holdfast.progress import WORDS, Progress
 
-Origin = Literal["script", "refused", "storage"]
-"""Whose an error is: the script's, holdfast's own refusal (which would come again), or the storage's."""
+Origin = Literal["script", "refused", "storage", "peer"]
+"""Whose an error is: the script's, holdfast's own refusal (which would come again), the storage's, or a lost peer's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def _parsed(text: str) -> Raised | None:
         about = message["extraInfo"]
         moment = float(about.get("time", about["timestamp"]))
         origin = about.get("origin", "script")
-        whose: Origin = origin if origin in ("refused", "storage") else "script"
+        whose: Origin = origin if origin in ("refused", "storage", "peer") else "script"
         return Raised(str(message["message"]), str(about["py_callstack"]), moment, whose, str(about.get("place", "")))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -92,7 +92,9 @@ def _parsed(text: str) -> Raised | None:
 def _origin(error: BaseException) -> Origin:
     if isinstance(error, StorageFailed):
         return "storage"
-    return "refused" if isinstance(error, HoldfastError) and not isinstance(error, WorkerLost) else "script"
+    if isinstance(error, WorkerLost):
+        return "peer"
+    return "refused" if isinstance(error, HoldfastError) else "script"
 
 
 def _place(error: BaseException) -> str:

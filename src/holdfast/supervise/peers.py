@@ -7,6 +7,7 @@ their workers are, and follow. All of it goes through that store.
 import json
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # they are public
@@ -198,4 +199,7 @@ class OtherNodes(Peers):
         return sorted({*silent, *(self.gone() if suspected else ())})
 
     def gone(self) -> list[int]:
-        return [node for node in self.members.values() if refuses(self.where[node])]
+        nodes = list(self.members.values())
+        with ThreadPoolExecutor(len(nodes)) as pool:  # a machine that is cut off takes a second to say nothing
+            refused = pool.map(refuses, (self.where[node] for node in nodes))
+            return [node for node, is_gone in zip(nodes, refused, strict=True) if is_gone]

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 # Two supervisors that call themselves the same node: one may be the dead predecessor of the other, which says no more.
 ALIVE_WITHIN, SURELY = 1.5, 5  # seconds, and how often it was heard of
+LISTENS = 2.0  # seconds between two looks; a longer gap is a pause of our own, in which we could not hear anybody
 
 
 class Came(NamedTuple):
@@ -28,9 +29,13 @@ class Heard:
     _counts: dict[str, int] = field(default_factory=dict)
     _times: dict[str, float] = field(default_factory=dict)
     _changes: dict[str, int] = field(default_factory=dict)
+    _noted: float | None = None
 
     def note(self, counts: Mapping[str, int], now: float) -> None:
         """Take into account how far each has counted; whoever is asked for the first time is heard of now."""
+        gap, self._noted = now - (now if self._noted is None else self._noted), now
+        if gap > LISTENS:
+            self._times = {who: time + gap for who, time in self._times.items()}
         for who, count in counts.items():
             if self._counts.get(who) != count:
                 self._counts[who], self._times[who] = count, now

@@ -68,7 +68,7 @@ def supervise(
     """
     least = (nnodes + 1) // 2 if min_nodes is None else min_nodes
     node = Node(rank=node_rank, of=nnodes, endpoint=rendezvous, least=least, lost_after=lost_after)
-    config.check_targets(nnodes)
+    config.check_world(nnodes)
     script = Path(config.script)
     if not script.is_file():
         raise BadInput(f"there is no script {config.script}: name a Python file.")

@@ -68,6 +68,10 @@ def _check(out: Path, config: RunConfig, workers: int) -> None:
         )
     if not 1 <= workers <= config.workers:
         raise BadInput(f"{out} has {config.workers} workers: give --workers 1 to {config.workers}.")
+    if not (out / "history" / "supervisor.jsonl").exists() and any((out / "history").glob("supervisor-*.jsonl")):
+        raise BadInput(
+            f"{out} runs on several nodes, and only one node alone can be scaled: stop it and start it anew."
+        )
     if not is_held(out):
         raise BadInput(f"nothing runs in {out}: start it with `holdfast run`.")
 
