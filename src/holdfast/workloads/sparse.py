@@ -25,6 +25,11 @@ class Sparse:
     others: Ids  # where each entry is on the shorter side
     values: Floats
 
+    @property
+    def transposed(self) -> "Sparse":
+        """The same entries with rows and columns exchanged."""
+        return Sparse(self.shape[::-1], not self.tall, self.starts, self.others, self.values)
+
     def times(self, x: Floats) -> Floats:
         """This matrix times every trial of a stack (columns, width, trials)."""
         return self._onto_long(x) if self.tall else self._onto_short(x)
