@@ -109,16 +109,17 @@ class LatentDirichletAllocation:
 
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
         """How often each word has each topic in the documents that a node holds: it knows their words."""
-        counts = np.zeros((self.data.vocabulary, TOPICS), dtype=self._count_type)
-        if "topics" in held:
-            tally_documents(self.data.words, self.data.bounds, ids, held["topics"], counts)
-        return {"counts": counts}
+        return {"counts": self._tallied(self.data.words, self.data.bounds, ids, held)}
 
     def compute(self, part: _Part, when: When, pulled: Arrays, summed: Arrays) -> Push:
         """New topics for the worker's documents, by a sweep that sees its own changes, and those of others next time."""
         topics: Topics = _topics(pulled).copy()
-        counts, keys = (summed["counts"] + self._one)[..., None], self._keys(when.stream, when.iteration)[:, None]
-        self._sample(part.words, part.bounds, topics, counts, keys, part.first)
+        counts = self._tallied(part.words, part.bounds, np.arange(len(part.documents)), pulled)
+        # What was summed may be of another moment than what was pulled, where workers run ahead of each other; it must
+        # contain the worker's own tokens, or counts would fall below zero when they leave their topics.
+        counts = np.maximum(counts, summed["counts"]) + self._one
+        keys = self._keys(when.stream, when.iteration)[:, None]
+        self._sample(part.words, part.bounds, topics, counts[..., None], keys, part.first)
         return Push(part.documents, {"topics": topics[:, 0]})
 
     def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
@@ -142,6 +143,13 @@ class LatentDirichletAllocation:
         counts = np.ones((self.data.vocabulary, TOPICS, topics.shape[1]), dtype=self._count_type)
         tally(self._word_bounds, self._by_word, topics, counts)
         self._sample(self.data.words, self.data.bounds, topics, counts, keys, 0)
+
+    def _tallied(self, words: Tokens, bounds: Ids, documents: Ids, topics: Arrays) -> Counts:
+        """How often each word has each topic in some documents, whose topics are packed."""
+        counts = np.zeros((self.data.vocabulary, TOPICS), dtype=self._count_type)
+        if topics:
+            tally_documents(words, bounds, documents, topics["topics"], counts)
+        return counts
 
     def _sample(self, words: Tokens, bounds: Ids, topics: Topics, counts: Counts, keys: Keys, first: int) -> None:
         """Draw the topics of some documents in place, given how many tokens, plus 1, each word and topic has in all."""
