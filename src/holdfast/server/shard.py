@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from holdfast.blocks import Floats, Ids
+from holdfast.blocks import Blocks, Floats, Ids
 from holdfast.policy import Standing
-from holdfast.server.layout import Layout, add, join, put, require_fit, room, take
+from holdfast.server.layout import Layout, Layouts, add, join, put, require_fit, room, take
 from holdfast.workloads.divided import Divided, Push, When
 from holdfast.workloads.workload import Arrays
 
@@ -58,7 +58,9 @@ class Shard:
 
     def __init__(self, workload: Divided) -> None:
         self._workload = workload
-        self._layout = Layout(workload.blocks, np.zeros(0, np.int64))
+        self._blocks = workload.blocks
+        self._layouts = Layouts(self._blocks)
+        self._layout = self._layouts.of(np.zeros(0, np.int64))
         self._values: Arrays = {}
         self._cache: Arrays = {}
         self._versions = self._saved_at = self._since = np.zeros(0, np.int64)
@@ -145,22 +147,22 @@ class Shard:
         news = (position < 0) | (self._since[position] < under) if len(self.ids) else np.ones(len(position), bool)
         if not news.any():
             return
-        arriving = _part(self._workload, holding, news)
+        arriving = _part(self._blocks, holding, news)
         stays = ~np.isin(self.ids, arriving.ids)
-        self._hold(_part(self._workload, self._holding(), stays), self._since[stays], arriving, under)
+        self._hold(_part(self._blocks, self._holding(), stays), self._since[stays], arriving, under)
 
     def give(self, ids: Ids) -> Holding:
         """A copy of everything that is here of some blocks; once another node has adopted them, `drop` them."""
         here = np.isin(self.ids, self.ids[self._found(ids)])
-        return _part(self._workload, self._holding(), here)
+        return _part(self._blocks, self._holding(), here)
 
     def drop(self, ids: Ids, under: int) -> None:
         """Let blocks go that belong to another node under a new version of the map; those that are not here are gone."""
         self._require_recent(under)
         stays = ~np.isin(self.ids, ids)
         if not stays.all():
-            nothing = _part(self._workload, self._holding(), np.zeros(len(stays), bool))
-            self._hold(_part(self._workload, self._holding(), stays), self._since[stays], nothing, under)
+            nothing = _part(self._blocks, self._holding(), np.zeros(len(stays), bool))
+            self._hold(_part(self._blocks, self._holding(), stays), self._since[stays], nothing, under)
 
     def distances(self) -> Floats:
         """How far each block is from its saved value, in the workload's norm."""
@@ -207,7 +209,7 @@ class Shard:
 
     def _sum(self, ids: Ids, pushes: list[Push]) -> Arrays:
         """What was pushed for some blocks, added up in the order of the pushes."""
-        layout = Layout(self._workload.blocks, ids)
+        layout = self._layouts.of(ids)
         total = room(layout, {name: array for push in pushes for name, array in push.values.items()})
         for push in pushes:
             position = layout.positions(push.ids)
@@ -217,7 +219,7 @@ class Shard:
         return total
 
     def _chosen(self, push: Push, wanted: np.ndarray) -> Arrays:
-        return take(push.values, Layout(self._workload.blocks, push.ids).places(np.flatnonzero(wanted)))
+        return take(push.values, self._layouts.of(push.ids).places(np.flatnonzero(wanted)))
 
     def _apart_from(self, others: Arrays) -> Floats:
         if not len(self.ids):
@@ -228,9 +230,8 @@ class Shard:
         return Holding(self.ids, self._values, self._versions, self._cache, self._saved_at, self._seen)
 
     def _hold(self, stays: Holding, since: Ids, arriving: Holding, under: int) -> None:
-        blocks = self._workload.blocks
-        self._layout, self._values = join(blocks, [(stays.ids, stays.values), (arriving.ids, arriving.values)])
-        self._cache = join(blocks, [(stays.ids, stays.saved), (arriving.ids, arriving.saved)])[1]
+        self._layout, self._values = join(self._blocks, [(stays.ids, stays.values), (arriving.ids, arriving.values)])
+        self._cache = join(self._blocks, [(stays.ids, stays.saved), (arriving.ids, arriving.saved)])[1]
         order = np.argsort(np.concatenate((stays.ids, arriving.ids)))
         self._versions = np.concatenate((stays.versions, arriving.versions))[order]
         self._saved_at = np.concatenate((stays.saved_at, arriving.saved_at))[order]
@@ -249,7 +250,7 @@ class Shard:
         """Where the blocks of a push are here, if it can be taken."""
         self._require_recent(under)
         position = self._found(push.ids)
-        require_fit(Layout(self._workload.blocks, push.ids), push.values)
+        require_fit(self._layouts.of(push.ids), push.values)
         return position
 
     def _found(self, ids: Ids) -> Ids:
@@ -264,9 +265,9 @@ class Shard:
             raise Moved(f"the map of version {under} is older than this node's blocks, of version {self._changed}")
 
 
-def _part(workload: Divided, holding: Holding, wanted: np.ndarray) -> Holding:
+def _part(blocks: Blocks, holding: Holding, wanted: np.ndarray) -> Holding:
     """Those blocks of a holding that are wanted, copied."""
-    places = Layout(workload.blocks, holding.ids).places(np.flatnonzero(wanted))
+    places = Layout(blocks, holding.ids).places(np.flatnonzero(wanted))
     return Holding(
         holding.ids[wanted],
         take(holding.values, places),
