@@ -99,6 +99,15 @@ def test_exchange_and_central_choose_what_the_policy_chooses(
 
 
 @pytest.mark.parametrize("ranking", sorted(RANKINGS))
+@pytest.mark.parametrize("kind", sorted(DISTANCES))
+def test_the_choice_is_the_policys_whatever_the_distances_are_like(kind: str, ranking: str) -> None:
+    rng = np.random.default_rng(5)
+    standing, policy = some_standing(rng, 300, kind, equal_sizes=False), a_policy(ranking, Fraction(1, 3))
+    nodes = on_nodes(policy, 24, standing, partition(300, 3, rng), 3)
+    assert_same(chosen(exchange(policy, Fraction(0), 4), nodes), policy.choose(24, standing))
+
+
+@pytest.mark.parametrize("ranking", sorted(RANKINGS))
 def test_a_run_of_saves_never_parts_from_the_central_one(ranking: str) -> None:
     rng = np.random.default_rng(7)
     count, nodes = 5000, 4
