@@ -17,11 +17,15 @@ from holdfast.blocks import Blocks, Floats, Ids, Norm, along, euclidean, ragged,
 from holdfast.errors import BadInput
 from holdfast.policy import Policy
 from holdfast.server.candidates import Candidates
-from holdfast.server.layout import Layout, join, take
+from holdfast.server.layout import Layout, Layouts, join, take
 from holdfast.server.partition import PartitionMap
 from holdfast.server.selection import converse, exchange
-from holdfast.server.shard import Moved, Shard, restored
+from holdfast.server.shard import Holding, Moved, Shard, restored
+from holdfast.workloads.cnn import cnn
 from holdfast.workloads.divided import Push, When
+from holdfast.workloads.lda import lda
+from holdfast.workloads.mf import mf
+from holdfast.workloads.mlr import mlr
 from holdfast.workloads.workload import Arrays, Clock, Stack
 
 WORKERS, ROUNDS, ITERATIONS = 3, 2, 3
@@ -128,7 +132,7 @@ def marks_of(shards: Sequence[Shard]) -> np.ndarray:
     ids = np.concatenate([shard.ids for shard in shards])
     assert len(ids) == COUNT
     assert set(ids) == set(EVERY)
-    _, values = join(WORKLOAD.blocks, [(shard.ids, shard.pull(shard.ids)) for shard in shards])
+    _, values = join(Layouts(WORKLOAD.blocks), [(shard.ids, shard.pull(shard.ids)) for shard in shards])
     words = values["words"]
     assert (words[[0, 2, 2]] == words[[1, 3, 4]]).all()
     assert (values["layer"][0] == values["layer"][1]).all()
@@ -149,6 +153,12 @@ def test_what_is_pulled_is_packed_as_the_workload_packs_it_and_is_a_copy() -> No
     for array in pulled.values():
         array += 1
     assert same(shard.pull(ids), packed(WORKLOAD.start(), ids))
+
+
+@pytest.mark.parametrize("ids", [[1, 0], [0, 0], list(reversed(EVERY))])
+def test_blocks_are_asked_for_in_rising_order(ids: list[int]) -> None:
+    with pytest.raises(BadInput, match="in rising order"):
+        a_shard().pull(np.array(ids))
 
 
 def test_a_round_is_applied_when_it_is_committed_and_not_before() -> None:
@@ -346,6 +356,34 @@ def test_distances_are_those_of_the_workload_between_present_and_saved_values() 
     assert np.allclose(shard.norms(), lengths)
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: mlr("digits"),
+        lambda: mf("generated"),
+        lambda: lda("generated"),
+        lambda: cnn("layer", dataset="digits"),
+        lambda: cnn("shard", dataset="digits"),
+    ],
+    ids=["mlr", "mf", "lda", "cnn by layer", "cnn by shard"],
+)
+def test_distances_on_nodes_are_bit_by_bit_those_of_the_whole_state(made: Callable[[], Any]) -> None:
+    workload, rng = made(), np.random.default_rng(3)
+    blocks, state, saved = workload.blocks, workload.start(0), workload.start(1)
+    for array in saved.values():
+        if array.dtype.kind == "f":
+            array += rng.standard_normal(array.shape).astype(array.dtype)
+    distances = np.zeros(len(blocks))
+    partition = PartitionMap.random(len(blocks), range(3), rng)
+    for node in partition.nodes:
+        ids, shard = partition.held_by(node), Shard(workload)
+        packs = [{name: np.asarray(a) for name, a in blocks.pack(s, ids).items()} for s in (state, saved)]
+        shard.adopt(Holding(ids, packs[0], np.zeros(len(ids), int), packs[1], np.zeros(len(ids), int), {}), 0)
+        distances[ids] = shard.distances()
+    assert distances.any()
+    assert np.array_equal(distances, workload.norm(blocks, state, saved))
+
+
 def test_a_save_returns_what_is_to_be_written_and_the_same_when_asked_again() -> None:
     shard, ids = a_shard(), np.array([2, 6, 9])
     first = shard.mark_saved(ids, 1)
@@ -404,6 +442,35 @@ def test_what_was_applied_as_it_came_is_known_wherever_the_block_goes() -> None:
     other.adopt(one.give(ids), 1)
     assert other.apply(when_is(0), 0, push_of(0, when_is(0), np.array([1, 2])), 1).tolist() == [2]
     assert other.apply(when_is(0), 1, push_of(1, when_is(0), np.array([1, 2])), 1).tolist() == [1, 2]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, WORKERS - 1), min_size=4, max_size=20), st.integers(0, 2**32))
+def test_workers_that_run_ahead_of_each_other_have_each_round_applied_once_while_blocks_move(
+    order: list[int], seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    shards, under, done = [a_shard(), a_shard([])], 0, [0] * WORKERS
+    sent: list[tuple[int, When]] = []
+
+    def deliver(worker: int, when: When) -> None:
+        for shard in shards:
+            shard.apply(when, worker, push_of(worker, when, shard.ids), under)
+
+    for worker in order:
+        if done[worker] == ROUNDS * ITERATIONS:
+            continue
+        sent.append((worker, when_is(done[worker])))
+        done[worker] += 1
+        deliver(*sent[-1])
+        for index in rng.integers(0, len(sent), rng.poisson(2)):
+            deliver(*sent[index])
+        giver, taker = (shards[i] for i in rng.permutation(2))
+        moving, under = giver.ids[rng.random(len(giver.ids)) < 0.5], under + 1
+        taker.adopt(giver.give(moving), under)
+        giver.drop(moving, under)
+    expected = [done[column % WORKERS] > column // WORKERS for column in range(COLUMNS)]
+    assert (marks_of(shards) == expected).all()
 
 
 # What a workload's own author may get wrong.
