@@ -4,7 +4,7 @@ An iteration is a fixed number of rounds. In a round every worker pulls blocks, 
 the input, and pushes something for blocks; once all have pushed, the nodes apply it to the blocks that they hold.
 
 Blocks travel packed, as `Blocks.pack` packs them: for every array the rows of some blocks, in rising order of their
-numbers. An array none of whose blocks is among them is not there. Nodes that hold some blocks may also say something
+numbers, without gaps in memory. An array none of whose blocks is among them is not there. Nodes that hold some blocks may also say something
 about all of them together, such as how often each word has each topic; what they say adds up, and workers get the sum.
 It is added up in any order, so it should be whole numbers where the last bits matter.
 

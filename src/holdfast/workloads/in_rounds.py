@@ -42,6 +42,8 @@ class InRounds:
         self._workload, self._blocks = workload, workload.blocks
         owners = np.zeros(len(self._blocks), np.int64) if owners is None else owners
         self._nodes: list[Ids] = [np.flatnonzero(owners == node) for node in np.unique(owners)]
+        everything = np.arange(len(self._blocks))
+        self._everywhere = [Places(self._blocks, everything, ids) for ids in self._nodes]
         self._parts = [workload.part(worker, workers) for worker in range(workers)]
         self._routes: dict[tuple[int, int], list[_Route]] = {}
         self._deliveries: dict[int, tuple[list[Ids], list[_Delivery]]] = {}
@@ -56,7 +58,7 @@ class InRounds:
                 for worker, part in enumerate(self._parts)
             ]
             self._apply(held, when, pushes)
-        return self._gathered(held, state)
+        return self._gathered(held)
 
     def loss(self, state: Arrays) -> float:
         """The loss, from what each worker measures."""
@@ -71,13 +73,11 @@ class InRounds:
 
     def _dealt(self, state: Arrays) -> list[Arrays]:
         """A copy of the blocks of every node."""
-        return [dict(self._blocks.pack(state, ids)) for ids in self._nodes]  # type: ignore[arg-type]
+        taken = [places.take(state) for places in self._everywhere]
+        return [{name: value.copy() for name, value in arrays.items()} for arrays in taken]
 
-    def _gathered(self, held: list[Arrays], like: Arrays) -> Arrays:
-        state = {name: np.empty_like(value) for name, value in like.items()}
-        for ids, arrays in zip(self._nodes, held, strict=True):
-            self._blocks.unpack(arrays, ids, state)
-        return state
+    def _gathered(self, held: list[Arrays]) -> Arrays:
+        return together(list(zip(self._everywhere, held, strict=True)))
 
     def _summed(self, held: list[Arrays]) -> Arrays:
         said = [self._workload.summary(ids, arrays) for ids, arrays in zip(self._nodes, held, strict=True)]
@@ -108,7 +108,7 @@ class InRounds:
     def _delivered(self, round: int, pushed: list[Ids]) -> list[_Delivery]:
         """Who pushes what to whom: as in the last iteration, if workers push for the same blocks."""
         known, deliveries = self._deliveries.get(round, ([], []))
-        if len(known) != len(pushed) or any(not np.array_equal(a, b) for a, b in zip(known, pushed, strict=True)):
+        if len(known) != len(pushed) or not all(map(_same, known, pushed)):
             deliveries = [found for node in range(len(self._nodes)) if (found := self._delivery(node, pushed))]
             self._deliveries[round] = pushed, deliveries
         return deliveries
@@ -124,3 +124,7 @@ class InRounds:
             if len(mine)
         ]
         return _Delivery(node, changed, Places(self._blocks, self._nodes[node], changed), tuple(pieces))
+
+
+def _same(a: Ids, b: Ids) -> bool:
+    return a is b or np.array_equal(a, b)

@@ -23,10 +23,10 @@ from holdfast.workloads.workload import Arrays, Clock, Stack, stacked
 
 
 class _Part(NamedTuple):
-    """The users and items that a worker solves for, and their ratings: users by all items, and items by all users."""
+    """The blocks of the users and items that a worker solves for, and the ratings by these users, and of these items."""
 
-    users: slice
-    items: slice
+    users: Ids
+    items: Ids
     by_user: Sparse
     by_item: Sparse
     square: float  # of the ratings by its users, summed
@@ -94,12 +94,12 @@ class MatrixFactorization:
         users = balanced_share(1 + np.bincount(data.rows, minlength=data.users), worker, workers)
         items = balanced_share(1 + np.bincount(data.columns, minlength=data.items), worker, workers)
         by_user, by_item = self._ratings(users, slice(0, data.items)), self._ratings(slice(0, data.users), items)
-        return _Part(users, items, by_user, by_item.transposed, float(np.sum(by_user.values**2)))
+        square = float(np.sum(by_user.values**2))
+        return _Part(self._rows[users], self._columns[items], by_user, by_item.transposed, square)
 
     def pulls(self, part: _Part, round: int) -> Ids:
         """The rows that the worker solves for, and all of the other factor."""
-        users, items = np.arange(self.data.users), self.data.users + np.arange(self.data.items)
-        return np.concatenate((users, items[part.items]) if round == 1 else (users[part.users], items))
+        return np.concatenate((self._rows, part.items) if round == 1 else (part.users, self._columns))
 
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
         """Nothing: workers need no more than the rows they pull."""
@@ -109,10 +109,8 @@ class MatrixFactorization:
         """The solution for the worker's rows of L, or for its columns of R; no other worker pushes them."""
         left, right = self._factors(pulled)
         if when.round == 0:
-            ids = np.arange(part.users.start, part.users.stop)
-            return Push(ids, {"L": _solved(left, part.by_user, right)[..., 0]})
-        ids = self.data.users + np.arange(part.items.start, part.items.stop)
-        return Push(ids, {"R": _solved(right, part.by_item, left)[..., 0]})
+            return Push(part.users, {"L": _solved(left, part.by_user, right)[..., 0]})
+        return Push(part.items, {"R": _solved(right, part.by_item, left)[..., 0]})
 
     def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
         """The solution takes the place of what was there."""
@@ -147,6 +145,16 @@ class MatrixFactorization:
         first = self.advance(stacked([self.start()]), Clock(np.zeros(1, np.int64), np.zeros(1, np.int64)))
         left, right = (float(np.linalg.norm(first[name]) / np.sqrt(self.factors)) for name in ("L", "R"))
         return {"L": right, "R": left}
+
+    @property
+    def _rows(self) -> Ids:
+        """The blocks of all users."""
+        return np.arange(self.data.users)
+
+    @property
+    def _columns(self) -> Ids:
+        """The blocks of all items."""
+        return self.data.users + np.arange(self.data.items)
 
     @cached_property
     def _matrix(self) -> Sparse:

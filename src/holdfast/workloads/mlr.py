@@ -36,10 +36,13 @@ _Batch: TypeAlias = Sequence[_Chunk]
 
 
 class _Part(NamedTuple):
-    """What a worker has of every batch, and the features that it pulls: for each batch, and for all of them."""
+    """What a worker has of every batch, then of all of them at once, each with the features that it pulls for it.
+
+    Its chunks number features among those that are pulled.
+    """
 
     batches: Sequence[_Batch]
-    features: Sequence[Ids]
+    pulls: Sequence[Ids]
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,12 +92,13 @@ class LogisticRegression:
     def part(self, worker: int, workers: int) -> _Part:
         """A slice of every batch."""
         batches = [self._chunks(batch[share(len(batch), worker, workers)]) for batch in self._samples]
-        features = [_features(batch) for batch in batches]
-        return _Part(batches, [*features, _features(chain.from_iterable(batches))])
+        batches.append(list(chain.from_iterable(batches)))
+        pulls = [_features(batch) for batch in batches]
+        return _Part([_renumbered(*each) for each in zip(batches, pulls, strict=True)], pulls)
 
     def pulls(self, part: _Part, round: int) -> Ids:
         """The features that are not zero in all of the worker's samples."""
-        return part.features[round]
+        return part.pulls[round]
 
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
         """Nothing: workers need no more than the weights they pull."""
@@ -102,9 +106,8 @@ class LogisticRegression:
 
     def compute(self, part: _Part, when: When, pulled: Arrays, summed: Arrays) -> Push:
         """The gradient of the worker's samples; it is zero for the features that it does not pull."""
-        features = part.features[when.round]
-        gradient = self._gradient(self._spread(features, pulled), part.batches[when.round])
-        return Push(features, {"weights": gradient[features]})
+        gradient = self._gradient(self._weights(pulled), part.batches[when.round])
+        return Push(part.pulls[when.round], {"weights": gradient})
 
     def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
         """A step down the gradient."""
@@ -112,8 +115,7 @@ class LogisticRegression:
 
     def measure(self, part: _Part, pulled: Arrays, summed: Arrays) -> float:
         """The cross-entropy of the worker's samples."""
-        weights = self._spread(part.features[self.rounds], pulled)
-        return float(self._cross_entropy(weights, chain.from_iterable(part.batches))[0])
+        return float(self._cross_entropy(self._weights(pulled), part.batches[self.rounds])[0])
 
     def total(self, measures: Sequence[float]) -> float:
         """The sum."""
@@ -138,12 +140,9 @@ class LogisticRegression:
         """The scores of some samples, with axes class, trial, sample."""
         return np.asarray(weights[chunk.features].T @ chunk.x.T).reshape(self.data.classes, -1, len(chunk.y))
 
-    def _spread(self, features: Ids, pulled: Arrays) -> npt.NDArray[Any]:
-        """The whole weight matrix, as far as it was pulled: no sample that is about to be used meets the rest."""
-        weights = np.zeros((self.data.x.shape[1], self.data.classes), np.float32)
-        if len(features):
-            weights[features] = pulled["weights"]
-        return weights
+    def _weights(self, pulled: Arrays) -> npt.NDArray[Any]:
+        """The rows that were pulled; none where all of a worker's samples are zero."""
+        return pulled["weights"] if pulled else np.zeros((0, self.data.classes), np.float32)
 
     @cached_property
     def _batches(self) -> Sequence[_Batch]:
@@ -184,9 +183,14 @@ def _chunk(x: npt.NDArray[np.float32], y: npt.NDArray[np.int64]) -> _Chunk:
     return _Chunk(features, np.ascontiguousarray(x[:, features]), y)
 
 
-def _features(chunks: Iterable[_Chunk]) -> Ids:
+def _features(chunks: _Batch) -> Ids:
     """The features that some chunk has."""
     return np.unique(np.concatenate([np.zeros(0, np.int64), *(chunk.features for chunk in chunks)]))
+
+
+def _renumbered(chunks: _Batch, pulled: Ids) -> _Batch:
+    """The same samples, their features numbered among those that are pulled."""
+    return [chunk._replace(features=np.searchsorted(pulled, chunk.features)) for chunk in chunks]
 
 
 def _probabilities_minus_truth(scores: npt.NDArray[Any], y: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -17,15 +17,16 @@ from holdfast.workloads.workload import Arrays
 
 
 class _Rows(NamedTuple):
-    """The rows of some blocks along a dimension of an array, which has `length` of them; no dimension: all of it."""
+    """The rows of some blocks along a dimension of an array, which has `length` of them; None: all there are."""
 
-    dim: int | None
+    dim: int
     length: int
-    where: Any  # an index for numpy
+    rows: Ids | None
 
     @property
-    def all(self) -> bool:
-        return self.where is ...
+    def where(self) -> Any:
+        """The index for numpy."""
+        return ... if self.rows is None else (slice(None),) * self.dim + (self.rows,)
 
 
 class Places:
@@ -47,7 +48,7 @@ class Places:
         """These blocks alone, packed: a copy, or the arrays themselves where there are no other blocks."""
         if self.everything:
             return arrays
-        return {name: _rows_of(arrays[name], rows) for name, rows in self._rows.items() if name in arrays}
+        return {name: _taken(arrays[name], rows) for name, rows in self._rows.items() if name in arrays}
 
     def put(self, values: Arrays, arrays: Arrays) -> None:
         """Write these blocks, packed, into the arrays."""
@@ -90,18 +91,16 @@ def added(pieces: Sequence[tuple[Places, Arrays]]) -> Arrays:
 
 def _rows(family: Family, own: Ids) -> _Rows:
     if family.dim is None:
-        return _Rows(None, 1, ...)
-    length = int(family.bounds[-1])
-    where = ... if len(own) == len(family) else (slice(None),) * family.dim + (family.rows(own),)
-    return _Rows(family.dim, length, where)
+        return _Rows(0, -1, None)
+    return _Rows(family.dim, int(family.bounds[-1]), None if len(own) == len(family) else family.rows(own))
 
 
-def _rows_of(array: npt.NDArray[Any], rows: _Rows) -> npt.NDArray[Any]:
-    return array if rows.all else np.asarray(array[rows.where])
+def _taken(array: npt.NDArray[Any], rows: _Rows) -> npt.NDArray[Any]:
+    return array if rows.rows is None else array.take(rows.rows, axis=rows.dim)
 
 
 def _room(like: npt.NDArray[Any], rows: _Rows) -> npt.NDArray[Any]:
     shape = list(like.shape)
-    if rows.dim is not None:
+    if rows.rows is not None:
         shape[rows.dim] = rows.length
     return np.full(shape, -0.0, like.dtype)  # minus 0: whatever is added to it keeps every bit, 0 its sign too
