@@ -4,6 +4,8 @@ Everything that workers and nodes send each other is packed as `Blocks.pack` pac
 in every round. What is packed need not have every array of its blocks: a worker may push nothing for companions.
 """
 
+from collections import deque
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +17,8 @@ from holdfast.workloads.workload import Arrays
 
 Places: TypeAlias = list[tuple[Family, Ids | slice]]
 """For some blocks of a layout the rows that they cover, family by family."""
+
+KEPT = 16  # layouts; a node has one for each worker and each kind of round
 
 
 class Layout:
@@ -48,6 +52,22 @@ class Layout:
                 places.append((family, slice(None) if family.dim is None else family.rows(mine - first)))
             first += len(family)
         return places
+
+
+class Layouts:
+    """Layouts by their ids; those asked for lately are kept, since workers name the same blocks round after round."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks = blocks
+        self._lately: deque[Layout] = deque(maxlen=KEPT)
+
+    def of(self, ids: Ids) -> Layout:
+        """How these blocks are packed."""
+        for known in self._lately:
+            if np.array_equal(known.ids, ids):
+                return known
+        self._lately.appendleft(Layout(self._blocks, ids))
+        return self._lately[0]
 
 
 def take(values: Arrays, places: Places) -> Arrays:
@@ -86,7 +106,7 @@ def room(layout: Layout, like: Arrays) -> Arrays:
     }
 
 
-def join(blocks: Blocks, parts: list[tuple[Ids, Arrays]]) -> tuple[Layout, Arrays]:
+def join(blocks: Blocks, parts: Sequence[tuple[Ids, Arrays]]) -> tuple[Layout, Arrays]:
     """Packed blocks put together from parts that have no block in common."""
     layout = Layout(blocks, np.sort(np.concatenate([ids for ids, _ in parts] or [np.zeros(0, np.int64)])))
     like = {name: array for _, values in parts for name, array in values.items()}

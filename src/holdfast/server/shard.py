@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from holdfast.blocks import Floats, Ids
+from holdfast.blocks import Blocks, Floats, Ids
 from holdfast.policy import Standing
-from holdfast.server.layout import Layout, add, join, put, require_fit, room, take
+from holdfast.server.layout import Layout, Layouts, add, join, put, require_fit, room, take
 from holdfast.workloads.divided import Divided, Push, When
 from holdfast.workloads.workload import Arrays
 
@@ -29,6 +29,7 @@ class Holding(NamedTuple):
     versions: Ids
     saved: Arrays
     saved_at: Ids
+    seen: dict[int, Ids]  # of workers whose pushes are applied as they come: the next round of each that is wanted
 
 
 class Applied(NamedTuple):
@@ -49,7 +50,7 @@ class _Waiting(NamedTuple):
 def restored(ids: Ids, values: Arrays, saved_at: Ids, version: int) -> Holding:
     """Blocks as they were saved, to go on with the round of this number; also every block before the first round."""
     copies = {name: array.copy() for name, array in values.items()}
-    return Holding(ids, values, np.full(len(ids), version), copies, saved_at)
+    return Holding(ids, values, np.full(len(ids), version), copies, saved_at, {})
 
 
 class Shard:
@@ -57,11 +58,14 @@ class Shard:
 
     def __init__(self, workload: Divided) -> None:
         self._workload = workload
-        self._layout = Layout(workload.blocks, np.zeros(0, np.int64))
+        self._blocks = workload.blocks
+        self._layouts = Layouts(self._blocks)
+        self._layout = self._layouts.of(np.zeros(0, np.int64))
         self._values: Arrays = {}
         self._cache: Arrays = {}
         self._versions = self._saved_at = self._since = np.zeros(0, np.int64)
         self._changed = -1
+        self._seen: dict[int, Ids] = {}
         self._inbox: dict[int, dict[int, _Waiting]] = {}
 
     @property
@@ -106,9 +110,7 @@ class Shard:
 
         A worker's push by a newer map takes the place of that by an older one; the same push again changes nothing.
         """
-        self._require_recent(under)
-        waits = self._versions[self._found(push.ids)] <= self.number(when)
-        require_fit(Layout(self._workload.blocks, push.ids), push.values)
+        waits = self._versions[self._expected(push, under)] <= self.number(when)
         kept = self._inbox.get(self.number(when), {}).get(worker)
         if waits.any() and (kept is None or kept.under < under):
             self._inbox.setdefault(self.number(when), {})[worker] = _Waiting(push, under)
@@ -122,13 +124,26 @@ class Shard:
         """Apply the sum of what these workers pushed, added up in their order, to the blocks that wait for this round."""
         self._require_recent(under)
         number = self.number(when)
-        due = self._versions == number
-        result = Applied(self.ids[due], self.ids[self._versions > number], self.ids[self._versions < number])
+        due, before = self._versions == number, self._versions > number
+        result = Applied(self.ids[due], self.ids[before], self.ids[~(due | before)])
         waiting = self._inbox.get(number, {})
         self._apply(when, due, [waiting[worker].push for worker in workers if worker in waiting])
         self._versions[due] = number + 1
         self._inbox = {later: pushes for later, pushes in self._inbox.items() if later > number}
         return result
+
+    def apply(self, when: When, worker: int, push: Push, under: int) -> Ids:
+        """Apply a worker's push at once, where workers may be ahead of each other; returns the blocks it was applied to.
+
+        A block takes a worker's rounds in rising order and each once: what comes again, or too late, it leaves.
+        """
+        position = self._expected(push, under)
+        seen = self._seen.setdefault(worker, self._versions.copy())
+        due = np.zeros(len(seen), bool)
+        due[position] = seen[position] <= self.number(when)
+        self._apply(when, due, [push])
+        seen[due] = self.number(when) + 1
+        return np.asarray(self.ids[due])
 
     def adopt(self, holding: Holding, under: int) -> None:
         """Take over blocks, or new values of blocks that are here, under a new version of the map.
@@ -141,22 +156,22 @@ class Shard:
         news = (position < 0) | (self._since[position] < under) if len(self.ids) else np.ones(len(position), bool)
         if not news.any():
             return
-        arriving = _part(self._workload, holding, news)
+        arriving = _part(self._blocks, holding, news)
         stays = ~np.isin(self.ids, arriving.ids)
-        self._hold(_part(self._workload, self._holding(), stays), self._since[stays], arriving, under)
+        self._hold(_part(self._blocks, self._holding(), stays), self._since[stays], arriving, under)
 
     def give(self, ids: Ids) -> Holding:
         """A copy of everything that is here of some blocks; once another node has adopted them, `drop` them."""
         here = np.isin(self.ids, self.ids[self._found(ids)])
-        return _part(self._workload, self._holding(), here)
+        return _part(self._blocks, self._holding(), here)
 
     def drop(self, ids: Ids, under: int) -> None:
         """Let blocks go that belong to another node under a new version of the map; those that are not here are gone."""
         self._require_recent(under)
         stays = ~np.isin(self.ids, ids)
         if not stays.all():
-            nothing = _part(self._workload, self._holding(), np.zeros(len(stays), bool))
-            self._hold(_part(self._workload, self._holding(), stays), self._since[stays], nothing, under)
+            nothing = _part(self._blocks, self._holding(), np.zeros(len(stays), bool))
+            self._hold(_part(self._blocks, self._holding(), stays), self._since[stays], nothing, under)
 
     def distances(self) -> Floats:
         """How far each block is from its saved value, in the workload's norm."""
@@ -166,9 +181,12 @@ class Shard:
         """How far each block is from zero, in the workload's norm."""
         return self._apart_from({name: np.zeros_like(array) for name, array in self._values.items()})
 
-    def standing(self) -> Standing:
-        """What a policy may know of the blocks that are here."""
-        return Standing(self.distances(), self.norms(), self.saved_at, self._layout.blocks.sizes)
+    def standing(self, ranking: str) -> Standing:
+        """What a policy knows of the blocks that are here; what its ranking does not read is not measured, and 0."""
+        nothing = np.zeros(len(self.ids))
+        distances = self.distances() if ranking in ("priority", "relative", "threshold") else nothing
+        norms = self.norms() if ranking == "relative" else nothing
+        return Standing(distances, norms, self.saved_at, self._layout.blocks.sizes)
 
     def mark_saved(self, ids: Ids, iteration: int) -> Arrays:
         """Make the present values of blocks their saved ones, as of an iteration, and return them packed, to be written.
@@ -200,7 +218,7 @@ class Shard:
 
     def _sum(self, ids: Ids, pushes: list[Push]) -> Arrays:
         """What was pushed for some blocks, added up in the order of the pushes."""
-        layout = Layout(self._workload.blocks, ids)
+        layout = self._layouts.of(ids)
         total = room(layout, {name: array for push in pushes for name, array in push.values.items()})
         for push in pushes:
             position = layout.positions(push.ids)
@@ -210,7 +228,7 @@ class Shard:
         return total
 
     def _chosen(self, push: Push, wanted: np.ndarray) -> Arrays:
-        return take(push.values, Layout(self._workload.blocks, push.ids).places(np.flatnonzero(wanted)))
+        return take(push.values, self._layouts.of(push.ids).places(np.flatnonzero(wanted)))
 
     def _apart_from(self, others: Arrays) -> Floats:
         if not len(self.ids):
@@ -218,21 +236,31 @@ class Shard:
         return self._workload.norm(self._layout.blocks, self._values, others)
 
     def _holding(self) -> Holding:
-        return Holding(self.ids, self._values, self._versions, self._cache, self._saved_at)
+        return Holding(self.ids, self._values, self._versions, self._cache, self._saved_at, self._seen)
 
     def _hold(self, stays: Holding, since: Ids, arriving: Holding, under: int) -> None:
-        blocks = self._workload.blocks
-        self._layout, self._values = join(blocks, [(stays.ids, stays.values), (arriving.ids, arriving.values)])
-        self._cache = join(blocks, [(stays.ids, stays.saved), (arriving.ids, arriving.saved)])[1]
+        self._layout, self._values = join(self._blocks, [(stays.ids, stays.values), (arriving.ids, arriving.values)])
+        self._cache = join(self._blocks, [(stays.ids, stays.saved), (arriving.ids, arriving.saved)])[1]
         order = np.argsort(np.concatenate((stays.ids, arriving.ids)))
         self._versions = np.concatenate((stays.versions, arriving.versions))[order]
         self._saved_at = np.concatenate((stays.saved_at, arriving.saved_at))[order]
         self._since = np.concatenate((since, np.full(len(arriving.ids), under)))[order]
+        self._seen = {
+            worker: np.concatenate([part.seen.get(worker, part.versions) for part in (stays, arriving)])[order]
+            for worker in {**stays.seen, **arriving.seen}
+        }
         self._changed = under
         self._inbox = {
             number: {worker: waiting for worker, waiting in pushes.items() if waiting.under >= under}
             for number, pushes in self._inbox.items()
         }
+
+    def _expected(self, push: Push, under: int) -> Ids:
+        """Where the blocks of a push are here, if it can be taken."""
+        self._require_recent(under)
+        position = self._found(push.ids)
+        require_fit(self._layouts.of(push.ids), push.values)
+        return position
 
     def _found(self, ids: Ids) -> Ids:
         position = self._layout.positions(ids)
@@ -246,13 +274,14 @@ class Shard:
             raise Moved(f"the map of version {under} is older than this node's blocks, of version {self._changed}")
 
 
-def _part(workload: Divided, holding: Holding, wanted: np.ndarray) -> Holding:
+def _part(blocks: Blocks, holding: Holding, wanted: np.ndarray) -> Holding:
     """Those blocks of a holding that are wanted, copied."""
-    places = Layout(workload.blocks, holding.ids).places(np.flatnonzero(wanted))
+    places = Layout(blocks, holding.ids).places(np.flatnonzero(wanted))
     return Holding(
         holding.ids[wanted],
         take(holding.values, places),
         holding.versions[wanted],
         take(holding.saved, places),
         holding.saved_at[wanted],
+        {worker: seen[wanted] for worker, seen in holding.seen.items()},
     )
