@@ -21,7 +21,7 @@ from holdfast.blocks import Blocks, Floats, Ids, Norm, along, euclidean, whole
 from holdfast.errors import BadInput
 from holdfast.workloads.architecture import Architecture
 from holdfast.workloads.datasets import Dataset, load
-from holdfast.workloads.divided import Push, When, share
+from holdfast.workloads.divided import Push, When, share, writable
 from holdfast.workloads.workload import Arrays, Clock, Stack, stacked, unstacked
 
 if TYPE_CHECKING:
@@ -141,7 +141,9 @@ class ConvolutionalNetwork:
             mean, square = (held[f"{name}.{moment}"].reshape(-1) for moment in MOMENTS)
             bounds = np.arange(len(count) + 1) * gradient[0].size
             average *= np.float32(when.round)
-            update(held[name].reshape(-1), mean, square, average.reshape(-1), gradient.reshape(-1), bounds, count)
+            update(
+                held[name].reshape(-1), mean, square, average.reshape(-1), writable(gradient).reshape(-1), bounds, count
+            )
             average /= np.float32(when.round + 1)
 
     def measure(self, part: "_Part", pulled: Arrays, summed: Arrays) -> float:

@@ -4,9 +4,11 @@ An iteration is a fixed number of rounds. In a round every worker pulls blocks, 
 the input, and pushes something for blocks; once all have pushed, the nodes apply it to the blocks that they hold.
 
 Blocks travel packed, as `Blocks.pack` packs them: for every array the rows of some blocks, in rising order of their
-numbers, without gaps in memory. An array none of whose blocks is among them is not there. Nodes that hold some blocks may also say something
-about all of them together, such as how often each word has each topic; what they say adds up, and workers get the sum.
-It is added up in any order, so it should be whole numbers where the last bits matter.
+numbers, without gaps in memory. An array none of whose blocks is among them is not there.
+
+Nodes may also say something about all blocks that they hold together, such as how often each word has each topic; what
+they say adds up, and workers get the sum. It is added up in any order, so it should be whole numbers where the last bits
+matter.
 
 What a worker is given may be shared with others: it reads `pulled` and `summed`, and never changes them.
 """
@@ -81,6 +83,15 @@ def share(length: int, worker: int, workers: int) -> slice:
 def balanced_share(weights: npt.NDArray[Any], worker: int, workers: int) -> slice:
     """This worker's neighbouring places, where places weigh differently: all workers carry about the same."""
     ends = np.cumsum(weights)
-    targets = np.arange(workers + 1) * (ends[-1] / workers if len(ends) else 0)
-    first, last = np.searchsorted(ends - weights / 2, targets)[[worker, worker + 1]]  # a place goes where its middle is
+    targets = np.arange(1, workers) * (ends[-1] / workers if len(ends) else 0)
+    cuts = np.searchsorted(ends - weights / 2, targets)  # a place goes where its middle is
+    first, last = np.concatenate(([0], cuts, [len(weights)]))[[worker, worker + 1]]
     return slice(int(first), int(last))
+
+
+def writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The array in one run of memory, copied if it is read-only, as what came over a network is.
+
+    Functions are compiled anew for arrays that they may not write, which takes seconds.
+    """
+    return np.require(array, requirements=["C", "W"])

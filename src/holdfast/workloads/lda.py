@@ -16,7 +16,7 @@ import numpy.typing as npt
 from holdfast.blocks import Blocks, Floats, Ids, Norm, State, ragged
 from holdfast.errors import BadInput
 from holdfast.workloads.corpora import Corpus, load
-from holdfast.workloads.divided import Push, When, balanced_share, share
+from holdfast.workloads.divided import Push, When, balanced_share, share, writable
 from holdfast.workloads.gibbs import TOPICS, Keys, Table, reciprocals, sweep
 from holdfast.workloads.tally import Counts, Tokens, Topics, tallied, tally, tally_documents
 from holdfast.workloads.workload import Arrays, Clock, Stack
@@ -148,7 +148,7 @@ class LatentDirichletAllocation:
         """How often each word has each topic in some documents, whose topics are packed."""
         counts = np.zeros((self.data.vocabulary, TOPICS), dtype=self._count_type)
         if topics:
-            tally_documents(words, bounds, documents, topics["topics"], counts)
+            tally_documents(words, bounds, documents, writable(topics["topics"]), counts)
         return counts
 
     def _sample(self, words: Tokens, bounds: Ids, topics: Topics, counts: Counts, keys: Keys, first: int) -> None:
@@ -220,7 +220,7 @@ def lda(name: str, data: Path | None = None) -> LatentDirichletAllocation:
 
 def _topics(pulled: Arrays) -> Topics:
     """What was pulled, as a stack of one chain; a worker may have no documents."""
-    return np.ascontiguousarray(pulled["topics"] if pulled else np.zeros(0, np.uint8))[:, None]
+    return writable(pulled["topics"] if pulled else np.zeros(0, np.uint8))[:, None]
 
 
 def _document_counts(topics: Any, bounds: Ids) -> Ids:

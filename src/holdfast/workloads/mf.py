@@ -16,7 +16,7 @@ from numba import njit
 
 from holdfast.blocks import Blocks, Floats, Ids, State, along, euclidean
 from holdfast.errors import BadInput
-from holdfast.workloads.divided import Push, When, balanced_share
+from holdfast.workloads.divided import Push, When, balanced_share, writable
 from holdfast.workloads.ratings import Ratings, load
 from holdfast.workloads.sparse import Sparse, sparse
 from holdfast.workloads.workload import Arrays, Clock, Stack, stacked
@@ -129,7 +129,8 @@ class MatrixFactorization:
     def _factors(self, pulled: Arrays) -> tuple[Floats, Floats]:
         """What was pulled, as stacks of one trial; a worker may have no rows of its own."""
         none = np.empty((0, self.factors))
-        return _contiguous({name: pulled.get(name, none)[..., None] for name in ("L", "R")})
+        left, right = (writable(pulled.get(name, none))[..., None] for name in ("L", "R"))
+        return left, right
 
     def _ratings(self, users: slice, items: slice) -> Sparse:
         """The ratings by these users of these items."""

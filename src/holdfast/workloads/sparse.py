@@ -60,7 +60,7 @@ def sparse(shape: tuple[int, int], rows: Ids, columns: Ids, values: Floats) -> S
 
 def _flat(x: Floats) -> Floats:
     """Width and trials as one axis: every entry of the matrix meets them all alike."""
-    return np.ascontiguousarray(x).reshape(len(x), -1)
+    return np.ascontiguousarray(x).reshape(len(x), x.shape[1] * x.shape[2])
 
 
 @njit(cache=True)
