@@ -123,20 +123,32 @@ class Controller:
         )
 
     def _begin(self, version: int = 0) -> int:
-        """Deal out the blocks as they are before the first iteration, and save all of them."""
-        recovering, nodes = self._recovering, sorted(self._members.nodes)
-        recovering.map = first_map(self._count, nodes, self._settings.seed, version)
-        held = {node: recovering.map.held_by(node) for node in nodes}
-        for method, told in (
-            ("begin", {node: (ids, version) for node, ids in held.items()}),
-            ("keep", {node: (ids,) for node, ids in held.items()}),
-        ):
-            if missing := self._members.ask("node", method, told).missing:
-                self._recover(self._members.lost("node", missing))
-        self._coordinator.write(0, 0)
-        self._save_settled(self._coordinator.settle())
-        self._recover(recovering.route())
+        """Deal out the blocks as they are before the first iteration, and save all of them; nobody can lose any yet."""
+        recovering, members = self._recovering, self._members
+        while True:
+            recovering.require("node")
+            recovering.map = first_map(self._count, sorted(members.nodes), self._settings.seed, version)
+            lost = members.lost("node", self._deal())
+            if not any(member.kind == "node" for member in lost):
+                break
+            for member, why in lost.items():
+                recovering.take_leave(member, why, self._place, holding=False)
+            version += 1
+        self._recover(lost or recovering.route())
         return 0
+
+    def _deal(self) -> Mapping[int, str]:
+        """Let every node begin with its blocks and save them; returns those that did not."""
+        partition, nodes = self._recovering.map, sorted(self._members.nodes)
+        begun = {node: (partition.held_by(node), partition.version) for node in nodes}
+        if missing := self._members.ask("node", "begin", begun).missing:
+            return missing
+        if missing := self._members.ask("node", "keep", {node: (ids,) for node, (ids, _) in begun.items()}).missing:
+            return missing
+        self._coordinator.write(0, 0)
+        saved = self._coordinator.settle()
+        self._save_settled(saved)
+        return {} if saved is None else saved.lost
 
     def _resume(self) -> int:
         """Find out from nodes and store how far the run has come, and finish what was begun."""
@@ -301,7 +313,7 @@ class Controller:
             self._recover(self._members.lost("node", chosen.lost))
 
     def _save_settled(self, saved: Any) -> None:
-        if saved is not None:
+        if saved is not None and saved.committed:
             self._record(events.Commit(0, saved.iteration, saved.bytes, saved.seconds))
 
     def _recover(self, lost: Mapping[Member, str]) -> bool:

@@ -19,7 +19,6 @@ from holdfast.blocks import Ids
 from holdfast.checkpoint.packed import block_bytes
 from holdfast.checkpoint.running import Segment, load_blocks, write_segments
 from holdfast.history import HistoryWriter
-from holdfast.policy import Standing
 from holdfast.samples import Samples
 from holdfast.server.candidates import Candidates
 from holdfast.server.health import raylet_lives
@@ -36,6 +35,14 @@ class Kept(NamedTuple):
     blocks: Samples
     bytes: int
     apart: float
+
+
+class _Unwritten(NamedTuple):
+    """Saved values of blocks that are on their way to the store."""
+
+    ids: Ids
+    saved_at: Ids
+    saved: Arrays
 
 
 class Held(NamedTuple):
@@ -67,7 +74,7 @@ class Node:
         self._history = HistoryWriter(settings.history, f"node-{number}")
         self._received: Counter[int] = Counter()
         self._candidates: tuple[int, Candidates] | None = None
-        self._to_write: Holding | None = None
+        self._to_write: _Unwritten | None = None
         self._total = 0
         self._credit, self._chosen = Fraction(0), -1
 
@@ -81,6 +88,7 @@ class Node:
         state = self._start()
         values = cast(Arrays, self._workload.blocks.pack(state, ids))
         self._shard.adopt(restored(ids, values, np.zeros(len(ids), np.int64), 0), under)
+        self._shard.drop(np.setdiff1d(self._shard.ids, ids, assume_unique=True), under)
 
     def pull(self, under: int, ids: Ids) -> tuple[Arrays, Arrays]:
         """The values of some blocks, and what there is to say of all that are here."""
@@ -111,7 +119,7 @@ class Node:
         """What this node's blocks say when nodes find out together which are to be saved after an iteration."""
         if self._candidates is None or self._candidates[0] != step:
             count, policy = len(self._workload.blocks), self._settings.policy
-            self._candidates = step, Candidates(policy, step, self._shard.ids, self._standing(), count)
+            self._candidates = step, Candidates(policy, step, self._shard.ids, self._shard.standing(policy.ranking), count)
         return self._candidates[1].answer(question)
 
     def save(self, step: int, verdict: Verdict, credit: Fraction) -> Kept:
@@ -121,7 +129,7 @@ class Node:
         ids = self._candidates[1].taken(verdict)
         self._candidates, self._credit, self._chosen = None, credit, step
         values = self._shard.mark_saved(ids, step)
-        self._to_write = Holding(ids, values, ids, values, np.full(len(ids), step))
+        self._to_write = _Unwritten(ids, np.full(len(ids), step), values)
         kept = Kept(Samples.of(ids), sum(array.nbytes for array in values.values()), self.apart())
         self._history.append(events.Chosen(step, kept.blocks, kept.bytes, time.perf_counter() - began))
         self._history.flush()
@@ -129,7 +137,8 @@ class Node:
 
     def keep(self, ids: Ids) -> None:
         """Set the saved values of some blocks aside once more: nobody knows whether they reached the store."""
-        self._to_write = self._shard.give(ids)
+        given = self._shard.give(ids)
+        self._to_write = _Unwritten(given.ids, given.saved_at, given.saved)
 
     @ray.method(concurrency_group="disk")
     def write(self, sequence: int) -> list[Segment]:
@@ -191,13 +200,6 @@ class Node:
         state = self._workload.start(self._settings.seed)
         self._total = int(block_bytes(self._workload.blocks, state).sum())
         return state
-
-    def _standing(self) -> Standing:
-        """What the policy asks for; distances and norms take time, and not every policy looks at them."""
-        shard, ranking = self._shard, self._settings.policy.ranking
-        none = np.zeros(len(shard.ids))
-        distances = shard.distances() if ranking in ("priority", "relative", "threshold") else none
-        return Standing(distances, shard.norms() if ranking == "relative" else none, shard.saved_at, shard.sizes)
 
 
 def _saved_at(count: int, segments: Sequence[Segment]) -> Ids:
