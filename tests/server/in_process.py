@@ -96,7 +96,9 @@ class InProcess:
     def _trained(self) -> Outcome:
         while True:
             try:
-                of = {kind: {m.number: a for m, a in self.actors.items() if m.kind == kind} for kind in ("node", "worker")}
+                of = {
+                    kind: {m.number: a for m, a in self.actors.items() if m.kind == kind} for kind in ("node", "worker")
+                }
                 life, self.lives = self.lives, self.lives + 1
                 controller = _Driven(self)
                 return controller.train(of["node"], of["worker"], life)  # type: ignore[arg-type]

@@ -43,7 +43,9 @@ def _assert_every_block_has_every_round(out: Path, workload: Workload, nodes: in
         assert blocks == Samples.of(np.arange(len(workload.blocks)))
 
 
-def _assert_saves_hold_what_the_simulation_holds(out: Path, workload: Workload, states: list[dict[str, np.ndarray]]) -> None:
+def _assert_saves_hold_what_the_simulation_holds(
+    out: Path, workload: Workload, states: list[dict[str, np.ndarray]]
+) -> None:
     running = checkpoint(out, workload)
     assert running.saved_at.max() == 4
     for iteration in np.unique(running.saved_at):

@@ -86,7 +86,7 @@ class Coordinator:
         return Selected(
             Samples.total(each.blocks for each in kept.values()),
             sum(each.bytes for each in kept.values()),
-            {node: each.apart for node, each in kept.items()},
+            {node: each.apart for node, each in kept.items() if each.apart is not None},
             answers.missing,
         )
 

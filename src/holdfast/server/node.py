@@ -19,6 +19,7 @@ from holdfast.blocks import Ids
 from holdfast.checkpoint.packed import block_bytes
 from holdfast.checkpoint.running import Segment, load_blocks, write_segments
 from holdfast.history import HistoryWriter
+from holdfast.policy import Standing
 from holdfast.samples import Samples
 from holdfast.server.candidates import Candidates
 from holdfast.server.health import raylet_lives
@@ -28,13 +29,15 @@ from holdfast.server.shard import Holding, Moved, Shard, restored
 from holdfast.workloads.divided import Push, When
 from holdfast.workloads.workload import Arrays
 
+MEASURED = ("priority", "relative", "threshold")  # policies that look at how far blocks have moved
+
 
 class Kept(NamedTuple):
     """What a node has set aside to be saved: which blocks, their bytes, and how far its others are from their save."""
 
     blocks: Samples
     bytes: int
-    apart: float
+    apart: float | None  # None if the policy does not look at distances
 
 
 class _Unwritten(NamedTuple):
@@ -73,7 +76,7 @@ class Node:
         self._shard = Shard(self._workload)
         self._history = HistoryWriter(settings.history, f"node-{number}")
         self._received: Counter[int] = Counter()
-        self._candidates: tuple[int, Candidates] | None = None
+        self._candidates: tuple[int, Standing, Candidates] | None = None
         self._to_write: _Unwritten | None = None
         self._total = 0
         self._credit, self._chosen = Fraction(0), -1
@@ -119,18 +122,23 @@ class Node:
         """What this node's blocks say when nodes find out together which are to be saved after an iteration."""
         if self._candidates is None or self._candidates[0] != step:
             count, policy = len(self._workload.blocks), self._settings.policy
-            self._candidates = step, Candidates(policy, step, self._shard.ids, self._shard.standing(policy.ranking), count)
-        return self._candidates[1].answer(question)
+            standing = self._shard.standing(policy.ranking)
+            self._candidates = step, standing, Candidates(policy, step, self._shard.ids, standing, count)
+        return self._candidates[2].answer(question)
 
     def save(self, step: int, verdict: Verdict, credit: Fraction) -> Kept:
         """Make the present values of the chosen blocks their saved ones; `write` then brings them to the store."""
         began = time.perf_counter()
         assert self._candidates is not None
-        ids = self._candidates[1].taken(verdict)
+        _, standing, candidates = self._candidates
+        ids = candidates.taken(verdict)
         self._candidates, self._credit, self._chosen = None, credit, step
+        left = ~np.isin(self._shard.ids, ids)
+        known = self._settings.policy.ranking in MEASURED or not left.any()
+        apart = float(np.sqrt(np.sum(standing.distances[left] ** 2))) if known else None
         values = self._shard.mark_saved(ids, step)
         self._to_write = _Unwritten(ids, np.full(len(ids), step), values)
-        kept = Kept(Samples.of(ids), sum(array.nbytes for array in values.values()), self.apart())
+        kept = Kept(Samples.of(ids), sum(array.nbytes for array in values.values()), apart)
         self._history.append(events.Chosen(step, kept.blocks, kept.bytes, time.perf_counter() - began))
         self._history.flush()
         return kept
