@@ -84,6 +84,11 @@ class Shard:
         return self._saved_at.copy()
 
     @property
+    def sizes(self) -> Ids:
+        """How many numbers each block holds, companions not counted."""
+        return self._layout.blocks.sizes
+
+    @property
     def changed(self) -> int:
         """The version of the map with which the holdings last changed; requests by an older map are refused."""
         return self._changed
@@ -110,6 +115,10 @@ class Shard:
         if waits.any() and (kept is None or kept.under < under):
             self._inbox.setdefault(self.number(when), {})[worker] = _Waiting(push, under)
         return np.asarray(push.ids[waits])
+
+    def waiting(self, when: When) -> tuple[int, ...]:
+        """The workers whose pushes wait for the commit of a round."""
+        return tuple(self._inbox.get(self.number(when), {}))
 
     def commit(self, when: When, workers: Sequence[int], under: int) -> Applied:
         """Apply the sum of what these workers pushed, added up in their order, to the blocks that wait for this round."""

@@ -1,0 +1,217 @@
+"""The driver of a served run: starts Ray and the actors, watches, starts what is asked for, and ends everything."""
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from holdfast.checkpoint.index import generations
+from holdfast.checkpoint.place import store_for
+from holdfast.errors import BadInput, CommitConflict, HoldfastError, WorkerLost
+from holdfast.server.settings import Settings
+from holdfast.server.wish import Wish
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+    from holdfast.server.controller import Outcome, Status
+
+CONNECT_WITHIN = 10.0  # seconds for a cluster to answer
+START_WITHIN = 120.0  # seconds for an actor to start and to load its data
+LOOK_EVERY = 0.1
+SILENT_FOR = 30.0  # seconds without a word of the controller, after which it is ended and started again
+LIVES = 20  # of the controller
+
+
+def serve(
+    settings: Settings, address: str | None = None, tell: "Callable[[Status], None]" = lambda status: None
+) -> "Outcome":
+    """Train a workload on a parameter server, from its first iteration to its last."""
+    _check(settings)
+    with cluster(address):
+        return _Job(settings, tell).run()
+
+
+@contextmanager
+def cluster(address: str | None = None) -> Iterator[None]:
+    """Ray, embedded in this process or at an address; one that is already there is used, and left as it is."""
+    ray = _ray()
+    if ray.is_initialized():
+        yield
+        return
+    if address is None:
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="ERROR",
+            num_cpus=os.cpu_count(),
+            object_store_memory=OBJECTS,
+        )
+    else:
+        require_answer(address)
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+OBJECTS = 512 << 20  # bytes of memory for what actors send each other
+
+
+def _ray() -> ModuleType:
+    # Before its import: it prints whatever dies to our output, and makes what it starts give way to all other processes.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise BadInput("the parameter server needs Ray, which is not installed: pip install 'holdfast[ray]'") from error
+    return ray
+
+
+def require_answer(address: str) -> None:
+    """Refuse an address where nobody listens: Ray itself would wait for minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), CONNECT_WITHIN):
+            pass
+    except (OSError, ValueError, OverflowError) as error:
+        raise BadInput(
+            f"there is no Ray cluster at {address}: {error}. Give HOST:PORT as `ray start` prints it"
+        ) from None
+
+
+def _check(settings: Settings) -> None:
+    """Refuse what cannot work before anything is started."""
+    blocks = len(settings.load().blocks)
+    if settings.nodes > blocks:
+        raise BadInput(f"{settings.nodes} nodes are more than the {blocks} blocks of {settings.workload}: use fewer")
+    store = store_for(settings.store)
+    if generations(store) or settings.history.exists():
+        raise CommitConflict(f"{settings.out} already holds a run: give each run a folder and a store of its own")
+
+
+def _actor(kind: type[Any], **options: object) -> Any:
+    """A kind of actor that takes no part of the machine for itself: nodes and workers share its cores."""
+    import ray
+
+    return ray.remote(num_cpus=0, **options)(kind)  # type: ignore[call-overload]
+
+
+class _Job:
+    """The actors of a run, owned by this process: they end when it does."""
+
+    def __init__(self, settings: Settings, tell: "Callable[[Status], None]") -> None:
+        self._settings, self._tell = settings, tell
+        self._wish = Wish(settings.out)
+        self._started = {"node": 0, "worker": 0}
+        self._actors: dict[str, dict[int, ActorHandle[Any]]] = {"node": {}, "worker": {}}
+        self._request = 0
+
+    def run(self) -> "Outcome":
+        try:
+            self._start("node", self._settings.nodes)
+            self._start("worker", self._settings.workers)
+            self._controller = self._new_controller()
+            self._await_start()
+            return self._watch()
+        finally:
+            self._end()
+
+    def _watch(self) -> "Outcome":
+        """Look after the controller until it is done, however often it has to begin again."""
+        import ray
+        from ray.exceptions import RayActorError
+
+        for life in range(LIVES):
+            done: Any = self._controller.train.remote(self._actors["node"], self._actors["worker"], life)
+            try:
+                while not ray.wait([done], timeout=LOOK_EVERY)[0]:
+                    self._look()
+                outcome: Outcome = ray.get(done)
+                return outcome
+            except RayActorError:
+                continue
+            except ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, HoldfastError):
+                    raise type(error.cause)(*error.cause.args) from None
+                raise
+        raise WorkerLost(f"the controller died {LIVES} times: see its logs in Ray's folder")
+
+    def _look(self) -> None:
+        """Tell how the run stands, and start members that the controller or somebody else asks for."""
+        import ray
+        from ray.exceptions import GetTimeoutError
+
+        try:
+            asked: Any = self._controller.status.remote()
+            status: Status = ray.get(asked, timeout=SILENT_FOR)
+        except GetTimeoutError:
+            ray.kill(self._controller, no_restart=False)
+            return
+        self._tell(status)
+        if status.wanted is not None and status.wanted[2] != self._request:
+            kind, count, self._request = status.wanted
+            self._welcome(kind, count)
+        elif wanted := self._wish.take():
+            self._welcome("node", wanted)
+
+    def _welcome(self, kind: str, count: int) -> None:
+        for number in self._start(kind, count):
+            self._controller.welcome.remote(kind, number, self._actors[kind][number])
+
+    def _start(self, kind: str, count: int) -> list[int]:
+        from holdfast.server.node import Node
+        from holdfast.server.worker import Worker
+
+        made = _actor(
+            Node if kind == "node" else Worker,
+            concurrency_groups={"health": 1, **({"disk": 1} if kind == "node" else {})},
+            scheduling_strategy="SPREAD",
+        )
+        numbers = list(range(self._started[kind], self._started[kind] + count))
+        self._started[kind] += count
+        for number in numbers:
+            self._actors[kind][number] = made.remote(number, self._settings)
+        return numbers
+
+    def _new_controller(self) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        from holdfast.server.controller import Controller
+
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        made = _actor(Controller, max_restarts=-1, concurrency_groups={"watch": 1}, scheduling_strategy=here)
+        return made.remote(self._settings)
+
+    def _await_start(self) -> None:
+        import ray
+
+        ready: dict[Any, str] = {
+            actor.ready.remote(): f"{kind} {number}"
+            for kind, actors in self._actors.items()
+            for number, actor in actors.items()
+        }
+        done, late = ray.wait(list(ready), num_returns=len(ready), timeout=START_WITHIN)
+        if late:
+            names = ", ".join(sorted(ready[ref] for ref in late))
+            raise WorkerLost(f"{names} did not start within {START_WITHIN:g} s: see the logs in Ray's folder")
+        ray.get(done)
+
+    def _end(self) -> None:
+        """End all actors, and wait until their processes are gone."""
+        import ray
+        from ray.exceptions import RayError
+
+        everybody = [actor for actors in self._actors.values() for actor in actors.values()]
+        if hasattr(self, "_controller"):
+            everybody.append(self._controller)
+        for actor in everybody:
+            with suppress(RayError, ValueError):
+                ray.kill(actor)
