@@ -150,6 +150,8 @@ class Recovering:
                 ids, saved_at = held.ids.tolist(), held.saved_at.tolist()
                 self._record(events.Restored(*place[:2], node, version, ids, saved_at, seconds, size))
                 self.apart[node] = 0.0 if everything else self.apart.get(node, 0.0)
+        for node in lost or {}:
+            self.apart.pop(node, None)
         return self._members.lost("node", answers.missing)
 
     def _size(self, lost: Mapping[int, str], everything: bool) -> float | None:
