@@ -151,9 +151,10 @@ class Campaign:
         """Keep what is left of a run, with the logs of its time."""
         to = self._keep / out.name
         shutil.rmtree(to, ignore_errors=True)
-        shutil.copytree(out, to / "run", ignore_dangling_symlinks=True)
+        (to / "logs").mkdir(parents=True)
+        if out.exists():
+            shutil.copytree(out, to / "run", ignore_dangling_symlinks=True)
         shutil.copy(out.with_suffix(".log"), to / "command.log")
-        (to / "logs").mkdir()
         for log in self._cluster.logs.iterdir():
             if log.is_file() and log.stat().st_mtime >= began and log.stat().st_size:
                 shutil.copy(log, to / "logs")
