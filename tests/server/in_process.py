@@ -4,6 +4,7 @@ What is put in Ray's place knows only what the server asks of it. So every momen
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from holdfast.server.node import Node
 from holdfast.server.settings import Settings
 from holdfast.server.shard import Moved
 from holdfast.server.worker import Worker
+from holdfast.workloads.divided import Divided
+from holdfast.workloads.named import load_workload
 
 
 class Killed(BaseException):
@@ -156,6 +159,13 @@ def run_in_process(
     `arrive` is told the number too, and may name somebody who joins.
     """
     run = InProcess(settings, kill, arrive)
+    monkeypatch.setattr(Settings, "load", lambda self: _loaded(self.workload))
     monkeypatch.setattr(calls, "ray", run)
     monkeypatch.setattr(members, "ray", run)
     return run.train(), run
+
+
+@cache
+def _loaded(name: str) -> Divided:
+    """A workload never changes: all processes of all runs may have the same."""
+    return load_workload(name)

@@ -79,10 +79,12 @@ class Controller:
         self, nodes: "Mapping[int, ActorHandle[Any]]", workers: "Mapping[int, ActorHandle[Any]]", life: int
     ) -> Outcome:
         """Train until the loss is under the workload's criterion, or for as many iterations as allowed."""
-        for number, node in nodes.items():
-            self._members.admit(Member("node", number), node)
-        for number, worker in workers.items():
-            self._members.admit(Member("worker", number), worker)
+        told = [event.what for event in recall(self._history.path, "lost")]
+        gone = {Member(what.kind, what.number) for what in told if isinstance(what, events.Lost)}
+        for kind, actors in (("node", nodes), ("worker", workers)):
+            for number, actor in actors.items():
+                if (member := Member(kind, number)) not in gone:
+                    self._members.admit(member, actor)
         self._announce(life)
         iteration = self._begin() if life == 0 else self._resume()
         outcome = self._iterate(iteration) if self._settings.staleness == 0 else self._iterate_stale()
@@ -159,11 +161,13 @@ class Controller:
         accounts: dict[int, Account] = answers.results
         newest = max((account.changed for account in accounts.values()), default=0)
         held = {node: account.ids for node, account in accounts.items()}
-        recovering.map, nobody = gathered_map(self._count, held, newest + 1)
+        lost = members.lost("node", answers.missing)
+        nobody = next((m.number for m in lost if m.kind == "node"), max(held, default=-1) + 1)
+        recovering.map, homeless = gathered_map(self._count, held, newest + 1, nobody)
         if not self._coordinator.exists:
             return self._begin(newest + 1)
         versions = np.concatenate([account.versions for account in accounts.values()] or [np.zeros(0, np.int64)])
-        open_round = int(versions.min(initial=0 if not len(versions) else versions.max()))
+        open_round = int(versions.min()) if len(versions) else self._told() * self._workload.rounds
         if self._settings.staleness:
             # Parts that were ahead do it again: what they push is known already, and what they measure is not.
             slowest = min(_clock(part, accounts, self._workload.rounds) for part in self._clocks)
@@ -176,10 +180,14 @@ class Controller:
         if len(versions) and versions.max() > open_round and not self._settings.staleness:
             self._commit(self._when(open_round))
         self._save_again(accounts)
-        lost = members.lost("node", answers.missing)
-        self._recover(lost | ({nobody: "nobody holds these blocks"} if nobody else {}))
+        self._recover(({Member("node", nobody): "nobody holds these blocks"} if homeless else {}) | lost)
         self._recover(recovering.route())
         return 0 if self._settings.staleness else self._finish_iteration(last.chosen if last else -1)
+
+    def _told(self) -> int:
+        """How many iterations are done, by the history."""
+        done = (event.what for event in recall(self._history.path, "iterate"))
+        return max((what.iteration + 1 for what in done if isinstance(what, events.Iterate)), default=0)
 
     def _recall(self) -> None:
         """What the history says of the run so far, and that its controller was lost."""
