@@ -111,13 +111,14 @@ class _Job:
         self._wish = Wish(settings.out)
         self._started = {"node": 0, "worker": 0}
         self._actors: dict[str, dict[int, ActorHandle[Any]]] = {"node": {}, "worker": {}}
+        self._controllers: list[Any] = []  # one that trains, and one that waits to go on where that one is lost
         self._request = 0
 
     def run(self) -> "Outcome":
         try:
             self._start("node", self._settings.nodes)
             self._start("worker", self._settings.workers)
-            self._controller = self._new_controller()
+            self._controllers.append(self._new_controller())
             self._await_start()
             return self._watch()
         finally:
@@ -129,14 +130,18 @@ class _Job:
         from ray.exceptions import RayActorError
 
         for life in range(LIVES):
-            done: Any = self._controller.train.remote(self._actors["node"], self._actors["worker"], life)
+            self._request = 0  # which every controller counts from there
+            done: Any = self._controllers[0].train.remote(self._actors["node"], self._actors["worker"], life)
+            if not life:
+                self._controllers.append(self._new_controller())
             try:
                 while not ray.wait([done], timeout=LOOK_EVERY)[0]:
                     self._look()
                 outcome: Outcome = ray.get(done)
                 return outcome
-            except RayActorError:
-                continue
+            except RayActorError:  # it may be out of reach alone; once it is ended, Ray starts it again, to wait
+                ray.kill(self._controllers[0], no_restart=False)
+                self._controllers.reverse()
             except ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, HoldfastError):
                     raise type(error.cause)(*error.cause.args) from None
@@ -149,10 +154,10 @@ class _Job:
         from ray.exceptions import GetTimeoutError
 
         try:
-            asked: Any = self._controller.status.remote()
+            asked: Any = self._controllers[0].status.remote()
             status: Status = ray.get(asked, timeout=SILENT_FOR)
         except GetTimeoutError:
-            ray.kill(self._controller, no_restart=False)
+            ray.kill(self._controllers[0], no_restart=False)
             return
         self._tell(status)
         if status.wanted is not None and status.wanted[2] != self._request:
@@ -163,7 +168,7 @@ class _Job:
 
     def _welcome(self, kind: str, count: int) -> None:
         for number in self._start(kind, count):
-            self._controller.welcome.remote(kind, number, self._actors[kind][number])
+            self._controllers[0].welcome.remote(kind, number, self._actors[kind][number])
 
     def _start(self, kind: str, count: int) -> list[int]:
         from holdfast.server.node import Node
@@ -209,9 +214,7 @@ class _Job:
         import ray
         from ray.exceptions import RayError
 
-        everybody = [actor for actors in self._actors.values() for actor in actors.values()]
-        if hasattr(self, "_controller"):
-            everybody.append(self._controller)
+        everybody = [actor for actors in self._actors.values() for actor in actors.values()] + self._controllers
         for actor in everybody:
             with suppress(RayError, ValueError):
                 ray.kill(actor)
