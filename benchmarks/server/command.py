@@ -41,7 +41,7 @@ class Command:
     def __init__(self, plan: Plan, address: str, out: Path, seconds: float) -> None:
         self.out, self._deadline = out, time.monotonic() + seconds
         self._read = self._iterations = 0
-        self._history = out / "history" / "controller.jsonl"
+        self.history = out / "history" / "controller.jsonl"
         self._log = out.with_suffix(".log")
         self._file = self._log.open("wb")
         self._process = subprocess.Popen(
@@ -64,13 +64,13 @@ class Command:
 
     def events(self) -> list[dict[str, Any]]:
         """What the controller has told so far."""
-        if not self._history.exists():
+        if not self.history.exists():
             return []
-        return [json.loads(line) for line in self._history.read_bytes().split(b"\n")[:-1]]
+        return [json.loads(line) for line in self.history.read_bytes().split(b"\n")[:-1]]
 
     def iterations(self) -> int:
         """How many iterations are done: only what is new in the history is read."""
-        with suppress(FileNotFoundError), self._history.open("rb") as file:
+        with suppress(FileNotFoundError), self.history.open("rb") as file:
             file.seek(self._read)
             whole = file.read().rpartition(b"\n")[0]
             self._read += len(whole)

@@ -12,6 +12,7 @@ from typing import Any
 KINDS = ("node", "worker", "controller")
 TITLES = {"ray::Node": "node", "ray::Worker": "worker", "ray::Controller": "controller"}
 OBJECTS = 256 << 20  # bytes of every raylet for what actors send each other
+NOTICED_WITHIN = 120.0  # seconds for Ray to notice that a raylet is dead
 TRIES = 4  # to start a raylet
 GONE_WITHIN = 15.0  # seconds for the processes of a run to end once its command has
 
@@ -47,9 +48,14 @@ class Raylets:
         self._seen |= found
         return {pid: kind for pid, kind in found.items() if not kinds or kind in kinds}
 
+    def training(self, history: Path) -> int:
+        """The process of the controller that trains, and not of the one that waits: it has the history open."""
+        return next(pid for pid in self.members("controller") if history in _opened(pid))
+
     def inhabited(self) -> list[Any]:
-        """The raylets, but for the head, on which members of the run live."""
-        return [raylet for raylet in self._raylets if _members(_pid(raylet))]
+        """The raylets on which nodes or workers of the run live, and no controller."""
+        there = [(raylet, set(_members(_pid(raylet)).values())) for raylet in self._raylets]
+        return [raylet for raylet, kinds in there if kinds and "controller" not in kinds]
 
     def strike(self, raylet: Any, number: signal.Signals, everything: bool) -> list[str]:
         """Kill or stop a raylet, alone or with every process on it; returns the kinds of the members on it."""
@@ -63,9 +69,11 @@ class Raylets:
         """End what is left of a raylet that was struck, and start another in its place."""
         for pid in (*children(_pid(raylet)), _pid(raylet)):
             send(pid, signal.SIGKILL)
-        self._cluster.remove_node(raylet, allow_graceful=False)
+        raylet.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
+        self._cluster.worker_nodes.discard(raylet)
         self._raylets.remove(raylet)
         self._raylets.append(self._started())
+        self._cluster.wait_for_nodes(NOTICED_WITHIN)
 
     def left_behind(self) -> list[str]:
         """The processes of runs that still live a while after their command has ended; they are killed."""
@@ -137,6 +145,12 @@ def _kind(pid: int) -> str | None:
         title = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode(errors="replace")
         return TITLES.get(title.partition(".")[0])
     return None
+
+
+def _opened(pid: int) -> set[Path]:
+    with suppress(OSError):
+        return {entry.readlink() for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    return set()
 
 
 def _parent(pid: int) -> int:

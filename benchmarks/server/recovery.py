@@ -92,8 +92,11 @@ def on_processes(cluster: Raylets, out: Path, times: Times, rng: random.Random) 
         if not number:
             times.usual += usual(command)
         time.sleep(rng.uniform(0, 0.2))
+        victim = (
+            cluster.training(command.history) if kind == "controller" else rng.choice(sorted(cluster.members(kind)))
+        )
         struck = time.time()
-        send(rng.choice(sorted(cluster.members(kind))), signal.SIGKILL)
+        send(victim, signal.SIGKILL)
         times.take(command, kind, struck)
     finish(cluster, command)
 

@@ -174,10 +174,10 @@ def judged(plan: Plan, command: Command) -> list[str]:
 
 
 def on_processes(rng: random.Random) -> Iterator[tuple[Plan, list[Strike]]]:
-    """Runs in which one to three processes are killed one after another."""
+    """Runs in which one to four processes are killed one after another."""
     while True:
         plan = drawn(rng)
-        strikes = [moment(rng, plan, rng.choice(KINDS)) for _ in range(rng.randint(1, 3))]
+        strikes = [moment(rng, plan, rng.choice(KINDS)) for _ in range(rng.randint(1, 4))]
         yield plan, sorted(strikes, key=lambda strike: strike.after)
 
 
@@ -199,7 +199,7 @@ def drawn(rng: random.Random) -> Plan:
         workers=rng.randint(1, 3),
         policy="full" if full else policy,
         fraction="1" if full else fraction,
-        interval=rng.choice((4, 8)),
+        interval=8 if fraction == "1/8" else rng.choice((4, 8)),
         recovery=rng.choice(("partial", "partial", "full")),
         seed=rng.randrange(1000),
     )

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 CONNECT_WITHIN = 10.0  # seconds for a cluster to answer
 START_WITHIN = 120.0  # seconds for an actor to start and to load its data
 LOOK_EVERY = 0.1
+STARTS = 20  # again, of all members together, before training begins
 SILENT_FOR = 30.0  # seconds without a word of the controller, after which it is ended and started again
 LIVES = 20  # of the controller
 
@@ -197,6 +199,14 @@ class _Job:
             self._controllers[0].welcome.remote(kind, number, self._actors[kind][number])
 
     def _start(self, kind: str, count: int) -> list[int]:
+        numbers = list(range(self._started[kind], self._started[kind] + count))
+        self._started[kind] += count
+        for number in numbers:
+            self._make(kind, number)
+        return numbers
+
+    def _make(self, kind: str, number: int) -> Any:
+        """Start a member, or start it again; returns what says that it is ready."""
         from holdfast.server.node import Node
         from holdfast.server.worker import Worker
 
@@ -205,11 +215,8 @@ class _Job:
             concurrency_groups={"health": 1, **({"disk": 1} if kind == "node" else {})},
             scheduling_strategy="SPREAD",
         )
-        numbers = list(range(self._started[kind], self._started[kind] + count))
-        self._started[kind] += count
-        for number in numbers:
-            self._actors[kind][number] = made.remote(number, self._settings)
-        return numbers
+        self._actors[kind][number] = made.remote(number, self._settings)
+        return self._actors[kind][number].ready.remote()
 
     def _new_controller(self) -> Any:
         import ray
@@ -222,18 +229,29 @@ class _Job:
         return made.remote(self._settings)
 
     def _await_start(self) -> None:
+        """Wait for all members; one that dies while it starts, or was to start where nothing is any more, starts again."""
         import ray
+        from ray.exceptions import RayActorError
 
-        ready: dict[Any, str] = {
-            actor.ready.remote(): f"{kind} {number}"
+        waiting: dict[Any, tuple[str, int]] = {
+            actor.ready.remote(): (kind, number)
             for kind, actors in self._actors.items()
             for number, actor in actors.items()
         }
-        done, late = ray.wait(list(ready), num_returns=len(ready), timeout=START_WITHIN)
-        if late:
-            names = ", ".join(sorted(ready[ref] for ref in late))
-            raise WorkerLost(f"{names} did not start within {START_WITHIN:g} s: see the logs in Ray's folder")
-        ray.get(done)
+        deadline, starts = time.monotonic() + START_WITHIN, STARTS
+        while waiting:
+            done, _ = ray.wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
+            if not done:
+                names = ", ".join(sorted(f"{kind} {number}" for kind, number in waiting.values()))
+                raise WorkerLost(f"{names} did not start within {START_WITHIN:g} s: see the logs in Ray's folder")
+            member = waiting.pop(done[0])
+            try:
+                ray.get(done[0])
+            except RayActorError:
+                starts -= 1
+                if not starts:
+                    raise
+                waiting[self._make(*member)] = member
 
     def _end(self) -> None:
         """End all actors, and wait until their processes are gone."""
