@@ -1,6 +1,6 @@
 """The controller of a served run: an actor that drives rounds, checkpoints and recovery.
 
-It can be killed at any time. Ray starts it again, and what it must know it finds out: nodes say what they hold and how
+It can be killed at any time. Another one waits to go on, with everything loaded, and what it must know it finds out: nodes say what they hold and how
 far it has come, the store says what was saved, its history says what was done on purpose.
 """
 
@@ -58,27 +58,18 @@ class Controller:
         self._settings = settings
         self._workload = settings.load()
         self._count = len(self._workload.blocks)
-        self._history = HistoryWriter(settings.history, "controller")
         self._members = Members()
-        self._coordinator = Coordinator(settings, self._workload, self._members)
-        self._recovering = Recovering(
-            settings, self._members, self._coordinator, self._record, self._reinforce, self._strike_at
-        )
         self._arrivals: queue.Queue[tuple[Member, ActorHandle[Any]]] = queue.Queue()
         self._status = Status()
         self._requests = 0
         self._place = Place(0, 0, 0)
         self._clocks = dict.fromkeys(range(settings.workers), 0)
-        self._struck = {
-            (event.what.iteration, event.what.kind, tuple(event.what.targets), event.what.point)
-            for event in recall(self._history.path, "struck")
-            if isinstance(event.what, events.Struck)
-        }
 
     def train(
         self, nodes: "Mapping[int, ActorHandle[Any]]", workers: "Mapping[int, ActorHandle[Any]]", life: int
     ) -> Outcome:
         """Train until the loss is under the workload's criterion, or for as many iterations as allowed."""
+        self._take_over()
         told = [event.what for event in recall(self._history.path, "lost")]
         gone = {Member(what.kind, what.number) for what in told if isinstance(what, events.Lost)}
         for kind, actors in (("node", nodes), ("worker", workers)):
@@ -105,6 +96,19 @@ class Controller:
     def welcome(self, kind: str, number: int, actor: "ActorHandle[Any]") -> None:
         """A new member that takes part from the next iteration on, or at once if it is waited for."""
         self._arrivals.put((Member(kind, number), actor))
+
+    def _take_over(self) -> None:
+        """Open history and store: until it trains, a controller only waits, and another one has them."""
+        self._history = HistoryWriter(self._settings.history, "controller")
+        self._coordinator = Coordinator(self._settings, self._workload, self._members)
+        self._recovering = Recovering(
+            self._settings, self._members, self._coordinator, self._record, self._reinforce, self._strike_at
+        )
+        self._struck = {
+            (event.what.iteration, event.what.kind, tuple(event.what.targets), event.what.point)
+            for event in recall(self._history.path, "struck")
+            if isinstance(event.what, events.Struck)
+        }
 
     def _announce(self, life: int) -> None:
         settings, policy = self._settings, self._settings.policy

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 CONNECT_WITHIN = 10.0  # seconds for a cluster to answer
 START_WITHIN = 120.0  # seconds for an actor to start and to load its data
 LOOK_EVERY = 0.1
+STARTS = 20  # again, of all members together, before training begins
 SILENT_FOR = 30.0  # seconds without a word of the controller, after which it is ended and started again
 LIVES = 20  # of the controller
 
@@ -137,13 +139,14 @@ class _Job:
         self._wish = Wish(settings.out)
         self._started = {"node": 0, "worker": 0}
         self._actors: dict[str, dict[int, ActorHandle[Any]]] = {"node": {}, "worker": {}}
+        self._controllers: list[Any] = []  # one that trains, and one that waits to go on where that one is lost
         self._request = 0
 
     def run(self) -> "Outcome":
         try:
             self._start("node", self._settings.nodes)
             self._start("worker", self._settings.workers)
-            self._controller = self._new_controller()
+            self._controllers.append(self._new_controller())
             self._await_start()
             return self._watch()
         finally:
@@ -155,14 +158,18 @@ class _Job:
         from ray.exceptions import RayActorError
 
         for life in range(LIVES):
-            done: Any = self._controller.train.remote(self._actors["node"], self._actors["worker"], life)
+            self._request = 0  # which every controller counts from there
+            done: Any = self._controllers[0].train.remote(self._actors["node"], self._actors["worker"], life)
+            if not life:
+                self._controllers.append(self._new_controller())
             try:
                 while not ray.wait([done], timeout=LOOK_EVERY)[0]:
                     self._look()
                 outcome: Outcome = ray.get(done)
                 return outcome
-            except RayActorError:
-                continue
+            except RayActorError:  # it may be out of reach alone; once it is ended, Ray starts it again, to wait
+                ray.kill(self._controllers[0], no_restart=False)
+                self._controllers.reverse()
             except ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, HoldfastError):
                     raise type(error.cause)(*error.cause.args) from None
@@ -175,10 +182,10 @@ class _Job:
         from ray.exceptions import GetTimeoutError
 
         try:
-            asked: Any = self._controller.status.remote()
+            asked: Any = self._controllers[0].status.remote()
             status: Status = ray.get(asked, timeout=SILENT_FOR)
         except GetTimeoutError:
-            ray.kill(self._controller, no_restart=False)
+            ray.kill(self._controllers[0], no_restart=False)
             return
         self._tell(status)
         if status.wanted is not None and status.wanted[2] != self._request:
@@ -189,9 +196,17 @@ class _Job:
 
     def _welcome(self, kind: str, count: int) -> None:
         for number in self._start(kind, count):
-            self._controller.welcome.remote(kind, number, self._actors[kind][number])
+            self._controllers[0].welcome.remote(kind, number, self._actors[kind][number])
 
     def _start(self, kind: str, count: int) -> list[int]:
+        numbers = list(range(self._started[kind], self._started[kind] + count))
+        self._started[kind] += count
+        for number in numbers:
+            self._make(kind, number)
+        return numbers
+
+    def _make(self, kind: str, number: int) -> Any:
+        """Start a member, or start it again; returns what says that it is ready."""
         from holdfast.server.node import Node
         from holdfast.server.worker import Worker
 
@@ -200,11 +215,8 @@ class _Job:
             concurrency_groups={"health": 1, **({"disk": 1} if kind == "node" else {})},
             scheduling_strategy="SPREAD",
         )
-        numbers = list(range(self._started[kind], self._started[kind] + count))
-        self._started[kind] += count
-        for number in numbers:
-            self._actors[kind][number] = made.remote(number, self._settings)
-        return numbers
+        self._actors[kind][number] = made.remote(number, self._settings)
+        return self._actors[kind][number].ready.remote()
 
     def _new_controller(self) -> Any:
         import ray
@@ -217,27 +229,36 @@ class _Job:
         return made.remote(self._settings)
 
     def _await_start(self) -> None:
+        """Wait for all members; one that dies while it starts, or was to start where nothing is any more, starts again."""
         import ray
+        from ray.exceptions import RayActorError
 
-        ready: dict[Any, str] = {
-            actor.ready.remote(): f"{kind} {number}"
+        waiting: dict[Any, tuple[str, int]] = {
+            actor.ready.remote(): (kind, number)
             for kind, actors in self._actors.items()
             for number, actor in actors.items()
         }
-        done, late = ray.wait(list(ready), num_returns=len(ready), timeout=START_WITHIN)
-        if late:
-            names = ", ".join(sorted(ready[ref] for ref in late))
-            raise WorkerLost(f"{names} did not start within {START_WITHIN:g} s: see the logs in Ray's folder")
-        ray.get(done)
+        deadline, starts = time.monotonic() + START_WITHIN, STARTS
+        while waiting:
+            done, _ = ray.wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
+            if not done:
+                names = ", ".join(sorted(f"{kind} {number}" for kind, number in waiting.values()))
+                raise WorkerLost(f"{names} did not start within {START_WITHIN:g} s: see the logs in Ray's folder")
+            member = waiting.pop(done[0])
+            try:
+                ray.get(done[0])
+            except RayActorError:
+                starts -= 1
+                if not starts:
+                    raise
+                waiting[self._make(*member)] = member
 
     def _end(self) -> None:
         """End all actors, and wait until their processes are gone."""
         import ray
         from ray.exceptions import RayError
 
-        everybody = [actor for actors in self._actors.values() for actor in actors.values()]
-        if hasattr(self, "_controller"):
-            everybody.append(self._controller)
+        everybody = [actor for actors in self._actors.values() for actor in actors.values()] + self._controllers
         for actor in everybody:
             with suppress(RayError, ValueError):
                 ray.kill(actor)

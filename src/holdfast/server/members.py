@@ -1,5 +1,7 @@
 """Who takes part in a run: calls to all nodes or all workers, and who of them is found to be lost meanwhile."""
 
+import os
+import signal
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -12,6 +14,7 @@ from ray.exceptions import RayError
 
 from holdfast.server.calls import Answers, Member, call, gather, reason
 from holdfast.server.detector import Detector
+from holdfast.server.health import raylet_lives
 
 PATIENCE = 60.0  # seconds for a task, however slow the machine: whoever lives answers heartbeats meanwhile
 
@@ -62,7 +65,12 @@ class Members:
         )
 
     def look(self) -> dict[Member, str]:
-        """Hear who lives, ask who is to be asked, and name those that seem to be lost, with the reason."""
+        """Hear who lives, ask who is to be asked, and name those that seem to be lost, with the reason.
+
+        A controller whose raylet was stopped or killed is lost itself, and another one goes on: it ends at once.
+        """
+        if not raylet_lives():
+            os.kill(os.getpid(), signal.SIGKILL)
         if self._beats:
             ready, _ = ray.wait(list(self._beats), num_returns=len(self._beats), timeout=0)
             for ref in ready:
