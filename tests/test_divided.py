@@ -13,8 +13,10 @@ from holdfast.errors import BadInput
 from holdfast.recovery import partial, recover
 from holdfast.simulate.trajectory import proceed
 from holdfast.theory import partial_size
+from holdfast.workloads.corpora import Corpus
 from holdfast.workloads.divided import When, balanced_share, share
 from holdfast.workloads.in_rounds import InRounds
+from holdfast.workloads.lda import LatentDirichletAllocation
 from holdfast.workloads.named import load_workload
 from holdfast.workloads.workload import Arrays, stacked
 
@@ -70,6 +72,12 @@ class TestAnIteration:
         state = in_rounds(name, workload(name).start(), 0, ITERATIONS, 1, owners(name, 3))
         assert same(state, simulated(name, ITERATIONS))
 
+    def test_of_a_network_with_one_worker_is_that_of_the_simulator_to_the_bit_but_for_its_average(self) -> None:
+        name = "cnn-digits"
+        state = in_rounds(name, workload(name).start(), 0, ITERATIONS, 1, owners(name, 3))
+        trained = {key: value for key, value in simulated(name, ITERATIONS).items() if not key.endswith(".average")}
+        assert same({key: state[key] for key in trained}, trained)
+
     @pytest.mark.parametrize("workers", [2, 3])
     def test_of_a_topic_model_with_several_workers_finds_topics_as_good(self, workers: int) -> None:
         name = "lda-generated"
@@ -110,6 +118,11 @@ class TestTheLoss:
         state = simulated(name, ITERATIONS)
         measured = InRounds(workload(name), workers, owners(name, 3)).loss(state)
         assert measured == pytest.approx(loss(name, state), rel=1e-6 if name.startswith(("mlr", "cnn")) else 1e-12)
+
+    def test_of_topics_has_what_belongs_to_no_word_once_where_workers_are_more_than_words(self) -> None:
+        corpus = Corpus("tiny", np.array([0, 1, 1, 0, 1], np.int32), np.array([0, 3, 5]), vocabulary=2)
+        tiny = LatentDirichletAllocation(corpus, criterion=0)
+        assert InRounds(tiny, workers=5).loss(tiny.start()) == pytest.approx(tiny.loss(stacked([tiny.start()]))[0])
 
 
 class TestAFailure:

@@ -1,5 +1,6 @@
 """A model of one's own: one file that the simulator and the server both take, and what a bad one is told."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +56,14 @@ class TestTheExample:
 
     def test_converges(self) -> None:
         assert trajectory(load_workload(str(KMEANS)), limit=20).length == 7
+
+    def test_runs_as_the_readme_beside_it_says(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(KMEANS.parent.parent)
+        (block,) = re.findall(r"```python\n(.*?)```", (KMEANS.parent / "README.md").read_text(), flags=re.S)
+        exec(block, {})
+        assert capsys.readouterr().out.splitlines() == re.findall(r"print\(.*# (.*)", block)
 
     def test_fits_a_screen(self) -> None:
         assert len(KMEANS.read_text().splitlines()) < 60

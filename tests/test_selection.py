@@ -27,6 +27,7 @@ DISTANCES: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
     "all different": lambda rng, count: rng.random(count),
     "few different": lambda rng, count: rng.integers(0, 4, count) / 3,
     "all equal": lambda rng, count: np.full(count, 0.1),
+    "zeros of both signs": lambda rng, count: rng.choice([0.0, -0.0], count),
     "nothing moved": lambda rng, count: np.zeros(count),
     "from very small to very large": lambda rng, count: 10.0 ** rng.uniform(-320, 300, count),
     "nearly equal": lambda rng, count: np.nextafter(1.0, 2.0) * np.ones(count) - rng.integers(0, 3, count) * 2.0**-52,
@@ -95,6 +96,15 @@ def test_exchange_and_central_choose_what_the_policy_chooses(
     expected = policy.choose(24, standing, credit)
     assert_same(chosen(central(policy, credit), asked), expected)
     assert_same(chosen(exchange(policy, credit, bins), asked), expected)
+
+
+@pytest.mark.parametrize("ranking", sorted(RANKINGS))
+@pytest.mark.parametrize("kind", sorted(DISTANCES))
+def test_the_choice_is_the_policys_whatever_the_distances_are_like(kind: str, ranking: str) -> None:
+    rng = np.random.default_rng(5)
+    standing, policy = some_standing(rng, 300, kind, equal_sizes=False), a_policy(ranking, Fraction(1, 3))
+    nodes = on_nodes(policy, 24, standing, partition(300, 3, rng), 3)
+    assert_same(chosen(exchange(policy, Fraction(0), 4), nodes), policy.choose(24, standing))
 
 
 @pytest.mark.parametrize("ranking", sorted(RANKINGS))
@@ -193,7 +203,9 @@ def test_an_exact_sum_rounds_to_what_fsum_says(values: list[float]) -> None:
     assert float(exact_sum(np.array(values))) == fsum(values)
 
 
-@given(finite, finite, finite)
-def test_a_float_is_above_a_number_exactly_if_it_is_above_the_largest_float_below(a: float, b: float, c: float) -> None:
-    number = (Fraction(a) + Fraction(b)) / 2
-    assert (c > at_most(number)) == (Fraction(c) > number)
+@given(finite, finite, st.integers(1, 9))
+def test_a_float_is_above_a_number_exactly_if_it_is_above_the_largest_float_below(a: float, b: float, n: int) -> None:
+    number = (Fraction(a) + Fraction(b)) / (n + 1)
+    nearest = float(number)
+    for near in (nearest, float(np.nextafter(nearest, -inf)), float(np.nextafter(nearest, inf))):
+        assert (near > at_most(number)) == (Fraction(near) > number if np.isfinite(near) else near > 0)

@@ -1,5 +1,6 @@
 """What a node holds: whatever is asked twice, lost, moved or repeated, a block has each round of each worker once."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -206,7 +207,17 @@ def test_the_sum_is_that_in_the_order_of_the_workers_whenever_they_pushed(order:
     assert np.array_equal(shard.pull(ids)["rows"], sum(amounts, np.zeros((5, COLUMNS))))
 
 
-def test_what_is_pushed_is_not_changed_and_not_kept() -> None:
+def test_what_is_pushed_is_kept_until_its_round_is_committed() -> None:
+    shard, when, marks = a_shard(), when_is(0), np.ones((1, COLUMNS))
+    kept = weakref.ref(marks)
+    shard.push(when, 0, Push(np.array([0]), {"rows": marks}), 0)
+    del marks
+    assert kept() is not None
+    shard.commit(when, [0], 0)
+    assert kept() is None
+
+
+def test_what_is_pushed_is_not_changed() -> None:
     shard, when = a_shard(), when_is(0)
     values = {name: array.copy() for name, array in push_of(0, when).values.items()}
     for array in values.values():
@@ -264,6 +275,15 @@ def test_adopted_blocks_are_not_committed_with_what_was_pushed_before() -> None:
     shard.push(when, 0, push_of(0, when, np.array([0, 1, 2])), 1)
     shard.commit(when, [0], 1)
     assert shard.pull(np.array([0, 1, 2]))["rows"][:, 0].tolist() == [1, 1, 1]
+
+
+def test_what_was_pushed_by_an_older_map_is_forgotten_when_blocks_come_since_its_round_is_repeated() -> None:
+    shard, when = a_shard([0, 1]), when_is(0)
+    shard.push(when, 0, push_of(0, when, np.array([0, 1])), 0)
+    shard.push(when, 1, push_of(1, when, np.array([0, 1])), 1)
+    shard.adopt(a_shard([2]).give(np.array([2])), 1)
+    shard.commit(when, [0, 1], 1)
+    assert shard.pull(np.array([0, 1]))["rows"][:, :2].tolist() == [[0, 1], [0, 1]]
 
 
 def test_a_push_by_a_newer_map_takes_the_place_of_an_older_one_and_never_the_other_way_round() -> None:

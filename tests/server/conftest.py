@@ -1,8 +1,11 @@
 """One Ray for all tests of the server: it takes seconds to start."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
+
+os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "."  # before Ray is imported: it prints whatever is killed
 
 from holdfast.server.job import cluster
 

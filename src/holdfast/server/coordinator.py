@@ -31,11 +31,16 @@ class NodesLost(Exception):
 
 
 class Saved(NamedTuple):
-    """A save that was committed: of which iteration, its bytes, and the seconds since it was begun."""
+    """A save that has ended: of which iteration, its bytes, the seconds since it was begun, and nodes without a part in it.
+
+    What the other nodes wrote is committed, unless it is the first save, which must have all blocks.
+    """
 
     iteration: int
     bytes: int
     seconds: float
+    lost: Mapping[int, str]
+    committed: bool
 
 
 class Selected(NamedTuple):
@@ -81,7 +86,7 @@ class Coordinator:
         return Selected(
             Samples.total(each.blocks for each in kept.values()),
             sum(each.bytes for each in kept.values()),
-            {node: each.apart for node, each in kept.items()},
+            {node: each.apart for node, each in kept.items() if each.apart is not None},
             answers.missing,
         )
 
@@ -131,8 +136,10 @@ class Coordinator:
     def _commit(self, calls: dict[int, Any], step: int, size: int, began: float) -> Saved:
         answers = gather(calls, lambda: dict(self._given_up), PATIENCE)
         segments = [segment for node in sorted(answers.results) for segment in answers.results[node]]
-        self._running.commit(segments)
-        return Saved(step, size, time.perf_counter() - began)
+        committed = bool(segments) and not (step == 0 and answers.missing)
+        if committed:
+            self._running.commit(segments)
+        return Saved(step, size, time.perf_counter() - began, answers.missing, committed)
 
     def _answers(self, step: int, question: Question) -> Sequence[Answer]:
         answers = self._members.ask("node", "answer", dict.fromkeys(self._members.nodes, (step, question)))

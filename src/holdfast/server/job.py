@@ -51,7 +51,7 @@ def cluster(address: str | None = None) -> Iterator[None]:
             object_store_memory=OBJECTS,
         )
     else:
-        _require_answer(address)
+        require_answer(address)
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     try:
         yield
@@ -74,7 +74,7 @@ def _ray() -> ModuleType:
     return ray
 
 
-def _require_answer(address: str) -> None:
+def require_answer(address: str) -> None:
     """Refuse an address where nobody listens: Ray itself would wait for minutes."""
     host, _, port = address.rpartition(":")
     try:

@@ -29,13 +29,23 @@ from holdfast.server.shard import Holding, Moved, Shard, restored
 from holdfast.workloads.divided import Push, When
 from holdfast.workloads.workload import Arrays
 
+MEASURED = ("priority", "relative", "threshold")  # policies that look at how far blocks have moved
+
 
 class Kept(NamedTuple):
     """What a node has set aside to be saved: which blocks, their bytes, and how far its others are from their save."""
 
     blocks: Samples
     bytes: int
-    apart: float
+    apart: float | None  # None if the policy does not look at distances
+
+
+class _Unwritten(NamedTuple):
+    """Saved values of blocks that are on their way to the store."""
+
+    ids: Ids
+    saved_at: Ids
+    saved: Arrays
 
 
 class Held(NamedTuple):
@@ -54,6 +64,7 @@ class Account(NamedTuple):
     changed: int
     credit: Fraction
     chosen: int  # the last iteration after which blocks were chosen to be saved
+    clocks: dict[int, int]  # the next round of each part of the input whose pushes are applied as they come
 
 
 class Node:
@@ -66,8 +77,9 @@ class Node:
         self._shard = Shard(self._workload)
         self._history = HistoryWriter(settings.history, f"node-{number}")
         self._received: Counter[int] = Counter()
-        self._candidates: tuple[int, Candidates] | None = None
-        self._to_write: Holding | None = None
+        self._clocks: dict[int, int] = {}  # of parts whose pushes are applied as they come: the next round of each
+        self._candidates: tuple[int, Standing, Candidates] | None = None
+        self._to_write: _Unwritten | None = None
         self._total = 0
         self._credit, self._chosen = Fraction(0), -1
 
@@ -81,6 +93,7 @@ class Node:
         state = self._start()
         values = cast(Arrays, self._workload.blocks.pack(state, ids))
         self._shard.adopt(restored(ids, values, np.zeros(len(ids), np.int64), 0), under)
+        self._shard.drop(np.setdiff1d(self._shard.ids, ids, assume_unique=True), under)
 
     def pull(self, under: int, ids: Ids) -> tuple[Arrays, Arrays]:
         """The values of some blocks, and what there is to say of all that are here."""
@@ -107,29 +120,46 @@ class Node:
             self._history.flush()
         return time.perf_counter() - began
 
+    def apply(self, under: int, when: When, part: int, push: Push) -> int:
+        """Apply what was computed from a part of the input as it comes; returns to how many blocks."""
+        changed = self._shard.apply(when, part, push, under)
+        number = self._shard.number(when) + 1
+        self._clocks[part] = max(self._clocks.get(part, 0), number)
+        if len(changed):
+            blocks = Samples.of(changed)
+            self._history.append(events.Applied(when.iteration, when.round, under, blocks, (part,)))
+            self._history.flush()
+        return len(changed)
+
     def answer(self, step: int, question: Question) -> Answer:
         """What this node's blocks say when nodes find out together which are to be saved after an iteration."""
         if self._candidates is None or self._candidates[0] != step:
             count, policy = len(self._workload.blocks), self._settings.policy
-            self._candidates = step, Candidates(policy, step, self._shard.ids, self._standing(), count)
-        return self._candidates[1].answer(question)
+            standing = self._shard.standing(policy.ranking)
+            self._candidates = step, standing, Candidates(policy, step, self._shard.ids, standing, count)
+        return self._candidates[2].answer(question)
 
     def save(self, step: int, verdict: Verdict, credit: Fraction) -> Kept:
         """Make the present values of the chosen blocks their saved ones; `write` then brings them to the store."""
         began = time.perf_counter()
         assert self._candidates is not None
-        ids = self._candidates[1].taken(verdict)
+        _, standing, candidates = self._candidates
+        ids = candidates.taken(verdict)
         self._candidates, self._credit, self._chosen = None, credit, step
+        left = ~np.isin(self._shard.ids, ids)
+        known = self._settings.policy.ranking in MEASURED or not left.any()
+        apart = float(np.sqrt(np.sum(standing.distances[left] ** 2))) if known else None
         values = self._shard.mark_saved(ids, step)
-        self._to_write = Holding(ids, values, ids, values, np.full(len(ids), step))
-        kept = Kept(Samples.of(ids), sum(array.nbytes for array in values.values()), self.apart())
+        self._to_write = _Unwritten(ids, np.full(len(ids), step), values)
+        kept = Kept(Samples.of(ids), sum(array.nbytes for array in values.values()), apart)
         self._history.append(events.Chosen(step, kept.blocks, kept.bytes, time.perf_counter() - began))
         self._history.flush()
         return kept
 
     def keep(self, ids: Ids) -> None:
         """Set the saved values of some blocks aside once more: nobody knows whether they reached the store."""
-        self._to_write = self._shard.give(ids)
+        given = self._shard.give(ids)
+        self._to_write = _Unwritten(given.ids, given.saved_at, given.saved)
 
     @ray.method(concurrency_group="disk")
     def write(self, sequence: int) -> list[Segment]:
@@ -171,7 +201,9 @@ class Node:
     def account(self) -> Account:
         """What a controller that begins anew must know."""
         shard = self._shard
-        return Account(shard.ids, shard.versions, shard.saved_at, shard.changed, self._credit, self._chosen)
+        return Account(
+            shard.ids, shard.versions, shard.saved_at, shard.changed, self._credit, self._chosen, self._clocks
+        )
 
     def close(self) -> None:
         """Finish the history."""
@@ -191,13 +223,6 @@ class Node:
         state = self._workload.start(self._settings.seed)
         self._total = int(block_bytes(self._workload.blocks, state).sum())
         return state
-
-    def _standing(self) -> Standing:
-        """What the policy asks for; distances and norms take time, and not every policy looks at them."""
-        shard, ranking = self._shard, self._settings.policy.ranking
-        none = np.zeros(len(shard.ids))
-        distances = shard.distances() if ranking in ("priority", "relative", "threshold") else none
-        return Standing(distances, shard.norms() if ranking == "relative" else none, shard.saved_at, shard.sizes)
 
 
 def _saved_at(count: int, segments: Sequence[Segment]) -> Ids:

@@ -66,10 +66,9 @@ class Recovering:
         nodes_lost = False
         while lost:
             for member, why in lost.items():
-                self._take_leave(member, why, place)
+                self.take_leave(member, why, place)
             nodes_lost |= any(member.kind == "node" for member in lost)
-            if not self._members.workers and not self._reinforce("worker", self._settings.workers, NEW_WITHIN):
-                raise WorkerLost(f"all workers are lost, and no new one started within {NEW_WITHIN:g} s")
+            self.require("worker")
             lost = self._rehome({m.number: why for m, why in lost.items() if m.kind == "node"}, place)
             lost = {**lost, **self._members.look()} or self.route()
         return nodes_lost
@@ -95,9 +94,20 @@ class Recovering:
             lost = self._hold(place, everything=False)
         return lost or self.route()
 
-    def _take_leave(self, member: Member, why: str, place: Place) -> None:
+    def require(self, kind: str) -> None:
+        """See to it that there is at least one member of a kind: if all are lost, as many as at first are started."""
+        there, count = (
+            (self._members.nodes, self._settings.nodes)
+            if kind == "node"
+            else (self._members.workers, self._settings.workers)
+        )
+        if not there and not self._reinforce(kind, count, NEW_WITHIN):
+            raise WorkerLost(f"all {kind}s are lost, and no new one started within {NEW_WITHIN:g} s")
+
+    def take_leave(self, member: Member, why: str, place: Place, *, holding: bool = True) -> None:
+        """Tell of a loss, and see to it that the lost member takes no part any more."""
         self.failures += 1
-        blocks = self.map.held_by(member.number).tolist() if member.kind == "node" else []
+        blocks = self.map.held_by(member.number).tolist() if holding and member.kind == "node" else []
         version = place.version if blocks else 0
         self._record(events.Lost(place.iteration, place.round, *member, why, blocks, version))
         self._members.expel(member)
@@ -122,8 +132,7 @@ class Recovering:
 
     def _found_anew(self) -> None:
         """All nodes are lost: new ones take over everything."""
-        if not self._reinforce("node", self._settings.nodes, NEW_WITHIN):
-            raise WorkerLost(f"all nodes are lost, and no new one started within {NEW_WITHIN:g} s")
+        self.require("node")
         seed = self._settings.seed
         self.map = first_map(len(self.map.owners), sorted(self._members.nodes), seed, self.map.version + 1)
 
@@ -141,6 +150,8 @@ class Recovering:
                 ids, saved_at = held.ids.tolist(), held.saved_at.tolist()
                 self._record(events.Restored(*place[:2], node, version, ids, saved_at, seconds, size))
                 self.apart[node] = 0.0 if everything else self.apart.get(node, 0.0)
+        for node in lost or {}:
+            self.apart.pop(node, None)
         return self._members.lost("node", answers.missing)
 
     def _size(self, lost: Mapping[int, str], everything: bool) -> float | None:

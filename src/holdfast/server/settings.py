@@ -10,6 +10,7 @@ from holdfast.failure import Schedule
 from holdfast.policy import Policy
 from holdfast.recovery import RECOVERIES
 from holdfast.workloads.divided import Divided
+from holdfast.workloads.named import load_workload
 
 KINDS = ("node", "worker", "controller")
 POINTS = ("boundary", "checkpoint", "recovery")
@@ -45,11 +46,7 @@ class Settings:
 
     def load(self) -> Divided:
         """The workload, with its data."""
-        from holdfast.workloads.mf import mf
-        from holdfast.workloads.mlr import mlr
-
-        kind, _, name = self.workload.partition("-")
-        return mlr(name, self.data) if kind == "mlr" else mf(name, self.data)
+        return load_workload(self.workload, self.data)
 
     def open(self) -> Store:
         """Where checkpoints are."""

@@ -37,6 +37,7 @@ def document_distance(blocks: Blocks, a: State, b: State) -> Floats:
 class _Part(NamedTuple):
     """A worker's documents, their words document by document, the number of their first token, and a share of words."""
 
+    worker: int
     documents: Ids
     words: Tokens
     bounds: Ids
@@ -101,7 +102,8 @@ class LatentDirichletAllocation:
         bounds = self.data.bounds[documents.start : documents.stop + 1]
         words = self.data.words[bounds[0] : bounds[-1]]
         ids = np.arange(documents.start, documents.stop)
-        return _Part(ids, words, bounds - bounds[0], int(bounds[0]), share(self.data.vocabulary, worker, workers))
+        vocabulary = share(self.data.vocabulary, worker, workers)
+        return _Part(worker, ids, words, bounds - bounds[0], int(bounds[0]), vocabulary)
 
     def pulls(self, part: _Part, round: int) -> Ids:
         """The topics of the worker's documents."""
@@ -131,7 +133,7 @@ class LatentDirichletAllocation:
         in_order = np.arange(len(part.words), dtype=np.int32)
         of_documents, _ = tallied(self._log_gamma, part.bounds, in_order, _topics(pulled), TOPICS)
         of_words = self._log_gamma[summed["counts"][part.vocabulary] + self._one].sum()
-        shared = self._of_topics(summed["counts"].sum(axis=0, dtype=np.int64)) if part.vocabulary.start == 0 else 0.0
+        shared = self._of_topics(summed["counts"].sum(axis=0, dtype=np.int64)) if part.worker == 0 else 0.0
         return float(shared - of_words - of_documents[0])
 
     def total(self, measures: Sequence[float]) -> float:

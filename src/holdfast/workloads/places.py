@@ -4,7 +4,7 @@ Finding the places takes longer than using them for a few small blocks, so whoev
 iteration keeps them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,11 +22,7 @@ class _Rows(NamedTuple):
     dim: int
     length: int
     rows: Ids | None
-
-    @property
-    def where(self) -> Any:
-        """The index for numpy."""
-        return ... if self.rows is None else (slice(None),) * self.dim + (self.rows,)
+    where: Any  # the same as an index for numpy
 
 
 class Places:
@@ -36,6 +32,8 @@ class Places:
         self.everything = len(wanted) == len(packed)
         division, _ = packed_blocks(blocks, packed)
         numbers, first = np.searchsorted(packed, wanted), 0
+        if len(strange := np.setdiff1d(wanted, packed)):
+            raise BadInput(f"block {strange[0]} is not among the {len(packed)} blocks that are packed")
         self._rows: dict[str, _Rows] = {}
         for family in division.families:
             begin, end = np.searchsorted(numbers, (first, first + len(family)))
@@ -69,30 +67,32 @@ class Places:
 
 def together(pieces: Sequence[tuple[Places, Arrays]]) -> Arrays:
     """Blocks from several sides, each of which has others, as one."""
-    if len(pieces) == 1 and pieces[0][0].everything:
-        return pieces[0][1]
-    whole: Arrays = {}
-    for places, values in pieces:
-        whole |= places.room({name: value for name, value in values.items() if name not in whole})
-        places.put(values, whole)
-    return whole
+    return _combined(pieces, Places.put)
 
 
 def added(pieces: Sequence[tuple[Places, Arrays]]) -> Arrays:
     """Blocks from several sides, which may have the same ones, as one: added up in this order."""
+    return _combined(pieces, Places.add)
+
+
+def _combined(pieces: Sequence[tuple[Places, Arrays]], write: Callable[[Places, Arrays, Arrays], None]) -> Arrays:
     if len(pieces) == 1 and pieces[0][0].everything:
         return pieces[0][1]
     whole: Arrays = {}
     for places, values in pieces:
         whole |= places.room({name: value for name, value in values.items() if name not in whole})
-        places.add(values, whole)
+        write(places, values, whole)
     return whole
 
 
 def _rows(family: Family, own: Ids) -> _Rows:
     if family.dim is None:
-        return _Rows(0, -1, None)
-    return _Rows(family.dim, int(family.bounds[-1]), None if len(own) == len(family) else family.rows(own))
+        return _Rows(0, 1, None, ...)
+    length = int(family.bounds[-1])
+    if len(own) == len(family):
+        return _Rows(family.dim, length, None, ...)
+    rows = family.rows(own)
+    return _Rows(family.dim, length, rows, (slice(None),) * family.dim + (rows,))
 
 
 def _taken(array: npt.NDArray[Any], rows: _Rows) -> npt.NDArray[Any]:
