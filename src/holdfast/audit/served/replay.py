@@ -67,7 +67,7 @@ class Replay:
 
     def _take(self, what: What, ahead: Iterable[What]) -> None:
         """Follow the next line; `ahead` is what comes after it."""
-        if self.done and isinstance(what, (Chosen, *_HANDLERS)):
+        if self.done and isinstance(what, (Chosen, *_HANDLERS)) and not isinstance(what, Serve):
             self._complain("ends", f"the controller was done, and then told of {type(what).__name__.lower()}")
         if isinstance(what, Chosen):
             self._choose(what, ahead)
@@ -77,7 +77,7 @@ class Replay:
     def _serve(self, what: Serve) -> None:
         if what.attempt <= self._life:
             self._complain("ends", f"the controller lived twice under the number {what.attempt}")
-        self._life = what.attempt
+        self._life, self.done = what.attempt, None  # it may die when all is done, before it could say so to anybody
         self._struck.discard(("controller", 0))
         if self._life:
             self.unseen = True
@@ -98,7 +98,7 @@ class Replay:
         ids = numbers(told.blocks, self.plan.blocks)
         return (
             told.version > self._version
-            and told.iteration == self.iterations
+            and self._is_open(told.iteration * self.plan.rounds + told.round)
             and ids is not None
             and bool((self._told_lost[ids] | (self.plan.recovery == "full")).all())
         )
@@ -124,10 +124,11 @@ class Replay:
         held = np.flatnonzero(self._owners == what.number)
         self._owners[held] = NOBODY
         ids = self._ids(what.blocks, "losses", f"node-{what.number} is told to have lost")
-        all_at_once = ids is not None and (len(ids) or not self.unseen)
-        if all_at_once and len(kept_quiet := np.setdiff1d(held, ids)):
+        if ids is None:
+            return
+        if (len(ids) or not self.unseen) and len(kept_quiet := np.setdiff1d(held, ids)):
             self._complain("losses", f"node-{what.number} held block {kept_quiet[0]} when it was lost, and nobody told")
-        if ids is None or not len(ids):
+        if not len(ids):
             return
         if not self.tenures:
             self._complain("losses", f"node-{what.number} lost blocks before there were any")
@@ -166,9 +167,9 @@ class Replay:
             return False
         if what.version < self._version or node not in self._there["node"]:
             self._complain("owners", f"node-{node} restored blocks by map {what.version}, in which it has no place")
-        full = self.plan.recovery == "full"
         lost = (self._owners[ids] == NOBODY) & self._told_lost[ids]
-        if len(kept := ids[~(lost | (full & (self._owners[ids] == node)))]):
+        goes_back = (self._owners[ids] == node) & ~self._came_back[ids]  # with full recovery everything does
+        if len(kept := ids[~(lost | goes_back)]):
             self._complain("losses", f"block {kept[0]} came back to node-{node}, and nobody told of its loss")
         self._check_saves(node, ids, np.asarray(what.saved_at, np.int64))
         self._owners[ids] = node
