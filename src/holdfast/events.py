@@ -118,7 +118,10 @@ class Save(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """The snapshot of a step exists; if `found`, since before this attempt. `state` is a digest of what it holds."""
+    """The snapshot of a step exists; if `found`, since before this attempt. `state` is a digest of what it holds.
+
+    Of a served run these blocks are in the running checkpoint as they were after so many iterations.
+    """
 
     attempt: int
     step: int
@@ -126,6 +129,7 @@ class Commit(NamedTuple):
     seconds: float | None = None
     found: bool = False
     state: str | None = None
+    blocks: Sequence[int] = ()
 
 
 class Strike(NamedTuple):
@@ -230,7 +234,10 @@ class Judged(NamedTuple):
 
 
 class Serve(NamedTuple):
-    """A controller of a parameter server has begun, or begun again, to train a workload."""
+    """A controller of a parameter server has begun, or begun again, to train a workload.
+
+    It ends once the loss is below `criterion`, or after so many `iterations`.
+    """
 
     attempt: int
     workload: str
@@ -245,13 +252,14 @@ class Serve(NamedTuple):
     seed: int
     staleness: int
     criterion: float
+    iterations: int
 
 
 class Iterate(NamedTuple):
     """A served iteration is done: its loss, and the seconds of the slowest worker or node in each part of it."""
 
     iteration: int
-    loss: float
+    loss: float | None
     seconds: float
     pull: float
     compute: float
@@ -261,13 +269,14 @@ class Iterate(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """A worker has pushed what it computed in a round from a part of the input, by the map of a version."""
+    """A worker has pushed what it computed in a round from a part of the input, by the map of a version, to these nodes."""
 
     iteration: int
     round: int
     part: int
     version: int
     blocks: Samples
+    nodes: Sequence[int]
 
 
 class Applied(NamedTuple):
