@@ -43,6 +43,8 @@ def _assert_rounds(out: Path, workload: Divided, iterations: int) -> None:
 def _assert_losses(out: Path, workload: Divided) -> None:
     """Every block of a lost node came back, from a save that was committed before."""
     events_of = told(out, object)
+    gone = [(e.kind, e.number) for e in events_of if isinstance(e, events.Lost) and e.kind != "controller"]
+    assert len(set(gone)) == len(gone), "nobody is lost twice"
     saved = {0} | {event.step for event in events_of if isinstance(event, events.Commit)}
     lost: set[int] = set()
     for event in events_of:

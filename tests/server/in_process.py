@@ -4,6 +4,7 @@ What is put in Ray's place knows only what the server asks of it. So every momen
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -17,6 +18,8 @@ from holdfast.server.node import Node
 from holdfast.server.settings import Settings
 from holdfast.server.shard import Moved
 from holdfast.server.worker import Worker
+from holdfast.workloads.divided import Divided
+from holdfast.workloads.named import load_workload
 
 
 class Killed(BaseException):
@@ -64,13 +67,21 @@ class _Method:
 class InProcess:
     """Stands in the place of the module `ray`, and drives a run as `job` does."""
 
-    def __init__(self, settings: Settings, kill: Callable[[int, Member, str], Member | None] = lambda *_: None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        kill: Callable[[int, Member, str], Member | None],
+        arrive: Callable[[int], Member | None],
+    ) -> None:
         self.settings, self.actors, self.count, self.lives = settings, dict[Member, Actor](), 0, 0
-        self._kill = kill
+        self._kill, self._arrive = kill, arrive
+        self._controller: Controller | None = None
 
     def called(self, member: Member, method: str) -> None:
         """A call is about to be made: now somebody may be killed."""
         self.count += 1
+        if (comes := self._arrive(self.count)) and self._controller:
+            self._controller.welcome(comes.kind, comes.number, self.start(comes))  # type: ignore[arg-type]
         victim = self._kill(self.count, member, method)
         if victim is not None and victim.kind == "controller":
             raise Killed
@@ -100,7 +111,7 @@ class InProcess:
                     kind: {m.number: a for m, a in self.actors.items() if m.kind == kind} for kind in ("node", "worker")
                 }
                 life, self.lives = self.lives, self.lives + 1
-                controller = _Driven(self)
+                controller = self._controller = _Driven(self)
                 return controller.train(of["node"], of["worker"], life)  # type: ignore[arg-type]
             except Killed:
                 continue
@@ -141,9 +152,20 @@ def run_in_process(
     monkeypatch: pytest.MonkeyPatch,
     settings: Settings,
     kill: Callable[[int, Member, str], Member | None] = lambda *_: None,
+    arrive: Callable[[int], Member | None] = lambda _: None,
 ) -> tuple[Outcome, InProcess]:
-    """A run without Ray; `kill` is told the number of every call, whom it goes to and what it asks, and may name a victim."""
-    run = InProcess(settings, kill)
+    """A run without Ray; `kill` is told the number of every call, whom it goes to and what it asks, and may name a victim.
+
+    `arrive` is told the number too, and may name somebody who joins.
+    """
+    run = InProcess(settings, kill, arrive)
+    monkeypatch.setattr(Settings, "load", lambda self: _loaded(self.workload))
     monkeypatch.setattr(calls, "ray", run)
     monkeypatch.setattr(members, "ray", run)
     return run.train(), run
+
+
+@cache
+def _loaded(name: str) -> Divided:
+    """A workload never changes: all processes of all runs may have the same."""
+    return load_workload(name)

@@ -42,17 +42,20 @@ def gather(
     calls: Mapping[Who, "ObjectRef[Any]"],
     given_up: Callable[[], Mapping[Who, str]],
     patience: float,
+    *,
+    first: bool = False,
 ) -> Answers:
     """Wait for all of these calls, but no longer for whom `given_up` names, and for nobody beyond our patience.
 
+    With `first` it is enough that something came of one of them.
     What an actor raised is raised here, but for `Moved`, which is an answer; that it is dead or out of reach is told.
     """
     results: dict[Any, Any] = {}
     missing: dict[Any, str] = {}
     waiting = {ref: who for who, ref in calls.items()}
     deadline = time.monotonic() + patience
-    while waiting:
-        ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=TICK)
+    while waiting and not (first and (results or missing)):
+        ready, _ = ray.wait(list(waiting), num_returns=1 if first else len(waiting), timeout=TICK)
         for ref in ready:
             _collect(ref, waiting.pop(ref), results, missing)
         if not waiting:

@@ -25,6 +25,7 @@ from holdfast.server.members import Members
 from holdfast.server.node import Account
 from holdfast.server.recovering import Place, Recovering, first_map, gathered_map
 from holdfast.server.settings import Settings
+from holdfast.server.stale import Stale
 from holdfast.server.worker import Turn
 from holdfast.workloads.divided import When
 
@@ -67,6 +68,7 @@ class Controller:
         self._status = Status()
         self._requests = 0
         self._place = Place(0, 0, 0)
+        self._clocks = dict.fromkeys(range(settings.workers), 0)
         self._struck = {
             (event.what.iteration, event.what.kind, tuple(event.what.targets), event.what.point)
             for event in recall(self._history.path, "struck")
@@ -77,13 +79,15 @@ class Controller:
         self, nodes: "Mapping[int, ActorHandle[Any]]", workers: "Mapping[int, ActorHandle[Any]]", life: int
     ) -> Outcome:
         """Train until the loss is under the workload's criterion, or for as many iterations as allowed."""
-        for number, node in nodes.items():
-            self._members.admit(Member("node", number), node)
-        for number, worker in workers.items():
-            self._members.admit(Member("worker", number), worker)
+        told = [event.what for event in recall(self._history.path, "lost")]
+        gone = {Member(what.kind, what.number) for what in told if isinstance(what, events.Lost)}
+        for kind, actors in (("node", nodes), ("worker", workers)):
+            for number, actor in actors.items():
+                if (member := Member(kind, number)) not in gone:
+                    self._members.admit(member, actor)
         self._announce(life)
         iteration = self._begin() if life == 0 else self._resume()
-        outcome = self._iterate(iteration)
+        outcome = self._iterate(iteration) if self._settings.staleness == 0 else self._iterate_stale()
         self._save_settled(self._coordinator.settle())
         self._record(events.Done(life, outcome.iterations))
         for kind, there in (("node", self._members.nodes), ("worker", self._members.workers)):
@@ -157,22 +161,33 @@ class Controller:
         accounts: dict[int, Account] = answers.results
         newest = max((account.changed for account in accounts.values()), default=0)
         held = {node: account.ids for node, account in accounts.items()}
-        recovering.map, nobody = gathered_map(self._count, held, newest + 1)
+        lost = members.lost("node", answers.missing)
+        nobody = next((m.number for m in lost if m.kind == "node"), max(held, default=-1) + 1)
+        recovering.map, homeless = gathered_map(self._count, held, newest + 1, nobody)
         if not self._coordinator.exists:
             return self._begin(newest + 1)
         versions = np.concatenate([account.versions for account in accounts.values()] or [np.zeros(0, np.int64)])
-        open_round = int(versions.min(initial=0 if not len(versions) else versions.max()))
+        open_round = int(versions.min()) if len(versions) else self._told() * self._workload.rounds
+        if self._settings.staleness:
+            # Parts that were ahead do it again: what they push is known already, and what they measure is not.
+            slowest = min(_clock(part, accounts, self._workload.rounds) for part in self._clocks)
+            self._clocks = dict.fromkeys(self._clocks, slowest)
+            open_round = slowest * self._workload.rounds
         self._at(open_round)
         self._recall()
         last = max(accounts.values(), key=lambda account: account.chosen, default=None)
         self._coordinator.credit = last.credit if last else self._coordinator.credit
-        if len(versions) and versions.max() > open_round:
+        if len(versions) and versions.max() > open_round and not self._settings.staleness:
             self._commit(self._when(open_round))
         self._save_again(accounts)
-        lost = members.lost("node", answers.missing)
-        self._recover(lost | ({nobody: "nobody holds these blocks"} if nobody else {}))
+        self._recover(({Member("node", nobody): "nobody holds these blocks"} if homeless else {}) | lost)
         self._recover(recovering.route())
-        return self._finish_iteration(last.chosen if last else -1)
+        return 0 if self._settings.staleness else self._finish_iteration(last.chosen if last else -1)
+
+    def _told(self) -> int:
+        """How many iterations are done, by the history."""
+        done = (event.what for event in recall(self._history.path, "iterate"))
+        return max((what.iteration + 1 for what in done if isinstance(what, events.Iterate)), default=0)
 
     def _recall(self) -> None:
         """What the history says of the run so far, and that its controller was lost."""
@@ -223,6 +238,24 @@ class Controller:
         loss = self._status.loss
         return Outcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
 
+    def _iterate_stale(self) -> Outcome:
+        """Let parts of the input advance on their own; an iteration is done once all have done it."""
+        criterion, stale = self._workload.criterion, Stale(self._members, self._clocks, self._settings.staleness)
+        loss, iteration = self._status.loss, min(self._clocks.values())
+        while (loss is None or loss >= criterion) and iteration < self._settings.iterations:
+            self._at(iteration * self._workload.rounds)
+            self._admit_arrivals()
+            self._strike_at("boundary")
+            times = _Times()
+            done = stale.advance(lambda: self._recovering.parts, self._recover, self._settings.iterations)
+            times.add(done.turns.values())
+            measures = [done.turns[part].measures[part] for part in sorted(done.turns)]
+            loss = self._workload.total(measures)
+            self._tell_iteration(done.iteration, times, loss, -1)
+            self._members.settle()
+            iteration = done.iteration + 1
+        return Outcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
+
     def _round(self, when: When, times: "_Times") -> None:
         """Let workers compute and push, as often as it takes, then nodes apply."""
         number = when.iteration * self._workload.rounds + when.round
@@ -265,7 +298,9 @@ class Controller:
 
     def _end_iteration(self, iteration: int, times: "_Times", chosen: int) -> None:
         """Measure the loss, save what is due, and tell of the iteration."""
-        loss = self._measured()
+        self._tell_iteration(iteration, times, self._measured(), chosen)
+
+    def _tell_iteration(self, iteration: int, times: "_Times", loss: float, chosen: int) -> None:
         began = time.perf_counter()
         step, saves = iteration + 1, self._status.saves
         self._save_settled(self._coordinator.poll())
@@ -392,6 +427,11 @@ class _Times:
         self.pull += max(turn.pull for turn in turns)
         self.compute += max(turn.compute for turn in turns)
         self.push += max(turn.push for turn in turns)
+
+
+def _clock(part: int, accounts: Mapping[int, Account], rounds: int) -> int:
+    """How many iterations a part of the input has done, by what nodes have applied of it."""
+    return max((account.clocks.get(part, 0) for account in accounts.values()), default=0) // rounds
 
 
 def _among(parts: tuple[int, ...], todo: set[int]) -> tuple[int, ...]:

@@ -2,8 +2,10 @@
 
 import os
 import socket
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from subprocess import Popen, TimeoutExpired
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -41,24 +43,31 @@ def cluster(address: str | None = None) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    if address is None:
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="ERROR",
-            num_cpus=os.cpu_count(),
-            object_store_memory=OBJECTS,
-        )
-    else:
-        _require_answer(address)
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    if address is not None:
+        require_answer(address)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # Ray lets go of the processes that it starts
+        if address is None:
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                num_cpus=os.cpu_count(),
+                object_store_memory=OBJECTS,
+            )
+        else:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    started = _processes()
     try:
         yield
     finally:
         ray.shutdown()
+        for process in started:
+            _await_end(process)
 
 
+END_WITHIN = 10.0  # seconds for Ray's own processes to end
 OBJECTS = 512 << 20  # bytes of memory for what actors send each other
 
 
@@ -74,7 +83,24 @@ def _ray() -> ModuleType:
     return ray
 
 
-def _require_answer(address: str) -> None:
+def _processes() -> "list[Popen[bytes]]":
+    """The processes that Ray has started here, apart from those of actors."""
+    from ray._private import worker
+
+    node = worker._global_node
+    return [] if node is None else [each.process for group in node.all_processes.values() for each in group]
+
+
+def _await_end(process: "Popen[bytes]") -> None:
+    """Wait for a process that Ray has asked to end; it does not wait itself."""
+    try:
+        process.wait(END_WITHIN)
+    except TimeoutExpired:
+        process.kill()
+        process.wait(END_WITHIN)
+
+
+def require_answer(address: str) -> None:
     """Refuse an address where nobody listens: Ray itself would wait for minutes."""
     host, _, port = address.rpartition(":")
     try:

@@ -18,7 +18,7 @@ from holdfast.workloads.workload import Arrays
 Places: TypeAlias = list[tuple[Family, Ids | slice]]
 """For some blocks of a layout the rows that they cover, family by family."""
 
-KEPT = 16  # layouts; a node has one for each worker and each kind of round
+KEPT = 8  # layouts; a node has one for its blocks, and one for what each worker pushes in each kind of round
 
 
 class Layout:
@@ -42,6 +42,8 @@ class Layout:
 
     def places(self, positions: Ids) -> Places:
         """The rows of the blocks at these positions, which rise."""
+        if np.any(np.diff(positions) <= 0):
+            raise BadInput("blocks are asked for in rising order of their numbers, each once: sort them")
         if len(positions) == len(self):
             return [(family, slice(None)) for family in self.blocks.families]
         places: Places = []
@@ -106,9 +108,9 @@ def room(layout: Layout, like: Arrays) -> Arrays:
     }
 
 
-def join(blocks: Blocks, parts: Sequence[tuple[Ids, Arrays]]) -> tuple[Layout, Arrays]:
+def join(layouts: Layouts, parts: Sequence[tuple[Ids, Arrays]]) -> tuple[Layout, Arrays]:
     """Packed blocks put together from parts that have no block in common."""
-    layout = Layout(blocks, np.sort(np.concatenate([ids for ids, _ in parts] or [np.zeros(0, np.int64)])))
+    layout = layouts.of(np.sort(np.concatenate([ids for ids, _ in parts] or [np.zeros(0, np.int64)])))
     like = {name: array for _, values in parts for name, array in values.items()}
     values = room(layout, like)
     for ids, part in parts:

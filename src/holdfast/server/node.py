@@ -64,6 +64,7 @@ class Account(NamedTuple):
     changed: int
     credit: Fraction
     chosen: int  # the last iteration after which blocks were chosen to be saved
+    clocks: dict[int, int]  # the next round of each part of the input whose pushes are applied as they come
 
 
 class Node:
@@ -76,6 +77,7 @@ class Node:
         self._shard = Shard(self._workload)
         self._history = HistoryWriter(settings.history, f"node-{number}")
         self._received: Counter[int] = Counter()
+        self._clocks: dict[int, int] = {}  # of parts whose pushes are applied as they come: the next round of each
         self._candidates: tuple[int, Standing, Candidates] | None = None
         self._to_write: _Unwritten | None = None
         self._total = 0
@@ -117,6 +119,17 @@ class Node:
             self._history.append(events.Applied(when.iteration, when.round, under, blocks, counted, again))
             self._history.flush()
         return time.perf_counter() - began
+
+    def apply(self, under: int, when: When, part: int, push: Push) -> int:
+        """Apply what was computed from a part of the input as it comes; returns to how many blocks."""
+        changed = self._shard.apply(when, part, push, under)
+        number = self._shard.number(when) + 1
+        self._clocks[part] = max(self._clocks.get(part, 0), number)
+        if len(changed):
+            blocks = Samples.of(changed)
+            self._history.append(events.Applied(when.iteration, when.round, under, blocks, (part,)))
+            self._history.flush()
+        return len(changed)
 
     def answer(self, step: int, question: Question) -> Answer:
         """What this node's blocks say when nodes find out together which are to be saved after an iteration."""
@@ -188,7 +201,9 @@ class Node:
     def account(self) -> Account:
         """What a controller that begins anew must know."""
         shard = self._shard
-        return Account(shard.ids, shard.versions, shard.saved_at, shard.changed, self._credit, self._chosen)
+        return Account(
+            shard.ids, shard.versions, shard.saved_at, shard.changed, self._credit, self._chosen, self._clocks
+        )
 
     def close(self) -> None:
         """Finish the history."""

@@ -150,6 +150,8 @@ class Recovering:
                 ids, saved_at = held.ids.tolist(), held.saved_at.tolist()
                 self._record(events.Restored(*place[:2], node, version, ids, saved_at, seconds, size))
                 self.apart[node] = 0.0 if everything else self.apart.get(node, 0.0)
+        for node in lost or {}:
+            self.apart.pop(node, None)
         return self._members.lost("node", answers.missing)
 
     def _size(self, lost: Mapping[int, str], everything: bool) -> float | None:
@@ -168,12 +170,10 @@ def first_map(count: int, nodes: list[int], seed: int, version: int = 0) -> Part
     return PartitionMap(version, drawn.owners, drawn.nodes)
 
 
-def gathered_map(count: int, held: Mapping[int, Ids], version: int) -> tuple[PartitionMap, Member | None]:
-    """The map that nodes themselves tell, and the node, which is not there, that has the blocks that nobody holds."""
-    nobody = max(held, default=-1) + 1
-    owners = np.full(count, nobody, np.int32)
+def gathered_map(count: int, held: Mapping[int, Ids], version: int, missing: int) -> tuple[PartitionMap, bool]:
+    """The map that nodes themselves tell, in which `missing` has the blocks that nobody holds; whether there are any."""
+    owners = np.full(count, missing, np.int32)
     for node in sorted(held):
         owners[held[node]] = node
-    if (owners != nobody).all():
-        return PartitionMap(version, owners, tuple(sorted(held))), None
-    return PartitionMap(version, owners, (*sorted(held), nobody)), Member("node", nobody)
+    homeless = bool((owners == missing).any())
+    return PartitionMap(version, owners, tuple(sorted({*held, *([missing] if homeless else [])}))), homeless

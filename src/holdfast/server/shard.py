@@ -239,8 +239,9 @@ class Shard:
         return Holding(self.ids, self._values, self._versions, self._cache, self._saved_at, self._seen)
 
     def _hold(self, stays: Holding, since: Ids, arriving: Holding, under: int) -> None:
-        self._layout, self._values = join(self._blocks, [(stays.ids, stays.values), (arriving.ids, arriving.values)])
-        self._cache = join(self._blocks, [(stays.ids, stays.saved), (arriving.ids, arriving.saved)])[1]
+        self._layouts = Layouts(self._blocks)
+        self._layout, self._values = join(self._layouts, [(stays.ids, stays.values), (arriving.ids, arriving.values)])
+        self._cache = join(self._layouts, [(stays.ids, stays.saved), (arriving.ids, arriving.saved)])[1]
         order = np.argsort(np.concatenate((stays.ids, arriving.ids)))
         self._versions = np.concatenate((stays.versions, arriving.versions))[order]
         self._saved_at = np.concatenate((stays.saved_at, arriving.saved_at))[order]

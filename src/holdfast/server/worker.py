@@ -85,18 +85,23 @@ class Worker:
         pull = compute = push = 0.0
         try:
             for part in parts:
-                began = time.perf_counter()
-                pulled, summed = self._pull(part, when.round)
-                pulled_at = time.perf_counter()
-                pushed = self._workload.compute(self._part(part), when, pulled, summed)
-                computed_at = time.perf_counter()
-                self._push(when, part, pushed)
-                pull += pulled_at - began
-                compute += computed_at - pulled_at
-                push += time.perf_counter() - computed_at
+                turn = self._turn(when, part, "push")
+                pull, compute, push = pull + turn.pull, compute + turn.compute, push + turn.push
         except _BrokenOff as broken:
             return Turn(pull, compute, push, broken=broken.nodes)
         return Turn(pull, compute, push)
+
+    def advance(self, iteration: int, part: int) -> Turn:
+        """Do all rounds of an iteration for one part of the input, whatever others do, and measure."""
+        pull = compute = push = 0.0
+        try:
+            for round in range(self._workload.rounds):
+                when = When(iteration, round, self._settings.seed)
+                turn = self._turn(when, part, "apply")
+                pull, compute, push = pull + turn.pull, compute + turn.compute, push + turn.push
+        except _BrokenOff as broken:
+            return Turn(pull, compute, push, broken=broken.nodes)
+        return self.measure((part,))._replace(pull=pull, compute=compute, push=push)
 
     def measure(self, parts: Sequence[int]) -> Turn:
         """What some parts of the input add to the loss."""
@@ -124,6 +129,16 @@ class Worker:
         """End at once, as a failure does."""
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def _turn(self, when: When, part: int, method: str) -> Turn:
+        """Pull, compute and push for one part; nodes keep what is pushed for the end of the round, or apply it at once."""
+        began = time.perf_counter()
+        pulled, summed = self._pull(part, when.round)
+        pulled_at = time.perf_counter()
+        pushed = self._workload.compute(self._part(part), when, pulled, summed)
+        computed_at = time.perf_counter()
+        self._push(when, part, pushed, method)
+        return Turn(pulled_at - began, computed_at - pulled_at, time.perf_counter() - computed_at)
+
     def _part(self, part: int) -> Any:
         if part not in self._parts:
             self._parts[part] = self._workload.part(part, self._settings.workers)
@@ -141,12 +156,12 @@ class Worker:
             [answers[node][1] for node in sorted(answers)]
         )
 
-    def _push(self, when: When, part: int, push: Push) -> None:
+    def _push(self, when: When, part: int, push: Push, method: str) -> None:
         routes, version = self._routed("push", part, when.round, push.ids), self._map_now().version
         calls = {}
         for node, ids, places in routes:
             own = Push(ids, places.take(push.values))
-            calls[node] = call(self._nodes[node], "push", version, when, part, own)
+            calls[node] = call(self._nodes[node], method, version, when, part, own)
         self._gathered(calls)
         self._history.append(events.Pushed(when.iteration, when.round, part, version, Samples.of(push.ids)))
         self._history.flush()
