@@ -70,9 +70,10 @@ class Found:
 def sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
     """How many iterations sooner the first run reaches what the second comes to after its failure, on average.
 
-    Counted for every loss of the second run that neither run had reached before the failure; in fractions of an iteration.
+    Counted for every loss of the second run that neither had reached up to the iteration of the failure and with it; in
+    fractions of an iteration.
     """
-    best = min(less[: fails - 1].min(), more[: fails - 1].min())
+    best = min(less[:fails].min(), more[:fails].min())
     levels = [number for number in range(fails, len(more)) if more[number] < best]
     if not levels:
         return float("nan")
@@ -80,10 +81,10 @@ def sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
 
 
 def reached(losses: Floats, level: float, fails: int) -> float:
-    """The iteration from the failure on, in fractions and counted from 0, after which the loss is at a level."""
-    for number in range(fails - 1, len(losses)):
+    """The iteration after the failure, in fractions and counted from 0, at which the loss is at a level."""
+    for number in range(fails, len(losses)):
         if losses[number] <= level:
-            return number - 1 + crossing(losses[number - 1], losses[number], level) if number >= fails else number
+            return number - 1 + crossing(float(losses[number - 1]), float(losses[number]), level)
     return float("inf")
 
 
