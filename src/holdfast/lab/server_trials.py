@@ -120,7 +120,7 @@ def _served(workload: str, iterations: int, arm: Arm, seed: int, options: Option
                 "on from the trials that are done"
             )
 
-    with TemporaryDirectory(dir=options.out) as folder:
+    with TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder:
         settings = _settings(workload, iterations, arm, seed, Path(folder).absolute() / "run", options.data)
         serve(settings, tell=watch)
         told = [event.what for event in recall(settings.history / "controller.jsonl", "iterate", "struck")]
