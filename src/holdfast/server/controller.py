@@ -274,6 +274,8 @@ class Controller:
             todo -= {part for worker in done for part in told[worker][1]}
             if not todo:
                 times.add(turns.values())
+                if when.round == self._workload.rounds - 1:
+                    self._strike_at("apply")
                 times.apply += self._commit(when)
                 return
             if self._recover(self._found(answers.results, answers.missing)):

@@ -13,7 +13,7 @@ from holdfast.workloads.divided import Divided
 from holdfast.workloads.named import load_workload
 
 KINDS = ("node", "worker", "controller")
-POINTS = ("boundary", "checkpoint", "recovery")
+POINTS = ("boundary", "apply", "checkpoint", "recovery")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Settings:
         if kind not in KINDS or point not in POINTS:
             raise BadInput(
                 f"cannot kill {kind!r} at {point!r}: name a node, a worker or the controller, such as node:1,2, and "
-                f"where it is not the beginning of an iteration @checkpoint or @recovery"
+                f"where it is not the beginning of an iteration @apply, @checkpoint or @recovery"
             )
         there = {"node": self.nodes, "worker": self.workers, "controller": 1}[kind]
         for target in targets:
