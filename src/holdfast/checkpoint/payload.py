@@ -152,7 +152,7 @@ def _header(tensors: State, spans: dict[str, tuple[int, int]]) -> bytes:
 class _Entry:
     """What a header says of one value, once it is known to make sense: what it is, and where among the values it lies."""
 
-    kind: Any
+    dtype: str
     as_numpy: bool
     shape: list[int]
     start: int
@@ -188,24 +188,25 @@ def _entry(room: int, as_numpy: bool, dtype: str, shape: list[int], data_offsets
     # A dimension of 0 makes any other possible, but strides are counted without it.
     if len(shape) > DIMENSIONS or not all(map(is_count, shape)) or not is_count(math.prod(max(1, n) for n in shape)):
         raise ValueError("a shape is made of counts")
-    kind: Any = _NUMPY[dtype] if as_numpy else _torch_dtype(_TORCH[dtype])
-    if end > room or math.prod(shape) * kind.itemsize != end - start:
+    _ = (_NUMPY if as_numpy else _TORCH)[dtype]
+    if end > room or math.prod(shape) * _bytes_each(dtype) != end - start:
         raise ValueError(f"offsets {start}:{end} do not fit {dtype} of shape {shape}")
-    return _Entry(kind, as_numpy, shape, start, end)
+    return _Entry(dtype, as_numpy, shape, start, end)
 
 
 def _view(data: npt.NDArray[np.uint8], entry: _Entry) -> Array:
     part = data[entry.start : entry.end]
-    if part.ctypes.data % entry.kind.itemsize:
+    if part.ctypes.data % _bytes_each(entry.dtype):
         part = part.copy()  # others write files whose values lie anywhere
     if entry.as_numpy:
-        array: Array = part.view(entry.kind).reshape(entry.shape)
+        array: Array = part.view(_NUMPY[entry.dtype]).reshape(entry.shape)
         return array
     import torch
 
+    dtype = getattr(torch, _TORCH[entry.dtype])
     if not len(part):
-        return torch.empty(entry.shape, dtype=entry.kind)
-    return torch.frombuffer(part.data, dtype=entry.kind).reshape(entry.shape)
+        return torch.empty(entry.shape, dtype=dtype)
+    return torch.frombuffer(part.data, dtype=dtype).reshape(entry.shape)
 
 
 def _require_apart(spans: list[Any]) -> None:
@@ -263,7 +264,6 @@ def _is_tensor(value: Array) -> "TypeGuard[torch.Tensor]":
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _torch_dtype(name: str) -> Any:
-    import torch
-
-    return getattr(torch, name)
+def _bytes_each(dtype: str) -> int:
+    """Of one number: the format's names end in its bits, but for that of a bool (F8_E5M2 has 8)."""
+    return 1 if dtype == "BOOL" else int(dtype.partition("_")[0].lstrip("BCFIU")) // 8
