@@ -127,6 +127,7 @@ class Controller:
                 settings.seed,
                 settings.staleness,
                 self._workload.criterion,
+                settings.iterations,
             )
         )
 
@@ -179,14 +180,33 @@ class Controller:
             open_round = slowest * self._workload.rounds
         self._at(open_round)
         self._recall()
+        self._tell_found()
         last = max(accounts.values(), key=lambda account: account.chosen, default=None)
         self._coordinator.credit = last.credit if last else self._coordinator.credit
+        lost = ({Member("node", nobody): "nobody holds these blocks"} if homeless else {}) | lost
+        for member in lost:
+            members.expel(member)
         if len(versions) and versions.max() > open_round and not self._settings.staleness:
+            self._tell_dropped([member.number for member in lost if member.kind == "node"], self._when(open_round))
             self._commit(self._when(open_round))
         self._save_again(accounts)
-        self._recover(({Member("node", nobody): "nobody holds these blocks"} if homeless else {}) | lost)
+        self._recover(lost)
         self._recover(recovering.route())
         return 0 if self._settings.staleness else self._finish_iteration(last.chosen if last else -1)
+
+    def _tell_found(self) -> None:
+        """The newest save that the store has: the lost controller may have committed it, and told nobody."""
+        saved_at = self._coordinator.saved_at
+        newest = int(saved_at.max())
+        blocks = np.flatnonzero(saved_at == newest).tolist()
+        self._record(events.Commit(0, newest, 0, found=True, blocks=blocks))
+
+    def _tell_dropped(self, nodes: list[int], when: When) -> None:
+        """A round that some nodes applied, and these, which are lost, perhaps not."""
+        ids = np.concatenate([np.zeros(0, np.int64), *(self._recovering.map.held_by(node) for node in nodes)])
+        if len(ids):
+            parts = tuple(range(self._settings.workers))
+            self._record(events.Dropped(when.iteration, when.round, parts, Samples.of(ids)))
 
     def _told(self) -> int:
         """How many iterations are done, by the history."""
@@ -354,8 +374,8 @@ class Controller:
             self._recover(self._members.lost("node", chosen.lost))
 
     def _save_settled(self, saved: Any) -> None:
-        if saved is not None and saved.committed:
-            self._record(events.Commit(0, saved.iteration, saved.bytes, saved.seconds))
+        for commit in saved.told() if saved is not None else ():
+            self._record(commit)
 
     def _recover(self, lost: Mapping[Member, str]) -> bool:
         return bool(lost) and self._recovering.recover(lost, self._place)

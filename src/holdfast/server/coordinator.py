@@ -6,6 +6,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from holdfast import events
 from holdfast.blocks import Ids
 from holdfast.checkpoint.index import generations
 from holdfast.checkpoint.running import RunningCheckpoint, Segment
@@ -41,6 +44,12 @@ class Saved(NamedTuple):
     seconds: float
     lost: Mapping[int, str]
     committed: bool
+    blocks: Ids
+
+    def told(self) -> list[events.Commit]:
+        """What there is to tell of it."""
+        commit = events.Commit(0, self.iteration, self.bytes, self.seconds, blocks=self.blocks.tolist())
+        return [commit] if self.committed else []
 
 
 class Selected(NamedTuple):
@@ -139,7 +148,8 @@ class Coordinator:
         committed = bool(segments) and not (step == 0 and answers.missing)
         if committed:
             self._running.commit(segments)
-        return Saved(step, size, time.perf_counter() - began, answers.missing, committed)
+        blocks = np.sort(np.concatenate([np.zeros(0, np.int64), *(segment.ids for segment in segments)]))
+        return Saved(step, size, time.perf_counter() - began, answers.missing, committed, blocks)
 
     def _answers(self, step: int, question: Question) -> Sequence[Answer]:
         answers = self._members.ask("node", "answer", dict.fromkeys(self._members.nodes, (step, question)))

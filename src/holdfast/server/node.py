@@ -174,6 +174,7 @@ class Node:
 
     def hold(self, under: int, ids: Ids, version: int, segments: Sequence[Segment], everything: bool) -> Held:
         """Hold exactly these blocks by a new map: what is lacking, or everything, comes from the running checkpoint."""
+        began = time.perf_counter()
         lacking = ids if everything else np.setdiff1d(ids, self._shard.ids, assume_unique=True)
         saved_at = np.zeros(0, np.int64)
         self._candidates = None
@@ -181,6 +182,9 @@ class Node:
             values = cast(Arrays, load_blocks(self._store, self._workload.blocks, segments, lacking))
             saved_at = _saved_at(len(self._workload.blocks), segments)[lacking]
             self._shard.adopt(restored(lacking, values, saved_at, version), under)
+            told = (*divmod(version, self._workload.rounds), self._number, under, lacking.tolist(), saved_at.tolist())
+            self._history.append(events.Restored(*told, time.perf_counter() - began))
+            self._history.flush()
         self._shard.drop(np.setdiff1d(self._shard.ids, ids, assume_unique=True), under)
         return Held(lacking, saved_at)
 

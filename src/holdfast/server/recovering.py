@@ -84,13 +84,13 @@ class Recovering:
         before = self.map
         self.map = before.with_node(node, self._rng())
         given = before.split(self.map.held_by(node))
+        self._record(events.Joined(place.iteration, "node", node, self.map.version))
+        for donor, ids in given.items():
+            self._record(events.Moved(place.iteration, donor, node, self.map.version, ids.tolist()))
         answers = self._members.ask("node", "give", {donor: (ids,) for donor, ids in given.items()})
         adopted = self._members.ask("node", "adopt", {node: (self.map.version, *answers.results.values())})
         lost = self._members.lost("node", {**answers.missing, **adopted.missing})
         if not lost:
-            self._record(events.Joined(place.iteration, "node", node, self.map.version))
-            for donor, ids in given.items():
-                self._record(events.Moved(place.iteration, donor, node, self.map.version, ids.tolist()))
             lost = self._hold(place, everything=False)
         return lost or self.route()
 
@@ -114,9 +114,11 @@ class Recovering:
 
     def _rehome(self, lost: Mapping[int, str], place: Place) -> dict[Member, str]:
         """Find a new home for the blocks of lost nodes; returns who is lost in doing so."""
-        if not lost:
+        if not any(node in self.map.nodes for node in lost):
             return {}
-        self._coordinator.settle(lost)
+        saved = self._coordinator.settle(lost)
+        for commit in saved.told() if saved else ():
+            self._record(commit)
         if not self._coordinator.exists:
             raise BadInput(
                 f"node {', '.join(map(str, lost))} is lost, and there is no checkpoint yet from which its blocks could "

@@ -163,7 +163,8 @@ class Worker:
             own = Push(ids, places.take(push.values))
             calls[node] = call(self._nodes[node], method, version, when, part, own)
         self._gathered(calls)
-        self._history.append(events.Pushed(when.iteration, when.round, part, version, Samples.of(push.ids)))
+        blocks, to = Samples.of(push.ids), [route.node for route in routes]
+        self._history.append(events.Pushed(when.iteration, when.round, part, version, blocks, to))
         self._history.flush()
 
     def _gathered(self, calls: dict[int, Any]) -> dict[int, Any]:
