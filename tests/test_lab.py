@@ -114,6 +114,7 @@ def test_every_experiment_has_a_name_a_title_and_a_source() -> None:
         "partial-recovery",
         "priority-checkpoint",
         "backprop-tradeoff",
+        "server-overhead",
     ]
     assert all(each.title and each.source for each in EXPERIMENTS.values())
     with pytest.raises(BadInput, match="'nope'; choose one of qp-bound"):

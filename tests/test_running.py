@@ -16,7 +16,7 @@ from holdfast.blocks import Array, Blocks, Ids, along, ragged, whole
 from holdfast.checkpoint import scrub
 from holdfast.checkpoint.index import generations
 from holdfast.checkpoint.objects import ObjectStore
-from holdfast.checkpoint.running import LIMIT, PIECES, RunningCheckpoint
+from holdfast.checkpoint.running import LIMIT, PIECES, RunningCheckpoint, load_blocks, write_segments
 from holdfast.checkpoint.sealed import seal
 from holdfast.checkpoint.store import DirectoryStore, Store, read
 from holdfast.errors import BadInput, CommitConflict, Corrupt, FutureVersion, NoSnapshot
@@ -265,3 +265,58 @@ def test_inspection_sums_it_up(tmp_path: Path) -> None:
     assert index is not None
     assert (index.generation, index.blocks, index.oldest, index.newest) == (1, 64, 0, 7)
     assert index.bytes == running.bytes
+
+
+def test_several_writers_each_write_segments_and_one_commits_them(store: Store) -> None:
+    state, blocks = _rows(8)
+    running = RunningCheckpoint(store, blocks, "controller")
+    mine, other = np.arange(0, 8, 2), np.arange(1, 8, 2)
+    first = running.reserve()
+    segments = [
+        segment
+        for writer, ids in (("node-0", mine), ("node-1", other))
+        for segment in write_segments(
+            store, blocks, writer, first, ids, np.zeros(4, np.int64), blocks.pack(state, ids), state["w"].nbytes
+        )
+    ]
+    running.commit(segments)
+    changed = {"w": state["w"] + 1}
+    running.commit(
+        write_segments(
+            store,
+            blocks,
+            "node-1",
+            running.reserve(),
+            other,
+            np.full(4, 3),
+            blocks.pack(changed, other),
+            changed["w"].nbytes,
+        )
+    )
+
+    opened = RunningCheckpoint.open(store, blocks)
+
+    assert opened.saved_at.tolist() == [0, 3] * 4
+    np.testing.assert_array_equal(opened.load(other)["w"], changed["w"][other])
+    # What another process needs to load some blocks is the segments that hold them.
+    np.testing.assert_array_equal(load_blocks(store, blocks, running.holding(mine), mine)["w"], state["w"][mine])
+
+
+def test_segments_of_one_save_that_hold_the_same_block_are_refused(store: Store) -> None:
+    state, blocks = _rows(4)
+    running = RunningCheckpoint.create(store, blocks, state)
+    ids = np.arange(2)
+    twice = [
+        segment
+        for writer in ("a", "b")
+        for segment in write_segments(
+            store, blocks, writer, running.reserve(), ids, np.ones(2, np.int64), blocks.pack(state, ids), 1
+        )
+    ]
+    with pytest.raises(BadInput, match="two of the segments hold the same"):
+        running.commit(twice)
+
+
+def _rows(count: int) -> tuple[dict[str, np.ndarray], Blocks]:
+    state = {"w": np.arange(count * 3, dtype=np.float32).reshape(count, 3)}
+    return state, along(state, "w")

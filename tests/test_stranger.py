@@ -183,6 +183,7 @@ def test_the_commands_answer_whatever_stands_in_a_store(
 READ = """
 import resource, sys
 from pathlib import Path
+import torch  # which the tensors of a snapshot need in any case
 from holdfast.checkpoint import scrub, snapshot
 from holdfast.checkpoint.store import DirectoryStore
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

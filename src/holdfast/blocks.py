@@ -45,7 +45,8 @@ class Family:
 
     def rows(self, ids: Ids) -> Ids:
         """The positions along `dim` that these blocks of the family cover, in the order of `ids`."""
-        starts, lengths = self.bounds[ids], np.diff(self.bounds)[ids]
+        starts = self.bounds[ids]
+        lengths = self.bounds[ids + 1] - starts
         if np.all(lengths == 1):
             return starts
         skipped = np.concatenate(([0], np.cumsum(lengths)[:-1]))

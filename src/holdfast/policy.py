@@ -4,7 +4,7 @@ Saving the fraction r of the state every r·C steps writes as much per step as s
 policies are compared at equal cost. Pure: the caller measures distances and writes bytes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
@@ -14,6 +14,7 @@ import numpy as np
 
 from holdfast.blocks import Floats, Ids
 from holdfast.errors import BadInput
+from holdfast.exact import at_most, exact_sum
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,20 +42,18 @@ def priority(standing: Standing, rng: np.random.Generator) -> Ids:
     The budget is counted in values, so this is the choice that takes most from the squared perturbation for what it
     writes. By the movement of whole blocks the largest block, which always moves most, would use up the budget.
     """
-    return _ranked(-standing.distances / np.sqrt(np.maximum(standing.sizes, 1)), standing.saved_at)
+    return _ranked(-moved_a_value(standing), standing.saved_at)
 
 
 def relative(standing: Standing, rng: np.random.Generator) -> Ids:
     """What moved most in proportion to its own norm: small blocks count as much as large ones."""
-    norms = np.maximum(standing.norms, np.finfo(np.float64).tiny)
-    with np.errstate(over="ignore"):  # a block that fell to nothing moved infinitely far, and comes first
-        return _ranked(-standing.distances / norms, standing.saved_at)
+    return _ranked(-moved_in_proportion(standing), standing.saved_at)
 
 
 def threshold(standing: Standing, rng: np.random.Generator) -> Ids:
     """The longest unsaved first among blocks that moved more than the mean; what is not spent is kept for later."""
     order = _ranked(standing.saved_at)
-    return np.asarray(order[standing.distances[order] > standing.distances.mean()])
+    return np.asarray(order[standing.distances[order] > mean([moved_in_all(standing)], len(order))])
 
 
 def round_robin(standing: Standing, rng: np.random.Generator) -> Ids:
@@ -65,6 +64,30 @@ def round_robin(standing: Standing, rng: np.random.Generator) -> Ids:
 def random(standing: Standing, rng: np.random.Generator) -> Ids:
     """A fresh uniform draw each time: some blocks wait long, which is what makes it a poor policy."""
     return rng.permutation(len(standing.saved_at))
+
+
+def moved_a_value(standing: Standing) -> Floats:
+    """How far each block moved since it was saved, a value: what `priority` ranks by."""
+    return standing.distances / np.sqrt(np.maximum(standing.sizes, 1))
+
+
+def moved_in_proportion(standing: Standing) -> Floats:
+    """How far each block moved since it was saved, in proportion to its own norm: what `relative` ranks by."""
+    with np.errstate(over="ignore"):  # a block that fell to nothing moved infinitely far, and comes first
+        return standing.distances / np.maximum(standing.norms, np.finfo(np.float64).tiny)
+
+
+def moved_in_all(standing: Standing) -> Fraction | None:
+    """The sum of all distances, exactly, so that nodes can add up theirs; None if one of them is not finite."""
+    return exact_sum(standing.distances) if np.isfinite(standing.distances).all() else None
+
+
+def mean(sums: Sequence[Fraction | None], count: int) -> float:
+    """What a distance must be above to be above the mean of all, given as sums of parts; nothing is above infinity."""
+    finite = [part for part in sums if part is not None]
+    if count == 0 or len(finite) < len(sums):
+        return np.inf
+    return at_most(sum(finite, Fraction(0)) / count)
 
 
 def _ranked(*keys: Floats | Ids) -> Ids:

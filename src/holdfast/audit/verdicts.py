@@ -5,12 +5,15 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 from holdfast.audit import ends, record, regroups, replays, restores, supervisors, training, windows
 from holdfast.audit.finding import CannotTell, Verdict, counted
 from holdfast.audit.ledger import Ledger
+from holdfast.audit.served.checks import CHECKS as SERVED_CHECKS
+from holdfast.audit.served.ledger import ServedLedger, writer_of
 from holdfast.events import Event
 from holdfast.history import Torn, stream_history
 
@@ -50,7 +53,7 @@ class Finding:
 
 def audit(history: Iterable[Event], recovery: str | None = None) -> tuple[Finding, ...]:
     """Every check's finding on the events of a run, in any order that keeps each writer's own."""
-    return _findings(Ledger(history, recovery=recovery))
+    return audit_files(((event.who, event) for event in history), recovery=recovery)
 
 
 def audit_files(
@@ -60,8 +63,18 @@ def audit_files(
     recovery: str | None = None,
 ) -> tuple[Finding, ...]:
     """Every check's finding on the events of a run, each with the name of the file it was read from."""
-    ledger = Ledger(torn=torn, argv=argv, recovery=recovery)
+    ledger, served = Ledger(torn=torn, argv=argv, recovery=recovery), ServedLedger(torn)
+    others: list[tuple[str, Event]] = []  # of writers that only a served run has
     for file, event in lines:
+        if writer_of(event.who) is None:
+            ledger.take(event, file)
+        else:
+            others.append((file, event))
+    for file, event in others:
+        served.take(event, file)
+    if served.is_served:
+        return _served_findings(served, ledger)
+    for file, event in others:
         ledger.take(event, file)
     return _findings(ledger)
 
@@ -92,11 +105,17 @@ def worst(findings: Iterable[Finding]) -> Verdict:
 
 
 def _findings(ledger: Ledger) -> tuple[Finding, ...]:
-    findings = tuple(_find(name, check, ledger) for name, check in CHECKS.items())
+    findings = tuple(_find(name, partial(check, ledger)) for name, check in CHECKS.items())
     if ledger.has_begun:
         return findings
     # Every check would say the same in its own words; but what is wrong is wrong.
     return (*(each for each in findings if each.verdict == "fail"), Finding("training_has_begun", *_not_begun(ledger)))
+
+
+def _served_findings(served: ServedLedger, others: Ledger) -> tuple[Finding, ...]:
+    """The findings on a run of the parameter server, in which nobody else writes."""
+    served.wrong += [f"{who} takes no part in a served run" for who in sorted(others.writers)]
+    return tuple(_find(name, partial(check, served)) for name, check in SERVED_CHECKS.items())
 
 
 def _not_begun(ledger: Ledger) -> tuple[Verdict, str]:
@@ -104,9 +123,9 @@ def _not_begun(ledger: Ledger) -> tuple[Verdict, str]:
     return "unknown", f"no rank came to its training loop in {counted(len(starts), 'attempt')}: nothing was trained yet"
 
 
-def _find(name: str, check: Check, ledger: Ledger) -> Finding:
+def _find(name: str, check: Callable[[], tuple[Verdict, str]]) -> Finding:
     try:
-        return Finding(name, *check(ledger))
+        return Finding(name, *check())
     except CannotTell as error:
         return Finding(name, "unknown", str(error))
 

@@ -11,7 +11,8 @@ def packed_blocks(blocks: Blocks, ids: Ids) -> tuple[Blocks, Ids]:
     families, numbers, first, count = [], np.empty(len(ids), np.int64), 0, 0
     for family in blocks.families:
         mine = (first <= ids) & (ids < first + len(family))
-        lengths = np.diff(family.bounds)[ids[mine] - first]
+        own = ids[mine] - first
+        lengths = family.bounds[own + 1] - family.bounds[own]
         numbers[mine] = count + np.arange(len(lengths))
         first, count = first + len(family), count + len(lengths)
         if len(lengths):

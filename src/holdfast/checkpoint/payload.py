@@ -9,40 +9,43 @@ import itertools
 import json
 import math
 import struct
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from holdfast.blocks import Array, State
 from holdfast.checkpoint.sealed import is_count
 from holdfast.checkpoint.store import Reader
 from holdfast.errors import BadInput, Corrupt
 
+if TYPE_CHECKING:
+    import torch  # else where a tensor is met: importing it takes seconds, and a process that trains with numpy has none
+
 HEADER_LIMIT = 100_000_000  # bytes of a header: no safetensors reader takes more
 DIMENSIONS = 64  # of a tensor: numpy has no more
 ALIGNMENT = 64  # of the first value in the file; each value is aligned to its own number size
 _METADATA = "__metadata__"
-_TORCH = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "I16": torch.int16,
-    "U16": torch.uint16,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I32": torch.int32,
-    "U32": torch.uint32,
-    "F32": torch.float32,
-    "C64": torch.complex64,
-    "F64": torch.float64,
-    "I64": torch.int64,
-    "U64": torch.uint64,
+_TORCH = {  # the name that torch has for a dtype
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "I16": "int16",
+    "U16": "uint16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "C64": "complex64",
+    "F64": "float64",
+    "I64": "int64",
+    "U64": "uint64",
 }
 _NUMPY = {
     "BOOL": np.dtype(np.bool_),
@@ -51,7 +54,7 @@ _NUMPY = {
     **{f"F{8 * n}": np.dtype(f"f{n}") for n in (2, 4, 8)},
     "C64": np.dtype(np.complex64),
 }
-_OF_TORCH = {dtype: name for name, dtype in _TORCH.items()}
+_OF_TORCH = {f"torch.{dtype}": name for name, dtype in _TORCH.items()}
 _OF_NUMPY = {dtype: name for name, dtype in _NUMPY.items()}
 
 
@@ -149,7 +152,7 @@ def _header(tensors: State, spans: dict[str, tuple[int, int]]) -> bytes:
 class _Entry:
     """What a header says of one value, once it is known to make sense: what it is, and where among the values it lies."""
 
-    kind: Any
+    dtype: str
     as_numpy: bool
     shape: list[int]
     start: int
@@ -185,22 +188,25 @@ def _entry(room: int, as_numpy: bool, dtype: str, shape: list[int], data_offsets
     # A dimension of 0 makes any other possible, but strides are counted without it.
     if len(shape) > DIMENSIONS or not all(map(is_count, shape)) or not is_count(math.prod(max(1, n) for n in shape)):
         raise ValueError("a shape is made of counts")
-    kind: Any = _NUMPY[dtype] if as_numpy else _TORCH[dtype]
-    if end > room or math.prod(shape) * kind.itemsize != end - start:
+    _ = (_NUMPY if as_numpy else _TORCH)[dtype]
+    if end > room or math.prod(shape) * _bytes_each(dtype) != end - start:
         raise ValueError(f"offsets {start}:{end} do not fit {dtype} of shape {shape}")
-    return _Entry(kind, as_numpy, shape, start, end)
+    return _Entry(dtype, as_numpy, shape, start, end)
 
 
 def _view(data: npt.NDArray[np.uint8], entry: _Entry) -> Array:
     part = data[entry.start : entry.end]
-    if part.ctypes.data % entry.kind.itemsize:
+    if part.ctypes.data % _bytes_each(entry.dtype):
         part = part.copy()  # others write files whose values lie anywhere
     if entry.as_numpy:
-        array: Array = part.view(entry.kind).reshape(entry.shape)
+        array: Array = part.view(_NUMPY[entry.dtype]).reshape(entry.shape)
         return array
+    import torch
+
+    dtype = getattr(torch, _TORCH[entry.dtype])
     if not len(part):
-        return torch.empty(entry.shape, dtype=entry.kind)
-    return torch.frombuffer(part.data, dtype=entry.kind).reshape(entry.shape)
+        return torch.empty(entry.shape, dtype=dtype)
+    return torch.frombuffer(part.data, dtype=dtype).reshape(entry.shape)
 
 
 def _require_apart(spans: list[Any]) -> None:
@@ -217,11 +223,11 @@ def _code(name: str, value: Array) -> str:
     """The dtype in the format's words."""
     if name == _METADATA:
         raise BadInput(f"{_METADATA!r} is reserved by the file format: rename the tensor")
-    if isinstance(value, torch.Tensor):
-        if value.layout is not torch.strided or value.is_quantized or value.is_meta:
+    if _is_tensor(value):
+        if str(value.layout) != "torch.strided" or value.is_quantized or value.is_meta:
             raise BadInput(f"tensor {name!r} has no plain memory ({value.layout}, {value.device}): make it dense first")
-        code = _OF_TORCH.get(value.dtype)
-    elif type(value) in (np.ndarray, np.memmap):
+        code = _OF_TORCH.get(str(value.dtype))
+    elif isinstance(value, np.ndarray) and type(value) in (np.ndarray, np.memmap):
         code = _OF_NUMPY.get(value.dtype.newbyteorder("="))
     else:
         raise BadInput(f"{name!r} is a {type(value).__name__}: only numpy arrays and torch tensors can be stored")
@@ -231,11 +237,12 @@ def _code(name: str, value: Array) -> str:
 
 
 def _itemsize(name: str, value: Array) -> int:
-    return int(_TORCH[_code(name, value)].itemsize)
+    _code(name, value)
+    return int(value.dtype.itemsize)
 
 
 def _device(value: Array) -> str:
-    return str(value.device) if isinstance(value, torch.Tensor) else "cpu"
+    return str(value.device) if _is_tensor(value) else "cpu"
 
 
 def _nbytes(value: Array) -> int:
@@ -243,8 +250,20 @@ def _nbytes(value: Array) -> int:
 
 
 def _memory(value: Array) -> memoryview:
-    if isinstance(value, torch.Tensor):
-        plain = value.detach().resolve_conj().resolve_neg().contiguous().cpu()
-        return plain.reshape(-1).view(torch.uint8).numpy().data
-    native = np.ascontiguousarray(value, value.dtype.newbyteorder("="))
-    return native.reshape(-1).view(np.uint8).data
+    if isinstance(value, np.ndarray):
+        native = np.ascontiguousarray(value, value.dtype.newbyteorder("="))
+        return native.reshape(-1).view(np.uint8).data
+    import torch
+
+    plain = value.detach().resolve_conj().resolve_neg().contiguous().cpu()
+    return plain.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _is_tensor(value: Array) -> "TypeGuard[torch.Tensor]":
+    torch = sys.modules.get("torch")  # who has a tensor has imported it
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _bytes_each(dtype: str) -> int:
+    """Of one number: the format's names end in its bits, but for that of a bool (F8_E5M2 has 8)."""
+    return 1 if dtype == "BOOL" else int(dtype.partition("_")[0].lstrip("BCFIU")) // 8

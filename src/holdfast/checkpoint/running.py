@@ -5,9 +5,12 @@
 
 Segments never change. Two generations of the index stay, so that damage to the newest falls back to the one before.
 Compaction is part of saving: blocks that still count are carried out of the segments that hold the most dead bytes.
+
+Where blocks are held by several processes, each writes segments of its own and one of them commits the index.
 """
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,11 +40,14 @@ PIECES = 16  # a segment holds at most this share of the state, so that compacti
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Segment:
+class Segment:
+    """Blocks that were saved together: where, of which iterations, and how many bytes each takes."""
+
     name: str
     digest: Digest
     ids: Ids
     saved_at: Ids
+    bytes: Ids
 
 
 class RunningCheckpoint:
@@ -51,7 +57,7 @@ class RunningCheckpoint:
         self.passed_over: tuple[PassedOver, ...] = ()
         self._store, self._blocks, self._writer = store, blocks, writer
         self._bytes = np.zeros(len(blocks), np.int64)
-        self._segments: list[_Segment] = []
+        self._segments: list[Segment] = []
         self._generation = -1  # of the newest good index
         self._next = 0  # generation of the next index
         self._sequence = next_sequence(store)
@@ -109,23 +115,30 @@ class RunningCheckpoint:
         new = self._write(ids, np.full(len(ids), iteration), self._blocks.pack(state, ids))
         self._commit([*kept, *self._carry(carried), *new])
 
+    def reserve(self) -> int:
+        """A sequence number from which on each of several writers may number the segments of one save."""
+        first, self._sequence = self._sequence, self._sequence + PIECES + 1
+        return first
+
+    def commit(self, segments: Sequence[Segment]) -> None:
+        """Make segments that others have written, no block in two of them, the newest saved values of their blocks."""
+        ids = np.concatenate([segment.ids for segment in segments] or [np.zeros(0, np.int64)])
+        if len(np.unique(ids)) != len(ids):
+            raise BadInput("a block can be saved only once in a save: two of the segments hold the same one")
+        if not len(ids):
+            return
+        for segment in segments:
+            self._bytes[segment.ids] = segment.bytes
+        carried, kept = self._compaction(ids, LIMIT)
+        self._commit([*kept, *self._carry(carried), *segments])
+
+    def holding(self, ids: Ids) -> list[Segment]:
+        """The segments with the newest saved values of these blocks, for `load_blocks` in another process."""
+        return [self._segments[i] for i in np.unique(self._owners()[np.asarray(ids, np.int64)])]
+
     def load(self, ids: Ids) -> dict[str, Array]:
         """The newest saved values of these blocks, packed as `Blocks.pack` does."""
-        ids = np.asarray(ids, np.int64)
-        target: dict[str, Array] = {}
-        layout, places = packed_blocks(self._blocks, ids)
-        owner = self._owners()[ids]
-        for i in np.unique(owner):
-            segment, wanted = self._segments[i], owner == i
-            values = _open_segment(self._store, segment.name, segment.digest)[2]
-            source, positions = packed_blocks(self._blocks, segment.ids)
-            where = np.full(len(self._blocks), -1)
-            where[segment.ids] = positions
-            chosen = source.pack(values, where[ids[wanted]])
-            for name in chosen.keys() - target.keys():
-                target[name] = empty(layout, name, chosen[name])
-            layout.unpack(chosen, places[wanted], target)
-        return target
+        return load_blocks(self._store, self._blocks, self._segments, ids)
 
     def restore(self, ids: Ids, target: State) -> None:
         """Put the newest saved values of these blocks into a state, in place."""
@@ -146,23 +159,20 @@ class RunningCheckpoint:
             try:
                 layout, positions = packed_blocks(self._blocks, ids)
                 _require_fit(layout, values)
-                self._bytes[ids] = block_bytes(layout, values)[positions]
+                sizes = block_bytes(layout, values)[positions]
+                self._bytes[ids] = sizes
                 missing[ids] = False
             except (IndexError, KeyError, ValueError) as error:
                 raise Corrupt(f"{name} does not hold the blocks it names: {str(error)!r:.200}") from error
-            self._segments.append(_Segment(name, expected, ids, saved_at))
+            self._segments.append(Segment(name, expected, ids, saved_at, sizes))
         if missing.any():
             raise Corrupt(f"{index_name(index.generation)} has no value for block {int(missing.argmax())}")
         self._generation = index.generation
 
     def _owners(self) -> Ids:
-        """Which segment holds the newest value of each block."""
-        owner = np.zeros(len(self._blocks), np.int64)
-        for i, segment in enumerate(self._segments):
-            owner[segment.ids] = i
-        return owner
+        return _owners(self._blocks, self._segments)
 
-    def _compaction(self, incoming: Ids, limit: float) -> tuple[Ids, list[_Segment]]:
+    def _compaction(self, incoming: Ids, limit: float) -> tuple[Ids, list[Segment]]:
         """The blocks to carry into new segments and the segments to keep, so that all fit the limit."""
         owner = self._owners()
         owner[incoming] = -1
@@ -181,24 +191,16 @@ class RunningCheckpoint:
         carried = np.concatenate([alive[i] for i in sorted(victims)] or [np.zeros(0, np.int64)])
         return carried, [segment for i, segment in enumerate(self._segments) if i not in victims]
 
-    def _carry(self, ids: Ids) -> list[_Segment]:
+    def _carry(self, ids: Ids) -> list[Segment]:
         return self._write(ids, self.saved_at[ids], self.load(ids)) if len(ids) else []
 
-    def _write(self, ids: Ids, saved_at: Ids, packed: State) -> list[_Segment]:
-        """Write packed blocks into as many segments as their size asks for."""
-        layout, positions = packed_blocks(self._blocks, ids)
-        piece = np.cumsum(self._bytes[ids]) * PIECES // max(int(self._bytes.sum()), 1)
-        written = []
-        for number in np.unique(piece):
-            part = piece == number
-            values = {f"state/{k}": v for k, v in layout.pack(packed, positions[part]).items()}
-            name = segment_name(self._sequence, self._writer)
-            self._sequence += 1
-            parts = payload.encode({"ids": ids[part], "saved_at": saved_at[part], **values})
-            written.append(_Segment(name, digest.put(self._store, name, parts), ids[part], saved_at[part]))
+    def _write(self, ids: Ids, saved_at: Ids, packed: State) -> list[Segment]:
+        total = int(self._bytes.sum())
+        written = write_segments(self._store, self._blocks, self._writer, self._sequence, ids, saved_at, packed, total)
+        self._sequence += len(written)
         return written
 
-    def _commit(self, segments: list[_Segment]) -> None:
+    def _commit(self, segments: list[Segment]) -> None:
         previous, before = self._generation, {segment.name for segment in self._segments}
         ages = np.zeros(len(self._blocks), np.int64)
         for segment in segments:
@@ -222,6 +224,53 @@ class RunningCheckpoint:
         for name in self._store.names(FOLDER):  # "index-" sorts before "segment-"
             if name not in keep:
                 self._store.remove(name)
+
+
+def write_segments(
+    store: Store, blocks: Blocks, writer: str, sequence: int, ids: Ids, saved_at: Ids, packed: State, total: int
+) -> list[Segment]:
+    """Write packed blocks into as many segments as their share of the `total` bytes of a state asks for.
+
+    They are named by the writer and by sequence numbers from `sequence` on, and count once an index names them.
+    """
+    layout, positions = packed_blocks(blocks, ids)
+    sizes = block_bytes(layout, packed)[positions]
+    piece = np.cumsum(sizes) * PIECES // max(total, 1)
+    written: list[Segment] = []
+    for number in np.unique(piece):
+        part = piece == number
+        values = {f"state/{k}": v for k, v in layout.pack(packed, positions[part]).items()}
+        name = segment_name(sequence + len(written), writer)
+        parts = payload.encode({"ids": ids[part], "saved_at": saved_at[part], **values})
+        written.append(Segment(name, digest.put(store, name, parts), ids[part], saved_at[part], sizes[part]))
+    return written
+
+
+def load_blocks(store: Store, blocks: Blocks, segments: Sequence[Segment], ids: Ids) -> dict[str, Array]:
+    """The values of these blocks in the last of the segments that holds each, packed as `Blocks.pack` does."""
+    ids = np.asarray(ids, np.int64)
+    target: dict[str, Array] = {}
+    layout, places = packed_blocks(blocks, ids)
+    owner = _owners(blocks, segments)[ids]
+    for i in np.unique(owner):
+        segment, wanted = segments[i], owner == i
+        values = _open_segment(store, segment.name, segment.digest)[2]
+        source, positions = packed_blocks(blocks, segment.ids)
+        where = np.full(len(blocks), -1)
+        where[segment.ids] = positions
+        chosen = source.pack(values, where[ids[wanted]])
+        for name in chosen.keys() - target.keys():
+            target[name] = empty(layout, name, chosen[name])
+        layout.unpack(chosen, places[wanted], target)
+    return target
+
+
+def _owners(blocks: Blocks, segments: Sequence[Segment]) -> Ids:
+    """Which segment holds the newest value of each block."""
+    owner = np.zeros(len(blocks), np.int64)
+    for i, segment in enumerate(segments):
+        owner[segment.ids] = i
+    return owner
 
 
 def _open_segment(store: Store, name: str, expected: Digest) -> tuple[Ids, Ids, dict[str, Array]]:

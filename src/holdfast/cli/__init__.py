@@ -11,6 +11,7 @@ from holdfast.cli.demo import demo
 from holdfast.cli.lab import lab
 from holdfast.cli.run import run
 from holdfast.cli.scale import scale
+from holdfast.cli.serve import serve
 from holdfast.cli.store import store
 from holdfast.errors import HoldfastError
 
@@ -24,6 +25,7 @@ app = typer.Typer(
 for commands in (run, scale, store, demo):
     app.add_typer(commands)
 app.add_typer(lab, name="lab")
+app.add_typer(serve, name="serve")
 
 _UsageError: Any = typer.BadParameter.__mro__[
     1

@@ -179,7 +179,8 @@ def audit(
         typer.Argument(metavar="RUN...", help="The folder of a run, or of its history; or those of all its nodes."),
     ],
 ) -> None:
-    """Prove from its history that a run trained every sample exactly once. Example: holdfast audit runs/train"""
+    """Prove from its history that a run trained every sample exactly once, or a served run applied every push exactly once
+    to every block. Example: holdfast audit runs/train"""
     from holdfast.audit.verdicts import audit_run, recovery_of, worst
 
     with _histories(paths) as files:
@@ -193,16 +194,29 @@ def cost(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; several are compared.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print every number as JSON.")] = False,
     figure: Annotated[Path | None, typer.Option(help="Write a figure here: .png, .pdf or .svg.")] = None,
+    reference: Annotated[
+        Path | None, typer.Option(help="A served run without failures: how many iterations later did RUN converge?")
+    ] = None,
 ) -> None:
     """Show what a run spent its time on. Example: holdfast cost runs/blocking runs/overlapped --figure cost.png"""
+    from holdfast.cli.served import print_served
     from holdfast.cost import compare
+    from holdfast.cost.served import is_served
     from holdfast.cost.spent import spent
     from holdfast.history import read_history
 
-    runs = {}
+    histories = {}
     for path in paths:
         with _histories([path]) as files:
-            runs[str(path)] = spent(read_history(files).events)
+            histories[str(path)] = read_history(files).events
+    if any(map(is_served, histories.values())):
+        if figure:
+            raise BadInput("there is no figure of a served run: leave out --figure.")
+        print_served(histories, read_history(reference).events if reference else None, as_json=as_json)
+        return
+    if reference:
+        raise BadInput("--reference is for runs of `holdfast serve`, and this is none.")
+    runs = {name: spent(events) for name, events in histories.items()}
     if as_json:
         say(json.dumps({name: each.to_json() for name, each in runs.items()}, indent=1))
     elif len(runs) == 1:

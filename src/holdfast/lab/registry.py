@@ -9,12 +9,22 @@ from holdfast.lab import (
     partial_recovery,
     priority_checkpoint,
     qp_bound,
+    server_overhead,
 )
 from holdfast.lab.experiment import Experiment
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT
-    for module in (qp_bound, mlr_bound, mlr_reset, lda_reset, partial_recovery, priority_checkpoint, backprop_tradeoff)
+    for module in (
+        qp_bound,
+        mlr_bound,
+        mlr_reset,
+        lda_reset,
+        partial_recovery,
+        priority_checkpoint,
+        backprop_tradeoff,
+        server_overhead,
+    )
 }
 
 

@@ -5,6 +5,8 @@ the parameters over the batches of the iteration: from one batch to the next the
 scatters by 10 %, more than a failure costs.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from math import prod
@@ -19,6 +21,7 @@ from holdfast.blocks import Blocks, Floats, Ids, Norm, along, euclidean, whole
 from holdfast.errors import BadInput
 from holdfast.workloads.architecture import Architecture
 from holdfast.workloads.datasets import Dataset, load
+from holdfast.workloads.divided import Push, When, share, writable
 from holdfast.workloads.workload import Arrays, Clock, Stack, stacked, unstacked
 
 if TYPE_CHECKING:
@@ -95,7 +98,62 @@ class ConvolutionalNetwork:
         with one_thread():
             network = Network(self.architecture, self.batch)
             lanes = next(iter(stack.values())).shape[-1]
-            return np.array([self._evaluate(network, unstacked(stack, lane)) for lane in range(lanes)])
+            return np.array([self._evaluate(network, unstacked(stack, lane), self._evaluated) for lane in range(lanes)])
+
+    @property
+    def rounds(self) -> int:
+        """One for each batch of an iteration."""
+        return self.batches
+
+    def part(self, worker: int, workers: int) -> "_Part":
+        """A slice of every batch, and a share of the images that the loss is measured on."""
+        evaluated = self._evaluated[share(len(self._evaluated), worker, workers)]
+        return _Part(self, share(self.batch, worker, workers), evaluated)
+
+    def pulls(self, part: "_Part", round: int) -> Ids:
+        """All parameters."""
+        return self._everything
+
+    def summary(self, ids: Ids, held: Arrays) -> Arrays:
+        """Nothing: workers need no more than the parameters."""
+        return {}
+
+    def compute(self, part: "_Part", when: When, pulled: Arrays, summed: Arrays) -> Push:
+        """The gradient of the worker's images, which counts by how many of the batch they are."""
+        which = part.images(when)
+        if not len(which):
+            return Push(np.zeros(0, np.int64), {})
+        with part.network(len(which)) as network:
+            network.parameters.fill(pulled)
+            self._differentiate(network, which)
+            network.gradient.flat *= np.float32(len(which) / self.batch)
+            return Push(self._everything, network.gradient.copy())
+
+    def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
+        """A step of Adam; the average is that of the rounds up to this one.
+
+        So a row that comes back in the middle of an iteration brings its old average for the rounds that it missed.
+        """
+        from holdfast.workloads.adam import update
+
+        for name, gradient in pushed.items():
+            count, average = held[f"{name}.count"], held[f"{name}.average"]
+            mean, square = (held[f"{name}.{moment}"].reshape(-1) for moment in MOMENTS)
+            bounds = np.arange(len(count) + 1) * gradient[0].size
+            average *= np.float32(when.round)
+            update(
+                held[name].reshape(-1), mean, square, average.reshape(-1), writable(gradient).reshape(-1), bounds, count
+            )
+            average /= np.float32(when.round + 1)
+
+    def measure(self, part: "_Part", pulled: Arrays, summed: Arrays) -> float:
+        """What the worker's images add to the mean cross-entropy."""
+        with part.network(self.batch) as network:
+            return self._evaluate(network, pulled, part.evaluated)
+
+    def total(self, measures: Sequence[float]) -> float:
+        """The sum."""
+        return sum(measures)
 
     def _train(self, network: "Network", state: Arrays, iteration: int, stream: int) -> Arrays:
         from holdfast.workloads.adam import update
@@ -108,31 +166,72 @@ class ConvolutionalNetwork:
             buffer.fill({name: state[name + suffix] for name in shapes})
         counts = np.concatenate([state[f"{name}.count"] for name in shapes])
         for which in self.samples(iteration, stream):
-            network.load(self.data.x, which)
-            network.differentiate(self.data.y[which])
+            self._differentiate(network, which)
             parameters, gradient = network.parameters.flat, network.gradient.flat
             update(parameters, mean.flat, square.flat, average.flat, gradient, self._row_bounds, counts)
         average.flat /= self.batches
         rows = np.cumsum([0, *(shape[0] for shape in shapes.values())])
         return {
-            name + suffix: part.numpy().copy()
+            name + suffix: values
             for suffix, buffer in (kept | {".average": average}).items()
-            for name, part in buffer.parts.items()
+            for name, values in buffer.copy().items()
         } | {f"{name}.count": counts[rows[i] : rows[i + 1]] for i, name in enumerate(shapes)}
 
-    def _evaluate(self, network: "Network", state: Arrays) -> float:
+    def _differentiate(self, network: "Network", which: Ids) -> None:
+        """Leave in the network the gradient of these images' mean cross-entropy."""
+        network.load(self.data.x, which)
+        network.differentiate(self.data.y[which])
+
+    def _evaluate(self, network: "Network", state: Arrays, batches: Ids) -> float:
+        """What batches of images, in rows, add to the mean cross-entropy under the averaged parameters."""
         network.parameters.fill({name: state[f"{name}.average"] for name in self.architecture.shapes})
         total = 0.0
-        for which in np.arange(self.evaluated).reshape(-1, self.batch):
+        for which in batches:
             network.load(self.data.x, which)
             total += _cross_entropy(network.scores().numpy(), self.data.y[which])
         return total / self.evaluated
+
+    @cached_property
+    def _everything(self) -> Ids:
+        return np.arange(len(self.blocks))
+
+    @property
+    def _evaluated(self) -> Ids:
+        """The images that the loss is measured on, a batch in every row."""
+        return np.arange(self.evaluated).reshape(-1, self.batch)
 
     @cached_property
     def _row_bounds(self) -> Ids:
         """Where the rows of all parameters, slices along the first dimension, begin and end in a flat buffer."""
         sizes = [np.full(shape[0], prod(shape[1:])) for shape in self.architecture.shapes.values()]
         return np.append(0, np.cumsum(np.concatenate(sizes)))
+
+
+class _Part:
+    """What a worker has: places in every batch, batches to measure the loss on, and networks to compute with."""
+
+    def __init__(self, workload: ConvolutionalNetwork, places: slice, evaluated: Ids) -> None:
+        self.evaluated = evaluated
+        self._workload, self._places = workload, places
+        self._networks: dict[int, Network] = {}
+        self._drawn: tuple[tuple[int, int], Ids] | None = None
+
+    def images(self, when: When) -> Ids:
+        """The worker's images of a round; those of the whole iteration are drawn once."""
+        key = when.iteration, when.stream
+        if self._drawn is None or self._drawn[0] != key:
+            self._drawn = key, self._workload.samples(*key)
+        return self._drawn[1][when.round, self._places]
+
+    @contextmanager
+    def network(self, batch: int) -> Iterator["Network"]:
+        """A network for batches of this size, on one thread."""
+        from holdfast.workloads.convnet import Network, one_thread
+
+        with one_thread():
+            if batch not in self._networks:
+                self._networks[batch] = Network(self._workload.architecture, batch)
+            yield self._networks[batch]
 
 
 def _cross_entropy(scores: npt.NDArray[np.float32], labels: Ids) -> float:

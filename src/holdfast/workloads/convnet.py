@@ -46,6 +46,10 @@ class Buffer:
         for name, part in self.parts.items():
             part.numpy()[...] = arrays[name]
 
+    def copy(self) -> dict[str, Reals]:
+        """The values as arrays of their own."""
+        return {name: part.numpy().copy() for name, part in self.parts.items()}
+
 
 class Convolution:
     """A convolution, 2×2 max pooling and ReLU.

@@ -22,6 +22,7 @@ from rich.progress import Progress
 
 from holdfast.errors import BadInput, Corrupt, StorageFailed
 from holdfast.workloads.fetch import DataFile, cache_folder, data_folder, find, obtain
+from holdfast.workloads.prepared import Named, kept
 
 Locate = Callable[["Source"], Path]
 
@@ -87,16 +88,35 @@ STORIES = 1510
 def _newsgroups(locate: Locate) -> Corpus:
     """The training posts without headers, footers, quotes and stop words, and words that are in at least five posts."""
     path = locate(NEWSGROUPS)
-    posts = [text for _, text in sorted(_texts(path, lambda name: "20news-bydate-train" in name.parts[:-1]))]
-    return corpus("newsgroups20", map(own_words, posts), path)
+
+    def read() -> Corpus:
+        posts = [text for _, text in sorted(_texts(path, lambda name: "20news-bydate-train" in name.parts[:-1]))]
+        return corpus("newsgroups20", map(own_words, posts), path)
+
+    return _kept("newsgroups20", path, read)
 
 
 def _reuters(locate: Locate) -> Corpus:
     """Titles and bodies of the first stories of the ModApte training split, treated as the posts are."""
     path = locate(REUTERS)
-    files = sorted(_texts(path, lambda name: name.suffix == ".sgm"))
-    stories = itertools.chain.from_iterable(training_stories(text) for _, text in files)
-    return corpus("reuters", itertools.islice(stories, STORIES), path)
+
+    def read() -> Corpus:
+        files = sorted(_texts(path, lambda name: name.suffix == ".sgm"))
+        stories = itertools.chain.from_iterable(training_stories(text) for _, text in files)
+        return corpus("reuters", itertools.islice(stories, STORIES), path)
+
+    return _kept("reuters", path, read)
+
+
+def _kept(name: str, path: Path, read: Callable[[], Corpus]) -> Corpus:
+    """A corpus as it was read once from this file."""
+
+    def make() -> Named:
+        made = read()
+        return {"words": made.words, "bounds": made.bounds, "vocabulary": np.array([made.vocabulary])}
+
+    found = kept(path, Path(__file__), make)
+    return Corpus(name, found["words"].astype(np.int32), found["bounds"].astype(np.int64), int(found["vocabulary"][0]))
 
 
 def _generated(_: Locate) -> Corpus:

@@ -45,8 +45,12 @@ def sweep(
     reciprocal: Table,
     keys: Keys,
     lanes: Lanes,
+    first: int = 0,
 ) -> None:
     """Draw every token's topic given all others, in place; tokens in the order of the corpus.
+
+    They may be some neighbouring documents of it, the first of whose tokens is token `first` of the corpus: a token
+    draws with the number that belongs to its place in the corpus.
 
     `topics` has a row for each token, `counts` for each word and topic how many tokens, plus 1, and `totals` for each
     topic; the last axis of each is the lane, and `keys` has two rows of lanes. `reciprocal` is what `reciprocals` made.
@@ -65,7 +69,7 @@ def sweep(
             word, at = np.uint64(words[i]) * row, np.uint64(i) * width
             _prefetch_row(state[1], np.uint64(words[min(i + _AHEAD, len(words) - 1)]) * row, row)
             for lane in range(len(lanes)):
-                uniform[lane] = uniform_number(i, keys[0, lane], keys[1, lane])
+                uniform[lane] = uniform_number(first + i, keys[0, lane], keys[1, lane])
             _count(state, document, share, reciprocal, word, at, width, -1)
             _draw_topics(share, state[1], word, uniform, state[0], at, lanes)  # type: ignore[call-arg]
             _count(state, document, share, reciprocal, word, at, width, 1)

@@ -3,11 +3,12 @@
 The state is the topic of every token and nothing else: word-topic counts follow from it, and are rebuilt when needed.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import lgamma
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +16,9 @@ import numpy.typing as npt
 from holdfast.blocks import Blocks, Floats, Ids, Norm, State, ragged
 from holdfast.errors import BadInput
 from holdfast.workloads.corpora import Corpus, load
+from holdfast.workloads.divided import Push, When, balanced_share, share, writable
 from holdfast.workloads.gibbs import TOPICS, Keys, Table, reciprocals, sweep
-from holdfast.workloads.tally import Topics, summed, tally
+from holdfast.workloads.tally import Counts, Tokens, Topics, tallied, tally, tally_documents
 from holdfast.workloads.workload import Arrays, Clock, Stack
 
 LANES = 16
@@ -30,6 +32,17 @@ def document_distance(blocks: Blocks, a: State, b: State) -> Floats:
     bounds = blocks.families[0].bounds
     difference = _document_counts(a["topics"], bounds) - _document_counts(b["topics"], bounds)
     return np.asarray(np.abs(difference).sum(axis=1) / 2)
+
+
+class _Part(NamedTuple):
+    """A worker's documents, their words document by document, the number of their first token, and a share of words."""
+
+    worker: int
+    documents: Ids
+    words: Tokens
+    bounds: Ids
+    first: int
+    vocabulary: slice
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,18 +87,80 @@ class LatentDirichletAllocation:
     def loss(self, stack: Stack) -> Floats:
         """−log p(words, topics), from tables of log-factorials at the counts of words and of documents."""
         topics = np.ascontiguousarray(stack["topics"])
-        of_words, totals = summed(self._log_gamma, self._word_bounds, self._by_word, topics, TOPICS)
-        of_documents, _ = summed(self._log_gamma, self.data.bounds, self._in_order, topics, TOPICS)
-        of_topics = [sum(lgamma(n + self.data.vocabulary) for n in lane) for lane in totals.T.tolist()]
-        return np.asarray(self._constant + np.array(of_topics) - of_words - of_documents)
+        of_words, totals = tallied(self._log_gamma, self._word_bounds, self._by_word, topics, TOPICS)
+        of_documents, _ = tallied(self._log_gamma, self.data.bounds, self._in_order, topics, TOPICS)
+        return np.asarray([self._of_topics(lane) for lane in totals.T] - of_words - of_documents)
+
+    @property
+    def rounds(self) -> int:
+        """One: workers sample their documents given the counts of all as of the beginning of the sweep."""
+        return 1
+
+    def part(self, worker: int, workers: int) -> _Part:
+        """Some neighbouring documents with their words, about as many tokens as other workers have."""
+        documents = balanced_share(np.diff(self.data.bounds), worker, workers)
+        bounds = self.data.bounds[documents.start : documents.stop + 1]
+        words = self.data.words[bounds[0] : bounds[-1]]
+        ids = np.arange(documents.start, documents.stop)
+        vocabulary = share(self.data.vocabulary, worker, workers)
+        return _Part(worker, ids, words, bounds - bounds[0], int(bounds[0]), vocabulary)
+
+    def pulls(self, part: _Part, round: int) -> Ids:
+        """The topics of the worker's documents."""
+        return part.documents
+
+    def summary(self, ids: Ids, held: Arrays) -> Arrays:
+        """How often each word has each topic in the documents that a node holds: it knows their words."""
+        return {"counts": self._tallied(self.data.words, self.data.bounds, ids, held)}
+
+    def compute(self, part: _Part, when: When, pulled: Arrays, summed: Arrays) -> Push:
+        """New topics for the worker's documents, by a sweep that sees its own changes, and those of others next time."""
+        topics: Topics = _topics(pulled).copy()
+        counts = self._tallied(part.words, part.bounds, np.arange(len(part.documents)), pulled)
+        # What was summed may be of another moment than what was pulled, where workers run ahead of each other; it must
+        # contain the worker's own tokens, or counts would fall below zero when they leave their topics.
+        counts = np.maximum(counts, summed["counts"]) + self._one
+        keys = self._keys(when.stream, when.iteration)[:, None]
+        self._sample(part.words, part.bounds, topics, counts[..., None], keys, part.first)
+        return Push(part.documents, {"topics": topics[:, 0]})
+
+    def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
+        """The new topics take the place of the old."""
+        held["topics"][...] = pushed["topics"]
+
+    def measure(self, part: _Part, pulled: Arrays, summed: Arrays) -> float:
+        """What the worker's documents and its share of the words add; the first worker counts what belongs to none."""
+        in_order = np.arange(len(part.words), dtype=np.int32)
+        of_documents, _ = tallied(self._log_gamma, part.bounds, in_order, _topics(pulled), TOPICS)
+        of_words = self._log_gamma[summed["counts"][part.vocabulary] + self._one].sum()
+        shared = self._of_topics(summed["counts"].sum(axis=0, dtype=np.int64)) if part.worker == 0 else 0.0
+        return float(shared - of_words - of_documents[0])
+
+    def total(self, measures: Sequence[float]) -> float:
+        """The sum."""
+        return sum(measures)
 
     def _sweep(self, topics: Topics, keys: Keys) -> None:
-        """One sweep in place."""
-        lanes = topics.shape[1]
-        counts = np.ones((self.data.vocabulary, TOPICS, lanes), dtype=self._count_type)
+        """One sweep over the whole corpus in place."""
+        counts = np.ones((self.data.vocabulary, TOPICS, topics.shape[1]), dtype=self._count_type)
         tally(self._word_bounds, self._by_word, topics, counts)
+        self._sample(self.data.words, self.data.bounds, topics, counts, keys, 0)
+
+    def _tallied(self, words: Tokens, bounds: Ids, documents: Ids, topics: Arrays) -> Counts:
+        """How often each word has each topic in some documents, whose topics are packed."""
+        counts = np.zeros((self.data.vocabulary, TOPICS), dtype=self._count_type)
+        if topics:
+            tally_documents(words, bounds, documents, writable(topics["topics"]), counts)
+        return counts
+
+    def _sample(self, words: Tokens, bounds: Ids, topics: Topics, counts: Counts, keys: Keys, first: int) -> None:
+        """Draw the topics of some documents in place, given how many tokens, plus 1, each word and topic has in all."""
         totals = counts.sum(axis=0, dtype=np.int64) - self.data.vocabulary
-        sweep(self.data.words, self.data.bounds, topics, counts, totals, self._reciprocal, keys, (0,) * lanes)
+        sweep(words, bounds, topics, counts, totals, self._reciprocal, keys, (0,) * topics.shape[1], first)
+
+    def _of_topics(self, totals: Ids) -> float:
+        """What the loss has that depends on the sizes of the topics alone, and what is the same for all states."""
+        return self._constant + sum(lgamma(n + self.data.vocabulary) for n in totals.tolist())
 
     def _keys(self, stream: int, iteration: int) -> Keys:
         return np.random.SeedSequence((int(stream), int(iteration) + 1)).generate_state(2).astype(np.uint32)
@@ -107,6 +182,11 @@ class LatentDirichletAllocation:
     def _count_type(self) -> type[np.unsignedinteger[Any]]:
         """Half the memory traffic where it suffices: the most frequent word, its prior and all, in two bytes."""
         return np.uint16 if np.diff(self._word_bounds).max() < 2**16 - 1 else np.uint32
+
+    @cached_property
+    def _one(self) -> np.unsignedinteger[Any]:
+        """The prior, of the type of counts."""
+        return self._count_type(1)
 
     @cached_property
     def _reciprocal(self) -> Table:
@@ -138,6 +218,11 @@ def lda(name: str, data: Path | None = None) -> LatentDirichletAllocation:
     if name not in SETTINGS:
         raise BadInput(f"there are no LDA settings for {name!r}; choose one of {', '.join(SETTINGS)}")
     return LatentDirichletAllocation(load(name, data), SETTINGS[name])
+
+
+def _topics(pulled: Arrays) -> Topics:
+    """What was pulled, as a stack of one chain; a worker may have no documents."""
+    return writable(pulled["topics"] if pulled else np.zeros(0, np.uint8))[:, None]
 
 
 def _document_counts(topics: Any, bounds: Ids) -> Ids:

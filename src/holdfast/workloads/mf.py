@@ -5,18 +5,31 @@ Solving for all of L at once would forget it: a lost row of L would cost nothing
 reached within two iterations instead of its roughly sixty.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 
-from holdfast.blocks import Blocks, Floats, State, along, euclidean
+from holdfast.blocks import Blocks, Floats, Ids, State, along, euclidean
 from holdfast.errors import BadInput
+from holdfast.workloads.divided import Push, When, balanced_share, writable
 from holdfast.workloads.ratings import Ratings, load
 from holdfast.workloads.sparse import Sparse, sparse
 from holdfast.workloads.workload import Arrays, Clock, Stack, stacked
+
+
+class _Part(NamedTuple):
+    """The blocks of the users and items that a worker solves for, and the ratings by these users, and of these items."""
+
+    users: Ids
+    items: Ids
+    by_user: Sparse
+    by_item: Sparse
+    square: float  # of the ratings by its users, summed
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,19 +75,70 @@ class MatrixFactorization:
     def advance(self, stack: Stack, clock: Clock) -> Stack:
         """L given R, then R given the new L, each factor by factor."""
         left, right = _contiguous(stack)
-        left = _sweep(left, self._matrix.times(right), _gram(right))
-        return {"L": left, "R": _sweep(right, self._matrix.transposed_times(left), _gram(left))}
+        left = _solved(left, self._matrix, right)
+        return {"L": left, "R": _solved(right, self._matrix.transposed, left)}
 
     def loss(self, stack: Stack) -> Floats:
-        """‖A − LR‖ without forming LR: ‖A − LR‖² = ‖A‖² − 2⟨A, LR⟩ + ⟨LᵀL, RRᵀ⟩."""
-        left, right = _contiguous(stack)
-        # Of the two ways to ⟨A, LR⟩, the one that gathers onto the longer side is the faster.
-        if self._matrix.tall:
-            overlap = _inner(self._matrix.times(right), left)
-        else:
-            overlap = _inner(self._matrix.transposed_times(left), right)
-        square = self._square - 2 * overlap + _inner(_gram(left), _gram(right))
+        """‖A − LR‖, of every trial."""
+        square = _square_residual(self._square, self._matrix, *_contiguous(stack))
         return np.sqrt(np.maximum(square, 0))  # rounding may take a perfect fit below zero
+
+    @property
+    def rounds(self) -> int:
+        """Two: L given R, then R given the new L."""
+        return 2
+
+    def part(self, worker: int, workers: int) -> _Part:
+        """The ratings by some users and the ratings of some items: as many ratings as other workers have, or nearly."""
+        data = self.data
+        users = balanced_share(1 + np.bincount(data.rows, minlength=data.users), worker, workers)
+        items = balanced_share(1 + np.bincount(data.columns, minlength=data.items), worker, workers)
+        by_user, by_item = self._ratings(users, slice(0, data.items)), self._ratings(slice(0, data.users), items)
+        square = float(np.sum(by_user.values**2))
+        return _Part(self._rows[users], self._columns[items], by_user, by_item.transposed, square)
+
+    def pulls(self, part: _Part, round: int) -> Ids:
+        """The rows that the worker solves for, and all of the other factor."""
+        return np.concatenate((self._rows, part.items) if round == 1 else (part.users, self._columns))
+
+    def summary(self, ids: Ids, held: Arrays) -> Arrays:
+        """Nothing: workers need no more than the rows they pull."""
+        return {}
+
+    def compute(self, part: _Part, when: When, pulled: Arrays, summed: Arrays) -> Push:
+        """The solution for the worker's rows of L, or for its columns of R; no other worker pushes them."""
+        left, right = self._factors(pulled)
+        if when.round == 0:
+            return Push(part.users, {"L": _solved(left, part.by_user, right)[..., 0]})
+        return Push(part.items, {"R": _solved(right, part.by_item, left)[..., 0]})
+
+    def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
+        """The solution takes the place of what was there."""
+        for name, solution in pushed.items():
+            held[name][...] = solution
+
+    def measure(self, part: _Part, pulled: Arrays, summed: Arrays) -> float:
+        """‖A − LR‖² over the rows of the worker's users."""
+        left, right = self._factors(pulled)
+        return float(_square_residual(part.square, part.by_user, left, right)[0])
+
+    def total(self, measures: Sequence[float]) -> float:
+        """The root of the sum."""
+        return float(np.sqrt(max(sum(measures), 0)))
+
+    def _factors(self, pulled: Arrays) -> tuple[Floats, Floats]:
+        """What was pulled, as stacks of one trial; a worker may have no rows of its own."""
+        none = np.empty((0, self.factors))
+        left, right = (writable(pulled.get(name, none))[..., None] for name in ("L", "R"))
+        return left, right
+
+    def _ratings(self, users: slice, items: slice) -> Sparse:
+        """The ratings by these users of these items."""
+        data = self.data
+        mine = (users.start <= data.rows) & (data.rows < users.stop)
+        mine &= (items.start <= data.columns) & (data.columns < items.stop)
+        shape = users.stop - users.start, items.stop - items.start
+        return sparse(shape, data.rows[mine] - users.start, data.columns[mine] - items.start, data.values[mine])
 
     @cached_property
     def _weights(self) -> dict[str, float]:
@@ -83,9 +147,19 @@ class MatrixFactorization:
         left, right = (float(np.linalg.norm(first[name]) / np.sqrt(self.factors)) for name in ("L", "R"))
         return {"L": right, "R": left}
 
+    @property
+    def _rows(self) -> Ids:
+        """The blocks of all users."""
+        return np.arange(self.data.users)
+
+    @property
+    def _columns(self) -> Ids:
+        """The blocks of all items."""
+        return self.data.users + np.arange(self.data.items)
+
     @cached_property
     def _matrix(self) -> Sparse:
-        return sparse((self.data.users, self.data.items), self.data.rows, self.data.columns, self.data.values)
+        return self._ratings(slice(0, self.data.users), slice(0, self.data.items))
 
     @cached_property
     def _square(self) -> float:
@@ -114,6 +188,18 @@ def mf(name: str, data: Path | None = None) -> MatrixFactorization:
 
 def _contiguous(stack: Stack) -> tuple[Floats, Floats]:
     return np.ascontiguousarray(stack["L"]), np.ascontiguousarray(stack["R"])
+
+
+def _solved(x: Floats, matrix: Sparse, other: Floats) -> Floats:
+    """x factor by factor, all else held fixed, such that x times the other factor comes as near to the matrix as it can."""
+    return np.asarray(_sweep(x, matrix.times(other), _gram(other)))
+
+
+def _square_residual(square: float, matrix: Sparse, left: Floats, right: Floats) -> Floats:
+    """‖A − LR‖² without forming LR: ‖A‖² − 2⟨A, LR⟩ + ⟨LᵀL, RRᵀ⟩; `square` is ‖A‖²."""
+    # Of the two ways to ⟨A, LR⟩, the one that gathers onto the longer side is the faster.
+    overlap = _inner(matrix.times(right), left) if matrix.tall else _inner(matrix.transposed_times(left), right)
+    return np.asarray(square - 2 * overlap + _inner(_gram(left), _gram(right)))
 
 
 # In the functions below the trial is the innermost loop: neighbouring memory, and for each trial the same operations in

@@ -5,18 +5,20 @@ Scores then have the axes class, trial, sample, and everything done to them runs
 that are zero in a whole chunk of samples, as most pixels at the border are, take no part in its products.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.blocks import Blocks, Floats, Norm, along, euclidean
+from holdfast.blocks import Blocks, Floats, Ids, Norm, along, euclidean
 from holdfast.errors import BadInput
 from holdfast.workloads.datasets import Dataset, load
+from holdfast.workloads.divided import Push, When, share
 from holdfast.workloads.workload import Arrays, Clock, Stack
 
 _ROWS = 2000  # samples handled at once: enough for efficient products, few enough for scores to stay in the cache
@@ -25,9 +27,22 @@ _ROWS = 2000  # samples handled at once: enough for efficient products, few enou
 class _Chunk(NamedTuple):
     """Samples of one batch: the features that are not zero in all of them, their values, and the classes."""
 
-    features: npt.NDArray[np.int64]
+    features: Ids
     x: npt.NDArray[np.float32]
     y: npt.NDArray[np.int64]
+
+
+_Batch: TypeAlias = Sequence[_Chunk]
+
+
+class _Part(NamedTuple):
+    """What a worker has of every batch, then of all of them at once, each with the features that it pulls for it.
+
+    Its chunks number features among those that are pulled.
+    """
+
+    batches: Sequence[_Batch]
+    pulls: Sequence[Ids]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,33 +76,86 @@ class LogisticRegression:
         """One pass over the data, batch by batch in their own order."""
         weights = stack["weights"].reshape(len(stack["weights"]), -1).copy()
         for batch in self._batches:
-            gradient = np.zeros_like(weights)
-            for chunk in batch:
-                error = _probabilities_minus_truth(self._scores(weights, chunk), chunk.y)
-                gradient[chunk.features] += chunk.x.T @ error.reshape(-1, len(chunk.y)).T
-            weights -= np.float32(self.rate) * gradient
+            self._descend(weights, self._gradient(weights, batch))
         return {"weights": weights.reshape(stack["weights"].shape)}
 
     def loss(self, stack: Stack) -> Floats:
         """Total cross-entropy, summed in double precision."""
         weights = stack["weights"].reshape(len(stack["weights"]), -1)
-        total = np.zeros(stack["weights"].shape[-1])
-        for batch in self._batches:
-            for chunk in batch:
-                total += _cross_entropy(self._scores(weights, chunk), chunk.y)
-        return total
+        return self._cross_entropy(weights, chain.from_iterable(self._batches))
+
+    @property
+    def rounds(self) -> int:
+        """One for each batch."""
+        return len(range(0, len(self.data.y), self.batch))
+
+    def part(self, worker: int, workers: int) -> _Part:
+        """A slice of every batch."""
+        batches = [self._chunks(batch[share(len(batch), worker, workers)]) for batch in self._samples]
+        batches.append(list(chain.from_iterable(batches)))
+        pulls = [_features(batch) for batch in batches]
+        return _Part([_renumbered(*each) for each in zip(batches, pulls, strict=True)], pulls)
+
+    def pulls(self, part: _Part, round: int) -> Ids:
+        """The features that are not zero in all of the worker's samples."""
+        return part.pulls[round]
+
+    def summary(self, ids: Ids, held: Arrays) -> Arrays:
+        """Nothing: workers need no more than the weights they pull."""
+        return {}
+
+    def compute(self, part: _Part, when: When, pulled: Arrays, summed: Arrays) -> Push:
+        """The gradient of the worker's samples; it is zero for the features that it does not pull."""
+        gradient = self._gradient(self._weights(pulled), part.batches[when.round])
+        return Push(part.pulls[when.round], {"weights": gradient})
+
+    def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
+        """A step down the gradient."""
+        self._descend(held["weights"], pushed["weights"])
+
+    def measure(self, part: _Part, pulled: Arrays, summed: Arrays) -> float:
+        """The cross-entropy of the worker's samples."""
+        return float(self._cross_entropy(self._weights(pulled), part.batches[self.rounds])[0])
+
+    def total(self, measures: Sequence[float]) -> float:
+        """The sum."""
+        return sum(measures)
+
+    def _gradient(self, weights: npt.NDArray[Any], batch: _Batch) -> npt.NDArray[Any]:
+        """The gradient of a batch's cross-entropy, summed over its samples."""
+        gradient = np.zeros_like(weights)
+        for chunk in batch:
+            error = _probabilities_minus_truth(self._scores(weights, chunk), chunk.y)
+            gradient[chunk.features] += chunk.x.T @ error.reshape(-1, len(chunk.y)).T
+        return gradient
+
+    def _descend(self, weights: npt.NDArray[Any], gradient: npt.NDArray[Any]) -> None:
+        weights -= np.float32(self.rate) * gradient
+
+    def _cross_entropy(self, weights: npt.NDArray[Any], chunks: Iterable[_Chunk]) -> Floats:
+        """The cross-entropy of samples in every trial, summed in double precision."""
+        return sum((_cross_entropy(self._scores(weights, chunk), chunk.y) for chunk in chunks), np.zeros(1))
 
     def _scores(self, weights: npt.NDArray[Any], chunk: _Chunk) -> npt.NDArray[Any]:
         """The scores of some samples, with axes class, trial, sample."""
         return np.asarray(weights[chunk.features].T @ chunk.x.T).reshape(self.data.classes, -1, len(chunk.y))
 
-    @cached_property
-    def _batches(self) -> Sequence[Sequence[_Chunk]]:
-        """Every batch in chunks; its samples sorted by class, since those of one class have more zeros in common."""
-        starts = range(0, len(self.data.y), self.batch)
-        return [self._chunks(np.arange(first, min(first + self.batch, len(self.data.y)))) for first in starts]
+    def _weights(self, pulled: Arrays) -> npt.NDArray[Any]:
+        """The rows that were pulled; none where all of a worker's samples are zero."""
+        return pulled["weights"] if pulled else np.zeros((0, self.data.classes), np.float32)
 
-    def _chunks(self, samples: npt.NDArray[np.int64]) -> Sequence[_Chunk]:
+    @cached_property
+    def _batches(self) -> Sequence[_Batch]:
+        return [self._chunks(batch) for batch in self._samples]
+
+    @property
+    def _samples(self) -> Sequence[Ids]:
+        """The samples of every batch."""
+        starts = range(0, len(self.data.y), self.batch)
+        return [np.arange(first, min(first + self.batch, len(self.data.y))) for first in starts]
+
+    def _chunks(self, samples: Ids) -> _Batch:
+        """Samples in chunks, sorted by class, since those of one class have more zeros in common."""
         samples = samples[np.argsort(self.data.y[samples], kind="stable")]
         parts = [samples[first : first + _ROWS] for first in range(0, len(samples), _ROWS)]
         return [_chunk(self.data.x[part], self.data.y[part]) for part in parts]
@@ -113,6 +181,16 @@ def mlr(name: str, data: Path | None = None) -> LogisticRegression:
 def _chunk(x: npt.NDArray[np.float32], y: npt.NDArray[np.int64]) -> _Chunk:
     features = np.flatnonzero(x.any(axis=0))
     return _Chunk(features, np.ascontiguousarray(x[:, features]), y)
+
+
+def _features(chunks: _Batch) -> Ids:
+    """The features that some chunk has."""
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *(chunk.features for chunk in chunks)]))
+
+
+def _renumbered(chunks: _Batch, pulled: Ids) -> _Batch:
+    """The same samples, their features numbered among those that are pulled."""
+    return [chunk._replace(features=np.searchsorted(pulled, chunk.features)) for chunk in chunks]
 
 
 def _probabilities_minus_truth(scores: npt.NDArray[Any], y: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -25,6 +25,11 @@ class Sparse:
     others: Ids  # where each entry is on the shorter side
     values: Floats
 
+    @property
+    def transposed(self) -> "Sparse":
+        """The same entries with rows and columns exchanged."""
+        return Sparse(self.shape[::-1], not self.tall, self.starts, self.others, self.values)
+
     def times(self, x: Floats) -> Floats:
         """This matrix times every trial of a stack (columns, width, trials)."""
         return self._onto_long(x) if self.tall else self._onto_short(x)
@@ -55,7 +60,7 @@ def sparse(shape: tuple[int, int], rows: Ids, columns: Ids, values: Floats) -> S
 
 def _flat(x: Floats) -> Floats:
     """Width and trials as one axis: every entry of the matrix meets them all alike."""
-    return np.ascontiguousarray(x).reshape(len(x), -1)
+    return np.ascontiguousarray(x).reshape(len(x), x.shape[1] * x.shape[2])
 
 
 @njit(cache=True)

@@ -31,7 +31,19 @@ def tally(groups: Bounds, tokens: Tokens, topics: Topics, counts: Counts) -> Non
 
 
 @njit(cache=True)
-def summed(table: Floats, groups: Bounds, tokens: Tokens, topics: Topics, number: int) -> tuple[Floats, Bounds]:
+def tally_documents(words: Tokens, bounds: Bounds, documents: Bounds, topics: Topics, counts: Counts) -> None:
+    """Add the topics of some documents of a corpus to the counts of their words; `topics` has these documents alone."""
+    row = np.uint64(counts.shape[1])
+    flat = counts.reshape(-1)
+    at = np.uint64(0)
+    for d in documents:
+        for i in range(bounds[d], bounds[d + 1]):
+            flat[np.uint64(words[i]) * row + np.uint64(topics[at])] += 1
+            at += np.uint64(1)
+
+
+@njit(cache=True)
+def tallied(table: Floats, groups: Bounds, tokens: Tokens, topics: Topics, number: int) -> tuple[Floats, Bounds]:
     """In each lane, the sum over groups and topics of a table's entry at the number of tokens plus 1.
 
     And beside it how many tokens each of the `number` of topics has.

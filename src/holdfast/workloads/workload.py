@@ -76,4 +76,4 @@ def stacked(states: Sequence[Arrays]) -> Stack:
 
 def unstacked(stack: Stack, lane: int) -> Arrays:
     """A copy of the state of one trial."""
-    return {name: np.ascontiguousarray(values[..., lane]) for name, values in stack.items()}
+    return {name: values[..., lane].copy() for name, values in stack.items()}

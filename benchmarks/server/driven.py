@@ -1,0 +1,143 @@
+"""The nodes and workers of a served run, driven round by round from here as the controller does, without saving."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ray
+
+from holdfast.policy import Policy
+from holdfast.server.calls import Member
+from holdfast.server.members import Members
+from holdfast.server.node import Node
+from holdfast.server.recovering import first_map
+from holdfast.server.settings import Settings
+from holdfast.server.worker import Turn, Worker
+from holdfast.workloads.divided import When
+
+WIDE = str(Path(__file__).with_name("wide.py").absolute())
+OBJECTS = 3 << 30  # bytes of memory for what actors send each other
+READY_WITHIN = 180.0  # seconds, on a machine that others use too
+
+
+@contextmanager
+def embedded() -> Iterator[None]:
+    """Ray on this machine, as `holdfast serve` starts it, with room for large states."""
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        num_cpus=os.cpu_count(),
+        object_store_memory=OBJECTS,
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+class Iteration(NamedTuple):
+    """Seconds of an iteration: in all, and of the slowest worker or node in each part of it."""
+
+    seconds: float
+    pull: float
+    compute: float
+    push: float
+    apply: float
+    measure: float
+
+
+class Driven:
+    """Actors that stay, so that several settings can take turns."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._workload = settings, settings.load()
+        self._members = Members()
+        kinds = {
+            "node": (Node, settings.nodes, {"health": 1, "disk": 1}),
+            "worker": (Worker, settings.workers, {"health": 1}),
+        }
+        for kind, (made, count, groups) in kinds.items():
+            actor: Any = ray.remote(num_cpus=0, concurrency_groups=groups)(made)
+            for number in range(count):
+                self._members.admit(Member(kind, number), actor.remote(number, settings))
+        self._all(kind="node", method="ready")
+        self._all(kind="worker", method="ready")
+        self._map = first_map(len(self._workload.blocks), list(range(settings.nodes)), settings.seed)
+        begun = {node: (self._map.held_by(node), 0) for node in self._members.nodes}
+        self._asked("node", "begin", begun)
+        routed = {worker: (self._map, dict(self._members.nodes)) for worker in self._members.workers}
+        self._asked("worker", "route", routed)
+        self._done = 0
+
+    def iteration(self) -> Iteration:
+        """Do the next iteration."""
+        began, turns, apply = time.perf_counter(), [], 0.0
+        workers = range(self._settings.workers)
+        for round in range(self._workload.rounds):
+            when = When(self._done, round, self._settings.seed)
+            turns.append(self._asked("worker", "compute", {worker: (when, (worker,)) for worker in workers}))
+            committed = self._asked("node", "commit", dict.fromkeys(self._members.nodes, (0, when, tuple(workers))))
+            apply += max(committed.values())
+        measuring = time.perf_counter()
+        self._asked("worker", "measure", {worker: ((worker,),) for worker in workers})
+        self._done += 1
+        now = time.perf_counter()
+        return Iteration(
+            now - began,
+            sum(_slowest(turn, "pull") for turn in turns),
+            sum(_slowest(turn, "compute") for turn in turns),
+            sum(_slowest(turn, "push") for turn in turns),
+            apply,
+            now - measuring,
+        )
+
+    def message(self, count: int) -> float:
+        """Seconds that a call takes of the machine, of so many that are on their way at once to all nodes."""
+        nodes, began = list(self._members.nodes.values()), time.perf_counter()
+        calls = [nodes[number % len(nodes)].ready.remote() for number in range(count)]
+        ray.get(calls, timeout=READY_WITHIN)
+        return (time.perf_counter() - began) / count
+
+    def end(self) -> None:
+        """End the actors."""
+        for member in self._members.all():
+            self._members.expel(member)
+
+    def _all(self, kind: str, method: str) -> None:
+        there = self._members.nodes if kind == "node" else self._members.workers
+        self._asked(kind, method, dict.fromkeys(there, ()))
+
+    def _asked(self, kind: str, method: str, arguments: dict[int, tuple[Any, ...]]) -> dict[int, Any]:
+        answers = self._members.ask(kind, method, arguments, READY_WITHIN)
+        if answers.missing:
+            raise SystemExit(f"{kind}s did not answer {method}: {answers.missing}")
+        return answers.results
+
+
+def settings(folder: Path, workload: str, nodes: int, workers: int, data: Path | None = None) -> Settings:
+    """A run that saves nothing."""
+    out = folder / f"{Path(workload).stem}-{data.name if data else ''}-{nodes}-{workers}"
+    policy = Policy(ranking="full", interval=1_000_000, fraction=Fraction(1))
+    return Settings(
+        workload=workload, nodes=nodes, workers=workers, policy=policy, out=out, store=str(out / "store"), data=data
+    )
+
+
+def wide(folder: Path, megabytes: int, work: int = 0) -> Path:
+    """A data folder for the model that only moves numbers."""
+    data = folder / f"wide-{megabytes}-{work}"
+    data.mkdir(exist_ok=True)
+    (data / "wide.json").write_text(json.dumps({"megabytes": megabytes, "work": work}))
+    return data
+
+
+def _slowest(turns: dict[int, Turn], part: str) -> float:
+    return max(float(getattr(turn, part)) for turn in turns.values())

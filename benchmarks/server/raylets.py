@@ -1,0 +1,167 @@
+"""Ray on this machine as a cluster of several raylets, the processes of a served run on them, and ways to strike them."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+KINDS = ("node", "worker", "controller")
+TITLES = {"ray::Node": "node", "ray::Worker": "worker", "ray::Controller": "controller"}
+OBJECTS = 256 << 20  # bytes of every raylet for what actors send each other
+NOTICED_WITHIN = 120.0  # seconds for Ray to notice that a raylet is dead
+TRIES = 4  # to start a raylet
+GONE_WITHIN = 15.0  # seconds for the processes of a run to end once its command has
+
+
+class Raylets:
+    """A head, on which drivers and their controllers run, and raylets that can be struck."""
+
+    def __init__(self, count: int, objects: int = OBJECTS) -> None:
+        os.environ.setdefault("RAY_worker_niceness", "0")
+        os.environ["PYTHONFAULTHANDLER"] = "1"  # on SIGABRT every process writes its stacks to its log
+        from ray.cluster_utils import Cluster
+
+        self._objects = objects
+        self._cluster: Any = Cluster(initialize_head=True, head_node_args=self._arguments())
+        self._raylets = [self._started() for _ in range(count)]
+        self._seen: dict[int, str] = {}
+
+    @property
+    def address(self) -> str:
+        """Where drivers connect."""
+        return str(self._cluster.address)
+
+    @property
+    def logs(self) -> Path:
+        """The logs of all processes."""
+        return Path(self._cluster.head_node.get_session_dir_path()) / "logs"
+
+    def members(self, *kinds: str) -> dict[int, str]:
+        """The processes of the run that goes on, by their number, and of which kind each is."""
+        found = {}
+        for raylet in (self._cluster.head_node, *self._raylets):
+            found |= _members(_pid(raylet))
+        self._seen |= found
+        return {pid: kind for pid, kind in found.items() if not kinds or kind in kinds}
+
+    def training(self, history: Path) -> int:
+        """The process of the controller that trains, and not of the one that waits: it has the history open."""
+        return next(pid for pid in self.members("controller") if history in _opened(pid))
+
+    def inhabited(self) -> list[Any]:
+        """The raylets on which nodes or workers of the run live, and no controller."""
+        there = [(raylet, set(_members(_pid(raylet)).values())) for raylet in self._raylets]
+        return [raylet for raylet, kinds in there if kinds and "controller" not in kinds]
+
+    def strike(self, raylet: Any, number: signal.Signals, everything: bool) -> list[str]:
+        """Kill or stop a raylet, alone or with every process on it; returns the kinds of the members on it."""
+        members = _members(_pid(raylet))
+        self._seen |= members
+        for pid in (_pid(raylet), *(children(_pid(raylet)) if everything else ())):
+            send(pid, number)
+        return sorted(members.values())
+
+    def renew(self, raylet: Any) -> None:
+        """End what is left of a raylet that was struck, and start another in its place."""
+        for pid in (*children(_pid(raylet)), _pid(raylet)):
+            send(pid, signal.SIGKILL)
+        raylet.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
+        self._cluster.worker_nodes.discard(raylet)
+        self._raylets.remove(raylet)
+        self._raylets.append(self._started())
+        self._cluster.wait_for_nodes(NOTICED_WITHIN)
+
+    def left_behind(self) -> list[str]:
+        """The processes of runs that still live a while after their command has ended; they are killed."""
+        self.members()
+        deadline = time.monotonic() + GONE_WITHIN
+        while (left := self._alive()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        for pid in left:
+            send(pid, signal.SIGKILL)
+        self._seen.clear()
+        return [f"{kind} (process {pid})" for pid, kind in left.items()]
+
+    def dump_stacks(self) -> None:
+        """Let every process of the run write its stacks to its log, and end."""
+        for pid in self.members():
+            send(pid, signal.SIGCONT)
+            send(pid, signal.SIGABRT)
+
+    def shutdown(self) -> None:
+        """End everything."""
+        self._cluster.shutdown()
+
+    def _alive(self) -> dict[int, str]:
+        return {pid: kind for pid, kind in self._seen.items() if _kind(pid) == kind}
+
+    def _started(self) -> Any:
+        """One more raylet; on a machine with much else to do Ray may give up on it."""
+        for _ in range(TRIES):
+            try:
+                return self._cluster.add_node(**self._arguments())
+            except Exception as error:  # Ray raises no narrower one
+                print(f"a raylet did not start: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(f"no raylet started, tried {TRIES} times")
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"num_cpus": 1, "object_store_memory": self._objects, "include_dashboard": False}
+
+
+@contextmanager
+def raylets(count: int, objects: int = OBJECTS) -> Iterator[Raylets]:
+    """A cluster until the end of the block."""
+    cluster = Raylets(count, objects)
+    try:
+        yield cluster
+    finally:
+        cluster.shutdown()
+
+
+def send(pid: int, number: signal.Signals) -> bool:
+    """Send a signal; whether there was somebody to get it."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+        return True
+    return False
+
+
+def children(parent: int) -> list[int]:
+    """The processes that a process has started."""
+    return [pid for pid in _pids() if _parent(pid) == parent]
+
+
+def _members(raylet: int) -> dict[int, str]:
+    return {pid: kind for pid in children(raylet) if (kind := _kind(pid)) is not None}
+
+
+def _kind(pid: int) -> str | None:
+    """Of which kind a process is, by the title that Ray gives it; None if it is no member, or a dead one."""
+    with suppress(OSError):
+        title = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode(errors="replace")
+        return TITLES.get(title.partition(".")[0])
+    return None
+
+
+def _opened(pid: int) -> set[Path]:
+    with suppress(OSError):
+        return {entry.readlink() for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    return set()
+
+
+def _parent(pid: int) -> int:
+    with suppress(OSError, IndexError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _pid(raylet: Any) -> int:
+    return int(raylet.all_processes["raylet"][0].process.pid)

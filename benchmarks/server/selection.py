@@ -1,0 +1,211 @@
+"""Which blocks to save, of 10 million on 4 nodes: histograms exchanged, against ranking every block in one place.
+
+usage: python benchmarks/server/selection.py [--blocks 10000000] [--nodes 4] [--repeats 7]
+
+Both sides work on the same standing and take turns within every repeat; messages are counted, not sent, so seconds are
+those of computing alone. Every choice is compared with that of `Policy.choose`. Exits with 1 if a claim does not hold.
+"""
+
+import argparse
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from importlib.metadata import version
+from typing import TypeVar
+
+import numpy as np
+
+from holdfast.blocks import Ids, partition
+from holdfast.policy import Choice, Policy, Standing
+from holdfast.server.candidates import Candidates
+from holdfast.server.questions import Answer, Question, wire_bytes
+from holdfast.server.selection import Conversation, central, converse, exchange
+
+FRACTIONS = (Fraction(1, 4), Fraction(1, 8))
+SIDES: dict[str, Callable[[Policy, Fraction], Conversation]] = {"exchange": exchange, "central": central}
+BARE = 8  # bytes a block: its distance alone, from nodes that send them in an order that is known
+BOUND = "bound: np.partition of all keys"
+STEP = 24
+Value = TypeVar("Value")
+
+
+@dataclass
+class Cost:
+    """What one selection took."""
+
+    total: float = 0.0  # seconds of all nodes and the coordinator, one after another
+    slowest: float = 0.0  # seconds of whichever node took longest at each question, and of the coordinator
+    to_coordinator: int = 0
+    to_nodes: int = 0
+    questions: int = 0
+
+    def alone(self, seconds: float) -> None:
+        """The coordinator worked for so long."""
+        self.total, self.slowest = self.total + seconds, self.slowest + seconds
+
+    def together(self, seconds: Sequence[float]) -> None:
+        """The nodes worked for so long, each."""
+        self.total, self.slowest = self.total + sum(seconds), self.slowest + max(seconds)
+
+
+@dataclass
+class Measured:
+    """What a side took in every repeat."""
+
+    costs: list[Cost] = field(default_factory=list)
+
+    def spread(self, name: str) -> str:
+        """Median, and from the least to the most, of one figure."""
+        values = [getattr(cost, name) for cost in self.costs]
+        return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"
+
+    def median(self, name: str) -> float:
+        """The median of one figure."""
+        return statistics.median(getattr(cost, name) for cost in self.costs)
+
+
+def main() -> int:
+    """Measure both fractions, print tables and claims."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", type=int, default=10_000_000)
+    parser.add_argument("--nodes", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=7)
+    arguments = parser.parse_args()
+    print(
+        f"holdfast {version('holdfast')}, python {platform.python_version()}, numpy {np.__version__}, "
+        f"{platform.system()} {platform.release()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}. "
+        f"{arguments.blocks:,} blocks on {arguments.nodes} nodes; {arguments.repeats} repeats after one that warmed up; "
+        "median (min to max).\n"
+    )
+    verdicts = [compared(fraction, arguments.blocks, arguments.nodes, arguments.repeats) for fraction in FRACTIONS]
+    return 0 if all(verdicts) else 1
+
+
+def compared(fraction: Fraction, blocks: int, nodes: int, repeats: int) -> bool:
+    """Measure both sides at one fraction; whether every claim holds."""
+    rng = np.random.default_rng(12)
+    policy, standing = Policy(ranking="priority", interval=STEP, fraction=fraction), some_standing(blocks, rng)
+    owners = partition(blocks, nodes, rng)
+    held = [np.flatnonzero(owners == node) for node in range(nodes)]
+    parts = [part_of(standing, ids) for ids in held]
+    expected = policy.choose(STEP, standing)
+    measured = {side: Measured() for side in (*SIDES, BOUND)}
+    for repeat in range(repeats + 1):
+        for side, conversation in SIDES.items():
+            cost, choice = selected(conversation, policy, held, parts, blocks)
+            same = np.array_equal(choice.ids, expected.ids) and choice.credit == expected.credit
+            if not same:
+                print(f"{side} does not choose what the policy chooses")
+                return False
+            if repeat:
+                measured[side].costs.append(cost)
+        if repeat:
+            measured[BOUND].costs.append(partitioned(standing, len(expected.ids)))
+    report(fraction, len(expected.ids), measured)
+    return claims(measured, blocks)
+
+
+def some_standing(blocks: int, rng: np.random.Generator) -> Standing:
+    """Blocks of 1 to 100 values that moved by very unequal distances, a tenth of them not at all; saved at 8 times."""
+    sizes = rng.integers(1, 101, blocks)
+    distances = rng.lognormal(sigma=2.0, size=blocks) * (rng.random(blocks) > 0.1)
+    return Standing(distances, np.ones(blocks), rng.integers(0, 8, blocks), sizes)
+
+
+def part_of(standing: Standing, ids: Ids) -> Standing:
+    """What one node knows."""
+    return Standing(standing.distances[ids], standing.norms[ids], standing.saved_at[ids], standing.sizes[ids])
+
+
+def selected(
+    conversation: Callable[[Policy, Fraction], Conversation],
+    policy: Policy,
+    held: Sequence[Ids],
+    parts: Sequence[Standing],
+    blocks: int,
+) -> tuple[Cost, Choice]:
+    """One selection, from the distances on the nodes to the blocks that each is to save."""
+    cost = Cost()
+    nodes = on_each(
+        cost, [lambda i=i, p=p: Candidates(policy, STEP, i, p, blocks) for i, p in zip(held, parts, strict=True)]
+    )
+    resumed = time.perf_counter()
+
+    def ask(question: Question) -> list[Answer]:
+        nonlocal resumed
+        cost.alone(time.perf_counter() - resumed)
+        answers = on_each(cost, [lambda node=node: node.answer(question) for node in nodes])
+        cost.questions += 1
+        cost.to_nodes += len(nodes) * wire_bytes(question)
+        cost.to_coordinator += sum(map(wire_bytes, answers))
+        resumed = time.perf_counter()
+        return answers
+
+    selection = converse(conversation(policy, Fraction(0)), ask)
+    cost.alone(time.perf_counter() - resumed)
+    cost.to_nodes += len(nodes) * wire_bytes(selection.verdict)
+    chosen = on_each(cost, [lambda node=node: node.taken(selection.verdict) for node in nodes])
+    return cost, Choice(np.sort(np.concatenate(chosen)), selection.credit)
+
+
+def on_each(cost: Cost, works: Sequence[Callable[[], Value]]) -> list[Value]:
+    """What every node does, one after another, each timed."""
+    results, seconds = [], []
+    for work in works:
+        began = time.perf_counter()
+        results.append(work())
+        seconds.append(time.perf_counter() - began)
+    cost.together(seconds)
+    return results
+
+
+def partitioned(standing: Standing, taken: int) -> Cost:
+    """Only to find the key of the last block, if it were known how many are taken, and no two were equal."""
+    cost = Cost(to_coordinator=BARE * len(standing.distances))
+    began = time.perf_counter()
+    np.partition(-standing.distances / np.sqrt(standing.sizes), taken)
+    cost.alone(time.perf_counter() - began)
+    return cost
+
+
+def report(fraction: Fraction, chosen: int, measured: dict[str, Measured]) -> None:
+    """A table of one fraction."""
+    print(f"priority at {fraction}, {chosen:,} blocks chosen:\n")
+    print(
+        "| | seconds, nodes side by side | seconds, one after another | MB to coordinator | bytes to nodes | questions |"
+    )
+    print("|---|---:|---:|---:|---:|---:|")
+    for side, costs in measured.items():
+        last = costs.costs[-1]
+        print(
+            f"| {side} | {costs.spread('slowest')} | {costs.spread('total')} | {last.to_coordinator / 1e6:.3f} "
+            f"| {last.to_nodes} | {last.questions} |"
+        )
+    print()
+
+
+def claims(measured: dict[str, Measured], blocks: int) -> bool:
+    """Print what is claimed and whether it holds; the goal of 100 times counts too."""
+    ours, theirs = measured["exchange"], measured["central"]
+    sent = {side: costs.median("to_coordinator") + costs.median("to_nodes") for side, costs in measured.items()}
+    fewer, bare = sent["central"] / sent["exchange"], BARE * blocks / sent["exchange"]
+    ratio = ours.median("slowest") / theirs.median("slowest")
+    verdicts = [
+        (f"exchange sends {fewer:.0f} times fewer bytes than central, 10 at least", fewer >= 10),
+        (f"exchange sends {fewer:.0f} times fewer bytes than central, 100 as the goal", fewer >= 100),
+        (f"exchange sends {bare:.0f} times fewer bytes than distances alone, 100 as the goal", bare >= 100),
+        (f"exchange takes {ratio:.3f} of the seconds of central, 1 allowed", ratio <= 1),
+    ]
+    for line, holds in verdicts:
+        print(f"- {line}: {'holds' if holds else 'DOES NOT HOLD'}")
+    print()
+    return all(holds for _, holds in verdicts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Whether a run of the parameter server was right: every block, every round, every push, every loss, from its history."""

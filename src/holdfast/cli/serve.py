@@ -1,0 +1,151 @@
+"""`holdfast serve`: train on a parameter server, see how a run stands, let nodes join it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+
+from holdfast.cli.console import say
+from holdfast.errors import BadInput
+from holdfast.failure import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.server.controller import Status
+
+serve = typer.Typer(help="A fault-tolerant parameter server on Ray.", no_args_is_help=True)
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a served run.")]
+
+
+@serve.command("train")
+def train(
+    workload: Annotated[str, typer.Option(help="Such as lda-20news, or a Python file with a model of your own.")],
+    out: Annotated[Path, typer.Option(help="Folder for the run: history and checkpoints.")],
+    nodes: Annotated[int, typer.Option(help="Nodes, which hold the blocks.")] = 2,
+    workers: Annotated[int, typer.Option(help="Workers, which hold the data.")] = 2,
+    policy: Annotated[
+        str, typer.Option(help="What is saved first: priority, round, random, threshold, or full.")
+    ] = "priority",
+    fraction: Annotated[str, typer.Option(help="How much of the state a save holds.")] = "1/4",
+    interval: Annotated[int, typer.Option(help="Iterations in which as much is saved as the whole state.")] = 4,
+    recovery: Annotated[str, typer.Option(help="partial: only lost blocks go back; full: all do.")] = "partial",
+    kill_at: Annotated[
+        list[int] | None, typer.Option(help="Kill somebody once so many iterations are done; may be given again.")
+    ] = None,
+    kill: Annotated[
+        list[str] | None,
+        typer.Option(help="Whom each --kill-at kills: node:1,2 or worker:0 or controller.  [default: node:0]"),
+    ] = None,
+    staleness: Annotated[int, typer.Option(help="How many iterations a worker may be ahead of the others.")] = 0,
+    iterations: Annotated[int, typer.Option(help="End after so many, converged or not.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Everything random comes from it.")] = 0,
+    data: Annotated[Path | None, typer.Option(help="Folder with data sets; else $HOLDFAST_DATA, else fetched.")] = None,
+    checkpoints: Annotated[str | None, typer.Option(help="Folder or s3://... to save to.  [default: in RUN]")] = None,
+    address: Annotated[str | None, typer.Option(help="A Ray cluster, HOST:PORT.  [default: this machine]")] = None,
+) -> None:
+    """Train on a parameter server. Example: holdfast serve train --workload mlr-digits --out runs/digits --kill-at 7"""
+    from holdfast.policy import Policy
+    from holdfast.server.job import serve as train_on_server
+    from holdfast.server.settings import Settings
+
+    settings = Settings(
+        workload=workload,
+        nodes=nodes,
+        workers=workers,
+        policy=Policy(
+            ranking=policy,
+            interval=interval,
+            fraction=Fraction(1) if policy == "full" else _fraction(fraction),
+            seed=seed,
+        ),
+        out=out.absolute(),
+        store=str(out.absolute() / "checkpoints") if checkpoints is None else checkpoints,
+        data=None if data is None else data.absolute(),
+        recovery=recovery,
+        seed=seed,
+        staleness=staleness,
+        iterations=iterations,
+        failures=_failures(kill_at or [], kill or []),
+    )
+    with _bar(iterations) as tell:
+        outcome = train_on_server(settings, address, tell)
+    word = "converged" if outcome.converged else "did not converge"
+    say(
+        f"{word} after {outcome.iterations} iterations with a loss of {outcome.loss:.6g}; history in {settings.history}"
+    )
+    raise typer.Exit(0 if outcome.converged or iterations < 1000 else 1)
+
+
+@serve.command("status")
+def status(run: Run) -> None:
+    """How a served run stands, from its history. Example: holdfast serve status runs/digits"""
+    from holdfast.server.standing import standing
+
+    say("\n".join(standing(run)))
+
+
+@serve.command("join")
+def join(
+    run: Run,
+    nodes: Annotated[int, typer.Option(help="How many nodes join.")] = 1,
+) -> None:
+    """Let nodes join a run that goes on, and take over their share of blocks. Example: holdfast serve join runs/digits"""
+    from holdfast.server.standing import require_going_on
+    from holdfast.server.wish import Wish
+
+    require_going_on(run)
+    Wish(run).make(nodes)
+    say(f"{nodes} more nodes join {run} at its next iteration")
+
+
+def _fraction(text: str) -> Fraction:
+    try:
+        return Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        raise BadInput(f"{text!r} is no fraction: write it as 1/4 or 0.25") from None
+
+
+def _failures(steps: list[int], targets: list[str]) -> tuple[Failure, ...]:
+    if len(targets) > len(steps):
+        raise BadInput(f"{len(targets)} times --kill and {len(steps)} times --kill-at: say for each --kill when")
+    whom = [*targets, *["node:0"] * (len(steps) - len(targets))]
+    return tuple(_failure(step, text) for step, text in zip(steps, whom, strict=True))
+
+
+def _failure(step: int, text: str) -> Failure:
+    who, _, point = text.partition("@")
+    kind, _, numbers = who.partition(":")
+    try:
+        targets = tuple(int(number) for number in numbers.split(",")) if numbers else (0,)
+    except ValueError:
+        raise BadInput(f"cannot kill {text!r}: write node:1,2 or worker:0 or controller") from None
+    return Failure(step=step, kind=kind, point=point or "boundary", targets=targets)
+
+
+@contextmanager
+def _bar(iterations: int) -> "Iterator[Callable[[Status], None]]":
+    """A progress bar on stderr, where that is a terminal."""
+    console = Console(stderr=True)
+    columns: tuple[Any, ...] = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Bars(*columns, console=console, disable=not console.is_terminal) as bars:
+        task = bars.add_task("starting", total=iterations)
+
+        def tell(status: "Status") -> None:
+            if status.loss is None:
+                return
+            words = f"loss {status.loss:.6g}, {status.seconds * 1000:.0f} ms, {status.saves} saves, {status.failures} failures"
+            bars.update(task, completed=status.iteration, description=words)
+
+        yield tell

@@ -1,0 +1,463 @@
+"""The controller of a served run: an actor that drives rounds, checkpoints and recovery.
+
+It can be killed at any time. Another one waits to go on, with everything loaded, and what it must know it finds out: nodes say what they hold and how
+far it has come, the store says what was saved, its history says what was done on purpose.
+"""
+
+import os
+import queue
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import ray
+from ray.actor import ActorHandle
+
+from holdfast import events
+from holdfast.errors import WorkerLost
+from holdfast.history import HistoryWriter, recall
+from holdfast.samples import Samples
+from holdfast.server.calls import Member
+from holdfast.server.coordinator import Coordinator, NodesLost
+from holdfast.server.members import Members
+from holdfast.server.node import Account
+from holdfast.server.recovering import Place, Recovering, first_map, gathered_map
+from holdfast.server.settings import Settings
+from holdfast.server.stale import Stale
+from holdfast.server.worker import Turn
+from holdfast.workloads.divided import When
+
+TRIES = 20  # of a round in which nobody is found to be lost
+
+
+class Status(NamedTuple):
+    """How a run stands, for whoever watches it."""
+
+    iteration: int = 0
+    loss: float | None = None
+    seconds: float = 0.0
+    saves: int = 0
+    failures: int = 0
+    wanted: tuple[str, int, int] | None = None  # of which kind, how many new members, and the number of the request
+
+
+class Outcome(NamedTuple):
+    """How a run ended."""
+
+    converged: bool
+    iterations: int
+    loss: float
+
+
+class Controller:
+    """Drives a run from wherever it stands to its end."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._workload = settings.load()
+        self._count = len(self._workload.blocks)
+        self._members = Members()
+        self._arrivals: queue.Queue[tuple[Member, ActorHandle[Any]]] = queue.Queue()
+        self._status = Status()
+        self._requests = 0
+        self._place = Place(0, 0, 0)
+        self._clocks = dict.fromkeys(range(settings.workers), 0)
+
+    def train(
+        self, nodes: "Mapping[int, ActorHandle[Any]]", workers: "Mapping[int, ActorHandle[Any]]", life: int
+    ) -> Outcome:
+        """Train until the loss is under the workload's criterion, or for as many iterations as allowed."""
+        self._take_over()
+        told = [event.what for event in recall(self._history.path, "lost")]
+        gone = {Member(what.kind, what.number) for what in told if isinstance(what, events.Lost)}
+        for kind, actors in (("node", nodes), ("worker", workers)):
+            for number, actor in actors.items():
+                if (member := Member(kind, number)) not in gone:
+                    self._members.admit(member, actor)
+        self._announce(life)
+        iteration = self._begin() if life == 0 else self._resume()
+        outcome = self._iterate(iteration) if self._settings.staleness == 0 else self._iterate_stale()
+        self._save_settled(self._coordinator.settle())
+        self._record(events.Done(life, outcome.iterations))
+        for kind, there in (("node", self._members.nodes), ("worker", self._members.workers)):
+            self._members.ask(kind, "close", dict.fromkeys(there, ()), 10.0)
+        self._coordinator.close()
+        self._history.close()
+        return outcome
+
+    @ray.method(concurrency_group="watch")
+    def status(self) -> Status:
+        """How the run stands."""
+        return self._status
+
+    @ray.method(concurrency_group="watch")
+    def welcome(self, kind: str, number: int, actor: "ActorHandle[Any]") -> None:
+        """A new member that takes part from the next iteration on, or at once if it is waited for."""
+        self._arrivals.put((Member(kind, number), actor))
+
+    def _take_over(self) -> None:
+        """Open history and store: until it trains, a controller only waits, and another one has them."""
+        self._history = HistoryWriter(self._settings.history, "controller")
+        self._coordinator = Coordinator(self._settings, self._workload, self._members)
+        self._recovering = Recovering(
+            self._settings, self._members, self._coordinator, self._record, self._reinforce, self._strike_at
+        )
+        self._struck = {
+            (event.what.iteration, event.what.kind, tuple(event.what.targets), event.what.point)
+            for event in recall(self._history.path, "struck")
+            if isinstance(event.what, events.Struck)
+        }
+
+    def _announce(self, life: int) -> None:
+        settings, policy = self._settings, self._settings.policy
+        self._record(
+            events.Serve(
+                life,
+                self._workload.name,
+                self._count,
+                settings.nodes,
+                settings.workers,
+                self._workload.rounds,
+                policy.ranking,
+                str(policy.fraction),
+                policy.interval,
+                settings.recovery,
+                settings.seed,
+                settings.staleness,
+                self._workload.criterion,
+                settings.iterations,
+            )
+        )
+
+    def _begin(self, version: int = 0) -> int:
+        """Deal out the blocks as they are before the first iteration, and save all of them; nobody can lose any yet."""
+        recovering, members = self._recovering, self._members
+        while True:
+            recovering.require("node")
+            recovering.map = first_map(self._count, sorted(members.nodes), self._settings.seed, version)
+            lost = members.lost("node", self._deal())
+            if not any(member.kind == "node" for member in lost):
+                break
+            for member, why in lost.items():
+                recovering.take_leave(member, why, self._place, holding=False)
+            version += 1
+        self._recover(lost or recovering.route())
+        return 0
+
+    def _deal(self) -> Mapping[int, str]:
+        """Let every node begin with its blocks and save them; returns those that did not."""
+        partition, nodes = self._recovering.map, sorted(self._members.nodes)
+        begun = {node: (partition.held_by(node), partition.version) for node in nodes}
+        if missing := self._members.ask("node", "begin", begun).missing:
+            return missing
+        if missing := self._members.ask("node", "keep", {node: (ids,) for node, (ids, _) in begun.items()}).missing:
+            return missing
+        self._coordinator.write(0, 0)
+        saved = self._coordinator.settle()
+        self._save_settled(saved)
+        return {} if saved is None else saved.lost
+
+    def _resume(self) -> int:
+        """Find out from nodes and store how far the run has come, and finish what was begun."""
+        members, recovering = self._members, self._recovering
+        answers = members.ask("node", "account", dict.fromkeys(members.nodes, ()))
+        accounts: dict[int, Account] = answers.results
+        newest = max((account.changed for account in accounts.values()), default=0)
+        held = {node: account.ids for node, account in accounts.items()}
+        lost = members.lost("node", answers.missing)
+        nobody = next((m.number for m in lost if m.kind == "node"), max(held, default=-1) + 1)
+        recovering.map, homeless = gathered_map(self._count, held, newest + 1, nobody)
+        if not self._coordinator.exists:
+            return self._begin(newest + 1)
+        versions = np.concatenate([account.versions for account in accounts.values()] or [np.zeros(0, np.int64)])
+        open_round = int(versions.min()) if len(versions) else self._told() * self._workload.rounds
+        if self._settings.staleness:
+            # Parts that were ahead do it again: what they push is known already, and what they measure is not.
+            slowest = min(_clock(part, accounts, self._workload.rounds) for part in self._clocks)
+            self._clocks = dict.fromkeys(self._clocks, slowest)
+            open_round = slowest * self._workload.rounds
+        self._at(open_round)
+        self._recall()
+        self._tell_found()
+        last = max(accounts.values(), key=lambda account: account.chosen, default=None)
+        self._coordinator.credit = last.credit if last else self._coordinator.credit
+        lost = ({Member("node", nobody): "nobody holds these blocks"} if homeless else {}) | lost
+        for member in lost:
+            members.expel(member)
+        if len(versions) and versions.max() > open_round and not self._settings.staleness:
+            self._tell_dropped([member.number for member in lost if member.kind == "node"], self._when(open_round))
+            self._commit(self._when(open_round))
+        self._save_again(accounts)
+        self._recover(lost)
+        self._recover(recovering.route())
+        return 0 if self._settings.staleness else self._finish_iteration(last.chosen if last else -1)
+
+    def _tell_found(self) -> None:
+        """The newest save that the store has: the lost controller may have committed it, and told nobody."""
+        saved_at = self._coordinator.saved_at
+        newest = int(saved_at.max())
+        blocks = np.flatnonzero(saved_at == newest).tolist()
+        self._record(events.Commit(0, newest, 0, found=True, blocks=blocks))
+
+    def _tell_dropped(self, nodes: list[int], when: When) -> None:
+        """A round that some nodes applied, and these, which are lost, perhaps not."""
+        ids = np.concatenate([np.zeros(0, np.int64), *(self._recovering.map.held_by(node) for node in nodes)])
+        if len(ids):
+            parts = tuple(range(self._settings.workers))
+            self._record(events.Dropped(when.iteration, when.round, parts, Samples.of(ids)))
+
+    def _told(self) -> int:
+        """How many iterations are done, by the history."""
+        done = (event.what for event in recall(self._history.path, "iterate"))
+        return max((what.iteration + 1 for what in done if isinstance(what, events.Iterate)), default=0)
+
+    def _recall(self) -> None:
+        """What the history says of the run so far, and that its controller was lost."""
+        told = [e.what for e in recall(self._history.path, "iterate", "chosen", "lost")]
+        last = next((what for what in reversed(told) if isinstance(what, events.Iterate)), None)
+        if last is not None:
+            self._status = self._status._replace(iteration=last.iteration + 1, loss=last.loss, seconds=last.seconds)
+        self._status = self._status._replace(saves=sum(isinstance(what, events.Chosen) for what in told))
+        self._recovering.failures = 1 + sum(isinstance(what, events.Lost) for what in told)
+        self._record(events.Lost(*self._place[:2], "controller", 0, "its process died"))
+
+    def _save_again(self, accounts: Mapping[int, Account]) -> None:
+        """Save what nodes had set aside and nobody committed: their caches say that it is saved."""
+        saved_at = self._coordinator.saved_at
+        told = {n: (a.ids[a.saved_at != saved_at[a.ids]],) for n, a in accounts.items() if n in self._members.nodes}
+        if any(len(ids) for (ids,) in told.values()):
+            missing = self._members.ask("node", "keep", told).missing
+            step = max(account.chosen for account in accounts.values())
+            self._coordinator.write(max(step, 0), 0)
+            self._save_settled(self._coordinator.settle(missing))
+
+    def _finish_iteration(self, chosen: int) -> int:
+        """Do what is left of the iteration in which the controller was lost; returns the next one."""
+        iteration, round = divmod(self._place.version, self._workload.rounds)
+        if not round:
+            if iteration == self._status.iteration:
+                return iteration
+            self._end_iteration(iteration - 1, _Times(), chosen)
+            return iteration
+        times = _Times()
+        for later in range(round, self._workload.rounds):
+            self._round(When(iteration, later, self._settings.seed), times)
+        self._end_iteration(iteration, times, chosen)
+        return iteration + 1
+
+    def _iterate(self, iteration: int) -> Outcome:
+        criterion = self._workload.criterion
+        while (self._status.loss is None or self._status.loss >= criterion) and iteration < self._settings.iterations:
+            self._at(iteration * self._workload.rounds)
+            self._admit_arrivals()
+            self._strike_at("boundary")
+            times = _Times()
+            for round in range(self._workload.rounds):
+                self._round(When(iteration, round, self._settings.seed), times)
+            self._end_iteration(iteration, times, -1)
+            self._members.settle()
+            iteration += 1
+        loss = self._status.loss
+        return Outcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
+
+    def _iterate_stale(self) -> Outcome:
+        """Let parts of the input advance on their own; an iteration is done once all have done it."""
+        criterion, stale = self._workload.criterion, Stale(self._members, self._clocks, self._settings.staleness)
+        loss, iteration = self._status.loss, min(self._clocks.values())
+        while (loss is None or loss >= criterion) and iteration < self._settings.iterations:
+            self._at(iteration * self._workload.rounds)
+            self._admit_arrivals()
+            self._strike_at("boundary")
+            times = _Times()
+            done = stale.advance(lambda: self._recovering.parts, self._recover, self._settings.iterations)
+            times.add(done.turns.values())
+            measures = [done.turns[part].measures[part] for part in sorted(done.turns)]
+            loss = self._workload.total(measures)
+            self._tell_iteration(done.iteration, times, loss, -1)
+            self._members.settle()
+            iteration = done.iteration + 1
+        return Outcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
+
+    def _round(self, when: When, times: "_Times") -> None:
+        """Let workers compute and push, as often as it takes, then nodes apply."""
+        number = when.iteration * self._workload.rounds + when.round
+        self._at(number)
+        todo = set(range(self._settings.workers))
+        turns: dict[int, Turn] = {}
+        for _ in range(TRIES):
+            told = {w: (when, mine) for w, parts in self._recovering.parts.items() if (mine := _among(parts, todo))}
+            answers = self._members.ask("worker", "compute", told)
+            done = {worker: turn for worker, turn in answers.results.items() if turn.broken is None}
+            turns |= done
+            todo -= {part for worker in done for part in told[worker][1]}
+            if not todo:
+                times.add(turns.values())
+                if when.round == self._workload.rounds - 1:
+                    self._strike_at("apply")
+                times.apply += self._commit(when)
+                return
+            if self._recover(self._found(answers.results, answers.missing)):
+                todo = set(range(self._settings.workers))
+        raise WorkerLost(
+            f"round {when.round} of iteration {when.iteration} was tried {TRIES} times, and nobody is lost"
+        )
+
+    def _found(self, turns: Mapping[int, Turn], missing: Mapping[int, str]) -> dict[Member, str]:
+        """Who is lost, by what workers say or because they do not."""
+        broken = {n: why for turn in turns.values() for n, why in (turn.broken or {}).items()}
+        nodes = {Member("node", n): why for n, why in broken.items() if n in self._members.nodes}
+        return nodes | self._members.lost("worker", missing)
+
+    def _commit(self, when: When) -> float:
+        """Let nodes apply a round; what was pushed for blocks of a node that is lost now is not made up for."""
+        parts, version = tuple(range(self._settings.workers)), self._recovering.map.version
+        answers = self._members.ask("node", "commit", dict.fromkeys(self._members.nodes, (version, when, parts)))
+        self._place = Place(when.iteration, when.round, self._place.version + 1)
+        if answers.missing:
+            ids = np.concatenate([self._recovering.map.held_by(node) for node in answers.missing])
+            self._record(events.Dropped(when.iteration, when.round, parts, Samples.of(ids)))
+            self._recover(self._members.lost("node", answers.missing))
+        return max(answers.results.values(), default=0.0)
+
+    def _end_iteration(self, iteration: int, times: "_Times", chosen: int) -> None:
+        """Measure the loss, save what is due, and tell of the iteration."""
+        self._tell_iteration(iteration, times, self._measured(), chosen)
+
+    def _tell_iteration(self, iteration: int, times: "_Times", loss: float, chosen: int) -> None:
+        began = time.perf_counter()
+        step, saves = iteration + 1, self._status.saves
+        self._save_settled(self._coordinator.poll())
+        if self._settings.policy.due(step) and chosen < step:
+            self._checkpoint(step)
+            saves += 1
+        now = time.perf_counter()
+        seconds = now - times.began
+        self._record(
+            events.Iterate(iteration, loss, seconds, times.pull, times.compute, times.push, times.apply, now - began)
+        )
+        self._status = self._status._replace(
+            iteration=step, loss=loss, seconds=seconds, saves=saves, failures=self._recovering.failures
+        )
+
+    def _measured(self) -> float:
+        """The loss, from what all workers measure."""
+        measures: dict[int, float] = {}
+        for _ in range(TRIES):
+            parts = self._recovering.parts.items()
+            told = {w: (todo,) for w, mine in parts if (todo := tuple(p for p in mine if p not in measures))}
+            answers = self._members.ask("worker", "measure", told)
+            for turn in answers.results.values():
+                measures |= turn.measures
+            if len(measures) == self._settings.workers:
+                return self._workload.total([measures[part] for part in range(self._settings.workers)])
+            if self._recover(self._found(answers.results, answers.missing)):
+                measures = {}
+        raise WorkerLost(f"the loss was measured {TRIES} times, and nobody is lost")
+
+    def _checkpoint(self, step: int) -> None:
+        """Let nodes choose what to save and set it aside; it reaches the store while training goes on."""
+        self._save_settled(self._coordinator.settle())
+        began = time.perf_counter()
+        while True:
+            try:
+                chosen = self._coordinator.select(step)
+                break
+            except NodesLost as lost:
+                self._recover(self._members.lost("node", lost.missing))
+        self._recovering.apart |= chosen.apart
+        self._record(events.Chosen(step, chosen.blocks, chosen.bytes, time.perf_counter() - began))
+        self._coordinator.write(step, chosen.bytes)
+        self._strike_at("checkpoint")
+        if chosen.lost:
+            self._recover(self._members.lost("node", chosen.lost))
+
+    def _save_settled(self, saved: Any) -> None:
+        for commit in saved.told() if saved is not None else ():
+            self._record(commit)
+
+    def _recover(self, lost: Mapping[Member, str]) -> bool:
+        return bool(lost) and self._recovering.recover(lost, self._place)
+
+    def _admit_arrivals(self) -> None:
+        """Let members that have come since the last iteration take part."""
+        while not self._arrivals.empty():
+            member, actor = self._arrivals.get()
+            self._members.admit(member, actor)
+            if member.kind == "node":
+                self._save_settled(self._coordinator.settle())
+                self._recover(self._recovering.join(member.number, self._place))
+
+    def _reinforce(self, kind: str, count: int, seconds: float) -> bool:
+        """Ask whoever watches for new members, and wait for them; whether any has come."""
+        self._requests += 1
+        self._status = self._status._replace(wanted=(kind, count, self._requests))
+        deadline = time.monotonic() + seconds
+        came = 0
+        while came < count and time.monotonic() < deadline:
+            try:
+                member, actor = self._arrivals.get(timeout=0.05)
+            except queue.Empty:
+                continue
+            self._members.admit(member, actor)
+            self._record(events.Joined(self._place.iteration, *member, self._recovering.map.version + 1))
+            came += member.kind == kind
+        self._status = self._status._replace(wanted=None)
+        return came > 0
+
+    def _strike_at(self, point: str) -> None:
+        """Kill who is to be killed on purpose at this point of this iteration."""
+        for failure in self._settings.failures:
+            key = (failure.step, failure.kind, failure.targets, failure.point)
+            if failure.point != point or failure.step != self._place.iteration or key in self._struck:
+                continue
+            self._struck.add(key)
+            if (
+                point == "boundary"
+            ):  # what fails between two iterations is lost as in simulation: with every save committed
+                self._save_settled(self._coordinator.settle())
+                if failure.kind == "node":
+                    self._learn_apart()
+            self._record(events.Struck(failure.step, failure.kind, failure.targets, point))
+            if failure.kind == "controller":
+                os.kill(os.getpid(), signal.SIGKILL)
+            self._members.kill(failure.kind, failure.targets)
+
+    def _learn_apart(self) -> None:
+        answers = self._members.ask("node", "apart", dict.fromkeys(self._members.nodes, ()))
+        self._recovering.apart |= answers.results
+
+    def _record(self, what: events.What) -> None:
+        self._history.append(what)
+        self._history.flush()
+
+    def _when(self, number: int) -> When:
+        return When(*divmod(number, self._workload.rounds), self._settings.seed)
+
+    def _at(self, number: int) -> None:
+        """The run stands before the round of this number."""
+        self._place = Place(*divmod(number, self._workload.rounds), number)
+
+
+class _Times:
+    """Seconds of an iteration, of the slowest worker or node in every round."""
+
+    def __init__(self) -> None:
+        self.began = time.perf_counter()
+        self.pull = self.compute = self.push = self.apply = 0.0
+
+    def add(self, turns: Any) -> None:
+        turns = list(turns)
+        self.pull += max(turn.pull for turn in turns)
+        self.compute += max(turn.compute for turn in turns)
+        self.push += max(turn.push for turn in turns)
+
+
+def _clock(part: int, accounts: Mapping[int, Account], rounds: int) -> int:
+    """How many iterations a part of the input has done, by what nodes have applied of it."""
+    return max((account.clocks.get(part, 0) for account in accounts.values()), default=0) // rounds
+
+
+def _among(parts: tuple[int, ...], todo: set[int]) -> tuple[int, ...]:
+    return tuple(part for part in parts if part in todo)

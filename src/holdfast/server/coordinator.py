@@ -1,0 +1,163 @@
+"""Checkpoints of a served run: nodes choose together what to save and go on training; the writing is committed later."""
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from holdfast import events
+from holdfast.blocks import Ids
+from holdfast.checkpoint.index import generations
+from holdfast.checkpoint.running import RunningCheckpoint, Segment
+from holdfast.checkpoint.store import Store
+from holdfast.errors import StorageFailed
+from holdfast.samples import Samples
+from holdfast.server.calls import call, gather
+from holdfast.server.members import Members
+from holdfast.server.questions import Answer, Question
+from holdfast.server.selection import converse, exchange
+from holdfast.server.settings import Settings
+from holdfast.workloads.divided import Divided
+
+PATIENCE = 120.0  # seconds for the store to take a save
+
+
+class NodesLost(Exception):
+    """Nodes did not answer, for these reasons; the blocks that they held are gone."""
+
+    def __init__(self, missing: Mapping[int, str]) -> None:
+        super().__init__(missing)
+        self.missing = missing
+
+
+class Saved(NamedTuple):
+    """A save that has ended: of which iteration, its bytes, the seconds since it was begun, and nodes without a part in it.
+
+    What the other nodes wrote is committed, unless it is the first save, which must have all blocks.
+    """
+
+    iteration: int
+    bytes: int
+    seconds: float
+    lost: Mapping[int, str]
+    committed: bool
+    blocks: Ids
+
+    def told(self) -> list[events.Commit]:
+        """What there is to tell of it."""
+        commit = events.Commit(0, self.iteration, self.bytes, self.seconds, blocks=self.blocks.tolist())
+        return [commit] if self.committed else []
+
+
+class Selected(NamedTuple):
+    """What was chosen to be saved; `lost` are nodes that did not set their part aside, and `apart` is by node."""
+
+    blocks: Samples
+    bytes: int
+    apart: dict[int, float]
+    lost: Mapping[int, str]
+
+
+class Coordinator:
+    """Has the running checkpoint open for saving; at most one save is on its way at a time."""
+
+    def __init__(self, settings: Settings, workload: Divided, members: Members) -> None:
+        self._settings, self._blocks, self._members = settings, workload.blocks, members
+        self._store: Store = settings.open()
+        self.credit = Fraction(0)
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="commit")
+        self._pending: Future[Saved] | None = None
+        self._given_up: dict[int, str] = {}
+        self._running = self._opened()
+
+    @property
+    def exists(self) -> bool:
+        """Whether something was ever committed."""
+        return bool(generations(self._store))
+
+    @property
+    def saved_at(self) -> Ids:
+        """The iteration at which each block was last saved, as far as it was committed."""
+        return self._running.saved_at
+
+    def select(self, step: int) -> Selected:
+        """Let nodes choose blocks after an iteration, and set them aside to be written."""
+        policy = self._settings.policy
+        selection = converse(exchange(policy, self.credit), lambda question: self._answers(step, question))
+        answers = self._members.ask(
+            "node", "save", dict.fromkeys(self._members.nodes, (step, selection.verdict, selection.credit))
+        )
+        self.credit = selection.credit
+        kept = answers.results
+        return Selected(
+            Samples.total(each.blocks for each in kept.values()),
+            sum(each.bytes for each in kept.values()),
+            {node: each.apart for node, each in kept.items() if each.apart is not None},
+            answers.missing,
+        )
+
+    def write(self, step: int, size: int) -> None:
+        """Begin to bring to the store what nodes have set aside."""
+        began, sequence = time.perf_counter(), self._running.reserve()
+        calls = {node: call(actor, "write", sequence) for node, actor in self._members.nodes.items()}
+        self._given_up = {}
+        self._pending = self._threads.submit(self._commit, calls, step, size, began)
+
+    def poll(self) -> Saved | None:
+        """The save that was committed meanwhile, told once."""
+        return self.settle() if self._pending is not None and self._pending.done() else None
+
+    def settle(self, without: Mapping[int, str] | None = None) -> Saved | None:
+        """Wait until the save that is on its way is committed, but not for the part of nodes that are lost."""
+        if self._pending is None:
+            return None
+        self._given_up.update(without or {})
+        pending, self._pending = self._pending, None
+        return self._while_looking(pending)
+
+    def holding(self, ids: Ids) -> list[Segment]:
+        """The segments that nodes need to restore these blocks."""
+        return self._running.holding(ids)
+
+    def close(self) -> None:
+        """Let the thread go."""
+        self._threads.shutdown()
+
+    def _while_looking(self, pending: "Future[Saved]") -> Saved:
+        """Wait for the commit, and notice nodes that are lost before they have written."""
+        deadline = time.monotonic() + PATIENCE + 10
+        while True:
+            try:
+                return pending.result(timeout=0.05)
+            except TimeoutError:
+                if pending.done():
+                    raise
+                if time.monotonic() > deadline:
+                    raise StorageFailed(
+                        f"the store {self._settings.store} did not take a save within {PATIENCE:g} s: see what keeps it"
+                    ) from None
+            lost = self._members.look()
+            self._given_up.update({who.number: why for who, why in lost.items() if who.kind == "node"})
+
+    def _commit(self, calls: dict[int, Any], step: int, size: int, began: float) -> Saved:
+        answers = gather(calls, lambda: dict(self._given_up), PATIENCE)
+        segments = [segment for node in sorted(answers.results) for segment in answers.results[node]]
+        committed = bool(segments) and not (step == 0 and answers.missing)
+        if committed:
+            self._running.commit(segments)
+        blocks = np.sort(np.concatenate([np.zeros(0, np.int64), *(segment.ids for segment in segments)]))
+        return Saved(step, size, time.perf_counter() - began, answers.missing, committed, blocks)
+
+    def _answers(self, step: int, question: Question) -> Sequence[Answer]:
+        answers = self._members.ask("node", "answer", dict.fromkeys(self._members.nodes, (step, question)))
+        if answers.missing:
+            raise NodesLost(answers.missing)
+        return [answers.results[node] for node in sorted(answers.results)]
+
+    def _opened(self) -> RunningCheckpoint:
+        if generations(self._store):
+            return RunningCheckpoint.open(self._store, self._blocks, writer="controller")
+        return RunningCheckpoint(self._store, self._blocks, "controller")

@@ -1,0 +1,264 @@
+"""The driver of a served run: starts Ray and the actors, watches, starts what is asked for, and ends everything."""
+
+import os
+import socket
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from subprocess import Popen, TimeoutExpired
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from holdfast.checkpoint.index import generations
+from holdfast.checkpoint.place import store_for
+from holdfast.errors import BadInput, CommitConflict, HoldfastError, WorkerLost
+from holdfast.server.settings import Settings
+from holdfast.server.wish import Wish
+
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
+    from holdfast.server.controller import Outcome, Status
+
+CONNECT_WITHIN = 10.0  # seconds for a cluster to answer
+START_WITHIN = 120.0  # seconds for an actor to start and to load its data
+LOOK_EVERY = 0.1
+STARTS = 20  # again, of all members together, before training begins
+SILENT_FOR = 30.0  # seconds without a word of the controller, after which it is ended and started again
+LIVES = 20  # of the controller
+
+
+def serve(
+    settings: Settings, address: str | None = None, tell: "Callable[[Status], None]" = lambda status: None
+) -> "Outcome":
+    """Train a workload on a parameter server, from its first iteration to its last."""
+    _check(settings)
+    with cluster(address):
+        return _Job(settings, tell).run()
+
+
+@contextmanager
+def cluster(address: str | None = None) -> Iterator[None]:
+    """Ray, embedded in this process or at an address; one that is already there is used, and left as it is."""
+    ray = _ray()
+    if ray.is_initialized():
+        yield
+        return
+    if address is not None:
+        require_answer(address)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # Ray lets go of the processes that it starts
+        if address is None:
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                num_cpus=os.cpu_count(),
+                object_store_memory=OBJECTS,
+            )
+        else:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    started = _processes()
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        for process in started:
+            _await_end(process)
+
+
+END_WITHIN = 10.0  # seconds for Ray's own processes to end
+OBJECTS = 512 << 20  # bytes of memory for what actors send each other
+
+
+def _ray() -> ModuleType:
+    # Before its import: it prints whatever dies to our output, and makes what it starts give way to all other processes.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise BadInput("the parameter server needs Ray, which is not installed: pip install 'holdfast[ray]'") from error
+    return ray
+
+
+def _processes() -> "list[Popen[bytes]]":
+    """The processes that Ray has started here, apart from those of actors."""
+    from ray._private import worker
+
+    node = worker._global_node
+    return [] if node is None else [each.process for group in node.all_processes.values() for each in group]
+
+
+def _await_end(process: "Popen[bytes]") -> None:
+    """Wait for a process that Ray has asked to end; it does not wait itself."""
+    try:
+        process.wait(END_WITHIN)
+    except TimeoutExpired:
+        process.kill()
+        process.wait(END_WITHIN)
+
+
+def require_answer(address: str) -> None:
+    """Refuse an address where nobody listens: Ray itself would wait for minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), CONNECT_WITHIN):
+            pass
+    except (OSError, ValueError, OverflowError) as error:
+        raise BadInput(
+            f"there is no Ray cluster at {address}: {error}. Give HOST:PORT as `ray start` prints it"
+        ) from None
+
+
+def _check(settings: Settings) -> None:
+    """Refuse what cannot work before anything is started."""
+    blocks = len(settings.load().blocks)
+    if settings.nodes > blocks:
+        raise BadInput(f"{settings.nodes} nodes are more than the {blocks} blocks of {settings.workload}: use fewer")
+    store = store_for(settings.store)
+    if generations(store) or settings.history.exists():
+        raise CommitConflict(f"{settings.out} already holds a run: give each run a folder and a store of its own")
+
+
+def _actor(kind: type[Any], **options: object) -> Any:
+    """A kind of actor that takes no part of the machine for itself: nodes and workers share its cores."""
+    import ray
+
+    return ray.remote(num_cpus=0, **options)(kind)  # type: ignore[call-overload]
+
+
+class _Job:
+    """The actors of a run, owned by this process: they end when it does."""
+
+    def __init__(self, settings: Settings, tell: "Callable[[Status], None]") -> None:
+        self._settings, self._tell = settings, tell
+        self._wish = Wish(settings.out)
+        self._started = {"node": 0, "worker": 0}
+        self._actors: dict[str, dict[int, ActorHandle[Any]]] = {"node": {}, "worker": {}}
+        self._controllers: list[Any] = []  # one that trains, and one that waits to go on where that one is lost
+        self._request = 0
+
+    def run(self) -> "Outcome":
+        try:
+            self._start("node", self._settings.nodes)
+            self._start("worker", self._settings.workers)
+            self._controllers.append(self._new_controller())
+            self._await_start()
+            return self._watch()
+        finally:
+            self._end()
+
+    def _watch(self) -> "Outcome":
+        """Look after the controller until it is done, however often it has to begin again."""
+        import ray
+        from ray.exceptions import RayActorError
+
+        for life in range(LIVES):
+            self._request = 0  # which every controller counts from there
+            done: Any = self._controllers[0].train.remote(self._actors["node"], self._actors["worker"], life)
+            if not life:
+                self._controllers.append(self._new_controller())
+            try:
+                while not ray.wait([done], timeout=LOOK_EVERY)[0]:
+                    self._look()
+                outcome: Outcome = ray.get(done)
+                return outcome
+            except RayActorError:  # it may be out of reach alone; once it is ended, Ray starts it again, to wait
+                ray.kill(self._controllers[0], no_restart=False)
+                self._controllers.reverse()
+            except ray.exceptions.RayTaskError as error:
+                if isinstance(error.cause, HoldfastError):
+                    raise type(error.cause)(*error.cause.args) from None
+                raise
+        raise WorkerLost(f"the controller died {LIVES} times: see its logs in Ray's folder")
+
+    def _look(self) -> None:
+        """Tell how the run stands, and start members that the controller or somebody else asks for."""
+        import ray
+        from ray.exceptions import GetTimeoutError
+
+        try:
+            asked: Any = self._controllers[0].status.remote()
+            status: Status = ray.get(asked, timeout=SILENT_FOR)
+        except GetTimeoutError:
+            ray.kill(self._controllers[0], no_restart=False)
+            return
+        self._tell(status)
+        if status.wanted is not None and status.wanted[2] != self._request:
+            kind, count, self._request = status.wanted
+            self._welcome(kind, count)
+        elif wanted := self._wish.take():
+            self._welcome("node", wanted)
+
+    def _welcome(self, kind: str, count: int) -> None:
+        for number in self._start(kind, count):
+            self._controllers[0].welcome.remote(kind, number, self._actors[kind][number])
+
+    def _start(self, kind: str, count: int) -> list[int]:
+        numbers = list(range(self._started[kind], self._started[kind] + count))
+        self._started[kind] += count
+        for number in numbers:
+            self._make(kind, number)
+        return numbers
+
+    def _make(self, kind: str, number: int) -> Any:
+        """Start a member, or start it again; returns what says that it is ready."""
+        from holdfast.server.node import Node
+        from holdfast.server.worker import Worker
+
+        made = _actor(
+            Node if kind == "node" else Worker,
+            concurrency_groups={"health": 1, **({"disk": 1} if kind == "node" else {})},
+            scheduling_strategy="SPREAD",
+        )
+        self._actors[kind][number] = made.remote(number, self._settings)
+        return self._actors[kind][number].ready.remote()
+
+    def _new_controller(self) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        from holdfast.server.controller import Controller
+
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+        made = _actor(Controller, max_restarts=-1, concurrency_groups={"watch": 1}, scheduling_strategy=here)
+        return made.remote(self._settings)
+
+    def _await_start(self) -> None:
+        """Wait for all members; one that dies while it starts, or was to start where nothing is any more, starts again."""
+        import ray
+        from ray.exceptions import RayActorError
+
+        waiting: dict[Any, tuple[str, int]] = {
+            actor.ready.remote(): (kind, number)
+            for kind, actors in self._actors.items()
+            for number, actor in actors.items()
+        }
+        deadline, starts = time.monotonic() + START_WITHIN, STARTS
+        while waiting:
+            done, _ = ray.wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
+            if not done:
+                names = ", ".join(sorted(f"{kind} {number}" for kind, number in waiting.values()))
+                raise WorkerLost(f"{names} did not start within {START_WITHIN:g} s: see the logs in Ray's folder")
+            member = waiting.pop(done[0])
+            try:
+                ray.get(done[0])
+            except RayActorError:
+                starts -= 1
+                if not starts:
+                    raise
+                waiting[self._make(*member)] = member
+
+    def _end(self) -> None:
+        """End all actors, and wait until their processes are gone."""
+        import ray
+        from ray.exceptions import RayError
+
+        everybody = [actor for actors in self._actors.values() for actor in actors.values()] + self._controllers
+        for actor in everybody:
+            with suppress(RayError, ValueError):
+                ray.kill(actor)

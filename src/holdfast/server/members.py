@@ -1,0 +1,112 @@
+"""Who takes part in a run: calls to all nodes or all workers, and who of them is found to be lost meanwhile."""
+
+import os
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray import ObjectRef
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+
+from holdfast.server.calls import Answers, Member, call, gather, reason
+from holdfast.server.detector import Detector
+from holdfast.server.health import raylet_lives
+
+PATIENCE = 60.0  # seconds for a task, however slow the machine: whoever lives answers heartbeats meanwhile
+
+
+class Members:
+    """The nodes and workers that are there, by their numbers."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[int, ActorHandle[Any]] = {}
+        self.workers: dict[int, ActorHandle[Any]] = {}
+        self.newest = 0  # the version of the newest map, which every heartbeat tells
+        self._detector: Detector[Member] = Detector()
+        self._beats: dict[ObjectRef[Any], Member] = {}
+        self._suspects: dict[Member, str] = {}
+
+    def admit(self, member: Member, actor: "ActorHandle[Any]") -> None:
+        """It takes part from now on."""
+        self._of(member.kind)[member.number] = actor
+        self._detector.watch(member, time.monotonic())
+
+    def expel(self, member: Member) -> None:
+        """It takes no part any more, and if it still runs, it is ended: what it does no longer counts."""
+        actor = self._of(member.kind).pop(member.number, None)
+        self._detector.forget(member)
+        self._suspects.pop(member, None)
+        self._beats = {ref: who for ref, who in self._beats.items() if who != member}
+        if actor is not None:
+            with suppress(RayError, ValueError):
+                ray.kill(actor)
+
+    def settle(self) -> None:
+        """All have done each of their tasks once."""
+        for member in self.all():
+            self._detector.settle(member)
+
+    def all(self) -> list[Member]:
+        """Everybody who takes part."""
+        return [Member("node", n) for n in self.nodes] + [Member("worker", n) for n in self.workers]
+
+    def ask(
+        self, kind: str, method: str, arguments: Mapping[int, tuple[Any, ...]], patience: float = PATIENCE
+    ) -> Answers:
+        """Call some members; who is lost meanwhile is missing in the answers, by its number."""
+        actors = self._of(kind)
+        calls = {number: call(actors[number], method, *given) for number, given in arguments.items()}
+        return gather(
+            calls, lambda: {who.number: why for who, why in self.look().items() if who.kind == kind}, patience
+        )
+
+    def look(self) -> dict[Member, str]:
+        """Hear who lives, ask who is to be asked, and name those that seem to be lost, with the reason.
+
+        A controller whose raylet was stopped or killed is lost itself, and another one goes on: it ends at once.
+        """
+        if not raylet_lives():
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._beats:
+            ready, _ = ray.wait(list(self._beats), num_returns=len(self._beats), timeout=0)
+            for ref in ready:
+                self._hear(ref, self._beats.pop(ref))
+        now = time.monotonic()
+        late = self._detector.silent(now)
+        for member in self._detector.due(now):
+            self._beats[call(self._of(member.kind)[member.number], "beat", self.newest)] = member
+            self._detector.asked(member, now)
+        return late | self._suspects
+
+    def announce(self, version: int) -> None:
+        """Tell everybody that there is a newer map: whoever waits by an older one waits no longer."""
+        self.newest = version
+        for worker in self.workers.values():
+            call(worker, "beat", version)
+
+    def lost(self, kind: str, missing: Mapping[int, str]) -> dict[Member, str]:
+        """Those that are missing in an answer, and whoever else is found to be lost by now."""
+        return {Member(kind, number): why for number, why in missing.items()} | self.look()
+
+    def kill(self, kind: str, numbers: Iterable[int], seconds: float = 10.0) -> None:
+        """End the processes of members as a failure does, and wait until they are gone."""
+        actors = self._of(kind)
+        calls = {number: call(actors[number], "die") for number in numbers if number in actors}
+        gather(calls, dict, seconds)
+
+    def _hear(self, ref: "ObjectRef[Any]", member: Member) -> None:
+        try:
+            lives = ray.get(ref)
+        except RayError as error:
+            self._suspects[member] = reason(error)
+            return
+        self._detector.heard(member, time.monotonic())
+        if not lives:
+            self._suspects[member] = "Ray on its machine was stopped or killed"
+
+    def _of(self, kind: str) -> "dict[int, ActorHandle[Any]]":
+        return self.nodes if kind == "node" else self.workers

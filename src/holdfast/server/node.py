@@ -1,0 +1,237 @@
+"""A node of the parameter server: an actor around a shard, with a history of its own and a thread that writes saves.
+
+Nothing here decides anything: the controller says which blocks it holds, when a round is committed, what is saved.
+"""
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import NamedTuple, cast
+
+import numpy as np
+import ray
+
+from holdfast import events
+from holdfast.blocks import Ids
+from holdfast.checkpoint.packed import block_bytes
+from holdfast.checkpoint.running import Segment, load_blocks, write_segments
+from holdfast.history import HistoryWriter
+from holdfast.policy import Standing
+from holdfast.samples import Samples
+from holdfast.server.candidates import Candidates
+from holdfast.server.health import raylet_lives
+from holdfast.server.questions import Answer, Question, Verdict
+from holdfast.server.settings import Settings
+from holdfast.server.shard import Holding, Moved, Shard, restored
+from holdfast.workloads.divided import Push, When
+from holdfast.workloads.workload import Arrays
+
+MEASURED = ("priority", "relative", "threshold")  # policies that look at how far blocks have moved
+
+
+class Kept(NamedTuple):
+    """What a node has set aside to be saved: which blocks, their bytes, and how far its others are from their save."""
+
+    blocks: Samples
+    bytes: int
+    apart: float | None  # None if the policy does not look at distances
+
+
+class _Unwritten(NamedTuple):
+    """Saved values of blocks that are on their way to the store."""
+
+    ids: Ids
+    saved_at: Ids
+    saved: Arrays
+
+
+class Held(NamedTuple):
+    """Blocks that a node has taken from the running checkpoint, and the save that each came from."""
+
+    ids: Ids
+    saved_at: Ids
+
+
+class Account(NamedTuple):
+    """What a node knows, for a controller that has lost everything."""
+
+    ids: Ids
+    versions: Ids
+    saved_at: Ids
+    changed: int
+    credit: Fraction
+    chosen: int  # the last iteration after which blocks were chosen to be saved
+    clocks: dict[int, int]  # the next round of each part of the input whose pushes are applied as they come
+
+
+class Node:
+    """Holds blocks, applies what is pushed for them, and saves them."""
+
+    def __init__(self, number: int, settings: Settings) -> None:
+        self._number, self._settings = number, settings
+        self._workload = settings.load()
+        self._store = settings.open()
+        self._shard = Shard(self._workload)
+        self._history = HistoryWriter(settings.history, f"node-{number}")
+        self._received: Counter[int] = Counter()
+        self._clocks: dict[int, int] = {}  # of parts whose pushes are applied as they come: the next round of each
+        self._candidates: tuple[int, Standing, Candidates] | None = None
+        self._to_write: _Unwritten | None = None
+        self._total = 0
+        self._credit, self._chosen = Fraction(0), -1
+
+    def ready(self) -> int:
+        """The process, once everything is loaded."""
+        self._history.flush()
+        return os.getpid()
+
+    def begin(self, ids: Ids, under: int) -> None:
+        """Hold blocks as they are before the first iteration."""
+        state = self._start()
+        values = cast(Arrays, self._workload.blocks.pack(state, ids))
+        self._shard.adopt(restored(ids, values, np.zeros(len(ids), np.int64), 0), under)
+        self._shard.drop(np.setdiff1d(self._shard.ids, ids, assume_unique=True), under)
+
+    def pull(self, under: int, ids: Ids) -> tuple[Arrays, Arrays]:
+        """The values of some blocks, and what there is to say of all that are here."""
+        if under < self._shard.changed:
+            raise Moved(f"the map of version {under} is older than node {self._number}'s blocks")
+        return self._shard.pull(ids) if len(ids) else {}, self._shard.summary()
+
+    def push(self, under: int, when: When, part: int, push: Push) -> int:
+        """Take what was computed from a part of the input; returns how many blocks still wait for it."""
+        waiting = len(self._shard.push(when, part, push, under))
+        self._received[self._shard.number(when)] += 1
+        return waiting
+
+    def commit(self, under: int, when: When, parts: Sequence[int]) -> float:
+        """Apply a round; returns the seconds that it took."""
+        began = time.perf_counter()
+        pushed = self._shard.waiting(when)
+        applied = self._shard.commit(when, parts, under)
+        if len(applied.ids):
+            counted = tuple(part for part in parts if part in pushed)
+            again = self._received.pop(self._shard.number(when), 0) - len(counted)
+            blocks = Samples.of(applied.ids)
+            self._history.append(events.Applied(when.iteration, when.round, under, blocks, counted, again))
+            self._history.flush()
+        return time.perf_counter() - began
+
+    def apply(self, under: int, when: When, part: int, push: Push) -> int:
+        """Apply what was computed from a part of the input as it comes; returns to how many blocks."""
+        changed = self._shard.apply(when, part, push, under)
+        number = self._shard.number(when) + 1
+        self._clocks[part] = max(self._clocks.get(part, 0), number)
+        if len(changed):
+            blocks = Samples.of(changed)
+            self._history.append(events.Applied(when.iteration, when.round, under, blocks, (part,)))
+            self._history.flush()
+        return len(changed)
+
+    def answer(self, step: int, question: Question) -> Answer:
+        """What this node's blocks say when nodes find out together which are to be saved after an iteration."""
+        if self._candidates is None or self._candidates[0] != step:
+            count, policy = len(self._workload.blocks), self._settings.policy
+            standing = self._shard.standing(policy.ranking)
+            self._candidates = step, standing, Candidates(policy, step, self._shard.ids, standing, count)
+        return self._candidates[2].answer(question)
+
+    def save(self, step: int, verdict: Verdict, credit: Fraction) -> Kept:
+        """Make the present values of the chosen blocks their saved ones; `write` then brings them to the store."""
+        began = time.perf_counter()
+        assert self._candidates is not None
+        _, standing, candidates = self._candidates
+        ids = candidates.taken(verdict)
+        self._candidates, self._credit, self._chosen = None, credit, step
+        left = ~np.isin(self._shard.ids, ids)
+        known = self._settings.policy.ranking in MEASURED or not left.any()
+        apart = float(np.sqrt(np.sum(standing.distances[left] ** 2))) if known else None
+        values = self._shard.mark_saved(ids, step)
+        self._to_write = _Unwritten(ids, np.full(len(ids), step), values)
+        kept = Kept(Samples.of(ids), sum(array.nbytes for array in values.values()), apart)
+        self._history.append(events.Chosen(step, kept.blocks, kept.bytes, time.perf_counter() - began))
+        self._history.flush()
+        return kept
+
+    def keep(self, ids: Ids) -> None:
+        """Set the saved values of some blocks aside once more: nobody knows whether they reached the store."""
+        given = self._shard.give(ids)
+        self._to_write = _Unwritten(given.ids, given.saved_at, given.saved)
+
+    @ray.method(concurrency_group="disk")
+    def write(self, sequence: int) -> list[Segment]:
+        """Write what was set aside into segments, which count once the controller has committed them."""
+        saved, blocks = self._to_write, self._workload.blocks
+        if saved is None or not len(saved.ids):
+            return []
+        if not self._total:
+            self._start()
+        who = f"node-{self._number}"
+        return write_segments(self._store, blocks, who, sequence, saved.ids, saved.saved_at, saved.saved, self._total)
+
+    def hold(self, under: int, ids: Ids, version: int, segments: Sequence[Segment], everything: bool) -> Held:
+        """Hold exactly these blocks by a new map: what is lacking, or everything, comes from the running checkpoint."""
+        began = time.perf_counter()
+        lacking = ids if everything else np.setdiff1d(ids, self._shard.ids, assume_unique=True)
+        saved_at = np.zeros(0, np.int64)
+        self._candidates = None
+        if len(lacking):
+            values = cast(Arrays, load_blocks(self._store, self._workload.blocks, segments, lacking))
+            saved_at = _saved_at(len(self._workload.blocks), segments)[lacking]
+            self._shard.adopt(restored(lacking, values, saved_at, version), under)
+            told = (*divmod(version, self._workload.rounds), self._number, under, lacking.tolist(), saved_at.tolist())
+            self._history.append(events.Restored(*told, time.perf_counter() - began))
+            self._history.flush()
+        self._shard.drop(np.setdiff1d(self._shard.ids, ids, assume_unique=True), under)
+        return Held(lacking, saved_at)
+
+    def give(self, ids: Ids) -> Holding:
+        """A copy of everything that is here of some blocks, for another node."""
+        return self._shard.give(ids)
+
+    def adopt(self, under: int, *holdings: Holding) -> None:
+        """Take over blocks that other nodes gave."""
+        self._candidates = None
+        for holding in holdings:
+            self._shard.adopt(holding, under)
+
+    def apart(self) -> float:
+        """How far all blocks that are here are from their saved values together, in the workload's norm."""
+        return float(np.sqrt(np.sum(self._shard.distances() ** 2)))
+
+    def account(self) -> Account:
+        """What a controller that begins anew must know."""
+        shard = self._shard
+        return Account(
+            shard.ids, shard.versions, shard.saved_at, shard.changed, self._credit, self._chosen, self._clocks
+        )
+
+    def close(self) -> None:
+        """Finish the history."""
+        self._history.close()
+
+    @ray.method(concurrency_group="health")
+    def beat(self, newest: int) -> bool:
+        """Whether this node can do its part."""
+        return raylet_lives()
+
+    @ray.method(concurrency_group="health")
+    def die(self) -> None:
+        """End at once, as a failure does."""
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _start(self) -> Arrays:
+        state = self._workload.start(self._settings.seed)
+        self._total = int(block_bytes(self._workload.blocks, state).sum())
+        return state
+
+
+def _saved_at(count: int, segments: Sequence[Segment]) -> Ids:
+    """The iteration of which the last of the segments has each block."""
+    result = np.zeros(count, np.int64)
+    for segment in segments:
+        result[segment.ids] = segment.saved_at
+    return result

@@ -1,0 +1,90 @@
+"""Which node holds which block, as a value with a version: every change makes the next map, and says nothing to nobody."""
+
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.blocks import Ids, partition
+from holdfast.errors import BadInput
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartitionMap:
+    """The node that holds each block; of two maps the one with the higher version counts."""
+
+    version: int
+    owners: npt.NDArray[np.int32]
+    nodes: tuple[int, ...]
+
+    @classmethod
+    def random(cls, count: int, nodes: Sequence[int], rng: np.random.Generator) -> "PartitionMap":
+        """The first map: blocks at random, all nodes holding equally many to within one."""
+        _require_enough(count, len(nodes))
+        chosen = np.array(sorted(nodes), np.int32)
+        return cls(0, _frozen(chosen[partition(count, len(nodes), rng)]), tuple(chosen.tolist()))
+
+    def held_by(self, node: int) -> Ids:
+        """The blocks of a node, in rising order."""
+        return np.flatnonzero(self.owners == node)
+
+    def split(self, ids: Ids) -> dict[int, Ids]:
+        """Some blocks by the node that holds them, in the order in which they were given."""
+        owners = self.owners[ids]
+        parts = {node: ids[owners == node] for node in self.nodes}
+        return {node: part for node, part in parts.items() if len(part)}
+
+    def without(self, lost: Collection[int], rng: np.random.Generator) -> "PartitionMap":
+        """The next map once nodes are lost: their blocks go to those with the fewest, at random; no other block moves."""
+        left = tuple(node for node in self.nodes if node not in lost)
+        if not left:
+            raise BadInput(f"all of the nodes {_named(self.nodes)} are lost, so nobody is left to take their blocks")
+        orphans = np.flatnonzero(np.isin(self.owners, [node for node in self.nodes if node in lost]))
+        owners = self.owners.copy()
+        owners[rng.permutation(orphans)] = np.repeat(left, _evened(self._sizes(left), len(orphans), rng))
+        return PartitionMap(self.version + 1, _frozen(owners), left)
+
+    def with_node(self, node: int, rng: np.random.Generator) -> "PartitionMap":
+        """The next map once a node has joined: it takes an even share, at random, from those that hold the most."""
+        if node in self.nodes:
+            raise BadInput(f"node {node} has joined already: give a node that joins a number of its own")
+        _require_enough(len(self.owners), len(self.nodes) + 1)
+        share = len(self.owners) // (len(self.nodes) + 1)
+        owners = self.owners.copy()
+        for donor, count in zip(self.nodes, _evened(-self._sizes(self.nodes), share, rng), strict=True):
+            owners[rng.choice(self.held_by(donor), count, replace=False)] = node
+        return PartitionMap(self.version + 1, _frozen(owners), tuple(sorted((*self.nodes, node))))
+
+    def _sizes(self, nodes: Sequence[int]) -> Ids:
+        """How many blocks each of these nodes holds."""
+        counts = np.bincount(self.owners, minlength=max(self.nodes) + 1)
+        return counts[list(nodes)]
+
+
+def _evened(sizes: Ids, more: int, rng: np.random.Generator) -> Ids:
+    """How many each gets when so many more are to make sizes as even as possible; chance decides who gets the odd ones."""
+
+    def needed(level: int) -> int:
+        return int(np.maximum(level - sizes, 0).sum())
+
+    lowest = int(sizes.min())
+    level = lowest + bisect_right(range(lowest, lowest + more + 1), more, key=needed) - 1
+    given = np.maximum(level - sizes, 0)
+    given[rng.permutation(np.flatnonzero(sizes <= level))[: more - needed(level)]] += 1
+    return given
+
+
+def _require_enough(blocks: int, nodes: int) -> None:
+    if nodes > blocks:
+        raise BadInput(f"{nodes} nodes are more than the {blocks} blocks that they would hold: use {blocks} or fewer")
+
+
+def _frozen(owners: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    owners.flags.writeable = False
+    return owners
+
+
+def _named(nodes: Sequence[int]) -> str:
+    return ", ".join(map(str, nodes))

@@ -1,0 +1,148 @@
+"""The coordinator's side of choosing what to save: the cut that a policy makes through the ranking of all blocks.
+
+`central` asks for every block. `exchange` asks for histograms and narrows the bin that the cut goes through, so that
+traffic grows with nodes and bins and not with blocks. Both come to the choice of `Policy.choose`, to the last block and
+the last bit of credit. A conversation is a generator of questions that is sent the answers of all nodes; whoever runs
+it carries the messages.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from fractions import Fraction
+from math import ceil
+from typing import NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+
+from holdfast.policy import Policy, mean
+from holdfast.server.questions import (
+    AFTER_ALL,
+    BEFORE_ALL,
+    Answer,
+    AskBlocks,
+    AskHistogram,
+    AskSurvey,
+    AskTotal,
+    Blocks,
+    Histogram,
+    Place,
+    Question,
+    Span,
+    Survey,
+    Total,
+    Verdict,
+)
+
+BINS = 1024  # also how many blocks are few enough to be looked at one by one
+EVERYTHING = Span((), 0, 2**64 - 1)
+
+
+class Selection(NamedTuple):
+    """What nodes are told to save, and the budget left over (below zero: overspent) for the next save."""
+
+    verdict: Verdict
+    credit: Fraction
+
+
+Conversation: TypeAlias = Generator[Question, Sequence[Answer], Selection]
+Spent: TypeAlias = tuple[Place, int]
+"""The place of the last block that is taken, and how many values are taken up to there."""
+
+
+def converse(conversation: Conversation, ask: Callable[[Question], Sequence[Answer]]) -> Selection:
+    """Carry questions to the nodes and their answers back, until it is known what to save."""
+    try:
+        question = next(conversation)
+        while True:
+            question = conversation.send(ask(question))
+    except StopIteration as end:
+        selection: Selection = end.value
+        return selection
+
+
+def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation:
+    """Find the cut by histograms: a few rounds of at most `bins` counts a node, then the few blocks around the cut.
+
+    A round divides what is left by at least half of `bins`, which is 2 or more.
+    """
+    above = yield from _above(policy)
+    surveys = _all(Survey, (yield AskSurvey(above)))
+    count = sum(survey.candidates for survey in surveys)
+    candidates = sum(survey.candidate_values for survey in surveys)
+    budget = credit + policy.fraction * sum(survey.values for survey in surveys)
+    if (known := _without_looking(policy, budget, candidates)) is not None:
+        return _selection(policy, above, budget, known)
+    ends, taken = _ends(surveys), 0
+    span = Span((), *ends[0])
+    while count > bins:
+        while span.low == span.high:
+            span = Span((*span.prefix, span.low), *ends[span.level + 1])
+        found = _all(Histogram, (yield AskHistogram(above, span, bins)))
+        counts = np.sum([histogram.counts for histogram in found], axis=0)
+        up_to = np.cumsum(np.sum([histogram.values for histogram in found], axis=0))
+        number = int(np.searchsorted(up_to, ceil(budget) - taken))
+        taken += int(up_to[number - 1]) if number else 0
+        span, count = span.bin(number, bins), int(counts[number])
+    blocks = _together(_all(Blocks, (yield AskBlocks(above, span))))
+    place, values = _cut(blocks, ceil(budget) - taken)
+    return _selection(policy, above, budget, (place, taken + values))
+
+
+def central(policy: Policy, credit: Fraction) -> Conversation:
+    """Ask every node for all of its blocks and rank them here: what `exchange` is compared with."""
+    above = yield from _above(policy)
+    surveys = _all(Survey, (yield AskSurvey(above)))
+    blocks = _together(_all(Blocks, (yield AskBlocks(above, EVERYTHING))))
+    budget = credit + policy.fraction * sum(survey.values for survey in surveys)
+    known = _without_looking(policy, budget, int(blocks.sizes.sum()))
+    return _selection(policy, above, budget, known or _cut(blocks, ceil(budget)))
+
+
+def _above(policy: Policy) -> Generator[Question, Sequence[Answer], float]:
+    """What a block must have moved to be a candidate: more than the mean of all where the policy says so."""
+    if policy.ranking != "threshold":
+        return -np.inf
+    totals = _all(Total, (yield AskTotal()))
+    return mean([total.moved for total in totals], sum(total.blocks for total in totals))
+
+
+def _without_looking(policy: Policy, budget: Fraction, candidates: int) -> Spent | None:
+    """All or nothing, where the budget says so."""
+    if policy.fraction == 1 or candidates < budget:
+        return AFTER_ALL, candidates
+    return (BEFORE_ALL, 0) if budget <= 0 else None
+
+
+def _cut(blocks: Blocks, limit: int) -> Spent:
+    """The first block, in order, with which so many values are reached; there are so many."""
+    order = np.lexsort((blocks.ids, blocks.saved_at, blocks.first))
+    up_to = np.cumsum(blocks.sizes[order])
+    at = int(np.searchsorted(up_to, limit))
+    last = order[at]
+    return (int(blocks.first[last]), int(blocks.saved_at[last]), int(blocks.ids[last])), int(up_to[at])
+
+
+def _selection(policy: Policy, above: float, budget: Fraction, spent: Spent) -> Selection:
+    place, values = spent
+    return Selection(Verdict(above, place), Fraction(0) if policy.fraction == 1 else budget - values)
+
+
+def _ends(surveys: Sequence[Survey]) -> list[tuple[int, int]]:
+    """Between what the three numbers of all candidates' places lie."""
+    found = [survey for survey in surveys if survey.candidates]
+    lowest, highest = (np.array([getattr(s, end) for s in found], np.uint64) for end in ("lowest", "highest"))
+    return [(int(lowest[:, i].min()), int(highest[:, i].max())) for i in range(3)] if found else []
+
+
+def _together(parts: Sequence[Blocks]) -> Blocks:
+    return Blocks(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+
+
+Kind = TypeVar("Kind")
+
+
+def _all(kind: type[Kind], answers: Sequence[Answer]) -> list[Kind]:
+    """The answers of all nodes, which must be of the kind that was asked for."""
+    wrong = next((answer for answer in answers if not isinstance(answer, kind)), None)
+    if wrong is not None:
+        raise TypeError(f"a node answered with a {type(wrong).__name__} where a {kind.__name__} was asked for")
+    return [answer for answer in answers if isinstance(answer, kind)]

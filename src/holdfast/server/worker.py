@@ -1,0 +1,200 @@
+"""A worker of the parameter server: an actor that pulls blocks, computes from parts of the input, and pushes.
+
+It has the part of its own number, and those that it took over from lost workers. Nothing is kept from one round to the
+next but what is the same in all: so whatever becomes of a round, it can be done again.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import ray
+from ray.actor import ActorHandle
+
+from holdfast import events
+from holdfast.blocks import Ids
+from holdfast.history import HistoryWriter
+from holdfast.samples import Samples
+from holdfast.server.calls import call, gather
+from holdfast.server.health import raylet_lives
+from holdfast.server.partition import PartitionMap
+from holdfast.server.settings import Settings
+from holdfast.server.shard import Moved
+from holdfast.workloads.divided import Push, When
+from holdfast.workloads.places import Places, together
+from holdfast.workloads.workload import Arrays
+
+PATIENCE = 20.0  # seconds for one call of a node
+
+
+class Turn(NamedTuple):
+    """What a worker did in a round: how long it took, what it measured, and if it broke off, because of which nodes."""
+
+    pull: float = 0.0
+    compute: float = 0.0
+    push: float = 0.0
+    measures: Mapping[int, float] = {}
+    broken: Mapping[int, str] | None = None
+
+
+class _BrokenOff(Exception):
+    """Some nodes did not answer, or the map has changed."""
+
+    def __init__(self, nodes: Mapping[int, str]) -> None:
+        super().__init__(nodes)
+        self.nodes = nodes
+
+
+class _Route(NamedTuple):
+    """Blocks of one node among those that are pulled or pushed."""
+
+    node: int
+    ids: Ids
+    places: Places
+
+
+class Worker:
+    """Computes what is to be done to blocks."""
+
+    def __init__(self, number: int, settings: Settings) -> None:
+        self._settings = settings
+        self._workload = settings.load()
+        self._history = HistoryWriter(settings.history, f"worker-{number}")
+        self._parts: dict[int, Any] = {}
+        self._map: PartitionMap | None = None
+        self._nodes: Mapping[int, ActorHandle[Any]] = {}
+        self._newest = -1
+        self._says_something = True  # whether nodes have something to say of all blocks that they hold
+        self._routes: dict[tuple[str, int, int], tuple[Ids, list[_Route]]] = {}
+
+    def ready(self) -> int:
+        """The process, once everything is loaded."""
+        self._history.flush()
+        return os.getpid()
+
+    def route(self, partition: PartitionMap, nodes: "Mapping[int, ActorHandle[Any]]") -> None:
+        """Go by a new map from now on."""
+        self._map, self._nodes, self._newest = partition, nodes, max(self._newest, partition.version)
+        self._routes.clear()
+
+    def compute(self, when: When, parts: Sequence[int]) -> Turn:
+        """Do a round for some parts of the input."""
+        pull = compute = push = 0.0
+        try:
+            for part in parts:
+                turn = self._turn(when, part, "push")
+                pull, compute, push = pull + turn.pull, compute + turn.compute, push + turn.push
+        except _BrokenOff as broken:
+            return Turn(pull, compute, push, broken=broken.nodes)
+        return Turn(pull, compute, push)
+
+    def advance(self, iteration: int, part: int) -> Turn:
+        """Do all rounds of an iteration for one part of the input, whatever others do, and measure."""
+        pull = compute = push = 0.0
+        try:
+            for round in range(self._workload.rounds):
+                when = When(iteration, round, self._settings.seed)
+                turn = self._turn(when, part, "apply")
+                pull, compute, push = pull + turn.pull, compute + turn.compute, push + turn.push
+        except _BrokenOff as broken:
+            return Turn(pull, compute, push, broken=broken.nodes)
+        return self.measure((part,))._replace(pull=pull, compute=compute, push=push)
+
+    def measure(self, parts: Sequence[int]) -> Turn:
+        """What some parts of the input add to the loss."""
+        began, measures = time.perf_counter(), {}
+        try:
+            for part in parts:
+                pulled, summed = self._pull(part, self._workload.rounds)
+                measures[part] = self._workload.measure(self._part(part), pulled, summed)
+        except _BrokenOff as broken:
+            return Turn(broken=broken.nodes)
+        return Turn(compute=time.perf_counter() - began, measures=measures)
+
+    def close(self) -> None:
+        """Finish the history."""
+        self._history.close()
+
+    @ray.method(concurrency_group="health")
+    def beat(self, newest: int) -> bool:
+        """Whether this worker can do its part; it learns here that there is a newer map, and waits no longer by an old one."""
+        self._newest = max(self._newest, newest)
+        return raylet_lives()
+
+    @ray.method(concurrency_group="health")
+    def die(self) -> None:
+        """End at once, as a failure does."""
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _turn(self, when: When, part: int, method: str) -> Turn:
+        """Pull, compute and push for one part; nodes keep what is pushed for the end of the round, or apply it at once."""
+        began = time.perf_counter()
+        pulled, summed = self._pull(part, when.round)
+        pulled_at = time.perf_counter()
+        pushed = self._workload.compute(self._part(part), when, pulled, summed)
+        computed_at = time.perf_counter()
+        self._push(when, part, pushed, method)
+        return Turn(pulled_at - began, computed_at - pulled_at, time.perf_counter() - computed_at)
+
+    def _part(self, part: int) -> Any:
+        if part not in self._parts:
+            self._parts[part] = self._workload.part(part, self._settings.workers)
+        return self._parts[part]
+
+    def _pull(self, part: int, round: int) -> tuple[Arrays, Arrays]:
+        routes = self._routed("pull", part, round, self._workload.pulls(self._part(part), round))
+        asked = {route.node: route.ids for route in routes}
+        if self._says_something:
+            asked = {node: asked.get(node, np.zeros(0, np.int64)) for node in self._map_now().nodes}
+        version = self._map_now().version
+        answers = self._gathered({node: call(self._nodes[node], "pull", version, ids) for node, ids in asked.items()})
+        self._says_something = any(summary for _, summary in answers.values())
+        return together([(route.places, answers[route.node][0]) for route in routes]), _added(
+            [answers[node][1] for node in sorted(answers)]
+        )
+
+    def _push(self, when: When, part: int, push: Push, method: str) -> None:
+        routes, version = self._routed("push", part, when.round, push.ids), self._map_now().version
+        calls = {}
+        for node, ids, places in routes:
+            own = Push(ids, places.take(push.values))
+            calls[node] = call(self._nodes[node], method, version, when, part, own)
+        self._gathered(calls)
+        blocks, to = Samples.of(push.ids), [route.node for route in routes]
+        self._history.append(events.Pushed(when.iteration, when.round, part, version, blocks, to))
+        self._history.flush()
+
+    def _gathered(self, calls: dict[int, Any]) -> dict[int, Any]:
+        """The answers of all nodes, or else this round is broken off."""
+        version = self._map_now().version
+        changed = dict.fromkeys(calls, "the map has changed")
+        answers = gather(calls, lambda: changed if self._newest > version else {}, PATIENCE)
+        if self._newest > version or any(isinstance(answer, Moved) for answer in answers.results.values()):
+            raise _BrokenOff({})
+        if answers.missing:
+            raise _BrokenOff(answers.missing)
+        return answers.results
+
+    def _routed(self, what: str, part: int, round: int, ids: Ids) -> list[_Route]:
+        """Who holds which of these blocks: as in the last iteration, if they are the same."""
+        known, routes = self._routes.get((what, part, round), (None, []))
+        if known is None or not np.array_equal(known, ids):
+            shares = self._map_now().split(ids).items()
+            routes = [_Route(node, own, Places(self._workload.blocks, ids, own)) for node, own in shares]
+            self._routes[what, part, round] = ids, routes
+        return routes
+
+    def _map_now(self) -> PartitionMap:
+        assert self._map is not None
+        return self._map
+
+
+def _added(said: Sequence[Arrays]) -> Arrays:
+    """What nodes say, added up in their order."""
+    total: Arrays = {}
+    for each in said:
+        total = {name: total[name] + value if name in total else value for name, value in each.items()}
+    return total

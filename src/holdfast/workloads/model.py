@@ -1,0 +1,89 @@
+"""The beginning of a model of one's own: all that the simulator and the parameter server ask and that it can do without.
+
+A model is a class that inherits from `Model` and has
+
+    criterion                               the loss under which it has converged
+    start(stream)                           the arrays before the first iteration
+    part(worker, workers)                   one worker's part of the input
+    compute(part, when, pulled, summed)     what this worker pushes, from the blocks that it pulled
+    apply(when, ids, held, pushed)          how blocks change by the sum of what was pushed
+    measure(part, pulled, summed)           what this part of the input adds to the loss
+
+Everything else is as `Divided` says, and may be written too.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property, reduce
+from operator import add
+from typing import Any, cast
+
+import numpy as np
+
+from holdfast.blocks import Blocks, Floats, Ids, Norm, along, euclidean, whole
+from holdfast.workloads.divided import Divided
+from holdfast.workloads.in_rounds import InRounds
+from holdfast.workloads.workload import Arrays, Clock, Stack, stacked, unstacked
+
+
+class Model:
+    """Every row of every array is a block, workers pull all of them, an iteration is one round, and losses add up."""
+
+    rounds: int = 1
+    lanes: int = 1
+    stochastic: bool = False
+    steady: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the class."""
+        return type(self).__name__.lower()
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """Every row of every array of the start."""
+        start = self._divided.start()
+        return reduce(add, (along(start, name) if np.ndim(start[name]) else whole(start, [name]) for name in start))
+
+    @property
+    def norm(self) -> Norm:
+        """The length of the difference."""
+        return euclidean
+
+    def pulls(self, part: Any, round: int) -> Ids:
+        """Everything."""
+        return self._everything
+
+    def summary(self, ids: Ids, held: Arrays) -> Arrays:
+        """Nothing."""
+        return {}
+
+    def total(self, measures: Sequence[float]) -> float:
+        """The sum."""
+        return sum(measures)
+
+    def advance(self, stack: Stack, clock: Clock) -> Stack:
+        """An iteration in rounds, with one worker, for one trial after the other."""
+        trials = zip(clock.iteration.tolist(), clock.stream.tolist(), strict=True)
+        return stacked(
+            [
+                self._alone.advance(unstacked(stack, lane), iteration, stream)
+                for lane, (iteration, stream) in enumerate(trials)
+            ]
+        )
+
+    def loss(self, stack: Stack) -> Floats:
+        """What one worker measures, for one trial after the other."""
+        lanes = next(iter(stack.values())).shape[-1]
+        return np.array([self._alone.loss(unstacked(stack, lane)) for lane in range(lanes)])
+
+    @property
+    def _divided(self) -> Divided:
+        return cast(Divided, self)
+
+    @cached_property
+    def _alone(self) -> InRounds:
+        return InRounds(self._divided)
+
+    @cached_property
+    def _everything(self) -> Ids:
+        return np.arange(len(self.blocks))

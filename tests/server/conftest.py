@@ -1,0 +1,17 @@
+"""One Ray for all tests of the server: it takes seconds to start."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "."  # before Ray is imported: it prints whatever is killed
+
+from holdfast.server.job import cluster
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """Ray on this machine, until the session ends."""
+    with cluster():
+        yield

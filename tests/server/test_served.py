@@ -1,0 +1,107 @@
+"""Runs on Ray, in which real processes are killed; what is computed, and every other moment, is in test_protocol."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from accounts import assert_accounted
+from served import loss_of, served, settings, simulated, told
+
+from holdfast import events
+from holdfast.errors import BadInput, CommitConflict, StorageFailed
+from holdfast.failure import Failure
+from holdfast.server.job import require_answer, serve
+from holdfast.workloads.mlr import mlr
+
+pytestmark = [pytest.mark.xdist_group("ray")]
+DEADLINE = 120.0
+
+
+def actors() -> set[int]:
+    """The processes of nodes, workers and controllers on this machine that descend from this one."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().rstrip(b"\0").decode()
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                grandparent = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, IndexError):
+                continue
+            if words.startswith(("ray::Node", "ray::Worker", "ray::Controller")) and grandparent == os.getpid():
+                found.add(int(entry.name))
+    return found
+
+
+def until(true: Callable[[], bool], what: str) -> None:
+    """Wait until something is so."""
+    deadline = time.monotonic() + DEADLINE
+    while not true():
+        assert time.monotonic() < deadline, f"waited {DEADLINE:g} s until {what}"
+        time.sleep(0.05)
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_node_a_worker_and_the_controller_are_killed_in_one_run(tmp_path: Path) -> None:
+    failures = [
+        Failure(step=2, kind="node", targets=(1,)),
+        Failure(step=3, kind="worker", targets=(0,)),
+        Failure(step=4, kind="controller", targets=(0,)),
+    ]
+
+    outcome = served(tmp_path, *failures, nodes=2, iterations=6)
+
+    workload = mlr("digits")
+    assert outcome.iterations == 6
+    assert [event.kind for event in told(tmp_path, events.Lost)] == ["node", "worker", "controller"]
+    expected = [loss_of(workload, state) for state in simulated(workload, 2)[1:]]
+    assert [event.loss for event in told(tmp_path, events.Iterate)][:2] == pytest.approx(expected, rel=1e-5)
+    assert_accounted(tmp_path, workload, 6)
+    until(lambda: not actors(), "no process of the run is left")
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_node_that_is_stopped_is_found_by_its_silence(tmp_path: Path) -> None:
+    stopped: list[int] = []
+
+    def stop_a_node() -> None:
+        history = tmp_path / "history" / "controller.jsonl"
+        until(lambda: history.exists() and history.read_text().count('"iterate"') >= 2, "two iterations are done")
+        for pid in actors():
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::Node"):
+                stopped.append(pid)
+                os.kill(pid, signal.SIGSTOP)
+                return
+
+    thread = threading.Thread(target=stop_a_node)
+    thread.start()
+    served(tmp_path, nodes=2, workers=1, iterations=40)
+    thread.join()
+
+    (lost,) = told(tmp_path, events.Lost)
+    assert stopped
+    assert (lost.kind, lost.why) == ("node", "it did not answer within 1.25 s")
+    assert_accounted(tmp_path, mlr("digits"), 40)
+    until(lambda: not actors(), "the stopped process is gone too")
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_what_cannot_be_served_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="65 nodes are more than the 64 blocks of mlr-digits"):
+        serve(settings(tmp_path, nodes=65))
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageFailed, match="cannot"):
+        serve(settings(tmp_path / "file"))
+    (tmp_path / "history").mkdir()
+    with pytest.raises(CommitConflict, match="already holds a run"):
+        serve(settings(tmp_path))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:many"])
+def test_an_address_without_a_cluster_is_refused(address: str) -> None:
+    with pytest.raises(BadInput, match=f"there is no Ray cluster at {address}"):
+        require_answer(address)

@@ -1,0 +1,157 @@
+"""Figure 9's numbers, from made-up runs whose answers are known."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast.lab import report, server_overhead
+from holdfast.lab.experiment import Options, Progress
+from holdfast.lab.journal import Journal
+from holdfast.lab.registry import EXPERIMENTS
+from holdfast.lab.result import Result
+from holdfast.lab.server_overhead import Found, added, claims, figure, remarks, rows, share, sooner
+from holdfast.lab.server_projection import PAPER, Projection, Rates, project
+from holdfast.lab.server_trials import (
+    ARMS,
+    FULL,
+    INTERVAL,
+    MEASURED,
+    SCAR,
+    SCAR_ALONE,
+    SIDE_BY_SIDE,
+    Arm,
+    Trial,
+    run_trials,
+)
+
+RATES = Rates(sample=1e-9, transfer=1e8, tally=1e-8, compare=1e-9, select=1e-6, set_aside=1e8, write=1e7, exchange=0.01)
+
+
+def losses(behind: float, length: int = 17) -> np.ndarray:
+    """A loss that falls by 1 an iteration, and from the 7th on is where it was some iterations before."""
+    fallen = np.arange(1.0, length + 1)
+    return 100 - np.where(fallen >= 7, fallen - behind, fallen)
+
+
+def trial(arm: Arm, behind: float = 0.0, *, seed: int = 0, checkpoint: float = 0.1, rest: float = 1.0) -> Trial:
+    of = {name: np.zeros(17) for name in MEASURED}
+    steps = np.arange(1, 18)
+    of["loss"] = losses(behind)
+    of["checkpoint"] = np.where([arm.policy.due(int(step)) for step in steps], checkpoint, 0.0)
+    of["seconds"] = rest + of["checkpoint"]
+    of["seconds"][0] = of["checkpoint"][0] = 1000.0  # it compiles
+    return Trial(arm, seed, of)
+
+
+def found(behind_scar: Sequence[float] = (0.5, 0.5, 0.7), *, checkpoint: float = 0.01) -> Found:
+    trials = [
+        trial(arm, {SCAR: behind_scar[seed], FULL: 3.0}.get(arm, 0.0), seed=seed, checkpoint=checkpoint)
+        for seed in range(3)
+        for arm in ARMS
+    ]
+    return Found("lda-made-up", trials, RATES, project(RATES, PAPER))
+
+
+@pytest.mark.parametrize(("scar", "full"), [(0.0, 3.0), (0.5, 3.0), (0.25, 2.0), (3.0, 3.0)])
+def test_iterations_saved_are_the_difference_of_how_far_runs_are_behind(scar: float, full: float) -> None:
+    assert sooner(losses(scar), losses(full)) == pytest.approx(full - scar)
+
+
+def test_only_what_was_not_reached_before_the_failure_counts() -> None:
+    full = losses(3.0)
+    full[7:10] = 99.5  # whatever it does on the way back
+    assert sooner(losses(0.5), full) == pytest.approx(2.5)
+
+
+def test_a_run_that_never_gets_there_is_not_sooner() -> None:
+    assert sooner(np.full(17, 99.0), losses(3.0)) == -np.inf
+    assert np.isnan(sooner(losses(0.0), np.full(17, 99.0)))
+
+
+def test_waiting_for_checkpoints_is_counted_against_the_rest_without_the_iteration_that_compiles() -> None:
+    assert share(trial(SCAR_ALONE, checkpoint=0.05, rest=2.0)) == pytest.approx(0.025)
+
+
+def test_a_save_is_charged_for_its_own_iteration_and_for_the_next_in_which_it_is_written() -> None:
+    each = trial(SIDE_BY_SIDE, checkpoint=0.1)
+    assert added(each) == pytest.approx(0.1)
+    each.of["seconds"][4::4] += 0.2
+    assert added(each) == pytest.approx(0.3)
+
+
+def test_claims_hold_when_scar_is_two_iterations_sooner_and_saves_cost_little() -> None:
+    assert "too dear" not in "\n".join(remarks(found()))
+    assert {claim.id: claim.holds for claim in claims(found())} == dict.fromkeys(
+        ("sooner", "share", "goal", "added"), True
+    )
+
+
+def test_claims_that_fail_are_shown_with_what_was_checked() -> None:
+    poor = found((1.5, 1.5, 1.5), checkpoint=0.2)
+    assert not any(claim.holds for claim in claims(poor))
+    text = "\n".join(remarks(poor))
+    assert "it is itself 1.50 (1.50 to 1.50) behind" in text
+    assert "Distances, choice and copies take a node 0.19 s when nothing else runs, 19.0% of the rest" in text
+    assert "a save of all blocks, which measures no distances, makes training wait 0.2 s" in text
+
+
+def test_the_projection_is_marked_and_names_its_rates_and_assumptions(tmp_path: Path) -> None:
+    result = Result(
+        experiment="server-overhead",
+        config={},
+        rows=rows(found()),
+        claims=claims(found()),
+        remarks=remarks(found()),
+        figures={"server-overhead": figure(found())},
+    )
+    report.write(result, tmp_path)
+    page = (tmp_path / "summary.md").read_text()
+    assert "PROJECTION, not measured" in page
+    assert "It assumes: 8 workers a machine" in page
+    assert (tmp_path / "figures" / "server-overhead.png").stat().st_size > 1000
+
+
+def test_the_projection_is_what_one_machine_does() -> None:
+    at = project(RATES, replace(PAPER, tokens=4e6, documents=4e3, topics=10, vocabulary=1e3, cores=2, token=1))
+    expected = Projection(
+        compute=1e6 / 2 * 10 * 1e-9,
+        transfer=(2e6 + 4 * 1e3 * 10 * 4) / 1e8,
+        checkpoint=1e6 * 1e-8 + 1e3 * 10 * 1e-9 + 4e3 * 1e-6 + 0.25e6 / 1e8 + 0.01,
+        write=0.25e6 / 1e7,
+    )
+    assert (at.compute, at.transfer) == pytest.approx((expected.compute, expected.transfer))
+    assert (at.checkpoint, at.write) == pytest.approx((expected.checkpoint, expected.write))
+
+
+def test_trials_that_are_done_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = Options(out=tmp_path / "out")
+    (tmp_path / "trials").mkdir()
+    journal = Journal(tmp_path / "trials" / "server-lda-generated.jsonl")
+    for number in range(2):
+        for name in MEASURED:
+            journal.note(f"scar/5/12/{name}/{number}", number + 0.5)
+    journal.note("scar/5/12/length", 2)
+    journal.close()
+    monkeypatch.setattr("holdfast.lab.server_trials.serve", lambda *_, **__: pytest.fail("it ran"))
+
+    def silent(what: str, total: int) -> Progress:
+        return lambda done: None
+
+    (again,) = run_trials("lda-generated", 12, [SCAR], [5], options, silent)
+    assert again.losses.tolist() == [0.5, 1.5]
+
+
+def test_every_arm_but_one_writes_as_much_as_the_others() -> None:
+    assert {arm.policy.interval for arm in ARMS if arm != SIDE_BY_SIDE} == {INTERVAL}
+
+
+def test_the_experiments_can_be_listed_without_ray() -> None:
+    assert EXPERIMENTS["server-overhead"] is server_overhead.EXPERIMENT
+    import subprocess
+
+    code = "import sys, holdfast.lab.registry; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
