@@ -25,9 +25,9 @@ class Sum:
     is_done: bool | None = None  # not known before the work has ended
 
     def settle(self) -> None:
-        """What became of it; its work has ended."""
+        """What became of it; its work has ended, and frees its memory: pinning as much again for the next takes long."""
         if self.is_done is None:
-            self.is_done = not _has_failed(self.work)
+            self.is_done, self.work = not _has_failed(self.work), Done([])
 
 
 class Crew(dist.ProcessGroup):

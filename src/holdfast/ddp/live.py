@@ -301,12 +301,12 @@ class Live:
             crew.unpack()
 
     def _hand_sums(self, found: Settlement, crew: Crew | None) -> None:
-        """Whoever has a sum hands it to the others."""
+        """Whoever has a sum hands it to the others, if some lack it."""
         if self.joins:
             for each in self.crews:
                 each.given = {}  # what we were given before a loss interrupted it may be summed again
         for bucket, holder in enumerate(found.given):
-            if holder is None:
+            if holder is None or bucket in found.shared:
                 continue
             if crew:
                 handover.broadcast(self.link, self.members.index(holder), crew.sums[bucket].values)

@@ -56,7 +56,7 @@ class Settlement:
     All go on in window `step`; if somebody has begun it, it is finished as it was divided, among `basis`. Members in
     `behind` take over the parameters of `giver`, and those in `joining` its whole state; `lost` are no more. Those in
     `synced` get the buffers that rank 0 had from `syncer`, who got them `syncs` times in this window. Bucket number b of
-    a model is handed over by `given[b]`, or, where nobody has it, summed again.
+    a model is handed over by `given[b]`, or, where nobody has it, summed again; in `shared` are those that all have.
     """
 
     step: int
@@ -72,6 +72,7 @@ class Settlement:
     syncs: int = 0
     model: int = 0
     given: tuple[int | None, ...] = ()
+    shared: frozenset[int] = frozenset()
 
     @property
     def is_complete(self) -> bool:
@@ -124,6 +125,11 @@ def settled(stands: Mapping[int, Stand], asleep: tuple[int, ...] = ()) -> Settle
         syncer=max(syncs, key=lambda member: (syncs[member], -member)),
         model=max((stand.model for stand in ahead.values() if stand.buckets is not None), default=0),
         given=given,
+        shared=frozenset(
+            number
+            for number in range(len(given))
+            if not joining and all(stand.buckets and stand.buckets[number] for stand in stands.values())
+        ),
     )
 
 

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,7 @@ class WarmAgent(SimpleElasticAgent):
         super().__init__(spec)
         self._config, self._out, self._nodes = config, out, nodes
         self._running: list[Running] = []
+        self._leaving: list[Running] = []  # that were lost, and of which something may be left
         self._judge = Judge(config.stuck_after, config.hang_after, live=config.recovery != "restart")
         self._looked = self._regrouped = 0.0
         self._roll = Roll(config.recovery, config.workers)
@@ -127,8 +128,9 @@ class WarmAgent(SimpleElasticAgent):
         self._print_stacks([each for each in fallen if each.hung], STACKS_SOON)
         for each in fallen:
             each.kill()
-        self._wait_for(fallen)
+        self._wait_for(fallen, lambda each: each.exit is not None)
         self._running = [each for each in self._running if each not in fallen]
+        self._leaving += fallen
         members = [death for each, death in deaths if self._roll.counts(each.seat)]
         return members, [death for each, death in deaths if not self._roll.counts(each.seat)]
 
@@ -306,6 +308,7 @@ class WarmAgent(SimpleElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._look_for_stuck(time.monotonic())
+        self._look_for_leaving()
         exits = [each.exit for each in self._running if not each.joins]
         if not exits and not self._nodes.peers.is_ending():
             return RunResult(state=WorkerState.FAILED if self._has_fallen() else WorkerState.HEALTHY)
@@ -324,7 +327,7 @@ class WarmAgent(SimpleElasticAgent):
         reserve = [each for each in self._running if each.joins]
         for each in reserve:
             each.kill()
-        self._wait_for(reserve)
+        self._wait_for(reserve, lambda each: each.is_gone)
         self._running = [each for each in self._running if each not in reserve]
 
     def _look_for_stuck(self, now: float) -> None:
@@ -343,6 +346,13 @@ class WarmAgent(SimpleElasticAgent):
             if each.phase is Phase.ENDED and self._judge.overdue(each, processor):
                 workers[each.seat].kill()  # it counts as done: its script has ended
 
+    def _look_for_leaving(self) -> None:
+        """Members find out at once that a connection is broken; a process may take long to be gone altogether."""
+        self._leaving = [each for each in self._leaving if not each.is_gone]
+        if any(each.task.progress.phase is Phase.RECOVERING for each in self._running):
+            for each in self._running:
+                each.look_closer()
+
     def _seen(self) -> list[Seen]:
         return [each.seen(self._roll.is_member(each.seat)) for each in self._running if each.exit is None]
 
@@ -352,13 +362,15 @@ class WarmAgent(SimpleElasticAgent):
     def _shutdown(self, death_sig: signal.Signals = signal.SIGKILL, *_: Any, **__: Any) -> None:
         for each in self._running:
             each.kill()
-        self._wait_for(self._running)
+        self._wait_for([*self._running, *self._leaving], lambda each: each.is_gone)
 
-    def _wait_for(self, killed: "list[Running]") -> None:
+    def _wait_for(self, killed: "list[Running]", has_ended: "Callable[[Running], bool]") -> None:
         deadline = time.monotonic() + REAPED_WITHIN
-        while any(each.exit is None for each in killed):
+        while not all(map(has_ended, killed)):
+            for each in killed:
+                each.look_closer()
             if time.monotonic() > deadline:
-                stuck = ", ".join(str(each.pid) for each in killed if each.exit is None)
+                stuck = ", ".join(str(each.pid) for each in killed if not has_ended(each))
                 raise WorkerLost(
                     f"killed workers do not end (pid {stuck}): the kernel holds them. Restart the machine."
                 )

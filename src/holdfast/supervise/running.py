@@ -14,7 +14,7 @@ from holdfast.ddp.preemption import IN_ORDER
 from holdfast.progress import Phase
 from holdfast.supervise import awaited, errorfile, roll, worker
 from holdfast.supervise.casualty import Death
-from holdfast.supervise.processes import state
+from holdfast.supervise.processes import leaving, state
 from holdfast.supervise.worker import Task
 
 NO_CORE = 1  # bytes: the kernel takes 0 for no limit where a program receives core dumps
@@ -44,9 +44,23 @@ class Running:
         """
         # Not by its sentinel: that is a pipe, and everything the worker has forked keeps it open.
         if self._status is None and self._has_ended():
-            told, status = self.task.progress, self._process.exitcode
-            self._status = told.status if told.phase is Phase.ENDED and told.status is not None else status
+            self._end(self._process.exitcode)
         return self._status
+
+    def look_closer(self) -> None:
+        """Find out whether it was killed, even if some of its threads have yet to go."""
+        if self.exit is None and (status := leaving(self.pid)) is not None and status not in IN_ORDER:
+            self._kill_group()
+            self._end(status)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing of it is left: its memory and its share of a GPU are free."""
+        return self.exit is not None and self._process.exitcode is not None
+
+    def _end(self, status: int | None) -> None:
+        told = self.task.progress
+        self._status = told.status if told.phase is Phase.ENDED and told.status is not None else status
 
     @property
     def membership(self) -> int | None:

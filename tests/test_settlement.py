@@ -1,0 +1,46 @@
+"""How members go on after a loss, by where each of them stands."""
+
+from holdfast.ddp.settlement import NOWHERE, Settlement, Stand, settled
+
+ALL = (0, 1, 2)
+
+
+def in_backward(*done: bool, step: int = 5, synced: int = 0) -> Stand:
+    return Stand(step=step, begun=True, basis=ALL, members=ALL, buckets=done, synced=synced)
+
+
+def found(stands: dict[int, Stand]) -> Settlement:
+    how = settled(stands)
+    assert isinstance(how, Settlement)
+    return how
+
+
+def test_a_sum_that_somebody_has_is_handed_over_and_one_that_nobody_has_is_summed_again() -> None:
+    how = found({0: in_backward(True, True, False), 2: in_backward(True, False, False)})
+    assert (how.step, how.lost, how.given) == (5, (1,), (0, 0, None))
+    assert not how.is_complete
+
+
+def test_a_sum_that_all_have_is_not_handed_over() -> None:
+    assert found({0: in_backward(True, True, False), 2: in_backward(True, False, False)}).shared == {0}
+
+
+def test_one_that_joins_has_no_sum_and_gets_them_all() -> None:
+    how = found({0: in_backward(True, False), 1: Stand(step=NOWHERE), 2: in_backward(True, False)})
+    assert (how.joining, how.given, how.shared) == ((1,), (0, None), frozenset())
+
+
+def test_who_is_a_step_behind_takes_over_the_parameters_of_one_that_is_ahead() -> None:
+    ahead = Stand(step=6, members=ALL, basis=ALL)
+    how = found({0: in_backward(True, False), 2: ahead})
+    assert (how.step, how.behind, how.giver, how.given) == (6, (0,), 2, ())
+
+
+def test_a_sum_of_a_backward_that_not_all_have_begun_cannot_be_shared() -> None:
+    before = Stand(step=5, begun=True, basis=ALL, members=ALL)
+    assert settled({0: in_backward(True, False), 2: before}) == "a sum is done that not all members have begun"
+
+
+def test_members_that_divided_the_window_otherwise_do_not_go_on() -> None:
+    other = Stand(step=5, begun=True, basis=(0, 2), members=ALL, buckets=(False,))
+    assert settled({0: in_backward(False), 2: other}) == "the members have divided the window among different ones"
