@@ -42,6 +42,7 @@ class Crew(dist.ProcessGroup):
         """Sums that others had before we came: of the next backward, by the number of the bucket."""
         self._buckets: list[list[torch.Tensor]] = []
         self.watch: Callable[[Sequence[Any], int], None] | None = None  # as a replica's `watch` has it
+        self.all_begun: Callable[[], None] = lambda: None  # called in every backward, with its last sum
 
     def getSize(self) -> int:
         return self._size
@@ -66,17 +67,18 @@ class Crew(dist.ProcessGroup):
         self.sums = []
 
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]  # as DDP calls it
-        if self.watch is None:
-            return self._sum(tensors, opts)
-        if not self.sums:
+        if self.watch and not self.sums:
             self.watch([], len(self._buckets))
         work = self._sum(tensors, opts)
-        self.watch([each.work for each in self.sums], len(self._buckets))
+        if self.watch:
+            self.watch([each.work for each in self.sums], len(self._buckets))
+        if len(self.sums) == len(self._buckets):
+            self.all_begun()
         return work
 
     def _sum(self, tensors: list[torch.Tensor], opts: Any) -> Any:
         (values,) = tensors
-        if (given := self.given.pop(len(self.sums), None)) is not None:
+        if self.given and (given := self.given.pop(len(self.sums), None)) is not None:
             self.sums.append(Sum(values.copy_(given), Done([values]), is_done=True))
             return self.sums[-1].work
         if self.factor != 1.0:

@@ -47,8 +47,11 @@ class Replica:
         self.meanwhile: Callable[[], None] = _nothing
         """Called in every backward once the last sum has begun: what it does costs no time while the ranks exchange."""
         self._post: Callable[[torch.Tensor, int], Any] = self._all_reduce
-        for each in self.ddp.last_to_come():
-            _accumulator(each).register_hook(self._after_gradient)  # after DDP's own hook, which begins the sum
+        self._is_hooked = False
+        if self._crew:
+            self._crew.all_begun = self._after_gradient  # a hook would do: but every call from backward takes its time
+        else:
+            self._hook()
 
     @property
     def weight(self) -> float:
@@ -93,13 +96,22 @@ class Replica:
         self._post = post
         self.ddp.sum_with(self._sum)
 
+    def _hook(self) -> None:
+        """Be called in every backward."""
+        for each in self.ddp.last_to_come():
+            _accumulator(each).register_hook(self._after_gradient)  # after DDP's own hook, which begins the sum
+        self._is_hooked = True
+
     def before_forward(self, is_summed: bool) -> None:
         """DDP decides before a forward whether the gradients of its backward are summed."""
         self._summed = is_summed
+        if not (is_summed or self._is_hooked):
+            self._hook()
         if self._crew and is_summed:
             self._crew.begin()
 
     def _after_gradient(self, *_: Any) -> None:
+        """All gradients have come, and the last sum has begun, if there are any: the first call of a backward counts."""
         summed, self._summed = self._summed, None
         if summed:
             self.reduced += 1
