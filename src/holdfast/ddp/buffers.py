@@ -9,9 +9,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from holdfast.ddp import handover
-from holdfast.ddp.link import Link
-
 TIMES = 9  # that buffers are asked for: so many losses in one forward
 
 
@@ -49,12 +46,10 @@ class Buffers:
             self._values = [each.clone() for each in buffers]
         self.synced += 1
 
-    def give(self, link: Link, giver: int) -> None:
-        """Hand them to the other members; `giver` is our own rank."""
-        handover.give(link, giver, self._values)
+    def values(self) -> list[torch.Tensor]:
+        """As they came from rank 0."""
+        return self._values
 
-    def take(self, link: Link, giver: int, *, lacking: bool) -> None:
-        """Receive what the member with this rank hands out, and use it if we lack it."""
-        values = handover.take(link, giver)
-        if lacking:
-            self._values, self._given = values, True
+    def use(self, values: list[torch.Tensor]) -> None:
+        """Have the next forward use these, which another got from rank 0."""
+        self._values, self._given = values, True

@@ -79,6 +79,7 @@ class _Both:
     def __init__(self, host: Any, sums: "_Sums") -> None:
         self._host, self._sums = host, sums
         self.broadcast, self.allgather = host.broadcast, host.allgather  # where some ranks may have it on the host
+        self.send, self.recv = host.send, host.recv
 
     def allreduce(self, tensors: list[torch.Tensor], *options: Any) -> Any:
         return (self._sums if tensors[0].is_cuda else self._host).allreduce(tensors, *options)

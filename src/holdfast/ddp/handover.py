@@ -1,6 +1,10 @@
-"""The state of one member, handed to others over the link of the group, tensor by tensor; nothing is pickled."""
+"""The state of one member, handed to others over the link of the group, tensor by tensor; nothing is pickled.
+
+What lies on a device leaves it through pinned memory, the next piece while the one before is on its way.
+"""
 
 import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,39 +14,19 @@ from holdfast import progress
 from holdfast.ddp.link import Link
 from holdfast.state import Flat, flatten, unflatten
 
-
-def give(link: Link, rank: int, state: Any) -> None:
-    """Hand this state to all members; `rank` is ours among them."""
-    flat = flatten(state)
-    tensors = {name: torch.as_tensor(value).detach() for name, value in flat.tensors.items()}
-    about = [[name, str(value.dtype).removeprefix("torch."), list(value.shape)] for name, value in tensors.items()]
-    text = torch.frombuffer(bytearray(json.dumps([flat.extra, about]).encode()), dtype=torch.uint8)
-    broadcast(link, rank, torch.tensor([text.numel()]))
-    broadcast(link, rank, text)
-    for value in tensors.values():
-        if value.numel():
-            broadcast(link, rank, _bytes(value.cpu().contiguous()))
+PIECE = 1 << 24  # bytes that are sent at once
+_TAG = 0
 
 
-def take(link: Link, giver: int) -> Any:
-    """The state that the member with this rank hands over."""
-    size = torch.zeros(1, dtype=torch.int64)
-    broadcast(link, giver, size)
-    text = torch.empty(int(size), dtype=torch.uint8)
-    broadcast(link, giver, text)
-    extra, about = json.loads(text.numpy().tobytes())
-    tensors = {}
-    for name, kind, shape in about:
-        tensors[name] = torch.empty(shape, dtype=getattr(torch, kind))
-        if tensors[name].numel():
-            broadcast(link, giver, _bytes(tensors[name]))
-    flat = Flat(dict(tensors), extra)
-    return unflatten(flat.tensors, flat.extra)
-
-
-def _bytes(values: torch.Tensor) -> torch.Tensor:
-    """The same memory, as what every kind of number is sent as."""
-    return values.reshape(-1).view(torch.uint8)
+def hand(link: Link, rank: int, giver: int, takers: Collection[int], state: Callable[[], Any]) -> Any:
+    """Hand the state of the giver to the takers, all by their ranks; what we got, if anything. All members wait for it."""
+    got = None
+    if rank == giver:
+        _give(link, takers, state())
+    elif rank in takers:
+        got = _take(link, giver)
+    link.do(lambda group: group.allreduce([torch.zeros(1)]))
+    return got
 
 
 def broadcast(link: Link, root: int, values: torch.Tensor) -> None:
@@ -51,3 +35,65 @@ def broadcast(link: Link, root: int, values: torch.Tensor) -> None:
     options.rootRank, options.rootTensor = root, 0
     link.do(lambda group: group.broadcast([values], options))
     progress.here.moves(values.nbytes)
+
+
+def _give(link: Link, takers: Collection[int], state: Any) -> None:
+    flat = flatten(state)
+    tensors = {name: torch.as_tensor(value).detach() for name, value in flat.tensors.items()}
+    about = [[name, str(value.dtype).removeprefix("torch."), list(value.shape)] for name, value in tensors.items()]
+    text = torch.frombuffer(bytearray(json.dumps([flat.extra, about]).encode()), dtype=torch.uint8)
+    for piece in (torch.tensor([text.numel()]), text):
+        _sent(link, _sending(link, takers, piece))
+    before: list[Any] = []
+    for piece in _on_host(tensors):
+        sending = _sending(link, takers, piece)
+        _sent(link, before)
+        before = sending
+    _sent(link, before)
+
+
+def _sending(link: Link, takers: Collection[int], piece: torch.Tensor) -> list[Any]:
+    progress.here.moves(piece.nbytes)
+    return [link.post(lambda group, taker=taker: group.send([piece], taker, _TAG)) for taker in takers]  # type: ignore[misc]
+
+
+def _sent(link: Link, works: Iterable[Any]) -> None:
+    for each in works:
+        link.wait(each)
+
+
+def _take(link: Link, giver: int) -> Any:
+    size = torch.zeros(1, dtype=torch.int64)
+    _receive(link, giver, size)
+    text = torch.empty(int(size), dtype=torch.uint8)
+    _receive(link, giver, text)
+    extra, about = json.loads(text.numpy().tobytes())
+    tensors = {name: torch.empty(shape, dtype=getattr(torch, kind)) for name, kind, shape in about}
+    for piece in _pieces(tensors):
+        _receive(link, giver, piece)
+    flat = Flat(dict(tensors), extra)
+    return unflatten(flat.tensors, flat.extra)
+
+
+def _receive(link: Link, giver: int, values: torch.Tensor) -> None:
+    link.do(lambda group: group.recv([values], giver, _TAG))
+    progress.here.moves(values.nbytes)
+
+
+def _on_host(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The pieces of these, in memory that gloo can send; each is good until the next but one."""
+    pinned: list[torch.Tensor] = []
+    for number, piece in enumerate(_pieces(tensors)):
+        if not piece.is_cuda:
+            yield piece
+            continue
+        if not pinned:
+            pinned = [torch.empty(PIECE, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        yield pinned[number % 2][: piece.numel()].copy_(piece)
+
+
+def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The bytes of these, a piece at a time."""
+    for value in tensors.values():
+        if value.numel():
+            yield from value.contiguous().reshape(-1).view(torch.uint8).split(PIECE)

@@ -119,7 +119,10 @@ class Link:
 
     def do(self, operation: Operation) -> None:
         """Begin an operation and wait for its end."""
-        work = self.post(operation)
+        self.wait(self.post(operation))
+
+    def wait(self, work: Any) -> None:
+        """Wait for the end of an operation that has begun."""
         try:
             work.wait()
         except RuntimeError as error:

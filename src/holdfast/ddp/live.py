@@ -270,23 +270,23 @@ class Live:
         first = (found.basis or self.members)[0]
         if self.strategy == "replay" and first in found.joining and not found.syncs and self.buffers.are_there:
             raise _fallen_back("rank 0 is lost, and its buffers with it")
-        giver = self.members.index(found.giver)
         if self.me == found.giver:
             self.settle()  # whoever joins may outlive us all: what came before it must be on record
-            handover.give(self.link, giver, self.protected.capture())
-            return
-        state = handover.take(self.link, giver)
+        state = self._hand(found.giver, found.joining, self.protected.capture)
         if self.joins:
             self.protected.restore(state)
             progress.here.catches_up(stands[found.giver].boundaries - found.begun, stands[found.giver].posted)
             self.basis = ()
 
+    def _hand(self, giver: int, takers: tuple[int, ...], state: Callable[[], Any]) -> Any:
+        """What we got of the giver's state, if we are one of the takers."""
+        ranks = [self.members.index(each) for each in takers]
+        return handover.hand(self.link, self.meeting.rank, self.members.index(giver), ranks, state)
+
     def _hand_buffers(self, found: Settlement) -> None:
-        giver = self.members.index(found.syncer)
-        if self.me == found.syncer:
-            self.buffers.give(self.link, giver)
-        else:
-            self.buffers.take(self.link, giver, lacking=self.me in found.synced)
+        values = self._hand(found.syncer, found.synced, self.buffers.values)
+        if self.me in found.synced:
+            self.buffers.use(values)
 
     def _finish(self, found: Settlement, crew: Crew | None) -> None:
         """Complete the sums of the backward that was interrupted, or take over what came out of it."""
@@ -319,10 +319,8 @@ class Live:
     def _hand_over(self, found: Settlement, crew: Crew | None) -> None:
         """Those that are behind get what came out of the window from one that is ahead."""
         assert self.protected is not None
-        if self.me == found.giver:
-            handover.give(self.link, self.meeting.rank, self._staged or self.protected.trained())
-            return
-        state = handover.take(self.link, self.members.index(found.giver))
+        trained = self.protected.trained
+        state = self._hand(found.giver, found.behind, lambda: self._staged or trained())
         if self.me in found.behind and crew:
             self._staged = state
             for bucket, each in enumerate(crew.sums):
@@ -337,11 +335,7 @@ class Live:
         for bucket in again:
             crew.post_again(bucket)
         for bucket in again:
-            try:
-                crew.sums[bucket].work.wait()
-            except RuntimeError as error:
-                self.link.hang_up()
-                raise Broken(str(error)) from error
+            self.link.wait(crew.sums[bucket].work)
             crew.sums[bucket].is_done = True
 
     def _weigh(self, basis: tuple[int, ...]) -> None:
