@@ -53,7 +53,7 @@ class DeviceLink(Link):
         self._device, self._sums = device, _Sums()
 
     def hang_up(self) -> None:
-        self._broken.set()
+        self.is_broken = True
         self._sums.abort()
         super().hang_up()
 

@@ -101,11 +101,8 @@ class Link:
     def __init__(self) -> None:
         self._group: Any = Alone()
         self._ports: tuple[int, frozenset[int]] = (0, frozenset())  # where we listen, and where the others do
-        self._broken = threading.Event()
-
-    @property
-    def is_broken(self) -> bool:
-        return self._broken.is_set()
+        self.is_broken = False
+        """Whether its operations end in failure until it is connected again."""
 
     def post(self, operation: Operation) -> Any:
         """Begin an operation; on a broken link it is one that fails."""
@@ -131,7 +128,7 @@ class Link:
 
     def hang_up(self) -> None:
         """End every operation that is under way; any thread may ask for it."""
-        self._broken.set()
+        self.is_broken = True
         here, there = self._ports
         for number in _files():
             with suppress(OSError), socket.socket(fileno=os.dup(number)) as each:
@@ -145,7 +142,7 @@ class Link:
         _kept.append(self._group)  # to free it is to wait for its threads
         if size == 1:
             self._group, self._ports = Alone(), (0, frozenset())
-            self._broken.clear()
+            self.is_broken = False
             return
         built = _Building(store, rank, size)
         while not built.is_over:
@@ -153,7 +150,7 @@ class Link:
                 raise Broken("the membership has changed while its group was built")  # it ends by itself
             time.sleep(LOOK)
         self._group, self._ports = built.result()
-        self._broken.clear()
+        self.is_broken = False
         self.do(lambda group: group.allreduce([torch.zeros(1)]))  # it is there for every member, or for none
 
 
