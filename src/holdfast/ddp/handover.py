@@ -19,14 +19,15 @@ _TAG = 0
 
 
 def hand(link: Link, rank: int, giver: int, takers: Collection[int], state: Callable[[], Any]) -> Any:
-    """Hand the state of the giver to the takers, all by their ranks; what we got, if anything. All members wait for it."""
-    got = None
+    """Hand the state of the giver to the takers, all by their ranks; what we got, if anything."""
     if rank == giver:
         _give(link, takers, state())
-    elif rank in takers:
-        got = _take(link, giver)
+    return _take(link, giver) if rank in takers else None
+
+
+def meet(link: Link) -> None:
+    """Go on once every member has come as far."""
     link.do(lambda group: group.allreduce([torch.zeros(1)]))
-    return got
 
 
 def broadcast(link: Link, root: int, values: torch.Tensor) -> None:

@@ -5,7 +5,6 @@ is heard of between two windows is dealt with at the boundary. Either way this r
 membership, says where it stands, connects with the other members, and does what the settlement of all their stands says.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -17,6 +16,7 @@ from holdfast import progress
 from holdfast.ddp import handover
 from holdfast.ddp.buffers import Buffers
 from holdfast.ddp.crew import Crew
+from holdfast.ddp.guard import guard_backward
 from holdfast.ddp.link import Broken, Link
 from holdfast.ddp.losses import Losses
 from holdfast.ddp.meeting import Meeting
@@ -53,18 +53,19 @@ class Live:
     _whole: int = 1
     _shrinks_at: int | None = None
     _basis_now: tuple[int, ...] | None = None
-    _staged: dict[str, Any] | None = None
+    _staged: dict[str, Any] | None = None  # what others have after the window that we are in: ours at its end
+    _known: tuple[int, ...] = ()  # the members of the last membership that is on record
     _dropped: int | None = None
     _settled: int | None = None
     _checked: int | None = None
 
     def join(self) -> None:
         """Connect with the members that start together, and listen for changes from now on."""
-        self.basis = self.meeting.members
+        self.basis = self._known = self.meeting.members
         if not self.joins:
             self.meeting.connect(self.link, self.basis)
         self.meeting.listen(self.link.hang_up)
-        _guard_backward(self)
+        guard_backward(self)
 
     def crew(self) -> Crew:
         """A process group for one more model."""
@@ -226,7 +227,9 @@ class Live:
         found = settled(stands, newest.asleep)
         if isinstance(found, str):
             raise _fallen_back(f"the members cannot go on from where they are ({found})")
-        # At once: another loss may come before all is done, and what is summed without the lost stays so.
+        if found.behind:
+            self._hand_over(found, crew)  # first: if the giver is lost before somebody has it, it is as if it never was
+        # Now: another loss may come before all is done, and what is summed without the lost stays so.
         self._tell(found, perf_counter() - began)
         if found.lost:
             self.injected(found.step)
@@ -241,11 +244,20 @@ class Live:
     def _stand(self, crew: Crew | None) -> Stand:
         if self.joins:
             return Stand(step=NOWHERE)
+        if self._staged is not None:  # as good as at the next boundary
+            return Stand(
+                step=self.step + 1,
+                basis=self.basis,
+                members=self._known,
+                whole=self._passes + 1,
+                boundaries=progress.here.boundaries,
+                posted=progress.here.posted,
+            )
         return Stand(
             step=self.step,
             begun=self.begun,
             basis=self.basis,
-            members=self.members,
+            members=self._known,
             passes=self._passes,
             whole=self._whole,
             buckets=tuple(bool(each.is_done) for each in crew.sums) if crew else None,
@@ -273,6 +285,7 @@ class Live:
         if self.me == found.giver:
             self.settle()  # whoever joins may outlive us all: what came before it must be on record
         state = self._hand(found.giver, found.joining, self.protected.capture)
+        handover.meet(self.link)
         if self.joins:
             self.protected.restore(state)
             progress.here.catches_up(stands[found.giver].boundaries - found.begun, stands[found.giver].posted)
@@ -285,6 +298,7 @@ class Live:
 
     def _hand_buffers(self, found: Settlement) -> None:
         values = self._hand(found.syncer, found.synced, self.buffers.values)
+        handover.meet(self.link)
         if self.me in found.synced:
             self.buffers.use(values)
 
@@ -293,9 +307,7 @@ class Live:
         if found.begun and not found.is_complete and self.strategy == "skip":
             self._dropped = found.step
         self._hand_sums(found, crew)
-        if found.behind:
-            self._hand_over(found, crew)
-        if crew and self.me not in found.behind:
+        if crew and self._staged is None:
             self._sum_again(found, crew)
         if crew:
             crew.unpack()
@@ -327,6 +339,7 @@ class Live:
                 if not each.is_done:
                     crew.pack(bucket)  # anything finite: what comes of it is replaced at the boundary
                     each.is_done = True
+        handover.meet(self.link)
 
     def _sum_again(self, found: Settlement, crew: Crew) -> None:
         again = [bucket for bucket, holder in enumerate(found.given) if holder is None]
@@ -350,6 +363,7 @@ class Live:
     def _tell(self, found: Settlement, seconds: float) -> None:
         assert self.record is not None
         assert self._losses is not None
+        self._known = self.members
         self.record.append(
             Regroup(
                 attempt=self.attempt,
@@ -373,23 +387,3 @@ def _fallen_back(why: str) -> WorkerLost:
     """Say, to the supervisor too, that only a restart helps."""
     progress.here.falls_back()
     return WorkerLost(f"{why}: the run starts again from its newest snapshot")
-
-
-def _guard_backward(live: Live) -> None:
-    """Catch what backward raises where a member was lost; `Tensor.backward` looks it up at every call."""
-    plain = torch.autograd.backward
-
-    @functools.wraps(plain)
-    def backward(*args: Any, **options: Any) -> None:
-        live.check_backward()
-        try:
-            plain(*args, **options)
-        except RuntimeError:
-            if not any(live.survives(crew) for crew in live.crews):
-                raise
-        else:
-            for crew in live.crews:
-                if not (live.link.is_broken and crew.has_failed() and live.survives(crew)):
-                    live.passed(crew)
-
-    torch.autograd.backward = backward
