@@ -188,8 +188,9 @@ class Node:
         self._shard.drop(np.setdiff1d(self._shard.ids, ids, assume_unique=True), under)
         return Held(lacking, saved_at)
 
-    def give(self, ids: Ids) -> Holding:
-        """A copy of everything that is here of some blocks, for another node."""
+    def give(self, under: int, ids: Ids) -> Holding:
+        """A copy of everything that is here of some blocks, for another node; who goes by an older map is refused then."""
+        self._shard.require_map(under)
         return self._shard.give(ids)
 
     def adopt(self, under: int, *holdings: Holding) -> None:

@@ -229,7 +229,7 @@ class Replay:
         self._require_committed()
         if what.iteration != self.iterations + 1 or not self._policy.due(what.iteration):
             self._complain("saves", f"blocks were chosen for iteration {what.iteration}, when no save was due")
-        soon = takewhile(lambda each: not isinstance(each, Iterate | Serve), ahead)
+        soon = takewhile(lambda each: not isinstance(each, Iterate), ahead)
         lost = {each.number for each in soon if isinstance(each, Lost) and each.kind == "node"}
         by_node: dict[int, Samples] = {}
         for node in sorted(self._there["node"]):
