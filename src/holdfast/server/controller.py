@@ -64,6 +64,7 @@ class Controller:
         self._requests = 0
         self._place = Place(0, 0, 0)
         self._clocks = dict.fromkeys(range(settings.workers), 0)
+        self._chosen = -1  # the last iteration after which nodes had chosen what to save when the controller was lost
 
     def train(
         self, nodes: "Mapping[int, ActorHandle[Any]]", workers: "Mapping[int, ActorHandle[Any]]", life: int
@@ -176,10 +177,8 @@ class Controller:
         open_round = int(versions.min()) if len(versions) else self._told() * self._workload.rounds
         if self._settings.staleness:
             # Parts that were ahead do it again: what they push is known already, and what they measure is not.
-            slowest = min(_clock(part, accounts, self._workload.rounds) for part in self._clocks)
-            slowest = max(slowest, self._told())  # nodes that are lost took what they knew with them
-            self._clocks = dict.fromkeys(self._clocks, slowest)
-            open_round = slowest * self._workload.rounds
+            self._clocks = dict.fromkeys(self._clocks, self._told())
+            open_round = self._told() * self._workload.rounds
         self._at(open_round)
         self._recall()
         self._tell_joined()
@@ -189,6 +188,7 @@ class Controller:
         self._tell_found()
         last = max(accounts.values(), key=lambda account: account.chosen, default=None)
         self._coordinator.credit = last.credit if last else self._coordinator.credit
+        self._chosen = last.chosen if last else -1
         lost = ({Member("node", nobody): "nobody holds these blocks"} if homeless else {}) | lost
         for member in lost:
             members.expel(member)
@@ -204,7 +204,7 @@ class Controller:
         if is_doubled:
             self._recover(recovering.hold_by_map(self._place))
         self._recover(recovering.route())
-        return 0 if self._settings.staleness else self._finish_iteration(last.chosen if last else -1)
+        return 0 if self._settings.staleness else self._finish_iteration(self._chosen)
 
     def _joined(self) -> set[Member]:
         """Who took part from the start, or is told to have joined."""
@@ -309,7 +309,7 @@ class Controller:
             times.add(done.turns.values())
             measures = [done.turns[part].measures[part] for part in sorted(done.turns)]
             loss = self._workload.total(measures)
-            self._tell_iteration(done.iteration, times, loss, -1)
+            self._tell_iteration(done.iteration, times, loss, self._chosen)
             self._members.settle()
             iteration = done.iteration + 1
         return Outcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
@@ -486,11 +486,6 @@ class _Times:
         self.pull += max(turn.pull for turn in turns)
         self.compute += max(turn.compute for turn in turns)
         self.push += max(turn.push for turn in turns)
-
-
-def _clock(part: int, accounts: Mapping[int, Account], rounds: int) -> int:
-    """How many iterations a part of the input has done, by what nodes have applied of it."""
-    return max((account.clocks.get(part, 0) for account in accounts.values()), default=0) // rounds
 
 
 def _among(parts: tuple[int, ...], todo: set[int]) -> tuple[int, ...]:
