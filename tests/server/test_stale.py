@@ -12,6 +12,8 @@ from holdfast.audit.verdicts import audit, worst
 from holdfast.history import read_history
 from holdfast.server.calls import Member
 
+ALL_OF_TWO_ITERATIONS = 2 * 6 * 2 * 3  # of 6 rounds, from 2 parts, to 3 nodes
+
 
 def assert_audited(out: Path) -> None:
     findings = audit(read_history(out).events)
@@ -23,13 +25,15 @@ def test_iterations_that_a_lost_controller_could_not_tell_of_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nodes had applied what was pushed last, and nobody had measured the loss after it."""
-    struck: list[int] = []
+    applied, struck = 0, False
 
     def kill(count: int, member: Member, method: str) -> Member | None:
-        if method == "apply" and count >= 100 and not struck:
-            struck.append(count)
-            return Member("controller", 0)
-        return None
+        nonlocal applied, struck
+        applied += method == "apply"
+        if struck or method == "apply" or applied < ALL_OF_TWO_ITERATIONS:
+            return None
+        struck = True
+        return Member("controller", 0)
 
     run_in_process(monkeypatch, settings(tmp_path, staleness=2, iterations=5), kill)
 
