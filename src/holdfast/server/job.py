@@ -102,16 +102,26 @@ def _await_end(process: "Popen[bytes]") -> None:
         process.wait(END_WITHIN)
 
 
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # of HTTP/2, which Ray speaks
+SETTINGS_FRAME = 4  # with which its other side answers
+
+
 def require_answer(address: str) -> None:
-    """Refuse an address where nobody listens: Ray itself would wait for minutes."""
+    """Refuse an address where nobody listens, or somebody who is no cluster: Ray itself would wait for minutes."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), CONNECT_WITHIN):
-            pass
+        with socket.create_connection((host, int(port)), CONNECT_WITHIN) as connection:
+            connection.sendall(GREETING)
+            answer = connection.recv(9)
     except (OSError, ValueError, OverflowError) as error:
         raise BadInput(
             f"there is no Ray cluster at {address}: {error}. Give HOST:PORT as `ray start` prints it"
         ) from None
+    if len(answer) < 4 or answer[3] != SETTINGS_FRAME:
+        raise BadInput(
+            f"there is no Ray cluster at {address}: who listens there does not speak its language. Give HOST:PORT as "
+            "`ray start` prints it"
+        )
 
 
 def _check(settings: Settings) -> None:
