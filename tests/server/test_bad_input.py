@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from holdfast.cli import app, main
 from holdfast.errors import HoldfastError
+from holdfast.server.job import own_error
 
 WITHOUT_RAY = "import sys; sys.modules['ray'] = None; from holdfast.cli import main; main()"
 HALF_A_MODEL = """
@@ -144,3 +145,18 @@ def test_errors_reach_the_caller_of_the_command_as_holdfast_raises_them(tmp_path
     result = CliRunner().invoke(app, ["serve", "status", str(tmp_path)])
 
     assert isinstance(result.exception, HoldfastError)
+
+
+def test_an_error_of_ones_own_model_is_told_with_its_place() -> None:
+    traceback = """ray::Controller.train() (pid=1)
+  File "/home/me/holdfast/server/worker.py", line 88, in compute
+  File "/home/me/web.py", line 9, in workload
+  File "/home/me/web.py", line 5, in compute
+    return 1 / 0
+ZeroDivisionError: division by zero"""
+
+    assert own_error(traceback, "models/web.py") == (
+        "models/web.py has failed in compute, line 5: ZeroDivisionError: division by zero"
+    )
+    assert own_error(traceback, "mlr-digits") is None
+    assert own_error(traceback, "other.py") is None

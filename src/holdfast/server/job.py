@@ -1,11 +1,13 @@
 """The driver of a served run: starts Ray and the actors, watches, starts what is asked for, and ends everything."""
 
 import os
+import re
 import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -134,6 +136,18 @@ def _check(settings: Settings) -> None:
         raise CommitConflict(f"{settings.out} already holds a run: give each run a folder and a store of its own")
 
 
+def own_error(traceback: str, workload: str) -> str | None:
+    """Where a model of one's own has failed, by the traceback of the process in which it did, and with what."""
+    if not workload.endswith(".py"):
+        return None
+    file = re.escape(Path(workload).name)
+    places = re.findall(rf'File "[^"]*{file}", line (\d+), in (\w+)', traceback)
+    if not places:
+        return None
+    (line, function), what = places[-1], traceback.strip().splitlines()[-1].strip()
+    return f"{workload} has failed in {function}, line {line}: {what}"
+
+
 def _actor(kind: type[Any], **options: object) -> Any:
     """A kind of actor that takes no part of the machine for itself: nodes and workers share its cores."""
     import ray
@@ -183,6 +197,8 @@ class _Job:
             except ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, HoldfastError):
                     raise type(error.cause)(*error.cause.args) from None
+                if because := own_error(str(error), self._settings.workload):
+                    raise BadInput(because) from error
                 raise
         raise WorkerLost(f"the controller died {LIVES} times: see its logs in Ray's folder")
 
