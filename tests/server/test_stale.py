@@ -61,3 +61,21 @@ def test_several_may_be_lost_with_staleness(tmp_path: Path, monkeypatch: pytest.
     )
 
     assert_audited(tmp_path)
+
+
+def test_blocks_of_one_push_that_were_moved_and_lost_are_unknown_and_no_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of what node 0 applied went to the node that joined, the rest was lost with it and applied again."""
+    strikes = {44: Member("controller", 0), 79: Member("node", 0), 168: Member("controller", 0)}
+    run_in_process(
+        monkeypatch,
+        settings(tmp_path, workload="mf-generated", staleness=2),
+        lambda count, *_: strikes.get(count),
+        lambda count: Member("node", 3) if count == 34 else None,
+    )
+
+    said = {each.check: each for each in audit(read_history(tmp_path).events) if each.verdict != "pass"}
+    assert set(said) == {"every_push_is_applied_once"}
+    assert said["every_push_is_applied_once"].verdict == "unknown"
+    assert "which is not on record" in said["every_push_is_applied_once"].because

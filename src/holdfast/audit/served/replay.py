@@ -44,6 +44,7 @@ class Replay:
         self.tenures: list[Tenure] = []
         self.iterations = self.restored = self.saved = 0
         self.losses: list[Lost] = []
+        self.gave: dict[int, int] = {}  # by node, the version of the last map by which it gave blocks away
         self.went_back: set[int] = set()  # versions of maps under which blocks came back from their saves
         self.dropped: defaultdict[int, list[Dropped]] = defaultdict(list)
         self.workers_lost: dict[int, int] = {}  # by worker, the number of the round from which on it is gone
@@ -218,6 +219,7 @@ class Replay:
                 "owners", f"blocks went to node-{what.target} by map {what.version}, in which it has no place"
             )
         self._owners[ids] = what.target
+        self.gave[what.source] = what.version
         self._version, self._changed, self._open_round = what.version, True, self.iterations * self.plan.rounds
 
     def _join(self, what: Joined) -> None:

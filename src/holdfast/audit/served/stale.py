@@ -110,7 +110,17 @@ def _wrong(ledger: ServedLedger, part: int, pushes: Sequence[Pushed], applied: A
     if adds_up(blocks, stays, undone):
         return None
     found = Samples.total([*stays, *undone]).count
+    if found > blocks.count and any(_is_split(ledger, node, what) for node, what in applied):
+        raise CannotTell(
+            f"what was pushed from part {part} was applied to blocks of which some went to a node that joined and some "
+            "were lost: which is not on record"
+        )
     return f"what was pushed from part {part} for {blocks.count} blocks was applied to {found}, each counted as often"
+
+
+def _is_split(ledger: ServedLedger, node: int, what: Applied) -> bool:
+    """Whether some of the blocks to which this was applied went to another node since, before nodes were lost."""
+    return bool(ledger.replay.losses) and ledger.replay.gave.get(node, -1) > what.version
 
 
 def _may_be_undone(ledger: ServedLedger, node: int, what: Applied) -> bool:
