@@ -1,6 +1,6 @@
 """k-means on scikit-learn's digits: a model of one's own, in one file that the simulator and the server both take.
 
-holdfast serve train --workload examples/kmeans.py --nodes 3 --workers 2
+holdfast serve train --workload examples/kmeans.py --nodes 3 --workers 2 --out runs/kmeans
 """
 
 from pathlib import Path

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import events
 from holdfast.events import (
     KINDS,
     Applied,
@@ -47,6 +46,7 @@ from holdfast.events import (
     What,
     from_json,
     line,
+    lines,
     parse,
     to_json,
 )
@@ -215,6 +215,6 @@ def test_colons_in_a_text_are_no_names() -> None:
 
 def test_a_step_is_read_once_to_see_that_it_says_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long history is steps: they are not read a second time, more carefully."""
-    monkeypatch.setattr(events, "_CAREFUL", None)
+    monkeypatch.setattr(lines, "_CAREFUL", None)
     for step in (STEP, FULL):
         assert parse(line(1.0, "rank-0", step)).what == step

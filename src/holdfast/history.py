@@ -1,6 +1,6 @@
 """What happened in a run: an append-only log of events, in one file for each writer.
 
-A line is one event (`events.py` has the format), and counts once its newline is on the disk. A writer killed in
+A line is one event (`events/` has the format), and counts once its newline is on the disk. A writer killed in
 mid-write leaves a torn last line: a reader tolerates it and says so, and the next writer of that file cuts it off and
 says so in its `open` event.
 

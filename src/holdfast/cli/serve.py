@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
+from holdfast.audit.finding import counted
 from holdfast.cli.console import say
 from holdfast.errors import BadInput
 from holdfast.failure import Failure
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from holdfast.server.controller import Status
 
 serve = typer.Typer(help="A fault-tolerant parameter server on Ray.", no_args_is_help=True)
+FOREVER = 1000  # iterations: who gives fewer does not expect the run to converge
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a served run.")]
 
 
@@ -44,7 +46,12 @@ def train(
         typer.Option(help="Whom each --kill-at kills: node:1,2 or worker:0 or controller.  [default: node:0]"),
     ] = None,
     staleness: Annotated[int, typer.Option(help="How many iterations a worker may be ahead of the others.")] = 0,
-    iterations: Annotated[int, typer.Option(help="End after so many, converged or not.")] = 1000,
+    iterations: Annotated[
+        int,
+        typer.Option(
+            help="End after so many, converged or not; exit 1 if it does not converge in as many as by default."
+        ),
+    ] = FOREVER,
     seed: Annotated[int, typer.Option(help="Everything random comes from it.")] = 0,
     data: Annotated[Path | None, typer.Option(help="Folder with data sets; else $HOLDFAST_DATA, else fetched.")] = None,
     checkpoints: Annotated[str | None, typer.Option(help="Folder or s3://... to save to.  [default: in RUN]")] = None,
@@ -72,7 +79,7 @@ def train(
         seed=seed,
         staleness=staleness,
         iterations=iterations,
-        failures=_failures(kill_at or [], kill or []),
+        failures=_failures(kill_at or [], kill or [], iterations),
     )
     with _bar(iterations) as tell:
         outcome = train_on_server(settings, address, tell)
@@ -80,7 +87,10 @@ def train(
     say(
         f"{word} after {outcome.iterations} iterations with a loss of {outcome.loss:.6g}; history in {settings.history}"
     )
-    raise typer.Exit(0 if outcome.converged or iterations < 1000 else 1)
+    for failure in settings.failures:
+        if failure.step >= outcome.iterations:
+            say(f"nobody was killed at iteration {failure.step}: the run was done before")
+    raise typer.Exit(0 if outcome.converged or iterations < FOREVER else 1)
 
 
 @serve.command("status")
@@ -102,7 +112,7 @@ def join(
 
     require_going_on(run)
     Wish(run).make(nodes)
-    say(f"{nodes} more nodes join {run} at its next iteration")
+    say(f"{counted(nodes, 'node')} will join {run} at its next iteration")
 
 
 def _fraction(text: str) -> Fraction:
@@ -112,9 +122,13 @@ def _fraction(text: str) -> Fraction:
         raise BadInput(f"{text!r} is no fraction: write it as 1/4 or 0.25") from None
 
 
-def _failures(steps: list[int], targets: list[str]) -> tuple[Failure, ...]:
+def _failures(steps: list[int], targets: list[str], iterations: int) -> tuple[Failure, ...]:
     if len(targets) > len(steps):
         raise BadInput(f"{len(targets)} times --kill and {len(steps)} times --kill-at: say for each --kill when")
+    if late := [step for step in steps if step >= iterations]:
+        raise BadInput(
+            f"nobody can be killed at iteration {late[0]} of a run that ends after {iterations}: they count from 0"
+        )
     whom = [*targets, *["node:0"] * (len(steps) - len(targets))]
     return tuple(_failure(step, text) for step, text in zip(steps, whom, strict=True))
 

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from holdfast.audit.finding import counted
 from holdfast.cli.console import cell, say, size
-from holdfast.cost.served import Served, contraction, measured_cost, prediction, served_cost
+from holdfast.cost.served import FEWEST, Served, contraction, measured_cost, prediction, served_cost
 from holdfast.events import Event
 
 
@@ -66,10 +66,15 @@ def _failures(run: Served) -> Table:
 def _costs(run: Served, measured: float | None) -> str:
     rate, predicted = contraction(run), prediction(run)
     if predicted is None:
-        why = "losses do not tell a rate" if rate is None else "not every perturbation's size is on record"
+        unknown = f"a rate is read off {FEWEST} losses or more before the first failure, each lower than the last"
+        why = unknown if rate is None else "not every perturbation's size is on record"
         theory = f"Theorem 3.2 predicts nothing: {why}"
     elif rate is None:
         theory = "no block went back, so nothing is predicted to be lost"
     else:
         theory = f"Theorem 3.2 predicts up to {predicted:.2f} iterations (c = {rate.c:.4f}, read off the losses)"
-    return f"iteration cost: {theory}" + ("" if measured is None else f"; measured {measured:.2f}")
+    return f"iteration cost: {theory}" + (
+        "; give --reference RUN, a run without failures, to measure it"
+        if measured is None
+        else f"; measured {measured:.2f}"
+    )

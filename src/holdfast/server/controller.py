@@ -64,6 +64,7 @@ class Controller:
         self._requests = 0
         self._place = Place(0, 0, 0)
         self._clocks = dict.fromkeys(range(settings.workers), 0)
+        self._chosen = -1  # the last iteration after which nodes had chosen what to save when the controller was lost
 
     def train(
         self, nodes: "Mapping[int, ActorHandle[Any]]", workers: "Mapping[int, ActorHandle[Any]]", life: int
@@ -164,6 +165,7 @@ class Controller:
         members, recovering = self._members, self._recovering
         answers = members.ask("node", "account", dict.fromkeys(members.nodes, ()))
         accounts: dict[int, Account] = answers.results
+        self._send_back(accounts)
         newest = max((account.changed for account in accounts.values()), default=0)
         held = {node: account.ids for node, account in accounts.items()}
         lost = members.lost("node", answers.missing)
@@ -175,24 +177,56 @@ class Controller:
         open_round = int(versions.min()) if len(versions) else self._told() * self._workload.rounds
         if self._settings.staleness:
             # Parts that were ahead do it again: what they push is known already, and what they measure is not.
-            slowest = min(_clock(part, accounts, self._workload.rounds) for part in self._clocks)
-            self._clocks = dict.fromkeys(self._clocks, slowest)
-            open_round = slowest * self._workload.rounds
+            self._clocks = dict.fromkeys(self._clocks, self._told())
+            open_round = self._told() * self._workload.rounds
         self._at(open_round)
         self._recall()
+        self._tell_joined()
+        told = [event.what for event in recall(self._history.path, "moved")]
+        pairs = {(what.source, what.target) for what in told if isinstance(what, events.Moved)}
+        is_doubled = recovering.finish_moves(held, self._place, pairs)
         self._tell_found()
         last = max(accounts.values(), key=lambda account: account.chosen, default=None)
         self._coordinator.credit = last.credit if last else self._coordinator.credit
+        self._chosen = last.chosen if last else -1
         lost = ({Member("node", nobody): "nobody holds these blocks"} if homeless else {}) | lost
         for member in lost:
             members.expel(member)
-        if len(versions) and versions.max() > open_round and not self._settings.staleness:
-            self._tell_dropped([member.number for member in lost if member.kind == "node"], self._when(open_round))
-            self._commit(self._when(open_round))
+        if not self._settings.staleness:
+            nodes = [member.number for member in lost if member.kind == "node"]
+            if len(versions) and versions.max() > open_round:
+                self._tell_dropped(nodes, self._when(open_round))
+                self._commit(self._when(open_round))
+            elif open_round > self._told() * self._workload.rounds:  # all others have applied the round before
+                self._tell_dropped(sorted(answers.missing), self._when(open_round - 1))
         self._save_again(accounts)
         self._recover(lost)
+        if is_doubled:
+            self._recover(recovering.hold_by_map(self._place))
         self._recover(recovering.route())
-        return 0 if self._settings.staleness else self._finish_iteration(last.chosen if last else -1)
+        return 0 if self._settings.staleness else self._finish_iteration(self._chosen)
+
+    def _joined(self) -> set[Member]:
+        """Who took part from the start, or is told to have joined."""
+        settings = self._settings
+        told = [event.what for event in recall(self._history.path, "joined")]
+        first = [Member("node", n) for n in range(settings.nodes)] + [
+            Member("worker", n) for n in range(settings.workers)
+        ]
+        return {*first, *(Member(what.kind, what.number) for what in told if isinstance(what, events.Joined))}
+
+    def _send_back(self, accounts: dict[int, Account]) -> None:
+        """Nodes that have come, and got nothing before the controller was lost, join as if they came now."""
+        joined = self._joined()
+        for node in [n for n, account in accounts.items() if not len(account.ids)]:
+            if (member := Member("node", node)) not in joined:
+                del accounts[node]
+                self._arrivals.put((member, self._members.dismiss(member)))
+
+    def _tell_joined(self) -> None:
+        """Members that came, and of which the lost controller could no longer tell."""
+        for member in sorted({*self._members.all()} - self._joined()):
+            self._record(events.Joined(self._place.iteration, *member, self._recovering.map.version))
 
     def _tell_found(self) -> None:
         """The newest save that the store has: the lost controller may have committed it, and told nobody."""
@@ -275,7 +309,7 @@ class Controller:
             times.add(done.turns.values())
             measures = [done.turns[part].measures[part] for part in sorted(done.turns)]
             loss = self._workload.total(measures)
-            self._tell_iteration(done.iteration, times, loss, -1)
+            self._tell_iteration(done.iteration, times, loss, self._chosen)
             self._members.settle()
             iteration = done.iteration + 1
         return Outcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
@@ -452,11 +486,6 @@ class _Times:
         self.pull += max(turn.pull for turn in turns)
         self.compute += max(turn.compute for turn in turns)
         self.push += max(turn.push for turn in turns)
-
-
-def _clock(part: int, accounts: Mapping[int, Account], rounds: int) -> int:
-    """How many iterations a part of the input has done, by what nodes have applied of it."""
-    return max((account.clocks.get(part, 0) for account in accounts.values()), default=0) // rounds
 
 
 def _among(parts: tuple[int, ...], todo: set[int]) -> tuple[int, ...]:

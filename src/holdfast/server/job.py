@@ -1,11 +1,13 @@
 """The driver of a served run: starts Ray and the actors, watches, starts what is asked for, and ends everything."""
 
 import os
+import re
 import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -102,16 +104,26 @@ def _await_end(process: "Popen[bytes]") -> None:
         process.wait(END_WITHIN)
 
 
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # of HTTP/2, which Ray speaks
+SETTINGS_FRAME = 4  # with which its other side answers
+
+
 def require_answer(address: str) -> None:
-    """Refuse an address where nobody listens: Ray itself would wait for minutes."""
+    """Refuse an address where nobody listens, or somebody who is no cluster: Ray itself would wait for minutes."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host, int(port)), CONNECT_WITHIN):
-            pass
+        with socket.create_connection((host, int(port)), CONNECT_WITHIN) as connection:
+            connection.sendall(GREETING)
+            answer = connection.recv(9)
     except (OSError, ValueError, OverflowError) as error:
         raise BadInput(
             f"there is no Ray cluster at {address}: {error}. Give HOST:PORT as `ray start` prints it"
         ) from None
+    if len(answer) < 4 or answer[3] != SETTINGS_FRAME:
+        raise BadInput(
+            f"there is no Ray cluster at {address}: who listens there does not speak its language. Give HOST:PORT as "
+            "`ray start` prints it"
+        )
 
 
 def _check(settings: Settings) -> None:
@@ -122,6 +134,18 @@ def _check(settings: Settings) -> None:
     store = store_for(settings.store)
     if generations(store) or settings.history.exists():
         raise CommitConflict(f"{settings.out} already holds a run: give each run a folder and a store of its own")
+
+
+def own_error(traceback: str, workload: str) -> str | None:
+    """Where a model of one's own has failed, by the traceback of the process in which it did, and with what."""
+    if not workload.endswith(".py"):
+        return None
+    file = re.escape(Path(workload).name)
+    places = re.findall(rf'File "[^"]*{file}", line (\d+), in (\w+)', traceback)
+    if not places:
+        return None
+    (line, function), what = places[-1], traceback.strip().splitlines()[-1].strip()
+    return f"{workload} has failed in {function}, line {line}: {what}"
 
 
 def _actor(kind: type[Any], **options: object) -> Any:
@@ -173,6 +197,8 @@ class _Job:
             except ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, HoldfastError):
                     raise type(error.cause)(*error.cause.args) from None
+                if because := own_error(str(error), self._settings.workload):
+                    raise BadInput(because) from error
                 raise
         raise WorkerLost(f"the controller died {LIVES} times: see its logs in Ray's folder")
 

@@ -45,6 +45,12 @@ class Members:
             with suppress(RayError, ValueError):
                 ray.kill(actor)
 
+    def dismiss(self, member: Member) -> "ActorHandle[Any]":
+        """It takes no part for now; it can be admitted again."""
+        self._detector.forget(member)
+        self._beats = {ref: who for ref, who in self._beats.items() if who != member}
+        return self._of(member.kind).pop(member.number)
+
     def settle(self) -> None:
         """All have done each of their tasks once."""
         for member in self.all():

@@ -64,7 +64,6 @@ class Account(NamedTuple):
     changed: int
     credit: Fraction
     chosen: int  # the last iteration after which blocks were chosen to be saved
-    clocks: dict[int, int]  # the next round of each part of the input whose pushes are applied as they come
 
 
 class Node:
@@ -77,7 +76,6 @@ class Node:
         self._shard = Shard(self._workload)
         self._history = HistoryWriter(settings.history, f"node-{number}")
         self._received: Counter[int] = Counter()
-        self._clocks: dict[int, int] = {}  # of parts whose pushes are applied as they come: the next round of each
         self._candidates: tuple[int, Standing, Candidates] | None = None
         self._to_write: _Unwritten | None = None
         self._total = 0
@@ -123,8 +121,6 @@ class Node:
     def apply(self, under: int, when: When, part: int, push: Push) -> int:
         """Apply what was computed from a part of the input as it comes; returns to how many blocks."""
         changed = self._shard.apply(when, part, push, under)
-        number = self._shard.number(when) + 1
-        self._clocks[part] = max(self._clocks.get(part, 0), number)
         if len(changed):
             blocks = Samples.of(changed)
             self._history.append(events.Applied(when.iteration, when.round, under, blocks, (part,)))
@@ -188,8 +184,9 @@ class Node:
         self._shard.drop(np.setdiff1d(self._shard.ids, ids, assume_unique=True), under)
         return Held(lacking, saved_at)
 
-    def give(self, ids: Ids) -> Holding:
-        """A copy of everything that is here of some blocks, for another node."""
+    def give(self, under: int, ids: Ids) -> Holding:
+        """A copy of everything that is here of some blocks, for another node; who goes by an older map is refused then."""
+        self._shard.require_map(under)
         return self._shard.give(ids)
 
     def adopt(self, under: int, *holdings: Holding) -> None:
@@ -205,9 +202,7 @@ class Node:
     def account(self) -> Account:
         """What a controller that begins anew must know."""
         shard = self._shard
-        return Account(
-            shard.ids, shard.versions, shard.saved_at, shard.changed, self._credit, self._chosen, self._clocks
-        )
+        return Account(shard.ids, shard.versions, shard.saved_at, shard.changed, self._credit, self._chosen)
 
     def close(self) -> None:
         """Finish the history."""

@@ -6,7 +6,7 @@ and begun anew: nodes are told what they are to hold, and get what they lack.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -84,15 +84,37 @@ class Recovering:
         before = self.map
         self.map = before.with_node(node, self._rng())
         given = before.split(self.map.held_by(node))
+        answers = self._members.ask("node", "give", {donor: (self.map.version, ids) for donor, ids in given.items()})
+        adopted = self._members.ask("node", "adopt", {node: (self.map.version, *answers.results.values())})
         self._record(events.Joined(place.iteration, "node", node, self.map.version))
+        if missing := {
+            **answers.missing,
+            **adopted.missing,
+        }:  # nothing has moved: the others still have all that is left
+            self.map = PartitionMap(self.map.version, before.owners, self.map.nodes)
+            return self._members.lost("node", missing)
         for donor, ids in given.items():
             self._record(events.Moved(place.iteration, donor, node, self.map.version, ids.tolist()))
-        answers = self._members.ask("node", "give", {donor: (ids,) for donor, ids in given.items()})
-        adopted = self._members.ask("node", "adopt", {node: (self.map.version, *answers.results.values())})
-        lost = self._members.lost("node", {**answers.missing, **adopted.missing})
-        if not lost:
-            lost = self._hold(place, everything=False)
-        return lost or self.route()
+        return self.hold_by_map(place) or self.route()
+
+    def hold_by_map(self, place: Place) -> dict[Member, str]:
+        """Let every node drop what the map does not give it, and load what it lacks; returns who is lost."""
+        return self._hold(place, everything=False)
+
+    def finish_moves(self, held: Mapping[int, Ids], place: Place, told: Collection[tuple[int, int]]) -> bool:
+        """Whether two nodes have a block, because the controller died while one gave it to the other: then it has moved.
+
+        `told` are the pairs of nodes of which the lost controller could still tell.
+        """
+        doubled = False
+        for donor, ids in sorted(held.items()):
+            away = ids[self.map.owners[ids] != donor]
+            doubled |= bool(len(away))
+            for target, moved in self.map.split(away).items():
+                if (donor, target) not in told:
+                    what = events.Moved(place.iteration, donor, target, self.map.version, moved.tolist())
+                    self._record(what)
+        return doubled
 
     def require(self, kind: str) -> None:
         """See to it that there is at least one member of a kind: if all are lost, as many as at first are started."""
@@ -124,13 +146,14 @@ class Recovering:
                 f"node {', '.join(map(str, lost))} is lost, and there is no checkpoint yet from which its blocks could "
                 "come back: start the run anew"
             )
+        everything = self._settings.recovery == "full" and bool(np.isin(self.map.owners, list(lost)).any())
         if self._members.nodes:
             gone = [node for node in self.map.nodes if node not in self._members.nodes]
             self.map = self.map.without(gone, self._rng())
         else:
             self._found_anew()
         self._strike("recovery")
-        return self._hold(place, everything=self._settings.recovery == "full", lost=lost)
+        return self._hold(place, everything=everything, lost=lost)
 
     def _found_anew(self) -> None:
         """All nodes are lost: new ones take over everything."""

@@ -160,6 +160,11 @@ class Shard:
         stays = ~np.isin(self.ids, arriving.ids)
         self._hold(_part(self._blocks, self._holding(), stays), self._since[stays], arriving, under)
 
+    def require_map(self, under: int) -> None:
+        """Refuse whoever goes by an older map from now on: what is given away must not change here any more."""
+        self._require_recent(under)
+        self._changed = under
+
     def give(self, ids: Ids) -> Holding:
         """A copy of everything that is here of some blocks; once another node has adopted them, `drop` them."""
         here = np.isin(self.ids, self.ids[self._found(ids)])

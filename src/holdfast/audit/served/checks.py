@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from holdfast.audit.finding import Verdict
-from holdfast.audit.served import ends, holdings, pushes, record, rounds
+from holdfast.audit.served import ends, holdings, pushes, record, rounds, stale
 from holdfast.audit.served.ledger import ServedLedger
 
 Check: TypeAlias = Callable[[ServedLedger], tuple[Verdict, str]]
@@ -19,6 +19,7 @@ CHECKS: Mapping[str, Check] = {
         holdings.every_block_has_one_owner,
         rounds.every_round_reaches_every_block,
         pushes.every_push_is_applied_once,
+        stale.nobody_was_too_far_ahead,
         pushes.parts_change_hands_only_by_loss,
         holdings.lost_blocks_came_back,
         holdings.saves_were_chosen,

@@ -29,6 +29,7 @@ def lost_blocks_came_back(ledger: ServedLedger) -> tuple[Verdict, str]:
 def saves_were_chosen(ledger: ServedLedger) -> tuple[Verdict, str]:
     """Nodes chose blocks when the policy says, and these were committed, but for those of nodes that were lost."""
     replay = ledger.replay
+    ledger.require_nodes()
     if wrong := replay.wrong["saves"]:
         return "fail", _first(wrong)
     if replay.saves.unclear is not None:
@@ -39,6 +40,7 @@ def saves_were_chosen(ledger: ServedLedger) -> tuple[Verdict, str]:
 def restores_only_committed(ledger: ServedLedger) -> tuple[Verdict, str]:
     """Every block that came back came from the newest save of it that was committed, as controller and node both say."""
     replay = ledger.replay
+    ledger.require_nodes()
     if wrong := replay.wrong["restores"]:
         return "fail", _first(wrong)
     if replay.restored and replay.saves.unclear is not None:

@@ -109,8 +109,6 @@ class ServedLedger:
         plan = self.plans[0]
         if not (1 <= plan.nodes <= plan.blocks and plan.workers and plan.rounds):
             raise CannotTell("the plan of the controller says nothing that can be trained")
-        if plan.staleness:
-            raise CannotTell(f"rounds of a run with a staleness of {plan.staleness} do not follow each other")
         return plan
 
     @cached_property
@@ -132,6 +130,12 @@ class ServedLedger:
                 if isinstance(what, Pushed) and writer.kind == "worker":
                     found[self.number(what), what.part].append((writer.number, what))
         return found
+
+    def require_nodes(self) -> None:
+        """Refuse to judge what nodes did where the history of one that held blocks is not there: it is no lie."""
+        held = {node for tenure in self.replay.tenures for node in tenure.held}
+        if absent := held - {writer.number for writer in self.writers if writer.kind == "node"}:
+            raise CannotTell(f"there is no history of node-{min(absent)}")
 
     def number(self, what: Applied | Pushed | Dropped) -> int:
         """The number of a round, counted from the start of the run."""

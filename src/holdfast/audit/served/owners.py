@@ -42,6 +42,11 @@ def in_force(tenures: Sequence[Tenure], number: int) -> Tenure:
     return next(tenure for tenure in reversed(tenures) if tenure.start <= number)
 
 
+def by_map(tenures: Sequence[Tenure], version: int) -> Tenure:
+    """The tenure that the map of this version, or the last one before it that changed anything, says."""
+    return next((tenure for tenure in reversed(tenures) if tenure.version <= version), tenures[0])
+
+
 def numbers(blocks: Sequence[int], count: int) -> Blocks | None:
     """These blocks as an array; None if one of them does not exist or stands there twice."""
     ids = np.asarray(blocks, np.int64)

@@ -7,6 +7,7 @@ from holdfast.audit.finding import CannotTell, Verdict, counted
 from holdfast.audit.served.ledger import ServedLedger, Writer
 from holdfast.audit.served.owners import Tenure, in_force
 from holdfast.audit.served.rounds import lacking
+from holdfast.audit.served.stale import pushed_as_they_came
 from holdfast.events import Pushed
 
 
@@ -15,6 +16,8 @@ def every_push_is_applied_once(ledger: ServedLedger) -> tuple[Verdict, str]:
     replay, rounds = ledger.replay, ledger.plan.rounds
     if not replay.tenures:
         raise CannotTell("blocks were not dealt out yet")
+    if ledger.plan.staleness:
+        return pushed_as_they_came(ledger)
     count = dropped = 0
     for number in range(replay.iterations * rounds):
         tenure = in_force(replay.tenures, number)
@@ -25,7 +28,7 @@ def every_push_is_applied_once(ledger: ServedLedger) -> tuple[Verdict, str]:
         count += len(pushed)
         dropped += sum(bool(silent & set(each.nodes)) for each in pushed.values())
     but = f", of which {dropped} declared dropped for the blocks of lost nodes" if dropped else ""
-    return ("pass" if count else "unknown"), f"{counted(count, 'push')[:-1] + 'es' if count != 1 else '1 push'}{but}"
+    return ("pass" if count else "unknown"), f"{count} {'push' if count == 1 else 'pushes'}{but}"
 
 
 def parts_change_hands_only_by_loss(ledger: ServedLedger) -> tuple[Verdict, str]:

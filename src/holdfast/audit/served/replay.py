@@ -44,6 +44,8 @@ class Replay:
         self.tenures: list[Tenure] = []
         self.iterations = self.restored = self.saved = 0
         self.losses: list[Lost] = []
+        self.gave: dict[int, int] = {}  # by node, the version of the last map by which it gave blocks away
+        self.went_back: set[int] = set()  # versions of maps under which blocks came back from their saves
         self.dropped: defaultdict[int, list[Dropped]] = defaultdict(list)
         self.workers_lost: dict[int, int] = {}  # by worker, the number of the round from which on it is gone
         self.ever = {"node": set(range(plan.nodes)), "worker": set(range(plan.workers))}
@@ -60,6 +62,7 @@ class Replay:
         self._version, self._life, self._open_round = 0, -1, 0
         self._changed = False
         self._to_leave: set[int] = set()  # nodes whose blocks are lost, so that they must be
+        self._to_get: set[int] = set()  # nodes that have joined, and must get blocks
         self._struck: set[tuple[str, int]] = set()
         self._policy = _policy(plan)
         for index, what in enumerate(told):
@@ -177,6 +180,7 @@ class Replay:
         self._came_back[ids] = True
         self._version, self._changed = max(what.version, self._version), True
         self.restored += len(ids)
+        self.went_back.add(what.version)
         return True
 
     def _check_saves(self, node: int, ids: Blocks, saved_at: Blocks) -> None:
@@ -215,6 +219,7 @@ class Replay:
                 "owners", f"blocks went to node-{what.target} by map {what.version}, in which it has no place"
             )
         self._owners[ids] = what.target
+        self.gave[what.source] = what.version
         self._version, self._changed, self._open_round = what.version, True, self.iterations * self.plan.rounds
 
     def _join(self, what: Joined) -> None:
@@ -223,13 +228,15 @@ class Replay:
             return
         self.ever[what.kind].add(what.number)
         self._there[what.kind].add(what.number)
+        if what.kind == "node":
+            self._to_get.add(what.number)
 
     def _choose(self, what: Chosen, ahead: Iterable[What]) -> None:
         self._settle()
         self._require_committed()
         if what.iteration != self.iterations + 1 or not self._policy.due(what.iteration):
             self._complain("saves", f"blocks were chosen for iteration {what.iteration}, when no save was due")
-        soon = takewhile(lambda each: not isinstance(each, Iterate | Serve), ahead)
+        soon = takewhile(lambda each: not isinstance(each, Iterate), ahead)
         lost = {each.number for each in soon if isinstance(each, Lost) and each.kind == "node"}
         by_node: dict[int, Samples] = {}
         for node in sorted(self._there["node"]):
@@ -283,6 +290,7 @@ class Replay:
 
     def _iterate(self, what: Iterate) -> None:
         self._settle()
+        self._require_shares()
         if what.iteration != self.iterations:
             self._complain("ends", f"iteration {what.iteration} was done where {self.iterations} was due")
         if self.is_converged:
@@ -330,10 +338,16 @@ class Replay:
             self._complain("losses", f"blocks of node-{min(self._to_leave)} were lost, and it was not")
         self._came_back[:], self._to_leave = True, set()
         if self._changed:
-            if self.tenures[-1].start == self._open_round:
-                self.tenures.pop()
+            if self.tenures[-1].start == self._open_round and not self.plan.staleness:
+                self.tenures.pop()  # no round was applied by it; where pushes are applied as they come, some may be
             self.tenures.append(Tenure(self._open_round, self._version, self._owners.copy()))
             self._changed = False
+
+    def _require_shares(self) -> None:
+        """Every node that has joined, and is not lost, holds blocks."""
+        if idle := (self._to_get & self._there["node"]) - set(self._owners.tolist()):
+            self._complain("owners", f"node-{min(idle)} joined, and got no blocks")
+        self._to_get = set()
 
     def _require_committed(self) -> None:
         if waiting := self.saves.waiting():

@@ -1,0 +1,85 @@
+"""What happened, as typed values: a class for each kind of event, how it is written as JSON, and how it is read back.
+
+These files are the format of a history. A line is one JSON object: `event` names the kind, `time` and `who` say when and
+by whom it was written, and the other fields are those of the kind's class. A field that has a default is left out when
+it has that value. Readers keep kinds that they do not know (`Other`) and events that lack what their kind must say
+(`Malformed`), so every line of a sound file is an event; the version rises when a field that exists changes its meaning
+or when a new one must be there.
+"""
+
+from holdfast.events.either import JSON, VERSION, Commit, Done, Malformed, Open, Other
+from holdfast.events.kinds import KINDS, What
+from holdfast.events.lines import Event, from_json, line, parse, to_json
+from holdfast.events.served import (
+    Applied,
+    Chosen,
+    Dropped,
+    Iterate,
+    Joined,
+    Lost,
+    Moved,
+    Pushed,
+    Restored,
+    Serve,
+    Struck,
+)
+from holdfast.events.trained import (
+    Attempt,
+    Detect,
+    Judged,
+    Launch,
+    Plan,
+    Preempt,
+    Preempted,
+    Recover,
+    Regroup,
+    Restart,
+    Save,
+    Scale,
+    Seconds,
+    Step,
+    Strike,
+)
+
+__all__ = [
+    "JSON",
+    "KINDS",
+    "VERSION",
+    "Applied",
+    "Attempt",
+    "Chosen",
+    "Commit",
+    "Detect",
+    "Done",
+    "Dropped",
+    "Event",
+    "Iterate",
+    "Joined",
+    "Judged",
+    "Launch",
+    "Lost",
+    "Malformed",
+    "Moved",
+    "Open",
+    "Other",
+    "Plan",
+    "Preempt",
+    "Preempted",
+    "Pushed",
+    "Recover",
+    "Regroup",
+    "Restart",
+    "Restored",
+    "Save",
+    "Scale",
+    "Seconds",
+    "Serve",
+    "Step",
+    "Strike",
+    "Struck",
+    "What",
+    "from_json",
+    "line",
+    "parse",
+    "to_json",
+]

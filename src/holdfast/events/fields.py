@@ -1,0 +1,168 @@
+"""How each field of an event is written as JSON, and read back: by its type, and never as something else."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any, TypeAlias, get_type_hints
+
+from holdfast.errors import BadInput, Corrupt
+from holdfast.events.either import JSON
+from holdfast.events.kinds import KINDS
+from holdfast.events.served import Serve
+from holdfast.events.trained import Detect, Plan, Recover, Seconds
+from holdfast.samples import Samples
+from holdfast.stall import Stall
+
+LARGEST = (1 << 63) - 1
+
+
+def plain(value: Any) -> JSON:
+    """The value of a field as JSON has it."""
+    if isinstance(value, Samples):
+        return value.to_json()
+    if isinstance(value, Seconds):
+        return {name: part for name, part in value._asdict().items() if part is not False}
+    if isinstance(value, Stall):
+        return asdict(value)
+    return value  # type: ignore[no-any-return]
+
+
+def _whole(value: JSON) -> int:
+    if type(value) is not int or not 0 <= value <= LARGEST:
+        raise ValueError(f"{value!r:.40} is no whole number from 0 to 2^63 - 1")
+    return value
+
+
+def _seed(value: JSON) -> int:
+    return _whole(value) if type(value) is not int or value <= LARGEST else LARGEST + 1 + _whole(value - LARGEST - 1)
+
+
+def _integer(value: JSON) -> int:
+    if type(value) is not int or abs(value) > LARGEST:
+        raise ValueError(f"{value!r:.40} is no whole number below 2^63")
+    return value
+
+
+def _number(value: JSON) -> float:
+    if type(value) not in (int, float):
+        raise ValueError(f"{value!r:.40} is no number")
+    number = float(value)  # type: ignore[arg-type]
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r:.40} is not finite")
+    return number
+
+
+def _text(value: JSON) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r:.40} is no text")
+    return value
+
+
+def _digest(value: JSON) -> str:
+    if not (text := _text(value)):
+        raise ValueError("it is empty")
+    return text
+
+
+def _flag(value: JSON) -> bool:
+    if type(value) is not bool:
+        raise ValueError(f"{value!r:.40} is neither true nor false")
+    return value
+
+
+def _samples(value: JSON) -> Samples:
+    samples = Samples.from_json(value)
+    _whole(samples.count)
+    return samples
+
+
+def _seconds(value: JSON) -> Seconds:
+    said = _object(value)
+    data, compute, stall = (_number(said.get(part)) for part in ("data", "compute", "stall"))
+    return Seconds(data, compute, stall, device=said.get("device") is True)
+
+
+def _stall(value: JSON) -> Stall:
+    said = _object(value)
+    return Stall(**{part.name: _number(said.get(part.name, 0.0)) for part in fields(Stall)})
+
+
+def _object(value: JSON) -> Mapping[str, JSON]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{value!r:.40} is no JSON object")
+    return value
+
+
+def _texts(value: JSON) -> Sequence[str]:
+    return tuple(_text(item) for item in _list(value))
+
+
+def _wholes(value: JSON) -> Sequence[int]:
+    return tuple(_whole(item) for item in _list(value))
+
+
+def _objects(value: JSON) -> Sequence[Mapping[str, JSON]]:
+    return tuple(_object(item) for item in _list(value))
+
+
+def _list(value: JSON) -> Sequence[JSON]:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{value!r:.40} is no list")
+    return value
+
+
+_Read: TypeAlias = Callable[[Any], Any]
+_BY_TYPE: Mapping[Any, _Read] = {
+    int: _whole,
+    float: _number,
+    str: _text,
+    bool: _flag,
+    Samples: _samples,
+    Seconds: _seconds,
+    Stall: _stall,
+    Sequence[str]: _texts,
+    Sequence[int]: _wholes,
+    Sequence[Mapping[str, JSON]]: _objects,
+}
+# A seed has 64 bits; ranks of other nodes are -1, and an exit status is minus the signal that killed.
+_OTHERWISE: Mapping[tuple[type[Any], str], _Read] = {
+    (Plan, "seed"): _seed,
+    (Serve, "seed"): _seed,
+    (Recover, "passed_over"): _objects,
+    (Detect, "rank"): _integer,
+    (Detect, "local_rank"): _integer,
+    (Detect, "exit"): _integer,
+}
+
+
+_DIGESTS = ("state", "fingerprint", "data", "config")
+
+
+def _reader(kind: type[Any], name: str, hint: Any) -> _Read:
+    optional = type(None) in getattr(hint, "__args__", ())
+    if optional:
+        (hint,) = (part for part in hint.__args__ if part is not type(None))
+    read = _OTHERWISE.get((kind, name)) or (_digest if name in _DIGESTS else _BY_TYPE[hint])
+    return (lambda value: None if value is None else read(value)) if optional else read
+
+
+def _readers(kind: type[Any]) -> tuple[tuple[str, _Read], ...]:
+    hints = get_type_hints(kind, localns={"JSON": JSON})
+    return tuple((name, _reader(kind, name, hints[name])) for name in kind._fields)
+
+
+# How each field of a kind is read, by its type.
+READERS = {kind: _readers(kind) for kind in KINDS.values()}
+
+
+def why(kind: type[Any], said: Mapping[str, JSON], error: Exception) -> str:
+    """What an event lacks, or which of its fields is of another form."""
+    if missing := [name for name in kind._fields if name not in said and name not in kind._field_defaults]:
+        return f"it lacks {', '.join(missing)}"
+    for name, read in READERS[kind]:
+        try:
+            if name in said:
+                read(said[name])
+        except (TypeError, ValueError, OverflowError, Corrupt, BadInput) as wrong:
+            return f"its {name} is of another form ({wrong})"
+    return str(error)

@@ -1,0 +1,162 @@
+"""What cannot be served: one clear line, exit status 2 and no traceback, before anything waits."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from holdfast.cli import app, main
+from holdfast.errors import HoldfastError
+from holdfast.server.job import own_error
+
+WITHOUT_RAY = "import sys; sys.modules['ray'] = None; from holdfast.cli import main; main()"
+HALF_A_MODEL = """
+import numpy as np
+from holdfast.workloads.model import Model
+
+class Half(Model):
+    criterion = 1.0
+    def start(self, stream=0):
+        return {"x": np.ones((4, 2))}
+    def compute(self, part, when, pulled, summed):
+        raise NotImplementedError
+
+def workload(data):
+    return Half()
+"""
+
+
+def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
+    """What the command says; it must be one line on stderr, with exit status 2."""
+    monkeypatch.setattr(sys, "argv", ["holdfast", "serve", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr()
+    assert ended.value.code == 2
+    assert told.out == ""
+    (line,) = told.err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--nodes", "65"], "65 nodes are more than the 64 blocks of mlr-digits: use fewer"),
+        (["--fraction", "2"], "a fraction in (0, 1] of the state, not 2"),
+        (["--fraction", "0"], "a fraction in (0, 1] of the state, not 0"),
+        (["--fraction", "-1/4"], "a fraction in (0, 1] of the state, not -1/4"),
+        (["--fraction", "much"], "'much' is no fraction"),
+        (["--policy", "best"], "there is no policy 'best'; choose one of full, priority"),
+        (["--recovery", "none"], "there is no recovery 'none'; choose one of"),
+        (["--address", "127.0.0.1:1"], "there is no Ray cluster at 127.0.0.1:1"),
+        (["--address", "nowhere"], "there is no Ray cluster at nowhere"),
+        (["--workload", "nothing"], "there is no workload 'nothing'; choose one of mlr-digits"),
+        (["--workload", "nothing.py"], "there is no Python file nothing.py"),
+        (["--kill-at", "3", "--kill", "node:2"], "cannot kill node 2: there are 2 at the start"),
+        (["--kill", "node:1"], "say for each --kill when"),
+        (["--kill-at", "9", "--iterations", "9"], "nobody can be killed at iteration 9 of a run that ends after 9"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+)
+def test_what_cannot_be_met_is_refused_in_one_line(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    expected: str,
+) -> None:
+    line = refused(capsys, monkeypatch, "train", "--workload", "mlr-digits", "--out", str(tmp_path / "run"), *words)
+
+    assert expected in line
+    assert not (tmp_path / "run" / "history").exists()
+
+
+def test_a_model_that_lacks_functions_is_told_which(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "half.py").write_text(HALF_A_MODEL)
+    (tmp_path / "empty.py").write_text("")
+
+    told = [
+        refused(capsys, monkeypatch, "train", "--out", str(tmp_path / "run"), "--workload", str(tmp_path / name))
+        for name in ("half.py", "empty.py")
+    ]
+
+    assert told[0].endswith("a Half, lacks part, apply, measure")
+    assert told[1].endswith("has no function workload(data) that returns the model: define it")
+
+
+def test_without_ray_the_extra_is_named(tmp_path: Path) -> None:
+    words = ["serve", "train", "--workload", "mlr-digits", "--out", str(tmp_path / "run")]
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT_RAY, *words], capture_output=True, text=True, timeout=120, check=False
+    )
+
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines() == [
+        "holdfast: the parameter server needs Ray, which is not installed: pip install 'holdfast[ray]'"
+    ]
+
+
+@pytest.mark.skipif(os.name != "posix" or not Path("/proc/self").exists(), reason="needs /proc, which takes no files")
+def test_a_store_that_cannot_be_written_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    words = ["train", "--workload", "mlr-digits", "--out", str(tmp_path / "run"), "--checkpoints"]
+
+    assert "cannot write /proc/nothing" in refused(capsys, monkeypatch, *words, "/proc/nothing")
+    assert "a file stands where a directory should be" in refused(capsys, monkeypatch, *words, str(tmp_path / "file"))
+
+
+@pytest.fixture
+def somebody_else() -> Iterator[str]:
+    """An address at which somebody listens who is no Ray cluster, and says nothing."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_somebody_who_is_no_cluster_is_not_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, somebody_else: str
+) -> None:
+    began = time.monotonic()
+    words = ["train", "--workload", "mlr-digits", "--out", str(tmp_path / "run"), "--address", somebody_else]
+
+    assert f"there is no Ray cluster at {somebody_else}" in refused(capsys, monkeypatch, *words)
+    assert time.monotonic() - began < 30
+
+
+def test_a_run_that_does_not_exist_or_is_done_is_not_joined(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for command in ("status", "join"):
+        assert "there is no served run in" in refused(capsys, monkeypatch, command, str(tmp_path))
+
+
+def test_errors_reach_the_caller_of_the_command_as_holdfast_raises_them(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["serve", "status", str(tmp_path)])
+
+    assert isinstance(result.exception, HoldfastError)
+
+
+def test_an_error_of_ones_own_model_is_told_with_its_place() -> None:
+    traceback = """ray::Controller.train() (pid=1)
+  File "/home/me/holdfast/server/worker.py", line 88, in compute
+  File "/home/me/web.py", line 9, in workload
+  File "/home/me/web.py", line 5, in compute
+    return 1 / 0
+ZeroDivisionError: division by zero"""
+
+    assert own_error(traceback, "models/web.py") == (
+        "models/web.py has failed in compute, line 5: ZeroDivisionError: division by zero"
+    )
+    assert own_error(traceback, "mlr-digits") is None
+    assert own_error(traceback, "other.py") is None
