@@ -170,11 +170,23 @@ class _Job:
             except RayActorError:  # it may be out of reach alone; once it is ended, Ray starts it again, to wait
                 ray.kill(self._controllers[0], no_restart=False)
                 self._controllers.reverse()
+                self._await_controller()
             except ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, HoldfastError):
                     raise type(error.cause)(*error.cause.args) from None
                 raise
         raise WorkerLost(f"the controller died {LIVES} times: see its logs in Ray's folder")
+
+    def _await_controller(self) -> None:
+        """Let a controller go first that has loaded everything: if both were lost, Ray is still starting them."""
+        import ray
+
+        ready = {each.ready.remote(): each for each in self._controllers}
+        done, _ = ray.wait(list(ready), timeout=START_WITHIN)
+        if not done:
+            raise WorkerLost(f"no controller started again within {START_WITHIN:g} s: see the logs in Ray's folder")
+        if ready[done[0]] is not self._controllers[0]:
+            self._controllers.reverse()
 
     def _look(self) -> None:
         """Tell how the run stands, and start members that the controller or somebody else asks for."""
