@@ -87,10 +87,6 @@ class Controller:
         self._history.close()
         return outcome
 
-    @ray.method(max_task_retries=-1)
-    def ready(self) -> None:
-        """Everything is loaded; whoever asks while this starts anew is answered once it has."""
-
     @ray.method(concurrency_group="watch")
     def status(self) -> Status:
         """How the run stands."""
