@@ -160,6 +160,8 @@ class _Job:
         for life in range(LIVES):
             self._request = 0  # which every controller counts from there
             done: Any = self._controllers[0].train.remote(self._actors["node"], self._actors["worker"], life)
+            if not life:
+                self._controllers.append(self._new_controller())
             try:
                 while not ray.wait([done], timeout=LOOK_EVERY)[0]:
                     self._look()
@@ -195,7 +197,7 @@ class _Job:
             self._welcome("node", wanted)
 
     def _stand_by(self, iteration: int) -> None:
-        """Start a controller that waits, where there is none: once the run goes on, or it would take the cores from it."""
+        """Start another controller to wait where one was lost: once the run goes on, or it would take the cores from it."""
         if len(self._controllers) == 1 and iteration > self._iteration:
             self._controllers.append(self._new_controller())
         self._iteration = max(iteration, self._iteration)
