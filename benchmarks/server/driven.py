@@ -9,13 +9,16 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import ray
 
 from holdfast.policy import Policy
 from holdfast.server.calls import Member
 from holdfast.server.members import Members
 from holdfast.server.node import Node
+from holdfast.server.questions import Answer, AskSurvey, Question
 from holdfast.server.recovering import first_map
+from holdfast.server.selection import converse, exchange
 from holdfast.server.settings import Settings
 from holdfast.server.worker import Turn, Worker
 from holdfast.workloads.divided import When
@@ -75,7 +78,7 @@ class Driven:
         self._asked("node", "begin", begun)
         routed = {worker: (self._map, dict(self._members.nodes)) for worker in self._members.workers}
         self._asked("worker", "route", routed)
-        self._done = 0
+        self._done, self._credit = 0, Fraction(0)
 
     def iteration(self) -> Iteration:
         """Do the next iteration."""
@@ -98,6 +101,28 @@ class Driven:
             apply,
             now - measuring,
         )
+
+    def checkpoint(self) -> dict[str, float]:
+        """Let nodes choose what to save, and set it aside, as the coordinator does; seconds of every step of it."""
+        nodes, took = self._members.nodes, dict[str, float]()
+
+        def asked(name: str, method: str, *arguments: Any) -> dict[int, Any]:
+            began = time.perf_counter()
+            answers = self._asked("node", method, dict.fromkeys(nodes, arguments))
+            took[name] = took.get(name, 0.0) + time.perf_counter() - began
+            return answers
+
+        def ask(question: Question) -> list[Answer]:
+            answers = asked(type(question).__name__, "answer", self._done, question)
+            return [answers[node] for node in sorted(answers)]
+
+        asked("a message that asks nothing", "ready")
+        ask(AskSurvey(-np.inf))
+        took["AskSurvey, with distances"] = took.pop("AskSurvey")
+        selection = converse(exchange(self._settings.policy, self._credit), ask)
+        self._credit = selection.credit
+        asked("save", "save", self._done, selection.verdict, selection.credit)
+        return took
 
     def message(self, count: int) -> float:
         """Seconds that a call takes of the machine, of so many that are on their way at once to all nodes."""
@@ -122,10 +147,14 @@ class Driven:
         return answers.results
 
 
-def settings(folder: Path, workload: str, nodes: int, workers: int, data: Path | None = None) -> Settings:
-    """A run that saves nothing."""
+NOTHING = Policy(ranking="full", interval=1_000_000, fraction=Fraction(1))
+
+
+def settings(
+    folder: Path, workload: str, nodes: int, workers: int, data: Path | None = None, policy: Policy = NOTHING
+) -> Settings:
+    """A run that saves nothing by itself."""
     out = folder / f"{Path(workload).stem}-{data.name if data else ''}-{nodes}-{workers}"
-    policy = Policy(ranking="full", interval=1_000_000, fraction=Fraction(1))
     return Settings(
         workload=workload, nodes=nodes, workers=workers, policy=policy, out=out, store=str(out / "store"), data=data
     )

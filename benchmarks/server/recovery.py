@@ -30,6 +30,7 @@ ALLOWED = {"node": 1.0, "worker": 1.0, "controller": 1.0, "raylet killed": 3.0, 
 RAYLET = {"raylet killed": signal.SIGKILL, "raylet stopped": signal.SIGSTOP}
 FIRST, APART = 8, 12  # iterations
 SECONDS = 300.0  # for a run
+TRIES = 5  # to find a raylet to strike
 
 
 class Times:
@@ -102,13 +103,19 @@ def on_processes(cluster: Raylets, out: Path, times: Times, rng: random.Random) 
 
 
 def on_raylet(cluster: Raylets, out: Path, times: Times, rng: random.Random, kind: str) -> None:
-    """Strike one raylet of a run, with every process on it."""
-    command = Command(PLAN, cluster.address, out, SECONDS)
-    if not command.await_iterations(FIRST):
-        raise SystemExit(f"a run ended early:\n{command.said}")
+    """Strike one raylet of a run, with every process on it; Ray may put all members on one that is not to be struck."""
+    for attempt in range(TRIES):
+        command = Command(PLAN, cluster.address, out.with_name(f"{out.name}-{attempt}"), SECONDS)
+        if not command.await_iterations(FIRST):
+            raise SystemExit(f"a run ended early:\n{command.said}")
+        if there := cluster.inhabited():
+            break
+        finish(cluster, command)
+    else:
+        raise SystemExit(f"nobody lived on a raylet that can be struck, tried {TRIES} times")
     times.usual += usual(command)
     time.sleep(rng.uniform(0, 0.2))
-    raylet = rng.choice(cluster.inhabited())
+    raylet = rng.choice(there)
     struck = time.time()
     cluster.strike(raylet, RAYLET[kind], everything=True)
     times.take(command, kind, struck)

@@ -26,6 +26,8 @@ from accounts import unaccounted
 from command import Command, Late, Plan
 from raylets import KINDS, Raylets, raylets, send
 
+from holdfast.audit.verdicts import audit_run
+
 ITERATIONS = {"mlr-digits": 67, "mf-generated": 39, "lda-generated": 25}  # of a run that nothing happens to
 POLICIES = (("priority", "1/4"), ("priority", "1/8"), ("round", "1/4"), ("random", "1/2"), ("threshold", "1/4"))
 RAYLET = {"raylet killed": signal.SIGKILL, "raylet stopped": signal.SIGSTOP}
@@ -170,6 +172,7 @@ def judged(plan: Plan, command: Command) -> list[str]:
         wrong.append(said[-300:])
     else:
         wrong += unaccounted(command.out)
+        wrong += [f"audit, {each.check}: {each.because}" for each in audit_run(command.out) if each.verdict != "pass"]
     return wrong
 
 

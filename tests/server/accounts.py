@@ -7,6 +7,7 @@ import numpy as np
 from served import checkpoint, told
 
 from holdfast import events
+from holdfast.audit.verdicts import audit_run
 from holdfast.history import read_history
 from holdfast.samples import Samples
 from holdfast.workloads.divided import Divided
@@ -20,6 +21,7 @@ def assert_accounted(out: Path, workload: Divided, iterations: int) -> None:
     _assert_rounds(out, workload, iterations)
     _assert_losses(out, workload)
     assert len(checkpoint(out, workload).saved_at) == len(workload.blocks)
+    assert [each for each in audit_run(out) if each.verdict != "pass"] == []
 
 
 def _assert_rounds(out: Path, workload: Divided, iterations: int) -> None:

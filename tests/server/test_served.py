@@ -3,12 +3,11 @@
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from accounts import assert_accounted
+from processes import actors, until
 from served import loss_of, served, settings, simulated, told
 
 from holdfast import events
@@ -18,31 +17,6 @@ from holdfast.server.job import require_answer, serve
 from holdfast.workloads.mlr import mlr
 
 pytestmark = [pytest.mark.xdist_group("ray")]
-DEADLINE = 120.0
-
-
-def actors() -> set[int]:
-    """The processes of nodes, workers and controllers on this machine that descend from this one."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes().rstrip(b"\0").decode()
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                grandparent = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
-            except (OSError, IndexError):
-                continue
-            if words.startswith(("ray::Node", "ray::Worker", "ray::Controller")) and grandparent == os.getpid():
-                found.add(int(entry.name))
-    return found
-
-
-def until(true: Callable[[], bool], what: str) -> None:
-    """Wait until something is so."""
-    deadline = time.monotonic() + DEADLINE
-    while not true():
-        assert time.monotonic() < deadline, f"waited {DEADLINE:g} s until {what}"
-        time.sleep(0.05)
 
 
 @pytest.mark.usefixtures("ray_cluster")
@@ -71,11 +45,8 @@ def test_a_node_that_is_stopped_is_found_by_its_silence(tmp_path: Path) -> None:
     def stop_a_node() -> None:
         history = tmp_path / "history" / "controller.jsonl"
         until(lambda: history.exists() and history.read_text().count('"iterate"') >= 2, "two iterations are done")
-        for pid in actors():
-            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::Node"):
-                stopped.append(pid)
-                os.kill(pid, signal.SIGSTOP)
-                return
+        stopped.append(min(actors("ray::Node")))
+        os.kill(stopped[0], signal.SIGSTOP)
 
     thread = threading.Thread(target=stop_a_node)
     thread.start()

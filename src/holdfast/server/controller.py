@@ -80,7 +80,7 @@ class Controller:
         self._announce(life)
         iteration = self._begin() if life == 0 else self._resume()
         outcome = self._iterate(iteration) if self._settings.staleness == 0 else self._iterate_stale()
-        self._save_settled(self._coordinator.settle())
+        self._settle_last()
         self._record(events.Done(life, outcome.iterations))
         for kind, there in (("node", self._members.nodes), ("worker", self._members.workers)):
             self._members.ask(kind, "close", dict.fromkeys(there, ()), 10.0)
@@ -410,6 +410,13 @@ class Controller:
     def _save_settled(self, saved: Any) -> None:
         for commit in saved.told() if saved is not None else ():
             self._record(commit)
+
+    def _settle_last(self) -> None:
+        """See the last save to its end; no later call would find out that nodes were lost in it."""
+        saved = self._coordinator.settle()
+        self._save_settled(saved)
+        if saved is not None and saved.lost:
+            self._recover(self._members.lost("node", saved.lost))
 
     def _recover(self, lost: Mapping[Member, str]) -> bool:
         return bool(lost) and self._recovering.recover(lost, self._place)

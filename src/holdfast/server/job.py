@@ -164,7 +164,7 @@ class _Job:
         self._started = {"node": 0, "worker": 0}
         self._actors: dict[str, dict[int, ActorHandle[Any]]] = {"node": {}, "worker": {}}
         self._controllers: list[Any] = []  # one that trains, and one that waits to go on where that one is lost
-        self._request = 0
+        self._request = self._iteration = 0
 
     def run(self) -> "Outcome":
         try:
@@ -191,9 +191,10 @@ class _Job:
                     self._look()
                 outcome: Outcome = ray.get(done)
                 return outcome
-            except RayActorError:  # it may be out of reach alone; once it is ended, Ray starts it again, to wait
-                ray.kill(self._controllers[0], no_restart=False)
-                self._controllers.reverse()
+            except RayActorError:
+                ray.kill(self._controllers.pop(0))  # it may be out of reach alone, and must not drive the run any more
+                if not self._controllers:
+                    self._controllers.append(self._new_controller())
             except ray.exceptions.RayTaskError as error:
                 if isinstance(error.cause, HoldfastError):
                     raise type(error.cause)(*error.cause.args) from None
@@ -211,14 +212,21 @@ class _Job:
             asked: Any = self._controllers[0].status.remote()
             status: Status = ray.get(asked, timeout=SILENT_FOR)
         except GetTimeoutError:
-            ray.kill(self._controllers[0], no_restart=False)
+            ray.kill(self._controllers[0])
             return
         self._tell(status)
+        self._stand_by(status.iteration)
         if status.wanted is not None and status.wanted[2] != self._request:
             kind, count, self._request = status.wanted
             self._welcome(kind, count)
         elif wanted := self._wish.take():
             self._welcome("node", wanted)
+
+    def _stand_by(self, iteration: int) -> None:
+        """Start another controller to wait where one was lost: once the run goes on, or it would take the cores from it."""
+        if len(self._controllers) == 1 and iteration > self._iteration:
+            self._controllers.append(self._new_controller())
+        self._iteration = max(iteration, self._iteration)
 
     def _welcome(self, kind: str, count: int) -> None:
         for number in self._start(kind, count):
@@ -251,7 +259,7 @@ class _Job:
         from holdfast.server.controller import Controller
 
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        made = _actor(Controller, max_restarts=-1, concurrency_groups={"watch": 1}, scheduling_strategy=here)
+        made = _actor(Controller, concurrency_groups={"watch": 1}, scheduling_strategy=here)
         return made.remote(self._settings)
 
     def _await_start(self) -> None:

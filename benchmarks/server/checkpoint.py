@@ -1,0 +1,70 @@
+"""What training waits for in a checkpoint: every question to the nodes, beside a message that asks nothing.
+
+usage: python benchmarks/server/checkpoint.py [--data DIR] [--workload lda-20news] [--repeats 15]
+
+A topic model on 4 nodes with 2 workers, as in the experiment server-overhead. After every iteration nodes are sent a
+message that asks nothing, then they choose a quarter to save and set it aside; nothing is written. They are surveyed
+twice: the first survey makes them measure distances, the second finds them measured.
+"""
+
+import argparse
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from fractions import Fraction
+from importlib.metadata import version
+from pathlib import Path
+
+from driven import Driven, embedded, settings
+
+from holdfast.policy import Policy
+
+NODES, WORKERS = 4, 2
+QUARTERS = Policy(ranking="priority", interval=4, fraction=Fraction(1, 4))
+EXTRA = ("a message that asks nothing", "AskSurvey")  # which a checkpoint does not send: the first survey is enough
+
+
+def main() -> int:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="folder with data sets")
+    parser.add_argument("--workload", default="lda-20news")
+    parser.add_argument("--repeats", type=int, default=15)
+    arguments = parser.parse_args()
+    began, seconds, iterations = os.getloadavg()[0], defaultdict(list), []
+    with tempfile.TemporaryDirectory(prefix="checkpoint-") as folder, embedded():
+        data = None if arguments.data is None else arguments.data.absolute()
+        driven = Driven(settings(Path(folder), arguments.workload, NODES, WORKERS, data, QUARTERS))
+        for repeat in range(arguments.repeats + 1):
+            iteration, took = driven.iteration(), driven.checkpoint()
+            print(f"repeat {repeat}, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+            if repeat:
+                iterations.append(iteration.seconds)
+                for what, each in took.items():
+                    seconds[what].append(each)
+                seconds["checkpoint"].append(sum(each for what, each in took.items() if what not in EXTRA))
+        driven.end()
+    print(
+        f"holdfast {version('holdfast')}, ray {version('ray')}, python {platform.python_version()}, "
+        f"{platform.system()} {platform.release()}, {os.cpu_count()} cores, load {began:.1f} at the beginning and "
+        f"{os.getloadavg()[0]:.1f} at the end; {arguments.workload}, {NODES} nodes, {WORKERS} workers; "
+        f"{arguments.repeats} repeats after one that warmed up; an iteration takes {spread(iterations)} ms.\n"
+    )
+    print("| to all nodes and back | ms, median (min to max) | of the iteration |\n|---|---:|---:|")
+    for what, values in seconds.items():
+        share = statistics.median(values) / statistics.median(iterations)
+        print(f"| {what} | {spread(values)} | {share:.1%} |")
+    return 0
+
+
+def spread(values: list[float]) -> str:
+    """Milliseconds, median (min to max)."""
+    low, middle, high = (each(values) * 1e3 for each in (min, statistics.median, max))
+    return f"{middle:.1f} ({low:.1f} to {high:.1f})"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
