@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -125,9 +126,13 @@ class Driven:
         return took
 
     def message(self, count: int) -> float:
-        """Seconds that a call takes of the machine, of so many that are on their way at once to all nodes."""
-        nodes, began = list(self._members.nodes.values()), time.perf_counter()
-        calls = [nodes[number % len(nodes)].ready.remote() for number in range(count)]
+        """Seconds that a call takes of the machine, of so many that are on their way at once to all nodes.
+
+        It pulls one block, so that it carries what every pull or push carries, and hardly more.
+        """
+        asked = [(actor, self._map.held_by(node)[:1]) for node, actor in self._members.nodes.items()]
+        began = time.perf_counter()
+        calls = [actor.pull.remote(0, ids) for actor, ids in islice(cycle(asked), count)]
         ray.get(calls, timeout=READY_WITHIN)
         return (time.perf_counter() - began) / count
 
