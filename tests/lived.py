@@ -404,7 +404,10 @@ class _Play:
         return ("skip" if self.recovery == "skip" else "lossy", self.number, step)
 
     def _dies(self, member: int, step: int, how: str, start: int) -> None:
-        """Killed: its last line may not have been on the disk yet, or it may have come further than the others."""
+        """Killed: its last lines may not have been written yet, or it may have come further than the others.
+
+        A step is written in the next backward, once the last sum of that has begun: so two steps may be lacking.
+        """
         who = f"rank-{member}"
         self._detect(member)
         self.run.vouched.add((who, self.number, step - 1))
@@ -414,6 +417,12 @@ class _Play:
         if isinstance(last, Step) and last.step == step - 1 and told > 1 and self.rng.random() < 0.5:
             lines.pop()
             self.run.pasts.pop((who, self.number, step - 1))
+            self.run.vouched.add((who, self.number, step - 2))
+            told = sum(place[1:] == (self.number, step - 2) for place in self.run.pasts)
+            last = lines[-1].what
+            if isinstance(last, Step) and last.step == step - 2 and told > 1 and self.rng.random() < 0.5:
+                lines.pop()
+                self.run.pasts.pop((who, self.number, step - 2))
         elif how == "redone" and self.rng.random() < 0.2 and self.wrong is None:
             self._report(step, member, (*self.by, ("alone", member, self.number, step)), idle=False, skipped=False)
             self.shared = shared

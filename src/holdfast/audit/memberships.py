@@ -236,12 +236,14 @@ class Memberships:
             self._complain(
                 f"{life.who} saved more than the {life.reached} steps that it reached in attempt {self.number}"
             )
-        elif life.recover and life.reached < step - 1:  # of what it finished, only the last may not have been written
+        elif life.recover and life.reached < step - 2:  # a step is written in the next backward, after its last sum
             self._complain(
                 f"{life.who} ended at step {life.reached}, and was lost in step {step} of attempt {self.number}"
             )
         elif begun and not complete and last == step:
             self._void[id(life)] = step
+        elif life.recover and life.reached == step - 2 and member not in regroup.asleep:
+            self._excused[member].add(step - 2)
 
     def _took_part(self, member: int, regroup: Regroup) -> bool:
         """Whether there are sums that a member had a part in before it was lost: earlier, it has said how it began."""
