@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from math import fsum, inf, nan
+from math import fsum, inf, nextafter, nan
 
 import numpy as np
 import pytest
@@ -207,5 +207,5 @@ def test_an_exact_sum_rounds_to_what_fsum_says(values: list[float]) -> None:
 def test_a_float_is_above_a_number_exactly_if_it_is_above_the_largest_float_below(a: float, b: float, n: int) -> None:
     number = (Fraction(a) + Fraction(b)) / (n + 1)
     nearest = float(number)
-    for near in (nearest, float(np.nextafter(nearest, -inf)), float(np.nextafter(nearest, inf))):
+    for near in (nearest, nextafter(nearest, -inf), nextafter(nearest, inf)):
         assert (near > at_most(number)) == (Fraction(near) > number if np.isfinite(near) else near > 0)
