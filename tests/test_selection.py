@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from math import fsum, inf, nextafter, nan
+from math import fsum, inf, nan, nextafter
 
 import numpy as np
 import pytest
