@@ -13,8 +13,9 @@ from ray.exceptions import ActorDiedError, RayTaskError
 from holdfast.errors import HoldfastError
 from holdfast.server import calls, members
 from holdfast.server.calls import Member
-from holdfast.server.controller import Controller, Outcome
+from holdfast.server.controller import Controller
 from holdfast.server.node import Node
+from holdfast.server.outcome import Outcome
 from holdfast.server.settings import Settings
 from holdfast.server.shard import Moved
 from holdfast.server.worker import Worker

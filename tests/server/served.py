@@ -11,8 +11,8 @@ from holdfast.checkpoint.store import DirectoryStore
 from holdfast.failure import Failure
 from holdfast.history import read_history
 from holdfast.policy import Policy
-from holdfast.server.controller import Outcome
 from holdfast.server.job import serve
+from holdfast.server.outcome import Outcome
 from holdfast.server.settings import Settings
 from holdfast.workloads.workload import Arrays, Clock, Workload, stacked, unstacked
 

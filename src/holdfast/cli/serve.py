@@ -19,7 +19,7 @@ from holdfast.failure import Failure
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.server.controller import Status
+    from holdfast.server.outcome import Status
 
 serve = typer.Typer(help="A fault-tolerant parameter server on Ray.", no_args_is_help=True)
 FOREVER = 1000  # iterations: who gives fewer does not expect the run to converge

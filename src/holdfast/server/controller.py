@@ -1,7 +1,8 @@
 """The controller of a served run: an actor that drives rounds, checkpoints and recovery.
 
-It can be killed at any time. Another one waits to go on, with everything loaded, and what it must know it finds out: nodes say what they hold and how
-far it has come, the store says what was saved, its history says what was done on purpose.
+It can be killed at any time. Another one waits to go on, with everything loaded, and what it must know it finds out:
+nodes say what they hold and how far it has come, the store says what was saved, its history says what was done on
+purpose.
 """
 
 import os
@@ -9,7 +10,7 @@ import queue
 import signal
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import ray
@@ -17,12 +18,14 @@ from ray.actor import ActorHandle
 
 from holdfast import events
 from holdfast.errors import WorkerLost
-from holdfast.history import HistoryWriter, recall
+from holdfast.history import HistoryWriter
 from holdfast.samples import Samples
 from holdfast.server.calls import Member
 from holdfast.server.coordinator import Coordinator, NodesLost
 from holdfast.server.members import Members
 from holdfast.server.node import Account
+from holdfast.server.outcome import Outcome, Status, Times
+from holdfast.server.past import Past
 from holdfast.server.recovering import Place, Recovering, first_map, gathered_map
 from holdfast.server.settings import Settings
 from holdfast.server.stale import Stale
@@ -30,25 +33,6 @@ from holdfast.server.worker import Turn
 from holdfast.workloads.divided import When
 
 TRIES = 20  # of a round in which nobody is found to be lost
-
-
-class Status(NamedTuple):
-    """How a run stands, for whoever watches it."""
-
-    iteration: int = 0
-    loss: float | None = None
-    seconds: float = 0.0
-    saves: int = 0
-    failures: int = 0
-    wanted: tuple[str, int, int] | None = None  # of which kind, how many new members, and the number of the request
-
-
-class Outcome(NamedTuple):
-    """How a run ended."""
-
-    converged: bool
-    iterations: int
-    loss: float
 
 
 class Controller:
@@ -71,8 +55,7 @@ class Controller:
     ) -> Outcome:
         """Train until the loss is under the workload's criterion, or for as many iterations as allowed."""
         self._take_over()
-        told = [event.what for event in recall(self._history.path, "lost")]
-        gone = {Member(what.kind, what.number) for what in told if isinstance(what, events.Lost)}
+        gone = self._past.lost()
         for kind, actors in (("node", nodes), ("worker", workers)):
             for number, actor in actors.items():
                 if (member := Member(kind, number)) not in gone:
@@ -101,15 +84,12 @@ class Controller:
     def _take_over(self) -> None:
         """Open history and store: until it trains, a controller only waits, and another one has them."""
         self._history = HistoryWriter(self._settings.history, "controller")
+        self._past = Past(self._history.path, self._settings)
         self._coordinator = Coordinator(self._settings, self._workload, self._members)
         self._recovering = Recovering(
             self._settings, self._members, self._coordinator, self._record, self._reinforce, self._strike_at
         )
-        self._struck = {
-            (event.what.iteration, event.what.kind, tuple(event.what.targets), event.what.point)
-            for event in recall(self._history.path, "struck")
-            if isinstance(event.what, events.Struck)
-        }
+        self._struck = self._past.strikes()
 
     def _announce(self, life: int) -> None:
         settings, policy = self._settings, self._settings.policy
@@ -174,17 +154,15 @@ class Controller:
         if not self._coordinator.exists:
             return self._begin(newest + 1)
         versions = np.concatenate([account.versions for account in accounts.values()] or [np.zeros(0, np.int64)])
-        open_round = int(versions.min()) if len(versions) else self._told() * self._workload.rounds
+        open_round = int(versions.min()) if len(versions) else self._past.iterations() * self._workload.rounds
         if self._settings.staleness:
             # Parts that were ahead do it again: what they push is known already, and what they measure is not.
-            self._clocks = dict.fromkeys(self._clocks, self._told())
-            open_round = self._told() * self._workload.rounds
+            self._clocks = dict.fromkeys(self._clocks, self._past.iterations())
+            open_round = self._past.iterations() * self._workload.rounds
         self._at(open_round)
         self._recall()
         self._tell_joined()
-        told = [event.what for event in recall(self._history.path, "moved")]
-        pairs = {(what.source, what.target) for what in told if isinstance(what, events.Moved)}
-        is_doubled = recovering.finish_moves(held, self._place, pairs)
+        is_doubled = recovering.finish_moves(held, self._place, self._past.moves())
         self._tell_found()
         last = max(accounts.values(), key=lambda account: account.chosen, default=None)
         self._coordinator.credit = last.credit if last else self._coordinator.credit
@@ -197,7 +175,9 @@ class Controller:
             if len(versions) and versions.max() > open_round:
                 self._tell_dropped(nodes, self._when(open_round))
                 self._commit(self._when(open_round))
-            elif open_round > self._told() * self._workload.rounds:  # all others have applied the round before
+            elif (
+                open_round > self._past.iterations() * self._workload.rounds
+            ):  # all others have applied the round before
                 self._tell_dropped(sorted(answers.missing), self._when(open_round - 1))
         self._save_again(accounts)
         self._recover(lost)
@@ -206,18 +186,9 @@ class Controller:
         self._recover(recovering.route())
         return 0 if self._settings.staleness else self._finish_iteration(self._chosen)
 
-    def _joined(self) -> set[Member]:
-        """Who took part from the start, or is told to have joined."""
-        settings = self._settings
-        told = [event.what for event in recall(self._history.path, "joined")]
-        first = [Member("node", n) for n in range(settings.nodes)] + [
-            Member("worker", n) for n in range(settings.workers)
-        ]
-        return {*first, *(Member(what.kind, what.number) for what in told if isinstance(what, events.Joined))}
-
     def _send_back(self, accounts: dict[int, Account]) -> None:
         """Nodes that have come, and got nothing before the controller was lost, join as if they came now."""
-        joined = self._joined()
+        joined = self._past.joined()
         for node in [n for n, account in accounts.items() if not len(account.ids)]:
             if (member := Member("node", node)) not in joined:
                 del accounts[node]
@@ -225,7 +196,7 @@ class Controller:
 
     def _tell_joined(self) -> None:
         """Members that came, and of which the lost controller could no longer tell."""
-        for member in sorted({*self._members.all()} - self._joined()):
+        for member in sorted({*self._members.all()} - self._past.joined()):
             self._record(events.Joined(self._place.iteration, *member, self._recovering.map.version))
 
     def _tell_found(self) -> None:
@@ -242,19 +213,12 @@ class Controller:
             parts = tuple(range(self._settings.workers))
             self._record(events.Dropped(when.iteration, when.round, parts, Samples.of(ids)))
 
-    def _told(self) -> int:
-        """How many iterations are done, by the history."""
-        done = (event.what for event in recall(self._history.path, "iterate"))
-        return max((what.iteration + 1 for what in done if isinstance(what, events.Iterate)), default=0)
-
     def _recall(self) -> None:
         """What the history says of the run so far, and that its controller was lost."""
-        told = [e.what for e in recall(self._history.path, "iterate", "chosen", "lost")]
-        last = next((what for what in reversed(told) if isinstance(what, events.Iterate)), None)
-        if last is not None:
+        if (last := self._past.last()) is not None:
             self._status = self._status._replace(iteration=last.iteration + 1, loss=last.loss, seconds=last.seconds)
-        self._status = self._status._replace(saves=sum(isinstance(what, events.Chosen) for what in told))
-        self._recovering.failures = 1 + sum(isinstance(what, events.Lost) for what in told)
+        self._status = self._status._replace(saves=self._past.saves())
+        self._recovering.failures = 1 + self._past.failures()
         self._record(events.Lost(*self._place[:2], "controller", 0, "its process died"))
 
     def _save_again(self, accounts: Mapping[int, Account]) -> None:
@@ -273,9 +237,9 @@ class Controller:
         if not round:
             if iteration == self._status.iteration:
                 return iteration
-            self._end_iteration(iteration - 1, _Times(), chosen)
+            self._end_iteration(iteration - 1, Times(), chosen)
             return iteration
-        times = _Times()
+        times = Times()
         for later in range(round, self._workload.rounds):
             self._round(When(iteration, later, self._settings.seed), times)
         self._end_iteration(iteration, times, chosen)
@@ -287,7 +251,7 @@ class Controller:
             self._at(iteration * self._workload.rounds)
             self._admit_arrivals()
             self._strike_at("boundary")
-            times = _Times()
+            times = Times()
             for round in range(self._workload.rounds):
                 self._round(When(iteration, round, self._settings.seed), times)
             self._end_iteration(iteration, times, -1)
@@ -304,7 +268,7 @@ class Controller:
             self._at(iteration * self._workload.rounds)
             self._admit_arrivals()
             self._strike_at("boundary")
-            times = _Times()
+            times = Times()
             done = stale.advance(lambda: self._recovering.parts, self._recover, self._settings.iterations)
             times.add(done.turns.values())
             measures = [done.turns[part].measures[part] for part in sorted(done.turns)]
@@ -314,7 +278,7 @@ class Controller:
             iteration = done.iteration + 1
         return Outcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
 
-    def _round(self, when: When, times: "_Times") -> None:
+    def _round(self, when: When, times: Times) -> None:
         """Let workers compute and push, as often as it takes, then nodes apply."""
         number = when.iteration * self._workload.rounds + when.round
         self._at(number)
@@ -355,11 +319,11 @@ class Controller:
             self._recover(self._members.lost("node", answers.missing))
         return max(answers.results.values(), default=0.0)
 
-    def _end_iteration(self, iteration: int, times: "_Times", chosen: int) -> None:
+    def _end_iteration(self, iteration: int, times: Times, chosen: int) -> None:
         """Measure the loss, save what is due, and tell of the iteration."""
         self._tell_iteration(iteration, times, self._measured(), chosen)
 
-    def _tell_iteration(self, iteration: int, times: "_Times", loss: float, chosen: int) -> None:
+    def _tell_iteration(self, iteration: int, times: Times, loss: float, chosen: int) -> None:
         began = time.perf_counter()
         step, saves = iteration + 1, self._status.saves
         self._save_settled(self._coordinator.poll())
@@ -479,20 +443,6 @@ class Controller:
     def _at(self, number: int) -> None:
         """The run stands before the round of this number."""
         self._place = Place(*divmod(number, self._workload.rounds), number)
-
-
-class _Times:
-    """Seconds of an iteration, of the slowest worker or node in every round."""
-
-    def __init__(self) -> None:
-        self.began = time.perf_counter()
-        self.pull = self.compute = self.push = self.apply = 0.0
-
-    def add(self, turns: Any) -> None:
-        turns = list(turns)
-        self.pull += max(turn.pull for turn in turns)
-        self.compute += max(turn.compute for turn in turns)
-        self.push += max(turn.push for turn in turns)
 
 
 def _among(parts: tuple[int, ...], todo: set[int]) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from holdfast.server.wish import Wish
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
-    from holdfast.server.controller import Outcome, Status
+    from holdfast.server.outcome import Outcome, Status
 
 CONNECT_WITHIN = 10.0  # seconds for a cluster to answer
 START_WITHIN = 120.0  # seconds for an actor to start and to load its data
