@@ -34,7 +34,7 @@ def at(iteration: int, *streams: int) -> Clock:
 SMALL = LatentDirichletAllocation(some_corpus([40, 0, 25, 60, 1], 30), criterion=0)
 
 
-def plain_sweep(data: Corpus, topics: list[int], uniforms: list[float]) -> list[int]:
+def plain_sweep(data: Corpus, topics: list[int], uniforms: list[float], number: int = TOPICS) -> list[int]:
     """Collapsed Gibbs sampling as the textbook has it: all counts anew for every token, in double precision."""
     z, words = list(topics), data.words.tolist()
     document = np.repeat(np.arange(len(data.bounds) - 1), np.diff(data.bounds)).tolist()
@@ -42,21 +42,21 @@ def plain_sweep(data: Corpus, topics: list[int], uniforms: list[float]) -> list[
         others = [j for j in range(len(z)) if j != i]
         in_document = Counter(z[j] for j in others if document[j] == own)
         in_word, in_all = Counter(z[j] for j in others if words[j] == word), Counter(z[j] for j in others)
-        weights = [(in_document[k] + 1) * (in_word[k] + 1) / (in_all[k] + data.vocabulary) for k in range(TOPICS)]
+        weights = [(in_document[k] + 1) * (in_word[k] + 1) / (in_all[k] + data.vocabulary) for k in range(number)]
         sums = np.cumsum(weights)
         z[i] = int(np.searchsorted(sums, uniforms[i] * sums[-1], side="right"))
     return z
 
 
-def direct_loss(data: Corpus, topics: list[int]) -> float:
+def direct_loss(data: Corpus, topics: list[int], number: int = TOPICS) -> float:
     """−log p(w, z), from the definition: Dirichlet-multinomial words in every topic, and topics in every document."""
     loss = 0.0
-    for k in range(TOPICS):
+    for k in range(number):
         words = [int(word) for word, topic in zip(data.words, topics, strict=True) if topic == k]
         loss += lgamma(len(words) + data.vocabulary) - lgamma(data.vocabulary)
         loss -= sum(lgamma(n + 1) for n in Counter(words).values())
     for first, last in itertools.pairwise(data.bounds):
-        loss += lgamma(last - first + TOPICS) - lgamma(TOPICS)
+        loss += lgamma(last - first + number) - lgamma(number)
         loss -= sum(lgamma(n + 1) for n in Counter(topics[first:last]).values())
     return loss
 
@@ -112,10 +112,31 @@ def canonical(labels: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(order.index(label) for label in labels)
 
 
+def test_a_model_with_more_topics_draws_what_the_textbook_says_and_has_its_loss() -> None:
+    many = LatentDirichletAllocation(SMALL.data, criterion=0, topics=200)
+    state = many.start(3)
+    uniforms = [float(uniform_number(i, *many._keys(0, 5))) for i in range(len(many.data.words))]
+    advanced = many.advance(stacked([state]), at(5, 0))["topics"][:, 0].tolist()
+    assert advanced == plain_sweep(many.data, state["topics"].tolist(), uniforms, 200)
+    assert many.loss(stacked([state])) == pytest.approx(direct_loss(many.data, state["topics"].tolist(), 200))
+    assert state["topics"].max() > 150
+    assert many.name == "lda-some-200"
+
+
 def test_counts_that_are_kept_up_to_date_equal_counts_made_anew() -> None:
     data, topics = SMALL.data, some_topics(SMALL, 4)["topics"].reshape(-1, 1)
     counts, totals = counted(data, topics)
-    sweep(data.words, data.bounds, topics, counts, totals, SMALL._reciprocal, np.ones((2, 1), dtype=np.uint32), (0,))
+    sweep(
+        data.words,
+        data.bounds,
+        topics,
+        counts,
+        totals,
+        SMALL._reciprocal,
+        np.ones((2, 1), dtype=np.uint32),
+        (0,),
+        (0,) * TOPICS,
+    )
     anew, totals_anew = counted(data, topics)
     assert np.array_equal(counts, anew)
     assert np.array_equal(totals, totals_anew)
@@ -184,6 +205,13 @@ def test_distance_is_total_variation_times_length() -> None:
     assert workload.norm(workload.blocks, a, {"topics": a["topics"] + np.uint8(10)}).tolist() == [4, 2]
 
 
+def test_distances_of_documents_are_those_of_their_counts() -> None:
+    a, b = (some_topics(SMALL, seed)["topics"] for seed in (0, 1))
+    pairs = [(a[first:last], b[first:last]) for first, last in itertools.pairwise(SMALL.data.bounds)]
+    counted = [np.abs(np.subtract(*(np.bincount(x, minlength=TOPICS) for x in pair))).sum() / 2 for pair in pairs]
+    assert SMALL.norm(SMALL.blocks, {"topics": a}, {"topics": b}).tolist() == counted
+
+
 def test_documents_with_the_topics_of_their_tokens_are_the_blocks() -> None:
     assert len(SMALL.blocks) == 5
     assert SMALL.blocks.sizes.tolist() == [40, 0, 25, 60, 1]
@@ -210,5 +238,5 @@ def test_generated_text_reaches_its_criterion_while_the_loss_still_falls() -> No
 
 
 def test_a_corpus_without_settings_is_refused_with_those_that_have_them() -> None:
-    with pytest.raises(BadInput, match="'wikipedia'; choose one of newsgroups20, reuters, generated"):
+    with pytest.raises(BadInput, match="'wikipedia'; choose one of newsgroups20, newsgroups20-200, reuters, generated"):
         lda("wikipedia")

@@ -13,8 +13,18 @@ from holdfast.blocks import Ids, partition
 from holdfast.exact import at_most, exact_sum
 from holdfast.policy import RANKINGS, Choice, Policy, Standing
 from holdfast.server.candidates import Candidates
-from holdfast.server.questions import Answer, AskBlocks, AskHistogram, Blocks, Question, Span, wire_bytes
-from holdfast.server.selection import BINS, Conversation, central, converse, exchange
+from holdfast.server.questions import (
+    Answer,
+    AskBlocks,
+    AskHistogram,
+    AskSurvey,
+    Blocks,
+    Question,
+    Span,
+    Survey,
+    wire_bytes,
+)
+from holdfast.server.selection import BINS, FEW, Conversation, central, converse, exchange
 
 rankings = st.sampled_from(sorted(RANKINGS))
 fractions = st.sampled_from(
@@ -163,6 +173,42 @@ def test_a_node_may_be_asked_anything_again_and_in_any_order() -> None:
         assert all(np.array_equal(a, b) for a, b in zip(again, answer, strict=True))
 
 
+@pytest.mark.parametrize("ranking", ["priority", "relative", "round", "random"])
+@pytest.mark.parametrize(("each", "questions"), [(64, ["AskSurvey"]), (65, ["AskSurvey", "AskHistogram"])])
+def test_one_question_is_enough_where_every_node_has_few_blocks(ranking: str, each: int, questions: list[str]) -> None:
+    rng = np.random.default_rng(1)
+    nodes, bins = 3, 64 // FEW
+    standing, policy = some_standing(rng, nodes * each, "all different", False), a_policy(ranking, Fraction(1, 4))
+    asked = on_nodes(policy, 24, standing, np.arange(nodes * each) % nodes, nodes)
+    put: list[str] = []
+
+    def ask(question: Question) -> list[Answer]:
+        put.append(type(question).__name__)
+        return [node.answer(question) for node in asked]
+
+    verdict = converse(exchange(policy, Fraction(0), bins), ask).verdict
+    assert put[: len(questions)] == questions
+    assert len(questions) > 1 or put == questions
+    taken = np.sort(np.concatenate([node.taken(verdict) for node in asked]))
+    assert taken.tolist() == policy.choose(24, standing).ids.tolist()
+
+
+def test_blocks_are_sent_with_the_first_answer_only_where_they_are_few_and_a_part_is_saved() -> None:
+    rng = np.random.default_rng(2)
+    standing = some_standing(rng, 100, "all different", False)
+    owners = (np.arange(100) >= 40).astype(np.int64)
+    few, many = (
+        node.answer(AskSurvey(-inf, 50))
+        for node in on_nodes(a_policy("priority", Fraction(1, 2)), 24, standing, owners, 2)
+    )
+    assert isinstance(few, Survey)
+    assert few.blocks is not None
+    assert len(few.blocks.ids) == 40
+    assert isinstance(many, Survey)
+    assert many.blocks is None
+    assert next(exchange(a_policy("full", Fraction(1)), Fraction(0))) == AskSurvey(-inf, 0)
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(sorted(DISTANCES)), st.sampled_from(["priority", "round", "random", "threshold"]), seeds)
 def test_a_round_sends_no_more_than_nodes_times_bins(kind: str, ranking: str, seed: int) -> None:
@@ -180,6 +226,7 @@ def test_a_round_sends_no_more_than_nodes_times_bins(kind: str, ranking: str, se
     converse(exchange(policy, Fraction(0), bins), ask)
     assert all(sent <= nodes * bins * 16 for question, sent in rounds if isinstance(question, AskHistogram))
     assert all(sent <= bins * 32 for question, sent in rounds if isinstance(question, AskBlocks))
+    assert all(sent <= nodes * (FEW * bins * 32 + 100) for question, sent in rounds if isinstance(question, AskSurvey))
     assert len(rounds) <= 3 + 3 * 64 // 6
 
 

@@ -13,7 +13,18 @@ from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.journal import Journal
 from holdfast.lab.registry import EXPERIMENTS
 from holdfast.lab.result import Result
-from holdfast.lab.server_overhead import Found, added, claims, figure, remarks, rows, share, sooner
+from holdfast.lab.server_overhead import (
+    Found,
+    _lengths,
+    _projection,
+    added,
+    claims,
+    figure,
+    remarks,
+    rows,
+    share,
+    sooner,
+)
 from holdfast.lab.server_projection import PAPER, Projection, Rates, project
 from holdfast.lab.server_trials import (
     ARMS,
@@ -28,7 +39,7 @@ from holdfast.lab.server_trials import (
     run_trials,
 )
 
-RATES = Rates(sample=1e-9, transfer=1e8, tally=1e-8, compare=1e-9, select=1e-6, set_aside=1e8, write=1e7, exchange=0.01)
+RATES = Rates(sample=1e-9, transfer=1e8, tally=1e-8, select=1e-6, set_aside=1e8, write=1e7, message=0.005, work=0.05)
 
 
 def losses(behind: float, length: int = 17) -> np.ndarray:
@@ -53,7 +64,7 @@ def found(behind_scar: Sequence[float] = (0.5, 0.5, 0.7), *, checkpoint: float =
         for seed in range(3)
         for arm in ARMS
     ]
-    return Found("lda-made-up", trials, RATES, project(RATES, PAPER))
+    return Found("lda-made-up", 20, trials, RATES, project(RATES, PAPER))
 
 
 @pytest.mark.parametrize(("scar", "full"), [(0.0, 3.0), (0.5, 3.0), (0.25, 2.0), (3.0, 3.0)])
@@ -86,7 +97,7 @@ def test_a_save_is_charged_for_its_own_iteration_and_for_the_next_in_which_it_is
 def test_claims_hold_when_scar_is_two_iterations_sooner_and_saves_cost_little() -> None:
     assert "too dear" not in "\n".join(remarks(found()))
     assert {claim.id: claim.holds for claim in claims(found())} == dict.fromkeys(
-        ("sooner", "share", "goal", "added"), True
+        ("lda-made-up-sooner", "lda-made-up-share", "lda-made-up-goal", "lda-made-up-added"), True
     )
 
 
@@ -95,8 +106,16 @@ def test_claims_that_fail_are_shown_with_what_was_checked() -> None:
     assert not any(claim.holds for claim in claims(poor))
     text = "\n".join(remarks(poor))
     assert "it is itself 1.50 (1.50 to 1.50) behind" in text
-    assert "Distances, choice and copies take a node 0.19 s when nothing else runs, 19.0% of the rest" in text
+    assert "Distances, choice and copies take a node 0.05 s when nothing else runs, 5.0% of the rest" in text
+    assert "2 messages 0.01 s if they ask nothing; the other 0.14 s were not measured apart" in text
     assert "a save of all blocks, which measures no distances, makes training wait 0.2 s" in text
+
+
+def test_two_panels_show_what_the_length_of_an_iteration_does() -> None:
+    (line,) = _lengths([found(checkpoint=0.2), replace(found(checkpoint=0.1), topics=200)])
+    assert "20 topics: 0.2 s for a checkpoint, 1.2 s for an iteration with it, a part of 0.20" in line
+    assert "200 topics: 0.1 s for a checkpoint, 1.1 s for an iteration with it, a part of 0.10" in line
+    assert _lengths([found()]) == []
 
 
 def test_the_projection_is_marked_and_names_its_rates_and_assumptions(tmp_path: Path) -> None:
@@ -105,7 +124,7 @@ def test_the_projection_is_marked_and_names_its_rates_and_assumptions(tmp_path: 
         config={},
         rows=rows(found()),
         claims=claims(found()),
-        remarks=remarks(found()),
+        remarks=[*remarks(found()), *_projection(found())],
         figures={"server-overhead": figure(found())},
     )
     report.write(result, tmp_path)
@@ -116,11 +135,13 @@ def test_the_projection_is_marked_and_names_its_rates_and_assumptions(tmp_path: 
 
 
 def test_the_projection_is_what_one_machine_does() -> None:
-    at = project(RATES, replace(PAPER, tokens=4e6, documents=4e3, topics=10, vocabulary=1e3, cores=2, token=1))
+    at = project(
+        RATES, replace(PAPER, tokens=4e6, documents=4e3, topics=10, vocabulary=1e3, cores=2, token=1, messages=3)
+    )
     expected = Projection(
         compute=1e6 / 2 * 10 * 1e-9,
         transfer=(2e6 + 4 * 1e3 * 10 * 4) / 1e8,
-        checkpoint=1e6 * 1e-8 + 1e3 * 10 * 1e-9 + 4e3 * 1e-6 + 0.25e6 / 1e8 + 0.01,
+        checkpoint=1e6 * 1e-8 + 4e3 * 1e-6 + 0.25e6 / 1e8 + 3 * 0.005,
         write=0.25e6 / 1e7,
     )
     assert (at.compute, at.transfer) == pytest.approx((expected.compute, expected.transfer))

@@ -19,7 +19,7 @@ from holdfast.server.members import Members
 from holdfast.server.node import Node
 from holdfast.server.questions import Answer, AskSurvey, Question
 from holdfast.server.recovering import first_map
-from holdfast.server.selection import converse, exchange
+from holdfast.server.selection import BINS, FEW, converse, exchange
 from holdfast.server.settings import Settings
 from holdfast.server.worker import Turn, Worker
 from holdfast.workloads.divided import When
@@ -118,7 +118,7 @@ class Driven:
             return [answers[node] for node in sorted(answers)]
 
         asked("a message that asks nothing", "ready")
-        ask(AskSurvey(-np.inf))
+        ask(AskSurvey(-np.inf, FEW * BINS))
         took["AskSurvey, with distances"] = took.pop("AskSurvey")
         selection = converse(exchange(self._settings.policy, self._credit), ask)
         self._credit = selection.credit

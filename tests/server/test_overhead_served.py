@@ -9,7 +9,7 @@ from served import loss_of, settings, simulated, told
 
 from holdfast import events
 from holdfast.failure import Failure
-from holdfast.lab import server_overhead, server_trials
+from holdfast.lab import server_messages, server_overhead, server_trials
 from holdfast.lab.experiment import Options, Progress
 from holdfast.policy import Policy
 from holdfast.server.settings import Settings
@@ -39,6 +39,17 @@ def test_full_recovery_then_has_the_loss_of_the_last_full_checkpoint(
     assert told(tmp_path, events.Iterate)[2].loss == pytest.approx(loss_of(workload, saved), rel=1e-5)
 
 
+@pytest.mark.xdist_group("ray")
+@pytest.mark.usefixtures("ray_cluster")
+def test_a_message_that_asks_nothing_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = Options(quick=True, out=tmp_path / "out")
+    options.out.mkdir()
+    seconds = server_messages.message_seconds("lda-generated", options)
+    assert 0 < seconds < 10
+    monkeypatch.setattr(server_messages, "measured", lambda _: pytest.fail("it was measured again"))
+    assert server_messages.message_seconds("lda-generated", options) == seconds
+
+
 def test_the_experiment_runs_every_arm_and_measures_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def serve(chosen: Settings, tell: object) -> None:
         with monkeypatch.context() as patched:
@@ -46,13 +57,15 @@ def test_the_experiment_runs_every_arm_and_measures_it(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(server_trials, "serve", serve)
     monkeypatch.setattr(server_trials, "cluster", lambda: pytest.MonkeyPatch.context())
+    monkeypatch.setattr(server_overhead, "message_seconds", lambda *_: 0.005)
     done = []
 
     def meter(what: str, total: int) -> Progress:
         return done.append
 
     result = server_overhead.run(Options(quick=True, out=tmp_path / "server-overhead"), meter)
-    assert [claim.id for claim in result.claims] == ["sooner", "share", "goal", "added"]
+    claimed = [claim.id for claim in result.claims]
+    assert claimed == [f"lda-generated-{each}" for each in ("sooner", "share", "goal", "added")]
     assert len(done) == 4
     by = {
         arm: [row["loss"] for row in result.rows if row.get("arm") == arm]

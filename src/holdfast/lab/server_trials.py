@@ -121,7 +121,7 @@ def _served(workload: str, iterations: int, arm: Arm, seed: int, options: Option
             )
 
     with TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder:
-        settings = _settings(workload, iterations, arm, seed, Path(folder).absolute() / "run", options.data)
+        settings = trial_settings(workload, iterations, arm, seed, Path(folder).absolute() / "run", options.data)
         serve(settings, tell=watch)
         told = [event.what for event in recall(settings.history / "controller.jsonl", "iterate", "struck")]
     if arm.failures and not any(isinstance(what, events.Struck) for what in told):
@@ -129,7 +129,8 @@ def _served(workload: str, iterations: int, arm: Arm, seed: int, options: Option
     return [what for what in told if isinstance(what, events.Iterate)]
 
 
-def _settings(workload: str, iterations: int, arm: Arm, seed: int, out: Path, data: Path | None) -> Settings:
+def trial_settings(workload: str, iterations: int, arm: Arm, seed: int, out: Path, data: Path | None) -> Settings:
+    """How a trial is served, in a folder."""
     return Settings(
         workload=workload,
         nodes=NODES,

@@ -42,14 +42,12 @@ class Candidates:
         match question:
             case AskTotal():
                 return Total.of(len(self._ids), moved_in_all(self._standing))
-            case AskSurvey(above):
-                return self._survey(self._above(above))
+            case AskSurvey(above, few):
+                return self._survey(self._above(above), few)
             case AskHistogram(above, span, bins):
                 return self._histogram(self._inside(above, span), span, bins)
             case AskBlocks(above, span):
-                where = self._inside(above, span)
-                sizes = self._standing.sizes[where]
-                return Blocks(self._first[where], self._standing.saved_at[where], self._ids[where], sizes)
+                return self._blocks(self._inside(above, span))
 
     def taken(self, verdict: Verdict) -> Ids:
         """The blocks of this node that are to be saved, in rising order."""
@@ -62,13 +60,18 @@ class Candidates:
             chosen &= self._standing.distances > verdict.above
         return np.asarray(self._ids[chosen])
 
-    def _survey(self, where: Where) -> Survey:
+    def _survey(self, where: Where, few: int) -> Survey:
         numbers = [self._numbers(level, where) for level in range(3)]
         found = len(numbers[0])
         lowest, highest = ([end(n) for n in numbers if found] for end in (np.min, np.max))
         sizes = self._standing.sizes
         ends = np.array(lowest, np.uint64), np.array(highest, np.uint64)
-        return Survey(int(sizes.sum()), found, int(sizes[where].sum()), *ends)
+        blocks = self._blocks(where) if found <= few else None
+        return Survey(int(sizes.sum()), found, int(sizes[where].sum()), *ends, blocks)
+
+    def _blocks(self, where: Where) -> Blocks:
+        standing = self._standing
+        return Blocks(self._first[where], standing.saved_at[where], self._ids[where], standing.sizes[where])
 
     def _histogram(self, where: Where, span: Span, bins: int) -> Histogram:
         shifted = (self._numbers(span.level, where) - np.uint64(span.low)) >> np.uint64(span.shift(bins))

@@ -65,19 +65,27 @@ class Total(NamedTuple):
 
 
 class AskSurvey(NamedTuple):
-    """How many of your blocks moved further than this, and between which places do they lie?"""
+    """How many of your blocks moved further than this, and between which places do they lie?
+
+    And which are they, if there are no more than `few`?
+    """
 
     above: float
+    few: int
 
 
 class Survey(NamedTuple):
-    """The values of all blocks of a node, the number and the values of its candidates, and where these lie."""
+    """The values of all blocks of a node, the number and the values of its candidates, and where these lie.
+
+    `blocks` are the candidates one by one, if they are few.
+    """
 
     values: int
     candidates: int
     candidate_values: int
     lowest: Codes
     highest: Codes
+    blocks: "Blocks | None"
 
 
 class AskHistogram(NamedTuple):

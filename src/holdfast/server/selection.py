@@ -1,7 +1,7 @@
 """The coordinator's side of choosing what to save: the cut that a policy makes through the ranking of all blocks.
 
 `central` asks for every block. `exchange` asks for histograms and narrows the bin that the cut goes through, so that
-traffic grows with nodes and bins and not with blocks. Both come to the choice of `Policy.choose`, to the last block and
+traffic grows with nodes and bins and not with blocks; where every node has few blocks, one question is enough. Both come to the choice of `Policy.choose`, to the last block and
 the last bit of credit. A conversation is a generator of questions that is sent the answers of all nodes; whoever runs
 it carries the messages.
 """
@@ -33,6 +33,7 @@ from holdfast.server.questions import (
 )
 
 BINS = 1024  # also how many blocks are few enough to be looked at one by one
+FEW = 4  # times the bins: of so many blocks a node tells at once, so that small models need one question
 EVERYTHING = Span((), 0, 2**64 - 1)
 
 
@@ -62,15 +63,19 @@ def converse(conversation: Conversation, ask: Callable[[Question], Sequence[Answ
 def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation:
     """Find the cut by histograms: a few rounds of at most `bins` counts a node, then the few blocks around the cut.
 
-    A round divides what is left by at least half of `bins`, which is 2 or more.
+    A round divides what is left by at least half of `bins`, which is 2 or more. There are no rounds if the first answers
+    have all candidates.
     """
     above = yield from _above(policy)
-    surveys = _all(Survey, (yield AskSurvey(above)))
+    surveys = _all(Survey, (yield AskSurvey(above, FEW * bins if policy.fraction < 1 else 0)))
     count = sum(survey.candidates for survey in surveys)
     candidates = sum(survey.candidate_values for survey in surveys)
     budget = credit + policy.fraction * sum(survey.values for survey in surveys)
     if (known := _without_looking(policy, budget, candidates)) is not None:
         return _selection(policy, above, budget, known)
+    told = [survey.blocks for survey in surveys if survey.blocks is not None]
+    if len(told) == len(surveys):
+        return _selection(policy, above, budget, _cut(_together(told), ceil(budget)))
     ends, taken = _ends(surveys), 0
     span = Span((), *ends[0])
     while count > bins:
@@ -90,7 +95,7 @@ def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation
 def central(policy: Policy, credit: Fraction) -> Conversation:
     """Ask every node for all of its blocks and rank them here: what `exchange` is compared with."""
     above = yield from _above(policy)
-    surveys = _all(Survey, (yield AskSurvey(above)))
+    surveys = _all(Survey, (yield AskSurvey(above, 0)))
     blocks = _together(_all(Blocks, (yield AskBlocks(above, EVERYTHING))))
     budget = credit + policy.fraction * sum(survey.values for survey in surveys)
     known = _without_looking(policy, budget, int(blocks.sizes.sum()))

@@ -201,9 +201,10 @@ class Shard:
         found = self._found(ids)
         new = found[self._saved_at[found] < iteration]
         places = self._layout.places(new)
-        put(self._cache, places, take(self._values, places))
+        values = take(self._values, places)
+        put(self._cache, places, values)
         self._saved_at[new] = iteration
-        return take(self._cache, self._layout.places(found))
+        return values if len(new) == len(found) else take(self._cache, self._layout.places(found))
 
     def _apply(self, when: When, due: np.ndarray, pushes: list[Push]) -> None:
         """Change the blocks that are due by the sum of pushes."""

@@ -19,11 +19,12 @@ from numba.extending import intrinsic
 from holdfast.workloads.prefetch import CACHE_LINE, first_element, prefetch
 from holdfast.workloads.tally import Bounds, Counts, Tokens, Topics
 
-TOPICS = 20
+TOPICS = 20  # unless a model has more
 
 Keys: TypeAlias = npt.NDArray[np.uint32]
 Table: TypeAlias = npt.NDArray[np.float32]
 Lanes: TypeAlias = tuple[int, ...]  # only its length matters: it is part of the type, so the compiler knows it
+Kinds: TypeAlias = tuple[int, ...]  # likewise: as long as there are topics, a multiple of _GROUP and at most 255
 Vector: TypeAlias = Any  # an instruction's result, with a number for each lane
 
 _AHEAD = 4  # tokens: far enough for a word's counts to arrive in time, and not so far that they are gone again
@@ -45,6 +46,7 @@ def sweep(
     reciprocal: Table,
     keys: Keys,
     lanes: Lanes,
+    kinds: Kinds,
     first: int = 0,
 ) -> None:
     """Draw every token's topic given all others, in place; tokens in the order of the corpus.
@@ -58,7 +60,7 @@ def sweep(
     that are never stale, in single precision.
     """
     width = np.uint64(len(lanes))
-    row = np.uint64(TOPICS) * width
+    row = np.uint64(len(kinds)) * width
     state = topics.reshape(-1), counts.reshape(-1), totals.reshape(-1)
     document = np.empty(row, np.float32)  # n_dk + 1
     share = np.empty(row, np.float32)  # (n_dk + 1) / (n_k + V): only the topics a token leaves and joins change
@@ -71,7 +73,7 @@ def sweep(
             for lane in range(len(lanes)):
                 uniform[lane] = uniform_number(first + i, keys[0, lane], keys[1, lane])
             _count(state, document, share, reciprocal, word, at, width, -1)
-            _draw_topics(share, state[1], word, uniform, state[0], at, lanes)  # type: ignore[call-arg]
+            _draw_topics(share, state[1], word, uniform, state[0], at, lanes, kinds)  # type: ignore[call-arg]
             _count(state, document, share, reciprocal, word, at, width, 1)
 
 
@@ -130,12 +132,14 @@ def _prefetch_row(counts, first, row):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def _draw_topics(typing: Any, share: Any, counts: Any, row: Any, uniform: Any, topics: Any, at: Any, lanes: Any) -> Any:
+def _draw_topics(
+    typing: Any, share: Any, counts: Any, row: Any, uniform: Any, topics: Any, at: Any, lanes: Any, kinds: Any
+) -> Any:
     """Set `topics[at:]` to a topic for each lane, topic k with a probability in proportion to share times count.
 
     Arrays are flat. `share`, and the counts from `row` on, hold the lanes of the first topic, then of the second, and
     so on. A lane draws the topic in whose part of the sum of all probabilities its `uniform`, in [0, 1), falls. How
-    long the tuple `lanes` is says how many there are. Spelled out in vector instructions, because a compiler that cannot
+    long the tuple `lanes` is says how many there are, and `kinds` how many topics. Spelled out in vector instructions, because a compiler that cannot
     tell whether arrays overlap goes lane by lane, which takes far longer.
     """
     width = len(lanes)
@@ -152,19 +156,19 @@ def _draw_topics(typing: Any, share: Any, counts: Any, row: Any, uniform: Any, t
             count = build.load(address(1, build.add(values[2], first), whole), align=counts.dtype.bitwidth // 8)
             return build.fmul(build.load(address(0, first, floats), align=4), build.uitofp(count, floats))
 
-        sums = _running_sums(build, probability)
+        sums = _running_sums(build, probability, len(kinds))
         threshold = build.fmul(build.load(address(3, _INDEX(0), floats), align=4), sums[-1])
         topic = _how_many(build, [build.fcmp_ordered("<=", part, threshold) for part in sums], width)
         build.store(build.trunc(topic, results), address(4, values[5], results), align=1)
         return context.get_dummy_value()
 
-    return types.void(share, counts, row, uniform, topics, at, lanes), generate
+    return types.void(share, counts, row, uniform, topics, at, lanes, kinds), generate
 
 
-def _running_sums(build: Any, probability: Callable[[int], Vector]) -> list[Vector]:
+def _running_sums(build: Any, probability: Callable[[int], Vector], topics: int) -> list[Vector]:
     """The sum of the probabilities up to and with each topic; rising, since each group starts where the last ended."""
     sums: list[Vector] = []
-    for first in range(0, TOPICS, _GROUP):
+    for first in range(0, topics, _GROUP):
         group = [probability(first)]
         for topic in range(first + 1, first + _GROUP):
             group.append(build.fadd(group[-1], probability(topic)))

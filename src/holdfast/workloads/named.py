@@ -23,6 +23,7 @@ WORKLOADS: dict[str, tuple[str, str]] = {  # of each name the model and its data
     "mf-jester": ("mf", "jester"),
     "lda-generated": ("lda", "generated"),
     "lda-20news": ("lda", "newsgroups20"),
+    "lda-20news-200": ("lda", "newsgroups20-200"),
     "lda-reuters": ("lda", "reuters"),
     "cnn-digits": ("cnn", "digits"),
     "cnn-mnist": ("cnn", "mnist"),

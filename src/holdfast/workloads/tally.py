@@ -64,6 +64,23 @@ def tallied(table: Floats, groups: Bounds, tokens: Tokens, topics: Topics, numbe
     return sums, totals.reshape((number, topics.shape[1]))
 
 
+@njit(cache=True)
+def parted(groups: Bounds, one: Topics, other: Topics) -> Bounds:
+    """For each group of neighbouring tokens the sum, over topics, of how much its counts differ in two states."""
+    differs = np.zeros(256, np.int64)  # as many as a byte can tell apart
+    sums = np.zeros(len(groups) - 1, np.int64)
+    for g in range(len(groups) - 1):
+        first, last = np.uint64(groups[g]), np.uint64(groups[g + 1])
+        for i in range(first, last):
+            differs[np.uint64(one[i])] += 1
+            differs[np.uint64(other[i])] -= 1
+        for i in range(first, last):
+            for topic in (np.uint64(one[i]), np.uint64(other[i])):
+                sums[g] += abs(differs[topic])
+                differs[topic] = 0
+    return sums
+
+
 @njit(cache=True, inline="always")
 def _add(tokens, topics, counts, first, width):  # type: ignore[no-untyped-def]
     """Add the topics of tokens, in every lane, to the counts from `first` on."""
