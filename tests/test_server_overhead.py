@@ -176,3 +176,9 @@ def test_the_experiments_can_be_listed_without_ray() -> None:
 
     code = "import sys, holdfast.lab.registry; sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
+
+
+def test_a_run_that_ends_lower_than_the_other_ever_came_is_said_to_be_beyond_counting() -> None:
+    text = "\n".join(remarks(found(behind_scar=(-3.0, 0.5, 0.7))))
+    assert "scar cannot be counted" in text
+    assert "inf" not in text
