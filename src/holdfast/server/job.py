@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import socket
 import time
 import warnings
@@ -63,6 +64,8 @@ def cluster(address: str | None = None) -> Iterator[None]:
         else:
             ray.init(address=address, log_to_driver=False, logging_level="ERROR")
     started = _processes()
+    with suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray's own prints a stack and ends the process
     try:
         yield
     finally:
