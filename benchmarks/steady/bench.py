@@ -53,6 +53,7 @@ def parse() -> argparse.Namespace:
         "--recovery", default="restart", help="how the protected run would recover; live: 2 workers at least"
     )
     parser.add_argument("--workers", type=int)
+    parser.add_argument("--steps", type=int, default=0, help="steps of a block, where the case's own are too many")
     parser.add_argument("--json", help="write every figure to this file")
     options = parser.parse_args()
     options.repeats = options.repeats or (5 if options.quick else 15)
@@ -66,7 +67,8 @@ def measured(options: argparse.Namespace, case: str) -> Found:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         how = [folder, options.recovery, str(options.workers), options.device]
-        command = [sys.executable, __file__, "supervise", *how, case, str(options.repeats), str(result)]
+        what = [case, str(options.repeats), str(options.steps), str(result)]
+        command = [sys.executable, __file__, "supervise", *how, *what]
         done = subprocess.run(command, timeout=WITHIN, capture_output=True, text=True)
         if not result.exists():
             sys.exit(f"{case} could not be measured:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")

@@ -1,12 +1,14 @@
 """One case of the benchmark in every worker: plain DDP and the protected loop, in turn, block by block.
 
-Its arguments: the device, the case, how many repeats, and the file for the times of rank 0.
+Its arguments: the device, the case, how many repeats, the steps of a block (0: the case's own), and the file for the
+times of rank 0.
 """
 
 import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -142,11 +144,12 @@ def measure(arms: dict[str, Advance], case: Case, repeats: int, device: torch.de
     return times[1:]
 
 
-def main(device: str, name: str, repeats: str, result: str) -> None:
+def main(device: str, name: str, repeats: str, steps: str, result: str) -> None:
     """Measure one case; rank 0 writes what it saw."""
     torch.set_num_threads(1)
     run = attach()
     case = CASES[device][name]
+    case = replace(case, steps=int(steps) or case.steps)
     samples = Samples(case, run.device)
     makers = {"plain": plain, "protected": protected, "plain again": plain}
     arms = {arm: makers[arm](run, case, samples) for arm in ARMS}
