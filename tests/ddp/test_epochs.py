@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from holdfast.ddp import run as module
 from holdfast.ddp.run import Run
 from holdfast.errors import BadInput
 
-SAMPLES, BATCH, EPOCHS = 18, 4, 3  # 4 windows an epoch, two samples wait for the next shuffle
+SAMPLES, BATCH, EPOCHS = 14, 4, 3  # 3 windows an epoch, two samples wait for the next shuffle
 WINDOWS = SAMPLES // BATCH
 _attached: list[Run] = []
 
@@ -63,14 +64,14 @@ class Progress:
 class Script:
     """A script with dropout, augmentation, a validation that draws, a schedule and early stopping.
 
+    What it does before an epoch is no good manner: it counts once all the same.
+
     It crashes where it is told: before an epoch, in a step, or once it has done what it does after an epoch.
     """
 
-    def __init__(
-        self, out: Path, *, crash: tuple[str, int] | None = None, patience: int = 99, early: bool = False
-    ) -> None:
+    def __init__(self, out: Path, *, crash: tuple[str, int] | None = None, patience: int = 99) -> None:
         self.run = attach(out, save_every=1)
-        self.crash, self.patience, self.early = crash, patience, early
+        self.crash, self.patience = crash, patience
         self.net = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.3), nn.Linear(5, 6))
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.05)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, gamma=0.5)
@@ -82,9 +83,8 @@ class Script:
         numbers = []
         for epoch in self.run.epochs(Pushed(), global_batch=BATCH, epochs=EPOCHS):
             self.may_crash("before", epoch.number)
-            if self.early:
-                torch.rand(3)
-                self.scheduler.step()
+            torch.rand(3)
+            self.optimizer.param_groups[0]["weight_decay"] += 0.01
             for batch in epoch:
                 self.may_crash("step", batch.step)
                 loss = F.mse_loss(self.net(batch.data), batch.data)
@@ -93,8 +93,7 @@ class Script:
                 self.optimizer.zero_grad()
                 self.run.note(loss=loss.item())
             self.validate()
-            if not self.early:
-                self.scheduler.step()
+            self.scheduler.step()
             self.may_crash("after", epoch.number)
             numbers.append(epoch.number)
         return numbers
@@ -102,7 +101,7 @@ class Script:
     def validate(self) -> None:
         with torch.no_grad():
             loss = float(F.mse_loss(self.net(noise := torch.rand(4, 6)), noise))
-        self.progress.bad = 0 if loss < self.progress.best else self.progress.bad + 1
+        self.progress.bad = 0 if loss < 0.1 * self.progress.best else self.progress.bad + 1
         self.progress.best = min(loss, self.progress.best)
         if self.progress.bad >= self.patience:
             self.run.stop()
@@ -119,9 +118,7 @@ CRASHES = [
 ]
 
 
-@pytest.mark.parametrize(
-    "how", [{}, {"early": True}, {"patience": 1}], ids=["after the epoch", "before the epoch", "stopped early"]
-)
+@pytest.mark.parametrize("how", [{}, {"patience": 1}], ids=["to the end", "stopped early"])
 def test_a_crash_anywhere_changes_no_bit_of_what_comes_out(tmp_path: Path, how: dict[str, Any]) -> None:
     whole = tmp_path / "whole"
     trained = Script(whole, **how).train()
@@ -167,29 +164,31 @@ def test_an_epoch_can_be_passed_where_a_script_passes_its_loader() -> None:
 
 def test_the_length_of_a_loop_does_not_depend_on_where_it_goes_on(tmp_path: Path) -> None:
     run, net, optimizer = protected(tmp_path, save_every=1)
-    batches = run.batches(Pushed(), global_batch=BATCH, steps=7)
-    assert (len(batches), batches.initial, batches.steps_per_epoch, len(batches.dataset)) == (7, 0, WINDOWS, SAMPLES)
-    with pytest.raises(Crash):
+    batches = run.batches(Pushed(), global_batch=BATCH, steps=5)
+    assert (len(batches), batches.initial, batches.steps_per_epoch, len(batches.dataset)) == (5, 0, WINDOWS, SAMPLES)
+    with suppress(Crash):
         for batch in batches:
-            if batch.step == 5:
+            if batch.step == 4:
                 raise Crash
             step(net, optimizer, batch.data)
     run.close()
     run, net, optimizer = protected(tmp_path, save_every=1)
-    (epoch,) = run.epochs(Pushed(), global_batch=BATCH, steps=7)
-    assert (epoch.number, len(epoch), epoch.initial) == (1, 3, 1)
+    epoch = next(epochs := iter(run.epochs(Pushed(), global_batch=BATCH, steps=5)))
+    assert (epoch.number, len(epoch), epoch.initial) == (1, 2, 1)
+    assert [batch.step for batch in epoch] == [4]
+    assert list(epochs) == []
 
 
 def test_a_run_of_so_many_steps_ends_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     run, net, optimizer = protected(tmp_path)
     seen = []
-    for epoch in run.epochs(Pushed(), global_batch=BATCH, steps=6):
+    for epoch in run.epochs(Pushed(), global_batch=BATCH, steps=5):
         for batch in epoch:
             step(net, optimizer, batch.data)
             seen.append((batch.epoch, batch.cursor))
-    assert seen == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]
+    assert seen == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
     assert complaints(tmp_path) == []
-    assert [each.what.step for each in events(tmp_path, "done")] == [6]
+    assert [each.what.step for each in events(tmp_path, "done")] == [5]
 
 
 @pytest.mark.parametrize("how", [{}, {"epochs": 2, "steps": 5}, {"steps": 0}, {"steps": 2.5}])
@@ -206,9 +205,9 @@ def test_a_loop_by_groups_is_refused_with_the_way_to_write_it(tmp_path: Path) ->
     for wrap in (lambda it: it, iter, enumerate, counted):
         run, *_ = protected()
         batches = run.batches(Pushed(), global_batch=BATCH, epochs=2)
+        groups = itertools.groupby(wrap(batches), key=str)  # type: ignore[operator]
         with pytest.raises(BadInput, match=r"groupby asks for the next batch .*for epoch in run\.epochs"):
-            for _, group in itertools.groupby(wrap(batches), key=str):  # type: ignore[operator]
-                list(group)
+            next(groups)
         run.close()
 
 
@@ -223,11 +222,12 @@ def test_a_batch_that_is_fetched_ahead_is_refused(tmp_path: Path) -> None:
 
 def test_a_next_epoch_is_not_handed_out_before_this_one_is_trained(tmp_path: Path) -> None:
     run, net, optimizer = protected(tmp_path)
-    with pytest.raises(BadInput, match=r"epoch 0 has 3 steps to train: .* call run\.stop\(\)"):
-        for epoch in run.epochs(Pushed(), global_batch=BATCH, epochs=2):
-            for batch in epoch:
-                step(net, optimizer, batch.data)
-                break
+    epochs = iter(run.epochs(Pushed(), global_batch=BATCH, epochs=2))
+    for batch in next(epochs):
+        step(net, optimizer, batch.data)
+        break
+    with pytest.raises(BadInput, match=r"epoch 0 has 2 steps to train: .* call run\.stop\(\)"):
+        next(epochs)
 
 
 LOOPS = {

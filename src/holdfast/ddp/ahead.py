@@ -5,7 +5,9 @@ next one, or not at all, and a run that goes on from there would be another.
 """
 
 import gc
+import sys
 from collections.abc import Iterator
+from itertools import groupby
 from types import GeneratorType
 from typing import Any
 
@@ -26,11 +28,11 @@ WAY = "for epoch in run.epochs(dataset, ...): for batch in epoch: ..., then what
 def check_holder(*mine: object) -> None:
     """Refuse an iterator around one of these that asks for a batch before it is done with the one before it."""
     wanted = {id(each) for each in mine}
+    kinds = {getattr(sys.modules.get(module), name, groupby) for module, name in LOOKING_AHEAD}
     for each in gc.get_objects():
-        kind = type(each)
-        if (kind.__module__, kind.__name__) in LOOKING_AHEAD and _holds(each, wanted, DEPTH):
+        if type(each) in kinds and _holds(each, wanted, DEPTH):
             raise BadInput(
-                f"{kind.__name__} asks for the next batch before the script is done with a group of them, so what it does "
+                f"{type(each).__name__} asks for the next batch before the script is done with a group of them, so what it does "
                 f"after a group would not be saved with it: write {WAY}"
             )
 

@@ -28,6 +28,7 @@ class Course:
     geometry: Geometry
     parts: int
     start: int
+    in_a_loop: bool  # of the script, which makes a run in every turn
 
 
 class Batches:
@@ -61,7 +62,7 @@ class Batches:
         turns, self._turns = self._turns, None
         if turns is None:
             raise BadInput(f"the batches of a run come once: a run has one loop, over all its epochs. Write {WAY}")
-        if not self._begun and whence.in_a_loop():
+        if not (self._begun or self._course.in_a_loop) and whence.in_a_loop():
             raise within_a_loop("the loop over the batches of a run")
         return _handed_out(turns, self)
 

@@ -260,7 +260,7 @@ class Run:
             self._live.is_pending = lambda: loop.effort.is_pending
         turns = loop.run()
         self._loop = weakref.ref(turns)  # weak: to leave the loop is to end it
-        return Course(dataset, geometry, accumulate, start), turns
+        return Course(dataset, geometry, accumulate, start, self._in_a_loop), turns
 
     def note(self, *, loss: float) -> None:
         """Put the loss of the step that is being trained on record."""
@@ -333,6 +333,8 @@ class Run:
                 config=fingerprint,
                 data=probe(dataset, geometry.samples, geometry.seed),
                 limit=geometry.limit,
+                extends=self._config.extend,
+                command=xxhash.xxh3_64_hexdigest(json.dumps(self._config.args).encode()),
             )
         )
         self._record.flush()

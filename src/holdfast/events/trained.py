@@ -21,7 +21,8 @@ class Attempt(NamedTuple):
 class Plan(NamedTuple):
     """What a rank is to train: so many samples, in which order, saved how; `data` is a digest of a few of them.
 
-    With a `limit` the plan ends after so many steps, within the last epoch.
+    With a `limit` the plan ends after so many steps, within the last epoch. One that `extends` the run may be longer than
+    those before it. `command` is a digest of what the script was given.
     """
 
     attempt: int
@@ -34,6 +35,8 @@ class Plan(NamedTuple):
     config: str
     data: str | None = None
     limit: int | None = None
+    extends: bool = False
+    command: str | None = None
 
 
 class Recover(NamedTuple):
@@ -151,7 +154,7 @@ class Regroup(NamedTuple):
 class Launch(NamedTuple):
     """A supervisor has started the workers of its node, one of so many, for the first time.
 
-    If it `extends` the run, its plan may be longer than before. Of the script's arguments those in `changed` may differ.
+    If it `extends` the run, its plan may be longer than before. Of the script's arguments those in `changed` differ.
     """
 
     attempt: int
