@@ -7,9 +7,9 @@ from typing import Any, Protocol, TypeGuard, cast
 import torch
 import xxhash
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
+from holdfast.ddp.unwrapping import load_plain, plain_name, plain_state, unwrapped
 from holdfast.errors import BadInput
 from holdfast.state import Flat, flatten
 
@@ -38,7 +38,7 @@ class Protected:
 
     def capture(self) -> dict[str, Any]:
         """The state of every thing; its tensors are the live ones."""
-        return {name: thing.state_dict() for name, thing in self._things.items()}
+        return {name: _state(thing) for name, thing in self._things.items()}
 
     def signature(self) -> dict[str, Any]:
         """What the things are, apart from their values: for a model the names, types and shapes of its tensors."""
@@ -127,7 +127,7 @@ class Protected:
     def take_over(self, trained: Mapping[str, Any]) -> None:
         """Have what another rank has after the same step; all else is this rank's own."""
         for name, state in trained.items():
-            _restore(self._things[name], {**self._things[name].state_dict(), **state})
+            _restore(self._things[name], {**_state(self._things[name]), **state})
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Put a saved state back, bit by bit; nothing of it is shared with the things afterwards."""
@@ -163,9 +163,8 @@ def listed(differences: list[str]) -> str:
     return "; ".join(differences[:SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The user's own module, inside of DDP or not."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
+def _state(thing: Protectable) -> Mapping[str, Any]:
+    return plain_state(thing) if isinstance(thing, nn.Module) else thing.state_dict()
 
 
 def _inner(thing: Protectable) -> Protectable:
@@ -183,7 +182,7 @@ def _is_tensor(value: object) -> TypeGuard[torch.Tensor]:
 
 def _signature(thing: Protectable) -> Any:
     if isinstance(thing, nn.Module):
-        return {key: _kind(value) for key, value in thing.state_dict().items() if isinstance(value, torch.Tensor)}
+        return {key: _kind(value) for key, value in plain_state(thing).items() if isinstance(value, torch.Tensor)}
     return type(thing).__name__
 
 
@@ -203,7 +202,7 @@ def _of_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) ->
 
 
 def _of_model(now: Mapping[str, str], saved: Mapping[str, Any]) -> list[str]:
-    before = {key: _kind(value) for key, value in saved.items() if isinstance(value, torch.Tensor)}
+    before = {plain_name(key): _kind(value) for key, value in saved.items() if isinstance(value, torch.Tensor)}
     return [
         *(f".{key} is {now[key]}, not {kind}" for key, kind in before.items() if key in now and now[key] != kind),
         *(f".{key} is new" for key in now if key not in before),
@@ -216,9 +215,9 @@ def _is_trained(thing: Protectable) -> bool:
 
 
 def _trained(thing: Protectable) -> dict[str, Any]:
-    state = dict(thing.state_dict())
+    state = dict(_state(thing))
     if isinstance(thing, nn.Module):
-        parameters = {name for name, _ in thing.named_parameters(remove_duplicate=False)}
+        parameters = {plain_name(name) for name, _ in thing.named_parameters(remove_duplicate=False)}
         return {name: value for name, value in state.items() if name in parameters}
     if isinstance(thing, torch.optim.Optimizer):
         return {"state": state["state"]}
@@ -231,7 +230,7 @@ def _kind(value: torch.Tensor) -> str:
 
 def _restore(thing: Protectable, saved: Any) -> None:
     if isinstance(thing, nn.Module):
-        thing.load_state_dict(saved)  # it copies
+        load_plain(thing, saved)  # it copies
         return
     state = _copied(saved)
     thing.load_state_dict(state)

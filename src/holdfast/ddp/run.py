@@ -43,6 +43,7 @@ from holdfast.ddp.reporting import Part, Reporting
 from holdfast.ddp.restoring import Restored
 from holdfast.ddp.saving import Saves, Saving, Unsaved
 from holdfast.ddp.stopping import Stopping
+from holdfast.ddp.unwrapping import unwrapped
 from holdfast.ddp.world import World
 from holdfast.errors import BadInput
 from holdfast.events import JSON, Plan, Recover
@@ -111,6 +112,11 @@ class Run:
     def rank(self) -> int:
         """The number of this process among those that train together, from 0."""
         return self._world.rank
+
+    @property
+    def main(self) -> bool:
+        """Whether this process is rank 0: the one to print, log and upload."""
+        return self.rank == 0
 
     @property
     def world(self) -> int:
@@ -214,6 +220,15 @@ class Run:
     def note(self, *, loss: float) -> None:
         """Put the loss of the step that is being trained on record."""
         self._loss.note(loss)
+
+    def print(self, *values: object, sep: str = " ", end: str = "\n") -> None:
+        """Print on rank 0 alone."""
+        if self.main:
+            print(*values, sep=sep, end=end, flush=True)  # noqa: T201 - the user asks for it
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The module as the script made it, without what `replicate` and torch.compile have put around it."""
+        return unwrapped(model)
 
     def close(self) -> None:
         """End the loop if it goes on, close the record, part from the peers: done at exit, if not before."""
