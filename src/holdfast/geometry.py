@@ -15,7 +15,7 @@ from holdfast.blocks import Ids
 from holdfast.errors import BadInput
 from holdfast.permutation import LARGEST, mixed, permuted
 
-_SEEDS = 1 << 64
+SEEDS = 1 << 64
 
 
 class Position(NamedTuple):  # not a dataclass: an audit makes, hashes and compares many, and a tuple is quick at it
@@ -49,8 +49,8 @@ class Geometry:
             raise BadInput(f"{self.samples} samples are more than can be shuffled: give at most {LARGEST}")
         if self.epochs < 1:
             raise BadInput(f"{self.epochs} epochs train nothing: give 1 or more")
-        if not 0 <= self.seed < _SEEDS:
-            raise BadInput(f"the seed {self.seed} does not fit 64 bits: give 0 to {_SEEDS - 1}")
+        if not 0 <= self.seed < SEEDS:
+            raise BadInput(f"the seed {self.seed} does not fit 64 bits: give 0 to {SEEDS - 1}")
 
     @property
     def steps_per_epoch(self) -> int:

@@ -12,8 +12,9 @@ import os
 import sys
 import weakref
 from collections.abc import Generator, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import xxhash
@@ -26,6 +27,7 @@ from holdfast.checkpoint.store import Store
 from holdfast.checkpoint.terms import Fenced, Term
 from holdfast.checkpoint.writer import Writer
 from holdfast.ddp import device_link, generators, inject, loading, restoring, world
+from holdfast.ddp.asked_for import UNSAVED, overridden, seed_of_run, seeded_late
 from holdfast.ddp.attempt import Attempt, begin
 from holdfast.ddp.batches import Batch, Loop, Loss
 from holdfast.ddp.config import RunConfig, handed_over
@@ -35,6 +37,7 @@ from holdfast.ddp.inject import Injection
 from holdfast.ddp.live import Live
 from holdfast.ddp.loading import Collate, Dataset
 from holdfast.ddp.meeting import Meeting
+from holdfast.ddp.past import first_seed
 from holdfast.ddp.probe import probe
 from holdfast.ddp.protected import Protectable, Protected
 from holdfast.ddp.record import Enrolled, Record, Unrecorded
@@ -52,40 +55,45 @@ from holdfast.progress import Phase
 from holdfast.state import flatten
 
 logger = logging.getLogger(__name__)
+SEED = "seed"
 Model = TypeVar("Model", bound=nn.Module)
 
 
 def attach(
     out: str | os.PathLike[str] | None = None,
     *,
-    save_every: int = 50,
-    writer: str = "overlapped",
-    max_inflight: int = 2,
-    keep_last: int = 2,
-    seed: int = 0,
+    save_every: int | None = None,
+    writer: str | None = None,
+    max_inflight: int | None = None,
+    keep_last: int | None = None,
+    seed: int | None = None,
     timeout: float = 1800.0,
 ) -> "Run":
     """The run this process belongs to. Under `holdfast run` its command says how to save and where; else these do.
 
-    The random generators are keyed from the seed: every rank and every attempt draws the same first weights. Under
-    `holdfast run` the supervisor finds a peer that is stuck; without it, a collective that waits for one fails after
+    By default a save comes every 50 steps, by the writer `overlapped` with at most 2 under way, and 2 are kept. The
+    random generators are keyed from the seed: every rank and every attempt draws the same first weights. The seed is
+    that of the command if it gives one, else this one, else what the script gave to `torch.manual_seed` before, else 0.
+
+    Under `holdfast run` the supervisor finds a peer that is stuck; without it, a collective that waits for one fails after
     `timeout` seconds.
     """
-    given = os.environ.get("HOLDFAST_OUT")
-    if given is not None:
-        config = handed_over(Path(given))
+    how = {"save_every": save_every, "writer": writer, "max_inflight": max_inflight, "keep_last": keep_last}
+    folder = os.environ.get("HOLDFAST_OUT")
+    if folder is not None:
+        config = handed_over(Path(folder))
+        line = overridden({**how, "out": out and str(out)}, {**config.to_json(), "out": folder})
     else:
-        config = RunConfig(
-            script=sys.argv[0],
-            args=tuple(sys.argv[1:]),
-            save_every=save_every,
-            writer=writer,
-            max_inflight=max_inflight,
-            keep_last=keep_last,
-            seed=seed,
-        )
-    run = Run(config, world.join(timeout), given if given is not None else out)
-    generators.set_all(generators.key(config.seed, generators.START))
+        given: dict[str, Any] = {name: value for name, value in how.items() if value is not None}
+        config, line = RunConfig(script=sys.argv[0], args=tuple(sys.argv[1:]), **given), None
+        folder = None if out is None else str(out)
+    script = generators.seeded()  # before anything keys them
+    peers = world.join(timeout)
+    config = replace(config, seed=_seed(peers, config.seed, seed, script, folder))
+    if line and peers.rank == 0:
+        logger.warning("%s", line)
+    run = Run(config, peers, folder)
+    generators.set_all(generators.key(run.seed, generators.START))
     return run
 
 
@@ -127,6 +135,11 @@ class Run:
     def device(self) -> torch.device:
         """Where this rank's model and batches belong."""
         return self._world.device
+
+    @property
+    def seed(self) -> int:
+        """What the order of samples and all that is random come from."""
+        return self._config.seed or 0
 
     @property
     def attempt(self) -> int:
@@ -180,7 +193,7 @@ class Run:
             samples=loading.size(dataset),
             batch=global_batch,
             epochs=epochs,
-            seed=self._config.seed if seed is None else seed,
+            seed=self.seed if seed is None else seed,
         )
         self._check(geometry, accumulate, workers)
         injection = self._injection()
@@ -254,6 +267,10 @@ class Run:
             self._protected.check_replicated(self._models)
         if not (self._live and self._live.joins):
             progress.here.enters(Phase.TRAINING)
+        if self.main and self.attempt == 1:
+            for line in (seeded_late(generators.seeded()), None if self._attempt else UNSAVED):
+                if line:
+                    logger.warning("%s", line)
         return self._protected
 
     def _check(self, geometry: Geometry, accumulate: int, workers: int) -> None:
@@ -337,6 +354,18 @@ class Run:
         injection = Injection(self._config.failures, self.rank, self.attempt, struck, folder, self._world)
         injection.watch(self._models, self._replicas)
         return injection
+
+
+def _seed(peers: World, command: int | None, attached: int | None, script: int | None, out: str | None) -> int:
+    """The seed of the run, which rank 0 finds out for all."""
+    if peers.rank:
+        return int(peers.hear(SEED))
+    recorded = first_seed(Path(out) / "history") if out is not None else None
+    seed, line = seed_of_run(command, attached, script, recorded)
+    if line:
+        logger.warning("%s", line)
+    peers.tell(SEED, str(seed))
+    return seed
 
 
 def _live(config: RunConfig, peers: World) -> Live | None:

@@ -10,12 +10,13 @@ from holdfast.stall import Stall
 
 # Tuples: a long run has a step for every rank and window, and a tuple is small and quickly made.
 class Attempt(NamedTuple):
-    """A rank has begun an attempt."""
+    """A rank has begun an attempt of a run with this seed."""
 
     attempt: int
     world: int
     rank: int
     pid: int
+    seed: int | None = None
 
 
 class Plan(NamedTuple):

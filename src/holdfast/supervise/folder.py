@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from holdfast.ddp import lock
@@ -26,6 +27,13 @@ def claimed(out: Path, config: RunConfig, node: int = 0) -> Iterator[None]:
 def differing(mine: RunConfig, theirs: RunConfig) -> list[str]:
     """The fields that make the two configs those of different runs."""
     return [name for name in IDENTITY if getattr(mine, name) != getattr(theirs, name)]
+
+
+def continued(out: Path, config: RunConfig) -> RunConfig:
+    """The config with the seed of the run that the folder holds, if the command gives none."""
+    if config.seed is not None or not (out / "run.json").exists():
+        return config
+    return replace(config, seed=read_config(out).seed)
 
 
 def _claim(out: Path, config: RunConfig, node: int) -> None:
@@ -66,4 +74,6 @@ def _sync(folder: Path) -> None:
 
 def _shown(config: RunConfig, name: str) -> str:
     value = getattr(config, name)
+    if value is None:
+        return "not given"
     return repr(" ".join(value)) if isinstance(value, tuple) else repr(value)

@@ -31,7 +31,7 @@ from holdfast.supervise.awaited import Elsewhere
 from holdfast.supervise.casualty import Casualty, casualty
 from holdfast.supervise.checkpoints import Checkpoints, local, settled
 from holdfast.supervise.connection import Unreachable
-from holdfast.supervise.folder import claimed
+from holdfast.supervise.folder import claimed, continued
 from holdfast.supervise.node import LOST_AFTER, Node
 from holdfast.supervise.nodes import Nodes
 from holdfast.supervise.rendezvous import Alone, Meeting, Rendezvous
@@ -77,6 +77,7 @@ def supervise(
     checkpoints = Checkpoints(out, config.checkpoints)
     found = checkpoints.try_out(alone=nnodes == 1)
     who = "supervisor" if nnodes == 1 else f"supervisor-{node_rank}"
+    config = continued(out, config)
     with asked.listening(), claimed(out, config, node_rank):
         require_files(out / "history")  # before a worker meets it, and is started again and again for it
         attempt = following(max(_last_attempt(out / "history" / f"{who}.jsonl"), found.attempt), out)
