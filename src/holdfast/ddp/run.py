@@ -39,13 +39,15 @@ from holdfast.ddp.loading import Collate, Dataset
 from holdfast.ddp.meeting import Meeting
 from holdfast.ddp.past import first_seed
 from holdfast.ddp.probe import probe
-from holdfast.ddp.protected import Protectable, Protected
+from holdfast.ddp.protected import Protectable, Protected, Value
 from holdfast.ddp.record import Enrolled, Record, Unrecorded
 from holdfast.ddp.replica import Replica
 from holdfast.ddp.reporting import Part, Reporting
 from holdfast.ddp.restoring import Restored
 from holdfast.ddp.saving import Saves, Saving, Unsaved
+from holdfast.ddp.shard import Shard
 from holdfast.ddp.stopping import Stopping
+from holdfast.ddp.together import Together
 from holdfast.ddp.unwrapping import unwrapped
 from holdfast.ddp.world import World
 from holdfast.errors import BadInput
@@ -113,6 +115,7 @@ class Run:
         self._writer: Writer | None = None
         self._restored = Restored()
         self._loss = Loss()
+        self._together = Together(peers, self._live)
         self._loop: weakref.ref[Generator[Batch]] | None = None
         atexit.register(self.close)
 
@@ -158,8 +161,12 @@ class Run:
         self._replicas.append(Replica(model, options, self._live))
         return cast(Model, self._replicas[-1].ddp)
 
-    def protect(self, **things: Protectable) -> None:
-        """Name what comes back after a failure, and on a resume put it back here. Generators and position always do."""
+    def protect(self, **things: Protectable | Value) -> None:
+        """Name what comes back after a failure, and on a resume put it back here. Generators and position always do.
+
+        Beside what has a state_dict, dicts and lists of plain values are taken, and tensors: they are put back in place,
+        on every rank what it had. With live recovery a rank that replaces a lost one gets those of another.
+        """
         if self._protected is not None:
             raise BadInput("protect() was called before: name everything in one call")
         self._protected = Protected(things)
@@ -233,6 +240,24 @@ class Run:
     def note(self, *, loss: float) -> None:
         """Put the loss of the step that is being trained on record."""
         self._loss.note(loss)
+
+    def shard(self, dataset: Dataset) -> Shard:
+        """This rank's part of a data set that is evaluated, itself a data set; the parts of all ranks are the whole.
+
+        Parts may differ in size by one: bring results together by `run.sum`, or by `run.mean` with how many each is of.
+        """
+        return Shard(dataset, self._together.place)
+
+    def sum(self, value: Any) -> Any:
+        """The sum of a number, a tensor or a structure of them over all ranks, on every rank; all ranks must call it."""
+        return self._together.sum(value)
+
+    def mean(self, value: Any, weight: float = 1.0) -> Any:
+        """The mean over all ranks, on every rank, each counting by its weight: of how many samples its value is.
+
+        All ranks must call it. A rank without samples has the weight 0, and then its value, such as nan, counts nothing.
+        """
+        return self._together.mean(value, weight)
 
     def print(self, *values: object, sep: str = " ", end: str = "\n") -> None:
         """Print on rank 0 alone."""

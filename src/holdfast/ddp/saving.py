@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 from holdfast import progress
 from holdfast.checkpoint.writer import Saved, Writer
@@ -104,7 +104,7 @@ class Saving:
         began = perf_counter()
         progress.here.posts()  # rank 0 waits for all
         with self.world.busy():
-            states = self.world.gather(f"save/{step}", json.dumps(generators.capture()))
+            states = self.world.gather(f"save/{step}", json.dumps([generators.capture(), self.protected.own()]))
             gathered = perf_counter()
             self.saved = step
             if self.writer is None:
@@ -139,11 +139,13 @@ class Saving:
                 self.collect()
             raise
 
-    def _save(self, writer: Writer, step: int, at: Position, states: list[JSON], began: float, gathered: float) -> None:
+    def _save(self, writer: Writer, step: int, at: Position, states: list[Any], began: float, gathered: float) -> None:
         flat = flatten(self.protected.capture())
         self._trees[step] = tree_digest(flat)
         peers = self.world.as_it_is()
-        extra = {**flat.extra, "config": dict(self.config), "generators": states}
+        extra = {**flat.extra, "config": dict(self.config), "generators": [each for each, _ in states]}
+        if any(own for _, own in states):
+            extra["own"] = [own for _, own in states]
         captured = perf_counter()
         self._stalls[step] = Stall(waited=captured - began, sync=gathered - began, snapshot=captured - gathered)
         writer.save(

@@ -113,6 +113,7 @@ class Running:
             boundaries=told.boundaries,
             posted=told.posted,
             moved=told.moved,
+            evaluated=told.evaluated,
             phase=told.phase,
             stopped=doing in ("T", "t"),
             asleep=doing == "S",
