@@ -26,7 +26,7 @@ from holdfast.checkpoint import writer as writers
 from holdfast.checkpoint.store import Store
 from holdfast.checkpoint.terms import Fenced, Term
 from holdfast.checkpoint.writer import Writer
-from holdfast.ddp import device_link, generators, inject, loading, restoring, world
+from holdfast.ddp import device_link, generators, inject, loader_options, loading, restoring, world
 from holdfast.ddp.asked_for import UNSAVED, overridden, seed_of_run, seeded_late
 from holdfast.ddp.attempt import Attempt, begin
 from holdfast.ddp.batches import Batch, Loop, Loss
@@ -189,11 +189,13 @@ class Run:
         accumulate: int = 1,
         workers: int = 0,
         collate: Collate = default_collate,
+        loader: Mapping[str, Any] | None = None,
     ) -> Iterator[Batch]:
         """Every window that is still to be trained, this rank's share of it at a time; `next` is the step boundary.
 
         `global_batch` samples a step, whatever the number of ranks. `accumulate` hands out a share in so many
-        micro-batches, and gradients are exchanged in the last one. `workers` processes load ahead.
+        micro-batches, and gradients are exchanged in the last one. `workers` processes load ahead; `loader` has further
+        options for their DataLoader, such as {"prefetch_factor": 4, "worker_init_fn": ...}.
         """
         protected = self._start()
         geometry = Geometry(
@@ -202,7 +204,8 @@ class Run:
             epochs=epochs,
             seed=self.seed if seed is None else seed,
         )
-        self._check(geometry, accumulate, workers)
+        options = loader_options.checked(workers, loader)
+        self._check(geometry, accumulate)
         injection = self._injection()
         start = self._restored.step or 0
         fingerprint = _fingerprint(geometry, protected)
@@ -223,7 +226,7 @@ class Run:
             injection=injection,
             loss=self._loss,
             replicas=self._replicas,
-            source=loading.Source(loading.Shares(dataset, accumulate, collate), geometry, workers),
+            source=loading.Source(loading.Shares(dataset, accumulate, collate), geometry, options),
             part=part,
             live=self._live,
         )
@@ -298,13 +301,11 @@ class Run:
                     logger.warning("%s", line)
         return self._protected
 
-    def _check(self, geometry: Geometry, accumulate: int, workers: int) -> None:
+    def _check(self, geometry: Geometry, accumulate: int) -> None:
         """Refuse what cannot be trained; all ranks refuse alike."""
         least = geometry.share_size(0, self.world)
         if not 1 <= accumulate <= least:
             raise BadInput(f"{least} samples a rank cannot be accumulated in {accumulate} parts: give 1 to {least}")
-        if workers < 0:
-            raise BadInput(f"{workers} workers cannot load anything: give 0 (load in this process) or more")
         inject.check(self._config.failures, geometry.steps)
         if self._attempt:
             restoring.check_config(self._attempt.store, self._restored, geometry.to_json())
