@@ -118,6 +118,11 @@ def _served_findings(served: ServedLedger, others: Ledger) -> tuple[Finding, ...
 
 
 def _not_begun(ledger: Ledger) -> tuple[Verdict, str]:
+    if any(each.verdict == "completed" for life in ledger.supervisions for each in life.verdicts):
+        return "unknown", (
+            "supervised only: the workers ended in order, and none came to run.batches(): which samples were trained, and "
+            "whether it went on exactly after a failure, is not on record"
+        )
     starts = {number for each in ledger.supervisions for number in each.launches} | set(ledger.attempts)
     return "unknown", f"no rank came to its training loop in {counted(len(starts), 'attempt')}: nothing was trained yet"
 

@@ -26,7 +26,7 @@ from holdfast.checkpoint import writer as writers
 from holdfast.checkpoint.store import Store
 from holdfast.checkpoint.terms import Fenced, Term
 from holdfast.checkpoint.writer import Writer
-from holdfast.ddp import device_link, generators, inject, loader_options, loading, restoring, world
+from holdfast.ddp import device_link, generators, inject, loader_options, loading, outside, restoring, world
 from holdfast.ddp.asked_for import UNSAVED, overridden, seed_of_run, seeded_late
 from holdfast.ddp.attempt import Attempt, begin
 from holdfast.ddp.batches import Batch, Loop, Loss
@@ -295,6 +295,7 @@ class Run:
             self._protected.check_replicated(self._models)
         if not (self._live and self._live.joins):
             progress.here.enters(Phase.TRAINING)
+        outside.begun()
         if self.main and self.attempt == 1:
             for line in (seeded_late(generators.seeded()), None if self._attempt else UNSAVED):
                 if line:

@@ -193,6 +193,8 @@ class _Supervisor:
         if hangs:
             self._view.echo.copy(last=True)  # what comes then is stacks, which belong into the logs
         self._agent.end(stacks=hangs)
+        self._view.echo.copy(last=True)
+        self._agent.keep_last_words()  # now that nobody shows the logs any more: what counts of it is shown by itself
         return lost
 
     def _heed_nodes(self, *, finished: bool) -> Verdict | None:
@@ -249,7 +251,8 @@ class _Supervisor:
     def _over(self) -> Verdict:
         if PREEMPTED in self._agent.exits():
             return self._verdict("preempted", "the workers saved and stopped when asked; the same command goes on")
-        return self._verdict("completed", "all workers have finished")
+        only = "" if self._agent.is_checked else "; supervised only: restarted after failures, not checked"
+        return self._verdict("completed", f"all workers have finished{only}")
 
     def _recover(self, lost: Casualty) -> Verdict | None:
         """Say who failed; then start again, unless there is a reason not to."""
@@ -265,7 +268,7 @@ class _Supervisor:
 
     def _go_on(self) -> Verdict | None:
         """Let those that are left go on without those that failed."""
-        self._view.echo.leave(self._agent.printed_by_hung())
+        self._view.echo.leave(self._agent.printed_by_fallen())
         members, others = self._agent.bury()
         lost = [casualty([death]) for death in members]
         first = (lost or [casualty([death]) for death in others])[0]
