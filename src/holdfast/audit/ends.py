@@ -6,7 +6,7 @@ from holdfast.audit.life import Life
 from holdfast.events import Done, Plan
 from holdfast.geometry import Geometry
 
-PLANNED = ("samples", "batch", "epochs", "seed", "config")  # how often to save, and by which writer, may change
+PLANNED = ("samples", "batch", "epochs", "seed", "config", "own")  # how often to save, and by which writer, may change
 
 
 def one_plan(ledger: Ledger) -> tuple[Verdict, str]:

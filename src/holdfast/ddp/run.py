@@ -31,6 +31,7 @@ from holdfast.ddp.asked_for import UNSAVED, overridden, seed_of_run, seeded_late
 from holdfast.ddp.attempt import Attempt, begin
 from holdfast.ddp.batches import Batch, Loop, Loss
 from holdfast.ddp.config import RunConfig, handed_over
+from holdfast.ddp.draws import Draws
 from holdfast.ddp.effort import Effort
 from holdfast.ddp.fingerprint import Fingerprints
 from holdfast.ddp.inject import Injection
@@ -240,6 +241,17 @@ class Run:
         self._loop = weakref.ref(batches)  # weak: to leave the loop is to end it
         return batches
 
+    def draws(self, steps: int, *, global_batch: int, accumulate: int = 1) -> Iterator[Batch]:
+        """So many windows whose samples the script draws itself: as many as `batch.data` says, of `global_batch` in all.
+
+        It draws from torch's, numpy's or Python's own generators, in the window that it is for: they are keyed for it, so
+        after a failure the same are drawn, by as many ranks. The audit counts them, and cannot say which they were.
+        """
+        if steps < 1:
+            raise BadInput(f"{steps} steps train nothing: give 1 or more")
+        samples = Draws(steps * global_batch)
+        return self.batches(samples, global_batch=global_batch, epochs=1, accumulate=accumulate, collate=len)
+
     def note(self, *, loss: float) -> None:
         """Put the loss of the step that is being trained on record."""
         self._loss.note(loss)
@@ -331,7 +343,8 @@ class Run:
                 save_every=self._config.save_every,
                 writer=self._config.writer,
                 config=fingerprint,
-                data=probe(dataset, geometry.samples, geometry.seed),
+                data=None if isinstance(dataset, Draws) else probe(dataset, geometry.samples, geometry.seed),
+                own=isinstance(dataset, Draws),
             )
         )
         self._record.flush()

@@ -20,7 +20,10 @@ class Attempt(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a rank is to train: so many samples, in which order, saved how; `data` is a digest of a few of them."""
+    """What a rank is to train: so many samples, in which order, saved how; `data` is a digest of a few of them.
+
+    If they are the script's `own`, it draws them itself, and the order is none of theirs.
+    """
 
     attempt: int
     samples: int
@@ -31,6 +34,7 @@ class Plan(NamedTuple):
     writer: str
     config: str
     data: str | None = None
+    own: bool = False
 
 
 class Recover(NamedTuple):
