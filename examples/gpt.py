@@ -12,6 +12,7 @@ from torch.utils import data
 import holdfast as hf
 
 CONTEXT = 24
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WORDS = ("tide", "rope", "anchor", "gull", "storm", "harbour", "light", "knot", "sail", "mast", "wind", "deck")
 LETTERS = sorted({" ", *"".join(WORDS)})
 
@@ -32,7 +33,8 @@ class Text(data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 def get_batch(text: Text, size: int) -> list[torch.Tensor]:
     """Stretches from random places of a text."""
-    return data.default_collate([text[int(start)] for start in torch.randint(len(text), (size,))])
+    stretches = [text[int(start)] for start in torch.randint(len(text), (size,))]
+    return [part.to(DEVICE) for part in data.default_collate(stretches)]
 
 
 class GPT(nn.Module):
@@ -79,7 +81,7 @@ def main() -> None:
     train, kept = Text(options.words, seed=1), Text(200, seed=2)
     steps = options.epochs * (len(train) // (options.batch * options.accumulate))
     run = hf.attach()
-    model = run.replicate(GPT())
+    model = run.replicate(GPT().to(run.device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     run.protect(model=model, optimizer=optimizer)
     for batch in run.batches(train, global_batch=options.batch * options.accumulate, epochs=options.epochs):
@@ -88,7 +90,7 @@ def main() -> None:
             group["lr"] = learning_rate(step, steps)
         if step % options.evaluate_every == 0:
             run.print(f"step {step}: loss {estimate_loss(model, kept):.3f}")
-        for x, y in zip(*(part.chunk(options.accumulate) for part in batch), strict=True):
+        for x, y in zip(*(part.chunk(options.accumulate) for part in batch.to(run.device)), strict=True):
             loss = model(x, y) / options.accumulate
             loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

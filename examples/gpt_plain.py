@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils import data
 
 CONTEXT = 24
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WORDS = ("tide", "rope", "anchor", "gull", "storm", "harbour", "light", "knot", "sail", "mast", "wind", "deck")
 LETTERS = sorted({" ", *"".join(WORDS)})
 
@@ -30,7 +31,8 @@ class Text(data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 def get_batch(text: Text, size: int) -> list[torch.Tensor]:
     """Stretches from random places of a text."""
-    return data.default_collate([text[int(start)] for start in torch.randint(len(text), (size,))])
+    stretches = [text[int(start)] for start in torch.randint(len(text), (size,))]
+    return [part.to(DEVICE) for part in data.default_collate(stretches)]
 
 
 class GPT(nn.Module):
@@ -76,7 +78,7 @@ def main() -> None:
     torch.manual_seed(1337)
     train, kept = Text(options.words, seed=1), Text(200, seed=2)
     steps = options.epochs * (len(train) // (options.batch * options.accumulate))
-    model = GPT()
+    model = GPT().to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in range(steps):
         for group in optimizer.param_groups:
