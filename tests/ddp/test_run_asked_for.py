@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from final import complaints, different, events
-from loop import Task
+from loop import Task, train
 from test_run import _attached, attach, run_to_end
 from torch import nn
 
@@ -74,12 +74,7 @@ def test_a_seed_that_is_another_each_time_is_that_of_the_first_time_when_the_run
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     torch.manual_seed(-1)
-    run = attach(tmp_path)
-    run.protect(model=nn.Linear(1, 1))
-    batches = iter(run.batches(torch.zeros(8, 1), global_batch=2, epochs=1))  # type: ignore[arg-type]
-    for _ in range(3):
-        next(batches)
-    run.close()
+    train(attach(tmp_path, save_every=2), TASK, steps=3)
     torch.manual_seed(12)
     assert attach(tmp_path).seed == 2**64 - 1
     assert "torch.manual_seed(12) has no effect" in caplog.text

@@ -217,7 +217,7 @@ def test_a_plain_value_that_cannot_come_back_is_refused(thing: Any, line: str) -
         Protected({"best": thing})
 
 
-def test_a_scheduler_that_follows_the_best_value_goes_on_after_a_stop(tmp_path: Path) -> None:
+def test_a_scheduler_that_follows_the_best_value_goes_on_after_a_failure(tmp_path: Path) -> None:
     def train(out: Path, steps: int | None = None) -> None:
         run = attach(out, save_every=2)
         model = run.replicate(nn.Linear(1, 1))
@@ -234,11 +234,13 @@ def test_a_scheduler_that_follows_the_best_value_goes_on_after_a_stop(tmp_path: 
             progress["best"] = min(progress["best"], loss.item())
             scheduler.step(progress["best"])
             if batch.step == steps:
-                break
+                raise OSError("a failure")
 
     train(tmp_path / "whole")
     for steps in (3, 8):
-        train(tmp_path / "parts", steps)
+        with pytest.raises(OSError, match="a failure"):
+            train(tmp_path / "parts", steps)
+        _attached.pop().close()
     train(tmp_path / "parts")
     assert different(tmp_path / "whole", tmp_path / "parts") == []
     assert complaints(tmp_path / "parts") == []

@@ -63,10 +63,17 @@ def test_killed_twice_it_ends_with_the_bits_of_a_run_that_never_failed(start: St
 
 def test_a_script_that_draws_is_told_how_many_and_no_steps_are_refused(tmp_path: Path) -> None:
     run = attach(tmp_path)
-    run.protect(model=nn.Linear(1, 1))
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    run.protect(model=model, optimizer=optimizer)
     with pytest.raises(BadInput, match="0 steps train nothing"):
         run.draws(0, global_batch=8)
-    assert [(batch.step, batch.data) for batch in run.draws(2, global_batch=8, accumulate=2)] == [
-        (0, 4), (0, 4), (1, 4), (1, 4)
-    ]  # fmt: skip
+    told = []
+    for batch in run.draws(2, global_batch=8, accumulate=2):
+        told.append((batch.step, batch.data))
+        model(torch.randn(batch.data, 1)).square().mean().backward()
+        if batch.last:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert told == [(0, 4), (0, 4), (1, 4), (1, 4)]
     run.close()

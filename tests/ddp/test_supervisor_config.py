@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 from holdfast.ddp.config import FAULTS, IDENTITY, WRITERS, RunConfig, read_config
 from holdfast.errors import BadInput
+from holdfast.events import Seconds, Step
 from holdfast.failure import Failure
+from holdfast.history import HistoryWriter
+from holdfast.samples import Samples
 from holdfast.supervise.folder import continued, differing
 
 counts = st.integers(1, 64)
@@ -112,6 +115,9 @@ def test_a_run_json_of_a_stranger_is_one_clear_line(tmp_path: Path) -> None:
 
 def test_a_command_without_a_seed_goes_on_with_that_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(RunConfig(script="a.py", seed=0).to_json()))  # as all had before
+    assert continued(tmp_path, RunConfig(script="a.py")).seed is None  # nothing was trained yet
+    with HistoryWriter(tmp_path / "history", "rank-0") as history:
+        history.append(Step(1, 1, 0, 0, 0, 0, Samples.of([1]), Seconds(0.0, 0.0, 0.0)))
     assert continued(tmp_path, RunConfig(script="a.py")).seed == 0
     assert continued(tmp_path, RunConfig(script="a.py", seed=5)).seed == 5
     assert continued(tmp_path / "new", RunConfig(script="a.py")).seed is None

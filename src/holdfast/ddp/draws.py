@@ -4,6 +4,8 @@ The run counts them, and keys the generators before every one: a window that is 
 with as many ranks. Which samples those are, nobody but the script knows.
 """
 
+LONG = 1 << 20  # windows that an epoch has: whichever there are, so that a run can be extended
+
 
 class Draws:
     """Stands for so many samples of which the run knows nothing but that they are to be drawn."""

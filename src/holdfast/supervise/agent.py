@@ -265,6 +265,10 @@ class WarmAgent(SimpleElasticAgent):
         """Whether the steps of the workers were those of a run, and not only supervised."""
         return any(each.task.progress.is_checked for each in self._running)
 
+    def is_after_the_loop(self) -> bool:
+        """Whether a worker of this node failed in what its script does after its loop."""
+        return any(each.has_fallen and each.task.progress.phase is Phase.DONE for each in self._running)
+
     def exits(self) -> list[int | None]:
         """The exit status of every worker; nothing for those that run."""
         return [each.exit for each in self._running]
