@@ -175,3 +175,13 @@ def test_a_full_output_is_one_line() -> None:
     command = f"{Path(sys.executable).parent / 'holdfast'} lab list > /dev/full"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stderr) == (2, "holdfast: the system refused: No space left on device.\n")
+
+
+def test_options_of_the_script_without_the_dashes_before_them_get_the_hint(holdfast, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    ran = holdfast("run", "--workers", "2", "train.py", "--epochs", "3")
+    assert ran.code == 2
+    assert ran.err.count("\n") == 1
+    assert "comes after --: holdfast run --workers 2 train.py -- --epochs 3" in ran.err
+    assert "comes after --: holdfast run train.py -- --lr=0.1" in holdfast("run", "train.py", "--lr=0.1").err
+    for other in (("run", "--wrokers", "2", "train.py"), ("audit", "a.py", "--nothing")):
+        assert "comes after" not in holdfast(*other).err

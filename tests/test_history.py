@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.audit.verdicts import audit_run
 from holdfast.errors import BadInput, Corrupt, FutureVersion, StorageFailed
 from holdfast.events import VERSION, Commit, Done, Event, Other, Recover, Save, Seconds, Step
 from holdfast.history import HistoryWriter, Torn, read_history, stream_history
@@ -281,3 +282,11 @@ def test_a_line_without_an_end_takes_no_memory(tmp_path: Path) -> None:
     found = read_history(tmp_path)
     assert [event.kind for event in found.events] == ["open", "done"]
     assert found.torn[0].size > 5 << 30
+
+
+def test_a_path_may_be_text_and_so_may_several(tmp_path: Path) -> None:
+    with HistoryWriter(tmp_path, "rank-0", clock=ticking()) as history:
+        history.append(step(0))
+    found = read_history(tmp_path)
+    assert read_history(str(tmp_path)) == read_history([str(tmp_path)]) == found
+    assert audit_run(str(tmp_path)) == audit_run([str(tmp_path)]) == audit_run(tmp_path)

@@ -140,3 +140,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
     return getattr(import_module(f"holdfast.{_LATER[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -15,7 +15,7 @@ from holdfast.blocks import Ids
 from holdfast.errors import BadInput
 from holdfast.permutation import LARGEST, mixed, permuted
 
-_SEEDS = 1 << 64
+SEEDS = 1 << 64
 LENGTH = ("epochs", "limit")  # the fields that say how long a training is, and not which samples come in which order
 
 
@@ -59,8 +59,8 @@ class Geometry:
             raise BadInput(
                 f"{self.limit} steps do not end in the last of {self.epochs} epochs of {self.steps_per_epoch}"
             )
-        if not 0 <= self.seed < _SEEDS:
-            raise BadInput(f"the seed {self.seed} does not fit 64 bits: give 0 to {_SEEDS - 1}")
+        if not 0 <= self.seed < SEEDS:
+            raise BadInput(f"the seed {self.seed} does not fit 64 bits: give 0 to {SEEDS - 1}")
 
     @classmethod
     def planned(cls, *, samples: int, batch: int, epochs: int | None, steps: int | None, seed: int) -> "Geometry":

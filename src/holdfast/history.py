@@ -17,9 +17,13 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from types import TracebackType
+from typing import TypeAlias
 
 from holdfast.errors import BadInput, Corrupt, FutureVersion, StorageFailed
 from holdfast.events import VERSION, Event, Open, What, line, parse
+
+Where: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A file or a folder, or several."""
 
 LONGEST = 16 << 20  # bytes of a line: none of ours comes near, and a stranger's must not fill the memory
 
@@ -171,7 +175,7 @@ def _end_of_last_line(file: FileIO, size: int) -> int:
     return 0
 
 
-def read_history(path: Path | Sequence[Path]) -> History:
+def read_history(path: Where) -> History:
     """The history in one file, in a folder of files, or in the `history` folder of a run; or in several such places."""
     torn: list[Torn] = []
     files = [list(_read_file(file, torn)) for file in files_of(path)]
@@ -180,7 +184,7 @@ def read_history(path: Path | Sequence[Path]) -> History:
     return History(tuple(events), tuple(torn))
 
 
-def stream_history(path: Path | Sequence[Path], torn: list[Torn]) -> Iterator[tuple[str, Event]]:
+def stream_history(path: Where, torn: list[Torn]) -> Iterator[tuple[str, Event]]:
     """The events of a history, each with the name of its file, none of them kept here; torn lines go to the list."""
     for file in files_of(path):
         name = file.stem
@@ -220,10 +224,11 @@ def backwards(file: Path) -> Iterator[Event]:
         raise StorageFailed(f"cannot read the history {file}: {error.strerror or error}.") from error
 
 
-def files_of(path: Path | Sequence[Path]) -> list[Path]:
+def files_of(path: Where) -> list[Path]:
     """The files of a history, wherever it lies."""
-    if not isinstance(path, Path):
+    if not isinstance(path, str | os.PathLike):
         return [file for each in path for file in files_of(each)]
+    path = Path(path)
     if path.is_file():
         return [path]
     for folder in (path / "history", path):

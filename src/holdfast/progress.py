@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 
 IN_RESERVE = -1
-_NUMBERS = 9  # of 8 bytes each
+_NUMBERS = 11  # of 8 bytes each
 WORDS = 4096  # bytes of last words, behind the numbers
 
 
@@ -82,6 +82,16 @@ class Progress:
         return bool(self._numbers[8])
 
     @property
+    def evaluated(self) -> int:
+        """How much it has evaluated between steps, or after them: any sign that it goes on with it."""
+        return self._numbers[9]
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether its steps are those of a run, which are saved and on record; else it is supervised and no more."""
+        return bool(self._numbers[10])
+
+    @property
     def last_words(self) -> str:
         """What it said of its failure, where the disk may have refused it."""
         text = bytes(self._memory[8 * _NUMBERS :])
@@ -108,6 +118,14 @@ class Progress:
     def falls_back(self) -> None:
         """Only a restart helps."""
         self._numbers[8] = 1
+
+    def evaluates(self) -> None:
+        """An evaluation goes on; a process that loads for it may say so, too."""
+        self._numbers[9] += 1
+
+    def checks(self) -> None:
+        """The steps from here on are those of a run."""
+        self._numbers[10] = 1
 
     def posts(self) -> None:
         """What we do next ends only once all peers have come as far."""

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from supervised import HERE, TRAINEE, Start, Supervisor, alive
+
+
+@pytest.fixture(autouse=True)
+def unseeded() -> None:
+    """A process that has just begun has seeded nothing: what an earlier test has would be the seed of the next run."""
+    torch.seed()
 
 
 @pytest.fixture(scope="session")

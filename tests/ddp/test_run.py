@@ -335,7 +335,7 @@ def test_calls_out_of_order_are_refused() -> None:
 
 
 def test_what_has_no_state_cannot_be_protected() -> None:
-    with pytest.raises(BadInput, match="counter is a int, without state_dict"):
+    with pytest.raises(BadInput, match="counter is a int, which nobody can put back in place"):
         attach().protect(counter=3)  # type: ignore[arg-type]
 
 

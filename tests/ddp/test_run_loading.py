@@ -8,10 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import Subset, default_collate
+from torch.utils.data import Subset, default_collate, get_worker_info
 
-from holdfast.ddp import loading
+from holdfast.ddp import loader_options, loading
 from holdfast.ddp.loading import Shares
+from holdfast.errors import BadInput
 from holdfast.geometry import Geometry
 from holdfast.samples import Samples
 
@@ -98,3 +99,44 @@ def test_parts_are_contiguous_and_differ_by_at_most_one(count: int, parts: int) 
     assert [index for part in ranges for index in part] == list(range(count))
     assert max(map(len, ranges)) - min(map(len, ranges)) <= 1
     assert len(ranges) == parts
+
+
+def seen_by_init(_: int) -> None:
+    random.seed(5)  # harmless: every share is loaded under its own key
+    info = get_worker_info()
+    assert isinstance(info.dataset, Drawn)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": 2, "prefetch_factor": 3, "persistent_workers": True, "worker_init_fn": seen_by_init},
+        {"num_workers": 1, "multiprocessing_context": "fork", "timeout": 60},
+        {"num_workers": 0, "pin_memory": False},
+    ],
+)
+def test_options_of_the_loader_change_nothing_that_is_loaded(options: dict[str, Any]) -> None:
+    shares = Shares(Drawn(50), 1, default_collate)
+    several = loading.load(shares, loading.requests(GEOMETRY, 0, 1, 3), **loader_options.checked(0, options))
+    assert [[[column.tolist() for column in part] for part in parts] for _, parts in several] == loaded()
+
+
+@pytest.mark.parametrize(
+    ("workers", "loader", "line"),
+    [
+        (0, {"shuffle": True}, "in an order that comes from the seed"),
+        (0, {"batch_size": 4}, "give global_batch"),
+        (0, {"collate_fn": list}, "collate="),
+        (0, {"nothing": 1}, "no option 'nothing'"),
+        (2, {"num_workers": 3}, "differ: give one of them"),
+        (0, {"num_workers": -1}, "-1 workers cannot load anything"),
+    ],
+)
+def test_options_that_would_change_the_samples_are_refused(workers: int, loader: dict[str, Any], line: str) -> None:
+    with pytest.raises(BadInput, match=line):
+        loader_options.checked(workers, loader)
+
+
+def test_options_that_torch_refuses_are_refused_in_one_line() -> None:
+    with pytest.raises(BadInput, match="refuses its options: prefetch_factor"):
+        loading.load(Shares(Drawn(50), 1, default_collate), iter(()), 0, prefetch_factor=2)

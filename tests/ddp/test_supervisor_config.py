@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from holdfast.ddp.config import FAULTS, IDENTITY, WRITERS, RunConfig, read_config
 from holdfast.errors import BadInput
+from holdfast.events import Seconds, Step
 from holdfast.failure import Failure
-from holdfast.supervise.folder import differing
+from holdfast.history import HistoryWriter
+from holdfast.samples import Samples
+from holdfast.supervise.folder import continued, differing
 
 counts = st.integers(1, 64)
 configs = st.builds(
@@ -24,7 +27,7 @@ configs = st.builds(
     max_inflight=counts,
     keep_last=counts,
     max_restarts=st.integers(0, 9),
-    seed=st.integers(),
+    seed=st.none() | st.integers(),
     failures=st.lists(st.builds(Failure, step=counts, kind=st.sampled_from(FAULTS))).map(tuple),
     workers_after=st.lists(counts).map(tuple),
     hang_after=st.none() | st.floats(0.1, 100),
@@ -108,3 +111,13 @@ def test_a_run_json_of_a_stranger_is_one_clear_line(tmp_path: Path) -> None:
         os.truncate(path, 0)
         path.write_text(text)
         refused()
+
+
+def test_a_command_without_a_seed_goes_on_with_that_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(RunConfig(script="a.py", seed=0).to_json()))  # as all had before
+    assert continued(tmp_path, RunConfig(script="a.py")).seed is None  # nothing was trained yet
+    with HistoryWriter(tmp_path / "history", "rank-0") as history:
+        history.append(Step(1, 1, 0, 0, 0, 0, Samples.of([1]), Seconds(0.0, 0.0, 0.0)))
+    assert continued(tmp_path, RunConfig(script="a.py")).seed == 0
+    assert continued(tmp_path, RunConfig(script="a.py", seed=5)).seed == 5
+    assert continued(tmp_path / "new", RunConfig(script="a.py")).seed is None

@@ -7,7 +7,8 @@ from holdfast.audit.life import Life
 from holdfast.events import Done, Plan, Stopped
 from holdfast.geometry import Geometry
 
-PLANNED = ("samples", "batch", "seed", "config")  # how often to save, and by which writer, may change; longer it may be
+# How often to save, and by which writer, may change; longer it may be.
+PLANNED = ("samples", "batch", "seed", "config", "own")
 
 
 def one_plan(ledger: Ledger) -> tuple[Verdict, str]:

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from holdfast.audit.ledger import Ledger
 from holdfast.audit.served.checks import CHECKS as SERVED_CHECKS
 from holdfast.audit.served.ledger import ServedLedger, writer_of
 from holdfast.events import Event
-from holdfast.history import Torn, stream_history
+from holdfast.history import Torn, Where, stream_history
 
 Check: TypeAlias = Callable[[Ledger], tuple[Verdict, str]]
 SEVERITY: Sequence[Verdict] = ("pass", "unknown", "fail")
@@ -79,9 +80,7 @@ def audit_files(
     return _findings(ledger)
 
 
-def audit_run(
-    path: Path | Sequence[Path], argv: Sequence[str] | None = None, recovery: str | None = None
-) -> tuple[Finding, ...]:
+def audit_run(path: Where, argv: Sequence[str] | None = None, recovery: str | None = None) -> tuple[Finding, ...]:
     """Every check's finding on the history at this path, or at these; `argv` is what was to be run, and `recovery` how it
     was to recover, if that is known."""
     with _no_collection():
@@ -89,11 +88,11 @@ def audit_run(
         return audit_files(stream_history(path, torn), torn, argv, recovery or recovery_of(path))
 
 
-def recovery_of(path: Path | Sequence[Path]) -> str | None:
+def recovery_of(path: Where) -> str | None:
     """How the run in this folder was to recover, or that in the first of these folders that says so."""
-    for folder in [path] if isinstance(path, Path) else path:
+    for folder in [path] if isinstance(path, str | os.PathLike) else path:
         with suppress(OSError, ValueError):
-            said = json.loads((folder / "run.json").read_text())
+            said = json.loads(Path(folder, "run.json").read_text())
             if isinstance(said, dict) and isinstance(said.get("recovery"), str):
                 return str(said["recovery"])
     return None
@@ -119,6 +118,11 @@ def _served_findings(served: ServedLedger, others: Ledger) -> tuple[Finding, ...
 
 
 def _not_begun(ledger: Ledger) -> tuple[Verdict, str]:
+    if any(each.verdict == "completed" for life in ledger.supervisions for each in life.verdicts):
+        return "unknown", (
+            "supervised only: the workers ended in order, and none came to run.batches(): which samples were trained, and "
+            "whether it went on exactly after a failure, is not on record"
+        )
     starts = {number for each in ledger.supervisions for number in each.launches} | set(ledger.attempts)
     return "unknown", f"no rank came to its training loop in {counted(len(starts), 'attempt')}: nothing was trained yet"
 

@@ -8,6 +8,7 @@ import typer
 
 from holdfast.cli.console import complain
 from holdfast.cli.demo import demo
+from holdfast.cli.hints import forgotten_dashes
 from holdfast.cli.lab import lab
 from holdfast.cli.run import run
 from holdfast.cli.scale import scale
@@ -39,7 +40,8 @@ def main() -> None:
     except HoldfastError as error:
         sys.exit(complain(str(error)))
     except _UsageError as error:
-        sys.exit(complain(f"{error.format_message()} See `holdfast --help`."))
+        hint = forgotten_dashes(sys.argv[1:], getattr(error, "option_name", None))
+        sys.exit(complain(f"{error.format_message()} {hint or 'See `holdfast --help`.'}"))
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(complain("interrupted", code=130))
     except BrokenPipeError:

@@ -88,7 +88,13 @@ def run_script(
         str, typer.Option(help="What breaks: exit, kill, hang, slow, or a fault of the storage.")
     ] = "exit",
     fail_rank: Annotated[str, typer.Option(help="The rank that breaks, or several at once, such as 1,3.")] = "0",
-    seed: Annotated[int, typer.Option(help="Order of samples and all that is random come from it.")] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            help="Order of samples and all that is random come from it.  [default: that of attach(seed=...), else of "
+            "the script's torch.manual_seed before it, else 0]"
+        ),
+    ] = None,
     preload: Annotated[
         str, typer.Option(help="Modules to import once, before workers start, such as torchvision.")
     ] = "",

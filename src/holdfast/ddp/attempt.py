@@ -43,7 +43,7 @@ class Attempt:
 def _joined(folder: Path, out: Path, world: World, config: RunConfig) -> Attempt:
     """Be ready to take part in the attempt that is under way."""
     number = int(os.environ["HOLDFAST_ATTEMPT"])
-    record = Enrolled(folder, number, world.size)
+    record = Enrolled(folder, number, world.size, config.seed)
     store = store_at(config.checkpoints or out / "checkpoints")
     return Attempt(number, folder, Past(struck=read_past(folder).struck), record, store, config.keep_last)
 
@@ -51,11 +51,11 @@ def _joined(folder: Path, out: Path, world: World, config: RunConfig) -> Attempt
 def _record(folder: Path, number: int, world: World, config: RunConfig) -> Record:
     """The record of this rank, with its first event."""
     if config.recovery != "restart":
-        enrolled = Enrolled(folder, number, world.size)
+        enrolled = Enrolled(folder, number, world.size, config.seed)
         enrolled.enrol(world.rank)
         return enrolled
     record = HistoryWriter(folder, f"rank-{world.rank}")
-    record.append(Began(number, world.size, world.rank, os.getpid()))
+    record.append(Began(number, world.size, world.rank, os.getpid(), config.seed))
     record.flush()
     return record
 

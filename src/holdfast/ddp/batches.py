@@ -5,9 +5,9 @@ let a due failure strike, hand out the next window.
 """
 
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -21,6 +21,7 @@ from holdfast.ddp.keeping import Keeping
 from holdfast.ddp.live import Live
 from holdfast.ddp.loading import Source, divided, share_key
 from holdfast.ddp.meeting import Asleep
+from holdfast.ddp.nested import moved
 from holdfast.ddp.preemption import PREEMPTED
 from holdfast.ddp.record import Record
 from holdfast.ddp.replica import Replica, holding_back
@@ -42,7 +43,8 @@ class Batch:
     """What to train next: this rank's share of a window, or one micro-batch of it.
 
     `weight` is the micro-batch's part of the share: a mean loss times it adds up to the mean over the share. After the
-    `last` one the optimizer steps. A batch unpacks as its data does: `for x, y in run.batches(...)`.
+    `last` one the optimizer steps. A batch is used like the data it carries: `x, y = batch`, `batch["input_ids"]`,
+    `model(**batch)`; `batch.to(device)` is the batch with its tensors there.
     """
 
     data: Any
@@ -63,8 +65,42 @@ class Batch:
         """The second of a pair."""
         return self._pair()[1]
 
+    def to(self, *where: Any, **how: Any) -> "Batch":
+        """The same batch with every tensor of its data moved, as by `Tensor.to`, however they are nested."""
+        return replace(self, data=moved(self.data, *where, **how))
+
     def __iter__(self) -> Iterator[Any]:
         return iter(self.data)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.data[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.data
+
+    def keys(self) -> KeysView[Any]:
+        """The keys of a batch of dicts."""
+        return self._dict().keys()
+
+    def values(self) -> ValuesView[Any]:
+        """The values of a batch of dicts."""
+        return self._dict().values()
+
+    def items(self) -> ItemsView[Any, Any]:
+        """The keys and values of a batch of dicts."""
+        return self._dict().items()
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The value of a batch of dicts under this key, if it has one."""
+        return self._dict().get(key, default)
+
+    def _dict(self) -> Mapping[Any, Any]:
+        if not isinstance(self.data, Mapping):
+            raise BadInput(f"the samples of this dataset are no dicts but a {type(self.data).__name__}: use batch.data")
+        return self.data
 
     def _pair(self) -> Any:
         if not (isinstance(self.data, list | tuple) and len(self.data) == 2):

@@ -37,7 +37,7 @@ class RunConfig:
     max_inflight: int = 2
     keep_last: int = 2
     max_restarts: int = 3
-    seed: int = 0
+    seed: int | None = None  # the script's
     failures: Schedule = ()
     spares: int = 0  # workers that wait, ready to take the place of a lost one
     workers_after: tuple[int, ...] = ()

@@ -16,6 +16,7 @@ import xxhash
 
 START = "start"
 WINDOW = "window"
+CHOSEN = 1 << 32  # a process begins with 64 random bits for a seed, as keys have; seeds that people choose are small
 
 
 def key(seed: int, purpose: str, *place: int) -> int:
@@ -31,6 +32,12 @@ def set_all(number: int) -> None:
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(number)
+
+
+def seeded() -> int | None:
+    """What the script has given to `torch.manual_seed`, if it has and the generator was not keyed since."""
+    seed = torch.default_generator.initial_seed()
+    return seed if seed < CHOSEN or seed >= (1 << 64) - CHOSEN else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ worker processes change the speed and nothing else.
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,7 +16,7 @@ from multiprocessing.context import ForkContext, ForkProcess
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from holdfast.blocks import Ids
 from holdfast.ddp import generators, preemption
@@ -115,15 +115,15 @@ def requests(geometry: Geometry, start: int, rank: int, world: int) -> Iterator[
 class Source:
     """This rank's shares one after the other, loaded; if the windows are divided anew, from there on those."""
 
-    def __init__(self, shares: Shares, geometry: Geometry, workers: int) -> None:
-        self._shares, self._geometry, self._workers = shares, geometry, workers
+    def __init__(self, shares: Shares, geometry: Geometry, options: Mapping[str, Any]) -> None:
+        self._shares, self._geometry, self._options = shares, geometry, options
         self._wanted = Ahead(iter(()))
         self._loaded: Iterator[Loaded] = iter(())
 
     def divide(self, start: int, rank: int, world: int) -> None:
         """From this window on, be this rank of so many."""
         self._wanted = Ahead(requests(self._geometry, start, rank, world))
-        self._loaded = load(self._shares, self._wanted, self._workers)
+        self._loaded = load(self._shares, self._wanted, **self._options)
 
     def prepare(self) -> None:
         """Do what can be done for the next share without loading it."""
@@ -171,23 +171,36 @@ class Elsewhere:
         return loaded, None if states == generators.States.now() else states
 
 
-def load(shares: Shares, wanted: Iterable[Request], workers: int) -> Iterator[Loaded]:
+def load(
+    shares: Shares,
+    wanted: Iterable[Request],
+    num_workers: int,
+    *,
+    worker_init_fn: Callable[[int], object] | None = None,
+    multiprocessing_context: Any = None,
+    **options: Any,
+) -> Iterator[Loaded]:
     """The requested shares in order, with the generators to train them with; loaded ahead by so many processes."""
-    if not workers:
+    if not (num_workers or options):
         return map(shares.__getitem__, wanted)  # as a DataLoader would, without what it does beside
-    loader: DataLoader[tuple[Loaded, generators.States | None]] = DataLoader(
-        Elsewhere(shares),  # type: ignore[arg-type]  # a Dataset to torch is a base class, and all it calls is __getitem__
-        batch_size=None,
-        sampler=wanted,
-        collate_fn=_as_it_is,
-        num_workers=workers,
-        pin_memory=torch.cuda.is_initialized(),
-        generator=torch.Generator(),  # else the loader draws from the one that training draws from
-        worker_init_fn=_Serve(os.getpid()),
-        multiprocessing_context=Loaders() if _forks() else None,
-    )
+    if num_workers:
+        options["worker_init_fn"] = _Serve(os.getpid(), shares.dataset, worker_init_fn)
+        options["multiprocessing_context"] = _context(multiprocessing_context)
+    options.setdefault("pin_memory", torch.cuda.is_initialized())
+    try:
+        loader: DataLoader[Any] = DataLoader(
+            Elsewhere(shares) if num_workers else shares,  # type: ignore[arg-type]  # all that torch calls is __getitem__
+            batch_size=None,
+            sampler=wanted,
+            collate_fn=_as_it_is,
+            num_workers=num_workers,
+            generator=torch.Generator(),  # else the loader draws from the one that training draws from
+            **options,
+        )
+    except (ValueError, TypeError) as error:
+        raise BadInput(f"the DataLoader of the run refuses its options: {error}") from error
     with preemption.held_back():  # until the processes are ready to outlast it
-        return map(_taken_over, iter(loader))
+        return map(_taken_over, iter(loader)) if num_workers else iter(loader)
 
 
 def _taken_over(loaded: tuple[Loaded, generators.States | None]) -> Loaded:
@@ -199,26 +212,34 @@ def _taken_over(loaded: tuple[Loaded, generators.States | None]) -> Loaded:
     return share
 
 
-def _forks() -> bool:
-    """Whether processes are forked here, by the user's choice or the platform's; asked so that it stays a choice."""
-    chosen = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-    return chosen == "fork"
+def _context(given: Any) -> Any:
+    """How processes are started: by the user's choice or the platform's, asked so that it stays a choice."""
+    chosen = given or multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    name = chosen if isinstance(chosen, str) else chosen.get_start_method()
+    return Loaders() if name == "fork" else given
 
 
 class _Serve:
-    """What a process that loads does first: outlast requests to stop, which the worker answers, and die with it."""
+    """What a process that loads does first: outlast requests to stop, which the worker answers, and die with it.
 
-    def __init__(self, worker: int) -> None:
-        self._worker = worker
+    Then it does what the script wants, to which the data set is the script's own.
+    """
+
+    def __init__(self, worker: int, dataset: Dataset, then: Callable[[int], object] | None) -> None:
+        self._worker, self._dataset, self._then = worker, dataset, then
         # The kernel goes by the thread that forks: one that ends while the worker goes on must not end the loading.
         self._stays = threading.current_thread() is threading.main_thread()
 
-    def __call__(self, _number: int) -> None:
+    def __call__(self, number: int) -> None:
         preemption.outlast()
         if self._stays:
             preemption.die_with_parent()
             if os.getppid() != self._worker:
                 os._exit(1)  # it died before we could ask
+        if about := get_worker_info():
+            object.__setattr__(about, "dataset", self._dataset)
+        if self._then:
+            self._then(number)
 
 
 class _Killed(popen_fork.Popen):

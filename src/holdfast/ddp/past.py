@@ -30,6 +30,20 @@ def read_past(folder: Path) -> Past:
     return Past(_last_attempt(folder / FIRST), frozenset(struck(folder)))
 
 
+def first_seed(folder: Path) -> int | None:
+    """The seed of the run, as rank 0 said before the first commit: before that, nothing has been trained with any."""
+    file, seed = folder / FIRST, None
+    if file.exists():
+        require_file(file)
+        for _, event in stream_history(file, []):
+            match event.what:
+                case Attempt(seed=said):
+                    seed = said
+                case Commit() | Step():
+                    return seed
+    return None
+
+
 def following(attempt: int, where: Path) -> int:
     """The number of the attempt after this one, which is the last that the histories of a run in this place tell of."""
     if attempt >= MOST_ATTEMPTS:

@@ -2,17 +2,22 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol, TypeGuard, cast
+from typing import Any, Protocol, TypeAlias, TypeGuard, cast
 
+import numpy as np
 import torch
 import xxhash
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LRScheduler
 
+from holdfast.ddp import plain
+from holdfast.ddp.plain import Plain
+from holdfast.ddp.unwrapping import load_plain, plain_name, plain_state, unwrapped
 from holdfast.errors import BadInput
 from holdfast.state import Flat, flatten
 
+Value: TypeAlias = dict[Any, Any] | list[Any] | torch.Tensor | np.ndarray[Any, Any]
+"""What is protected by being put back in place."""
 SHOWN = 4  # differences that are named; more of them say no more
 
 
@@ -26,11 +31,12 @@ class Protectable(Protocol):
 class Protected:
     """Named things whose state comes back after a failure. Of a replicated model it is the user's own module."""
 
-    def __init__(self, things: Mapping[str, Protectable]) -> None:
+    def __init__(self, things: Mapping[str, Protectable | Value]) -> None:
         if not things:
             raise BadInput("protect() was given nothing: name what is to come back, as in protect(model=model)")
         for name, thing in things.items():
-            if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            plain.check(name, thing)
+            if not (plain.is_plain(thing) or (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"))):
                 raise BadInput(
                     f"{name} is a {type(thing).__name__}, without state_dict and load_state_dict: give it both"
                 )
@@ -38,11 +44,22 @@ class Protected:
 
     def capture(self) -> dict[str, Any]:
         """The state of every thing; its tensors are the live ones."""
-        return {name: thing.state_dict() for name, thing in self._things.items()}
+        return {name: _state(thing) for name, thing in self._things.items()}
 
     def signature(self) -> dict[str, Any]:
         """What the things are, apart from their values: for a model the names, types and shapes of its tensors."""
         return {name: _signature(thing) for name, thing in self._things.items()}
+
+    def own(self) -> dict[str, str]:
+        """The plain values, which may be this rank's own, as text."""
+        return {name: plain.spoken(name, each.state_dict()) for name, each in self._things.items() if _is_own(each)}
+
+    def restore_own(self, saved: Mapping[str, str]) -> dict[str, Any]:
+        """Put this rank's own plain values back; the states that they have then."""
+        states = {name: plain.heard(name, text) for name, text in saved.items()}
+        for name, state in states.items():
+            _restore(self._things[name], state)
+        return states
 
     @property
     def models(self) -> list[nn.Module]:
@@ -100,7 +117,7 @@ class Protected:
     @property
     def _is_opaque(self) -> bool:
         """Whether one of the things is the user's own, and may hold any other."""
-        known = (nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
+        known = (nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler, Plain)
         return not all(isinstance(thing, known) for thing in self._things.values())
 
     def digest(self) -> str:
@@ -127,7 +144,7 @@ class Protected:
     def take_over(self, trained: Mapping[str, Any]) -> None:
         """Have what another rank has after the same step; all else is this rank's own."""
         for name, state in trained.items():
-            _restore(self._things[name], {**self._things[name].state_dict(), **state})
+            _restore(self._things[name], {**_state(self._things[name]), **state})
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Put a saved state back, bit by bit; nothing of it is shared with the things afterwards."""
@@ -163,13 +180,18 @@ def listed(differences: list[str]) -> str:
     return "; ".join(differences[:SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The user's own module, inside of DDP or not."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
+def _state(thing: Protectable) -> Mapping[str, Any]:
+    return plain_state(thing) if isinstance(thing, nn.Module) else thing.state_dict()
 
 
-def _inner(thing: Protectable) -> Protectable:
-    return cast(Protectable, unwrapped(thing)) if isinstance(thing, nn.Module) else thing
+def _is_own(thing: Protectable) -> bool:
+    return isinstance(thing, Plain)
+
+
+def _inner(thing: Protectable | Value) -> Protectable:
+    if plain.is_plain(thing):
+        return Plain(thing)
+    return cast(Protectable, unwrapped(thing) if isinstance(thing, nn.Module) else thing)
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
@@ -183,7 +205,7 @@ def _is_tensor(value: object) -> TypeGuard[torch.Tensor]:
 
 def _signature(thing: Protectable) -> Any:
     if isinstance(thing, nn.Module):
-        return {key: _kind(value) for key, value in thing.state_dict().items() if isinstance(value, torch.Tensor)}
+        return {key: _kind(value) for key, value in plain_state(thing).items() if isinstance(value, torch.Tensor)}
     return type(thing).__name__
 
 
@@ -203,7 +225,7 @@ def _of_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) ->
 
 
 def _of_model(now: Mapping[str, str], saved: Mapping[str, Any]) -> list[str]:
-    before = {key: _kind(value) for key, value in saved.items() if isinstance(value, torch.Tensor)}
+    before = {plain_name(key): _kind(value) for key, value in saved.items() if isinstance(value, torch.Tensor)}
     return [
         *(f".{key} is {now[key]}, not {kind}" for key, kind in before.items() if key in now and now[key] != kind),
         *(f".{key} is new" for key in now if key not in before),
@@ -216,9 +238,9 @@ def _is_trained(thing: Protectable) -> bool:
 
 
 def _trained(thing: Protectable) -> dict[str, Any]:
-    state = dict(thing.state_dict())
+    state = dict(_state(thing))
     if isinstance(thing, nn.Module):
-        parameters = {name for name, _ in thing.named_parameters(remove_duplicate=False)}
+        parameters = {plain_name(name) for name, _ in thing.named_parameters(remove_duplicate=False)}
         return {name: value for name, value in state.items() if name in parameters}
     if isinstance(thing, torch.optim.Optimizer):
         return {"state": state["state"]}
@@ -231,7 +253,7 @@ def _kind(value: torch.Tensor) -> str:
 
 def _restore(thing: Protectable, saved: Any) -> None:
     if isinstance(thing, nn.Module):
-        thing.load_state_dict(saved)  # it copies
+        load_plain(thing, saved)  # it copies
         return
     state = _copied(saved)
     thing.load_state_dict(state)

@@ -30,8 +30,8 @@ class Enrolled:
     While it is none, only what it is to train is remembered, to be said again when it becomes one.
     """
 
-    def __init__(self, folder: Path, attempt: int, world: int) -> None:
-        self._folder, self._attempt, self._world = folder, attempt, world
+    def __init__(self, folder: Path, attempt: int, world: int, seed: int | None = None) -> None:
+        self._folder, self._attempt, self._world, self._seed = folder, attempt, world, seed
         self._history: HistoryWriter | None = None
         self._member: int | None = None
         self._plan: Plan | None = None
@@ -43,7 +43,7 @@ class Enrolled:
         self.retire()
         self._member = member
         self._history = HistoryWriter(self._folder, f"rank-{member}")
-        self._history.append(Attempt(self._attempt, self._world, member, os.getpid()))
+        self._history.append(Attempt(self._attempt, self._world, member, os.getpid(), self._seed))
         if self._plan:
             self._history.append(self._plan)
         self._history.flush()

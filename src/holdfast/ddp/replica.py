@@ -152,6 +152,8 @@ class _Settled(DistributedDataParallel):
         summed, learns = self.require_backward_grad_sync, torch.is_grad_enabled()
         if learns:
             self._before_forward(summed)
+        else:
+            progress.here.evaluates()
         if summed and learns and self._may_be_plain():
             return self._plain_forward(*inputs, **kwargs)
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]

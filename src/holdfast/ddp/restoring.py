@@ -1,6 +1,7 @@
 """What comes back at the start of an attempt: rank 0 finds the newest good snapshot, and every rank loads that one."""
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from time import perf_counter
@@ -19,8 +20,9 @@ from holdfast.ddp.world import World
 from holdfast.errors import BadInput, Corrupt, StorageFailed
 from holdfast.events import JSON, Commit
 from holdfast.geometry import LENGTH, Geometry
-from holdfast.state import Flat, unflatten
+from holdfast.state import Flat, flatten, unflatten
 
+logger = logging.getLogger(__name__)
 RESTORED = "restored"
 STOPPED = "stopped"  # in the extra of a snapshot: the script has stopped the run there
 
@@ -62,6 +64,7 @@ def restore(attempt: Attempt, world: World, protected: Protected) -> Restored:
         check_of_a_run(found)
     _put_back(found, protected, store)
     flat = Flat(found.tensors, {"state": found.extra["state"]})
+    in_memory = _own_put_back(found, protected, world) or flat
     return Restored(
         step=found.step,
         world=found.manifest.world,
@@ -69,15 +72,17 @@ def restore(attempt: Attempt, world: World, protected: Protected) -> Restored:
         generators=tuple(found.extra["generators"]),
         passed_over=passed_over,
         seconds=perf_counter() - began,
-        loaded=digest(flat),
+        loaded=digest(in_memory),
         committed=state_digest(found.manifest.tensors, tree_digest(flat)),
         stopped=found.extra.get(STOPPED) is True,
     )
 
 
-def put_back(attempt: Attempt, step: int, protected: Protected) -> None:
+def put_back(attempt: Attempt, world: World, step: int, protected: Protected) -> None:
     """Put the snapshot of this step back once more."""
-    _put_back(snapshot.load(attempt.store, step, backoff=snapshot.BACKOFF), protected, attempt.store)
+    found = snapshot.load(attempt.store, step, backoff=snapshot.BACKOFF)
+    _put_back(found, protected, attempt.store)
+    _own_put_back(found, protected, world)
 
 
 def state_digest(tensors: str, tree: str) -> str:
@@ -172,6 +177,30 @@ def _put_back(found: Snapshot, protected: Protected, store: Store) -> None:
     if differences := protected.differences(state):
         raise _of_another(store, found.step, differences)
     protected.restore(state)
+
+
+def _own_put_back(found: Snapshot, protected: Protected, world: World) -> Flat | None:
+    """Put back plain values that this rank had for itself; the whole state as it should be in memory then."""
+    own = found.extra.get("own")
+    if own is None or not isinstance(own, list):
+        return None
+    if len(own) != world.size:
+        if world.rank == 0 and any(each != own[0] for each in own):
+            logger.warning(
+                "holdfast: plain values that are protected (%s) differed between the ranks, and there were %d, not %d: all "
+                "ranks go on with those of rank 0. run.sum and run.mean bring them together.",
+                ", ".join(own[0]),
+                len(own),
+                world.size,
+            )
+        return None
+    try:
+        states = protected.restore_own(own[world.rank])
+        return flatten({**unflatten(found.tensors, found.extra), **states})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Corrupt(
+            f"the snapshot of step {found.step} has no plain values of rank {world.rank} ({error!r:.200})"
+        ) from error
 
 
 def _of_another(store: Store, step: int, differences: list[str]) -> BadInput:

@@ -12,8 +12,9 @@ import os
 import sys
 import weakref
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import xxhash
@@ -25,11 +26,13 @@ from holdfast.checkpoint import writer as writers
 from holdfast.checkpoint.store import Store
 from holdfast.checkpoint.terms import Fenced, Term
 from holdfast.checkpoint.writer import Writer
-from holdfast.ddp import device_link, generators, inject, loading, restoring, whence, world
+from holdfast.ddp import device_link, generators, inject, loader_options, loading, outside, restoring, whence, world
 from holdfast.ddp.ahead import WAY
+from holdfast.ddp.asked_for import UNSAVED, overridden, seed_of_run, seeded_late
 from holdfast.ddp.attempt import Attempt, begin
 from holdfast.ddp.batches import Loop, Loss
 from holdfast.ddp.config import RunConfig, handed_over
+from holdfast.ddp.draws import LONG, Draws
 from holdfast.ddp.effort import Effort
 from holdfast.ddp.epochs import Batches, Course, Epochs, Turns, within_a_loop
 from holdfast.ddp.fingerprint import Fingerprints
@@ -38,14 +41,18 @@ from holdfast.ddp.keeping import Keeping
 from holdfast.ddp.live import Live, fallen_back
 from holdfast.ddp.loading import Collate, Dataset
 from holdfast.ddp.meeting import Meeting
+from holdfast.ddp.past import first_seed
 from holdfast.ddp.probe import probe
-from holdfast.ddp.protected import Protectable, Protected
+from holdfast.ddp.protected import Protectable, Protected, Value
 from holdfast.ddp.record import Enrolled, Record, Unrecorded
 from holdfast.ddp.replica import Replica
 from holdfast.ddp.reporting import Part, Reporting
 from holdfast.ddp.restoring import Restored
 from holdfast.ddp.saving import Saves, Saving, Unsaved
+from holdfast.ddp.shard import Shard
 from holdfast.ddp.stopping import Stopping
+from holdfast.ddp.together import Together
+from holdfast.ddp.unwrapping import unwrapped
 from holdfast.ddp.world import World
 from holdfast.errors import BadInput
 from holdfast.events import JSON, Plan, Recover
@@ -54,42 +61,46 @@ from holdfast.progress import Phase
 from holdfast.state import flatten
 
 logger = logging.getLogger(__name__)
+SEED = "seed"
 Model = TypeVar("Model", bound=nn.Module)
 
 
 def attach(
     out: str | os.PathLike[str] | None = None,
     *,
-    save_every: int = 50,
-    writer: str = "overlapped",
-    max_inflight: int = 2,
-    keep_last: int = 2,
-    seed: int = 0,
+    save_every: int | None = None,
+    writer: str | None = None,
+    max_inflight: int | None = None,
+    keep_last: int | None = None,
+    seed: int | None = None,
     timeout: float = 1800.0,
     extend: bool = False,
 ) -> "Run":
     """The run this process belongs to. Under `holdfast run` its command says how to save and where; else these do.
 
-    The random generators are keyed from the seed: every rank and every attempt draws the same first weights. Under
-    `holdfast run` the supervisor finds a peer that is stuck; without it, a collective that waits for one fails after
+    By default a save comes every 50 steps, by the writer `overlapped` with at most 2 under way, and 2 are kept. The
+    random generators are keyed from the seed: every rank and every attempt draws the same first weights. The seed is
+    that of the command if it gives one, else this one, else what the script gave to `torch.manual_seed` before, else 0.
+
+    Under `holdfast run` the supervisor finds a peer that is stuck; without it, a collective that waits for one fails after
     `timeout` seconds. To `extend` a run is to train it for longer than it was to be.
     """
-    given = os.environ.get("HOLDFAST_OUT")
-    if given is not None:
-        config = handed_over(Path(given))
+    how = {"save_every": save_every, "writer": writer, "max_inflight": max_inflight, "keep_last": keep_last}
+    folder = os.environ.get("HOLDFAST_OUT")
+    if folder is not None:
+        config = handed_over(Path(folder))
+        line = overridden({**how, "out": out and str(out)}, {**config.to_json(), "out": folder})
     else:
-        config = RunConfig(
-            script=sys.argv[0],
-            args=tuple(sys.argv[1:]),
-            save_every=save_every,
-            writer=writer,
-            max_inflight=max_inflight,
-            keep_last=keep_last,
-            seed=seed,
-            extend=extend,
-        )
-    run = Run(config, world.join(timeout), given if given is not None else out)
-    generators.set_all(generators.key(config.seed, generators.START))
+        given: dict[str, Any] = {name: value for name, value in how.items() if value is not None}
+        config, line = RunConfig(script=sys.argv[0], args=tuple(sys.argv[1:]), extend=extend, **given), None
+        folder = None if out is None else str(out)
+    script = generators.seeded()  # before anything keys them
+    peers = world.join(timeout)
+    config = replace(config, seed=_seed(peers, config.seed, seed, script, folder))
+    if line and peers.rank == 0:
+        logger.warning("%s", line)
+    run = Run(config, peers, folder)
+    generators.set_all(generators.key(run.seed, generators.START))
     return run
 
 
@@ -109,6 +120,7 @@ class Run:
         self._writer: Writer | None = None
         self._restored = Restored()
         self._loss = Loss()
+        self._together = Together(peers, self._live)
         self._loop: weakref.ref[Turns] | None = None
         self._stopping: Stopping | None = None
         self._in_a_loop = whence.in_a_loop()  # then one loop of it is one run
@@ -120,6 +132,11 @@ class Run:
         return self._world.rank
 
     @property
+    def main(self) -> bool:
+        """Whether this process is rank 0: the one to print, log and upload."""
+        return self.rank == 0
+
+    @property
     def world(self) -> int:
         """How many processes train together."""
         return self._world.size
@@ -128,6 +145,11 @@ class Run:
     def device(self) -> torch.device:
         """Where this rank's model and batches belong."""
         return self._world.device
+
+    @property
+    def seed(self) -> int:
+        """What the order of samples and all that is random come from."""
+        return self._config.seed or 0
 
     @property
     def attempt(self) -> int:
@@ -146,8 +168,12 @@ class Run:
         self._replicas.append(Replica(model, options, self._live))
         return cast(Model, self._replicas[-1].ddp)
 
-    def protect(self, **things: Protectable) -> None:
-        """Name what comes back after a failure, and on a resume put it back here. Generators and position always do."""
+    def protect(self, **things: Protectable | Value) -> None:
+        """Name what comes back after a failure, and on a resume put it back here. Generators and position always do.
+
+        Beside what has a state_dict, dicts and lists of plain values are taken, and tensors: they are put back in place,
+        on every rank what it had. With live recovery a rank that replaces a lost one gets those of another.
+        """
         if self._protected is not None:
             raise BadInput("protect() was called before: name everything in one call")
         self._protected = Protected(things)
@@ -171,15 +197,17 @@ class Run:
         accumulate: int = 1,
         workers: int = 0,
         collate: Collate = default_collate,
+        loader: Mapping[str, Any] | None = None,
     ) -> Batches:
         """Every window that is still to be trained, this rank's share of it at a time; `next` is the step boundary.
 
         `global_batch` samples a step, whatever the number of ranks, for so many `epochs`, or so many `steps`.
         `accumulate` hands out a share in so many micro-batches, and gradients are exchanged in the last one. `workers`
-        processes load ahead.
+        processes load ahead; `loader` has further options for their DataLoader, such as {"prefetch_factor": 4}.
         """
         plan = self._planned(dataset, global_batch, epochs, steps, seed)
-        return Batches(*self._prepare(dataset, plan, accumulate, workers, collate, by_epoch=False))
+        options = loader_options.checked(workers, loader)
+        return Batches(*self._prepare(dataset, plan, accumulate, options, collate, by_epoch=False))
 
     def epochs(
         self,
@@ -192,6 +220,7 @@ class Run:
         accumulate: int = 1,
         workers: int = 0,
         collate: Collate = default_collate,
+        loader: Mapping[str, Any] | None = None,
     ) -> Epochs:
         """Every epoch that is still to be trained; an epoch is iterated over as `batches` are, and takes what they take.
 
@@ -199,7 +228,8 @@ class Run:
         the next epoch is asked for. A run that goes on in the middle of an epoch hands out the rest of it.
         """
         plan = self._planned(dataset, global_batch, epochs, steps, seed)
-        return Epochs(*self._prepare(dataset, plan, accumulate, workers, collate, by_epoch=True))
+        options = loader_options.checked(workers, loader)
+        return Epochs(*self._prepare(dataset, plan, accumulate, options, collate, by_epoch=True))
 
     def stop(self) -> None:
         """End the run in order, at the next boundary: its state is saved, and the loop hands out nothing more.
@@ -218,15 +248,22 @@ class Run:
             batch=global_batch,
             epochs=epochs,
             steps=steps,
-            seed=self._config.seed if seed is None else seed,
+            seed=self.seed if seed is None else seed,
         )
 
     def _prepare(
-        self, dataset: Dataset, geometry: Geometry, accumulate: int, workers: int, collate: Collate, *, by_epoch: bool
+        self,
+        dataset: Dataset,
+        geometry: Geometry,
+        accumulate: int,
+        options: Mapping[str, Any],
+        collate: Collate,
+        *,
+        by_epoch: bool,
     ) -> tuple[Course, Turns]:
         """The loop over this plan, which is yet to begin."""
         protected = self._start()
-        self._check(geometry, accumulate, workers)
+        self._check(geometry, accumulate)
         injection = self._injection()
         start = self._restored.step or 0
         fingerprint = _fingerprint(geometry, protected)
@@ -248,7 +285,7 @@ class Run:
             injection=injection,
             loss=self._loss,
             replicas=self._replicas,
-            source=loading.Source(loading.Shares(dataset, accumulate, collate), geometry, workers),
+            source=loading.Source(loading.Shares(dataset, accumulate, collate), geometry, options),
             part=part,
             live=self._live,
             by_epoch=by_epoch,
@@ -266,9 +303,45 @@ class Run:
         self._loop = weakref.ref(turns)  # weak: to leave the loop is to end it
         return Course(dataset, geometry, accumulate, start, self._in_a_loop), turns
 
+    def draws(self, steps: int, *, global_batch: int, accumulate: int = 1) -> Batches:
+        """So many windows whose samples the script draws itself: as many as `batch.data` says, of `global_batch` in all.
+
+        It draws from torch's, numpy's or Python's own generators, in the window that it is for: they are keyed for it, so
+        after a failure the same are drawn, by as many ranks. The audit counts them, and cannot say which they were.
+        """
+        samples = Draws(global_batch * LONG)
+        return self.batches(samples, global_batch=global_batch, steps=steps, accumulate=accumulate, collate=len)
+
     def note(self, *, loss: float) -> None:
         """Put the loss of the step that is being trained on record."""
         self._loss.note(loss)
+
+    def shard(self, dataset: Dataset) -> Shard:
+        """This rank's part of a data set that is evaluated, itself a data set; the parts of all ranks are the whole.
+
+        Parts may differ in size by one: bring results together by `run.sum`, or by `run.mean` with how many each is of.
+        """
+        return Shard(dataset, self._together.place)
+
+    def sum(self, value: Any) -> Any:
+        """The sum of a number, a tensor or a structure of them over all ranks, on every rank; all ranks must call it."""
+        return self._together.sum(value)
+
+    def mean(self, value: Any, weight: float = 1.0) -> Any:
+        """The mean over all ranks, on every rank, each counting by its weight: of how many samples its value is.
+
+        All ranks must call it. A rank without samples has the weight 0, and then its value, such as nan, counts nothing.
+        """
+        return self._together.mean(value, weight)
+
+    def print(self, *values: object, sep: str = " ", end: str = "\n") -> None:
+        """Print on rank 0 alone."""
+        if self.main:
+            print(*values, sep=sep, end=end, flush=True)  # noqa: T201 - the user asks for it
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The module as the script made it, without what `replicate` and torch.compile have put around it."""
+        return unwrapped(model)
 
     def close(self) -> None:
         """End the loop if it goes on, close the record, part from the peers: done at exit, if not before."""
@@ -301,7 +374,7 @@ class Run:
         """What is protected is again as it came back."""
         if self._attempt is None or self._protected is None or self._restored.step is None:
             raise fallen_back("a script that changes what is protected before an epoch's batches cannot join in one")
-        restoring.put_back(self._attempt, self._restored.step, self._protected)
+        restoring.put_back(self._attempt, self._world, self._restored.step, self._protected)
 
     def _start(self) -> Protected:
         if self._protected is None:
@@ -317,15 +390,18 @@ class Run:
             self._protected.check_replicated(self._models)
         if not (self._live and self._live.joins):
             progress.here.enters(Phase.TRAINING)
+        outside.begun()
+        if self.main and self.attempt == 1:
+            for line in (seeded_late(generators.seeded()), None if self._attempt else UNSAVED):
+                if line:
+                    logger.warning("%s", line)
         return self._protected
 
-    def _check(self, geometry: Geometry, accumulate: int, workers: int) -> None:
+    def _check(self, geometry: Geometry, accumulate: int) -> None:
         """Refuse what cannot be trained; all ranks refuse alike."""
         least = geometry.share_size(0, self.world)
         if not 1 <= accumulate <= least:
             raise BadInput(f"{least} samples a rank cannot be accumulated in {accumulate} parts: give 1 to {least}")
-        if workers < 0:
-            raise BadInput(f"{workers} workers cannot load anything: give 0 (load in this process) or more")
         inject.check(self._config.failures, geometry.steps)
         if self._attempt:
             restoring.check_config(self._attempt.store, self._restored, geometry, extend=self._config.extend)
@@ -350,7 +426,8 @@ class Run:
                 save_every=self._config.save_every,
                 writer=self._config.writer,
                 config=fingerprint,
-                data=probe(dataset, geometry.samples, geometry.seed),
+                data=None if isinstance(dataset, Draws) else probe(dataset, geometry.samples, geometry.seed),
+                own=isinstance(dataset, Draws),
                 limit=geometry.limit,
                 extends=self._config.extend,
                 command=xxhash.xxh3_64_hexdigest(json.dumps(self._config.args).encode()),
@@ -403,6 +480,18 @@ class Run:
         injection = Injection(self._config.failures, self.rank, self.attempt, struck, folder, self._world)
         injection.watch(self._models, self._replicas)
         return injection
+
+
+def _seed(peers: World, command: int | None, attached: int | None, script: int | None, out: str | None) -> int:
+    """The seed of the run, which rank 0 finds out for all."""
+    if peers.rank:
+        return int(peers.hear(SEED))
+    recorded = first_seed(Path(out) / "history") if out is not None else None
+    seed, line = seed_of_run(command, attached, script, recorded)
+    if line:
+        logger.warning("%s", line)
+    peers.tell(SEED, str(seed))
+    return seed
 
 
 def _live(config: RunConfig, peers: World) -> Live | None:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 from holdfast import progress
 from holdfast.checkpoint.writer import Saved, Writer
@@ -105,7 +105,8 @@ class Saving:
         began = perf_counter()
         progress.here.posts()  # rank 0 waits for all
         with self.world.busy():
-            states = self.world.gather(f"save/{step}", json.dumps([generators.capture(), stops]))
+            said = [generators.capture(), self.protected.own(), stops]
+            states = self.world.gather(f"save/{step}", json.dumps(said))
             gathered = perf_counter()
             self.saved = step
             if self.writer is None:
@@ -113,9 +114,9 @@ class Saving:
                 self._syncing.submit(self._put_on_record, step, self.world.as_it_is())
             elif states is not None:
                 told = [json.loads(each) for each in states]
-                if any(stops for _, stops in told):
+                if any(stops for *_, stops in told):
                     self._stops.add(step)
-                self._save(self.writer, step, at, [captured for captured, _ in told], began, gathered)
+                self._save(self.writer, step, at, [(captured, own) for captured, own, _ in told], began, gathered)
         return perf_counter() - began
 
     def regroup(self, settled: int | None) -> None:
@@ -143,11 +144,13 @@ class Saving:
                 self.collect()
             raise
 
-    def _save(self, writer: Writer, step: int, at: Position, states: list[JSON], began: float, gathered: float) -> None:
+    def _save(self, writer: Writer, step: int, at: Position, states: list[Any], began: float, gathered: float) -> None:
         flat = flatten(self.protected.capture())
         self._trees[step] = tree_digest(flat)
         peers = self.world.as_it_is()
-        extra = {**flat.extra, "config": dict(self.config), "generators": states}
+        extra = {**flat.extra, "config": dict(self.config), "generators": [each for each, _ in states]}
+        if any(own for _, own in states):
+            extra["own"] = [own for _, own in states]
         extra |= {STOPPED: True} if step in self._stops else {}
         captured = perf_counter()
         self._stalls[step] = Stall(waited=captured - began, sync=gathered - began, snapshot=captured - gathered)

@@ -9,7 +9,7 @@ from holdfast.errors import BadInput, Corrupt
 from holdfast.events.either import JSON
 from holdfast.events.kinds import KINDS
 from holdfast.events.served import Serve
-from holdfast.events.trained import Detect, Plan, Recover, Seconds
+from holdfast.events.trained import Attempt, Detect, Plan, Recover, Seconds
 from holdfast.samples import Samples
 from holdfast.stall import Stall
 
@@ -126,6 +126,7 @@ _BY_TYPE: Mapping[Any, _Read] = {
 }
 # A seed has 64 bits; ranks of other nodes are -1, and an exit status is minus the signal that killed.
 _OTHERWISE: Mapping[tuple[type[Any], str], _Read] = {
+    (Attempt, "seed"): _seed,
     (Plan, "seed"): _seed,
     (Serve, "seed"): _seed,
     (Recover, "passed_over"): _objects,

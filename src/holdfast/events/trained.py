@@ -10,19 +10,21 @@ from holdfast.stall import Stall
 
 # Tuples: a long run has a step for every rank and window, and a tuple is small and quickly made.
 class Attempt(NamedTuple):
-    """A rank has begun an attempt."""
+    """A rank has begun an attempt of a run with this seed."""
 
     attempt: int
     world: int
     rank: int
     pid: int
+    seed: int | None = None
 
 
 class Plan(NamedTuple):
     """What a rank is to train: so many samples, in which order, saved how; `data` is a digest of a few of them.
 
     With a `limit` the plan ends after so many steps, within the last epoch. One that `extends` the run may be longer than
-    those before it. `command` is a digest of what the script was given.
+    those before it. `command` is a digest of what the script was given. If the samples are the script's `own`, it draws
+    them itself, and the order is none of theirs.
     """
 
     attempt: int
@@ -37,6 +39,7 @@ class Plan(NamedTuple):
     limit: int | None = None
     extends: bool = False
     command: str | None = None
+    own: bool = False
 
 
 class Recover(NamedTuple):

@@ -129,6 +129,8 @@ class WarmAgent(SimpleElasticAgent):
         for each in fallen:
             each.kill()
         self._wait_for(fallen, lambda each: each.exit is not None)
+        for each in fallen:
+            each.keep_last_words()
         self._running = [each for each in self._running if each not in fallen]
         self._leaving += fallen
         members = [death for each, death in deaths if self._roll.counts(each.seat)]
@@ -249,9 +251,19 @@ class WarmAgent(SimpleElasticAgent):
         while any(each.exit is None for each in of) and time.monotonic() < deadline:
             time.sleep(0.01)
 
-    def printed_by_hung(self) -> list[tuple[Path, Path]]:
-        """Where those that are stuck have printed: what comes from now on is stacks, which belong into the logs."""
-        return [(each.task.stdout, each.task.stderr) for each in self._running if each.hung]
+    def printed_by_fallen(self) -> list[tuple[Path, Path]]:
+        """Where those that failed have printed: what comes from now on is last words, which belong into the logs."""
+        return [(each.task.stdout, each.task.stderr) for each in self._running if each.has_fallen]
+
+    def keep_last_words(self) -> None:
+        """Put what workers have raised into their logs too: where one looks for it later."""
+        for each in self._running:
+            each.keep_last_words()
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether the steps of the workers were those of a run, and not only supervised."""
+        return any(each.task.progress.is_checked for each in self._running)
 
     def is_after_the_loop(self) -> bool:
         """Whether a worker of this node failed in what its script does after its loop."""

@@ -20,6 +20,7 @@ class Seen:
     boundaries: int = 0
     posted: int = 0
     moved: int = 0
+    evaluated: int = 0
     phase: Phase = Phase.STARTING
     stopped: bool = False
     asleep: bool = True  # it neither computes, nor stands in line for a processor, nor waits for a disk

@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from holdfast.arguments import changes, plain
@@ -41,6 +42,13 @@ def differing(mine: RunConfig, theirs: RunConfig) -> list[str]:
     return [name for name in IDENTITY if getattr(mine, name) != getattr(theirs, name)]
 
 
+def continued(out: Path, config: RunConfig) -> RunConfig:
+    """The config with the seed of the run that the folder holds, if the command gives none."""
+    if config.seed is not None or not (out / "run.json").exists() or not has_trained(out / "history"):
+        return config
+    return replace(config, seed=read_config(out).seed)
+
+
 def _claim(out: Path, config: RunConfig, node: int, may_change: Sequence[str], *, alone: bool) -> None:
     path = out / "run.json"
     if path.exists():
@@ -55,7 +63,7 @@ def _claim(out: Path, config: RunConfig, node: int, may_change: Sequence[str], *
 def _check_same(out: Path, mine: RunConfig, theirs: RunConfig, may_change: Sequence[str]) -> None:
     """Refuse a command that is another run's, and say in what it is; what may change is the same run's."""
     fields = [name for name in differing(mine, theirs) if name != "args"]
-    was = [f"{name} was {getattr(theirs, name)!r}, not {getattr(mine, name)!r}" for name in fields]
+    was = [f"{name} was {_shown(theirs, name)}, not {_shown(mine, name)}" for name in fields]
     allowed = {plain(name) for name in may_change}
     refused = [each for each in changes(theirs.args, mine.args) if plain(each.name) not in allowed]
     refused = [each for each in refused if not (mine.extend and each.has_grown)]
@@ -108,3 +116,8 @@ def _sync(folder: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
+
+
+def _shown(config: RunConfig, name: str) -> str:
+    value = getattr(config, name)
+    return "not given" if value is None else repr(value)

@@ -113,6 +113,7 @@ class Running:
             boundaries=told.boundaries,
             posted=told.posted,
             moved=told.moved,
+            evaluated=told.evaluated,
             phase=told.phase,
             stopped=doing in ("T", "t"),
             asleep=doing == "S",
@@ -139,6 +140,13 @@ class Running:
     def _kill_group(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+
+    def keep_last_words(self) -> None:
+        """Append what it raised to its log; a disk that refuses is no matter."""
+        raised = errorfile.read(self.task.error, self.task.progress)
+        if raised and (raised.traceback or raised.message):
+            with suppress(OSError), self.task.stderr.open("a") as log:
+                log.write(f"{raised.traceback or raised.message}".rstrip() + "\n")
 
     def death(self, idle: float, out: Path) -> Death:
         """How it ended, or that it has not, for how long it had come no further."""

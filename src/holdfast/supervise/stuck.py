@@ -262,11 +262,11 @@ class _Watch:
         return now[1] - before[1] >= BUSY * (now[0] - before[0])
 
 
-def _progress(seen: Seen) -> tuple[int, Phase]:
-    """What must change before a deadline."""
-    return seen.boundaries, seen.phase
+def _progress(seen: Seen) -> tuple[int, Phase, int]:
+    """What must change before a deadline: an evaluation between two steps may take as long as it needs."""
+    return seen.boundaries, seen.phase, seen.evaluated
 
 
 def _signs(seen: Seen) -> tuple[object, ...]:
     """Whatever shows that it is alive."""
-    return seen.place, seen.phase, seen.moved
+    return seen.place, seen.phase, seen.moved, seen.evaluated

@@ -32,7 +32,7 @@ from holdfast.supervise.awaited import Elsewhere
 from holdfast.supervise.casualty import Casualty, casualty
 from holdfast.supervise.checkpoints import Checkpoints, local, settled
 from holdfast.supervise.connection import Unreachable
-from holdfast.supervise.folder import claimed
+from holdfast.supervise.folder import claimed, continued
 from holdfast.supervise.node import LOST_AFTER, Node
 from holdfast.supervise.nodes import Nodes
 from holdfast.supervise.rendezvous import Alone, Meeting, Rendezvous
@@ -83,6 +83,7 @@ def supervise(
     checkpoints = Checkpoints(out, config.checkpoints)
     found = checkpoints.try_out(alone=nnodes == 1)
     who = "supervisor" if nnodes == 1 else f"supervisor-{node_rank}"
+    config = continued(out, config)
     with asked.listening(), claimed(out, config, node_rank, may_change=may_change, alone=nnodes == 1):
         require_files(out / "history")  # before a worker meets it, and is started again and again for it
         if (end := finish(out / "history")) and not config.extend:
@@ -201,6 +202,8 @@ class _Supervisor:
         if hangs:
             self._view.echo.copy(last=True)  # what comes then is stacks, which belong into the logs
         self._agent.end(stacks=hangs)
+        self._view.echo.copy(last=True)
+        self._agent.keep_last_words()  # now that nobody shows the logs any more: what counts of it is shown by itself
         return lost
 
     def _heed_nodes(self, *, finished: bool) -> Verdict | None:
@@ -259,7 +262,8 @@ class _Supervisor:
             return self._verdict("preempted", "the workers saved and stopped when asked; the same command goes on")
         end = self._finish()
         why = f"{end}" if end and end.stopped else "all workers have finished"
-        return self._verdict("completed", why)
+        only = "" if self._agent.is_checked else "; supervised only: restarted after failures, not checked"
+        return self._verdict("completed", f"{why}{only}")
 
     def _recover(self, lost: Casualty) -> Verdict | None:
         """Say who failed; then start again, unless there is a reason not to."""
@@ -292,7 +296,7 @@ class _Supervisor:
 
     def _go_on(self) -> Verdict | None:
         """Let those that are left go on without those that failed."""
-        self._view.echo.leave(self._agent.printed_by_hung())
+        self._view.echo.leave(self._agent.printed_by_fallen())
         members, others = self._agent.bury()
         lost = [casualty([death]) for death in members]
         first = (lost or [casualty([death]) for death in others])[0]

@@ -23,7 +23,7 @@ import torch
 from threadpoolctl import ThreadpoolController
 
 from holdfast import progress
-from holdfast.ddp import config, ending, lock, preemption, world
+from holdfast.ddp import config, ending, lock, outside, preemption, world
 from holdfast.ddp.config import RunConfig
 from holdfast.progress import Progress
 from holdfast.supervise import errorfile
@@ -52,6 +52,7 @@ def main(task: Task) -> NoReturn:
     lock.keep_from_children()
     _listen()
     _be_fresh()
+    outside.watch()
     sys.exit(_run(task))
 
 
