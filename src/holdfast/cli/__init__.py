@@ -8,6 +8,7 @@ import typer
 
 from holdfast.cli.console import complain
 from holdfast.cli.demo import demo
+from holdfast.cli.export import export
 from holdfast.cli.lab import lab
 from holdfast.cli.run import run
 from holdfast.cli.scale import scale
@@ -22,7 +23,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for commands in (run, scale, store, demo):
+for commands in (run, scale, store, export, demo):
     app.add_typer(commands)
 app.add_typer(lab, name="lab")
 app.add_typer(serve, name="serve")
