@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from holdfast.audit.verdicts import Finding
     from holdfast.checkpoint.store import Store
     from holdfast.cost.spent import Spent
+    from holdfast.exchange.source import Source
     from holdfast.failure import Schedule
     from holdfast.supervise.verdict import Verdict
 
@@ -107,6 +108,17 @@ def run_script(
         ),
     ] = None,
     lost_after: Annotated[float, typer.Option(help="Seconds after which a node that says nothing is lost.")] = 15.0,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="Begin with the weights of another run's folder, a safetensors file, a torch.save file or a DCP folder.",
+        ),
+    ] = None,
+    take: Annotated[
+        str, typer.Option(help="What takes a state from --from, by name, such as model,optimizer.  [default: models]")
+    ] = "",
+    partial: Annotated[bool, typer.Option(help="Begin with what fits of --from; what does not is named.")] = False,
 ) -> None:
     """Train SCRIPT until it is done, whatever fails. Example: holdfast run --workers 4 train.py -- --epochs 3"""
     from holdfast.supervise.asked import asked
@@ -134,6 +146,7 @@ def run_script(
             hang_after=hang_after,
             stuck_after=stuck_after,
             checkpoints=checkpoints,
+            source=_source(source, take, partial),
         )
         modules = tuple(name for name in preload.split(",") if name)
         verdict = supervise(
@@ -147,6 +160,17 @@ def run_script(
             preload=modules,
         )
     _end(verdict, folder)
+
+
+def _source(place: str | None, take: str, partial: bool) -> "Source | None":
+    from holdfast.exchange.source import Source
+
+    if place is None:
+        if take or partial:
+            raise BadInput("--take and --partial say what is done with --from: give that too.")
+        return None
+    names = tuple(name.strip() for name in take.split(",") if name.strip())
+    return Source(place=str(Path(place).resolve()), take=names, partial=partial)
 
 
 def _fill_standard_files() -> None:

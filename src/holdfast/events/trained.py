@@ -36,7 +36,8 @@ class Recover(NamedTuple):
     """What a rank begins with: the snapshot of step `restored`, or nothing (null), and the window it goes on with.
 
     `state` is a digest of what is protected, as it is in memory when the first step begins, and `fingerprint` is the
-    fingerprint of that: of the step before, as whoever trained it told.
+    fingerprint of that: of the step before, as whoever trained it told. `weights` is a digest of the source that a run
+    began with, where nothing came back.
     """
 
     attempt: int
@@ -48,6 +49,7 @@ class Recover(NamedTuple):
     passed_over: "Sequence[Mapping[str, JSON]]" = ()
     state: str | None = None
     fingerprint: str | None = None
+    weights: str | None = None
 
 
 class Seconds(NamedTuple):
@@ -137,12 +139,17 @@ class Regroup(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A supervisor has started the workers of its node, one of so many, for the first time."""
+    """A supervisor has started the workers of its node, one of so many, for the first time.
+
+    `source` is where the first weights of the run come from, and `weights` their digest, if the script does not draw them.
+    """
 
     attempt: int
     workers: int
     argv: Sequence[str] = ()
     nodes: int = 1
+    source: str | None = None
+    weights: str | None = None
 
 
 class Restart(NamedTuple):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
@@ -19,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from holdfast.checkpoint import memory
 from holdfast.errors import Corrupt
 
-INDEX = ".metadata"
+_INDEX = ".metadata"
 _LONGEST = 256 << 20  # bytes of an index
 _OF_METADATA = {
     "BytesStorageMetadata",
@@ -41,11 +42,6 @@ _ALLOWED = {
 }
 
 
-def is_dcp(folder: Path) -> bool:
-    """Whether a folder is one of DCP."""
-    return (folder / INDEX).is_file()
-
-
 def read_dcp(folder: Path) -> dict[str, torch.Tensor]:
     """The tensors of a DCP folder, whole, by their names."""
     try:
@@ -60,7 +56,7 @@ def read_dcp(folder: Path) -> dict[str, torch.Tensor]:
             planner = DefaultLoadPlanner(flatten_state_dict=False)
             load(state, storage_reader=_Reader(folder, index), planner=planner, no_dist=True)
         return state
-    except Exception as error:  # a stranger's index may make torch raise anything
+    except (Exception, CheckpointException) as error:  # a stranger's index may make torch raise anything
         text = " ".join(str(error).split())
         raise Corrupt(
             f"{folder} is not a whole folder of torch.distributed.checkpoint ({type(error).__name__}: {text:.120}): "
@@ -89,7 +85,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _index(folder: Path) -> Metadata:
-    path = folder / INDEX
+    path = folder / _INDEX
     if path.stat().st_size > _LONGEST:
         raise ValueError("its index is too long")
     with path.open("rb") as file:
@@ -104,6 +100,8 @@ def _check(folder: Path, index: Metadata, tensors: dict[str, TensorStorageMetada
     for each in (index.storage_data or {}).values():
         if Path(each.relative_path).name != each.relative_path or (folder / each.relative_path).is_symlink():
             raise ValueError(f"a part of it lies elsewhere, in {each.relative_path}")
+        if each.offset + each.length > (folder / each.relative_path).stat().st_size:
+            raise ValueError(f"{each.relative_path} was cut off")
     for key, each in tensors.items():
         covered = sum(_count(chunk.sizes) for chunk in each.chunks)
         if covered != _count(each.size):

@@ -31,8 +31,8 @@ def read_torch(path: Path, *, mapped: bool = False) -> Any:
             warnings.simplefilter("ignore")  # what torch thinks of the file, it raises too
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # a stranger's file may make torch raise anything
-        text = " ".join(str(error).split())
-        if more := re.search(r"GLOBAL (\S+) was not an allowed global", text):
+        text = " ".join(str(error).split()).rpartition("WeightsUnpickler error: ")[2]
+        if more := re.search(r"GLOBAL (\S+)", text):
             raise BadInput(
                 f"{path} holds more than weights (a {more[1]:.80}), and to unpickle that could run code: save its "
                 "state_dict alone, and name that file"

@@ -28,6 +28,7 @@ from holdfast.history import HistoryWriter, recall, require_files
 from holdfast.supervise.agent import Stranded, WarmAgent
 from holdfast.supervise.asked import Interrupted, asked
 from holdfast.supervise.awaited import Elsewhere
+from holdfast.supervise.beginning import beginning
 from holdfast.supervise.casualty import Casualty, casualty
 from holdfast.supervise.checkpoints import Checkpoints, local, settled
 from holdfast.supervise.connection import Unreachable
@@ -74,6 +75,7 @@ def supervise(
         raise BadInput(f"there is no script {config.script}: name a Python file.")
     config = replace(config, script=str(script.resolve()), checkpoints=settled(config.checkpoints))
     out = local(out)
+    config = replace(config, source=beginning(config.source, out))
     checkpoints = Checkpoints(out, config.checkpoints)
     found = checkpoints.try_out(alone=nnodes == 1)
     who = "supervisor" if nnodes == 1 else f"supervisor-{node_rank}"
@@ -107,7 +109,10 @@ class _Supervisor:
     ) -> None:
         self._config, self._node, self._checkpoints = config, node, checkpoints
         self._history, self._view, self._tries = history, view, tries
-        identity = {name: getattr(config, name) for name in IDENTITY} | {"script": Path(config.script).name}
+        identity = {name: getattr(config, name) for name in IDENTITY} | {
+            "script": Path(config.script).name,
+            "source": config.weights,
+        }
         self._nodes: Rendezvous = Nodes(node, identity, checkpoints) if node.of > 1 else Alone()
         self._nodes.next_attempt = attempt
         self._agent = WarmAgent(config, out, self._nodes)
@@ -336,7 +341,8 @@ class _Supervisor:
     def _started(self, workers: int) -> Launch | Restart:
         if not self._restarts:
             argv = (self._config.script, *self._config.args)
-            return Launch(self._attempt, workers, argv, nodes=self._node.of)
+            source = self._config.source.place if self._config.source else None
+            return Launch(self._attempt, workers, argv, self._node.of, source, self._config.weights)
         return Restart(self._attempt, workers, newest=self._newest, left=self._left)
 
     def _pass_on(self) -> Verdict | None:
