@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.console import say
+from holdfast.cli.panels import STORE
 from holdfast.errors import BadInput
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 export = typer.Typer()
 
 
-@export.command("export")
+@export.command("export", rich_help_panel=STORE)
 def export_run(
     place: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run, or a store of checkpoints.")],
     to: Annotated[

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from holdfast.cli.console import cell, say, size
+from holdfast.cli.panels import LOOK, PROVE, TRAIN
 from holdfast.errors import BadInput, HoldfastError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ SHOWN = 10  # saves; a run may have thousands
 COLOURS = {"pass": "green", "fail": "bold red", "unknown": "yellow"}
 
 
-@run.command("run")
+@run.command("run", rich_help_panel=TRAIN)
 def run_script(
     script: Annotated[Path, typer.Argument(help="A Python script that calls holdfast.attach().")],
     args: Annotated[list[str] | None, typer.Argument(help="What the script is given, after --.")] = None,
@@ -196,15 +197,14 @@ def _end(verdict: "Verdict", folder: Path) -> NoReturn:
     raise typer.Exit(verdict.exit_code)
 
 
-@run.command()
+@run.command(rich_help_panel=PROVE)
 def audit(
     paths: Annotated[
         list[Path],
         typer.Argument(metavar="RUN...", help="The folder of a run, or of its history; or those of all its nodes."),
     ],
 ) -> None:
-    """Prove from its history that a run trained every sample exactly once, or a served run applied every push exactly once
-    to every block. Example: holdfast audit runs/train"""
+    """Prove from its history that a run trained every sample exactly once, or a served run every push. Example: holdfast audit runs/train"""
     from holdfast.audit.verdicts import audit_run, recovery_of, worst
 
     with _histories(paths) as files:
@@ -213,7 +213,7 @@ def audit(
     raise typer.Exit(0 if worst(findings) == "pass" else 1)
 
 
-@run.command()
+@run.command(rich_help_panel=LOOK)
 def cost(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; several are compared.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print every number as JSON.")] = False,

@@ -8,12 +8,13 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast.cli.console import cell, meter, safe, say, size
+from holdfast.cli.panels import STORE
 
 store = typer.Typer()
 PLACE = "The folder of a run; or a store itself, a directory or a URL such as s3://bucket/run."
 
 
-@store.command()
+@store.command(rich_help_panel=STORE)
 def inspect(
     place: Annotated[str, typer.Argument(metavar="RUN|STORE", help=PLACE)],
 ) -> None:
@@ -39,7 +40,7 @@ def inspect(
     raise typer.Exit(1 if contents.unreadable else 0)
 
 
-@store.command()
+@store.command(rich_help_panel=STORE)
 def verify(
     place: Annotated[str, typer.Argument(metavar="RUN|STORE", help=PLACE)],
 ) -> None:
