@@ -92,8 +92,12 @@ def run_script(
     fail_rank: Annotated[str, typer.Option(help="The rank that breaks, or several at once, such as 1,3.")] = "0",
     seed: Annotated[int, typer.Option(help="Order of samples and all that is random come from it.")] = 0,
     preload: Annotated[
-        str, typer.Option(help="Modules to import once, before workers start, such as torchvision.")
-    ] = "",
+        str | None,
+        typer.Option(
+            help="Modules to import once, before workers start, such as torchvision; or none.  [default: what the script "
+            "imports of installed packages, if a fork survives it]"
+        ),
+    ] = None,
     nnodes: Annotated[int, typer.Option(help="Nodes of the job; give the same command on each.")] = 1,
     node_rank: Annotated[int, typer.Option(help="Which of the nodes this is.")] = 0,
     rendezvous: Annotated[
@@ -149,7 +153,7 @@ def run_script(
             checkpoints=checkpoints,
             source=_source(source, take, partial),
         )
-        modules = tuple(name for name in preload.split(",") if name)
+        modules = None if preload is None else tuple(name for name in preload.split(",") if name not in ("", "none"))
         verdict = supervise(
             config,
             folder,

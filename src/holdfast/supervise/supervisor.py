@@ -33,6 +33,7 @@ from holdfast.supervise.casualty import Casualty, casualty
 from holdfast.supervise.checkpoints import Checkpoints, local, settled
 from holdfast.supervise.connection import Unreachable
 from holdfast.supervise.folder import claimed
+from holdfast.supervise.learned import import_for
 from holdfast.supervise.node import LOST_AFTER, Node
 from holdfast.supervise.nodes import Nodes
 from holdfast.supervise.rendezvous import Alone, Meeting, Rendezvous
@@ -58,14 +59,15 @@ def supervise(
     rendezvous: str | None = None,
     min_nodes: int | None = None,
     lost_after: float = LOST_AFTER,
-    preload: tuple[str, ...] = (),
+    preload: tuple[str, ...] | None = (),
     console: Console | None = None,
 ) -> Verdict:
     """Run the script with its workers until it is completed, preempted or given up; `out` may hold an earlier part of it.
 
     SIGTERM or SIGINT ask the workers to save and stop; a second one kills them. Several nodes give the same command
     with a `node_rank` of their own, and meet at `rendezvous`. A node that was not heard of for `lost_after` seconds is
-    lost; `min_nodes` of them, by default half, go on without it.
+    lost; `min_nodes` of them, by default half, go on without it. Modules in `preload` are imported before workers are
+    forked; if it is None, those that the script is seen to import.
     """
     least = (nnodes + 1) // 2 if min_nodes is None else min_nodes
     node = Node(rank=node_rank, of=nnodes, endpoint=rendezvous, least=least, lost_after=lost_after)
@@ -86,7 +88,9 @@ def supervise(
         view = View(console or Console(stderr=True), out / "history", who, tries)
         with _recording(out / "history", who, view) as history, view:  # first: importing counts as the run's time
             if not asked.times:
-                warm(preload)
+                warm(preload or (), script.resolve().parent)
+                if preload is None:
+                    import_for(script.resolve(), view.say)
             verdict = _Supervisor(config, out, node, history, view, tries, attempt, checkpoints, found.newest).run()
             _send(checkpoints, view)
             return verdict
