@@ -75,7 +75,7 @@ def _remembered(place: Path, statements: Sequence[str]) -> JSON:
 
 
 def _try(statements: Sequence[str]) -> JSON:
-    sys.stdout = sys.stderr = nowhere = open(os.devnull, "w")  # noqa: SIM115 - to the end of this process
+    sys.stdout = sys.stderr = nowhere = Path(os.devnull).open("w")  # noqa: SIM115 - to the end of this process
     for number in (1, 2):
         os.dup2(nowhere.fileno(), number)
     seconds: list[float] = []
