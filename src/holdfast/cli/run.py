@@ -123,6 +123,9 @@ def run_script(
     take: Annotated[
         str, typer.Option(help="What takes a state from --from, by name, such as model,optimizer.  [default: models]")
     ] = "",
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write loss, step time, stall and restarts to OUT/tensorboard.")
+    ] = False,
     partial: Annotated[bool, typer.Option(help="Begin with what fits of --from; what does not is named.")] = False,
 ) -> None:
     """Train SCRIPT until it is done, whatever fails. Example: holdfast run --workers 4 train.py -- --epochs 3"""
@@ -163,6 +166,7 @@ def run_script(
             min_nodes=min_nodes,
             lost_after=lost_after,
             preload=modules,
+            tensorboard=tensorboard,
         )
     _end(verdict, folder)
 

@@ -8,7 +8,7 @@ import json
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +29,8 @@ from holdfast.supervise.agent import Stranded, WarmAgent
 from holdfast.supervise.asked import Interrupted, asked
 from holdfast.supervise.awaited import Elsewhere
 from holdfast.supervise.beginning import beginning
+from holdfast.supervise.board import boarded
+from holdfast.supervise.board import require as require_tensorboard
 from holdfast.supervise.casualty import Casualty, casualty
 from holdfast.supervise.checkpoints import Checkpoints, local, settled
 from holdfast.supervise.connection import Unreachable
@@ -60,6 +62,7 @@ def supervise(
     min_nodes: int | None = None,
     lost_after: float = LOST_AFTER,
     preload: tuple[str, ...] | None = (),
+    tensorboard: bool = False,
     console: Console | None = None,
 ) -> Verdict:
     """Run the script with its workers until it is completed, preempted or given up; `out` may hold an earlier part of it.
@@ -72,6 +75,8 @@ def supervise(
     least = (nnodes + 1) // 2 if min_nodes is None else min_nodes
     node = Node(rank=node_rank, of=nnodes, endpoint=rendezvous, least=least, lost_after=lost_after)
     config.check_world(nnodes)
+    if tensorboard:
+        require_tensorboard()
     script = Path(config.script)
     if not script.is_file():
         raise BadInput(f"there is no script {config.script}: name a Python file.")
@@ -81,7 +86,9 @@ def supervise(
     checkpoints = Checkpoints(out, config.checkpoints)
     found = checkpoints.try_out(alone=nnodes == 1)
     who = "supervisor" if nnodes == 1 else f"supervisor-{node_rank}"
-    with asked.listening(), claimed(out, config, node_rank):
+    # The first node alone: it has the history of rank 0.
+    board = boarded(out, who) if tensorboard and node_rank == 0 else nullcontext()
+    with asked.listening(), claimed(out, config, node_rank), board:
         require_files(out / "history")  # before a worker meets it, and is started again and again for it
         attempt = following(max(_last_attempt(out / "history" / f"{who}.jsonl"), found.attempt), out)
         tries = Tries(config.max_restarts, found.newest)
