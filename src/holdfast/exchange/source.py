@@ -22,7 +22,7 @@ class Source:
     digest: str = ""
 
     def __repr__(self) -> str:
-        return repr(self.place)
+        return repr(self.place) + (f" ({self.digest[:8]})" if self.digest else "")
 
     @property
     def wish(self) -> tuple[str, tuple[str, ...], bool]:

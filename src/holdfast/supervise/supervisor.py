@@ -82,8 +82,8 @@ def supervise(
         raise BadInput(f"there is no script {config.script}: name a Python file.")
     config = replace(config, script=str(script.resolve()), checkpoints=settled(config.checkpoints))
     out = local(out)
-    config = replace(config, source=beginning(config.source, out))
     checkpoints = Checkpoints(out, config.checkpoints)
+    config = replace(config, source=beginning(config.source, out, has_begun=checkpoints.newest() is not None))
     found = checkpoints.try_out(alone=nnodes == 1)
     who = "supervisor" if nnodes == 1 else f"supervisor-{node_rank}"
     # The first node alone: it has the history of rank 0.
