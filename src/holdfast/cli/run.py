@@ -98,6 +98,18 @@ def run_script(
             "imports of installed packages, if a fork survives it]"
         ),
     ] = None,
+    extend: Annotated[
+        bool,
+        typer.Option(
+            "--extend", help="Train a run for longer than it was to be: whole numbers that SCRIPT is given may grow."
+        ),
+    ] = False,
+    may_change: Annotated[
+        str,
+        typer.Option(
+            help="Arguments of SCRIPT that may differ from the run's so far, such as log-interval,num-workers."
+        ),
+    ] = "",
     nnodes: Annotated[int, typer.Option(help="Nodes of the job; give the same command on each.")] = 1,
     node_rank: Annotated[int, typer.Option(help="Which of the nodes this is.")] = 0,
     rendezvous: Annotated[
@@ -155,6 +167,7 @@ def run_script(
             stuck_after=stuck_after,
             checkpoints=checkpoints,
             source=_source(source, take, partial),
+            extend=extend,
         )
         modules = None if preload is None else tuple(name for name in preload.split(",") if name not in ("", "none"))
         verdict = supervise(
@@ -167,6 +180,7 @@ def run_script(
             lost_after=lost_after,
             preload=modules,
             tensorboard=tensorboard,
+            may_change=tuple(name for name in may_change.split(",") if name),
         )
     _end(verdict, folder)
 

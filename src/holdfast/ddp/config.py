@@ -46,6 +46,7 @@ class RunConfig:
     stuck_after: float | None = None  # learned from the run's own steps
     checkpoints: str | None = None  # in the run's own folder
     source: Source | None = None  # of its first weights, if the script does not draw them
+    extend: bool = False  # the plan may be longer than that of the run in the folder
 
     def __post_init__(self) -> None:
         for count in (self.workers, *self.workers_after):

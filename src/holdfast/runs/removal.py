@@ -43,4 +43,4 @@ def elsewhere(folder: Path) -> str | None:
 
 
 def _is_ours(name: str) -> bool:
-    return name in OURS or name.startswith((".supervisor-", ".run-"))
+    return name in OURS or name.startswith((".supervisor-", ".run-", "history-before-"))

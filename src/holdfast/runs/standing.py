@@ -9,13 +9,13 @@ from pathlib import Path
 from holdfast.cost.formulas import goodput
 from holdfast.ddp.lock import is_held
 from holdfast.errors import HoldfastError
-from holdfast.events import Commit, Done, Event, Iterate, Judged, Open, Preempted, Recover, Serve, Step
+from holdfast.events import Commit, Done, Event, Iterate, Judged, Open, Preempted, Recover, Serve, Step, Stopped
 from holdfast.history import backwards, recall
 
 RUN = "run.json"
 DEEP = 3  # folders below the given one in which runs are looked for
 SILENT = 600.0  # seconds without a word after which a served run is taken for dead
-ENDS = (Judged, Done, Preempted)
+ENDS = (Judged, Done, Preempted, Stopped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +103,8 @@ def _state(folder: Path, lead: Path | None, ranks: list[Path], reached: int) -> 
                     return word
                 case Done() if file is not lead or file.stem == "controller":
                     return "completed"
+                case Stopped():
+                    return "completed"
                 case Preempted():
                     return "preempted"
                 case Open() | Serve():
@@ -133,7 +135,7 @@ def _stamps(file: Path | None) -> Iterator[Event]:
     """When a writer began and ended, again and again, and its last word."""
     if file is None:
         return
-    yield from recall(file, "open", "verdict", "done", "preempted")
+    yield from recall(file, "open", "verdict", "done", "preempted", "stopped")
     yield from _first(backwards(file))
 
 

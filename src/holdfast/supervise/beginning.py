@@ -14,7 +14,7 @@ READ_WITHIN = 3600.0
 def beginning(wished: Source | None, out: Path, *, has_begun: bool) -> Source | None:
     """The source that the run in this folder began with, if it has; or else the one that is wished for, as it is now.
 
-    A source that is no longer there, or has changed, is no obstacle to a run that has a snapshot. It is read in a
+    A source that is no longer there, or has changed, is no obstacle to a run that has saved a step. It is read in a
     process of its own: to read tensors may start threads, which no fork survives.
     """
     before = read_config(out).source if has_begun and (out / RUN).exists() else None

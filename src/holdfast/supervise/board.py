@@ -100,7 +100,8 @@ def require() -> None:
 def boarded(out: Path, who: str) -> Iterator[None]:
     """Event files in the folder of a run, for as long as its supervisor works."""
     require()
-    following = Aside(lambda: _follow(out, who), "TensorBoard's writer")
+    files = [Growing(out / "history" / f"{name}.jsonl") for name in (who, "rank-0")]
+    following = Aside(lambda: _follow(out / "tensorboard", files), "TensorBoard's writer")
     patience = 0.0
     try:
         yield
@@ -110,10 +111,8 @@ def boarded(out: Path, who: str) -> Iterator[None]:
             following.result(patience)
 
 
-def _follow(out: Path, who: str) -> JSON:
-    files = [Growing(out / "history" / f"{name}.jsonl") for name in (who, "rank-0")]
+def _follow(folder: Path, files: Sequence[Growing]) -> JSON:
     from torch.utils.tensorboard import SummaryWriter
 
-    folder = str(out / "tensorboard")
-    follow(Board(lambda step: SummaryWriter(folder, purge_step=step)), files)
+    follow(Board(lambda step: SummaryWriter(str(folder), purge_step=step)), files)
     return None
