@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from holdfast.checkpoint.writer import Saved, Writer, blocking, overlapped
     from holdfast.ddp.batches import Batch
     from holdfast.ddp.run import Run, attach
+    from holdfast.exchange.load import load
     from holdfast.state import flatten, unflatten
 
 __version__ = "0.1.0"
@@ -63,6 +64,7 @@ _LATER = {
     "attach": "ddp.run",
     "blocking": "checkpoint.writer",
     "flatten": "state",
+    "load": "exchange.load",
     "overlapped": "checkpoint.writer",
     "unflatten": "state",
 }
@@ -120,6 +122,7 @@ __all__ = [
     "goodput",
     "irreducible_error",
     "iteration_cost_bound",
+    "load",
     "open_store",
     "overlapped",
     "partial",

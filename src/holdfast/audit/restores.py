@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from holdfast.audit.beginnings import beginning, other_beginning
 from holdfast.audit.columns import shared_part
 from holdfast.audit.finding import CannotTell, Verdict, counted
 from holdfast.audit.ledger import Ledger, Restore, Save
@@ -40,7 +41,7 @@ def restored_states_agree(ledger: Ledger) -> tuple[Verdict, str]:
         told = (restore.recover.state, restore.commit.state if restore.commit else None)
         if None not in told and told[0] != told[1]:
             return "fail", f"{_restored(restore)}, and went on with another state than was committed"
-    if because := _committed_anew(ledger) or _other_fingerprint(ledger, came_back):
+    if because := other_beginning(ledger) or _committed_anew(ledger) or _other_fingerprint(ledger, came_back):
         return "fail", because
     for restore in came_back:
         commit = restore.commit
@@ -49,8 +50,9 @@ def restored_states_agree(ledger: Ledger) -> tuple[Verdict, str]:
         if restore.recover.state is None:
             return "unknown", f"{_restored(restore)} and does not say what it had in memory then"
     if not came_back:
-        return "pass", "nothing went on from a snapshot"
-    return "pass", f"{len(came_back)} of {counted(len(came_back), 'restore')} went on with what was committed"
+        return "pass", f"nothing went on from a snapshot{beginning(ledger)}"
+    went_on = f"{len(came_back)} of {counted(len(came_back), 'restore')} went on with what was committed"
+    return "pass", f"{went_on}{beginning(ledger)}"
 
 
 def generators_restored(ledger: Ledger) -> tuple[Verdict, str]:

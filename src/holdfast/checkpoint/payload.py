@@ -10,7 +10,7 @@ import json
 import math
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -71,8 +71,11 @@ class Layout:
         return max((end for _, end in self.spans.values()), default=len(self.header))
 
 
-def layout(tensors: State) -> Layout:
-    """How the file of these tensors is laid out; it depends on their names, kinds, shapes and places alone."""
+def layout(tensors: State, metadata: Mapping[str, str] | None = None) -> Layout:
+    """How the file of these tensors is laid out; it depends on their names, kinds, shapes and places alone.
+
+    `metadata` is words for other readers of the file.
+    """
     # Wide numbers first: all lengths before a value are then multiples of its number size, so that views are aligned.
     # What lies on one device lies together: the device can then send it in one go.
     order = sorted(tensors, key=lambda name: (-_itemsize(name, tensors[name]), _device(tensors[name])))
@@ -80,13 +83,13 @@ def layout(tensors: State) -> Layout:
     for name in order:
         start, end = end, end + _nbytes(tensors[name])
         spans[name] = (start, end)
-    header = _header(tensors, spans)
+    header = _header(tensors, spans, metadata or {})
     return Layout(header, {name: (len(header) + start, len(header) + end) for name, (start, end) in spans.items()})
 
 
-def encode(tensors: State) -> Iterator[memoryview | bytes]:
+def encode(tensors: State, metadata: Mapping[str, str] | None = None) -> Iterator[memoryview | bytes]:
     """The file of these tensors, part by part: memory of the tensors themselves wherever they are contiguous."""
-    plan = layout(tensors)
+    plan = layout(tensors, metadata)
     yield plan.header
     for name in plan.spans:
         yield _memory(tensors[name])
@@ -134,9 +137,10 @@ def check(name: str, value: Array) -> None:
     _code(name, value)
 
 
-def _header(tensors: State, spans: dict[str, tuple[int, int]]) -> bytes:
+def _header(tensors: State, spans: dict[str, tuple[int, int]], metadata: Mapping[str, str]) -> bytes:
     numpys = [name for name, value in tensors.items() if isinstance(value, np.ndarray)]
-    entries: dict[str, Any] = {_METADATA: {"numpy": json.dumps(numpys)}} if numpys else {}
+    words = {**metadata, **({"numpy": json.dumps(numpys)} if numpys else {})}
+    entries: dict[str, Any] = {_METADATA: words} if words else {}
     for name, value in tensors.items():  # the header keeps the caller's order; the data need not
         entries[name] = {"dtype": _code(name, value), "shape": list(value.shape), "data_offsets": spans[name]}
     text = json.dumps(entries, separators=(",", ":")).encode()

@@ -8,9 +8,12 @@ import typer
 
 from holdfast.cli.console import complain
 from holdfast.cli.demo import demo
+from holdfast.cli.export import export
 from holdfast.cli.hints import forgotten_dashes
 from holdfast.cli.lab import lab
+from holdfast.cli.panels import LAB, LOOK, TRAIN, ByWhatIsWanted
 from holdfast.cli.run import run
+from holdfast.cli.runs import logs, runs
 from holdfast.cli.scale import scale
 from holdfast.cli.serve import serve
 from holdfast.cli.store import store
@@ -18,15 +21,17 @@ from holdfast.errors import HoldfastError
 
 app = typer.Typer(
     name="holdfast",
+    cls=ByWhatIsWanted,
     help="Training that survives failures, proves that it did, and measures what it cost.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for commands in (run, scale, store, demo):
+for commands in (run, scale, logs, export, store, demo):
     app.add_typer(commands)
-app.add_typer(lab, name="lab")
-app.add_typer(serve, name="serve")
+app.add_typer(runs, name="runs", rich_help_panel=LOOK)
+app.add_typer(lab, name="lab", rich_help_panel=LAB)
+app.add_typer(serve, name="serve", rich_help_panel=TRAIN)
 
 _UsageError: Any = typer.BadParameter.__mro__[
     1

@@ -7,13 +7,14 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.console import say
+from holdfast.cli.panels import LAB
 from holdfast.cli.run import print_compared, print_findings
 from holdfast.errors import BadInput
 
 demo = typer.Typer()
 
 
-@demo.command("demo")
+@demo.command("demo", rich_help_panel=LAB)
 def run_demo(
     out: Annotated[Path, typer.Option(help="Folder for the runs; those of an earlier demo are replaced.")] = Path(
         "runs/demo"

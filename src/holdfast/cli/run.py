@@ -13,12 +13,14 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from holdfast.cli.console import cell, say, size
+from holdfast.cli.panels import LOOK, PROVE, TRAIN
 from holdfast.errors import BadInput, HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.audit.verdicts import Finding
     from holdfast.checkpoint.store import Store
     from holdfast.cost.spent import Spent
+    from holdfast.exchange.source import Source
     from holdfast.failure import Schedule
     from holdfast.supervise.verdict import Verdict
 
@@ -27,7 +29,7 @@ SHOWN = 10  # saves; a run may have thousands
 COLOURS = {"pass": "green", "fail": "bold red", "unknown": "yellow"}
 
 
-@run.command("run")
+@run.command("run", rich_help_panel=TRAIN)
 def run_script(
     script: Annotated[Path, typer.Argument(help="A Python script that calls holdfast.attach().")],
     args: Annotated[list[str] | None, typer.Argument(help="What the script is given, after --.")] = None,
@@ -96,8 +98,12 @@ def run_script(
         ),
     ] = None,
     preload: Annotated[
-        str, typer.Option(help="Modules to import once, before workers start, such as torchvision.")
-    ] = "",
+        str | None,
+        typer.Option(
+            help="Modules to import once, before workers start, such as torchvision; or none.  [default: what the script "
+            "imports of installed packages, if a fork survives it]"
+        ),
+    ] = None,
     extend: Annotated[
         bool,
         typer.Option(
@@ -125,6 +131,20 @@ def run_script(
         ),
     ] = None,
     lost_after: Annotated[float, typer.Option(help="Seconds after which a node that says nothing is lost.")] = 15.0,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="Begin with the weights of another run's folder, a safetensors file, a torch.save file or a DCP folder.",
+        ),
+    ] = None,
+    take: Annotated[
+        str, typer.Option(help="What takes a state from --from, by name, such as model,optimizer.  [default: models]")
+    ] = "",
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write loss, step time, stall and restarts to OUT/tensorboard.")
+    ] = False,
+    partial: Annotated[bool, typer.Option(help="Begin with what fits of --from; what does not is named.")] = False,
 ) -> None:
     """Train SCRIPT until it is done, whatever fails. Example: holdfast run --workers 4 train.py -- --epochs 3"""
     from holdfast.supervise.asked import asked
@@ -152,9 +172,10 @@ def run_script(
             hang_after=hang_after,
             stuck_after=stuck_after,
             checkpoints=checkpoints,
+            source=_source(source, take, partial),
             extend=extend,
         )
-        modules = tuple(name for name in preload.split(",") if name)
+        modules = None if preload is None else tuple(name for name in preload.split(",") if name not in ("", "none"))
         verdict = supervise(
             config,
             folder,
@@ -164,9 +185,21 @@ def run_script(
             min_nodes=min_nodes,
             lost_after=lost_after,
             preload=modules,
+            tensorboard=tensorboard,
             may_change=tuple(name for name in may_change.split(",") if name),
         )
     _end(verdict, folder)
+
+
+def _source(place: str | None, take: str, partial: bool) -> "Source | None":
+    from holdfast.exchange.source import Source
+
+    if place is None:
+        if take or partial:
+            raise BadInput("--take and --partial say what is done with --from: give that too.")
+        return None
+    names = tuple(name.strip() for name in take.split(",") if name.strip())
+    return Source(place=str(Path(place).resolve()), take=names, partial=partial)
 
 
 def _fill_standard_files() -> None:
@@ -192,15 +225,14 @@ def _end(verdict: "Verdict", folder: Path) -> NoReturn:
     raise typer.Exit(verdict.exit_code)
 
 
-@run.command()
+@run.command(rich_help_panel=PROVE)
 def audit(
     paths: Annotated[
         list[Path],
         typer.Argument(metavar="RUN...", help="The folder of a run, or of its history; or those of all its nodes."),
     ],
 ) -> None:
-    """Prove from its history that a run trained every sample exactly once, or a served run applied every push exactly once
-    to every block. Example: holdfast audit runs/train"""
+    """Prove from its history that a run trained every sample exactly once, or a served run every push. Example: holdfast audit runs/train"""
     from holdfast.audit.verdicts import audit_run, recovery_of, worst
 
     with _histories(paths) as files:
@@ -209,7 +241,7 @@ def audit(
     raise typer.Exit(0 if worst(findings) == "pass" else 1)
 
 
-@run.command()
+@run.command(rich_help_panel=LOOK)
 def cost(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; several are compared.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print every number as JSON.")] = False,

@@ -7,11 +7,12 @@ import typer
 from rich.console import Console
 
 from holdfast.cli.console import say
+from holdfast.cli.panels import TRAIN
 
 scale = typer.Typer()
 
 
-@scale.command("scale")
+@scale.command("scale", rich_help_panel=TRAIN)
 def scale_run(
     path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that goes on, with live recovery.")],
     workers: Annotated[int, typer.Option(help="How many workers are to train; the others sleep.")],

@@ -8,19 +8,21 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast.cli.console import cell, meter, safe, say, size
+from holdfast.cli.panels import STORE
 
 store = typer.Typer()
+PLACE = "The folder of a run; or a store itself, a directory or a URL such as s3://bucket/run."
 
 
-@store.command()
+@store.command(rich_help_panel=STORE)
 def inspect(
-    place: Annotated[str, typer.Argument(metavar="STORE", help="A directory, or a URL such as s3://bucket/run.")],
+    place: Annotated[str, typer.Argument(metavar="RUN|STORE", help=PLACE)],
 ) -> None:
-    """Show what a checkpoint STORE holds, by its commit records. Example: holdfast inspect runs/a/checkpoints"""
-    from holdfast.checkpoint.place import open_store
+    """Show what a checkpoint STORE holds, by its commit records. Example: holdfast inspect runs/a"""
     from holdfast.checkpoint.scrub import inspect as contents_of
+    from holdfast.exchange.where import store_of
 
-    contents = contents_of(open_store(place))
+    contents = contents_of(store_of(place))
     table = Table("snapshot", "epoch", "cursor", "workers", "size", "saved")
     for each in contents.snapshots:
         saved = datetime.fromtimestamp(each.saved).astimezone().isoformat(" ", "seconds")
@@ -38,15 +40,15 @@ def inspect(
     raise typer.Exit(1 if contents.unreadable else 0)
 
 
-@store.command()
+@store.command(rich_help_panel=STORE)
 def verify(
-    place: Annotated[str, typer.Argument(metavar="STORE", help="A directory, or a URL such as s3://bucket/run.")],
+    place: Annotated[str, typer.Argument(metavar="RUN|STORE", help=PLACE)],
 ) -> None:
-    """Read every byte of a checkpoint STORE; exit 1 and name what is bad. Example: holdfast verify runs/a/checkpoints"""
+    """Read every byte of a checkpoint STORE; exit 1 and name what is bad. Example: holdfast verify runs/a"""
     from holdfast.checkpoint import scrub
-    from holdfast.checkpoint.place import open_store
+    from holdfast.exchange.where import store_of
 
-    opened = open_store(place)
+    opened = store_of(place)
     with meter() as begin:
         count = scrub.records(opened)
         findings = scrub.verify(opened, begin("verify", count))

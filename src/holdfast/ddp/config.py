@@ -12,6 +12,7 @@ from holdfast.checkpoint.faulty import KINDS
 from holdfast.checkpoint.store import DirectoryStore, read
 from holdfast.ddp import points
 from holdfast.errors import BadInput, HoldfastError
+from holdfast.exchange.source import Source
 from holdfast.failure import Failure, Schedule
 
 RUN = "run.json"
@@ -21,7 +22,7 @@ WRITERS = ("overlapped", "blocking")
 FAULTS = ("exit", "kill", "hang", "slow", *KINDS)  # of processes, and of storage
 # What makes it this run and not another. All else (how many workers, how often to save, what to survive) may change
 # when a run is continued: neither the windows nor the state depend on it.
-IDENTITY = ("script", "args", "seed", "recovery")
+IDENTITY = ("script", "args", "seed", "recovery", "source")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,7 @@ class RunConfig:
     hang_after: float | None = None  # 30 seconds; where a run recovers live, as soon as it can be told
     stuck_after: float | None = None  # learned from the run's own steps
     checkpoints: str | None = None  # in the run's own folder
+    source: Source | None = None  # of its first weights, if the script does not draw them
     extend: bool = False  # the plan may be longer than that of the run in the folder
 
     def __post_init__(self) -> None:
@@ -99,12 +101,21 @@ class RunConfig:
     @property
     def fingerprint(self) -> str:
         """A digest of what makes it this run and not another."""
-        identity = {name: getattr(self, name) for name in IDENTITY}
+        identity = {name: getattr(self, name) for name in IDENTITY} | {"source": self.weights}
         return xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
+
+    @property
+    def weights(self) -> str | None:
+        """The digest of what the run is to begin with, if its source is settled."""
+        return self.source.digest if self.source else None
 
     def to_json(self) -> dict[str, Any]:
         """The config as JSON values."""
         plain = {**asdict(self), "args": list(self.args), "workers_after": list(self.workers_after)}
+        if self.source:
+            plain["source"] = self.source.to_json()
+        else:
+            del plain["source"]  # as runs had it before there were any
         return {**plain, "failures": [failure.to_json() for failure in self.failures]}
 
     @classmethod
@@ -115,10 +126,12 @@ class RunConfig:
             raise BadInput(
                 f"not the config of a run: {', '.join(sorted(unknown)) if 'script' in data else 'no script'}."
             )
-        lists = {name: tuple(data[name]) for name in ("args", "workers_after") if name in data}
+        lists: dict[str, Any] = {name: tuple(data[name]) for name in ("args", "workers_after") if name in data}
         if not all(isinstance(each, str) for each in (data["script"], *lists.get("args", ()))):
             raise BadInput("not the config of a run: its script and arguments are not all text.")
         failures = tuple(Failure.from_json(each) for each in data.get("failures", ()))
+        if data.get("source") is not None:
+            lists["source"] = Source.from_json(data["source"])
         return cls(**{**data, **lists, "failures": failures})
 
 

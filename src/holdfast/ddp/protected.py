@@ -42,6 +42,11 @@ class Protected:
                 )
         self._things = {name: _inner(thing) for name, thing in things.items()}
 
+    @property
+    def things(self) -> Mapping[str, Protectable]:
+        """What is protected, by name."""
+        return self._things
+
     def capture(self) -> dict[str, Any]:
         """The state of every thing; its tensors are the live ones."""
         return {name: _state(thing) for name, thing in self._things.items()}

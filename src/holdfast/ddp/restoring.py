@@ -39,6 +39,7 @@ class Restored:
     seconds: float = 0.0
     loaded: str = ""  # a digest of the state as it was read
     committed: str | None = None  # the digest under which its commit is on record
+    weights: str | None = None  # the digest of the source whose weights were taken, where nothing came back
     stopped: bool = False  # the script had stopped the run there
 
     def state(self, protected: Protected) -> str | None:

@@ -182,6 +182,7 @@ class Run:
         if self._attempt and not (self._live and self._live.joins):
             with progress.during(Phase.RESTORING):
                 self._restored = restoring.restore(self._attempt, self._world, self._protected)
+                self._begin()
             if self.rank == 0:
                 self._writer = _writer(self._config, self._attempt, self._world)
                 self._writer.prepare(flatten(self._protected.capture()).tensors)  # while the script goes on
@@ -355,6 +356,14 @@ class Run:
             if self._attempt and self._attempt.lock:
                 self._attempt.lock.release()
 
+    def _begin(self) -> None:
+        """Where nothing came back, begin with the weights that the run was started with, if it was."""
+        if self._config.source and self._restored.step is None and self._protected:
+            from holdfast.exchange.taking import take  # few runs need it
+
+            weights = take(self._config.source, self._protected, tells=self.rank == 0)
+            self._restored = replace(self._restored, weights=weights)
+
     def _is_done(self, geometry: Geometry) -> bool:
         """Whether nothing of this plan is left to train."""
         if self._live and self._live.joins:
@@ -453,6 +462,7 @@ class Run:
             seconds=restored.seconds,
             passed_over=restored.passed_over,
             state=restored.state(protected),
+            weights=restored.weights,
             fingerprint=fingerprints.take().digest(),
         )
 

@@ -136,7 +136,7 @@ _OTHERWISE: Mapping[tuple[type[Any], str], _Read] = {
 }
 
 
-_DIGESTS = ("state", "fingerprint", "data", "config", "command")
+_DIGESTS = ("state", "fingerprint", "data", "config", "command", "weights")
 
 
 def _reader(kind: type[Any], name: str, hint: Any) -> _Read:

@@ -46,7 +46,8 @@ class Recover(NamedTuple):
     """What a rank begins with: the snapshot of step `restored`, or nothing (null), and the window it goes on with.
 
     `state` is a digest of what is protected, as it is in memory when the first step begins, and `fingerprint` is the
-    fingerprint of that: of the step before, as whoever trained it told.
+    fingerprint of that: of the step before, as whoever trained it told. `weights` is a digest of the source that a run
+    began with, where nothing came back.
     """
 
     attempt: int
@@ -58,6 +59,7 @@ class Recover(NamedTuple):
     passed_over: "Sequence[Mapping[str, JSON]]" = ()
     state: str | None = None
     fingerprint: str | None = None
+    weights: str | None = None
 
 
 class Seconds(NamedTuple):
@@ -158,6 +160,7 @@ class Launch(NamedTuple):
     """A supervisor has started the workers of its node, one of so many, for the first time.
 
     If it `extends` the run, its plan may be longer than before. Of the script's arguments those in `changed` differ.
+    `source` is where the first weights of the run come from, and `weights` their digest, if the script does not draw them.
     """
 
     attempt: int
@@ -166,6 +169,8 @@ class Launch(NamedTuple):
     nodes: int = 1
     extends: bool = False
     changed: Sequence[str] = ()
+    source: str | None = None
+    weights: str | None = None
 
 
 class Restart(NamedTuple):

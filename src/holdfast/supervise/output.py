@@ -1,10 +1,15 @@
-"""What the workers print, shown as they print it: each writes a file of its own, and the supervisor copies new lines."""
+"""What the workers print, shown as they print it: each writes a file of its own, and the supervisor copies new lines.
+
+A progress bar such as tqdm's writes over its own line and ends it only when it is full: what stands in it by now can be
+asked for.
+"""
 
 from collections.abc import Callable, Sequence
 from io import BufferedReader
 from pathlib import Path
 
 Show = Callable[[str], None]
+LONGEST = 1 << 16  # bytes of a line that is written over again and again: more than that are not kept
 
 
 class Tail:
@@ -14,6 +19,12 @@ class Tail:
         self.path, self._show = path, show
         self._file: BufferedReader | None = None
         self._rest = b""
+
+    @property
+    def bar(self) -> str:
+        """What stands in a line that is written over and has not ended; nothing if there is no such line."""
+        _, over, now = self._rest.rstrip(b"\r").rpartition(b"\r")
+        return now.decode(errors="replace") if over else ""
 
     def copy(self, *, last: bool = False) -> None:
         """Show the lines that are whole by now; of a file that has ended also the rest."""
@@ -25,6 +36,8 @@ class Tail:
         text = self._rest + self._read()
         end = len(text) if last else text.rfind(b"\n") + 1
         self._rest = text[end:]
+        if len(self._rest) > LONGEST and (over := self._rest.rfind(b"\r", 0, -1)) > 0:
+            self._rest = self._rest[over:]
         if end:
             self._show(text[:end].decode(errors="replace").removesuffix("\n"))
         if last:
@@ -43,6 +56,10 @@ class Echo:
     def __init__(self, out: Show, err: Show) -> None:
         self._out, self._err = out, err
         self._tails: list[Tail] = []
+
+    def bars(self) -> list[str]:
+        """The progress bars that workers draw now, each once, in the order of ranks."""
+        return list(dict.fromkeys(bar for tail in self._tails if (bar := tail.bar.strip())))
 
     def follow(self, printed: Sequence[tuple[Path, Path]]) -> None:
         """Show the rest of the last attempt's output, and from now on that of another."""

@@ -8,7 +8,7 @@ import json
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,10 +29,14 @@ from holdfast.history import HistoryWriter, recall, require_files
 from holdfast.supervise.agent import Stranded, WarmAgent
 from holdfast.supervise.asked import Interrupted, asked
 from holdfast.supervise.awaited import Elsewhere
+from holdfast.supervise.beginning import beginning
+from holdfast.supervise.board import boarded
+from holdfast.supervise.board import require as require_tensorboard
 from holdfast.supervise.casualty import Casualty, casualty
 from holdfast.supervise.checkpoints import Checkpoints, local, settled
 from holdfast.supervise.connection import Unreachable
 from holdfast.supervise.folder import claimed, continued
+from holdfast.supervise.learned import import_for
 from holdfast.supervise.node import LOST_AFTER, Node
 from holdfast.supervise.nodes import Nodes
 from holdfast.supervise.rendezvous import Alone, Meeting, Rendezvous
@@ -59,7 +63,8 @@ def supervise(
     rendezvous: str | None = None,
     min_nodes: int | None = None,
     lost_after: float = LOST_AFTER,
-    preload: tuple[str, ...] = (),
+    preload: tuple[str, ...] | None = (),
+    tensorboard: bool = False,
     may_change: tuple[str, ...] = (),
     console: Console | None = None,
 ) -> Verdict:
@@ -70,20 +75,26 @@ def supervise(
 
     SIGTERM or SIGINT ask the workers to save and stop; a second one kills them. Several nodes give the same command
     with a `node_rank` of their own, and meet at `rendezvous`. A node that was not heard of for `lost_after` seconds is
-    lost; `min_nodes` of them, by default half, go on without it.
+    lost; `min_nodes` of them, by default half, go on without it. Modules in `preload` are imported before workers are
+    forked; if it is None, those that the script is seen to import.
     """
     least = (nnodes + 1) // 2 if min_nodes is None else min_nodes
     node = Node(rank=node_rank, of=nnodes, endpoint=rendezvous, least=least, lost_after=lost_after)
     config.check_world(nnodes)
+    if tensorboard:
+        require_tensorboard()
     script = Path(config.script)
     if not script.is_file():
         raise BadInput(f"there is no script {config.script}: name a Python file.")
     config = replace(config, script=str(script.resolve()), checkpoints=settled(config.checkpoints))
     out = local(out)
     checkpoints = Checkpoints(out, config.checkpoints)
+    config = replace(config, source=beginning(config.source, out, has_begun=bool(checkpoints.newest())))
     found = checkpoints.try_out(alone=nnodes == 1)
     who = "supervisor" if nnodes == 1 else f"supervisor-{node_rank}"
     config = continued(out, config)
+    # The first node alone: it has the history of rank 0.
+    board = boarded(out, who) if tensorboard and node_rank == 0 else nullcontext()
     with asked.listening(), claimed(out, config, node_rank, may_change=may_change, alone=nnodes == 1):
         require_files(out / "history")  # before a worker meets it, and is started again and again for it
         if (end := finish(out / "history")) and not config.extend:
@@ -92,9 +103,11 @@ def supervise(
         attempt = following(max(_last_attempt(out / "history" / f"{who}.jsonl"), found.attempt), out)
         tries = Tries(config.max_restarts, found.newest)
         view = View(console or Console(stderr=True), out / "history", who, tries)
-        with _recording(out / "history", who, view) as history, view:  # first: importing counts as the run's time
+        with _recording(out / "history", who, view) as history, view, board:  # importing counts as the run's time
             if not asked.times:
-                warm(preload)
+                warm(preload or (), script.resolve().parent)
+                if preload is None:
+                    import_for(script.resolve(), view.say)
             verdict = _Supervisor(config, out, node, history, view, tries, attempt, checkpoints, found.newest).run()
             _send(checkpoints, view)
             return verdict
@@ -117,7 +130,10 @@ class _Supervisor:
     ) -> None:
         self._config, self._out, self._node, self._checkpoints = config, out, node, checkpoints
         self._history, self._view, self._tries = history, view, tries
-        identity = {name: getattr(config, name) for name in IDENTITY} | {"script": Path(config.script).name}
+        identity = {name: getattr(config, name) for name in IDENTITY} | {
+            "script": Path(config.script).name,
+            "source": config.weights,
+        }
         self._nodes: Rendezvous = Nodes(node, identity, checkpoints) if node.of > 1 else Alone()
         self._nodes.next_attempt = attempt
         self._agent = WarmAgent(config, out, self._nodes)
@@ -372,7 +388,16 @@ class _Supervisor:
             told = [event.what for event in recall(self._history.path, "launch")]
             last = next((what.argv for what in reversed(told) if isinstance(what, Launch)), argv)
             changed = tuple(each.name for each in changes(last[1:], argv[1:]))
-            return Launch(self._attempt, workers, argv, self._node.of, extends=config.extend, changed=changed)
+            return Launch(
+                attempt=self._attempt,
+                workers=workers,
+                argv=argv,
+                nodes=self._node.of,
+                source=config.source.place if config.source else None,
+                weights=config.weights,
+                extends=config.extend,
+                changed=changed,
+            )
         return Restart(self._attempt, workers, newest=self._newest, left=self._left)
 
     def _pass_on(self) -> Verdict | None:

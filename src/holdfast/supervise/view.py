@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
@@ -28,6 +28,7 @@ from holdfast.supervise.verdict import count
 
 REFRESH = 0.25
 PLAIN_REFRESH = 10.0
+MOST_BARS = 4  # of progress, of the first ranks that draw one
 MOST = 1 << 22  # bytes of a history read at one look
 
 
@@ -160,9 +161,16 @@ class View:
                 self._tally.add(event.what)
         line = self._tally.line(time.time())
         if live := self._live:
-            self._try("err", lambda: live.update(Text(line, style="cyan"), refresh=True))
-        elif self._tally.run.reached:
+            self._try("err", lambda: live.update(Group(Text(line, style="cyan"), *self._bars()), refresh=True))
+            return
+        if self._tally.run.reached:
             self.say(line)
+        for bar in self.echo.bars()[:1]:  # that of the first rank: the others draw the same
+            self._print_err(bar)
+
+    def _bars(self) -> list[Text]:
+        """The progress bars of the workers, cut off where the terminal ends: lines that wrap cannot be drawn over."""
+        return [Text.from_ansi(bar, no_wrap=True, overflow="ellipsis", end="") for bar in self.echo.bars()[:MOST_BARS]]
 
     def __enter__(self) -> "View":
         if self._live:

@@ -1,0 +1,59 @@
+"""`holdfast export`: what a run has learned, as a file that other programs read."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from holdfast.cli.console import say
+from holdfast.cli.panels import STORE
+from holdfast.errors import BadInput
+
+if TYPE_CHECKING:
+    from holdfast.exchange.load import Learned
+
+export = typer.Typer()
+
+
+@export.command("export", rich_help_panel=STORE)
+def export_run(
+    place: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run, or a store of checkpoints.")],
+    to: Annotated[
+        str,
+        typer.Argument(
+            metavar="TO", help="model.safetensors; model.pt, for weights_only=True; or folder/, for torch's DCP."
+        ),
+    ],
+    step: Annotated[int | None, typer.Option(help="Which snapshot.  [default: the newest that is good]")] = None,
+    only: Annotated[
+        str | None, typer.Option(help="The protected thing to export, by its name.  [default: the model]")
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All protected things, by their names: optimizer and scheduler too.")
+    ] = False,
+    force: Annotated[bool, typer.Option(help="Replace what is there.")] = False,
+) -> None:
+    """Write the weights that a RUN has learned, with your model's own keys. Example: holdfast export runs/a model.safetensors"""
+    from holdfast.exchange.load import learned_by
+    from holdfast.exchange.write import export, writer_for
+
+    if only and everything:
+        raise BadInput("--only and --all contradict each other: give one of them.")
+    writer_for(to)  # before anything is read
+    learned = learned_by(place, step)
+    for bad in learned.passed_over:
+        say(f"passed over {bad.name}: {bad.why}")
+    state, what = _chosen(learned, only, everything)
+    export(state, to, force=force)
+    say(f"exported {what} of step {learned.step} to {to}")
+
+
+def _chosen(learned: "Learned", only: str | None, everything: bool) -> tuple[Any, str]:
+    """The state that is to be exported, and what it is."""
+    if everything:
+        return dict(learned.states), " and ".join(learned.states)
+    if only:
+        return learned.named(only), only
+    if len(learned.models) != 1:
+        many = f"{len(learned.models)} models" if learned.models else "no model"
+        raise BadInput(f"this run protects {many}: give --only with one of {', '.join(learned.states)}, or --all.")
+    return learned.states[learned.models[0]], learned.models[0]

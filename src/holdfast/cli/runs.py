@@ -1,0 +1,141 @@
+"""`holdfast runs` and `holdfast logs`: which runs there are, what their workers printed, and how to be rid of them."""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Column, Table
+from typer.core import TyperGroup
+
+from holdfast.cli.console import cell, safe, say, size
+from holdfast.cli.panels import LOOK
+from holdfast.errors import BadInput
+
+if TYPE_CHECKING:
+    from holdfast.runs.standing import Standing
+
+DAY = 86400.0
+Where = Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to look for runs.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
+
+
+class _ListsByDefault(TyperGroup):
+    """`runs DIR` is `runs list DIR`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] != "--help"):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+runs = typer.Typer(cls=_ListsByDefault, help="List runs; remove them (rm, prune). Example: holdfast runs")
+logs = typer.Typer()
+
+
+@runs.command("list")
+def runs_list(where: Where = Path("runs")) -> None:
+    """List the runs in a folder: state, step, goodput and size. Example: holdfast runs"""
+    found = _standing(where)
+    table = Table(Column("run", overflow="fold"), "state", "step", "goodput", "size", "last written", box=None)
+    for each in found:
+        table.add_row(*map(cell, _row(each)))
+    Console().print(table)
+
+
+@runs.command("rm")
+def runs_rm(
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")], yes: Yes = False
+) -> None:
+    """Remove runs with all they saved; never one that is being trained. Example: holdfast runs rm runs/old"""
+    from holdfast.runs.standing import standing
+
+    _remove([standing(path) for path in paths], yes=yes)
+
+
+@runs.command("prune")
+def runs_prune(
+    where: Where = Path("runs"),
+    older_than: Annotated[
+        float | None, typer.Option(help="Also those of which nothing was written for so many days.")
+    ] = None,
+    yes: Yes = False,
+) -> None:
+    """Remove the runs in a folder in which nothing was trained. Example: holdfast runs prune --older-than 30"""
+    cut = time.time() - DAY * older_than if older_than is not None else 0.0
+    doomed = [each for each in _standing(where) if not each.trains and (_is_empty(each) or each.last < cut)]
+    if doomed:
+        _remove(doomed, yes=yes)
+    else:
+        say("there is nothing to prune")
+
+
+@logs.command("logs", rich_help_panel=LOOK)
+def show_logs(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    rank: Annotated[int | None, typer.Option(help="Of one rank.  [default: all]")] = None,
+    attempt: Annotated[int | None, typer.Option(help="Of one attempt.  [default: the last]")] = None,
+) -> None:
+    """Show what the workers of a RUN printed. Example: holdfast logs runs/a --rank 1 --attempt 2"""
+    from holdfast.runs.logs import logs
+
+    number, found = logs(run, attempt, rank)
+    shown = 0
+    for log in found:
+        title = f"== {log.who}, attempt {number}, {'stdout' if log.stream == 'out' else 'stderr'}: {log.path}"
+        for line in log.lines():
+            if title:
+                say(title)
+                title, shown = "", shown + 1
+            sys.stdout.write(safe(line) + "\n")
+    if not shown:
+        say(f"the workers of attempt {number} printed nothing")
+
+
+def _standing(where: Path) -> list["Standing"]:
+    from holdfast.runs.standing import runs_in, standing
+
+    if not where.is_dir():
+        raise BadInput(f"there is no folder {where} to look for runs in: name the one that holds yours.")
+    found = [standing(path) for path in runs_in(where)]
+    if not found:
+        raise BadInput(f"there are no runs in {where}: name the folder that holds yours.")
+    return found
+
+
+def _is_empty(each: "Standing") -> bool:
+    return each.step == 0 and each.state != "unreadable"
+
+
+def _row(each: "Standing") -> tuple[str, ...]:
+    rate = "" if each.goodput is None else f"{each.goodput:.2f} steps/s"
+    return str(each.folder), each.state, str(each.step), rate, size(each.size), _ago(time.time() - each.last)
+
+
+def _ago(seconds: float) -> str:
+    for unit, name in ((DAY, "days"), (3600.0, "hours"), (60.0, "minutes")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.0f} {name} ago"
+    return f"{max(0.0, seconds):.0f} seconds ago"
+
+
+def _remove(doomed: Sequence["Standing"], *, yes: bool) -> None:
+    """Say what is to go, ask, and remove it."""
+    from holdfast.runs.removal import check_removable, elsewhere, remove
+
+    for each in doomed:
+        check_removable(each.folder)
+    for each in doomed:
+        say(f"{each.folder}: {each.state}, step {each.step}, {size(each.size)}")
+        if place := elsewhere(each.folder):
+            say(f"  its snapshots are at {place} and stay there")
+    if not yes:
+        if not sys.stdin.isatty():
+            raise BadInput("nobody is here to be asked: give --yes to remove them.")
+        typer.confirm(f"Remove {'it' if len(doomed) == 1 else f'these {len(doomed)} runs'} for good?", abort=True)
+    for each in doomed:
+        remove(each.folder)
+    say(f"removed {len(doomed)} of {len(doomed)}, {size(sum(each.size for each in doomed))}")

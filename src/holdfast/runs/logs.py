@@ -1,0 +1,64 @@
+"""What the workers of a run printed, as text to be read later: progress bars as they stood last, no control codes."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.errors import BadInput
+
+_NAME = re.compile(r"(rank|worker)-([0-9]{1,9})\.(out|err)")
+# Escape sequences: those that draw and colour, those that end in a bell or a string terminator, and the short ones.
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What one worker printed to its stdout or stderr; `who` is its rank, or its seat if it joined later."""
+
+    path: Path
+    who: str
+    stream: str
+
+    def lines(self) -> Iterator[str]:
+        """Line by line; of a line that was written over, what stood there last."""
+        with self.path.open(errors="replace", newline="\n") as file:
+            for line in file:
+                yield _ESCAPES.sub("", line.rstrip("\r\n").rpartition("\r")[2]).expandtabs()
+
+
+def logs(run: Path, attempt: int | None = None, rank: int | None = None) -> tuple[int, list[Log]]:
+    """The logs of an attempt, the last one if none is named, of all its workers or of one rank; and its number."""
+    folders = _attempts(run)
+    if not folders:
+        raise BadInput(f"{run} holds no logs: name the folder of a run that has started workers.")
+    number = max(folders) if attempt is None else attempt
+    if number not in folders:
+        raise BadInput(f"{run} has no logs of attempt {number}: it has those of {_listed(sorted(folders))}.")
+    found = sorted(
+        _logs(folders[number]), key=lambda log: (log.who.split()[0], int(log.who.split()[1]), log.stream != "out")
+    )
+    if rank is not None:
+        known = sorted({int(log.who.split()[1]) for log in found if log.who.startswith("rank")})
+        found = [log for log in found if log.who == f"rank {rank}"]
+        if not found:
+            raise BadInput(f"attempt {number} has no logs of rank {rank}: it has those of {_listed(known)}.")
+    return number, found
+
+
+def _attempts(run: Path) -> dict[int, Path]:
+    return {
+        int(match[1]): path
+        for path in (run / "logs").glob("attempt-*")
+        if (match := re.fullmatch(r"attempt-([0-9]{4,18})", path.name)) and path.is_dir()
+    }
+
+
+def _logs(folder: Path) -> Iterator[Log]:
+    for path in folder.iterdir():
+        if (match := _NAME.fullmatch(path.name)) and path.is_file():
+            yield Log(path, f"{match[1]} {match[2]}", match[3])
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "") if numbers else "none"

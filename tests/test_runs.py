@@ -1,0 +1,209 @@
+"""Runs as folders: listed with how they stand, removed when nobody trains in them, and their logs read."""
+
+import io
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from holdfast import cli
+from holdfast.ddp import lock
+from holdfast.events import Commit, Done, Iterate, Judged, Launch, Recover, Seconds, Serve, Step
+from holdfast.history import HistoryWriter
+from holdfast.runs.logs import logs
+from holdfast.runs.standing import runs_in, standing
+from holdfast.samples import Samples
+from holdfast.supervise.output import LONGEST, Tail
+from holdfast.supervise.tries import Tries
+from holdfast.supervise.view import View
+
+
+def holdfast(monkeypatch: pytest.MonkeyPatch, capfd: Any, *arguments: object) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["holdfast", *map(str, arguments)])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    out, err = capfd.readouterr()
+    return int(ended.value.code or 0), out, err
+
+
+def step(number: int) -> Step:
+    return Step(1, 1, 0, 0, number, number, Samples.of([]), Seconds(0.0, 0.0, 0.0))
+
+
+def write(folder: Path, who: str, *events: Any, start: float = 1000.0) -> None:
+    """A history in which a second passes between two events."""
+    clock = iter(range(10**6))
+    with HistoryWriter(folder / "history", who, lambda: start + next(clock)) as history:
+        for event in events:
+            history.append(event)
+
+
+def trained(folder: Path, *, verdict: str | None = "completed", steps: int = 10) -> Path:
+    write(folder, "supervisor", Launch(1, 1), *([Judged(verdict, 1, "")] if verdict else []))
+    write(folder, "rank-0", Recover(1, None, 0, 0, "keyed", 0.0), *map(step, range(steps)), Commit(1, steps, 1))
+    return folder
+
+
+def test_runs_are_listed_with_state_step_goodput_and_size(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
+    trained(tmp_path / "a")
+    trained(tmp_path / "deep" / "b", verdict=None)
+    write(tmp_path / "c", "supervisor", Launch(1, 1), Judged("script-error", 1, ""))
+    with lock.hold(trained(tmp_path / "d", verdict=None)):
+        code, out, _ = holdfast(monkeypatch, capfd, "runs", tmp_path)
+    rows = {Path(line.split()[0]).name: line for line in out.splitlines()[1:]}
+    assert code == 0
+    assert list(rows) == ["a", "c", "d", "b"]
+    assert "completed" in rows["a"]
+    assert "5.00 steps/s" in rows["a"]  # 10 committed in the 2 seconds of its supervisor
+    assert "was killed" in rows["b"]
+    assert "script-error" in rows["c"]
+    assert "trains" in rows["d"]
+
+
+def test_a_run_that_was_stopped_and_continued_was_away_in_between(tmp_path: Path) -> None:
+    write(tmp_path, "supervisor", Launch(1, 1), Judged("preempted", 1, ""))
+    write(tmp_path, "supervisor", Launch(2, 1), Judged("completed", 2, ""), start=9000.0)
+    write(tmp_path, "rank-0", Recover(1, None, 0, 0, "keyed", 0.0), step(0), Commit(1, 8, 1), Done(1, 8))
+    found = standing(tmp_path)
+    assert (found.state, found.goodput) == ("completed", 2.0)
+
+
+def test_a_run_without_a_supervisor_a_served_one_and_one_that_cannot_be_read(tmp_path: Path) -> None:
+    write(tmp_path / "alone", "rank-0", Recover(1, None, 0, 0, "keyed", 0.0), step(0), Commit(1, 1, 1), Done(1, 1))
+    serve = Serve(1, "mlr", 1, 1, 1, 1, "full", 1.0, 1, "full", 0, 0, 0.1, 9)
+    write(tmp_path / "served", "controller", serve, Iterate(3, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0), Done(0, 4))
+    (tmp_path / "bad" / "history").mkdir(parents=True)
+    (tmp_path / "bad" / "history" / "supervisor.jsonl").write_text("what is this\n")
+    states = {path.name: standing(path) for path in runs_in(tmp_path)}
+    assert {name: (each.state, each.step) for name, each in states.items()} == {
+        "alone": ("completed", 1),
+        "bad": ("unreadable", 0),
+        "served": ("completed", 4),
+    }
+
+
+def test_a_run_is_removed_once_it_is_agreed_to(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
+    doomed = trained(tmp_path / "doomed")
+    code, _, err = holdfast(monkeypatch, capfd, "runs", "rm", doomed)
+    assert (code, "give --yes" in err) == (2, True)
+    code, out, _ = holdfast(monkeypatch, capfd, "runs", "rm", doomed, "--yes")
+    assert code == 0
+    assert "doomed: completed, step 10" in out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_trained_is_no_run_or_holds_more_is_never_removed(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
+    busy, mine = trained(tmp_path / "busy"), trained(tmp_path / "mine")
+    (mine / "model.pt").write_text("precious")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "link").symlink_to(trained(tmp_path / "real"))
+    with lock.hold(busy):
+        for name, why in [
+            ("busy", "is being trained"),
+            ("mine", "also holds model.pt"),
+            ("photos", "is not the folder of a run"),
+            ("link", "is not the folder of a run"),
+        ]:
+            code, _, err = holdfast(monkeypatch, capfd, "runs", "rm", tmp_path / "real", tmp_path / name, "--yes")
+            assert (code, why in err) == (2, True)
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_prune_removes_what_trained_nothing_and_what_is_old(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
+    trained(tmp_path / "good")
+    old = trained(tmp_path / "old")
+    for file in (old / "history").iterdir():
+        os.utime(file, (time.time() - 40 * 86400,) * 2)
+    write(tmp_path / "empty", "supervisor", Launch(1, 1), Judged("script-error", 1, ""))
+    with lock.hold(tmp_path / "starting"):
+        write(tmp_path / "starting", "supervisor", Launch(1, 1))
+        assert holdfast(monkeypatch, capfd, "runs", "prune", tmp_path, "--yes")[0] == 0
+        assert sorted(each.name for each in tmp_path.iterdir()) == ["good", "old", "starting"]
+        assert holdfast(monkeypatch, capfd, "runs", "prune", tmp_path, "--older-than", 30, "--yes")[0] == 0
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["good", "starting"]
+    assert "nothing to prune" in holdfast(monkeypatch, capfd, "runs", "prune", tmp_path / "good")[1]
+    assert holdfast(monkeypatch, capfd, "runs", tmp_path / "nowhere")[0] == 2
+
+
+@pytest.fixture
+def printed(tmp_path: Path) -> Path:
+    for attempt in (1, 2):
+        folder = tmp_path / "logs" / f"attempt-{attempt:04d}"
+        folder.mkdir(parents=True)
+        for rank in (0, 1, 10):
+            (folder / f"rank-{rank}.out").write_text(f"hello of {rank} in {attempt}\n" * (rank != 10))
+            (folder / f"rank-{rank}.err").write_text("")
+        (folder / "rank-0.error.json").write_text("{}")
+    (folder / "worker-11.err").write_bytes(
+        b"  0%|  |\r 50%|# |\r100%|##|\r\n\x1b[31mred\x1b[0m \x1b]0;title\x07\x07 bell\n"
+    )
+    return tmp_path
+
+
+def test_logs_are_those_of_the_last_attempt_or_of_one_rank(printed: Path, monkeypatch: Any, capfd: Any) -> None:
+    code, out, _ = holdfast(monkeypatch, capfd, "logs", printed)
+    assert code == 0
+    lines = [line for line in out.splitlines() if not line.startswith("==")]
+    assert lines == ["hello of 0 in 2", "hello of 1 in 2", "100%|##|", "red \\x07 bell"]
+    code, out, _ = holdfast(monkeypatch, capfd, "logs", printed, "--rank", 1, "--attempt", 1)
+    assert "hello of 1 in 1" in out
+    assert "hello of 0" not in out
+    assert "printed nothing" in holdfast(monkeypatch, capfd, "logs", printed, "--rank", 10)[1]
+    for arguments, says in [
+        (["--attempt", 7], "no logs of attempt 7: it has those of 1, 2"),
+        (["--rank", 3], "no logs of rank 3: it has those of 0, 1, 10"),
+    ]:
+        code, _, err = holdfast(monkeypatch, capfd, "logs", printed, *arguments)
+        assert (code, says in err) == (2, True)
+    assert holdfast(monkeypatch, capfd, "logs", printed / "logs")[0] == 2
+    assert [log.who for log in logs(printed)[1]][:2] == ["rank 0", "rank 0"]
+
+
+def test_a_progress_bar_is_seen_before_its_line_ends(tmp_path: Path) -> None:
+    shown: list[str] = []
+    tail = Tail(tmp_path / "err", shown.append)
+    with (tmp_path / "err").open("wb", buffering=0) as file:
+        file.write(b"before\n\r  0%|  |\r 50%|# |")
+        tail.copy()
+        assert (shown, tail.bar) == (["before"], " 50%|# |")
+        file.write(b"\r 75%|#.|\r")
+        tail.copy()
+        assert tail.bar == " 75%|#.|"
+        for _ in range(3):
+            file.write(b"\r 80%|#.|" * LONGEST)
+            tail.copy()
+        assert len(tail._rest) <= 2 * LONGEST
+        assert tail.bar == " 80%|#.|"
+        file.write(b"\r100%|##|\nafter\n")
+        tail.copy()
+    tail.copy(last=True)
+    assert tail.bar == ""
+    assert shown[1].endswith("\r100%|##|\nafter")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_view_shows_progress_bars(tmp_path: Path, terminal: bool) -> None:
+    text = io.StringIO()
+    for rank in (0, 1):
+        (tmp_path / f"err-{rank}").write_bytes(b"\r  0%%|  |\r 5%d%%|# | rank" % rank)
+    console = Console(file=text, width=100, force_terminal=terminal)
+    with View(console, tmp_path, "supervisor", Tries(3, None)) as view:
+        view.echo.follow([(tmp_path / "none", tmp_path / f"err-{rank}") for rank in (0, 1)])
+        view.refresh(now=True)
+        seen = text.getvalue()
+    assert "50%|# | rank" in seen
+    assert ("51%|# | rank" in seen) == terminal
+    assert "0%|  |\n" not in seen
+
+
+def test_help_is_grouped_by_what_a_person_wants(monkeypatch: Any, capfd: Any) -> None:
+    _, out, _ = holdfast(monkeypatch, capfd, "--help")
+    places = [out.index(f" {word} ─") for word in ("Train", "Look", "Prove", "Store", "Lab")]
+    assert places == sorted(places)
+    assert "holdfast runs rm" in holdfast(monkeypatch, capfd, "runs", "rm", "--help")[1]
+    assert "prune" in holdfast(monkeypatch, capfd, "runs", "--help")[1]
