@@ -2,6 +2,8 @@
 
 import os
 import re
+import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import tomllib
 import zipfile
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -18,7 +21,11 @@ from holdfast.extras import EXTRAS
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-WITHIN = 120.0
+README = (ROOT / "README.md").read_text()
+LOOP, SHELL = re.search(r"```python\n(.*?run\.batches.*?)```\n\n```\n(.*?)```", README, flags=re.S).groups()  # type: ignore[union-attr]
+COMMANDS = SHELL.splitlines()
+SVG = "http://www.w3.org/2000/svg"
+WITHIN = 300.0
 
 # Put into a process before anything else: it finds no package of these names, as if they were not installed.
 WITHOUT = """
@@ -119,21 +126,51 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(site)}
 
 
-def test_the_wheel_alone_runs_the_loop_of_the_readme_through_a_kill(installed: dict[str, str], tmp_path: Path) -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-P", "-m", "holdfast", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=WITHIN, env=installed, cwd=tmp_path)
+class Installed:
+    """A folder in which commands are given that have the wheel, and what they printed."""
 
-    loop = re.search(r"```python\n(.*?run\.batches.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
-    assert loop is not None
+    def __init__(self, environment: dict[str, str], folder: Path) -> None:
+        self.environment, self.folder = environment, folder
+
+    def __call__(self, command: str) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-P", "-m", *shlex.split(command, comments=True)]
+        return subprocess.run(
+            words, capture_output=True, text=True, timeout=WITHIN, env=self.environment, cwd=self.folder, check=False
+        )
+
+
+@pytest.fixture(scope="module")
+def trained(installed: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The README's loop, trained by its own command with the wheel, and killed before step 6."""
+    holdfast = Installed(installed, tmp_path_factory.mktemp("readme"))
     where = "import holdfast; print('trained with', holdfast.__file__)\n"
-    (tmp_path / "train.py").write_text(where + loop[1])
-    kill = ["--fail-at", "6", "--fault", "kill", "--fail-rank", "1"]
-    ran = run("run", "--workers", "2", "--save-every", "4", *kill, "--out", "runs/a", "train.py")
+    (holdfast.folder / "train.py").write_text(where + LOOP)
+    run = COMMANDS[0].replace("holdfast run", "holdfast run --fail-at 6 --fault kill --fail-rank 1")
+    ran = holdfast(run)
     assert ran.returncode == 0, ran.stderr
     assert "completed after 2 attempts" in ran.stdout
     assert f"trained with {installed['PYTHONPATH']}" in ran.stderr + ran.stdout
-    assert run("audit", "runs/a").stdout.endswith("audit: pass\n")
-    lab = run("lab", "list")
-    assert (lab.returncode, lab.stderr.count("\n")) == (2, 1), lab.stderr
-    assert "needs packages that are not installed" in lab.stderr
+    return holdfast
+
+
+def test_the_wheel_alone_runs_the_loop_of_the_readme_through_a_kill_and_its_other_commands(trained: Installed) -> None:
+    _, audit, cost = COMMANDS
+    assert trained(audit).stdout.endswith("audit: pass\n")
+    assert "restarts: 1" in trained(cost).stdout
+
+
+def test_without_the_lab_its_commands_are_refused_in_one_line(trained: Installed) -> None:
+    ran = trained("holdfast lab list")
+    assert (ran.returncode, ran.stderr.count("\n")) == (2, 1), ran.stderr
+    assert "needs packages that are not installed" in ran.stderr
+
+
+def test_a_run_is_drawn_with_its_ranks_snapshots_and_failures(trained: Installed) -> None:
+    draw = runpy.run_path(str(ROOT / "docs/picture/draw.py"))
+    told = draw["told"](holdfast.read_history(trained.folder / "runs/a").events)
+    assert (told.ranks, told.steps) == (4, 12)
+    assert [(rank, what) for _, rank, what in told.failures] == [(1, "SIGKILL")]
+    assert [step for _, step in told.saves] == [0, 12]
+    assert {each.colour for each in told.stretches} == {draw["STARTING"], draw["TRAINED"], draw["AGAIN"]}
+    picture = ElementTree.fromstring(draw["svg"](told))
+    assert {"rank 0", "rank 3", "rank 1: SIGKILL"} <= {each.text for each in picture.iter(f"{{{SVG}}}text")}
