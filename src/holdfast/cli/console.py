@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich import filesize
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
 from rich.text import Text
 
-from holdfast.lab.experiment import Meter, Progress
+if TYPE_CHECKING:
+    from holdfast.lab.experiment import Meter, Progress
 
 
 def complain(line: str, code: int = 2) -> int:
@@ -41,13 +41,16 @@ def size(count: int) -> str:
 
 
 @contextmanager
-def meter() -> Iterator[Meter]:
+def meter() -> "Iterator[Meter]":
     """Live progress bars on stderr; nothing where stderr is not a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Bars(*columns, console=console, disable=not console.is_terminal) as bars:
 
-        def begin(what: str, total: int) -> Progress:
+        def begin(what: str, total: int) -> "Progress":
             task = bars.add_task(what, total=total)
             return lambda done: bars.advance(task, done)
 

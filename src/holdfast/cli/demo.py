@@ -27,7 +27,7 @@ def run_demo(
 
     _clear(list(parts.folders(out).values()))
     steps = " and ".join(map(str, parts.KILLED_AT))
-    say(f"Training on digits with {parts.WORKERS} workers. In steps {steps}, in the middle of backward, rank")
+    say(f"Training on made-up digits with {parts.WORKERS} workers. In steps {steps}, in the middle of backward, rank")
     say(
         f"{parts.KILLED_RANK} is killed: under `restart` all go on from the newest snapshot; under `replay` the others wait"
     )

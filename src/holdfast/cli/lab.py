@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -10,8 +10,10 @@ from rich.table import Table
 
 from holdfast.cli.console import meter, say
 from holdfast.errors import BadInput
-from holdfast.lab.experiment import Options
-from holdfast.lab.result import Result
+from holdfast.extras import require
+
+if TYPE_CHECKING:
+    from holdfast.lab.result import Result
 
 lab = typer.Typer(help="Experiments: claims of the papers and our own, measured.", no_args_is_help=True)
 
@@ -19,6 +21,7 @@ lab = typer.Typer(help="Experiments: claims of the papers and our own, measured.
 @lab.command("list")
 def lab_list() -> None:
     """List the experiments. Example: holdfast lab list"""
+    require("lab", "`holdfast lab`")
     from holdfast.lab.registry import EXPERIMENTS
 
     table = Table("name", "what it measures", "figure", box=None)
@@ -42,7 +45,9 @@ def lab_run(
     quick: Annotated[bool, typer.Option("--quick", help="Small and within a minute, on embedded data.")] = False,
 ) -> None:
     """Run an experiment, print its claims, write its report. Example: holdfast lab run qp-bound --quick"""
+    require("lab", "`holdfast lab`")
     from holdfast.lab import report
+    from holdfast.lab.experiment import Options
     from holdfast.lab.registry import experiment
     from holdfast.lab.result import prepare
 
@@ -67,7 +72,7 @@ def lab_run(
     raise typer.Exit(0 if result.holds else 1)
 
 
-def _print_claims(result: Result) -> None:
+def _print_claims(result: "Result") -> None:
     from holdfast.lab.report import expected, measured, verdict
 
     table = Table(result.experiment, "claim", "expected", "measured", title_justify="left")

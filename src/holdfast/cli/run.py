@@ -15,6 +15,7 @@ from rich.table import Column, Table
 from holdfast.cli.console import cell, say, size
 from holdfast.cli.panels import LOOK, PROVE, TRAIN
 from holdfast.errors import BadInput, HoldfastError
+from holdfast.extras import require
 
 if TYPE_CHECKING:
     from holdfast.audit.verdicts import Finding
@@ -251,6 +252,8 @@ def cost(
     ] = None,
 ) -> None:
     """Show what a run spent its time on. Example: holdfast cost runs/blocking runs/overlapped --figure cost.png"""
+    if figure:
+        require("lab", "--figure")
     from holdfast.cli.served import print_served
     from holdfast.cost import compare
     from holdfast.cost.served import is_served

@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
 
 from holdfast.audit.finding import counted
 from holdfast.cli.console import say
 from holdfast.errors import BadInput
-from holdfast.failure import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from holdfast.failure import Failure
     from holdfast.server.outcome import Status
 
 serve = typer.Typer(help="A fault-tolerant parameter server on Ray.", no_args_is_help=True)
@@ -122,7 +120,7 @@ def _fraction(text: str) -> Fraction:
         raise BadInput(f"{text!r} is no fraction: write it as 1/4 or 0.25") from None
 
 
-def _failures(steps: list[int], targets: list[str], iterations: int) -> tuple[Failure, ...]:
+def _failures(steps: list[int], targets: list[str], iterations: int) -> "tuple[Failure, ...]":
     if len(targets) > len(steps):
         raise BadInput(f"{len(targets)} times --kill and {len(steps)} times --kill-at: say for each --kill when")
     if late := [step for step in steps if step >= iterations]:
@@ -133,7 +131,9 @@ def _failures(steps: list[int], targets: list[str], iterations: int) -> tuple[Fa
     return tuple(_failure(step, text) for step, text in zip(steps, whom, strict=True))
 
 
-def _failure(step: int, text: str) -> Failure:
+def _failure(step: int, text: str) -> "Failure":
+    from holdfast.failure import Failure
+
     who, _, point = text.partition("@")
     kind, _, numbers = who.partition(":")
     try:
@@ -146,6 +146,9 @@ def _failure(step: int, text: str) -> Failure:
 @contextmanager
 def _bar(iterations: int) -> "Iterator[Callable[[Status], None]]":
     """A progress bar on stderr, where that is a terminal."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
     console = Console(stderr=True)
     columns: tuple[Any, ...] = (
         TextColumn("{task.description}"),

@@ -13,7 +13,6 @@ from holdfast.supervise.supervisor import supervise
 from holdfast.supervise.verdict import Verdict
 from holdfast.supervise.warm import warm
 
-PRELOAD = ("sklearn.datasets",)
 SCRIPT = Path(__file__).with_name("train.py")
 WORKERS, KILLED_AT, KILLED_RANK = 4, (50, 110), 2
 POINT = "backward=0.5"  # once half of the gradients are summed
@@ -43,7 +42,7 @@ def folders(out: Path) -> dict[str, Path]:
 
 def run(out: Path) -> Iterator[Shown]:
     """Train once with each recovery; every run has a folder of its own below `out`."""
-    warm(PRELOAD)  # now, or the first run would pay for the others
+    warm()  # now, or the first run would pay for the others
     for name, folder in folders(out).items():
         recovery, writer = RUNS[name]
         config = RunConfig(
@@ -54,5 +53,5 @@ def run(out: Path) -> Iterator[Shown]:
             save_every=20,
             failures=at(KILLED_AT, kind="kill", point=POINT, targets=(KILLED_RANK,)),
         )
-        verdict = supervise(config, folder, preload=PRELOAD)
+        verdict = supervise(config, folder)
         yield Shown(name, folder, verdict, audit_run(folder), spent(read_history(folder).events))

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from rich.progress import Progress
 
 from holdfast.errors import BadInput, Corrupt, StorageFailed
+from holdfast.extras import require
 from holdfast.workloads.fetch import DataFile, obtain
 
 Obtain = Callable[[DataFile], Path]
@@ -158,6 +159,7 @@ def read_covtype(path: Path) -> NDArray[np.int16]:
 
 
 def _digits(_: Obtain) -> Dataset:
+    require("lab", "the data set digits")
     # As scikit-learn's `load_digits` reads its file, without its import, which takes seconds in every process of a run.
     package = find_spec("sklearn")
     assert package is not None

@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from holdfast.errors import BadInput, HoldfastError
+from holdfast.extras import require
 from holdfast.workloads.divided import Divided
 from holdfast.workloads.workload import Workload
 
@@ -45,6 +46,7 @@ def _known(model: str, dataset: str, data: Path | None) -> Divided:
         from holdfast.workloads.mlr import mlr
 
         return mlr(dataset, data)
+    require("lab", f"a workload such as {model}-{dataset}")
     if model == "mf":
         from holdfast.workloads.mf import mf
 
