@@ -16,9 +16,9 @@ class EachRank:
     collective a step. On a resume each rank has its own back; among another number of ranks, the mean of all.
     """
 
-    def __init__(self, rank: int, world: int, width: int, take: Callable[[], torch.Tensor]) -> None:
+    def __init__(self, rank: int, world: int, take: Callable[[], torch.Tensor]) -> None:
         self._rank, self._world, self._take = rank, world, take
-        self._all = torch.zeros(world, width, dtype=torch.float64)
+        self._all = torch.zeros(world, 0, dtype=torch.float64)
 
     def gather(self) -> None:
         """Tell all ranks what this one has."""

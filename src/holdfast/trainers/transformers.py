@@ -251,7 +251,7 @@ class Progress:
 
     def __init__(self, trainer: Any, run: Run) -> None:
         self._trainer = trainer
-        self._ranks = EachRank(run.rank, run.world, 2, self._sums)
+        self._ranks = EachRank(run.rank, run.world, self._sums)
         self._restored: Mapping[str, Any] | None = None
         self.begun = 0
         """Steps that were trained before this attempt."""

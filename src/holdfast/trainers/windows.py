@@ -16,7 +16,7 @@ class Windows:
     """Has the length of an epoch; every iteration hands out what is left of one. `begin` says from which loop."""
 
     def __init__(self, dataset: Dataset, global_batch: int, parts: int = 1) -> None:
-        self.dataset = dataset
+        self.dataset, self.global_batch = dataset, global_batch
         self.parts = parts
         """Batches in a window: the trainer steps its optimizer once it has trained so many."""
         samples = size(dataset)
