@@ -40,7 +40,7 @@ from typing import Any, TypeVar
 
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-from holdfast.ddp.batches import Batch
+from holdfast.ddp.epochs import Batches
 from holdfast.ddp.run import Run, attach
 from holdfast.errors import BadInput
 from holdfast.trainers.each_rank import EachRank
@@ -169,16 +169,13 @@ class _Protection:
         dataset: Any = loader.dataset
         return loader, _Stateful(dataset, loader.batch_size * self._run.world * parts, parts)
 
-    def _batches(self, loader: DataLoader[Any], windows: Windows) -> Iterator[Batch]:
+    def _batches(self, loader: DataLoader[Any], windows: Windows) -> Batches:
         trainer = self._trainer
-        most, steps = trainer.fit_loop.max_epochs, trainer.max_steps
-        epochs, rest = (most, 0) if steps == -1 else divmod(steps, windows.steps_per_epoch)
-        if rest:
-            raise BadInput(f"{steps} steps are not whole epochs of {windows.steps_per_epoch} steps")
+        ends = (trainer.max_steps, trainer.fit_loop.max_epochs * windows.steps_per_epoch)
         return self._run.batches(
             windows.dataset,
             global_batch=windows.global_batch,
-            epochs=epochs if most == -1 else min(epochs, most),
+            steps=min(each for each in ends if each >= 0),
             seed=self._seed,
             workers=loader.num_workers,
             collate=windows.collate(loader.collate_fn),
@@ -196,7 +193,7 @@ class _Protection:
     def _run_all(self, run: Callable[[], None]) -> None:
         run()
         assert self._windows is not None
-        self._windows.end()
+        self._windows.end(self._run)
 
 
 class _Stateful(Windows):
@@ -239,6 +236,8 @@ class Progress:
         """Have it back; sums of the epoch as soon as something is added to them."""
         trainer = self._trainer
         trainer.fit_loop.load_state_dict(state["loops"])
+        epoch = trainer.fit_loop.epoch_progress.current
+        trainer.fit_loop.restarting = epoch.processed < epoch.ready  # else an epoch is over, and the next begins anew
         self._call._call_callbacks_load_state_dict(trainer, state)
         if trainer.datamodule is not None:
             trainer.datamodule.load_state_dict(state["datamodule"])

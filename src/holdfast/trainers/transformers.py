@@ -41,7 +41,7 @@ from transformers.trainer_callback import ExportableState
 
 from holdfast import progress
 from holdfast.ddp import world
-from holdfast.ddp.batches import Batch
+from holdfast.ddp.epochs import Batches
 from holdfast.ddp.run import Run, attach
 from holdfast.errors import BadInput
 from holdfast.trainers.each_rank import EachRank
@@ -195,17 +195,14 @@ class _Protection:
         epoch, self._trained = divmod(done, updates)
         return epoch, 0
 
-    def _batches(self, windows: Windows, max_steps: int) -> Iterator[Batch]:
+    def _batches(self, windows: Windows, max_steps: int) -> Batches:
         trainer = self._trainer
         args = trainer.args
         collate = trainer._get_collator_with_removed_columns(trainer.data_collator, description="training")
-        epochs, rest = divmod(max_steps, windows.steps_per_epoch)
-        if rest:
-            raise BadInput(f"{max_steps} steps are not whole epochs of {windows.steps_per_epoch} steps")
         return self._run.batches(
             windows.dataset,
             global_batch=self._global_batch,
-            epochs=epochs,
+            steps=max_steps,
             seed=args.seed if args.data_seed is None else args.data_seed,
             workers=args.dataloader_num_workers,
             collate=windows.collate(collate),
@@ -233,7 +230,7 @@ class _Protection:
 
     def _finish(self, *args: Any) -> Any:
         assert self._windows is not None
-        self._windows.end()
+        self._windows.end(self._run)
         return self._original["_finalize_training"](*args)
 
     def _log(self, logs: dict[str, float], *args: Any) -> None:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from holdfast.ddp.batches import Batch
+from holdfast.ddp.epochs import Batches
 from holdfast.ddp.loading import Collate, Dataset, divided, size
+from holdfast.ddp.run import Run
 from holdfast.errors import BadInput
 
 
@@ -26,26 +28,23 @@ class Windows:
         self.last: Batch | None = None
         """The window that is being trained."""
         self._batches: Iterator[Batch] = iter(())
+        self._steps = 0
         self._before: Callable[[], None] = _nothing
 
-    def begin(self, batches: Iterator[Batch], before: Callable[[], None]) -> None:
-        """Hand out these from now on; at every boundary do first what must be done before the state is saved."""
-        self._batches, self._before = batches, before
+    def begin(self, batches: Batches, before: Callable[[], None]) -> None:
+        """Hand out these from now on; at every boundary first do what must be done before the state is saved."""
+        self._batches, self._steps, self._before = batches, len(batches), before
 
     def collate(self, collate: Collate) -> Collate:
         """How a share of a window becomes the batches that it is handed out in."""
         return Parts(collate, self.parts)
 
-    def end(self) -> None:
-        """The boundary after the last step; a trainer that stops early leaves the loop here."""
+    def end(self, run: Run) -> None:
+        """The boundary after the last step of the trainer; one that stops early ends the run here."""
+        if self.last is not None and self.last.step + 1 < self._steps:
+            run.stop()
         self._before()
-        if next(self._batches, None) is not None:
-            self.close()
-
-    def close(self) -> None:
-        """Leave the loop."""
-        close = getattr(self._batches, "close", _nothing)
-        close()
+        next(self._batches, None)
 
     def __len__(self) -> int:
         return self.steps_per_epoch * self.parts
