@@ -109,6 +109,7 @@ class _Protection:
         self._trainer, self._run, self._seed = trainer, run, seed
         self._root = type(trainer.fit_loop).__module__.partition(".loops")[0]
         self._windows: Windows | None = None
+        self._progress: Progress | None = None
 
     def take_over(self) -> None:
         """Replace those parts of the Trainer that are ours to do."""
@@ -141,7 +142,7 @@ class _Protection:
             raise _cannot(name, why)
         loader, windows = self._loader()
         self._windows = windows
-        progress = Progress(trainer, self._run, import_module(f"{self._root}.trainer.call"))
+        self._progress = progress = Progress(trainer, self._run, import_module(f"{self._root}.trainer.call"))
         trainer.fit_loop.epoch_loop._results = progress.figures.results(trainer.fit_loop.epoch_loop._results)
         self._run.protect(
             model=trainer.lightning_module,
@@ -182,11 +183,13 @@ class _Protection:
         )
 
     def _epoch_begins(self, begin: Callable[[Any], None], fetcher: Any) -> None:
-        """The loops have taken over where they were: from here on this is no restart.
+        """An epoch begins, or goes on: then its counters are as they were saved, and this is no restart.
 
-        In a restart Lightning leaves out, or does twice, what it may have done before a checkpoint of its own: its
-        schedulers and validations. A snapshot of ours is of a boundary, where all of it is done.
+        In a restart Lightning counts again, leaves out or does twice what it may have done before a checkpoint of its
+        own: steps, schedules and validations. A snapshot of ours is of a boundary, where all of it is done.
         """
+        assert self._progress is not None
+        self._progress.put_back_loops()
         begin(fetcher)
         self._trainer.fit_loop.restarting = False
 
@@ -214,6 +217,7 @@ class Progress:
         self._trainer, self._call = trainer, call
         self.figures = Figures(trainer.lightning_module)
         self._ranks = EachRank(run.rank, run.world, self.figures.take)
+        self._loops: Mapping[str, Any] | None = None  # as they came back, in the middle of an epoch
 
     def gather(self) -> None:
         """Before a boundary: tell all ranks what this rank has summed up of the epoch."""
@@ -228,6 +232,7 @@ class Progress:
             "callbacks": self._call._call_callbacks_state_dict(trainer),
             "datamodule": module.state_dict() if module is not None else {},
             "precision": trainer.precision_plugin.state_dict(),
+            "monitored": dict(trainer._logger_connector._callback_metrics),
             "figures": self.figures.names(),
             "ranks": self._ranks.state_dict(),
         }
@@ -235,14 +240,23 @@ class Progress:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Have it back; sums of the epoch as soon as something is added to them."""
         trainer = self._trainer
-        trainer.fit_loop.load_state_dict(state["loops"])
-        epoch = trainer.fit_loop.epoch_progress.current
-        trainer.fit_loop.restarting = epoch.processed < epoch.ready  # else an epoch is over, and the next begins anew
+        loop = trainer.fit_loop
+        loop.load_state_dict(state["loops"])
+        # Else an epoch is over, and the next begins anew.
+        loop.restarting = loop.epoch_progress.current.processed < loop.epoch_progress.current.ready
+        self._loops = state["loops"] if loop.restarting else None
         self._call._call_callbacks_load_state_dict(trainer, state)
         if trainer.datamodule is not None:
             trainer.datamodule.load_state_dict(state["datamodule"])
         trainer.precision_plugin.load_state_dict(state["precision"])
+        trainer._logger_connector._callback_metrics.update(state["monitored"])
         self.figures.put_back(state["figures"], self._ranks.mine(state["ranks"]))
+
+    def put_back_loops(self) -> None:
+        """Have the counters of the loops as they came back, once."""
+        if self._loops is not None:
+            self._trainer.fit_loop.load_state_dict(self._loops)
+        self._loops = None
 
 
 def _numbered(name: str, things: list[Any]) -> dict[str, Any]:
