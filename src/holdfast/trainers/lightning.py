@@ -26,8 +26,8 @@ What breaks this is refused, each with the reason:
 - a module that overrides `on_save_checkpoint`: keep what it adds in buffers instead, which come back;
 - `--recovery` other than `restart`, because survivors of a lost worker cannot mend the collectives of the Trainer.
 
-Not exact, by their nature: times, what loggers write (each attempt its own version), files of `ModelCheckpoint`, which
-may be of steps that are then trained again, callbacks that keep a state without `state_dict`, and metrics that keep
+Not exact, by their nature: times, what loggers write (each attempt its own version), the files of `ModelCheckpoint`
+and their names (some may be of steps that are then trained again), callbacks that keep a state without `state_dict`, and metrics that keep
 lists. `on_train_start` is called in every attempt. Lightning's own handler of SIGTERM is left out: the run saves and
 stops in order.
 """
