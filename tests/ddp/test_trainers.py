@@ -13,11 +13,11 @@ from supervised import Start, Supervisor, driving
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ARGUMENTS = {
-    "trainer": ["--epochs", "2", "--samples", "96"],
+    "trainer": ["--steps", "5", "--samples", "96"],
     "lightning_trainer": ["--epochs", "3", "--points", "200", "--devices", "2"],
     "fabric": ["--epochs", "3", "--points", "200", "--devices", "2"],
 }
-STEPS = {"trainer": 6, "lightning_trainer": 9, "fabric": 9}
+STEPS = {"trainer": 5, "lightning_trainer": 9, "fabric": 9}
 NEW_LINES = {"trainer": 2, "lightning_trainer": 2, "fabric": 4}
 
 

@@ -27,9 +27,9 @@ What breaks this is refused, each with the reason:
 - `--recovery` other than `restart`, because survivors of a lost worker cannot mend the collectives of the Trainer.
 
 Not exact, by their nature: times, what loggers write (each attempt its own version), the files of `ModelCheckpoint`
-and their names (some may be of steps that are then trained again), callbacks that keep a state without `state_dict`, and metrics that keep
-lists. `on_train_start` is called in every attempt. Lightning's own handler of SIGTERM is left out: the run saves and
-stops in order.
+and their names (some may be of steps that are then trained again), callbacks that keep a state without `state_dict`,
+and metrics that keep lists. `on_train_start` is called in every attempt. Lightning's own handler of SIGTERM is left
+out: the run saves and stops in order.
 """
 
 import functools
@@ -191,7 +191,7 @@ class _Protection:
         assert self._progress is not None
         self._progress.put_back_loops()
         begin(fetcher)
-        self._trainer.fit_loop.restarting = False
+        _go_on(self._trainer.fit_loop)
 
     def _run_all(self, run: Callable[[], None]) -> None:
         run()
@@ -242,9 +242,10 @@ class Progress:
         trainer = self._trainer
         loop = trainer.fit_loop
         loop.load_state_dict(state["loops"])
-        # Else an epoch is over, and the next begins anew.
-        loop.restarting = loop.epoch_progress.current.processed < loop.epoch_progress.current.ready
-        self._loops = state["loops"] if loop.restarting else None
+        if loop.epoch_progress.current.processed < loop.epoch_progress.current.ready:
+            self._loops = state["loops"]
+        else:
+            _go_on(loop)  # an epoch is over, and the next begins anew
         self._call._call_callbacks_load_state_dict(trainer, state)
         if trainer.datamodule is not None:
             trainer.datamodule.load_state_dict(state["datamodule"])
@@ -257,6 +258,12 @@ class Progress:
         if self._loops is not None:
             self._trainer.fit_loop.load_state_dict(self._loops)
         self._loops = None
+
+
+def _go_on(loop: Any) -> None:
+    """Have the loops go on as if they had never ended. With `max_steps` the outer one refuses to be told in public."""
+    loop._restarting = False
+    loop.epoch_loop.restarting = False
 
 
 def _numbered(name: str, things: list[Any]) -> dict[str, Any]:
