@@ -18,9 +18,11 @@ from hypothesis import settings
 from holdfast.checkpoint.objects import ObjectStore
 from holdfast.checkpoint.store import DirectoryStore, Store
 
-# Machines are shared: how long an example takes says nothing about the code.
-settings.register_profile("holdfast", deadline=None, print_blob=True)
-settings.load_profile("holdfast")
+# Machines are shared: how long an example takes says nothing about the code. More examples than a run of all tests has
+# time for: HYPOTHESIS_PROFILE=thorough.
+settings.register_profile("holdfast", deadline=None, print_blob=True, max_examples=50)
+settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "holdfast"))
 
 # Every save syncs several times, and on a disk that others use each may take a tenth of a second. No test could tell
 # whether it did: SIGKILL keeps what is in memory, and power cuts are worked out from the calls. So folders lie in memory

@@ -56,9 +56,13 @@ class Samples:
 
 
 def plain(run: Run, case: Case, samples: Samples) -> Advance:
-    """A loop as one writes it without holdfast: DDP, a DistributedSampler and a DataLoader."""
+    """A loop as one writes it without holdfast: DDP, a DistributedSampler and a DataLoader.
+
+    Its connections are its own, as those of a run that recovers live are: shared by both plain arms, they would be in
+    use twice as often, and rest half as long between two blocks.
+    """
     model, optimizer = made(case, run.device)
-    model = DistributedDataParallel(model)
+    model = DistributedDataParallel(model, process_group=dist.new_group())
     numbers = Numbered(len(samples.x))
     sampler: DistributedSampler[int] = DistributedSampler(numbers, drop_last=True)  # type: ignore[arg-type]
     loader = DataLoader(numbers, case.share, sampler=sampler, collate_fn=samples.take, drop_last=True)  # type: ignore[arg-type]

@@ -40,7 +40,7 @@ def changes(before: Sequence[str], now: Sequence[str]) -> list[Change]:
 
 def plain(name: str) -> str:
     """The name of an argument without dashes, as a person may write it."""
-    return name.lstrip("-").replace("_", "-")
+    return name.strip().lstrip("-").replace("_", "-").replace(" ", "-")
 
 
 def _named(args: Sequence[str]) -> Mapping[str, str]:

@@ -62,7 +62,8 @@ def _another_command(ledger: Ledger) -> str | None:
             if _command(each.argv)[:1] != _command(before)[:1] or told != {*each.changed}:
                 return f"{each.who} launched {_shown(each.argv)}, and the run is {_shown(before)}"
         before = each.argv
-    if before is not None and ledger.argv is not None and _command(before) != _command(ledger.argv):
+    launched = ledger.supervisions and ledger.supervisions[-1].argv is not None  # else it ended before it could
+    if launched and before is not None and ledger.argv is not None and _command(before) != _command(ledger.argv):
         return f"the last command was {_shown(before)}, and the run is {_shown(ledger.argv)}"
     return None
 

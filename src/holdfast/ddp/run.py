@@ -66,12 +66,13 @@ def attach(
     keep_last: int = 2,
     seed: int = 0,
     timeout: float = 1800.0,
+    extend: bool = False,
 ) -> "Run":
     """The run this process belongs to. Under `holdfast run` its command says how to save and where; else these do.
 
     The random generators are keyed from the seed: every rank and every attempt draws the same first weights. Under
     `holdfast run` the supervisor finds a peer that is stuck; without it, a collective that waits for one fails after
-    `timeout` seconds.
+    `timeout` seconds. To `extend` a run is to train it for longer than it was to be.
     """
     given = os.environ.get("HOLDFAST_OUT")
     if given is not None:
@@ -85,6 +86,7 @@ def attach(
             max_inflight=max_inflight,
             keep_last=keep_last,
             seed=seed,
+            extend=extend,
         )
     run = Run(config, world.join(timeout), given if given is not None else out)
     generators.set_all(generators.key(config.seed, generators.START))
@@ -264,6 +266,8 @@ class Run:
             self._live.injected = injection.recovers
             self._live.is_pending = lambda: loop.effort.is_pending
         turns = loop.run()
+        if self._is_done(geometry) and world.SUPERVISED in os.environ:
+            self._end_at_once(turns)
         self._loop = weakref.ref(turns)  # weak: to leave the loop is to end it
         return Course(dataset, geometry, accumulate, start, self._in_a_loop), turns
 
@@ -282,6 +286,21 @@ class Run:
             world.leave()
             if self._attempt and self._attempt.lock:
                 self._attempt.lock.release()
+
+    def _is_done(self, geometry: Geometry) -> bool:
+        """Whether nothing of this plan is left to train."""
+        if self._live and self._live.joins:
+            return False
+        at_end = self._restored.step == geometry.steps or (self._restored.stopped and not self._config.extend)
+        if at_end and self.rank == 0:
+            logger.warning("this run is done at step %d: nothing is left to train", self._restored.step)
+        return at_end
+
+    def _end_at_once(self, turns: Turns) -> None:
+        """Say that the run is done, and end: scripts expect that their loop has had a turn when it ends."""
+        for _ in turns:
+            raise AssertionError("nothing was left to train")
+        raise SystemExit(0)
 
     def _put_back(self) -> None:
         """What is protected is again as it came back."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import ray
+from ray import ObjectRef
 from ray.actor import ActorHandle
 
 from holdfast import events
@@ -21,7 +22,7 @@ from holdfast.errors import WorkerLost
 from holdfast.history import HistoryWriter
 from holdfast.samples import Samples
 from holdfast.server.calls import Member
-from holdfast.server.coordinator import Coordinator, NodesLost
+from holdfast.server.coordinator import Coordinator, NodesLost, Selected
 from holdfast.server.members import Members
 from holdfast.server.node import Account
 from holdfast.server.outcome import Outcome, Status, Times
@@ -273,7 +274,9 @@ class Controller:
             times.add(done.turns.values())
             measures = [done.turns[part].measures[part] for part in sorted(done.turns)]
             loss = self._workload.total(measures)
-            self._tell_iteration(done.iteration, times, loss, self._chosen)
+            began = time.perf_counter()
+            selected = self._select(done.iteration + 1, self._chosen)
+            self._tell_iteration(done.iteration, times, loss, selected, time.perf_counter() - began)
             self._members.settle()
             iteration = done.iteration + 1
         return Outcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
@@ -320,56 +323,84 @@ class Controller:
         return max(answers.results.values(), default=0.0)
 
     def _end_iteration(self, iteration: int, times: Times, chosen: int) -> None:
-        """Measure the loss, save what is due, and tell of the iteration."""
-        self._tell_iteration(iteration, times, self._measured(), chosen)
+        """Let workers measure the loss while nodes choose what to save, and tell of the iteration.
 
-    def _tell_iteration(self, iteration: int, times: Times, loss: float, chosen: int) -> None:
-        began = time.perf_counter()
-        step, saves = iteration + 1, self._status.saves
+        Both only read the blocks, so training waits for a choice no longer than it takes beyond the measuring.
+        """
+        began, version = time.perf_counter(), self._recovering.map.version
+        asked = self._measure({})
+        selected = self._select(iteration + 1, chosen)
+        took = time.perf_counter() - began
+        loss, seconds = self._measured(asked if self._recovering.map.version == version else None)
+        self._tell_iteration(iteration, times, loss, selected, max(0.0, took - seconds))
+
+    def _tell_iteration(
+        self, iteration: int, times: Times, loss: float, selected: Selected | None, waited: float
+    ) -> None:
+        """Begin to write what was selected, and tell of the iteration."""
+        began, step = time.perf_counter(), iteration + 1
         self._save_settled(self._coordinator.poll())
-        if self._settings.policy.due(step) and chosen < step:
-            self._checkpoint(step)
-            saves += 1
+        if selected is not None:
+            self._write(step, selected)
         now = time.perf_counter()
+        checkpoint = now - began + (waited if selected is not None else 0.0)
         seconds = now - times.began
         self._record(
-            events.Iterate(iteration, loss, seconds, times.pull, times.compute, times.push, times.apply, now - began)
+            events.Iterate(iteration, loss, seconds, times.pull, times.compute, times.push, times.apply, checkpoint)
         )
         self._status = self._status._replace(
-            iteration=step, loss=loss, seconds=seconds, saves=saves, failures=self._recovering.failures
+            iteration=step,
+            loss=loss,
+            seconds=seconds,
+            saves=self._status.saves + (selected is not None),
+            failures=self._recovering.failures,
         )
 
-    def _measured(self) -> float:
-        """The loss, from what all workers measure."""
+    def _measure(self, known: Mapping[int, float]) -> "Mapping[int, ObjectRef[Any]]":
+        """Ask workers for the measures of parts that are not known."""
+        parts = self._recovering.parts.items()
+        told = {w: (todo,) for w, mine in parts if (todo := tuple(p for p in mine if p not in known))}
+        return self._members.call("worker", "measure", told)
+
+    def _measured(self, asked: "Mapping[int, ObjectRef[Any]] | None") -> tuple[float, float]:
+        """The loss, from what all workers measure, and the seconds of the slowest; some may have been asked before."""
         measures: dict[int, float] = {}
+        seconds = 0.0
         for _ in range(TRIES):
-            parts = self._recovering.parts.items()
-            told = {w: (todo,) for w, mine in parts if (todo := tuple(p for p in mine if p not in measures))}
-            answers = self._members.ask("worker", "measure", told)
+            answers = self._members.answers("worker", asked if asked is not None else self._measure(measures))
+            asked = None
             for turn in answers.results.values():
                 measures |= turn.measures
+                seconds = max(seconds, turn.compute)
             if len(measures) == self._settings.workers:
-                return self._workload.total([measures[part] for part in range(self._settings.workers)])
+                return self._workload.total([measures[part] for part in range(self._settings.workers)]), seconds
             if self._recover(self._found(answers.results, answers.missing)):
                 measures = {}
         raise WorkerLost(f"the loss was measured {TRIES} times, and nobody is lost")
 
-    def _checkpoint(self, step: int) -> None:
-        """Let nodes choose what to save and set it aside; it reaches the store while training goes on."""
+    def _select(self, step: int, chosen: int) -> Selected | None:
+        """Let nodes choose what to save and set it aside, if a checkpoint is due that they have not chosen for yet."""
+        if not self._settings.policy.due(step) or chosen >= step:
+            return None
         self._save_settled(self._coordinator.settle())
         began = time.perf_counter()
         while True:
             try:
-                chosen = self._coordinator.select(step)
+                selected = self._coordinator.select(step)
                 break
             except NodesLost as lost:
                 self._recover(self._members.lost("node", lost.missing))
-        self._recovering.apart |= chosen.apart
-        self._record(events.Chosen(step, chosen.blocks, chosen.bytes, time.perf_counter() - began))
-        self._coordinator.write(step, chosen.bytes)
+        self._recovering.apart |= selected.apart
+        self._record(events.Chosen(step, selected.blocks, selected.bytes, time.perf_counter() - began))
+        return selected
+
+    def _write(self, step: int, selected: Selected) -> None:
+        """Let nodes write what they have set aside; it reaches the store while training goes on."""
+        self._coordinator.write(step, selected.bytes)
         self._strike_at("checkpoint")
-        if chosen.lost:
-            self._recover(self._members.lost("node", chosen.lost))
+        lost = {node: why for node, why in selected.lost.items() if node in self._members.nodes}
+        if lost:  # and nobody has found out meanwhile
+            self._recover(self._members.lost("node", lost))
 
     def _save_settled(self, saved: Any) -> None:
         for commit in saved.told() if saved is not None else ():

@@ -64,8 +64,15 @@ class Members:
         self, kind: str, method: str, arguments: Mapping[int, tuple[Any, ...]], patience: float = PATIENCE
     ) -> Answers:
         """Call some members; who is lost meanwhile is missing in the answers, by its number."""
+        return self.answers(kind, self.call(kind, method, arguments), patience)
+
+    def call(self, kind: str, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> "Mapping[int, ObjectRef[Any]]":
+        """Begin to call some members."""
         actors = self._of(kind)
-        calls = {number: call(actors[number], method, *given) for number, given in arguments.items()}
+        return {number: call(actors[number], method, *given) for number, given in arguments.items()}
+
+    def answers(self, kind: str, calls: "Mapping[int, ObjectRef[Any]]", patience: float = PATIENCE) -> Answers:
+        """What comes of calls that have begun; who is lost meanwhile is missing, by its number."""
         return gather(
             calls, lambda: {who.number: why for who, why in self.look().items() if who.kind == kind}, patience
         )
