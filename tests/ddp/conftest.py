@@ -4,14 +4,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from supervised import HERE, TRAINEE, Start, Supervisor, alive
+from supervised import TRAINEE, Start, Supervisor, alive, driving
 
 
 @pytest.fixture(autouse=True)
@@ -23,12 +22,8 @@ def unseeded() -> None:
 @pytest.fixture(scope="session")
 def driver() -> Iterator[subprocess.Popen[str]]:
     """The warm process; what it started and a failed test left over dies with it."""
-    command = [sys.executable, str(HERE / "warm_driver.py")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with driving() as process:
         yield process
-        assert process.stdin is not None
-        process.stdin.close()
-        process.wait(30)
 
 
 @pytest.fixture

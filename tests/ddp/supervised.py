@@ -3,8 +3,11 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +61,17 @@ class Supervisor:
 
 
 Start = Callable[..., Supervisor]
+
+
+@contextmanager
+def driving(*modules: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that has imported torch and these modules, and runs supervisors; all that it started dies with it."""
+    command = [sys.executable, str(HERE / "warm_driver.py"), *modules]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(30)
 
 
 def alive(pid: int) -> bool:

@@ -1,5 +1,7 @@
 """Runs supervisors for the tests, each in a fork of this process, which has imported torch once for all of them.
 
+Its arguments are more modules to import.
+
 A program of its own: reads jobs as JSON lines, prints the pid of each, and writes `<job's folder>/result.json`.
 """
 
@@ -23,7 +25,7 @@ CLONE_NEWNET = 0x40000000
 
 def main() -> None:
     """Fork a supervisor for every line."""
-    warm()
+    warm(sys.argv[1:])
     worker.pools()
     gc.collect()
     gc.freeze()  # as a supervisor does before it forks: else each of ours would copy all pages of torch to look at them

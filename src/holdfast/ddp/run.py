@@ -156,6 +156,11 @@ class Run:
         """How often the run was started in its folder, this time included."""
         return self._attempt.number if self._attempt else 1
 
+    @property
+    def is_live(self) -> bool:
+        """Whether the others go on where one is lost, instead of a restart of all."""
+        return self._live is not None
+
     def replicate(self, model: Model, **options: object) -> Model:
         """The model with rank 0's weights everywhere, and its gradients averaged over the window by every backward.
 

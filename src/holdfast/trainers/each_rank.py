@@ -1,0 +1,41 @@
+"""Numbers that differ from rank to rank, such as a running loss, as state that one rank can save for all."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from holdfast import progress
+
+
+class EachRank:
+    """What every rank holds of some numbers, gathered at every boundary.
+
+    A snapshot is written by rank 0. These few numbers are told to all ranks before it may be taken, in one small
+    collective a step. On a resume each rank has its own back; among another number of ranks, the mean of all.
+    """
+
+    def __init__(self, rank: int, world: int, take: Callable[[], torch.Tensor]) -> None:
+        self._rank, self._world, self._take = rank, world, take
+        self._all = torch.zeros(world, 0, dtype=torch.float64)
+
+    def gather(self) -> None:
+        """Tell all ranks what this one has."""
+        mine = self._take().to(torch.float64)
+        if self._world == 1 or not dist.is_initialized():
+            self._all = mine[None].clone()
+            return
+        progress.here.posts()  # from here on this rank can only wait for its peers
+        everyone = [torch.empty_like(mine) for _ in range(self._world)]
+        dist.all_gather(everyone, mine)
+        self._all = torch.stack(everyone)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What all ranks had at the boundary, a row each."""
+        return {"all": self._all}
+
+    def mine(self, state: Mapping[str, Any]) -> torch.Tensor:
+        """What this rank goes on with."""
+        rows: torch.Tensor = state["all"]
+        return rows[self._rank] if len(rows) == self._world else rows.mean(dim=0)

@@ -1,0 +1,43 @@
+"""Lightning's Fabric under a run: four lines of a loop differ from the plain one.
+
+    from holdfast.trainers.fabric import attach
+
+    fabric = L.Fabric(devices=2, strategy="ddp")
+    run = attach(fabric)
+    model, optimizer = fabric.setup(model, optimizer)
+    run.protect(model=model, optimizer=optimizer)
+    for x, y in run.batches(dataset, global_batch=64, epochs=3):
+        ...
+        fabric.backward(loss)
+
+The loop is the script's own, as without Fabric; precision, devices and printing are Fabric's. Do not put a loader for
+training through `setup_dataloaders`: batches come from the run. To accumulate gradients use `run.batches(...,
+accumulate=4)`, and not `fabric.no_backward_sync`.
+"""
+
+from typing import Any
+
+from holdfast.ddp import run as runs
+from holdfast.ddp import world
+from holdfast.errors import BadInput
+
+
+def attach(fabric: Any, **options: Any) -> runs.Run:
+    """The run this process belongs to, as `holdfast.attach` gives it; models that Fabric sets up are replicated by it.
+
+    Call it before `fabric.setup`. Strategies other than DDP and a single device are refused: a rank must hold the whole
+    state.
+    """
+    strategy = fabric.strategy
+    if (name := type(strategy).__name__) not in ("DDPStrategy", "SingleDeviceStrategy"):
+        raise BadInput(f"a run does not go with Fabric's {name}: every worker must hold the whole model; choose ddp")
+    world.leave()  # Fabric may have formed a group: the run forms its own, which finds a lost peer
+    run = runs.attach(**options)
+    if fabric.world_size != run.world:
+        raise BadInput(
+            f"Fabric counts {fabric.world_size} workers, and {run.world} were started: give Fabric(strategy='ddp', "
+            "devices=...) the number of holdfast run --workers on this machine"
+        )
+    options_of_ddp = getattr(strategy, "_ddp_kwargs", {})
+    strategy.setup_module = lambda module: run.replicate(module, **options_of_ddp)
+    return run

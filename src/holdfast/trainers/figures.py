@@ -1,0 +1,91 @@
+"""What Lightning sums up over an epoch on every rank: the values behind `self.log(on_epoch=True)`, and metrics.
+
+Neither is a part of Lightning's checkpoints. A schedule or an early stop may look at them, so they must come back when a
+run goes on in the middle of an epoch.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+METRIC, LOGGED, COUNT = "metric", "logged", "_update_count"
+
+
+class Figures:
+    """The sums of one rank, as a row of numbers with a name for each sum."""
+
+    def __init__(self, module: Any) -> None:
+        self._device = module.device
+        self._metrics = {name: each for name, each in module.named_modules() if hasattr(each, COUNT)}
+        self._logged: Any = {}
+        self._waiting: dict[tuple[str, str], float] = {}  # of what was logged before, and not again since
+
+    def results(self, before: Any) -> Any:
+        """A collection of logged values in place of Lightning's own, in which sums that came back go on."""
+        go_on = self._go_on
+
+        class Results(type(before)):  # type: ignore[misc]  # Lightning's own collection, a dict
+            def __setitem__(self, key: str, metric: Any) -> None:
+                go_on(key, metric)
+                super().__setitem__(key, metric)
+
+        self._logged = Results(training=before.training)
+        return self._logged
+
+    def names(self) -> list[list[str]]:
+        """What the sums are, in the order of the row: kind, owner, name."""
+        return [name for name, _ in self._sums()]
+
+    def take(self) -> torch.Tensor:
+        """The row."""
+        parts = [value.detach().to(self._device, torch.float64).reshape(-1) for _, value in self._sums()]
+        return torch.cat([torch.zeros(0, dtype=torch.float64, device=self._device), *parts])
+
+    def put_back(self, names: Sequence[Sequence[str]], row: torch.Tensor) -> None:
+        """Have a row back: metrics at once, logged values when they are logged next."""
+        place = 0
+        for kind, owner, name in names:
+            if kind == LOGGED:
+                self._waiting[owner, name] = float(row[place])
+                place += 1
+            else:
+                place += _set(self._metrics[owner], name, row[place:])
+
+    def _sums(self) -> Iterator[tuple[list[str], torch.Tensor]]:
+        for owner, metric in self._metrics.items():
+            yield [METRIC, owner, COUNT], torch.tensor(metric._update_count)
+            yield from (([METRIC, owner, name], value) for name, value in _tensors(metric))
+        logged = {key: torch.tensor(value, dtype=torch.float64) for key, value in self._waiting.items()}
+        for owner, metric in self._logged.items():
+            if (
+                metric.is_tensor
+                and metric.meta.on_epoch
+                and not metric.has_reset
+                and not metric.meta.sync.rank_zero_only
+            ):
+                logged |= {(owner, name): value for name, value in _tensors(metric)}
+        # By name: what is logged first differs between an attempt that resumed and one that did not.
+        yield from (([LOGGED, *key], logged[key]) for key in sorted(logged))
+
+    def _go_on(self, owner: str, metric: Any) -> None:
+        """Something is logged for the first time in this attempt: go on with its sum, if it came back."""
+        for name, value in _tensors(metric):
+            if (sum_ := self._waiting.pop((owner, name), None)) is not None:
+                setattr(metric, name, torch.tensor(sum_, dtype=torch.float64).to(value.dtype))
+
+
+def _tensors(metric: Any) -> list[tuple[str, torch.Tensor]]:
+    """The sums of a metric; one that keeps lists has none."""
+    states = [(name, getattr(metric, name)) for name in metric._defaults]
+    return [(name, value) for name, value in states if isinstance(value, torch.Tensor)]
+
+
+def _set(metric: Any, name: str, row: torch.Tensor) -> int:
+    """Set a sum of a metric from the beginning of a row; how many numbers that took."""
+    if name == COUNT:
+        metric._update_count = int(row[0])
+        return 1
+    before: torch.Tensor = getattr(metric, name)
+    setattr(metric, name, row[: before.numel()].reshape(before.shape).to(before))
+    return before.numel()
