@@ -9,6 +9,7 @@ import typer
 from holdfast.cli.console import complain
 from holdfast.cli.demo import demo
 from holdfast.cli.lab import lab
+from holdfast.cli.rehearse import rehearse
 from holdfast.cli.run import run
 from holdfast.cli.scale import scale
 from holdfast.cli.serve import serve
@@ -22,7 +23,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for commands in (run, scale, store, demo):
+for commands in (run, rehearse, scale, store, demo):
     app.add_typer(commands)
 app.add_typer(lab, name="lab")
 app.add_typer(serve, name="serve")

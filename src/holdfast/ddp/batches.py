@@ -91,6 +91,7 @@ class Loop:
 
     geometry: Geometry
     start: int
+    end: int  # windows: all of them, but in a rehearsal
     world: World
     attempt: int
     record: Record
@@ -123,7 +124,7 @@ class Loop:
                 self.reporting.trained(Trained(step, at, request.samples, data, stall, *done))
                 if step == 0:
                     self.saves.prepare()  # again: optimizers have made their moments in the first step
-            self._end(self.geometry.position(self.geometry.steps))
+            self._end(self.geometry.position(self.end))
         except GeneratorExit:
             # The user left the loop. Whether this step was trained to its end is not known, so it does not count.
             self.reporting.settle()
@@ -154,7 +155,7 @@ class Loop:
     def _windows(self) -> Iterator[tuple[int, Position, float]]:
         """Every window that this rank has a part in, after its boundary, and how long that waited for a save."""
         step, at = self._begin()
-        while step < self.geometry.steps:
+        while step < self.end:
             try:
                 stall = self._boundary(step, at)
             except Asleep:
@@ -248,10 +249,10 @@ class Loop:
 
     def _end(self, at: Position) -> None:
         progress.here.enters(Phase.CLOSING)
-        self._save(self.geometry.steps, at)
+        self._save(self.end, at)
         self.saves.close()
         self.world.from_first(FINISHED, None if self.world.rank else "")  # done is done once the state is durable
-        self._leave(Done(self.attempt, self.geometry.steps))
+        self._leave(Done(self.attempt, self.end))
 
     def _leave(self, last: Done | Preempted) -> None:
         self.record.append(last)

@@ -45,6 +45,11 @@ class Protected:
         return {name: _signature(thing) for name, thing in self._things.items()}
 
     @property
+    def things(self) -> Mapping[str, Protectable]:
+        """The things by name."""
+        return self._things
+
+    @property
     def models(self) -> list[nn.Module]:
         """Those of the things that are models."""
         return [thing for thing in self._things.values() if isinstance(thing, nn.Module)]

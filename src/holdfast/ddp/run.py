@@ -25,7 +25,7 @@ from holdfast.checkpoint import writer as writers
 from holdfast.checkpoint.store import Store
 from holdfast.checkpoint.terms import Fenced, Term
 from holdfast.checkpoint.writer import Writer
-from holdfast.ddp import device_link, generators, inject, loading, restoring, world
+from holdfast.ddp import device_link, generators, inject, loading, rehearsed, restoring, world
 from holdfast.ddp.attempt import Attempt, begin
 from holdfast.ddp.batches import Batch, Loop, Loss
 from holdfast.ddp.config import RunConfig, handed_over
@@ -38,6 +38,7 @@ from holdfast.ddp.meeting import Meeting
 from holdfast.ddp.probe import probe
 from holdfast.ddp.protected import Protectable, Protected
 from holdfast.ddp.record import Enrolled, Record, Unrecorded
+from holdfast.ddp.rehearsed import SavingAt, Watch
 from holdfast.ddp.replica import Replica
 from holdfast.ddp.reporting import Part, Reporting
 from holdfast.ddp.restoring import Restored
@@ -93,6 +94,7 @@ class Run:
 
     def __init__(self, config: RunConfig, peers: World, out: str | os.PathLike[str] | None) -> None:
         self._config, self._world = config, peers
+        self._rehearsal = rehearsed.asked()
         self._live = _live(config, peers)
         self._attempt = None if out is None else begin(Path(out), peers, config)
         self._record: Record = self._attempt.record if self._attempt else Unrecorded()
@@ -186,6 +188,7 @@ class Run:
         loop = Loop(
             geometry=geometry,
             start=start,
+            end=self._rehearsal.end(geometry) if self._rehearsal else geometry.steps,
             world=self._world,
             attempt=self.attempt,
             record=self._record,
@@ -208,6 +211,9 @@ class Run:
             self._live.injected = injection.recovers
             self._live.is_pending = lambda: loop.effort.is_pending
         batches = loop.run()
+        if self._rehearsal:
+            watch = Watch(self._rehearsal, protected, dataset, self.rank, self.attempt)
+            batches = watch.around(batches)
         self._loop = weakref.ref(batches)  # weak: to leave the loop is to end it
         return batches
 
@@ -301,7 +307,8 @@ class Run:
     def _saves(self, geometry: Geometry, protected: Protected, fingerprint: str, injection: Injection) -> Saves:
         if self._attempt is None:
             return Unsaved()
-        return Saving(
+        saving = functools.partial(SavingAt, at=self._rehearsal.saves) if self._rehearsal else Saving
+        return saving(
             world=self._world,
             writer=self._writer,
             word=self._config.writer,
