@@ -21,6 +21,7 @@ from holdfast.ddp.loading import Source, divided, share_key
 from holdfast.ddp.meeting import Asleep
 from holdfast.ddp.preemption import PREEMPTED
 from holdfast.ddp.record import Record
+from holdfast.ddp.rehearsed import Unwatched
 from holdfast.ddp.replica import Replica, holding_back
 from holdfast.ddp.reporting import Part, Reporting, Trained
 from holdfast.ddp.saving import Saves
@@ -106,6 +107,7 @@ class Loop:
     source: Source
     part: Part
     live: Live | None
+    watch: Unwatched
 
     def run(self) -> Generator[Batch]:
         """Hand out every share as its micro-batches, with a boundary before and after."""
@@ -116,15 +118,19 @@ class Loop:
                 request, parts = next(self.source)
                 data = perf_counter() - waited
                 began = now()
+                self.watch.begins(step, at.epoch, request.ids, parts)
                 if len(parts) == 1:
                     yield Batch(parts[0], request.ids, 1.0, True, *at, step)
                 else:
                     yield from self._micro_batches(request.ids, parts, at, step)
+                self.watch.ends()
                 done = (began, now(), self._taken(step), self.loss.take())
                 self.reporting.trained(Trained(step, at, request.samples, data, stall, *done))
                 if step == 0:
                     self.saves.prepare()  # again: optimizers have made their moments in the first step
             self._end(self.geometry.position(self.end))
+            if self.end < self.geometry.steps:
+                raise SystemExit(0)  # a rehearsal: what the script does with a trained model is not for this one
         except GeneratorExit:
             # The user left the loop. Whether this step was trained to its end is not known, so it does not count.
             self.reporting.settle()

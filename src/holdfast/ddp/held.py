@@ -9,7 +9,9 @@ import sys
 import sysconfig
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import FrameType, FunctionType, GeneratorType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
@@ -67,16 +69,21 @@ def held(frames: Iterable[FrameType], roots: Mapping[str, Any], protected: Mappi
     found: dict[str, Held] = {}
     waiting = deque(_starts(frames, {**protected, **roots}))
     while waiting and seen.count < MOST:
-        place = waiting.popleft()
-        if seen.before(place.value):
-            continue
-        if kind := _kind(place, seen):
-            if not (place.foreign and kind == "value"):
-                type_ = type(place.value).__name__
-                found.setdefault(place.name, Held(kind=kind, type=type_, mark=_mark(place.value, kind)))
-        elif place.depth < DEEPEST:
-            waiting.extend(place.parts())
+        with suppress(Exception):  # a script may hold anything, such as a proxy of something that is not there yet
+            _look(waiting.popleft(), seen, found, waiting)
     return found
+
+
+def _look(place: _Place, seen: "_Seen", found: dict[str, Held], waiting: deque[_Place]) -> None:
+    """Note what is there, or go on to what it leads to."""
+    if seen.before(place.value):
+        return
+    if kind := _kind(place, seen):
+        if not (place.foreign and kind == "value"):
+            about = Held(kind=kind, type=type(place.value).__name__, mark=_mark(place.value, kind))
+            found.setdefault(place.name, about)
+    elif place.depth < DEEPEST:
+        waiting.extend(place.parts())
 
 
 def frames_of_script(frame: FrameType | None) -> list[FrameType]:
@@ -161,7 +168,7 @@ def _parts(value: Any) -> Iterable[tuple[str | int | None, Any]]:
     if isinstance(value, Mapping):
         return _named(value)
     if isinstance(value, list | tuple | set | frozenset | deque):
-        return enumerate(list(value)[:LONGEST])
+        return enumerate(islice(value, LONGEST))
     if isinstance(value, MethodType):
         return [(None, value.__self__)]
     if isinstance(value, functools.partial):
@@ -177,12 +184,12 @@ def _parts(value: Any) -> Iterable[tuple[str | int | None, Any]]:
 
 
 def _named(several: Mapping[Any, Any]) -> list[tuple[str, Any]]:
-    return [(str(key), value) for key, value in list(several.items())[:LONGEST]]
+    return [(str(key), value) for key, value in islice(several.items(), LONGEST)]
 
 
 def _own(value: Any, apart_from: Iterable[str]) -> list[tuple[str, Any]]:
     """The attributes of an object, without calling anything of its own."""
-    attributes = dict(getattr(value, "__dict__", {}))
+    attributes = dict(islice(getattr(value, "__dict__", {}).items(), LONGEST))
     for kind in type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
@@ -192,7 +199,7 @@ def _own(value: Any, apart_from: Iterable[str]) -> list[tuple[str, Any]]:
                     attributes[name] = descriptor.__get__(value)
                 except AttributeError:
                     continue  # it was never given
-    return [(name, each) for name, each in attributes.items() if name not in apart_from][:LONGEST]
+    return [(name, each) for name, each in attributes.items() if name not in apart_from]
 
 
 def _enclosed(function: FunctionType) -> list[tuple[str, Any]]:

@@ -1,6 +1,7 @@
 """Marks of values for a rehearsal: equal if and only if the values are, bit by bit; of a large tensor also a cheap one."""
 
 import random
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ import xxhash
 WHOLE = 1 << 16  # values; of larger tensors a cheap mark looks at a few
 FEW = 64
 LONGEST = 60  # characters of a plain value
+_PLACE = re.compile(r" at 0x[0-9a-f]+")  # where an object lies says nothing of it
 
 
 def mark(value: Any, *, cheap: bool = False) -> str:
@@ -19,7 +21,10 @@ def mark(value: Any, *, cheap: bool = False) -> str:
         return _of_tensor(value.detach(), cheap)
     if isinstance(value, np.ndarray | np.generic):
         return _of_array(np.asarray(value), cheap)
-    text = repr(value)
+    if isinstance(value, str | bytes) and len(value) > LONGEST:
+        data = value.encode(errors="surrogatepass") if isinstance(value, str) else value
+        return f"{type(value).__name__} of {len(value)} {_digest(data)}"
+    text = _PLACE.sub("", repr(value))
     return text if len(text) <= LONGEST else f"{text[:20]}... {_digest(text.encode())}"
 
 

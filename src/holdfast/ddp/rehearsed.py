@@ -6,19 +6,21 @@ The supervisor's environment tells a worker that it is one. What the script sees
 
 import atexit
 import gc
+import itertools
 import json
 import os
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import GeneratorType
 from typing import Any
 
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from holdfast.blocks import Ids
 from holdfast.ddp import generators, marks
-from holdfast.ddp.batches import Batch
 from holdfast.ddp.held import frames_of_script, held
 from holdfast.ddp.protected import Protected
 from holdfast.ddp.saving import Saving
@@ -27,6 +29,8 @@ from holdfast.rehearse.boundaries import length
 from holdfast.rehearse.observed import Ending, Held, Observed, Window, line
 
 REHEARSAL = "HOLDFAST_REHEARSAL"
+AROUND = (itertools.groupby, itertools.islice, itertools.chain, itertools.tee, map, filter, zip, enumerate)
+_PACKAGE = str(Path(__file__).parent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +69,17 @@ class SavingAt(Saving):
         return saved is None or any(saved < each <= step for each in self.at)
 
 
-class Watch:
+class Unwatched:
+    """What watches a loop that is no rehearsal: nobody."""
+
+    def begins(self, step: int, epoch: int, ids: Ids, parts: list[Any]) -> None:
+        """A window is about to be handed out, in these parts."""
+
+    def ends(self) -> None:
+        """The script is done with it: it asks for the next."""
+
+
+class Watch(Unwatched):
     """Writes down what one rank holds in every window."""
 
     def __init__(self, rehearsal: Rehearsal, protected: Protected, dataset: Any, rank: int, attempt: int) -> None:
@@ -73,64 +87,53 @@ class Watch:
         folder = Path(rehearsal.folder)
         folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / f"rank-{rank}.jsonl").open("a")
+        self._seen: dict[str, Any] = {}
         self._backwards = self._stepped = 0
         self._midway: dict[str, str] | None = None
-        self._first: int | None = None  # the parameter whose gradient counts: one of them a backward
+        self._first: int | None = None  # the parameter whose gradients count: one of them a backward
+        self._holders: tuple[str, ...] | None = None
         for model in protected.models:
             for parameter in model.parameters():
                 if parameter.requires_grad:
                     parameter.register_post_accumulate_grad_hook(self._backward)
         register_optimizer_step_post_hook(self._step)
-        atexit.register(self._end)
+        atexit.register(self._leave)
 
-    def around(self, batches: Generator[Batch]) -> Generator[Batch]:
-        """The same batches, each seen when it is handed out and when the next is asked for."""
-        holders: tuple[str, ...] = ()
-        me = None
-        for batch in batches:
-            begun = self._begin()
-            if me is None:
-                me = sys._getframe()
-                holders = _holders(me)
-            seen = self._handed(batch, me)
-            yield batch
-            kept = self._held(me)
-            self._write(
-                Window(
-                    **seen,
-                    begun=begun,
-                    midway=self._midway,
-                    after=marks.marks(self._protected.capture()),
-                    kept=kept,
-                    backwards=self._backwards,
-                    stepped=self._stepped,
-                    holders=holders,
-                )
-            )
-        self._begin()
-
-    def _begin(self) -> dict[str, str]:
-        self._backwards = self._stepped = 0
-        self._midway = None
-        return self._state()
-
-    def _handed(self, batch: Batch, me: Any) -> dict[str, Any]:
-        return {
+    def begins(self, step: int, epoch: int, ids: Ids, parts: list[Any]) -> None:
+        if self._holders is None:
+            self._holders = _holders()
+        self._seen = {
             "rank": self._rank,
             "attempt": self._attempt,
-            "step": batch.step,
-            "epoch": batch.epoch,
-            "ids": marks.mark(batch.ids),
-            "batch": marks.mark(marks.marks(batch.data)),
+            "step": step,
+            "epoch": epoch,
+            "ids": marks.mark(ids),
+            "batch": marks.mark(marks.marks(parts)),
             "drawn": {name: marks.mark(state) for name, state in generators.capture().items()},
-            "held": self._held(me),
+            "begun": self._state(),
+            "held": self._held(),
+            "holders": self._holders,
         }
+        self._backwards = self._stepped = 0
+        self._midway = None
+
+    def ends(self) -> None:
+        window = Window(
+            **self._seen,
+            midway=self._midway,
+            after=marks.marks(self._protected.capture()),
+            kept=self._held(),
+            backwards=self._backwards,
+            stepped=self._stepped,
+        )
+        self._backwards = self._stepped = 0
+        self._write(window)
 
     def _state(self) -> dict[str, str]:
         return marks.marks(self._protected.capture(), cheap=True)
 
-    def _held(self, me: Any) -> Mapping[str, Held]:
-        return held(frames_of_script(me.f_back), {"dataset": self._dataset}, self._protected.things)
+    def _held(self) -> Mapping[str, Held]:
+        return held(frames_of_script(sys._getframe()), {"dataset": self._dataset}, self._protected.things)
 
     def _backward(self, parameter: Tensor) -> None:
         if self._first is None:
@@ -142,7 +145,7 @@ class Watch:
     def _step(self, *_: Any) -> None:
         self._stepped += 1
 
-    def _end(self) -> None:
+    def _leave(self) -> None:
         self._write(Ending(rank=self._rank, attempt=self._attempt, backwards=self._backwards, stepped=self._stepped))
 
     def _write(self, what: Observed) -> None:
@@ -150,7 +153,13 @@ class Watch:
         self._file.flush()
 
 
-def _holders(me: Any) -> tuple[str, ...]:
-    """The types of what holds the loop's generator beside the script's variables."""
-    generator = next((each for each in gc.get_referrers(me) if getattr(each, "gi_frame", None) is me), None)
-    return tuple(sorted({type(each).__name__ for each in gc.get_referrers(generator)})) if generator else ()
+def _holders() -> tuple[str, ...]:
+    """Which of itertools' iterators run around a loop of ours."""
+    around = [each for each in gc.get_objects() if type(each) in AROUND]
+    return tuple(sorted({type(each).__name__ for each in around if any(map(_is_ours, gc.get_referents(each)))}))
+
+
+def _is_ours(value: object) -> bool:
+    if isinstance(value, GeneratorType):
+        return value.gi_code.co_filename.startswith(_PACKAGE)
+    return type(value).__module__.startswith("holdfast")

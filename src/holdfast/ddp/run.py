@@ -38,7 +38,7 @@ from holdfast.ddp.meeting import Meeting
 from holdfast.ddp.probe import probe
 from holdfast.ddp.protected import Protectable, Protected
 from holdfast.ddp.record import Enrolled, Record, Unrecorded
-from holdfast.ddp.rehearsed import SavingAt, Watch
+from holdfast.ddp.rehearsed import SavingAt, Unwatched, Watch
 from holdfast.ddp.replica import Replica
 from holdfast.ddp.reporting import Part, Reporting
 from holdfast.ddp.restoring import Restored
@@ -203,6 +203,7 @@ class Run:
             source=loading.Source(loading.Shares(dataset, accumulate, collate), geometry, workers),
             part=part,
             live=self._live,
+            watch=self._watch(protected, dataset),
         )
         for replica in self._replicas:
             replica.meanwhile = loop.meanwhile
@@ -211,9 +212,6 @@ class Run:
             self._live.injected = injection.recovers
             self._live.is_pending = lambda: loop.effort.is_pending
         batches = loop.run()
-        if self._rehearsal:
-            watch = Watch(self._rehearsal, protected, dataset, self.rank, self.attempt)
-            batches = watch.around(batches)
         self._loop = weakref.ref(batches)  # weak: to leave the loop is to end it
         return batches
 
@@ -322,6 +320,11 @@ class Run:
             make_writer=functools.partial(_writer, self._config, self._attempt, self._world),
             injected=injection.saves,
         )
+
+    def _watch(self, protected: Protected, dataset: Dataset) -> Unwatched:
+        if self._rehearsal is None:
+            return Unwatched()
+        return Watch(self._rehearsal, protected, dataset, self.rank, self.attempt)
 
     def _injection(self) -> Injection:
         struck = self._attempt.past.struck if self._attempt else ()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from holdfast.rehearse.compare import Divergence, by_step, changed, lost
-from holdfast.rehearse.observed import Held, Observed, Window, differing, endings, windows
+from holdfast.rehearse.observed import Held, Observed, Window, differing, endings, is_tensor, windows
 
 Word: TypeAlias = Literal[
     "refused",
@@ -23,7 +23,6 @@ Word: TypeAlias = Literal[
     "unknown",
 ]
 SHOWN = 4
-LIBRARIES = ("torch's, numpy's and Python's own generators", "restored")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +45,27 @@ class Case:
     restless: frozenset[str] = frozenset()  # what differs between runs that were not killed
 
     @property
-    def lost(self) -> dict[str, tuple[Held, Held]]:
-        """What the script holds, unprotected, that did not come back."""
-        first = self.first
-        return lost(by_step(self.reference)[first.step, first.rank], first, self.restless)
-
-    @property
     def first(self) -> Window:
         """The first window of the attempt that came out otherwise."""
         run = self.found.run
         return next(each for each in windows(self.run) if (each.attempt, each.rank) == (run.attempt, run.rank))
+
+    @property
+    def lost(self) -> dict[str, tuple[Held, Held]]:
+        """What the script holds, unprotected, that did not come back: as it was in the reference, and here."""
+        its = self.reference_window(self.first.step, self.first.rank)
+        return lost(its, self.first, self.restless) if its else {}
+
+    def reference_window(self, step: int, rank: int) -> Window | None:
+        """How the reference trained this step."""
+        return by_step(self.reference).get((step, rank))
+
+    def moves(self, path: str) -> bool:
+        """Whether something held changed in the window that came out otherwise, or while its batch was loaded."""
+        now = self.found.reference
+        before = self.reference_window(now.step - 1, now.rank)
+        was = before.kept.get(path) if before else now.held.get(path)
+        return before is None or was != now.kept.get(path)
 
 
 def of_a_killed_run(case: Case) -> Cause:
@@ -74,71 +84,73 @@ def _first_answer(questions: Iterable[Callable[[Case], Cause | None]], case: Cas
 
 
 def _fetched_ahead(case: Case) -> Cause | None:
-    """Whether windows are trained after the next one was asked for."""
-    idle = [each.step for each in _begins(case.reference) if not each.backwards and not each.stepped]
-    late = [each for each in endings(case.reference) if each.backwards or each.stepped]
-    works = any(each.backwards for each in windows(case.reference))
-    if not (idle and works and late):
+    """Whether windows are trained after the next one was asked for: then the first of every attempt trains nothing."""
+    start, first = case.reference_window(0, case.first.rank), case.first
+    its = case.reference_window(first.step, first.rank)
+    if start is None or its is None or start.backwards or first.backwards or not its.backwards:
         return None
-    again = [each.step for each in _begins(case.run) if not each.backwards and each.attempt > 1]
-    seen = [
-        f"step {idle[0]}, the first, ended without a gradient: its batch was trained after the next was asked for",
-        "a batch was trained after the last step had ended",
-    ]
-    if again:
-        seen.append(f"step {again[0]}, the first after a kill, trained nothing either: one batch was left out there")
+    late = any(each.backwards for each in endings(case.reference))
     return Cause(
         word="fetched ahead",
         why="data fetched across a boundary: the script asks for the next batch before it has trained this one, so a "
         "save in between counts a batch that is not trained yet, and after a kill it never is",
         instead="train each batch before asking for the next; to load ahead, give run.batches(..., workers=2)",
-        evidence=tuple(seen),
+        evidence=(
+            "step 0 ended without a gradient: its batch was trained after the next one was asked for",
+            f"so did step {first.step}, the first after the kill, which has one in the reference: a batch was left out",
+            *(["a batch was trained after the last step had ended"] if late else []),
+        ),
     )
 
 
 def _not_put_back(case: Case) -> Cause | None:
-    """Whether the protected state was not that of the reference when the first window after the kill began."""
-    first = case.first
-    wrong = differing(by_step(case.reference)[first.step, first.rank].begun, first.begun)
+    """Whether the protected state was not the saved one, which is rank 0's, when the first window after the kill began."""
+    saved = case.reference_window(case.first.step, 0)
+    wrong = differing(saved.begun, case.first.begun) if saved else []
     if not wrong:
         return None
     return Cause(
         word="not put back",
-        why=f"{_listed(wrong)} was not as saved when step {first.step} began: its load_state_dict does not put back what "
-        "its state_dict gives, or the script changes it between protect() and the loop",
+        why=f"{_listed(wrong)} was not as saved when step {case.first.step} began: its load_state_dict does not put back "
+        "what its state_dict gave, or the script changes it between protect() and the loop",
         instead="call run.protect(...) last before the loop, and have load_state_dict take all that state_dict gives",
         evidence=("it differed when the first batch after the kill was handed out, before anything was trained",),
     )
 
 
 def _own_generator(case: Case) -> Cause | None:
-    """Whether a generator that nobody keys went on from its beginning."""
-    found = {path: pair[0] for path, pair in case.lost.items() if pair[0].kind == "generator"}
+    """Whether a generator that nobody keys went on from its beginning, and was drawn from."""
+    found = {path: pair[0] for path, pair in case.lost.items() if pair[0].kind == "generator" and case.moves(path)}
     if not found:
         return None
     path, held = next(iter(found.items()))
-    data = " The batch itself was another." if _other_batch(case) else ""
     return Cause(
         word="a generator of its own",
         why=f"{path} is a {held.type}, a generator that is not torch's, numpy's or Python's own: after the kill it began "
         "anew and draws other numbers",
-        instead="draw from torch.rand, np.random or random, which the run keys for every step; or protect it as part of "
-        "a class with state_dict and load_state_dict",
-        evidence=(f"its state when step {case.first.step} began was not that of the reference.{data}", *_more(found)),
+        instead="draw from torch.rand, np.random or random, which the run keys for every step; or protect it, in a class "
+        "with state_dict and load_state_dict",
+        evidence=(
+            f"when step {case.first.step} began its state was not that of the reference; in step {case.found.run.step} it "
+            "is drawn from",
+            *(["the batch of that step was another, for the same samples"] if _is_other_batch(case) else []),
+            *_more(found),
+        ),
     )
 
 
-def _unprotected(case: Case, kinds: Sequence[str]) -> Cause | None:
+def _unprotected(case: Case, *kinds: str) -> Cause | None:
     found = {path: pair for path, pair in case.lost.items() if pair[0].kind in kinds}
     if not found:
         return None
     path, (there, here) = next(iter(found.items()))
+    was = f"it was {here.mark}, and {there.mark} in the reference"
     return Cause(
         word="not protected",
-        why=f"{path}, {_article(there)}, is not protected: it began anew after the kill",
+        why=f"{path}, {_about(there)}, is not protected: it began anew after the kill",
         instead=_PROTECT[there.kind],
         evidence=(
-            f"when step {case.first.step} began it was {_shown(here.mark)}, and {_shown(there.mark)} in the reference",
+            f"when step {case.first.step} began {'it was not as in the reference' if is_tensor(here.mark) else was}",
             *_more({each: pair[0] for each, pair in found.items()}),
         ),
     )
@@ -146,33 +158,30 @@ def _unprotected(case: Case, kinds: Sequence[str]) -> Cause | None:
 
 def _thing(case: Case) -> Cause | None:
     """Whether an object with a state of its own was left unprotected."""
-    return _unprotected(case, ("scheduler", "optimizer", "buffer"))
+    return _unprotected(case, "scheduler", "optimizer", "buffer")
 
 
 def _value(case: Case) -> Cause | None:
-    """Whether a variable or a tensor of the script's was left unprotected."""
-    return _unprotected(case, ("tensor", "value"))
+    """Whether a tensor or a variable of the script's was left unprotected; the dataset's, if it gave other data."""
+    if _is_other_batch(case) and not any(path.startswith("dataset") for path in case.lost):
+        return None
+    return _unprotected(case, "tensor") or _unprotected(case, "value")
 
 
 def _after_the_boundary(case: Case) -> Cause | None:
     """Whether the reference did something at the beginning of the window that the resumed run did not do."""
-    its, mine = case.found.reference, case.found.run
-    if mine.step != case.found.began:
+    mine, its = case.first, case.reference_window(case.first.step, case.first.rank)
+    if its is None or mine.midway is None:
         return None
-    done, again = changed(its.begun, its.midway), changed(mine.begun, mine.midway)
-    missing = sorted(done - again)
+    missing = sorted(changed(its.begun, its.midway) - changed(mine.begun, mine.midway))
     if not missing:
         return None
-    grouped = "groupby" in mine.holders or "groupby" in its.holders
-    who = (
-        "itertools.groupby asks for the first batch of the next epoch before the script is done with this one"
-        if grouped
-        else ("the script asks for the next batch before it is done with this one")
-    )
+    grouped = "groupby" in its.holders
+    who = "itertools.groupby" if grouped else "the script"
     return Cause(
         word="work after the boundary",
-        why=f"work after the boundary: {who}, so what it does then (it changes {_listed(missing)}) is not in the save, "
-        "and is not done after the kill",
+        why=f"work after the boundary: {who} asks for the next batch before the script is done with this one, so what it "
+        f"does then (it changes {_listed(missing)}) is not in the save, and is not done after a kill",
         instead="write `for epoch in run.epochs(...): for batch in epoch: ...`, with that work after the inner loop; or do "
         "it in the loop, before it asks for the next batch",
         evidence=(
@@ -184,15 +193,20 @@ def _after_the_boundary(case: Case) -> Cause | None:
 
 
 def _other_data(case: Case) -> Cause | None:
-    if not _other_batch(case):
+    its, mine = case.found.reference, case.found.run
+    if not _is_other_batch(case) and its.drawn == mine.drawn:
         return None
-    its = case.found.reference
     return Cause(
         word="other data",
         why=f"the dataset gave other data for the same samples in step {its.step}: it, or its collate, depends on something "
         "else than the sample's number and the generators of torch, numpy and Python",
-        instead="draw from torch.rand, np.random or random, which the run keys for every step, and keep no state between samples",
-        evidence=("the sample ids are the same, and the batch is not",),
+        instead="draw from torch.rand, np.random or random, which the run keys for every step, and keep nothing from one "
+        "sample to the next",
+        evidence=(
+            "the sample ids are the same, and the batch is not"
+            if _is_other_batch(case)
+            else "loading the batch drew other numbers",
+        ),
     )
 
 
@@ -200,16 +214,18 @@ def _unknown(case: Case) -> Cause:
     return Cause(
         word="unknown",
         why="no cause was found: everything that the script holds, as far as it can be seen from its variables, came back",
-        instead="look for state outside of Python variables: files, caches, compiled extensions, other processes",
-        evidence=("two runs that were not killed came out the same",) if case.found.is_resumed else (),
+        instead="look for what lies outside of its variables: files, caches, compiled extensions, other processes",
+        evidence=("two runs that were not killed came out the same",),
     )
 
 
 def _entropy(case: Case) -> Cause | None:
-    """Whether a generator had another state in each of two runs, when the first window began."""
+    """Whether a generator had another state in each of two runs."""
     its, mine = case.found.reference, case.found.run
     found = {
-        path: held for path, held in its.held.items() if held.kind == "generator" and _mark(mine, path) != held.mark
+        path: each
+        for path, each in its.held.items()
+        if each.kind == "generator" and mine.held.get(path) != each and case.moves(path)
     }
     if not found:
         return None
@@ -218,14 +234,17 @@ def _entropy(case: Case) -> Cause | None:
         word="a generator of its own",
         why=f"{path} is a {held.type} that is seeded otherwise in every run",
         instead="draw from torch.rand, np.random or random, which the run keys for every step",
-        evidence=(f"its state when step {its.step} began differs between two runs of which none was killed",),
+        evidence=(
+            f"its state when step {its.step} began differs between two runs of which none was killed",
+            *_more(found),
+        ),
     )
 
 
 def _other_start(case: Case) -> Cause | None:
     its, mine = case.found.reference, case.found.run
     wrong = differing(its.begun, mine.begun)
-    if its.step or not wrong:
+    if not wrong:
         return None
     return Cause(
         word="not deterministic",
@@ -237,16 +256,17 @@ def _other_start(case: Case) -> Cause | None:
 
 
 def _kernel(case: Case) -> Cause:
-    its = case.found.reference
+    its, mine = case.found.reference, case.found.run
+    others = [f"{path} ({each.type})" for path, each in its.held.items() if mine.held.get(path) != each]
     return Cause(
         word="not deterministic",
-        why=f"two runs of which none was killed differ since step {its.step}: a kernel that is not deterministic, or a clock "
-        "or another process that the script asks",
+        why="a kernel that is not deterministic, or a clock or another process that the script asks",
         instead="set torch.use_deterministic_algorithms(True), which names such kernels (on CUDA with "
         "CUBLAS_WORKSPACE_CONFIG=:4096:8), and rehearse again",
         evidence=(
-            f"when step {its.step} began the protected state, the batch and all generators were the same in both runs; "
-            "when it ended they were not",
+            f"when step {its.step} began, the protected state, the batch and all generators were the same in both runs; "
+            "when it ended, the state was not",
+            *([f"what the script holds that differed by then: {_listed(others)}"] if others else []),
         ),
     )
 
@@ -271,21 +291,9 @@ _PROTECT = {
 }
 
 
-def _begins(several: Sequence[Observed]) -> list[Window]:
-    """The first window of each attempt of each rank."""
-    found: dict[tuple[int, int], Window] = {}
-    for each in windows(several):
-        found.setdefault((each.attempt, each.rank), each)
-    return list(found.values())
-
-
-def _other_batch(case: Case) -> bool:
+def _is_other_batch(case: Case) -> bool:
     its, mine = case.found.reference, case.found.run
     return its.ids == mine.ids and its.batch != mine.batch
-
-
-def _mark(window: Window, path: str) -> str | None:
-    return window.held[path].mark if path in window.held else None
 
 
 def _listed(paths: Sequence[str]) -> str:
@@ -298,9 +306,5 @@ def _more(found: dict[str, Held]) -> tuple[str, ...]:
     return (f"so did not: {_listed(others)}",) if others else ()
 
 
-def _article(held: Held) -> str:
-    return {"buffer": "a tensor that the model keeps beside its state_dict"}.get(held.kind, f"a {held.type}")
-
-
-def _shown(mark: str) -> str:
-    return "another" if mark.startswith("tensor ") else mark
+def _about(held: Held) -> str:
+    return "a tensor that a module keeps beside its state_dict" if held.kind == "buffer" else f"a {held.type}"

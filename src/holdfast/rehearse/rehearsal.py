@@ -17,13 +17,15 @@ from holdfast.errors import BadInput
 from holdfast.events import Plan, Step
 from holdfast.failure import Failure
 from holdfast.history import read_history
+from holdfast.progress import Progress
 from holdfast.rehearse import boundaries, cause
 from holdfast.rehearse.boundaries import Kill
 from holdfast.rehearse.cause import Case, Cause
 from holdfast.rehearse.compare import Divergence, divergence, left_behind, restless, unmatched
 from holdfast.rehearse.observed import Held, Observed, parse, windows
+from holdfast.supervise import errorfile
 from holdfast.supervise.supervisor import supervise
-from holdfast.supervise.verdict import Verdict
+from holdfast.supervise.verdict import Verdict, count
 from holdfast.supervise.warm import warm
 
 REFERENCE, AGAIN, KILLED = "reference", "again", "killed"
@@ -132,14 +134,16 @@ class _Stage:
             verdict = supervise(config, folder, preload=self.preload, console=Console(file=log))
         observed = _read(seen)
         if verdict.verdict != "completed":
-            return Rehearsed(run=name, cause=_failure(verdict, name))
+            return Rehearsed(run=name, cause=_failure(verdict, folder))
         trained = windows(observed)
         if not trained:
             raise BadInput(
                 f"{config.script} trained nothing through run.batches(...): attach, protect and loop as README shows, or "
                 "there is nothing to compare."
             )
-        self.tell(f"{name}: {1 + trained[-1].step} steps, {verdict.attempts} attempts, {monotonic() - began:.1f} s")
+        self.tell(
+            f"{name}: {1 + trained[-1].step} steps, {count(verdict.attempts, 'attempt')}, {monotonic() - began:.1f} s"
+        )
         return observed
 
 
@@ -169,11 +173,15 @@ def _plan(folder: Path) -> Plan:
     return next(each.what for each in read_history(folder).events if isinstance(each.what, Plan))
 
 
-def _failure(verdict: Verdict, name: str) -> Cause:
+def _failure(verdict: Verdict, folder: Path) -> Cause:
     """What a run shows that did not come to its end."""
-    when = "without a kill" if name != KILLED else "after a kill"
     if verdict.verdict == "preempted":
-        raise BadInput(f"the rehearsal was stopped: {verdict.because}.")
+        raise KeyboardInterrupt
+    when = "after a kill" if folder.name == KILLED else "without a kill"
+    files = sorted(folder.glob("logs/attempt-*/*.error.json"))
+    raised = [each for file in files[-1:] if (each := errorfile.read(file, Progress()))]
+    if raised and raised[0].origin == "refused":
+        return Cause(word="refused", why=f"holdfast refuses it {when}: {raised[0].message}")
     return Cause(word="the script failed", why=f"the script fails {when}: {verdict.because}")
 
 
