@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-SAMPLES, BATCH, EPOCHS = 32, 8, 3
+SAMPLES, BATCH, EPOCHS = 16, 8, 3
 
 
 def points() -> TensorDataset:

@@ -225,5 +225,6 @@ def _is_foreign(value: Any) -> bool:
     return not (isinstance(file, str) and not _is_of_library(file))
 
 
+@functools.cache
 def _is_of_library(file: str) -> bool:
     return file.startswith(("<", _HOLDFAST, *_LIBRARIES))
