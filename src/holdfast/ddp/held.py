@@ -79,7 +79,7 @@ def _look(place: _Place, seen: "_Seen", found: dict[str, Held], waiting: deque[_
     if seen.before(place.value):
         return
     if kind := _kind(place, seen):
-        if not (place.foreign and kind == "value"):
+        if kind != "value" or not place.foreign or place.in_module:
             about = Held(kind=kind, type=type(place.value).__name__, mark=_mark(place.value, kind))
             found.setdefault(place.name, about)
     elif place.depth < DEEPEST:

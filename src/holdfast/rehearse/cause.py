@@ -60,6 +60,11 @@ class Case:
         """How the reference trained this step."""
         return by_step(self.reference).get((step, rank))
 
+    def is_a_habit(self, path: str) -> bool:
+        """Whether the script changes it between the batch and the first gradient in more than half of all windows."""
+        later = [each for each in windows(self.reference) if each.step]
+        return 2 * sum(path in changed(each.begun, each.midway) for each in later) > len(later)
+
     def moves(self, path: str) -> bool:
         """Whether something held changed in the window that came out otherwise, or while its batch was loaded."""
         now = self.found.reference
@@ -148,7 +153,7 @@ def _unprotected(case: Case, *kinds: str) -> Cause | None:
     return Cause(
         word="not protected",
         why=f"{path}, {_about(there)}, is not protected: it began anew after the kill",
-        instead=_PROTECT[there.kind],
+        instead=_TRAINING if path.endswith(".training") else _PROTECT[there.kind],
         evidence=(
             f"when step {case.first.step} began {'it was not as in the reference' if is_tensor(here.mark) else was}",
             *_more({each: pair[0] for each, pair in found.items()}),
@@ -169,25 +174,34 @@ def _value(case: Case) -> Cause | None:
 
 
 def _after_the_boundary(case: Case) -> Cause | None:
-    """Whether the reference did something at the beginning of the window that the resumed run did not do."""
+    """Whether the reference did something at the beginning of the window that the resumed run did not do.
+
+    What a script does there in every window belongs to that window, and depends on something else that was lost.
+    """
     mine, its = case.first, case.reference_window(case.first.step, case.first.rank)
     if its is None or mine.midway is None:
         return None
+    grouped = "groupby" in its.holders
     missing = sorted(changed(its.begun, its.midway) - changed(mine.begun, mine.midway))
+    missing = [path for path in missing if grouped or not case.is_a_habit(path)]
     if not missing:
         return None
-    grouped = "groupby" in its.holders
-    who = "itertools.groupby" if grouped else "the script"
+    who = (
+        "itertools.groupby asks for the next batch before the script"
+        if grouped
+        else "the next batch is asked for before the script"
+    )
     return Cause(
         word="work after the boundary",
-        why=f"work after the boundary: {who} asks for the next batch before the script is done with this one, so what it "
-        f"does then (it changes {_listed(missing)}) is not in the save, and is not done after a kill",
+        why=f"work after the boundary: {who} is done with this one, so what it does then (it changes {_listed(missing)}) "
+        "is not in the save, and is not done after a kill",
         instead="write `for epoch in run.epochs(...): for batch in epoch: ...`, with that work after the inner loop; or do "
         "it in the loop, before it asks for the next batch",
         evidence=(
             f"in the reference {_listed(missing)} changed after the batch of step {mine.step} was handed out and before its "
             "first gradient; after the kill it did not",
             *(["the loop runs inside of itertools.groupby"] if grouped else []),
+            *_too({path: pair[0] for path, pair in case.lost.items()}),
         ),
     )
 
@@ -282,6 +296,7 @@ QUESTIONS = (
     _unknown,
 )
 UNKILLED = (_entropy, _other_data, _other_start, _kernel)
+_TRAINING = "call model.train() at the beginning of every step, or after every model.eval(), before the step ends"
 _PROTECT = {
     "scheduler": "name it in protect(), as in run.protect(..., scheduler=scheduler)",
     "optimizer": "name it in protect(), as in run.protect(..., optimizer=optimizer)",
@@ -302,9 +317,15 @@ def _listed(paths: Sequence[str]) -> str:
 
 
 def _more(found: dict[str, Held]) -> tuple[str, ...]:
-    others = [f"{path} ({each.type})" for path, each in list(found.items())[1:]]
-    return (f"so did not: {_listed(others)}",) if others else ()
+    return _too(dict(list(found.items())[1:]))
+
+
+def _too(found: dict[str, Held]) -> tuple[str, ...]:
+    others = [f"{path} ({each.type})" for path, each in found.items()]
+    return (f"not as in the reference were also {_listed(others)}",) if others else ()
 
 
 def _about(held: Held) -> str:
-    return "a tensor that a module keeps beside its state_dict" if held.kind == "buffer" else f"a {held.type}"
+    if held.kind == "buffer":
+        return "a tensor that a module keeps beside its state_dict"
+    return f"{'an' if held.type[:1] in 'aeiouAEIOU' else 'a'} {held.type}"
