@@ -77,6 +77,10 @@ def test_a_truncated_payload_and_a_future_manifest_are_found(holdfast, saved: Pa
     [
         (["run", "--workers", "0", __file__], "no world can be formed of 0 workers"),
         (["run", "--writer", "quick", __file__], "there is no writer 'quick'"),
+        (["rehearse", "--steps", "1", __file__], "no kill fits into 1 steps"),
+        (["rehearse", "--kills", "-1", __file__], "-1 kills cannot be"),
+        (["rehearse", "no-such-script.py"], "there is no script no-such-script.py"),
+        (["rehearse", "--out", Path(__file__).parent, __file__], "is not empty: name another --out"),
         (["run", "--recovery", "hope", __file__], "there is no recovery 'hope'"),
         (["run", "--fail-at", "3", "--fault", "fire", __file__], "there is no fault 'fire'"),
         (

@@ -12,8 +12,7 @@ from holdfast.rehearse import boundaries
 from holdfast.rehearse.cause import Case, Cause, of_a_killed_run, of_unkilled_runs
 from holdfast.rehearse.compare import Divergence, divergence, left_behind, restless, unmatched
 from holdfast.rehearse.observed import Ending, Held, Observed, Window, line, parse
-from holdfast.rehearse.rehearsal import Rehearsed
-from holdfast.rehearse.report import lines
+from holdfast.rehearse.report import Rehearsed, lines
 
 
 def window(step: int, state: str = "", *, attempt: int = 1, rank: int = 0, **more: Any) -> Window:

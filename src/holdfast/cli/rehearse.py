@@ -12,10 +12,9 @@ from holdfast.cli.console import safe, say
 from holdfast.errors import BadInput
 
 if TYPE_CHECKING:
-    from holdfast.rehearse.rehearsal import Rehearsed
+    from holdfast.rehearse.report import Rehearsed
 
 rehearse = typer.Typer()
-SHOWN = 8  # tensors and values that differ
 
 
 @rehearse.command("rehearse")
@@ -40,6 +39,10 @@ def rehearse_script(
     from holdfast.supervise.asked import asked
 
     drawn = random.SystemRandom().randrange(1 << 16) if kill_seed is None else kill_seed
+    if not script.is_file():
+        raise BadInput(f"there is no script {script}: name a Python file.")
+    if steps is not None and steps < 2:
+        raise BadInput(f"no kill fits into {steps} steps: give 2 or more.")
     if kills < 0:
         raise BadInput(f"{kills} kills cannot be: give 0 or more.")
     if out is not None and out.exists() and any(out.iterdir()):

@@ -228,7 +228,8 @@ def _unknown(case: Case) -> Cause:
     return Cause(
         word="unknown",
         why="no cause was found: everything that the script holds, as far as it can be seen from its variables, came back",
-        instead="look for what lies outside of its variables: files, caches, compiled extensions, other processes",
+        instead="look for what lies outside of its variables: files, caches, compiled extensions, other processes; or a "
+        "kernel that is not deterministic once in a while",
         evidence=("two runs that were not killed came out the same",),
     )
 

@@ -1,11 +1,13 @@
 """Rehearses a script: a reference, the same again, the same killed; each under a supervisor, in a folder of its own."""
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
+from typing import IO, cast
 
 from rich.console import Console
 
@@ -21,8 +23,9 @@ from holdfast.progress import Progress
 from holdfast.rehearse import boundaries, cause
 from holdfast.rehearse.boundaries import Kill
 from holdfast.rehearse.cause import Case, Cause
-from holdfast.rehearse.compare import Divergence, divergence, left_behind, restless, unmatched
-from holdfast.rehearse.observed import Held, Observed, parse, windows
+from holdfast.rehearse.compare import divergence, left_behind, restless, unmatched
+from holdfast.rehearse.observed import Observed, parse, windows
+from holdfast.rehearse.report import Rehearsed
 from holdfast.supervise import errorfile
 from holdfast.supervise.supervisor import supervise
 from holdfast.supervise.verdict import Verdict, count
@@ -30,24 +33,7 @@ from holdfast.supervise.warm import warm
 
 REFERENCE, AGAIN, KILLED = "reference", "again", "killed"
 Tell = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rehearsed:
-    """What a rehearsal found: nothing, if the script resumes exactly; else what differs, and why."""
-
-    run: str  # the folder of the run that came out otherwise, or of the last
-    steps: int = 0
-    kills: tuple[Kill, ...] = ()
-    found: Divergence | None = None
-    cause: Cause | None = None
-    forgotten: dict[str, Held] | None = None  # what did not come back, and changed nothing protected
-    unseen: str = ""  # what this rehearsal was too short for
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether the script resumes exactly."""
-        return self.cause is None
+_PROGRESS = re.compile(r"holdfast: step (\d+)")
 
 
 def rehearse(
@@ -61,8 +47,6 @@ def rehearse(
     tell: Tell = lambda line: None,
 ) -> Rehearsed:
     """Run the script unkilled twice and killed once, and compare everything after every step."""
-    if steps is not None and steps < 2:
-        raise BadInput(f"no kill fits into {steps} steps: give 2 or more.")
     stage = _Stage(replace(config, writer="blocking", recovery="restart"), out, steps, preload, tell)
     warm(preload)
     reference = stage.play(REFERENCE)
@@ -98,7 +82,10 @@ def _judged(
     moved = frozenset(restless(reference, again))
     if found := divergence(reference, killed):
         case = Case(found=found, reference=reference, run=killed, restless=moved)
-        return Rehearsed(run=KILLED, steps=trained, kills=kills, found=found, cause=cause.of_a_killed_run(case))
+        ask = (
+            cause.of_a_killed_run if found.is_resumed else cause.of_unkilled_runs
+        )  # it may differ before its first kill
+        return Rehearsed(run=KILLED, steps=trained, kills=kills, found=found, cause=ask(case))
     if others := _otherwise(stage.out / REFERENCE, stage.out / KILLED, unmatched(reference, killed)):
         return Rehearsed(run=KILLED, steps=trained, kills=kills, cause=Cause(word="unknown", why=others))
     return Rehearsed(
@@ -130,8 +117,10 @@ class _Stage:
         self.tell(f"{name}: {_about(kills)}")
         began = monotonic()
         self.out.mkdir(parents=True, exist_ok=True)
-        with (self.out / f"{name}.log").open("w") as log, redirect_stdout(log), _told(order):
-            verdict = supervise(config, folder, preload=self.preload, console=Console(file=log))
+        with (self.out / f"{name}.log").open("w") as file, _told(order):
+            log = cast(IO[str], _Log(file, name, self.tell))
+            with redirect_stdout(log):
+                verdict = supervise(config, folder, preload=self.preload, console=Console(file=log))
         observed = _read(seen)
         if verdict.verdict != "completed":
             return Rehearsed(run=name, cause=_failure(verdict, folder))
@@ -145,6 +134,24 @@ class _Stage:
             f"{name}: {1 + trained[-1].step} steps, {count(verdict.attempts, 'attempt')}, {monotonic() - began:.1f} s"
         )
         return observed
+
+
+class _Log:
+    """Where a supervisor prints: into a file, and how far its run is also to whoever waits for the rehearsal."""
+
+    def __init__(self, file: IO[str], name: str, tell: Tell) -> None:
+        self._file, self._name, self._tell = file, name, tell
+
+    def write(self, text: str) -> int:
+        if step := _PROGRESS.match(text):
+            self._tell(f"{self._name}: step {step[1]}")
+        return self._file.write(text)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def isatty(self) -> bool:
+        return False
 
 
 def _about(kills: tuple[Kill, ...]) -> str:

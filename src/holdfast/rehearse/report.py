@@ -1,13 +1,32 @@
 """What a rehearsal found, in lines for people. Pure."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from holdfast.rehearse.boundaries import Kill
 from holdfast.rehearse.cause import Cause
 from holdfast.rehearse.compare import Divergence
 from holdfast.rehearse.observed import Held, is_tensor
-from holdfast.rehearse.rehearsal import Rehearsed
 
 SHOWN = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsed:
+    """What a rehearsal found: nothing, if the script resumes exactly; else what differs, and why."""
+
+    run: str  # the folder of the run that came out otherwise, or of the last
+    steps: int = 0
+    kills: tuple[Kill, ...] = ()
+    found: Divergence | None = None
+    cause: Cause | None = None
+    forgotten: dict[str, Held] | None = None  # what did not come back, and changed nothing protected
+    unseen: str = ""  # what this rehearsal was too short for
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the script resumes exactly."""
+        return self.cause is None
 
 
 def lines(found: Rehearsed) -> Iterator[str]:
