@@ -16,6 +16,7 @@ from holdfast.errors import BadInput
 from holdfast.permutation import LARGEST, mixed, permuted
 
 _SEEDS = 1 << 64
+LENGTH = ("epochs", "limit")  # the fields that say how long a training is, and not which samples come in which order
 
 
 class Position(NamedTuple):  # not a dataclass: an audit makes, hashes and compares many, and a tuple is quick at it
@@ -30,16 +31,21 @@ class Position(NamedTuple):  # not a dataclass: an audit makes, hashes and compa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
-    """The plan of a training: so many samples, so many of them a step, so many times, in the order of a seed."""
+    """The plan of a training: so many samples, so many of them a step, so many times, in the order of a seed.
+
+    With a `limit` it ends after so many steps, which may be in the middle of its last epoch.
+    """
 
     samples: int
     batch: int
     epochs: int
     seed: int = 0
+    limit: int | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if type(value := getattr(self, field.name)) is not int:
+            value = getattr(self, field.name)
+            if type(value) is not int and not (field.name == "limit" and value is None):
                 raise BadInput(f"{field.name} must be a whole number, not {value!r:.80}")
         if self.batch < 1:
             raise BadInput(f"a global batch of {self.batch} samples trains nothing: give 1 or more")
@@ -49,8 +55,25 @@ class Geometry:
             raise BadInput(f"{self.samples} samples are more than can be shuffled: give at most {LARGEST}")
         if self.epochs < 1:
             raise BadInput(f"{self.epochs} epochs train nothing: give 1 or more")
+        if self.limit is not None and -(-self.limit // self.steps_per_epoch) != self.epochs:
+            raise BadInput(
+                f"{self.limit} steps do not end in the last of {self.epochs} epochs of {self.steps_per_epoch}"
+            )
         if not 0 <= self.seed < _SEEDS:
             raise BadInput(f"the seed {self.seed} does not fit 64 bits: give 0 to {_SEEDS - 1}")
+
+    @classmethod
+    def planned(cls, *, samples: int, batch: int, epochs: int | None, steps: int | None, seed: int) -> "Geometry":
+        """The plan of so many epochs, or of so many steps, whichever is given."""
+        if (epochs is None) == (steps is None):
+            raise BadInput("how long to train is said by epochs=N or by steps=N: give one of them")
+        if steps is None or batch < 1 or samples < batch:  # what is wrong with it, the plan itself says
+            return cls(samples=samples, batch=batch, epochs=1 if epochs is None else epochs, seed=seed)
+        if type(steps) is not int or steps < 1:
+            raise BadInput(f"{steps!r:.80} steps train nothing: give a whole number, 1 or more")
+        length = samples // batch
+        whole = steps % length == 0
+        return cls(samples=samples, batch=batch, epochs=-(-steps // length), seed=seed, limit=None if whole else steps)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -60,11 +83,22 @@ class Geometry:
     @property
     def steps(self) -> int:
         """Windows in the whole training."""
-        return self.epochs * self.steps_per_epoch
+        return self.epochs * self.steps_per_epoch if self.limit is None else self.limit
+
+    @property
+    def length(self) -> str:
+        """How long it is, in words."""
+        windows = f"{self.epochs} epochs of {self.steps_per_epoch} windows"
+        return windows if self.limit is None else f"{self.limit} steps, in {windows}"
+
+    def end_of(self, epoch: int) -> int:
+        """The number of the window after the last one of an epoch."""
+        return min((epoch + 1) * self.steps_per_epoch, self.steps)
 
     def __contains__(self, at: Position) -> bool:
         """Whether there is a window at this position."""
-        return 0 <= at.epoch < self.epochs and 0 <= at.cursor < self.steps_per_epoch
+        inside = at.epoch >= 0 and 0 <= at.cursor < self.steps_per_epoch
+        return inside and at.epoch * self.steps_per_epoch + at.cursor < self.steps
 
     def position(self, step: int) -> Position:
         """The position of the window with this number; that of number `steps` is the end."""
@@ -79,8 +113,8 @@ class Geometry:
 
     def step(self, at: Position) -> int:
         """The number of the window at this position; the end has number `steps`."""
-        if at not in self and at != Position(self.epochs, 0):
-            raise BadInput(f"{at} is not in this training of {self.epochs} epochs of {self.steps_per_epoch} windows")
+        if at not in self and at != self.position(self.steps):
+            raise BadInput(f"{at} is not in this training of {self.length}")
         return at.epoch * self.steps_per_epoch + at.cursor
 
     def window(self, at: Position) -> Ids:
@@ -113,20 +147,21 @@ class Geometry:
         return self._shuffled(epochs, cursors * self.batch + np.arange(wanted.start, wanted.stop))
 
     def to_json(self) -> dict[str, int]:
-        """The geometry as JSON values."""
-        return asdict(self)
+        """The geometry as JSON values; a limit only where there is one."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_json(cls, value: object) -> "Geometry":
         """The geometry that `to_json` wrote; other fields beside its own are left to others."""
-        if not isinstance(value, Mapping) or (missing := [f.name for f in fields(cls) if f.name not in value]):
+        needed = [field.name for field in fields(cls) if field.name != "limit"]
+        if not isinstance(value, Mapping) or (missing := [name for name in needed if name not in value]):
             lacking = f" lacks {', '.join(missing)}" if isinstance(value, Mapping) else ""
             raise BadInput(f"not the geometry of a training: {value!r:.80}{lacking}")
-        return cls(**{field.name: value[field.name] for field in fields(cls)})
+        return cls(**{field.name: value[field.name] for field in fields(cls) if field.name in value})
 
     def _ids(self, at: Position, places: range) -> Ids:
         if at not in self:
-            raise BadInput(f"there is no window {at} in {self.epochs} epochs of {self.steps_per_epoch} windows")
+            raise BadInput(f"there is no window {at} in {self.length}")
         start = at.cursor * self.batch
         return self._shuffled(np.array([at.epoch]), np.arange(start + places.start, start + places.stop))
 

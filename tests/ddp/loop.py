@@ -6,6 +6,7 @@ import random
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,8 +107,12 @@ class Points:
         return self._x[index] + 0.01 * push, self._y[index]
 
 
+class Crash(Exception):
+    """What ends a training that is to go on later."""
+
+
 def train(run: Run, task: Task, steps: int | None = None) -> nn.Module:
-    """Train to the end, or until so many steps are done."""
+    """Train to the end, or until so many steps are done and it crashes."""
     if task.unseeded:
         torch.seed()
     net = network(task).to(run.device)
@@ -118,20 +123,21 @@ def train(run: Run, task: Task, steps: int | None = None) -> nn.Module:
     scaler = torch.amp.GradScaler(run.device.type, enabled=task.scaler, growth_interval=7)
     run.protect(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
     how: dict[str, Any] = {"accumulate": task.accumulate, "workers": task.workers}
-    for batch in run.batches(Points(task.augment), global_batch=task.batch, epochs=task.epochs, **how):
-        if batch.step == steps:
-            break
-        if batch.step == 12 and run.rank in task.troubled:
-            struggle(task.trouble)
-        linger(run, task, batch.step + 1 == task.epochs * (SAMPLES // task.batch))
-        loss = F.cross_entropy(model(batch.x.to(run.device)), batch.y.to(run.device))
-        scaler.scale(loss * batch.weight).backward()
-        run.note(loss=loss.item())
-        if task.eager or (batch.last and (batch.step + 1) % task.steps_every == 0):
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-            scheduler.step()
+    with suppress(Crash):
+        for batch in run.batches(Points(task.augment), global_batch=task.batch, epochs=task.epochs, **how):
+            if batch.step == steps:
+                raise Crash
+            if batch.step == 12 and run.rank in task.troubled:
+                struggle(task.trouble)
+            linger(run, task, batch.step + 1 == task.epochs * (SAMPLES // task.batch))
+            loss = F.cross_entropy(model(batch.x.to(run.device)), batch.y.to(run.device))
+            scaler.scale(loss * batch.weight).backward()
+            run.note(loss=loss.item())
+            if task.eager or (batch.last and (batch.step + 1) % task.steps_every == 0):
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+                scheduler.step()
     return net
 
 

@@ -2,11 +2,12 @@
 
 from holdfast.audit.finding import Verdict, counted
 from holdfast.audit.ledger import Ledger
+from holdfast.audit.lengths import steps_of, stopped_for_nothing, wrong_length
 from holdfast.audit.life import Life
-from holdfast.events import Done, Plan
+from holdfast.events import Done, Plan, Stopped
 from holdfast.geometry import Geometry
 
-PLANNED = ("samples", "batch", "epochs", "seed", "config")  # how often to save, and by which writer, may change
+PLANNED = ("samples", "batch", "seed", "config")  # how often to save, and by which writer, may change; longer it may be
 
 
 def one_plan(ledger: Ledger) -> tuple[Verdict, str]:
@@ -16,16 +17,28 @@ def one_plan(ledger: Ledger) -> tuple[Verdict, str]:
     for other in others:
         if because := _other_plan(first, other):
             return "fail", because
+    if because := wrong_length(ledger):
+        return "fail", because
     told = [plan.data for _, plan in ledger.plans]
     if any(told) and not all(told):
         life, _ = next(each for each in ledger.plans if each[1].data is None)
         return "unknown", f"{life.who} does not say in attempt {life.number} what its data hold, and others do"
     data = "" if any(told) else "; what the samples hold is not on record"
     return "pass", (
-        f"{counted(len({life.number for life, _ in ledger.plans}), 'attempt')} by one plan: "
-        f"{counted(geometry.epochs, 'epoch')} of {counted(geometry.steps_per_epoch, 'window')} of "
-        f"{counted(geometry.batch, 'sample')}; {leftover(geometry)}{data}"
+        f"{counted(len({life.number for life, _ in ledger.plans}), 'attempt')} by one plan: {_long(geometry)} of "
+        f"{counted(geometry.batch, 'sample')}; {_extended(ledger)}{leftover(geometry)}{data}"
     )
+
+
+def _long(geometry: Geometry) -> str:
+    windows = f"{counted(geometry.epochs, 'epoch')} of {counted(geometry.steps_per_epoch, 'window')}"
+    return windows if geometry.limit is None else f"{counted(geometry.limit, 'step')}, in {windows}"
+
+
+def _extended(ledger: Ledger) -> str:
+    """How the plan grew, if it did."""
+    lengths = list(dict.fromkeys(steps_of(plan) for _, plan in ledger.plans))
+    return f"extended from {' to '.join(map(str, lengths))} steps; " if len(lengths) > 1 else ""
 
 
 def leftover(geometry: Geometry) -> str:
@@ -50,15 +63,20 @@ def _other_plan(one: tuple[Life, Plan], other: tuple[Life, Plan]) -> str | None:
 
 
 def reached_the_end(ledger: Ledger) -> tuple[Verdict, str]:
-    """All ranks trained to the end of the plan, and the last state was committed."""
+    """All ranks trained to the end of the plan, or their script stopped them, and the last state was committed."""
     end = ledger.geometry.steps
     for lives in ledger.attempts.values():
         for life in lives:
-            if isinstance(life.ended, Done) and life.ended.step != end:
-                return "fail", f"{life.who} was done at step {life.ended.step} of {end} in attempt {life.number}"
+            planned = steps_of(life.plan) if life.plan else end
+            if isinstance(life.ended, Done) and life.ended.step != planned:
+                return "fail", f"{life.who} was done at step {life.ended.step} of {planned} in attempt {life.number}"
+    if because := stopped_for_nothing(ledger):
+        return "fail", because
     finished = [number for number in ledger.attempts if is_finished(ledger, number)]
     if finished and ledger.committed == end:
         return "pass", f"all ranks were done at step {end} in attempt {max(finished)}"
+    if finished and (stop := _stopped(ledger, max(finished))) is not None and ledger.committed == stop:
+        return "pass", f"stopped by the script at step {stop} of {end}, on all ranks, in attempt {max(finished)}"
     reached = 1 + max((int(steps[-1]) for steps in ledger.trained.values()), default=-1)
     far = f"{counted(reached, 'step')} of {end} trained, {ledger.committed} of them committed"
     if finished and max(finished) == max(ledger.attempts):
@@ -66,9 +84,15 @@ def reached_the_end(ledger: Ledger) -> tuple[Verdict, str]:
     return "unknown", f"the run did not reach its end: {far}"
 
 
+def _stopped(ledger: Ledger, attempt: int) -> int | None:
+    """Where the script has stopped an attempt."""
+    stops = (life.ended.step for life in ledger.attempts[attempt] if isinstance(life.ended, Stopped))
+    return next(stops, None)
+
+
 def is_finished(ledger: Ledger, attempt: int) -> bool:
     """Whether all ranks of an attempt were done, or all that were left of them."""
-    done = {life.rank for life in ledger.attempts.get(attempt, ()) if isinstance(life.ended, Done)}
+    done = {life.rank for life in ledger.attempts.get(attempt, ()) if isinstance(life.ended, Done | Stopped)}
     if not done:
         return False
     members = ledger.memberships(attempt).members

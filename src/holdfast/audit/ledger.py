@@ -5,6 +5,7 @@ back, and was saved after. Clocks decide nothing.
 """
 
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
@@ -145,12 +146,16 @@ class Ledger:
 
     @cached_property
     def geometry(self) -> Geometry:
-        """What is to be trained, as the first plan says."""
+        """What is to be trained, as the first plan says; a run may be extended, by a later one that is as long or longer."""
         if not self.plans:
             raise CannotTell("no plan event says which windows to expect")
         life, plan = self.plans[0]
+        longest = max((each for _, each in self.plans if each.extends), key=_length, default=plan)
+        last = max((plan, longest), key=_length)
         try:
-            return Geometry(samples=plan.samples, batch=plan.batch, epochs=plan.epochs, seed=plan.seed)
+            return Geometry(
+                samples=plan.samples, batch=plan.batch, epochs=last.epochs, seed=plan.seed, limit=last.limit
+            )
         except BadInput as error:
             raise CannotTell(f"the plan of {life.who} says nothing that can be trained: {error}") from error
 
@@ -283,6 +288,11 @@ class Ledger:
         """The lives of an attempt by the rank they began with, those that belong to its world."""
         world = self.world(attempt)
         return ((life.rank, life) for life in self.attempts[attempt] if life.rank < world)
+
+
+def _length(plan: Plan) -> tuple[int, int]:
+    """Plans in the order of their lengths; a limit ends a plan within its last epoch."""
+    return plan.epochs, sys.maxsize if plan.limit is None else plan.limit
 
 
 @cache

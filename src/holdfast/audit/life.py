@@ -1,6 +1,6 @@
 """One life of a rank: what it wrote between two openings of its file, and whether in an order in which a rank lives.
 
-    open  attempt  [commit found]  plan  {regroup}  recover  step, save, commit, regroup ...  [done or preempted]
+    open  attempt  [commit found]  plan  {regroup}  recover  step, save, commit, regroup ...  [done, stopped or preempted]
 
 A life may end anywhere. Its rank and world are those that it began with, until a regroup divides windows anew; one that
 joins the others in the middle of an attempt declares that before it tells with what it begins. Before version 2 only
@@ -24,6 +24,7 @@ from holdfast.events import (
     Regroup,
     Save,
     Step,
+    Stopped,
     Strike,
     What,
 )
@@ -41,7 +42,7 @@ class Life:
         self.plan: Plan | None = None
         self.recover: Recover | None = None
         self.commits: list[Commit] = []
-        self.ended: Done | Preempted | None = None
+        self.ended: Done | Stopped | Preempted | None = None
         self.steps = Columns()
         self.regroups: list[tuple[Regroup, int]] = []  # with the number of steps that were written before
         self.arrival: int | None = None  # the last membership that it declares before it tells with what it begins
@@ -97,7 +98,7 @@ class Life:
             self.recover = what
         elif isinstance(what, Commit | Save):
             self._save(what)
-        elif isinstance(what, Done | Preempted):
+        elif isinstance(what, Done | Stopped | Preempted):
             self._end(what)
         elif isinstance(what, Regroup):
             self._place(what)
@@ -137,9 +138,9 @@ class Life:
         if isinstance(what, Commit):
             self.commits.append(what)
 
-    def _end(self, what: Done | Preempted) -> None:
+    def _end(self, what: Done | Stopped | Preempted) -> None:
         self._place(what)
-        how = "done" if isinstance(what, Done) else "preempted"
+        how = type(what).__name__.lower()
         self._must_follow(f"that it was {how}", 3)
         if what.step != self.reached:
             self._complain(
@@ -160,7 +161,7 @@ class Life:
     def _misplaced(self, what: What, attempt: int, rank: int | None, world: int | None) -> None:
         told = f"attempt {attempt}" + ("" if world is None else f", rank {rank} of {world}")
         mine = f"attempt {self.number}, rank {self.rank} of {self.world}"
-        which = f" of step {what.step}" if isinstance(what, Step | Commit | Save | Done | Preempted) else ""
+        which = f" of step {what.step}" if isinstance(what, Step | Commit | Save | Done | Stopped | Preempted) else ""
         self._complain(f"{self.who} wrote {_named(what)}{which} of {told}, in a life of {mine}")
 
     def _must_follow(self, what: str, needed: int) -> None:

@@ -1,7 +1,8 @@
 """Whether steps that were trained again after a restore came out the same, and all ranks had the same state.
 
 Steps are compared that were trained from the same past: sums over another number of ranks round otherwise, and so does
-all that follows from them. So do sums that members were lost in, or that those took who were left.
+all that follows from them. So do sums that members were lost in, or that those took who were left. A script that was
+given other arguments, by declaration, may do anything else.
 """
 
 from collections import Counter, defaultdict
@@ -64,7 +65,11 @@ def replayed_steps_agree(ledger: Ledger) -> tuple[Verdict, str]:
         at = Position(*divmod(step, length))
         return "fail", f"{at} (step {step}) came out with another {what} in attempt {again} than in {first} ({who})"
     replayed = len(found.same | found.untold)
-    left = f"; {counted(len(found.apart), 'step')} trained again by another number of ranks" if found.apart else ""
+    left = (
+        f"; {counted(len(found.apart), 'step')} trained again by another number of ranks{_given(ledger)}"
+        if found.apart
+        else ""
+    )
     if found.untold:
         return "unknown", f"{len(found.untold)} of {counted(replayed, 'replayed step')} without a fingerprint{left}"
     if because := next(filter(None, (_untold(number, lives) for number, lives in ledger.attempts.items())), None):
@@ -72,6 +77,10 @@ def replayed_steps_agree(ledger: Ledger) -> tuple[Verdict, str]:
     if not replayed:
         return "pass", f"no step was trained again by as many ranks{left}" if left else "no step was trained again"
     return "pass", f"{replayed} of {counted(replayed, 'replayed step')} came out the same{left}"
+
+
+def _given(ledger: Ledger) -> str:
+    return " or with other arguments" if len({plan.command for _, plan in ledger.plans}) > 1 else ""
 
 
 def replays(ledger: Ledger) -> Replays:
@@ -82,8 +91,9 @@ def replays(ledger: Ledger) -> Replays:
     reached = 0
     for number, lives in ledger.attempts.items():
         compared: set[int] = set()
+        command = next((life.plan.command for life in lives if life.plan), None)
         for first, end, what in _divided(ledger, number) if any(len(life.steps) for life in lives) else ():
-            worlds = _continued(worlds, first, what)
+            worlds = _continued(worlds, first, (what, command))
             for life in lives:
                 void = ledger.memberships(number).void(life)
                 part = Part(life, max(first, life.start), min(end, life.reached if void is None else void))

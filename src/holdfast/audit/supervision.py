@@ -18,6 +18,8 @@ class Supervision:
     def __init__(self, who: str, opened: Open | None) -> None:
         self.who = who
         self.argv: Sequence[str] | None = None
+        self.extends = False
+        self.changed: Sequence[str] = ()  # names of arguments of the script that may differ from those before
         self.launches: list[int] = []  # numbers of attempts
         self.workers: dict[int, int] = {}  # of each, where there is one node
         self.failed: defaultdict[int, list[int]] = defaultdict(list)  # attempts of which workers failed, and which
@@ -54,7 +56,7 @@ class Supervision:
     def _start(self, what: Launch | Restart) -> None:
         self._must_not_have_judged(f"the start of attempt {what.attempt}")
         if isinstance(what, Launch):
-            self.argv = what.argv
+            self.argv, self.extends, self.changed = what.argv, what.extends, what.changed
             if self.launches:
                 self._complain(f"{self.who} launched attempt {what.attempt} after it had started {self.launches[-1]}")
         else:

@@ -5,11 +5,12 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import PurePath
 
+from holdfast.arguments import changes
 from holdfast.audit.ends import is_finished
 from holdfast.audit.finding import CannotTell, Verdict, counted
 from holdfast.audit.ledger import Ledger
 from holdfast.audit.supervision import Supervision
-from holdfast.events import Done, Judged, Preempted
+from holdfast.events import Done, Judged, Preempted, Stopped
 
 WORDS = ("completed", "gave-up", "preempted", "script-error")
 
@@ -27,7 +28,7 @@ def supervisors_agree(ledger: Ledger) -> tuple[Verdict, str]:
         )
         if because:
             return "fail", f"{supervision.who} says {verdict.verdict!r:.20}, and {because}"
-    if because := _cannot_be(ledger) or _another_command(ledger):
+    if because := _cannot_be(ledger) or _another_command(ledger) or _undeclared(ledger):
         return "fail", because
     _require_every_start(ledger)
     _require_every_failure(ledger)
@@ -48,12 +49,34 @@ def _cannot_be(ledger: Ledger) -> str | None:
 
 
 def _another_command(ledger: Ledger) -> str | None:
-    """A command that is not the run's; where its script lies may differ, from node to node."""
-    first = ledger.argv
+    """A command that is not the run's; where its script lies may differ, from node to node.
+
+    Of its arguments those may differ from the command before that a launch declares to be changed.
+    """
+    before: Sequence[str] | None = None
     for each in ledger.supervisions:
-        first = each.argv if first is None else first
-        if each.argv is not None and first is not None and _command(each.argv) != _command(first):
-            return f"{each.who} launched {_shown(each.argv)}, and the run is {_shown(first)}"
+        if each.argv is None:
+            continue
+        if before is not None and _command(each.argv) != _command(before):
+            told = {change.name for change in changes(before[1:], each.argv[1:])}
+            if _command(each.argv)[:1] != _command(before)[:1] or told != {*each.changed}:
+                return f"{each.who} launched {_shown(each.argv)}, and the run is {_shown(before)}"
+        before = each.argv
+    launched = ledger.supervisions and ledger.supervisions[-1].argv is not None  # else it ended before it could
+    if launched and before is not None and ledger.argv is not None and _command(before) != _command(ledger.argv):
+        return f"the last command was {_shown(before)}, and the run is {_shown(ledger.argv)}"
+    return None
+
+
+def _undeclared(ledger: Ledger) -> str | None:
+    """A plan that extends the run, where all supervisors have told what they launched and none that it does so."""
+    if not ledger.supervisions or any(not each.launches for each in ledger.supervisions):
+        return None
+    life = next((life for life, plan in ledger.plans if plan.extends), None)
+    if life and not any(each.extends for each in ledger.supervisions):
+        return (
+            f"{life.who} extends the run in attempt {life.number}, and no supervisor tells that it was to be extended"
+        )
     return None
 
 
@@ -188,7 +211,7 @@ def _not_done(ledger: Ledger, number: int) -> str | None:
     lives = ledger.attempts[number]
     if stopped := [life.who for life in lives if isinstance(life.ended, Preempted)]:
         return f"{stopped[0]} was preempted in attempt {number}"
-    done = [life.rank for life in lives if isinstance(life.ended, Done)]
+    done = [life.rank for life in lives if isinstance(life.ended, Done | Stopped)]
     if done and not is_finished(ledger, number):
         if absent := ledger.absent(number):
             raise CannotTell(f"there is no history of {', '.join(absent)}")

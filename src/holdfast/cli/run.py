@@ -92,6 +92,18 @@ def run_script(
     preload: Annotated[
         str, typer.Option(help="Modules to import once, before workers start, such as torchvision.")
     ] = "",
+    extend: Annotated[
+        bool,
+        typer.Option(
+            "--extend", help="Train a run for longer than it was to be: whole numbers that SCRIPT is given may grow."
+        ),
+    ] = False,
+    may_change: Annotated[
+        str,
+        typer.Option(
+            help="Arguments of SCRIPT that may differ from the run's so far, such as log-interval,num-workers."
+        ),
+    ] = "",
     nnodes: Annotated[int, typer.Option(help="Nodes of the job; give the same command on each.")] = 1,
     node_rank: Annotated[int, typer.Option(help="Which of the nodes this is.")] = 0,
     rendezvous: Annotated[
@@ -134,6 +146,7 @@ def run_script(
             hang_after=hang_after,
             stuck_after=stuck_after,
             checkpoints=checkpoints,
+            extend=extend,
         )
         modules = tuple(name for name in preload.split(",") if name)
         verdict = supervise(
@@ -145,6 +158,7 @@ def run_script(
             min_nodes=min_nodes,
             lost_after=lost_after,
             preload=modules,
+            may_change=tuple(name for name in may_change.split(",") if name),
         )
     _end(verdict, folder)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from holdfast import events
 from holdfast.cost.timeline import Moment, Stretch
 from holdfast.errors import BadInput
-from holdfast.events import JSON, Commit, Detect, Done, Event, Judged, Malformed, Preempted, Regroup, Strike
+from holdfast.events import JSON, Commit, Detect, Done, Event, Judged, Malformed, Preempted, Regroup, Stopped, Strike
 from holdfast.failure import ENDING
 from holdfast.lineage import Lineage
 from holdfast.stall import Stall
@@ -92,7 +92,9 @@ class Attempt:
         """Where its first step begins; where it stops, or is done with nothing left to do, if it came to none."""
         if self.steps:
             return self.steps[0].begin
-        return min([self.stop, *(moment.at for kind in (Done, Preempted) for moment in self.stretch.all(kind))])
+        return min(
+            [self.stop, *(moment.at for kind in (Done, Stopped, Preempted) for moment in self.stretch.all(kind))]
+        )
 
 
 def attempts(stretches: Sequence[Stretch], history: Iterable[Event]) -> list[Attempt]:
@@ -243,7 +245,7 @@ def _ended(stretch: Stretch, *, is_last: bool) -> str | None:
     if stretch.all(Preempted) or (judged == "preempted" and not detected):
         return "preempted"
     # A worker may still crash on its way out. If that made the supervisor restart, it was a failure.
-    if judged == "completed" or (stretch.all(Done) and (is_last or not detected)):
+    if judged == "completed" or ((stretch.all(Done) or stretch.all(Stopped)) and (is_last or not detected)):
         return "completed"
     return "failed" if judged or detected or not is_last else None
 

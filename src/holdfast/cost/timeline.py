@@ -32,11 +32,12 @@ from holdfast.events import (
     Restart,
     Save,
     Step,
+    Stopped,
     What,
 )
 
 RANK_0 = "rank-0"
-IN_ORDER = (Done, Preempted, Judged)
+IN_ORDER = (Done, Stopped, Preempted, Judged)
 BEGINS = (Open, Launch)
 GOES_ON = (*BEGINS, Detect, Restart)
 T = TypeVar("T")

@@ -4,18 +4,20 @@ The generator's `next` is the boundary: put the step that was trained on record,
 let a due failure strike, hand out the next window.
 """
 
+import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
 from holdfast import progress
 from holdfast.blocks import Ids
-from holdfast.ddp import generators
-from holdfast.ddp.clock import clock_of
+from holdfast.ddp import ahead, ending, generators, whence
+from holdfast.ddp.clock import Moment, clock_of
 from holdfast.ddp.effort import Effort
 from holdfast.ddp.inject import Injection
+from holdfast.ddp.keeping import Keeping
 from holdfast.ddp.live import Live
 from holdfast.ddp.loading import Source, divided, share_key
 from holdfast.ddp.meeting import Asleep
@@ -24,13 +26,14 @@ from holdfast.ddp.record import Record
 from holdfast.ddp.rehearsed import Unwatched
 from holdfast.ddp.replica import Replica, holding_back
 from holdfast.ddp.reporting import Part, Reporting, Trained
-from holdfast.ddp.saving import Saves
-from holdfast.ddp.stopping import Stopping
+from holdfast.ddp.saving import Saves, Unsaved
+from holdfast.ddp.stopping import Apart, Stopping
 from holdfast.ddp.world import Changed, World
 from holdfast.errors import BadInput
-from holdfast.events import Done, Preempted, Recover
+from holdfast.events import Done, Preempted, Recover, Stopped
 from holdfast.geometry import Geometry, Position
 from holdfast.progress import Phase
+from holdfast.samples import Samples
 
 FINISHED = "finished"
 
@@ -70,6 +73,18 @@ class Batch:
         return self.data
 
 
+@dataclass(slots=True, eq=False)
+class Opening:
+    """An epoch begins, or goes on after a restart, with this step; its batches follow."""
+
+    epoch: int
+    step: int
+
+
+class Over(Exception):
+    """The script has stopped the run: nothing more is handed out."""
+
+
 class Loss:
     """What the user says of the step that is being trained."""
 
@@ -107,39 +122,94 @@ class Loop:
     source: Source
     part: Part
     live: Live | None
+    by_epoch: bool  # whether epochs are opened, each after its boundary
+    keeping: Keeping
     watch: Unwatched
+    unmet: set[int] = field(default_factory=set)  # boundaries at which not all ranks meet
 
-    def run(self) -> Generator[Batch]:
+    def run(self) -> Generator[Batch | Opening]:
         """Hand out every share as its micro-batches, with a boundary before and after."""
+        step, opened, handed = self.start, None, None
         try:
             now = clock_of(self.world.device)
             for step, at, stall in self._windows():
+                if self.by_epoch and opened != at.epoch:
+                    opened = at.epoch
+                    with self.keeping.state(at.cursor > 0):
+                        yield Opening(at.epoch, step)
                 waited = perf_counter()
                 request, parts = next(self.source)
                 data = perf_counter() - waited
-                began = now()
+                handed = (step, at, request.samples, data, stall, now())
+                untouched = self._untouched() if step == 0 else None
                 self.watch.begins(step, at.epoch, request.ids, parts)
                 if len(parts) == 1:
                     yield Batch(parts[0], request.ids, 1.0, True, *at, step)
                 else:
-                    yield from self._micro_batches(request.ids, parts, at, step)
+                    for batch in self._micro_batches(request.ids, parts, at, step):
+                        yield batch
+                        untouched = untouched and untouched()
+                untouched = untouched and untouched()
                 self.watch.ends()
-                done = (began, now(), self._taken(step), self.loss.take())
-                self.reporting.trained(Trained(step, at, request.samples, data, stall, *done))
+                self.reporting.trained(Trained(*handed, now(), self._taken(step), self.loss.take()))
+                handed = None
                 if step == 0:
                     self.saves.prepare()  # again: optimizers have made their moments in the first step
+                step += 1
             self._end(self.geometry.position(self.end))
             if self.end < self.geometry.steps:
                 raise SystemExit(0)  # a rehearsal: what the script does with a trained model is not for this one
+        except Over:
+            return
         except GeneratorExit:
-            # The user left the loop. Whether this step was trained to its end is not known, so it does not count.
-            self.reporting.settle()
-            self.saves.close()
-            self.record.close()
+            if whence.left_in_order(sys._getframe()):
+                self._left(step, handed)
+            else:
+                self._abandon()
             raise
         finally:
             self.stopping.close()
             self.effort.close()
+
+    def _untouched(self) -> Callable[[], None] | None:
+        """Refuses a script that has done nothing with the first batch of a run when it asks for the next one."""
+        before = self.reporting.fingerprints.take().digest()
+        if before is None or isinstance(self.saves, Unsaved):  # there is nothing to see, or nothing to go on from
+            return None
+
+        def check() -> None:
+            if self.effort.is_idle and self.reporting.fingerprints.take().digest() == before:
+                raise ahead.refused()
+
+        return check
+
+    def _abandon(self) -> None:
+        """An exception left the loop: whether this step was trained to its end is not known, so it does not count."""
+        self.reporting.settle()
+        self.saves.close()
+        self.record.close()
+
+    def _left(self, step: int, handed: tuple[int, Position, Samples, float, float, Moment] | None) -> None:
+        """The script left the loop, which ends the run: after this window if an optimizer has stepped in it, or before."""
+        progress.here.enters(Phase.CLOSING)
+        if handed and (taken := self._taken(step))[2]:
+            now = clock_of(self.world.device)
+            self.reporting.trained(Trained(*handed, now(), taken, self.loss.take()))
+            step += 1
+        try:
+            self.stopping.leave(step)
+            at = self.geometry.position(step)
+            if step == self.geometry.steps:
+                self._end(at)
+            else:
+                self._stop(step, at, left=True)
+        except Apart as error:
+            self._abandon()
+            ending.die(error)
+        except Changed:
+            self._abandon()  # a peer is lost
+        except Over:
+            pass
 
     def meanwhile(self) -> None:
         """In backward, while gradients are summed: what the next boundary would otherwise do."""
@@ -218,6 +288,7 @@ class Loop:
             self.part.rank, self.part.of = live.meeting.rank, len(live.members)
             self.source.divide(step, self.part.rank, self.part.of)
         if (settled := live.take_settled()) is not None or divides:
+            self.unmet.update(() if settled is None else (settled,))  # some have passed this boundary
             self.world.become(live.meeting.rank, len(live.members), live.meeting.number)
             self.saves.regroup(settled)
             self.stopping.begin(step)
@@ -225,6 +296,8 @@ class Loop:
     def _before(self, step: int, at: Position) -> float:
         """The boundary before a window; how long training waited for a save."""
         settled = not self.effort.is_pending
+        if self.by_epoch and at.cursor == 0 and step and step not in self.unmet:
+            self.stopping.agree(step)
         stall = self._save(step, at) if settled and self.saves.due(step) else 0.0
         self.saves.collect()
         if self.stopping.here(step) and settled:
@@ -236,20 +309,25 @@ class Loop:
         return stall
 
     def _save(self, step: int, at: Position) -> float:
+        """Save the state before this window; a run that goes on from there is stopped, if a script has asked for it."""
         self.reporting.settle()  # no snapshot covers a step that is not on record
         # What is captured is what a resumed run will have: the generators as they are keyed for the next window.
         self._key(at)
         with progress.during(Phase.SAVING):
-            return self.saves.take(step, at)
+            return self.saves.take(step, at, stops=self.stopping.wanted and step < self.geometry.steps)
 
     def _key(self, at: Position) -> None:
         generators.set_all(share_key(self.geometry, at, self.part.rank))
 
-    def _stop(self, step: int, at: Position) -> None:
+    def _stop(self, step: int, at: Position, *, left: bool = False) -> None:
         progress.here.enters(Phase.CLOSING)
+        self.stopping.wanted = self.stopping.by_script
         self._save(step, at)
         self.saves.close()
         self.stopping.meet()
+        if self.stopping.by_script:
+            self._leave(Stopped(self.attempt, step, left))
+            raise Over
         self._leave(Preempted(self.attempt, step))
         raise SystemExit(PREEMPTED)
 
@@ -260,7 +338,7 @@ class Loop:
         self.world.from_first(FINISHED, None if self.world.rank else "")  # done is done once the state is durable
         self._leave(Done(self.attempt, self.end))
 
-    def _leave(self, last: Done | Preempted) -> None:
+    def _leave(self, last: Done | Preempted | Stopped) -> None:
         self.record.append(last)
         self.record.close()
         progress.here.enters(Phase.DONE)

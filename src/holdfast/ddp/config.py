@@ -44,6 +44,7 @@ class RunConfig:
     hang_after: float | None = None  # 30 seconds; where a run recovers live, as soon as it can be told
     stuck_after: float | None = None  # learned from the run's own steps
     checkpoints: str | None = None  # in the run's own folder
+    extend: bool = False  # the plan may be longer than that of the run in the folder
 
     def __post_init__(self) -> None:
         for count in (self.workers, *self.workers_after):

@@ -39,9 +39,19 @@ class Effort:
         return reduced - before[0], held - before[1], stepped
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nothing was done since the last time: no backward pass, no step, and no gradients are there."""
+        passes = sum(each.reduced + each.held for each in self._replicas)
+        return passes == sum(self._before[:2]) and self._stepped == self._before[2] and not self._has_gradients
+
+    @property
     def is_pending(self) -> bool:
         """Whether gradients of earlier windows wait for their optimizer to step."""
-        return 0 < self._waited <= LONGEST and any(
+        return 0 < self._waited <= LONGEST and self._has_gradients
+
+    @property
+    def _has_gradients(self) -> bool:
+        return any(
             parameter.grad is not None
             for optimizer in self._protected.optimizers
             for group in optimizer.param_groups

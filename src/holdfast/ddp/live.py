@@ -226,7 +226,7 @@ class Live:
         self.meeting.members = members
         found = settled(stands, newest.asleep)
         if isinstance(found, str):
-            raise _fallen_back(f"the members cannot go on from where they are ({found})")
+            raise fallen_back(f"the members cannot go on from where they are ({found})")
         if found.behind:
             self._hand_over(found, crew)  # first: if the giver is lost before somebody has it, it is as if it never was
         # Now: another loss may come before all is done, and what is summed without the lost stays so.
@@ -281,7 +281,7 @@ class Live:
         assert self.protected is not None
         first = (found.basis or self.members)[0]
         if self.strategy == "replay" and first in found.joining and not found.syncs and self.buffers.are_there:
-            raise _fallen_back("rank 0 is lost, and its buffers with it")
+            raise fallen_back("rank 0 is lost, and its buffers with it")
         if self.me == found.giver:
             self.settle()  # whoever joins may outlive us all: what came before it must be on record
         state = self._hand(found.giver, found.joining, self.protected.capture)
@@ -383,7 +383,7 @@ class Live:
         self.record.flush()
 
 
-def _fallen_back(why: str) -> WorkerLost:
+def fallen_back(why: str) -> WorkerLost:
     """Say, to the supervisor too, that only a restart helps."""
     progress.here.falls_back()
     return WorkerLost(f"{why}: the run starts again from its newest snapshot")

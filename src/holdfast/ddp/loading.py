@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing import popen_fork
@@ -33,6 +34,7 @@ class Dataset(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
+SHOWN = 8  # ids that are named
 CHUNK = 1 << 14  # sample ids computed together: for few of them, the calls would take most of the time
 
 
@@ -65,7 +67,26 @@ class Shares:
 
     def _samples(self, ids: list[int]) -> Sequence[Any]:
         several: Callable[[list[int]], Sequence[Any]] | None = getattr(self.dataset, "__getitems__", None)
-        return several(ids) if several else [self.dataset[each] for each in ids]
+        if several:
+            with _named(f"one of samples {', '.join(map(str, ids[:SHOWN]))}{' and more' if len(ids) > SHOWN else ''}"):
+                return several(ids)
+        samples: list[Any] = []
+        try:
+            samples.extend(self.dataset[each] for each in ids)
+        except Exception as error:
+            error.add_note(f"sample {ids[len(samples)]} raised this")
+            raise
+        return samples
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """An error tells which sample raised it."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"{what} raised this")
+        raise
 
 
 def size(dataset: Dataset) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import Corrupt
-from holdfast.events import Attempt, Commit, Recover, Step, Strike
+from holdfast.events import Attempt, Commit, Done, Preempted, Recover, Step, Stopped, Strike
 from holdfast.history import backwards, require_file, stream_history
 
 FIRST = "rank-0.jsonl"
@@ -62,6 +62,43 @@ def had_snapshots(folder: Path) -> bool:
             case Recover(restored=restored):
                 return restored is not None
     return False
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Where a run came to its end, in which attempt: that of its plan, or where its script has stopped it."""
+
+    step: int
+    stopped: bool
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"stopped by the script at step {self.step}" if self.stopped else f"trained to its end, step {self.step}"
+
+
+def finish(folder: Path) -> Finish | None:
+    """The end of the run whose histories are in this folder, if all ranks that wrote here last have said that it is."""
+    lasts = [last for file in folder.glob("rank-*.jsonl") if (last := _last(file))]
+    newest = max((last.attempt for last in lasts), default=0)
+    ends = [last for last in lasts if last.attempt == newest]
+    ended = [last for last in ends if isinstance(last, Done | Stopped)]
+    if not ended or len(ended) < len(ends):
+        return None
+    return Finish(ended[0].step, isinstance(ended[0], Stopped), newest)
+
+
+def _last(file: Path) -> Done | Stopped | Preempted | Attempt | Step | None:
+    """How the last life in a file ended, or the last that it says of itself."""
+    for event in backwards(file):
+        match event.what:
+            case Done() | Stopped() | Preempted() | Attempt() | Step():
+                return event.what
+    return None
+
+
+def has_trained(folder: Path) -> bool:
+    """Whether any rank has put a step on record."""
+    return any(isinstance(event.what, Step) for file in folder.glob("rank-*.jsonl") for event in backwards(file))
 
 
 def _last_attempt(file: Path) -> int:

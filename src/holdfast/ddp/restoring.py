@@ -18,9 +18,11 @@ from holdfast.ddp.protected import Protected, digest, listed, tree_digest
 from holdfast.ddp.world import World
 from holdfast.errors import BadInput, Corrupt, StorageFailed
 from holdfast.events import JSON, Commit
+from holdfast.geometry import LENGTH, Geometry
 from holdfast.state import Flat, unflatten
 
 RESTORED = "restored"
+STOPPED = "stopped"  # in the extra of a snapshot: the script has stopped the run there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,6 +37,7 @@ class Restored:
     seconds: float = 0.0
     loaded: str = ""  # a digest of the state as it was read
     committed: str | None = None  # the digest under which its commit is on record
+    stopped: bool = False  # the script had stopped the run there
 
     def state(self, protected: Protected) -> str | None:
         """The digest of the commit that came back, if memory holds exactly that now; else a digest of what it holds."""
@@ -68,7 +71,13 @@ def restore(attempt: Attempt, world: World, protected: Protected) -> Restored:
         seconds=perf_counter() - began,
         loaded=digest(flat),
         committed=state_digest(found.manifest.tensors, tree_digest(flat)),
+        stopped=found.extra.get(STOPPED) is True,
     )
+
+
+def put_back(attempt: Attempt, step: int, protected: Protected) -> None:
+    """Put the snapshot of this step back once more."""
+    _put_back(snapshot.load(attempt.store, step, backoff=snapshot.BACKOFF), protected, attempt.store)
 
 
 def state_digest(tensors: str, tree: str) -> str:
@@ -76,14 +85,31 @@ def state_digest(tensors: str, tree: str) -> str:
     return str(xxhash.xxh3_128_hexdigest(f"{tensors} {tree}".encode()))
 
 
-def check_config(store: Store, restored: Restored, config: Mapping[str, JSON]) -> None:
-    """Refuse a snapshot that was saved under another config."""
-    before = restored.config or {}
-    fields = [
-        f"{name} is {config[name]}, not {before.get(name)}" for name in config if config[name] != before.get(name)
-    ]
-    if restored.step is not None and fields:
+def check_config(store: Store, restored: Restored, plan: Geometry, *, extend: bool) -> None:
+    """Refuse a snapshot that was saved under another config; a longer plan is the same run, if it is to be extended."""
+    if restored.step is None:
+        return
+    config, before = plan.to_json(), restored.config or {}
+    names = [name for name in {**config, **before} if config.get(name) != before.get(name)]
+    if names and all(name in LENGTH for name in names):
+        _check_length(store, restored.step, plan, Geometry.from_json(before), extend=extend)
+    elif names:
+        fields = [f"{name} is {config.get(name)}, not {before.get(name)}" for name in names]
         raise _of_another(store, restored.step, fields)
+
+
+def _check_length(store: Store, step: int, plan: Geometry, before: Geometry, *, extend: bool) -> None:
+    """Refuse to train a run for another number of steps than it was to have, unless it is extended."""
+    if plan.steps < before.steps:
+        raise BadInput(
+            f"the run in {store} was to train {before.steps} steps and has trained {step}, and now its plan has "
+            f"{plan.steps}: a run can be made longer (--extend) and not shorter. Give it as many again, or name another folder"
+        )
+    if plan.steps > before.steps and not extend:
+        raise BadInput(
+            f"the plan of this run has {plan.steps} steps now, and the run in {store} was to train {before.steps}: give "
+            "--extend to train it for longer, or name another folder"
+        )
 
 
 def key_generators(key: int, restored: Restored, world: World) -> str:
@@ -127,7 +153,16 @@ def _record_commit(attempt: Attempt, found: Snapshot) -> None:
     """Put on record a commit whose rank 0 was killed before it could; and before any rank can say that it came back."""
     if not attempt.has_commit(found.step):
         state = state_digest(found.manifest.tensors, tree_digest(Flat({}, {"state": found.extra["state"]})))
-        attempt.record.append(Commit(attempt.number, found.step, found.manifest.bytes, found=True, state=state))
+        attempt.record.append(
+            Commit(
+                attempt.number,
+                found.step,
+                found.manifest.bytes,
+                found=True,
+                state=state,
+                stops=found.extra.get(STOPPED) is True,
+            )
+        )
         attempt.record.flush()
         attempt.record.sync()
 

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -25,14 +25,17 @@ from holdfast.checkpoint import writer as writers
 from holdfast.checkpoint.store import Store
 from holdfast.checkpoint.terms import Fenced, Term
 from holdfast.checkpoint.writer import Writer
-from holdfast.ddp import device_link, generators, inject, loading, rehearsed, restoring, world
+from holdfast.ddp import device_link, generators, inject, loading, rehearsed, restoring, whence, world
+from holdfast.ddp.ahead import WAY
 from holdfast.ddp.attempt import Attempt, begin
-from holdfast.ddp.batches import Batch, Loop, Loss
+from holdfast.ddp.batches import Loop, Loss
 from holdfast.ddp.config import RunConfig, handed_over
 from holdfast.ddp.effort import Effort
+from holdfast.ddp.epochs import Batches, Course, Epochs, Turns, within_a_loop
 from holdfast.ddp.fingerprint import Fingerprints
 from holdfast.ddp.inject import Injection
-from holdfast.ddp.live import Live
+from holdfast.ddp.keeping import Keeping
+from holdfast.ddp.live import Live, fallen_back
 from holdfast.ddp.loading import Collate, Dataset
 from holdfast.ddp.meeting import Meeting
 from holdfast.ddp.probe import probe
@@ -47,7 +50,7 @@ from holdfast.ddp.stopping import Stopping
 from holdfast.ddp.world import World
 from holdfast.errors import BadInput
 from holdfast.events import JSON, Plan, Recover
-from holdfast.geometry import Geometry
+from holdfast.geometry import LENGTH, Geometry
 from holdfast.progress import Phase
 from holdfast.state import flatten
 
@@ -64,12 +67,13 @@ def attach(
     keep_last: int = 2,
     seed: int = 0,
     timeout: float = 1800.0,
+    extend: bool = False,
 ) -> "Run":
     """The run this process belongs to. Under `holdfast run` its command says how to save and where; else these do.
 
     The random generators are keyed from the seed: every rank and every attempt draws the same first weights. Under
     `holdfast run` the supervisor finds a peer that is stuck; without it, a collective that waits for one fails after
-    `timeout` seconds.
+    `timeout` seconds. To `extend` a run is to train it for longer than it was to be.
     """
     given = os.environ.get("HOLDFAST_OUT")
     if given is not None:
@@ -83,6 +87,7 @@ def attach(
             max_inflight=max_inflight,
             keep_last=keep_last,
             seed=seed,
+            extend=extend,
         )
     run = Run(config, world.join(timeout), given if given is not None else out)
     generators.set_all(generators.key(config.seed, generators.START))
@@ -106,7 +111,9 @@ class Run:
         self._writer: Writer | None = None
         self._restored = Restored()
         self._loss = Loss()
-        self._loop: weakref.ref[Generator[Batch]] | None = None
+        self._loop: weakref.ref[Turns] | None = None
+        self._stopping: Stopping | None = None
+        self._in_a_loop = whence.in_a_loop()  # then one loop of it is one run
         atexit.register(self.close)
 
     @property
@@ -160,24 +167,67 @@ class Run:
         dataset: Dataset,
         *,
         global_batch: int,
-        epochs: int,
+        epochs: int | None = None,
+        steps: int | None = None,
         seed: int | None = None,
         accumulate: int = 1,
         workers: int = 0,
         collate: Collate = default_collate,
-    ) -> Iterator[Batch]:
+    ) -> Batches:
         """Every window that is still to be trained, this rank's share of it at a time; `next` is the step boundary.
 
-        `global_batch` samples a step, whatever the number of ranks. `accumulate` hands out a share in so many
-        micro-batches, and gradients are exchanged in the last one. `workers` processes load ahead.
+        `global_batch` samples a step, whatever the number of ranks, for so many `epochs`, or so many `steps`.
+        `accumulate` hands out a share in so many micro-batches, and gradients are exchanged in the last one. `workers`
+        processes load ahead.
         """
-        protected = self._start()
-        geometry = Geometry(
+        plan = self._planned(dataset, global_batch, epochs, steps, seed)
+        return Batches(*self._prepare(dataset, plan, accumulate, workers, collate, by_epoch=False))
+
+    def epochs(
+        self,
+        dataset: Dataset,
+        *,
+        global_batch: int,
+        epochs: int | None = None,
+        steps: int | None = None,
+        seed: int | None = None,
+        accumulate: int = 1,
+        workers: int = 0,
+        collate: Collate = default_collate,
+    ) -> Epochs:
+        """Every epoch that is still to be trained; an epoch is iterated over as `batches` are, and takes what they take.
+
+        What the script does after the batches of an epoch belongs to it: the boundary, and with it a save, comes when
+        the next epoch is asked for. A run that goes on in the middle of an epoch hands out the rest of it.
+        """
+        plan = self._planned(dataset, global_batch, epochs, steps, seed)
+        return Epochs(*self._prepare(dataset, plan, accumulate, workers, collate, by_epoch=True))
+
+    def stop(self) -> None:
+        """End the run in order, at the next boundary: its state is saved, and the loop hands out nothing more.
+
+        One rank may call it for all. Called after the batches of an epoch, it ends the run with that epoch.
+        """
+        if self._stopping is None:
+            raise BadInput("stop() came before batches() or epochs(): there is no loop to be ended yet")
+        self._stopping.wanted = True
+
+    def _planned(
+        self, dataset: Dataset, global_batch: int, epochs: int | None, steps: int | None, seed: int | None
+    ) -> Geometry:
+        return Geometry.planned(
             samples=loading.size(dataset),
             batch=global_batch,
             epochs=epochs,
+            steps=steps,
             seed=self._config.seed if seed is None else seed,
         )
+
+    def _prepare(
+        self, dataset: Dataset, geometry: Geometry, accumulate: int, workers: int, collate: Collate, *, by_epoch: bool
+    ) -> tuple[Course, Turns]:
+        """The loop over this plan, which is yet to begin."""
+        protected = self._start()
         self._check(geometry, accumulate, workers)
         injection = self._injection()
         start = self._restored.step or 0
@@ -185,6 +235,7 @@ class Run:
         self._plan(geometry, fingerprint, dataset)
         fingerprints = Fingerprints(protected if self._attempt else None)
         part = Part(self._world.rank, self._world.size)
+        self._stopping = Stopping(self._world, start, wanted=self._restored.stopped and not self._config.extend)
         loop = Loop(
             geometry=geometry,
             start=start,
@@ -196,13 +247,15 @@ class Run:
             reporting=Reporting(self._record, fingerprints, self.attempt, part),
             effort=Effort(self._replicas, protected),
             saves=self._saves(geometry, protected, fingerprint, injection),
-            stopping=Stopping(self._world, start),
+            stopping=self._stopping,
             injection=injection,
             loss=self._loss,
             replicas=self._replicas,
             source=loading.Source(loading.Shares(dataset, accumulate, collate), geometry, workers),
             part=part,
             live=self._live,
+            by_epoch=by_epoch,
+            keeping=Keeping(protected, fingerprints, self._put_back),
             watch=self._watch(protected, dataset),
         )
         for replica in self._replicas:
@@ -211,9 +264,11 @@ class Run:
             self._live.settle = loop.reporting.settle
             self._live.injected = injection.recovers
             self._live.is_pending = lambda: loop.effort.is_pending
-        batches = loop.run()
-        self._loop = weakref.ref(batches)  # weak: to leave the loop is to end it
-        return batches
+        turns = loop.run()
+        if self._is_done(geometry) and world.SUPERVISED in os.environ:
+            self._end_at_once(turns)
+        self._loop = weakref.ref(turns)  # weak: to leave the loop is to end it
+        return Course(dataset, geometry, accumulate, start, self._in_a_loop), turns
 
     def note(self, *, loss: float) -> None:
         """Put the loss of the step that is being trained on record."""
@@ -231,11 +286,34 @@ class Run:
             if self._attempt and self._attempt.lock:
                 self._attempt.lock.release()
 
+    def _is_done(self, geometry: Geometry) -> bool:
+        """Whether nothing of this plan is left to train."""
+        if self._live and self._live.joins:
+            return False
+        at_end = self._restored.step == geometry.steps or (self._restored.stopped and not self._config.extend)
+        if at_end and self.rank == 0:
+            logger.warning("this run is done at step %d: nothing is left to train", self._restored.step)
+        return at_end
+
+    def _end_at_once(self, turns: Turns) -> None:
+        """Say that the run is done, and end: scripts expect that their loop has had a turn when it ends."""
+        for _ in turns:
+            raise AssertionError("nothing was left to train")
+        raise SystemExit(0)
+
+    def _put_back(self) -> None:
+        """What is protected is again as it came back."""
+        if self._attempt is None or self._protected is None or self._restored.step is None:
+            raise fallen_back("a script that changes what is protected before an epoch's batches cannot join in one")
+        restoring.put_back(self._attempt, self._restored.step, self._protected)
+
     def _start(self) -> Protected:
         if self._protected is None:
             raise BadInput("batches() came before protect(): first name what is to come back after a failure")
         if self._loop:
-            raise BadInput("batches() was called before: a run has one loop, over all its epochs")
+            raise BadInput(f"batches() was called before, and a run has one loop, over all its epochs: write {WAY}")
+        if whence.in_a_loop() and not self._in_a_loop:
+            raise within_a_loop("run.batches(...)")
         for model in self._models:
             self._protected.check_covers(model)
         self._protected.check_schedules()
@@ -254,7 +332,7 @@ class Run:
             raise BadInput(f"{workers} workers cannot load anything: give 0 (load in this process) or more")
         inject.check(self._config.failures, geometry.steps)
         if self._attempt:
-            restoring.check_config(self._attempt.store, self._restored, geometry.to_json())
+            restoring.check_config(self._attempt.store, self._restored, geometry, extend=self._config.extend)
         if self._live:
             self._live.weigh(geometry)
             return
@@ -277,6 +355,9 @@ class Run:
                 writer=self._config.writer,
                 config=fingerprint,
                 data=probe(dataset, geometry.samples, geometry.seed),
+                limit=geometry.limit,
+                extends=self._config.extend,
+                command=xxhash.xxh3_64_hexdigest(json.dumps(self._config.args).encode()),
             )
         )
         self._record.flush()
@@ -385,5 +466,6 @@ def _writer(config: RunConfig, attempt: Attempt, peers: World) -> Writer:
 
 def _fingerprint(geometry: Geometry, protected: Protected) -> str:
     """A digest of what makes a snapshot this run's: the geometry, and what the protected things are."""
-    identity: Mapping[str, JSON] = {"geometry": geometry.to_json(), "protected": protected.signature()}
+    order = {name: value for name, value in geometry.to_json().items() if name not in LENGTH}  # a run may be extended
+    identity: Mapping[str, JSON] = {"geometry": order, "protected": protected.signature()}
     return xxhash.xxh3_128_hexdigest(json.dumps(identity, sort_keys=True).encode())

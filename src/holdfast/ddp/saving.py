@@ -16,7 +16,7 @@ from holdfast.checkpoint.writer import Saved, Writer
 from holdfast.ddp import generators
 from holdfast.ddp.protected import Protected, tree_digest
 from holdfast.ddp.record import Record
-from holdfast.ddp.restoring import state_digest
+from holdfast.ddp.restoring import STOPPED, state_digest
 from holdfast.ddp.world import Changed, World
 from holdfast.errors import HoldfastError
 from holdfast.events import JSON, Commit, Save
@@ -34,8 +34,8 @@ class Saves(Protocol):
     def due(self, step: int) -> bool:
         """Whether the state after so many steps is to be saved now."""
 
-    def take(self, step: int, at: Position) -> float:
-        """Save the state after so many steps; how many seconds training waited for it."""
+    def take(self, step: int, at: Position, *, stops: bool = False) -> float:
+        """Save the state after so many steps, with which the script of this rank stops or not; seconds that it took."""
 
     def regroup(self, settled: int | None) -> None:
         """Peers have changed, some of them at the boundary before this step: whoever is rank 0 now saves from now on."""
@@ -56,7 +56,7 @@ class Unsaved:
     def due(self, step: int) -> bool:
         return False
 
-    def take(self, step: int, at: Position) -> float:
+    def take(self, step: int, at: Position, *, stops: bool = False) -> float:
         return 0.0
 
     def regroup(self, settled: int | None) -> None:
@@ -85,6 +85,7 @@ class Saving:
     saved: int | None  # the newest step that is saved or about to be
     _stalls: dict[int, Stall] = field(default_factory=dict)
     _trees: dict[int, str] = field(default_factory=dict)
+    _stops: set[int] = field(default_factory=set)  # steps of which the state says that the run is stopped there
     make_writer: Callable[[], Writer] | None = None  # for a rank that becomes the first
     injected: Callable[[int], None] = lambda step: None  # called where a save of this step is under way
     _syncing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "holdfast-history"))
@@ -98,20 +99,23 @@ class Saving:
         # however they were drawn; and a place that cannot be written shows at once.
         return self.saved is None or step // self.every > self.saved // self.every
 
-    def take(self, step: int, at: Position) -> float:
+    def take(self, step: int, at: Position, *, stops: bool = False) -> float:
         if step == self.saved:
             return 0.0
         began = perf_counter()
         progress.here.posts()  # rank 0 waits for all
         with self.world.busy():
-            states = self.world.gather(f"save/{step}", json.dumps(generators.capture()))
+            states = self.world.gather(f"save/{step}", json.dumps([generators.capture(), stops]))
             gathered = perf_counter()
             self.saved = step
             if self.writer is None:
                 self.injected(step)
                 self._syncing.submit(self._put_on_record, step, self.world.as_it_is())
             elif states is not None:
-                self._save(self.writer, step, at, [json.loads(each) for each in states], began, gathered)
+                told = [json.loads(each) for each in states]
+                if any(stops for _, stops in told):
+                    self._stops.add(step)
+                self._save(self.writer, step, at, [captured for captured, _ in told], began, gathered)
         return perf_counter() - began
 
     def regroup(self, settled: int | None) -> None:
@@ -144,6 +148,7 @@ class Saving:
         self._trees[step] = tree_digest(flat)
         peers = self.world.as_it_is()
         extra = {**flat.extra, "config": dict(self.config), "generators": states}
+        extra |= {STOPPED: True} if step in self._stops else {}
         captured = perf_counter()
         self._stalls[step] = Stall(waited=captured - began, sync=gathered - began, snapshot=captured - gathered)
         writer.save(
@@ -175,5 +180,9 @@ class Saving:
             stall = saved.stall + self._stalls.pop(saved.step, Stall())
             self.record.append(Save(self.attempt, saved.step, self.word, saved.bytes, stall, saved.retries))
             state = state_digest(saved.digest, self._trees.pop(saved.step))
-            self.record.append(Commit(self.attempt, saved.step, saved.bytes, saved.seconds, state=state))
+            self.record.append(
+                Commit(
+                    self.attempt, saved.step, saved.bytes, saved.seconds, state=state, stops=saved.step in self._stops
+                )
+            )
         self.record.flush()

@@ -38,6 +38,7 @@ from holdfast.events.trained import (
     Scale,
     Seconds,
     Step,
+    Stopped,
     Strike,
 )
 
@@ -75,6 +76,7 @@ __all__ = [
     "Seconds",
     "Serve",
     "Step",
+    "Stopped",
     "Strike",
     "Struck",
     "What",

@@ -17,7 +17,8 @@ class Open(NamedTuple):
 class Commit(NamedTuple):
     """The snapshot of a step exists; if `found`, since before this attempt. `state` is a digest of what it holds.
 
-    Of a served run these blocks are in the running checkpoint as they were after so many iterations.
+    It `stops` where the script has stopped the run there. Of a served run these blocks are in the running checkpoint as
+    they were after so many iterations.
     """
 
     attempt: int
@@ -27,6 +28,7 @@ class Commit(NamedTuple):
     found: bool = False
     state: str | None = None
     blocks: Sequence[int] = ()
+    stops: bool = False
 
 
 class Done(NamedTuple):

@@ -135,7 +135,7 @@ _OTHERWISE: Mapping[tuple[type[Any], str], _Read] = {
 }
 
 
-_DIGESTS = ("state", "fingerprint", "data", "config")
+_DIGESTS = ("state", "fingerprint", "data", "config", "command")
 
 
 def _reader(kind: type[Any], name: str, hint: Any) -> _Read:

@@ -31,6 +31,7 @@ from holdfast.events.trained import (
     Save,
     Scale,
     Step,
+    Stopped,
     Strike,
 )
 
@@ -45,6 +46,7 @@ What: TypeAlias = (
     | Strike
     | Done
     | Preempted
+    | Stopped
     | Regroup
     | Launch
     | Restart
@@ -77,6 +79,7 @@ KINDS: Mapping[str, type[Any]] = {
     "failure": Strike,
     "done": Done,
     "preempted": Preempted,
+    "stopped": Stopped,
     "regroup": Regroup,
     "launch": Launch,
     "restart": Restart,

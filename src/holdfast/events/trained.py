@@ -19,7 +19,11 @@ class Attempt(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a rank is to train: so many samples, in which order, saved how; `data` is a digest of a few of them."""
+    """What a rank is to train: so many samples, in which order, saved how; `data` is a digest of a few of them.
+
+    With a `limit` the plan ends after so many steps, within the last epoch. One that `extends` the run may be longer than
+    those before it. `command` is a digest of what the script was given.
+    """
 
     attempt: int
     samples: int
@@ -30,6 +34,9 @@ class Plan(NamedTuple):
     writer: str
     config: str
     data: str | None = None
+    limit: int | None = None
+    extends: bool = False
+    command: str | None = None
 
 
 class Recover(NamedTuple):
@@ -113,6 +120,14 @@ class Preempted(NamedTuple):
     step: int
 
 
+class Stopped(NamedTuple):
+    """The script has stopped the run here, before its planned end: nothing is left to train. It may have `left` its loop."""
+
+    attempt: int
+    step: int
+    left: bool = False
+
+
 class Regroup(NamedTuple):
     """Members were lost or joined, and those that are there go on together, each as it stood.
 
@@ -137,12 +152,17 @@ class Regroup(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A supervisor has started the workers of its node, one of so many, for the first time."""
+    """A supervisor has started the workers of its node, one of so many, for the first time.
+
+    If it `extends` the run, its plan may be longer than before. Of the script's arguments those in `changed` differ.
+    """
 
     attempt: int
     workers: int
     argv: Sequence[str] = ()
     nodes: int = 1
+    extends: bool = False
+    changed: Sequence[str] = ()
 
 
 class Restart(NamedTuple):

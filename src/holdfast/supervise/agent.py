@@ -253,6 +253,10 @@ class WarmAgent(SimpleElasticAgent):
         """Where those that are stuck have printed: what comes from now on is stacks, which belong into the logs."""
         return [(each.task.stdout, each.task.stderr) for each in self._running if each.hung]
 
+    def is_after_the_loop(self) -> bool:
+        """Whether a worker of this node failed in what its script does after its loop."""
+        return any(each.has_fallen and each.task.progress.phase is Phase.DONE for each in self._running)
+
     def exits(self) -> list[int | None]:
         """The exit status of every worker; nothing for those that run."""
         return [each.exit for each in self._running]

@@ -53,6 +53,7 @@ def read(path: Path, memory: Progress) -> Raised | None:
 
 def _said(error: BaseException, script: str) -> dict[str, Any]:
     message = str(error) if _says_it_all(error) else f"{type(error).__name__}: {error}"
+    message += "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     place = _place(error)
     cut = error.with_traceback(_cut(error, script))
     trace = "" if _says_it_all(error) else "".join(traceback.format_exception(cut))

@@ -19,8 +19,9 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from holdfast.arguments import changes
 from holdfast.ddp.config import IDENTITY, RunConfig
-from holdfast.ddp.past import following
+from holdfast.ddp.past import Finish, finish, following
 from holdfast.ddp.preemption import PREEMPTED
 from holdfast.errors import BadInput, HoldfastError, StorageFailed
 from holdfast.events import Detect, Judged, Launch, Preempt, Restart, Scale, What
@@ -46,6 +47,7 @@ ASK_NODES = 0.2
 COMPARE = 1.0
 LOOK_FOR_WISHES = 0.1
 DYING = 0.3
+ENDING = 5.0
 
 
 def supervise(
@@ -58,9 +60,13 @@ def supervise(
     min_nodes: int | None = None,
     lost_after: float = LOST_AFTER,
     preload: tuple[str, ...] = (),
+    may_change: tuple[str, ...] = (),
     console: Console | None = None,
 ) -> Verdict:
     """Run the script with its workers until it is completed, preempted or given up; `out` may hold an earlier part of it.
+
+    If that part is all of it, nothing is started. What the script is given must be what it was given before, but for
+    the arguments that `may_change`.
 
     SIGTERM or SIGINT ask the workers to save and stop; a second one kills them. Several nodes give the same command
     with a `node_rank` of their own, and meet at `rendezvous`. A node that was not heard of for `lost_after` seconds is
@@ -77,8 +83,11 @@ def supervise(
     checkpoints = Checkpoints(out, config.checkpoints)
     found = checkpoints.try_out(alone=nnodes == 1)
     who = "supervisor" if nnodes == 1 else f"supervisor-{node_rank}"
-    with asked.listening(), claimed(out, config, node_rank):
+    with asked.listening(), claimed(out, config, node_rank, may_change=may_change, alone=nnodes == 1):
         require_files(out / "history")  # before a worker meets it, and is started again and again for it
+        if (end := finish(out / "history")) and not config.extend:
+            because = f"this run is done, {end}: nothing was started (--extend trains it for longer)"
+            return Verdict(verdict="completed", attempts=end.attempt, because=because)
         attempt = following(max(_last_attempt(out / "history" / f"{who}.jsonl"), found.attempt), out)
         tries = Tries(config.max_restarts, found.newest)
         view = View(console or Console(stderr=True), out / "history", who, tries)
@@ -105,7 +114,7 @@ class _Supervisor:
         checkpoints: Checkpoints,
         newest: int | None,
     ) -> None:
-        self._config, self._node, self._checkpoints = config, node, checkpoints
+        self._config, self._out, self._node, self._checkpoints = config, out, node, checkpoints
         self._history, self._view, self._tries = history, view, tries
         identity = {name: getattr(config, name) for name in IDENTITY} | {"script": Path(config.script).name}
         self._nodes: Rendezvous = Nodes(node, identity, checkpoints) if node.of > 1 else Alone()
@@ -248,19 +257,33 @@ class _Supervisor:
     def _over(self) -> Verdict:
         if PREEMPTED in self._agent.exits():
             return self._verdict("preempted", "the workers saved and stopped when asked; the same command goes on")
-        return self._verdict("completed", "all workers have finished")
+        end = finish(self._out / "history")
+        why = f"{end}" if end and end.stopped else "all workers have finished"
+        return self._verdict("completed", why)
 
     def _recover(self, lost: Casualty) -> Verdict | None:
         """Say who failed; then start again, unless there is a reason not to."""
         self._report(lost)
         if asked.times:
             return self._verdict("preempted", f"a worker failed while it was to save: {lost.message}")
+        if end := self._end_reached():
+            after = f"{lost.line}, after its loop; the run itself was {end}, and its state is saved"
+            return self._verdict("script-error", f"{after}. What a script does after its loop is not tried again")
         self._newest = self._checkpoints.newest()
         if why := self._tries.after(lost, self._newest):
             return self._verdict(*why)
         self._agent.end()
         self._restarts += 1
         return self._launch()
+
+    def _end_reached(self) -> Finish | None:
+        """The end of the run, if a worker failed after that: the others are about to say that they have reached it, too."""
+        if not self._agent.is_after_the_loop():
+            return None
+        deadline = time.monotonic() + ENDING
+        while (end := finish(self._out / "history")) is None and time.monotonic() < deadline:
+            time.sleep(TICK)
+        return end
 
     def _go_on(self) -> Verdict | None:
         """Let those that are left go on without those that failed."""
@@ -336,7 +359,11 @@ class _Supervisor:
     def _started(self, workers: int) -> Launch | Restart:
         if not self._restarts:
             argv = (self._config.script, *self._config.args)
-            return Launch(self._attempt, workers, argv, nodes=self._node.of)
+            config = self._config
+            told = [event.what for event in recall(self._history.path, "launch")]
+            last = next((what.argv for what in reversed(told) if isinstance(what, Launch)), argv)
+            changed = tuple(each.name for each in changes(last[1:], argv[1:]))
+            return Launch(self._attempt, workers, argv, self._node.of, extends=config.extend, changed=changed)
         return Restart(self._attempt, workers, newest=self._newest, left=self._left)
 
     def _pass_on(self) -> Verdict | None:

@@ -77,7 +77,7 @@ class Tally:
     @property
     def _steps(self) -> int:
         plan = self.run.plan
-        return plan.samples // plan.batch * plan.epochs if plan and plan.batch else 0
+        return (plan.limit or plan.samples // plan.batch * plan.epochs) if plan and plan.batch else 0
 
 
 class Growing:

@@ -23,7 +23,7 @@ import torch
 from threadpoolctl import ThreadpoolController
 
 from holdfast import progress
-from holdfast.ddp import config, lock, preemption, world
+from holdfast.ddp import config, ending, lock, preemption, world
 from holdfast.ddp.config import RunConfig
 from holdfast.progress import Progress
 from holdfast.supervise import errorfile
@@ -125,6 +125,7 @@ def pools() -> ThreadpoolController:
 
 def _run(task: Task) -> int:
     script = task.config.script
+    ending.tell(lambda error: errorfile.leave(task.error, task.progress, error, script))
     sys.argv = [script, *task.config.args]
     sys.path.insert(0, str(Path(script).parent))
     try:

@@ -1,0 +1,60 @@
+"""What a script is given on its command line, and in what two commands differ, argument by argument. Pure.
+
+An option is told by its dashes: `--lr 0.1`, `--lr=0.1`, or a flag. All else is known by its place.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+_OPTION = re.compile(r"--?[A-Za-z]")
+
+
+class Change(NamedTuple):
+    """An argument that differs; nothing where one of the two commands does not have it."""
+
+    name: str
+    was: str | None
+    now: str | None
+
+    def __str__(self) -> str:
+        if self.was is None or self.now is None:
+            given = self.now if self.was is None else self.was
+            value = f" {given}" if given else ""
+            return f"{self.name}{value} is {'new' if self.was is None else 'gone'}"
+        return f"{self.name} was {self.was or 'a flag'}, not {self.now or 'a flag'}"
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether it is a whole number that is larger now: what says how long to train, if a run is extended."""
+        whole = all(value is not None and value.isascii() and value.isdigit() for value in (self.was, self.now))
+        return whole and int(self.now or 0) > int(self.was or 0)
+
+
+def changes(before: Sequence[str], now: Sequence[str]) -> list[Change]:
+    """In what two commands differ, by the names of their arguments."""
+    was, is_ = _named(before), _named(now)
+    names = dict.fromkeys([*was, *is_])
+    return [Change(name, was.get(name), is_.get(name)) for name in names if was.get(name) != is_.get(name)]
+
+
+def plain(name: str) -> str:
+    """The name of an argument without dashes, as a person may write it."""
+    return name.strip().lstrip("-").replace("_", "-").replace(" ", "-")
+
+
+def _named(args: Sequence[str]) -> Mapping[str, str]:
+    named: dict[str, str] = {}
+    waiting: str | None = None
+    places = 0
+    for arg in args:
+        if _OPTION.match(arg):
+            name, equals, value = arg.partition("=")
+            named[name] = value
+            waiting = None if equals else name
+        elif waiting is not None:
+            named[waiting] = f"{named[waiting]} {arg}".strip()  # an option may take several
+        else:
+            places += 1
+            named[f"argument {places}"] = arg
+    return named
