@@ -33,6 +33,7 @@ from holdfast.supervise.warm import warm
 
 REFERENCE, AGAIN, KILLED = "reference", "again", "killed"
 Tell = Callable[[str], None]
+SHORT = 5.0  # seconds of a run in which nothing is said of how far it is
 _PROGRESS = re.compile(r"holdfast: step (\d+)")
 
 
@@ -141,9 +142,10 @@ class _Log:
 
     def __init__(self, file: IO[str], name: str, tell: Tell) -> None:
         self._file, self._name, self._tell = file, name, tell
+        self._began = monotonic()
 
     def write(self, text: str) -> int:
-        if step := _PROGRESS.match(text):
+        if (step := _PROGRESS.match(text)) and monotonic() - self._began > SHORT:
             self._tell(f"{self._name}: step {step[1]}")
         return self._file.write(text)
 
