@@ -179,3 +179,20 @@ def test_a_full_output_is_one_line() -> None:
     command = f"{Path(sys.executable).parent / 'holdfast'} lab list > /dev/full"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
     assert (ended.returncode, ended.stderr) == (2, "holdfast: the system refused: No space left on device.\n")
+
+
+@pytest.mark.parametrize(("why", "code"), [(None, 0), ("the clock", 1)])
+def test_a_rehearsal_says_what_it_found_and_exits_by_it(
+    holdfast, why: str | None, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # type: ignore[no-untyped-def]
+    from holdfast.rehearse import rehearsal
+    from holdfast.rehearse.cause import Cause
+    from holdfast.rehearse.report import Rehearsed
+
+    found = Rehearsed(run="killed", steps=5, cause=Cause(word="unknown", why=why) if why else None)
+    monkeypatch.setattr(rehearsal, "rehearse", lambda config, out, **how: found)
+    ran = holdfast("rehearse", "--kill-seed", 7, "--out", tmp_path / "new", __file__, "--", "--epochs", 3)
+    assert ran.code == code
+    assert ran.out.startswith("resumes exactly" if why is None else "does not resume exactly: the clock")
+    assert ran.out.endswith(f"runs: {tmp_path / 'new'}\n")
+    assert "--kill-seed 7" in ran.err

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from holdfast.errors import Corrupt
 from holdfast.rehearse import boundaries
 from holdfast.rehearse.cause import Case, Cause, of_a_killed_run, of_unkilled_runs
-from holdfast.rehearse.compare import Divergence, divergence, left_behind, restless, unmatched
+from holdfast.rehearse.compare import Divergence, begins, divergence, left_behind, restless, unmatched
 from holdfast.rehearse.observed import Ending, Held, Observed, Window, line, parse
 from holdfast.rehearse.report import Rehearsed, lines
 
@@ -106,6 +106,7 @@ def test_a_run_that_is_trained_again_from_a_save_is_the_same() -> None:
     run = [*REFERENCE[:4], *(window(step, attempt=2) for step in range(2, 6))]
     assert divergence(REFERENCE, run) is None
     assert unmatched(REFERENCE, run) == []
+    assert begins(run) == (0, 2)
     assert unmatched(REFERENCE, run[:4]) == [4, 5]
 
 
@@ -253,11 +254,11 @@ def test_what_did_not_come_back_without_a_difference_is_remembered() -> None:
 
 
 def test_the_answer_comes_first() -> None:
-    kill = boundaries.Kill(step=4, saved=4, rank=0, why="the end of an epoch, right after a save")
-    right = Rehearsed(run="killed", steps=6, kills=(kill,), unseen="no epoch ended in these steps")
+    kill = boundaries.Kill(step=4, saved=4, rank=0, why="the end of an epoch")
+    right = Rehearsed(run="killed", steps=6, kills=(kill,), began=(3,), unseen="no epoch ended in these steps")
     said = list(lines(right))
     assert said[0].startswith("resumes exactly: 6 steps")
-    assert said[1] == "killed before steps 4 (the end of an epoch, right after a save)"
+    assert said[1] == "  killed before step 4 (the end of an epoch), went on from step 3"
     assert said[-1] == "note: no epoch ended in these steps"
 
 

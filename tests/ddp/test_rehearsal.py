@@ -40,6 +40,14 @@ def test_a_script_that_is_right_resumes_exactly(name: str, rehearsed: dict[str, 
     assert found["lines"][0].startswith("resumes exactly")
 
 
+def test_it_is_killed_where_it_says_and_goes_on_from_the_saves(rehearsed: dict[str, dict[str, Any]]) -> None:
+    assert rehearsed["exact"]["lines"][1:4] == [
+        "  killed before step 1 (in an epoch), went on from step 1",
+        "  killed before step 2 (the end of an epoch), went on from step 2",
+        "  killed before step 4 (near the last step), went on from step 2",
+    ]
+
+
 def test_what_did_not_come_back_is_noted_though_nothing_differs_for_it(rehearsed: dict[str, dict[str, Any]]) -> None:
     assert any(line.startswith("note:") and "seen (int)" in line for line in rehearsed["exact"]["lines"])
 

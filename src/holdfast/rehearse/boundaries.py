@@ -34,13 +34,13 @@ def kills(steps: int, per_epoch: int, *, ranks: int, at_random: int, seed: int) 
 
     ends = range(per_epoch, steps, per_epoch)
     for end in ends[:1]:
-        add(end, end, "the end of an epoch, right after a save")
+        add(end, end, "the end of an epoch")
     for end in ends[1:2]:
-        add(end + 1, end - 1, "just after the end of an epoch, the save just before it")
+        add(end + 1, end - 1, "just after the end of an epoch")
     middle = min(per_epoch, steps) // 2
-    add(middle, middle, "in an epoch, right after a save")
-    add(middle + 1, middle, "in an epoch, one step after a save")
-    add(steps - 1, steps - 3, "near the last step, before its save")
+    add(middle, middle, "in an epoch")
+    add(middle + 1, middle, "in an epoch")
+    add(steps - 1, steps - 3, "near the last step")
     for _ in range(at_random):
         step = draw.randrange(1, steps) if steps > 1 else 0
         add(step, step - draw.randint(0, REPLAYED), "at random")

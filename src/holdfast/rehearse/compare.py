@@ -50,6 +50,14 @@ def divergence(reference: Iterable[Observed], run: Iterable[Observed]) -> Diverg
     return None
 
 
+def begins(run: Iterable[Observed]) -> tuple[int, ...]:
+    """The step that each attempt began with."""
+    first: dict[int, int] = {}
+    for each in windows(run):
+        first.setdefault(each.attempt, each.step)
+    return tuple(first.values())
+
+
 def unmatched(reference: Iterable[Observed], run: Iterable[Observed]) -> list[int]:
     """Steps that only one of the two has trained."""
     one, other = by_step(reference), by_step(run)

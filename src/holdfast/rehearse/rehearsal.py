@@ -23,7 +23,7 @@ from holdfast.progress import Progress
 from holdfast.rehearse import boundaries, cause
 from holdfast.rehearse.boundaries import Kill
 from holdfast.rehearse.cause import Case, Cause
-from holdfast.rehearse.compare import divergence, left_behind, restless, unmatched
+from holdfast.rehearse.compare import begins, divergence, left_behind, restless, unmatched
 from holdfast.rehearse.observed import Observed, parse, windows
 from holdfast.rehearse.report import Rehearsed
 from holdfast.supervise import errorfile
@@ -33,6 +33,7 @@ from holdfast.supervise.warm import warm
 
 REFERENCE, AGAIN, KILLED = "reference", "again", "killed"
 Tell = Callable[[str], None]
+SHORT = 5.0  # seconds of a run in which nothing is said of how far it is
 _PROGRESS = re.compile(r"holdfast: step (\d+)")
 
 
@@ -82,16 +83,20 @@ def _judged(
     moved = frozenset(restless(reference, again))
     if found := divergence(reference, killed):
         case = Case(found=found, reference=reference, run=killed, restless=moved)
-        ask = (
-            cause.of_a_killed_run if found.is_resumed else cause.of_unkilled_runs
-        )  # it may differ before its first kill
+        # It may differ before its first kill, too: then that is no matter of kills.
+        ask = cause.of_a_killed_run if found.is_resumed else cause.of_unkilled_runs
         return Rehearsed(run=KILLED, steps=trained, kills=kills, found=found, cause=ask(case))
+    began = begins(killed)[1:]
+    if len(began) != len(kills):
+        why = f"{len(kills)} kills were to strike, and it was started {len(began)} times anew: nothing is proved"
+        return Rehearsed(run=KILLED, steps=trained, kills=kills, cause=Cause(word="unknown", why=why))
     if others := _otherwise(stage.out / REFERENCE, stage.out / KILLED, unmatched(reference, killed)):
         return Rehearsed(run=KILLED, steps=trained, kills=kills, cause=Cause(word="unknown", why=others))
     return Rehearsed(
         run=KILLED,
         steps=trained,
         kills=kills,
+        began=began,
         forgotten=left_behind(reference, killed, moved),
         unseen="" if trained > per_epoch else f"no epoch ended in these steps: give --steps {per_epoch + 2} or more",
     )
@@ -141,9 +146,10 @@ class _Log:
 
     def __init__(self, file: IO[str], name: str, tell: Tell) -> None:
         self._file, self._name, self._tell = file, name, tell
+        self._began = monotonic()
 
     def write(self, text: str) -> int:
-        if step := _PROGRESS.match(text):
+        if (step := _PROGRESS.match(text)) and monotonic() - self._began > SHORT:
             self._tell(f"{self._name}: step {step[1]}")
         return self._file.write(text)
 

@@ -18,6 +18,7 @@ class Rehearsed:
     run: str  # the folder of the run that came out otherwise, or of the last
     steps: int = 0
     kills: tuple[Kill, ...] = ()
+    began: tuple[int, ...] = ()  # the step that it went on from after each kill
     found: Divergence | None = None
     cause: Cause | None = None
     forgotten: dict[str, Held] | None = None  # what did not come back, and changed nothing protected
@@ -32,9 +33,9 @@ class Rehearsed:
 def lines(found: Rehearsed) -> Iterator[str]:
     """The answer first; then what differs, why, and what was seen that says so."""
     if found.cause is None:
-        kills = ", ".join(f"{each.step} ({each.why})" for each in found.kills)
         yield f"resumes exactly: {found.steps} steps, every bit of the protected state the same after each"
-        yield f"killed before steps {kills}"
+        for kill, began in zip(found.kills, found.began, strict=True):
+            yield f"  killed before step {kill.step} ({kill.why}), went on from step {began}"
         yield from _forgotten(found.forgotten or {})
         if found.unseen:
             yield f"note: {found.unseen}"
