@@ -10,7 +10,7 @@ which commit. Nothing here asks the audit.
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeAlias
 
@@ -34,6 +34,7 @@ from holdfast.events import (
     Save,
     Seconds,
     Step,
+    Stopped,
     Strike,
     What,
 )
@@ -129,11 +130,40 @@ def live(rng: random.Random, plan: Geometry = PLAN, wrong: str | None = None) ->
     return _Play(rng, plan, wrong).play()
 
 
+def stopped(rng: random.Random, *, goes_on: bool = False) -> Lived:
+    """A run that its script stops before its planned end; one that goes on all the same is wrong."""
+    play = _Play(rng, PLAN, None)
+    play._attempt("stop")
+    if goes_on:
+        play._attempt("done")
+    return play.run
+
+
+def preempted(rng: random.Random) -> Lived:
+    """A supervised run that was asked to stop, and did."""
+    play = _Play(rng, PLAN, None)
+    play.supervised = True
+    play._attempt("preempt")
+    return play.run
+
+
+def extended(rng: random.Random, *, stops: bool = False) -> Lived:
+    """A run of one epoch, trained to its end or stopped by its script, and then extended to the whole plan."""
+    play = _Play(rng, replace(PLAN, epochs=1), None)
+    play._attempt("stop" if stops else "done")
+    play.plan, play.extends = PLAN, True
+    if rng.random() < 0.5:
+        play._attempt("kill")
+    play._attempt("done")
+    return play.run
+
+
 class _Play:
     """The run as it goes."""
 
     def __init__(self, rng: random.Random, plan: Geometry, wrong: str | None) -> None:
         self.rng, self.plan, self.wrong = rng, plan, wrong
+        self.extends = False
         self.run = Lived()
         self.every = rng.choice([1, 2, 3, 4, 7, 50])
         self.supervised = rng.random() < 0.8
@@ -192,8 +222,10 @@ class _Play:
         self._begin(found)
         start = found.step if found else 0
         end = self.plan.steps if ending == "done" else self.rng.randint(start, self.plan.steps)
-        if ending in ("preempt", "leave", "kill") and end == self.plan.steps:
+        if ending in ("preempt", "leave", "kill", "stop") and end == self.plan.steps:
             end = max(start, end - 1)
+        if ending == "stop":
+            end = max(end, start + 1)  # nobody stops before anything is trained
         self._train(start, end, ending)
         return self._end(end, ending)
 
@@ -203,7 +235,7 @@ class _Play:
         self.started += 1
         if not self.supervisor_lives:
             self._opens()
-            self.say("supervisor", Launch(self.started, self.world, argv=("train.py",)))
+            self.say("supervisor", Launch(self.started, self.world, argv=("train.py",), extends=self.extends))
         else:
             newest = max((each.step for each in self.store), default=None)
             self.say("supervisor", Restart(self.started, self.world, newest=newest, left=3))
@@ -250,8 +282,9 @@ class _Play:
 
     def _plan(self, data: str) -> Plan:
         plan = self.plan
-        how = (self.every, "overlapped", digest("config", self.plan))
-        return Plan(self.number, plan.samples, plan.batch, plan.epochs, plan.seed, *how, data=data)
+        how = (self.every, "overlapped", digest("config", plan.samples, plan.batch, plan.seed))
+        lasts = (plan.samples, plan.batch, plan.epochs, plan.seed)
+        return Plan(self.number, *lasts, *how, data=data, extends=self.extends)
 
     def _recover(self, found: Snapshot | None) -> Recover:
         at = self.plan.position(found.step if found else 0)
@@ -316,22 +349,23 @@ class _Play:
             self._divide(self.members)
         if ending == "kill" and end < self.plan.steps:
             self._half_a_step(end)
-        if ending in ("preempt", "done", "leave"):
+        if ending in ("preempt", "done", "leave", "stop"):
             if ending != "leave" and end != start:
                 waiting.append(Snapshot(end, self.by, len(self.members), False))
-            self._commit_some(waiting, every=True)
+            self._commit_some(waiting, every=True, stops=end if ending == "stop" else None)
         elif waiting and self.rng.random() < 0.5:  # durable, and killed before it could say so
             self._keep(waiting[0])
         if self.wrong == "commit too early" and ending == "kill":
             self.run.was_wrong = True
             self.say(self._saver, Commit(self.number, end + 3, 4096, 0.5, state=digest("early")))
 
-    def _commit_some(self, waiting: list[Snapshot], *, every: bool = False) -> None:
+    def _commit_some(self, waiting: list[Snapshot], *, every: bool = False, stops: int | None = None) -> None:
         while waiting and (every or self.rng.random() < 0.6):
             snapshot = waiting.pop(0)
             self.say(self._saver, Save(self.number, snapshot.step, "overlapped", 4096, Stall(waited=0.125)))
             state = self._committed(snapshot)
-            self.say(self._saver, Commit(self.number, snapshot.step, 4096, 0.5, state=state))
+            stop = snapshot.step == stops
+            self.say(self._saver, Commit(self.number, snapshot.step, 4096, 0.5, state=state, stops=stop))
             self._keep(Snapshot(snapshot.step, snapshot.by, snapshot.saver, True))
 
     def _keep(self, snapshot: Snapshot) -> None:
@@ -567,6 +601,12 @@ class _Play:
                 self.say(who, Done(self.number, end))
             self.judge("completed")
             self.run.complete = True
+            self._need(end, None)
+        elif ending == "stop":
+            commits = [e.what for e in self.run.events if isinstance(e.what, Commit) and e.what.step == end]
+            for who in ranks:  # without a step of its own it saves nothing: then it can only have left its loop
+                self.say(who, Stopped(self.number, end, left=not commits or not commits[-1].stops))
+            self.judge("completed")
             self._need(end, None)
         elif ending == "leave":
             self.judge("completed")

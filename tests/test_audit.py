@@ -972,6 +972,7 @@ class TestSupervisorsAgree:
         assert found(self.check, [*KILLED, *told(mine, other)]) == ("fail", why)
         lines = [(each.who, each) for each in [*KILLED, *told(other)]]
         findings = {each.check: (each.verdict, each.because) for each in audit_files(lines, argv=mine)}
+        why = "the last command was 'train.py --lr 2', and the run is 'train.py --lr 1'"
         assert findings[self.check] == ("fail", why)
         assert worst(audit_files(lines, argv=other)) == "pass"
 

@@ -9,23 +9,23 @@ from torch import nn
 from holdfast.ddp.run import attach
 
 TASK = {"stop_at": None, "break_at": None, "rank": None, "after": "", **json.loads(sys.argv[1])}
+RANKS = range(9) if TASK["rank"] is None else (TASK["rank"],)
 
 run = attach()
 model = run.replicate(nn.Linear(6, 6))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 run.protect(model=model, optimizer=optimizer)
-mine = TASK["rank"] in (None, run.rank)
 data = [torch.full((6,), index / 14) for index in range(14)]
 for epoch in run.epochs(data, global_batch=4, epochs=3):
     for batch in epoch:
-        if batch.step == TASK["break_at"] and mine:
+        if batch.step == TASK["break_at"] and run.rank in RANKS:
             break
         loss = model(batch.data).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     else:
-        if epoch.number == TASK["stop_at"] and mine:
+        if epoch.number == TASK["stop_at"] and run.rank in RANKS:
             run.stop()
         continue
     break

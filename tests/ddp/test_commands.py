@@ -85,4 +85,4 @@ def test_a_folder_that_holds_another_run_is_refused_in_one_line(out: Path) -> No
     ran = holdfast("run", "--workers", 2, "--out", out, HERE / "loop.py", "--", json.dumps({"epochs": 5}))
     assert ran.returncode == 2
     assert len(ran.stderr.strip().splitlines()) == 1
-    assert "args" in ran.stderr
+    assert "argument 1 was" in ran.stderr

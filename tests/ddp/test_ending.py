@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from final import complaints, events, last
+from final import complaints, different, events, last
 from supervised import Start
 from test_epochs import BATCH, WINDOWS, Pushed, protected, step
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # it is public
@@ -17,6 +17,7 @@ from holdfast.audit.verdicts import audit_run
 from holdfast.ddp.stopping import Apart, Stopping, apart
 from holdfast.ddp.world import World
 from holdfast.progress import Progress
+from holdfast.supervise import errorfile
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "stops.py"
@@ -206,3 +207,41 @@ def test_a_worker_that_dies_after_the_loop_does_not_start_an_empty_one(tmp_path:
     assert "after its loop; the run itself was trained to its end, step 9, and its state is saved" in found["because"]
     assert complaints(job.out) == []
     assert "this run is done" in run_script(tmp_path, start, {"after": "raise"}).result()["because"]
+
+
+@pytest.mark.parametrize("recovery", ["restart", "replay"])
+def test_ranks_killed_at_the_end_of_an_epoch_stop_with_the_same_bits(start: Start, recovery: str) -> None:
+    how = {"script": SCRIPT, "workers": 2, "save_every": 2, "recovery": recovery}
+    whole, struck = (
+        start({"stop_at": 1, "rank": 1}, out=out, failures=failures, **how)
+        for out, failures in (
+            ("whole", []),
+            ("struck", [{"step": 3, "kind": "kill", "targets": [1]}, {"step": 5, "kind": "kill"}]),
+        )
+    )
+    for job in (whole, struck):
+        assert job.result()["because"] == "stopped by the script at step 6", job.said
+    assert complaints(struck.out) == []
+    assert different(whole.out, struck.out) == []
+
+
+class Broken(Pushed):
+    """A sample of it cannot be loaded."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 7:
+            raise OSError("cannot read the image")
+        return super().__getitem__(index)
+
+
+def test_a_sample_that_raises_is_named_by_its_id(tmp_path: Path) -> None:
+    run, *_ = protected()
+    batches = run.batches(Broken(), global_batch=BATCH, epochs=3)
+    with pytest.raises(OSError, match="cannot read") as error:
+        list(batches)
+    assert error.value.__notes__ == ["sample 7 raised this"]
+    memory = Progress()
+    errorfile.leave(tmp_path / "error.json", memory, error.value, __file__)
+    raised = errorfile.read(tmp_path / "error.json", memory)
+    assert raised is not None
+    assert raised.message == "OSError: cannot read the image (sample 7 raised this)"

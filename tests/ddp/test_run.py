@@ -4,8 +4,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
-from itertools import islice
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from final import complaints, different, distance, events, last, losses
-from loop import SAMPLES, Points, Task, network, train
+from loop import SAMPLES, Crash, Points, Task, network, train
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
@@ -241,14 +240,20 @@ def test_a_resume_loads_only_what_is_still_to_be_trained(tmp_path: Path) -> None
             asked.append(index)
             return super().__getitem__(index)
 
-    def steps() -> Iterator[int]:
-        run = attach(tmp_path, save_every=5)
-        run.protect(model=nn.Linear(1, 1))
-        yield from (batch.step for batch in run.batches(Counted(augment=False), global_batch=16, epochs=3))
+    def steps(until: int) -> list[int]:
+        run, seen = attach(tmp_path, save_every=5), []
+        run.protect(model=(model := nn.Linear(1, 1)))
+        with suppress(Crash):
+            for batch in run.batches(Counted(augment=False), global_batch=16, epochs=3):
+                if batch.step == until:
+                    raise Crash
+                model.bias.data += 1
+                seen.append(batch.step)
+        return seen
 
-    assert list(islice(steps(), 12)) == list(range(12))
+    assert steps(12) == list(range(12))
     asked.clear()
-    assert list(steps()) == list(range(10, 18))
+    assert steps(18) == list(range(10, 18))
     assert len(asked) == PROBES + 8 * 16
 
 
@@ -336,12 +341,8 @@ def test_what_has_no_state_cannot_be_protected() -> None:
 
 def test_a_snapshot_of_another_config_is_refused_and_the_fields_are_named(tmp_path: Path) -> None:
     run_to_end(tmp_path, Task(epochs=1))
-    for task, said in [
-        (Task(epochs=1, batch=32), "batch is 32, not 16"),
-        (Task(epochs=2), "epochs is 2, not 1"),
-    ]:
-        with pytest.raises(BadInput, match=f"step 6 in .* is of another model or config .{said}"):
-            run_to_end(tmp_path, task)
+    with pytest.raises(BadInput, match=r"step 6 in .* is of another model or config .batch is 32, not 16"):
+        run_to_end(tmp_path, Task(epochs=1, batch=32))
     with pytest.raises(BadInput, match="seed is 7, not 0"):
         run_to_end(tmp_path, Task(epochs=1), seed=7)
 

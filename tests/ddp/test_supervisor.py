@@ -344,7 +344,8 @@ def test_a_folder_that_holds_another_run_is_refused(start: Start, tmp_path: Path
     assert start({"steps": 4}).result()["verdict"] == "completed"
     refused = start({"steps": 5}, seed=1).result()["refused"]
     assert "holds another run" in refused
-    assert "args was" in refused
+    assert 'argument 1 was {"steps": 4}, not {"steps": 5}' in refused
+    assert "--may-change argument-1" in refused
     assert "seed was 0, not 1" in refused
     assert "script was" not in refused
     assert start({"steps": 4}, save_every=7, workers=2, max_restarts=0).result()["verdict"] == "completed"

@@ -2,7 +2,7 @@
 
 from holdfast.audit.ledger import Ledger
 from holdfast.audit.life import Life
-from holdfast.events import Done, Plan, Stopped
+from holdfast.events import Commit, Done, Plan, Stopped
 
 
 def steps_of(plan: Plan) -> int:
@@ -63,7 +63,7 @@ def stopped_for_nothing(ledger: Ledger) -> str | None:
 
 def _ended_apart(number: int, ended: dict[str, Stopped | Done]) -> str | None:
     """Ranks that ended an attempt in order, and not all in the same way at the same step."""
-    ways = {(isinstance(each, Stopped) and each.left, type(each), each.step): who for who, each in ended.items()}
+    ways = {(type(each), each.step): who for who, each in ended.items()}
     if len(ways) < 2:
         return None
     (one, a), (other, b), *_ = ((who, ended[who]) for who in ways.values())
@@ -78,8 +78,9 @@ def _how(ended: Stopped | Done) -> str:
 
 def _unfounded(ledger: Ledger) -> str | None:
     """A stop that the snapshot of its step knows nothing of. A script that leaves its loop may do so after a save."""
-    commits = {save.commit.step: save.commit for save in ledger.saves}
+    commits: dict[int, Commit] = {}  # the last of each step, up to the attempt
     for number, lives in ledger.attempts.items():
+        commits |= {commit.step: commit for life in lives for commit in life.commits}
         for life in lives:
             ended = life.ended
             if (

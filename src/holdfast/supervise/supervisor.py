@@ -257,7 +257,7 @@ class _Supervisor:
     def _over(self) -> Verdict:
         if PREEMPTED in self._agent.exits():
             return self._verdict("preempted", "the workers saved and stopped when asked; the same command goes on")
-        end = finish(self._out / "history")
+        end = self._finish()
         why = f"{end}" if end and end.stopped else "all workers have finished"
         return self._verdict("completed", why)
 
@@ -281,9 +281,14 @@ class _Supervisor:
         if not self._agent.is_after_the_loop():
             return None
         deadline = time.monotonic() + ENDING
-        while (end := finish(self._out / "history")) is None and time.monotonic() < deadline:
+        while (end := self._finish()) is None and time.monotonic() < deadline:
             time.sleep(TICK)
         return end
+
+    def _finish(self) -> Finish | None:
+        with suppress(HoldfastError, OSError):  # what cannot be read is the audit's to tell
+            return finish(self._out / "history")
+        return None
 
     def _go_on(self) -> Verdict | None:
         """Let those that are left go on without those that failed."""

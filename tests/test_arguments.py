@@ -1,0 +1,34 @@
+"""What a script is given, compared argument by argument."""
+
+import pytest
+
+from holdfast.arguments import Change, changes, plain
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ("--lr 0.1 --epochs 3", "--epochs 3 --lr 0.1", []),
+        ("--lr 0.1", "--lr=0.1", []),
+        ("--lr 0.1 --epochs 3", "--lr 0.2 --epochs 5", ["--lr was 0.1, not 0.2", "--epochs was 3, not 5"]),
+        ("--amp", "", ["--amp is gone"]),
+        ("", "--log-interval 10", ["--log-interval 10 is new"]),
+        ("data/a out", "data/b out", ["argument 1 was data/a, not data/b"]),
+        ("--sizes 3 4 --lr -0.5", "--sizes 3 5 --lr -0.5", ["--sizes was 3 4, not 3 5"]),
+        ("--amp", "--amp bf16", ["--amp was a flag, not bf16"]),
+    ],
+)
+def test_commands_differ_in_named_arguments(before: str, now: str, said: list[str]) -> None:
+    assert [str(each) for each in changes(before.split(), now.split())] == said
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "grown"), [("3", "5", True), ("5", "3", False), ("0.1", "0.2", False), (None, "5", False)]
+)
+def test_whole_numbers_may_grow(was: str | None, now: str | None, grown: bool) -> None:
+    assert Change("--epochs", was, now).has_grown is grown
+
+
+def test_a_person_writes_a_name_without_dashes() -> None:
+    assert {plain(name) for name in ("--log-interval", "log_interval", "log-interval")} == {"log-interval"}
+    assert plain("argument 1") == "argument-1"

@@ -1,0 +1,78 @@
+"""Whose the folder of a run is: what of its command may change, and when it is anybody's."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint import snapshot
+from holdfast.checkpoint.store import DirectoryStore
+from holdfast.ddp.config import RunConfig, read_config
+from holdfast.errors import BadInput
+from holdfast.events import Attempt, Seconds, Step
+from holdfast.history import HistoryWriter
+from holdfast.samples import Samples
+from holdfast.supervise.folder import claimed
+
+
+def config(args: str, **how: object) -> RunConfig:
+    return RunConfig(script="train.py", args=tuple(args.split()), **how)  # type: ignore[arg-type]
+
+
+def claim(out: Path, mine: RunConfig, *may_change: str) -> None:
+    out.mkdir(exist_ok=True)
+    with claimed(out, mine, may_change=may_change):
+        pass
+
+
+def train(out: Path, steps: int) -> None:
+    with HistoryWriter(out / "history", "rank-0") as history:
+        history.append(Attempt(1, 1, 0, 7))
+        for step in range(steps):
+            history.append(Step(1, 1, 0, 0, step, step, Samples.of([step]), Seconds(0.0, 0.0, 0.0)))
+    snapshot.save(DirectoryStore(out / "checkpoints"), 0, {}, {})
+
+
+def refused(out: Path, mine: RunConfig, *may_change: str) -> str:
+    with pytest.raises(BadInput) as error:
+        claim(out, mine, *may_change)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_changed_arguments_are_named_and_refused_unless_they_may_change(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    claim(out, config("--lr 0.1 --log-interval 10"))
+    train(out, 1)
+    why = refused(out, config("--lr 0.2 --log-interval 20"))
+    assert "--lr was 0.1, not 0.2; --log-interval was 10, not 20" in why
+    assert "--may-change lr,log-interval" in why
+    assert "--log-interval" not in refused(out, config("--lr 0.2 --log-interval 20"), "log-interval")
+    assert read_config(out).args[1] == "0.1"
+    claim(out, config("--lr 0.2 --log-interval 20"), "lr", "--log_interval")
+    assert read_config(out).args == ("--lr", "0.2", "--log-interval", "20")
+    assert "seed was 0, not 1" in refused(out, config("--lr 0.2 --log-interval 20", seed=1), "seed")
+
+
+def test_a_run_that_is_extended_may_have_larger_numbers_and_nothing_else(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    claim(out, config("--epochs 3 --lr 0.1"))
+    train(out, 1)
+    assert "or --extend to train it for longer" in refused(out, config("--epochs 5 --lr 0.1"))
+    assert "--epochs was 3, not 2" in refused(out, config("--epochs 2 --lr 0.1", extend=True))
+    why = refused(out, config("--epochs 5 --lr 0.2", extend=True))
+    assert "--lr was 0.1, not 0.2" in why
+    assert "--epochs" not in why
+    claim(out, config("--epochs 5 --lr 0.1", extend=True))
+
+
+def test_a_folder_in_which_nothing_was_trained_is_not_bound(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    claim(out, config("--lr wrong"))
+    train(out, 0)
+    claim(out, config("--lr 0.1", seed=3))
+    assert read_config(out).seed == 3
+    assert snapshot.steps(DirectoryStore(out / "checkpoints")) == []
+    assert not (out / "history").exists()
+    assert (out / "history-before-1" / "rank-0.jsonl").exists()  # what went wrong then can still be read
+    train(out, 1)
+    assert "holds another run" in refused(out, config("--lr 0.2", seed=3))
