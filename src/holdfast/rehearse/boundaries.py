@@ -30,7 +30,9 @@ def kills(steps: int, per_epoch: int, *, ranks: int, at_random: int, seed: int) 
 
     def add(step: int, saved: int, why: str) -> None:
         if 0 < step < steps and step not in found:
-            found[step] = Kill(step=step, saved=max(0, saved), rank=draw.randrange(ranks), why=why)
+            # Where it is saved and killed at once, rank 0, which writes: of another the save might wait in vain.
+            rank = draw.randrange(ranks) * (saved < step)
+            found[step] = Kill(step=step, saved=max(0, saved), rank=rank, why=why)
 
     ends = range(per_epoch, steps, per_epoch)
     for end in ends[:1]:
