@@ -77,6 +77,10 @@ def test_a_truncated_payload_and_a_future_manifest_are_found(holdfast, saved: Pa
     [
         (["run", "--workers", "0", __file__], "no world can be formed of 0 workers"),
         (["run", "--writer", "quick", __file__], "there is no writer 'quick'"),
+        (["rehearse", "--steps", "1", __file__], "no kill fits into 1 steps"),
+        (["rehearse", "--kills", "-1", __file__], "-1 kills cannot be"),
+        (["rehearse", "no-such-script.py"], "there is no script no-such-script.py"),
+        (["rehearse", "--out", Path(__file__).parent, __file__], "is not empty: name another --out"),
         (["run", "--recovery", "hope", __file__], "there is no recovery 'hope'"),
         (["run", "--fail-at", "3", "--fault", "fire", __file__], "there is no fault 'fire'"),
         (
@@ -185,3 +189,20 @@ def test_options_of_the_script_without_the_dashes_before_them_get_the_hint(holdf
     assert "comes after --: holdfast run train.py -- --lr=0.1" in holdfast("run", "train.py", "--lr=0.1").err
     for other in (("run", "--wrokers", "2", "train.py"), ("audit", "a.py", "--nothing")):
         assert "comes after" not in holdfast(*other).err
+
+
+@pytest.mark.parametrize(("why", "code"), [(None, 0), ("the clock", 1)])
+def test_a_rehearsal_says_what_it_found_and_exits_by_it(
+    holdfast, why: str | None, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # type: ignore[no-untyped-def]
+    from holdfast.rehearse import rehearsal
+    from holdfast.rehearse.cause import Cause
+    from holdfast.rehearse.report import Rehearsed
+
+    found = Rehearsed(run="killed", steps=5, cause=Cause(word="unknown", why=why) if why else None)
+    monkeypatch.setattr(rehearsal, "rehearse", lambda config, out, **how: found)
+    ran = holdfast("rehearse", "--kill-seed", 7, "--out", tmp_path / "new", __file__, "--", "--epochs", 3)
+    assert ran.code == code
+    assert ran.out.startswith("resumes exactly" if why is None else "does not resume exactly: the clock")
+    assert ran.out.endswith(f"runs: {tmp_path / 'new'}\n")
+    assert "--kill-seed 7" in ran.err

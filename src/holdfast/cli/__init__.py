@@ -12,6 +12,7 @@ from holdfast.cli.export import export
 from holdfast.cli.hints import forgotten_dashes
 from holdfast.cli.lab import lab
 from holdfast.cli.panels import LAB, LOOK, TRAIN, ByWhatIsWanted
+from holdfast.cli.rehearse import rehearse
 from holdfast.cli.run import run
 from holdfast.cli.runs import logs, runs
 from holdfast.cli.scale import scale
@@ -27,7 +28,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for commands in (run, scale, logs, export, store, demo):
+for commands in (run, rehearse, scale, logs, export, store, demo):
     app.add_typer(commands)
 app.add_typer(runs, name="runs", rich_help_panel=LOOK)
 app.add_typer(lab, name="lab", rich_help_panel=LAB)

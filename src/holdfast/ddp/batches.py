@@ -24,6 +24,7 @@ from holdfast.ddp.meeting import Asleep
 from holdfast.ddp.nested import moved
 from holdfast.ddp.preemption import PREEMPTED
 from holdfast.ddp.record import Record
+from holdfast.ddp.rehearsed import Unwatched
 from holdfast.ddp.replica import Replica, holding_back
 from holdfast.ddp.reporting import Part, Reporting, Trained
 from holdfast.ddp.saving import Saves, Unsaved
@@ -142,6 +143,7 @@ class Loop:
 
     geometry: Geometry
     start: int
+    end: int  # windows: all of them, but in a rehearsal
     world: World
     attempt: int
     record: Record
@@ -158,6 +160,7 @@ class Loop:
     live: Live | None
     by_epoch: bool  # whether epochs are opened, each after its boundary
     keeping: Keeping
+    watch: Unwatched
     unmet: set[int] = field(default_factory=set)  # boundaries at which not all ranks meet
 
     def run(self) -> Generator[Batch | Opening]:
@@ -175,6 +178,7 @@ class Loop:
                 data = perf_counter() - waited
                 handed = (step, at, request.samples, data, stall, now())
                 untouched = self._untouched() if step == 0 else None
+                self.watch.begins(step, at.epoch, request.ids, parts)
                 if len(parts) == 1:
                     yield Batch(parts[0], request.ids, 1.0, True, *at, step)
                 else:
@@ -182,12 +186,15 @@ class Loop:
                         yield batch
                         untouched = untouched and untouched()
                 untouched = untouched and untouched()
+                self.watch.ends()
                 self.reporting.trained(Trained(*handed, now(), self._taken(step), self.loss.take()))
                 handed = None
                 if step == 0:
                     self.saves.prepare()  # again: optimizers have made their moments in the first step
                 step += 1
-            self._end(self.geometry.position(self.geometry.steps))
+            self._end(self.geometry.position(self.end))
+            if self.end < self.geometry.steps:
+                raise SystemExit(0)  # a rehearsal: what the script does with a trained model is not for this one
         except Over:
             return
         except GeneratorExit:
@@ -260,7 +267,7 @@ class Loop:
     def _windows(self) -> Iterator[tuple[int, Position, float]]:
         """Every window that this rank has a part in, after its boundary, and how long that waited for a save."""
         step, at = self._begin()
-        while step < self.geometry.steps:
+        while step < self.end:
             try:
                 stall = self._boundary(step, at)
             except Asleep:
@@ -362,10 +369,10 @@ class Loop:
 
     def _end(self, at: Position) -> None:
         progress.here.enters(Phase.CLOSING)
-        self._save(self.geometry.steps, at)
+        self._save(self.end, at)
         self.saves.close()
         self.world.from_first(FINISHED, None if self.world.rank else "")  # done is done once the state is durable
-        self._leave(Done(self.attempt, self.geometry.steps))
+        self._leave(Done(self.attempt, self.end))
 
     def _leave(self, last: Done | Preempted | Stopped) -> None:
         self.record.append(last)

@@ -26,7 +26,18 @@ from holdfast.checkpoint import writer as writers
 from holdfast.checkpoint.store import Store
 from holdfast.checkpoint.terms import Fenced, Term
 from holdfast.checkpoint.writer import Writer
-from holdfast.ddp import device_link, generators, inject, loader_options, loading, outside, restoring, whence, world
+from holdfast.ddp import (
+    device_link,
+    generators,
+    inject,
+    loader_options,
+    loading,
+    outside,
+    rehearsed,
+    restoring,
+    whence,
+    world,
+)
 from holdfast.ddp.ahead import WAY
 from holdfast.ddp.asked_for import UNSAVED, overridden, seed_of_run, seeded_late
 from holdfast.ddp.attempt import Attempt, begin
@@ -45,6 +56,7 @@ from holdfast.ddp.past import first_seed
 from holdfast.ddp.probe import probe
 from holdfast.ddp.protected import Protectable, Protected, Value
 from holdfast.ddp.record import Enrolled, Record, Unrecorded
+from holdfast.ddp.rehearsed import SavingAt, Unwatched, Watch
 from holdfast.ddp.replica import Replica
 from holdfast.ddp.reporting import Part, Reporting
 from holdfast.ddp.restoring import Restored
@@ -109,6 +121,7 @@ class Run:
 
     def __init__(self, config: RunConfig, peers: World, out: str | os.PathLike[str] | None) -> None:
         self._config, self._world = config, peers
+        self._rehearsal = rehearsed.asked()
         self._live = _live(config, peers)
         self._attempt = None if out is None else begin(Path(out), peers, config)
         self._record: Record = self._attempt.record if self._attempt else Unrecorded()
@@ -280,6 +293,7 @@ class Run:
         loop = Loop(
             geometry=geometry,
             start=start,
+            end=self._rehearsal.end(geometry) if self._rehearsal else geometry.steps,
             world=self._world,
             attempt=self.attempt,
             record=self._record,
@@ -296,6 +310,7 @@ class Run:
             live=self._live,
             by_epoch=by_epoch,
             keeping=Keeping(protected, fingerprints, self._put_back),
+            watch=self._watch(protected, dataset),
         )
         for replica in self._replicas:
             replica.meanwhile = loop.meanwhile
@@ -474,7 +489,8 @@ class Run:
     def _saves(self, geometry: Geometry, protected: Protected, fingerprint: str, injection: Injection) -> Saves:
         if self._attempt is None:
             return Unsaved()
-        return Saving(
+        saving = functools.partial(SavingAt, at=self._rehearsal.saves) if self._rehearsal else Saving
+        return saving(
             world=self._world,
             writer=self._writer,
             word=self._config.writer,
@@ -488,6 +504,11 @@ class Run:
             make_writer=functools.partial(_writer, self._config, self._attempt, self._world),
             injected=injection.saves,
         )
+
+    def _watch(self, protected: Protected, dataset: Dataset) -> Unwatched:
+        if self._rehearsal is None:
+            return Unwatched()
+        return Watch(self._rehearsal, protected, dataset, self.rank, self.attempt)
 
     def _injection(self) -> Injection:
         struck = self._attempt.past.struck if self._attempt else ()

@@ -1,0 +1,76 @@
+"""`holdfast rehearse`: does this very script resume exactly?"""
+
+import random
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from holdfast.cli.console import safe, say
+from holdfast.cli.panels import PROVE
+from holdfast.errors import BadInput
+
+if TYPE_CHECKING:
+    from holdfast.rehearse.report import Rehearsed
+
+rehearse = typer.Typer()
+
+
+@rehearse.command("rehearse", rich_help_panel=PROVE)
+def rehearse_script(
+    script: Annotated[Path, typer.Argument(help="A Python script that calls holdfast.attach().")],
+    args: Annotated[list[str] | None, typer.Argument(help="What the script is given, after --.")] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Steps to train.  [default: two epochs and a half, at most 100 steps]"),
+    ] = None,
+    kills: Annotated[int, typer.Option(help="Kills at random steps, beside those at ends of epochs and saves.")] = 3,
+    kill_seed: Annotated[int | None, typer.Option(help="Which random steps.  [default: drawn, and printed]")] = None,
+    workers: Annotated[int, typer.Option(help="Worker processes.")] = 1,
+    seed: Annotated[int, typer.Option(help="As for `holdfast run`.")] = 0,
+    preload: Annotated[str, typer.Option(help="Modules to import once, before workers start.")] = "",
+    out: Annotated[
+        Path | None, typer.Option(help="Keep the runs in this folder, which must be new.  [default: a temporary one]")
+    ] = None,
+) -> None:
+    """Prove that SCRIPT resumes exactly: train a little, once more, and once more with kills, and compare every bit.
+    Example: holdfast rehearse train.py -- --epochs 3"""
+    from holdfast.supervise.asked import asked
+
+    drawn = random.SystemRandom().randrange(1 << 16) if kill_seed is None else kill_seed
+    if not script.is_file():
+        raise BadInput(f"there is no script {script}: name a Python file.")
+    if steps is not None and steps < 2:
+        raise BadInput(f"no kill fits into {steps} steps: give 2 or more.")
+    if kills < 0:
+        raise BadInput(f"{kills} kills cannot be: give 0 or more.")
+    if out is not None and out.exists() and any(out.iterdir()):
+        raise BadInput(f"{out} is not empty: name another --out.")
+    with asked.listening(), tempfile.TemporaryDirectory(prefix="holdfast-rehearsal-") as temporary:
+        from holdfast.ddp.config import RunConfig
+        from holdfast.rehearse import rehearsal
+
+        _tell(f"random kills by --kill-seed {drawn}")
+        config = RunConfig(script=str(script), args=tuple(args or ()), workers=workers, seed=seed)
+        modules = tuple(name for name in preload.split(",") if name)
+        folder = out or Path(temporary)
+        found = rehearsal.rehearse(
+            config, folder, steps=steps, at_random=kills, seed=drawn, preload=modules, tell=_tell
+        )
+    _print(found)
+    if out:
+        say(f"runs: {out}")
+    raise typer.Exit(0 if found.is_exact else 1)
+
+
+def _tell(line: str) -> None:
+    Console(stderr=True).print(safe(f"holdfast: {line}"), markup=False, highlight=False, soft_wrap=True)
+
+
+def _print(found: "Rehearsed") -> None:
+    from holdfast.rehearse.report import lines
+
+    for line in lines(found):
+        say(line)

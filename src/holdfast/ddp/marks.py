@@ -1,0 +1,86 @@
+"""Marks of values for a rehearsal: equal if and only if the values are, bit by bit; of a large tensor also a cheap one."""
+
+import random
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+WHOLE = 1 << 16  # values; of larger tensors a cheap mark looks at a few
+FEW = 64
+LONGEST = 60  # characters of a plain value
+_PLACE = re.compile(r" at 0x[0-9a-f]+")  # where an object lies says nothing of it
+
+
+def mark(value: Any, *, cheap: bool = False) -> str:
+    """A short text that stands for a tensor, an array or a plain value."""
+    if isinstance(value, torch.Tensor):
+        return _of_tensor(value.detach(), cheap)
+    if isinstance(value, np.ndarray | np.generic):
+        return _of_array(np.asarray(value), cheap)
+    if isinstance(value, str | bytes) and len(value) > LONGEST:
+        data = value.encode(errors="surrogatepass") if isinstance(value, str) else value
+        return f"{type(value).__name__} of {len(value)} {_digest(data)}"
+    text = _PLACE.sub("", repr(value))
+    return text if len(text) <= LONGEST else f"{text[:20]}... {_digest(text.encode())}"
+
+
+def marks(state: Any, *, cheap: bool = False) -> dict[str, str]:
+    """The marks of a nested state by path."""
+    return {path: mark(value, cheap=cheap) for path, value in leaves(state)}
+
+
+def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of nested dicts, lists and tuples that is none of these itself, with where it is."""
+    if isinstance(state, Mapping):
+        items: Any = state.items()
+    elif isinstance(state, list | tuple):
+        items = enumerate(state)
+    else:
+        yield path, state
+        return
+    for key, value in items:
+        yield from leaves(value, f"{path}/{key}" if path else str(key))
+
+
+def of_generator(generator: Any) -> str:
+    """The state of a random generator of any library."""
+    if isinstance(generator, torch.Generator):
+        return _digest(generator.get_state().numpy().tobytes())
+    if isinstance(generator, random.Random):
+        return _digest(repr(generator.getstate()).encode())
+    if isinstance(generator, np.random.Generator):
+        return _digest(_spelled(generator.bit_generator.state).encode())
+    if isinstance(generator, np.random.RandomState):
+        return _digest(_spelled(generator.get_state(legacy=False)).encode())
+    return _digest(_spelled(generator.state).encode())
+
+
+def _spelled(state: Any) -> str:
+    return repr([(path, value.tolist() if isinstance(value, np.ndarray) else value) for path, value in leaves(state)])
+
+
+def _of_tensor(value: torch.Tensor, cheap: bool) -> str:
+    about = f"tensor {str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if value.layout != torch.strided or value.is_meta:
+        return f"{about} {value.layout}"
+    if cheap and value.numel() > WHOLE:
+        flat = value.reshape(-1)
+        value = flat[torch.linspace(0, value.numel() - 1, FEW, dtype=torch.float64).long().to(flat.device)]
+    plain = value.cpu().contiguous().reshape(-1)
+    return f"{about} {_digest(plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b'')}"
+
+
+def _of_array(value: np.ndarray[Any, Any], cheap: bool) -> str:
+    about = f"tensor numpy {value.dtype}{list(value.shape)}"
+    if value.dtype.hasobject:
+        return about
+    few = value.reshape(-1)[np.linspace(0, value.size - 1, FEW).astype(int)] if cheap and value.size > WHOLE else value
+    return f"{about} {_digest(np.ascontiguousarray(few).tobytes())}"
+
+
+def _digest(data: bytes) -> str:
+    return str(xxhash.xxh3_64_hexdigest(data))

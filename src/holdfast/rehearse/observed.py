@@ -1,0 +1,96 @@
+"""What a rehearsed worker sees of one window, as it writes it down: marks of everything that its script holds. Pure.
+
+A mark is a short text that stands for a value: a plain value itself, of a tensor its type, shape and digest. Two marks
+are equal if and only if the values are, bit by bit.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TypeAlias
+
+from holdfast.errors import Corrupt
+
+Marks: TypeAlias = Mapping[str, str]  # by where the value is, such as model/0.weight
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Something that the script holds and does not protect: what it is, and its mark."""
+
+    kind: str  # generator, scheduler, optimizer, buffer, tensor or value
+    type: str
+    mark: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """One window of one rank, from when it was handed out until the script asked for the next."""
+
+    rank: int
+    attempt: int
+    step: int
+    epoch: int
+    ids: str  # of the samples
+    batch: str  # of what was handed out
+    drawn: Marks  # the generators of Python, numpy and torch, when it was handed out
+    begun: Marks  # the protected state, of large tensors a few values: when it was handed out
+    midway: Marks | None  # the same when its first gradient was there; nothing if none came
+    after: Marks  # the protected state, every bit of it, when the next window was asked for
+    held: Mapping[str, Held]  # when it was handed out
+    kept: Mapping[str, Held]  # when the next window was asked for
+    backwards: int
+    stepped: int  # times that an optimizer did
+    holders: tuple[str, ...] = ()  # types of what the script put around the loop, such as groupby
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What a rank did once no window was left."""
+
+    rank: int
+    attempt: int
+    backwards: int
+    stepped: int
+
+
+Observed: TypeAlias = Window | Ending
+
+
+def line(what: Observed) -> str:
+    """The observation as one line."""
+    return json.dumps({"what": type(what).__name__, **asdict(what)}) + "\n"
+
+
+def parse(text: str) -> Observed:
+    """The inverse of `line`."""
+    try:
+        data = json.loads(text)
+        if data.pop("what") == "Ending":
+            return Ending(**data)
+        for name in ("held", "kept"):
+            data[name] = {path: Held(**each) for path, each in data[name].items()}
+        return Window(**{**data, "holders": tuple(data["holders"])})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Corrupt(f"not what a rehearsed worker writes: {text!r:.80}") from error
+
+
+def windows(several: Iterable[Observed]) -> list[Window]:
+    """The windows among them, in the order in which they were trained."""
+    found = [each for each in several if isinstance(each, Window)]
+    return sorted(found, key=lambda each: (each.attempt, each.step, each.rank))
+
+
+def endings(several: Iterable[Observed]) -> list[Ending]:
+    """What was done after the last window, by those that came to it."""
+    return [each for each in several if isinstance(each, Ending)]
+
+
+def differing(one: Marks, other: Marks) -> list[str]:
+    """Where two states differ; what only one of them has, too."""
+    return [path for path in dict.fromkeys((*one, *other)) if one.get(path) != other.get(path)]
+
+
+def is_tensor(mark: str | None) -> bool:
+    """Whether a mark stands for a tensor."""
+    return mark is not None and mark.startswith("tensor ")

@@ -1,0 +1,273 @@
+"""A rehearsal's judgement: where two histories part, and why, from what the workers saw alone."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import Corrupt
+from holdfast.rehearse import boundaries
+from holdfast.rehearse.cause import Case, Cause, of_a_killed_run, of_unkilled_runs
+from holdfast.rehearse.compare import Divergence, begins, divergence, left_behind, restless, unmatched
+from holdfast.rehearse.observed import Ending, Held, Observed, Window, line, parse
+from holdfast.rehearse.report import Rehearsed, lines
+
+
+def window(step: int, state: str = "", *, attempt: int = 1, rank: int = 0, **more: Any) -> Window:
+    """A window of a training that goes as it should, unless more is said of it."""
+    before, after = f"tensor w{step}", state or f"tensor w{step + 1}"
+    usual: dict[str, Any] = {
+        "epoch": 0,
+        "ids": f"ids {step}",
+        "batch": f"data {step}",
+        "drawn": {"torch": f"key {step}"},
+        "begun": {"model/w": before, "scheduler/lr": "0.1"},
+        "midway": {"model/w": before, "scheduler/lr": "0.1"},
+        "after": {"model/w": after, "scheduler/lr": "0.1"},
+        "held": {},
+        "kept": {},
+        "backwards": 1,
+        "stepped": 1,
+    }
+    return Window(rank=rank, attempt=attempt, step=step, **{**usual, **more})
+
+
+REFERENCE = [window(step) for step in range(6)]
+
+
+def held(kind: str, mark: str, type: str = "Thing") -> Held:
+    return Held(kind=kind, type=type, mark=mark)
+
+
+def holding(path: str, kind: str, marks: list[str]) -> list[Window]:
+    """The reference, with something held that is so at the beginning of each window, and as the next one says at its end."""
+    return [
+        replace(each, held={path: held(kind, now)}, kept={path: held(kind, then)})
+        for each, now, then in zip(REFERENCE, marks, [*marks[1:], "last"], strict=True)
+    ]
+
+
+def resumed(step: int, **more: Any) -> Window:
+    """The first window after a kill, which came out otherwise."""
+    return window(step, "tensor other", attempt=2, **more)
+
+
+def judged(reference: list[Observed], run: list[Observed], ignored: frozenset[str] = frozenset()) -> Cause:
+    found = divergence(reference, run)
+    assert found is not None
+    return of_a_killed_run(Case(found=found, reference=reference, run=run, restless=ignored))
+
+
+# Where it is killed
+
+
+@given(st.integers(1, 120), st.integers(1, 40), st.integers(1, 4), st.integers(0, 8), st.integers(0, 99))
+def test_kills_are_inside_of_the_training_and_one_a_step(
+    steps: int, per_epoch: int, ranks: int, at_random: int, seed: int
+) -> None:
+    found = boundaries.kills(steps, per_epoch, ranks=ranks, at_random=at_random, seed=seed)
+    assert found == boundaries.kills(steps, per_epoch, ranks=ranks, at_random=at_random, seed=seed)
+    assert [each.step for each in found] == sorted({each.step for each in found})
+    assert all(0 < each.step < steps and 0 <= each.saved <= each.step and 0 <= each.rank < ranks for each in found)
+    assert bool(found) == (steps > 1)
+    assert all(each.rank == 0 for each in found if each.saved == each.step)  # or the save might never be committed
+    if per_epoch < steps:
+        assert any(each.step == each.saved == per_epoch for each in found)
+
+
+def test_a_rehearsal_sees_two_ends_of_epochs_if_they_are_near() -> None:
+    assert boundaries.length(None, 220, 22) == 55
+    assert boundaries.length(None, 5, 22) == 5
+    assert boundaries.length(None, 10_000, 1000) == boundaries.LONGEST
+    assert boundaries.length(2500, 10_000, 1000) == 2500
+
+
+# What was seen
+
+
+def test_observations_come_back_as_they_were_written() -> None:
+    seen = window(3, held={"rng": held("generator", "a")}, holders=("groupby",), midway=None)
+    assert parse(line(seen)) == seen
+    ending = Ending(rank=1, attempt=2, backwards=1, stepped=0)
+    assert parse(line(ending)) == ending
+
+
+@pytest.mark.parametrize("text", ["", "{}", "7", '{"what": "Window"}', '{"what": "Ending", "rank": 1}'])
+def test_what_no_worker_writes_is_refused(text: str) -> None:
+    with pytest.raises(Corrupt):
+        parse(text)
+
+
+# Where two runs part
+
+
+def test_a_run_that_is_trained_again_from_a_save_is_the_same() -> None:
+    run = [*REFERENCE[:4], *(window(step, attempt=2) for step in range(2, 6))]
+    assert divergence(REFERENCE, run) is None
+    assert unmatched(REFERENCE, run) == []
+    assert begins(run) == (0, 2)
+    assert unmatched(REFERENCE, run[:4]) == [4, 5]
+
+
+def test_the_first_window_that_came_out_otherwise_is_found_with_its_kill() -> None:
+    run = [*REFERENCE[:4], window(2, attempt=2), resumed(3), resumed(4)]
+    found = divergence(REFERENCE, run)
+    assert found is not None
+    assert (found.run.step, found.began, found.before) == (3, 2, 4)
+    assert found.paths == ["model/w"]
+
+
+def test_tensors_are_named_before_plain_values() -> None:
+    other = resumed(3, after={"model/w": "tensor other", "scheduler/lr": "0.2"})
+    assert Divergence(reference=REFERENCE[3], run=other, began=3).paths == ["model/w", "scheduler/lr"]
+
+
+# Why
+
+
+def test_a_batch_that_is_trained_after_the_next_was_asked_for_was_fetched_ahead() -> None:
+    late = Ending(rank=0, attempt=1, backwards=1, stepped=1)
+    reference = [window(0, "tensor w0", backwards=0, stepped=0, midway=None), *REFERENCE[1:], late]
+    found = judged(reference, [*reference[:3], resumed(3, backwards=0, stepped=0, midway=None)])
+    assert found.word == "fetched ahead"
+    assert any("step 3" in each for each in found.evidence)
+    assert any("after the last step" in each for each in found.evidence)
+
+
+def test_a_script_that_accumulates_gradients_by_hand_fetches_nothing_ahead() -> None:
+    reference = [replace(each, stepped=each.step % 2) for each in REFERENCE]
+    assert judged(reference, [*reference[:3], resumed(3)]).word == "unknown"
+
+
+def test_what_is_not_as_saved_before_anything_was_trained_was_not_put_back() -> None:
+    found = judged(REFERENCE, [resumed(3, begun={"model/w": "tensor w3", "scheduler/lr": "0.3"})])
+    assert found.word == "not put back"
+    assert found.why.startswith("scheduler/lr was not as saved when step 3 began")
+
+
+def test_buffers_of_other_ranks_come_back_as_those_of_rank_0() -> None:
+    own = {"model/w": "tensor w3", "scheduler/lr": "0.1", "model/mean": "tensor own"}
+    first = {**own, "model/mean": "tensor first"}
+    reference = [window(3, begun=first), window(3, rank=1, begun=own)]
+    assert judged(reference, [resumed(3, rank=1, begun=first)]).word == "unknown"
+
+
+def test_a_generator_that_began_anew_and_is_drawn_from_is_the_cause() -> None:
+    reference = holding("noise in main()", "generator", list("abcdef"))
+    run = [*reference[:3], resumed(3, held={"noise in main()": held("generator", "a")})]
+    assert judged(reference, run).word == "a generator of its own"
+    assert judged(reference, run).why.startswith("noise in main() is a Thing")
+
+
+def test_a_generator_that_nobody_draws_from_in_that_step_is_not() -> None:
+    reference = holding("shuffle", "generator", list("abbbbb"))
+    reference[5] = replace(reference[5], kept=reference[5].held)
+    run = [*reference[:3], resumed(3, held={"shuffle": held("generator", "a")})]
+    assert judged(reference, run).word == "unknown"
+
+
+@pytest.mark.parametrize("kind", ["scheduler", "optimizer", "buffer", "tensor", "value"])
+def test_what_began_anew_and_is_not_protected_is_named(kind: str) -> None:
+    reference = holding("it", kind, list("012345"))
+    found = judged(reference, [resumed(3, held={"it": held(kind, "0")}, kept={"it": held(kind, "1")})])
+    assert (found.word, found.instead != "") == ("not protected", True)
+    assert found.why.startswith("it, ")
+    assert "when step 3 began it was 0, and 3 in the reference" in found.evidence
+
+
+def test_what_is_as_in_the_reference_again_at_the_end_of_the_step_is_not() -> None:
+    reference = holding("x", "tensor", list("012345"))
+    run = [resumed(3, held={"x": held("tensor", "0")}, kept=reference[3].kept)]
+    assert judged(reference, run).word == "unknown"
+
+
+def test_what_differs_from_run_to_run_is_not() -> None:
+    reference = holding("time", "value", list("012345"))
+    again = holding("time", "value", list("abcdef"))
+    moved = frozenset(restless(reference, again))
+    assert moved == {"time"}
+    run = [resumed(3, held={"time": held("value", "9")}, kept={"time": held("value", "9")})]
+    assert judged(reference, run).word == "not protected"
+    assert judged(reference, run, moved).word == "unknown"
+
+
+def test_what_was_done_between_the_batch_and_its_gradient_and_not_again_came_after_the_boundary() -> None:
+    late = {"model/w": "tensor w3", "scheduler/lr": "0.05"}
+    reference = [*REFERENCE[:3], replace(REFERENCE[3], midway=late), *REFERENCE[4:]]
+    found = judged(reference, [resumed(3)])
+    assert found.word == "work after the boundary"
+    assert "it changes scheduler/lr" in found.why
+    assert "groupby" not in found.why
+    grouped = [replace(each, holders=("groupby",)) for each in reference]
+    assert "itertools.groupby" in judged(grouped, [resumed(3)]).why
+
+
+def test_what_a_script_sets_in_every_step_depends_on_what_was_lost() -> None:
+    """A learning rate that is computed from a count of steps."""
+    rates = [{"model/w": f"tensor w{step}", "scheduler/lr": f"1/{step}"} for step in range(6)]
+    counted = holding("it in main()", "value", list("012345"))
+    reference = [replace(each, midway=rate) for each, rate in zip(counted, rates, strict=True)]
+    run = [resumed(3, held={"it in main()": held("value", "0")}, kept={"it in main()": held("value", "1")})]
+    assert judged(reference, run).why.startswith("it in main(), a Thing, is not protected")
+
+
+def test_other_data_for_the_same_samples_is_the_datasets_doing() -> None:
+    counted = holding("it in main()", "value", list("012345"))
+    lost = {"held": {"it in main()": held("value", "0")}, "kept": {"it in main()": held("value", "1")}}
+    assert judged(counted, [resumed(3, batch="other", **lost)]).word == "other data"
+    inside = holding("dataset.calls", "value", list("012345"))
+    lost = {"held": {"dataset.calls": held("value", "0")}, "kept": {"dataset.calls": held("value", "1")}}
+    assert judged(inside, [resumed(3, batch="other", **lost)]).why.startswith("dataset.calls")
+
+
+@pytest.mark.parametrize(
+    ("seen", "word", "says"),
+    [
+        ({}, "not deterministic", "a kernel that is not deterministic"),
+        ({"batch": "other"}, "other data", "gave other data for the same samples in step 3"),
+        ({"drawn": {"torch": "other"}}, "other data", "gave other data"),
+        ({"begun": {"model/w": "tensor v"}}, "not deterministic", "is not the same when training begins"),
+        ({"held": {"rng": held("generator", "b")}}, "a generator of its own", "seeded otherwise in every run"),
+    ],
+)
+def test_two_runs_that_differ_without_a_kill(seen: dict[str, Any], word: str, says: str) -> None:
+    reference = holding("rng", "generator", list("abcdef"))
+    other = replace(reference[3], **{"after": {"model/w": "tensor other"}, **seen})
+    again = [*reference[:3], other]
+    found = divergence(reference, again)
+    assert found is not None
+    cause = of_unkilled_runs(Case(found=found, reference=reference, run=again))
+    assert cause.word == word
+    assert says in cause.why
+
+
+def test_what_did_not_come_back_without_a_difference_is_remembered() -> None:
+    reference = holding("best", "value", list("012345"))
+    kept = {"best": held("value", "9")}
+    run = [*reference[:3], window(3, attempt=2, held={"best": held("value", "inf")}, kept=kept)]
+    assert list(left_behind(reference, run, ())) == ["best"]
+    assert left_behind(reference, run, {"best"}) == {}
+
+
+# What is said
+
+
+def test_the_answer_comes_first() -> None:
+    kill = boundaries.Kill(step=4, saved=4, rank=0, why="the end of an epoch")
+    right = Rehearsed(run="killed", steps=6, kills=(kill,), began=(3,), unseen="no epoch ended in these steps")
+    said = list(lines(right))
+    assert said[0].startswith("resumes exactly: 6 steps")
+    assert said[1] == "  killed before step 4 (the end of an epoch), went on from step 3"
+    assert said[-1] == "note: no epoch ended in these steps"
+
+
+def test_what_differs_is_said_with_its_kill_and_cause() -> None:
+    run = [*REFERENCE[:3], resumed(2, after={"model/w": "tensor x", "scheduler/lr": "0.2"})]
+    found = divergence(REFERENCE, run)
+    said = list(lines(Rehearsed(run="killed", found=found, cause=judged(REFERENCE, run))))
+    assert said[0] == "does not resume exactly: killed before step 3, it went on from step 2 and differs since step 2"
+    assert said[1:3] == ["  model: tensor w differs", "  scheduler: lr is 0.2, and 0.1 in the reference"]
+    assert said[3].startswith("likely cause: no cause was found")
+    assert said[-1].startswith("instead: ")
