@@ -9,9 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 
-import holdfast as hf
 from holdfast import cli
 
 TUTORIAL = (Path(__file__).parent.parent / "docs/tutorial.md").read_text()
@@ -31,12 +29,6 @@ SAYS = {  # of a command, by its beginning
     "holdfast export": r"model\.safetensors",
 }
 
-# Parts that are not here yet; remove this once they are.
-HAS = set(typer.main.get_command(cli.app).commands)  # type: ignore[attr-defined]
-whole = pytest.mark.skipif(
-    not ({"rehearse", "export", "runs", "logs"} <= HAS and hasattr(hf.Run, "epochs")), reason="parts are still to come"
-)
-
 
 def main_of(name: str) -> list[str]:
     """The lines of a script's main function."""
@@ -54,7 +46,6 @@ def test_it_goes_from_a_plain_script_to_an_exported_model() -> None:
     assert steps == ["python", "python", *list(SAYS)[1:], "python"]
 
 
-@whole
 def test_every_command_does_what_the_tutorial_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
