@@ -24,7 +24,7 @@ def digits(count: int) -> data.TensorDataset:
     """Images of 8 x 8 points, made up: ten patterns, and noise."""
     drawn = torch.Generator().manual_seed(0)
     patterns, labels = torch.rand(10, 1, 8, 8, generator=drawn), torch.randint(10, (count,), generator=drawn)
-    return data.TensorDataset(patterns[labels] + torch.randn(count, 1, 8, 8, generator=drawn), labels)
+    return data.TensorDataset(patterns[labels] + torch.randn(count, 1, 8, 8, generator=drawn) / 3, labels)
 
 
 def train(model: nn.Module, device: torch.device, loader, optimizer: torch.optim.Optimizer) -> None:

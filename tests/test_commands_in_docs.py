@@ -33,7 +33,7 @@ def parse(words: list[str]) -> None:
     """Let the real command read the words, and do nothing."""
     command: Any = typer.main.get_command(cli.app)
     while hasattr(command, "commands"):
-        name, *words = words
+        name, *words = ["list", *words] if command.name == "runs" and words[:1] not in (["rm"], ["prune"]) else words
         assert name in command.commands, f"there is no command {name}"
         command = command.commands[name]
     command.make_context(name, words)
