@@ -8,7 +8,7 @@ from holdfast.events import Done, Plan, Stopped
 from holdfast.geometry import Geometry
 
 # How often to save, and by which writer, may change; longer it may be.
-PLANNED = ("samples", "batch", "seed", "config", "own")
+PLANNED = ("samples", "batch", "seed", "config", "own", "loader")
 
 
 def one_plan(ledger: Ledger) -> tuple[Verdict, str]:

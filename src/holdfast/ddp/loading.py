@@ -50,6 +50,18 @@ class Request:
 Loaded = tuple[Request, list[Any]]  # what was requested, collated in parts
 
 
+class Loads(Protocol):
+    """Gives the share that is requested, in so many parts."""
+
+    @property
+    def dataset(self) -> Dataset: ...
+    @property
+    def parts(self) -> int: ...
+    def __getitem__(self, request: Request, /) -> Loaded: ...
+    def position(self) -> tuple[int, str] | None:
+        """Where it is, if that cannot be told from the number of the window."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Shares:
     """Loads the share that is requested, collated in so many parts; a dataset of shares, to torch."""
@@ -64,6 +76,9 @@ class Shares:
         if self.parts == 1:
             return request, [self.collate(samples)]
         return request, [self.collate(samples[part.start : part.stop]) for part in divided(len(samples), self.parts)]
+
+    def position(self) -> None:
+        """Nowhere: a share is known by its window."""
 
     def _samples(self, ids: list[int]) -> Sequence[Any]:
         several: Callable[[list[int]], Sequence[Any]] | None = getattr(self.dataset, "__getitems__", None)
@@ -97,7 +112,8 @@ def size(dataset: Dataset) -> int:
         return len(dataset)
     except TypeError as error:
         raise BadInput(
-            f"a {type(dataset).__name__} is not a map-style dataset ({error}): give one with __len__ and __getitem__"
+            f"a {type(dataset).__name__} is not a map-style dataset ({error}): give one with __len__ and __getitem__, or "
+            "write run.stream(loader, steps=N) if it is a loader with state_dict and load_state_dict"
         ) from error
 
 
@@ -115,7 +131,7 @@ def requests(geometry: Geometry, start: int, rank: int, world: int) -> Iterator[
 class Source:
     """This rank's shares one after the other, loaded; if the windows are divided anew, from there on those."""
 
-    def __init__(self, shares: Shares, geometry: Geometry, options: Mapping[str, Any]) -> None:
+    def __init__(self, shares: Loads, geometry: Geometry, options: Mapping[str, Any]) -> None:
         self._shares, self._geometry, self._options = shares, geometry, options
         self._wanted = Ahead(iter(()))
         self._loaded: Iterator[Loaded] = iter(())
@@ -162,7 +178,7 @@ def share_key(geometry: Geometry, at: Position, share: int) -> int:
 class Elsewhere:
     """The same in another process, which also says where its generators are then, if it drew from them."""
 
-    shares: Shares
+    shares: Loads
 
     def __getitem__(self, request: Request) -> tuple[Loaded, generators.States | None]:
         loaded = self.shares[request]
@@ -172,7 +188,7 @@ class Elsewhere:
 
 
 def load(
-    shares: Shares,
+    shares: Loads,
     wanted: Iterable[Request],
     num_workers: int,
     *,

@@ -51,7 +51,17 @@ def check(name: str, value: object) -> None:
 
 
 def spoken(name: str, state: Any) -> str:
-    """The state of plain values as text, every bit of it."""
+    """The state of plain values as text; not of too many."""
+    text = as_text(name, state)
+    if len(text) > MOST:
+        raise BadInput(
+            f"{name} takes {len(text)} bytes, and plain values may take {MOST}: put it into a class with state_dict"
+        )
+    return text
+
+
+def as_text(name: str, state: Any) -> str:
+    """A state as text, every bit of it; what would have to be pickled is refused by its name."""
     flat = flatten({name: state})
     tensors = {key: torch.as_tensor(value) for key, value in flat.tensors.items()}
     scalars = [key for key, value in flat.tensors.items() if not isinstance(value, torch.Tensor)]
@@ -61,12 +71,7 @@ def spoken(name: str, state: Any) -> str:
         for key, value in tensors.items()
         if value.numel()
     }
-    text = json.dumps([flat.extra, about, values, scalars])
-    if len(text) > MOST:
-        raise BadInput(
-            f"{name} takes {len(text)} bytes, and plain values may take {MOST}: put it into a class with state_dict"
-        )
-    return text
+    return json.dumps([flat.extra, about, values, scalars])
 
 
 def heard(name: str, text: str) -> Any:

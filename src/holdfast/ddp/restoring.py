@@ -24,6 +24,7 @@ from holdfast.state import Flat, flatten, unflatten
 
 logger = logging.getLogger(__name__)
 RESTORED = "restored"
+POSITIONS = "positions"  # in the extra of a snapshot: where the loader of every rank was, if loaders feed the run
 STOPPED = "stopped"  # in the extra of a snapshot: the script has stopped the run there
 
 
@@ -35,6 +36,7 @@ class Restored:
     world: int = 0
     config: Mapping[str, JSON] | None = None
     generators: tuple[Mapping[str, Any], ...] = ()
+    positions: tuple[Any, ...] = ()
     passed_over: tuple[Mapping[str, JSON], ...] = ()
     seconds: float = 0.0
     loaded: str = ""  # a digest of the state as it was read
@@ -71,6 +73,7 @@ def restore(attempt: Attempt, world: World, protected: Protected) -> Restored:
         world=found.manifest.world,
         config=found.extra.get("config"),
         generators=tuple(found.extra["generators"]),
+        positions=tuple(found.extra.get(POSITIONS, ())),
         passed_over=passed_over,
         seconds=perf_counter() - began,
         loaded=digest(in_memory),
@@ -152,6 +155,11 @@ def check_of_a_run(found: Snapshot) -> None:
         raise Corrupt(
             f"the snapshot of step {found.step} lacks the config of a run, or generators of {world} ranks: fall back to "
             "an older one"
+        )
+    positions = extra.get(POSITIONS, generators)
+    if not (isinstance(positions, list) and len(positions) == world):
+        raise Corrupt(
+            f"the snapshot of step {found.step} does not say where the loaders of {world} ranks were: fall back to an older one"
         )
 
 

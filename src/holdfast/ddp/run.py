@@ -50,7 +50,7 @@ from holdfast.ddp.fingerprint import Fingerprints
 from holdfast.ddp.inject import Injection
 from holdfast.ddp.keeping import Keeping
 from holdfast.ddp.live import Live, fallen_back
-from holdfast.ddp.loading import Collate, Dataset
+from holdfast.ddp.loading import Collate, Dataset, Loads, Shares
 from holdfast.ddp.meeting import Meeting
 from holdfast.ddp.past import first_seed
 from holdfast.ddp.probe import probe
@@ -63,6 +63,7 @@ from holdfast.ddp.restoring import Restored
 from holdfast.ddp.saving import Saves, Saving, Unsaved
 from holdfast.ddp.shard import Shard
 from holdfast.ddp.stopping import Stopping
+from holdfast.ddp.stream import Feed, Loader, Streamed
 from holdfast.ddp.together import Together
 from holdfast.ddp.unwrapping import unwrapped
 from holdfast.ddp.world import World
@@ -226,7 +227,7 @@ class Run:
         """
         plan = self._planned(dataset, global_batch, epochs, steps, seed)
         options = loader_options.checked(workers, loader)
-        return Batches(*self._prepare(dataset, plan, accumulate, options, collate, by_epoch=False))
+        return Batches(*self._prepare(Shares(dataset, accumulate, collate), plan, options, by_epoch=False))
 
     def epochs(
         self,
@@ -248,7 +249,7 @@ class Run:
         """
         plan = self._planned(dataset, global_batch, epochs, steps, seed)
         options = loader_options.checked(workers, loader)
-        return Epochs(*self._prepare(dataset, plan, accumulate, options, collate, by_epoch=True))
+        return Epochs(*self._prepare(Shares(dataset, accumulate, collate), plan, options, by_epoch=True))
 
     def stop(self) -> None:
         """End the run in order, at the next boundary: its state is saved, and the loop hands out nothing more.
@@ -271,22 +272,15 @@ class Run:
         )
 
     def _prepare(
-        self,
-        dataset: Dataset,
-        geometry: Geometry,
-        accumulate: int,
-        options: Mapping[str, Any],
-        collate: Collate,
-        *,
-        by_epoch: bool,
+        self, shares: Loads, geometry: Geometry, options: Mapping[str, Any], *, by_epoch: bool
     ) -> tuple[Course, Turns]:
         """The loop over this plan, which is yet to begin."""
         protected = self._start()
-        self._check(geometry, accumulate)
+        self._check(geometry, shares.parts)
         injection = self._injection()
         start = self._restored.step or 0
         fingerprint = _fingerprint(geometry, protected)
-        self._plan(geometry, fingerprint, dataset)
+        self._plan(geometry, fingerprint, shares)
         fingerprints = Fingerprints(protected if self._attempt else None)
         part = Part(self._world.rank, self._world.size)
         self._stopping = Stopping(self._world, start, wanted=self._restored.stopped and not self._config.extend)
@@ -300,17 +294,17 @@ class Run:
             recover=lambda start, rank: self._recover(start, rank, geometry, protected, fingerprints),
             reporting=Reporting(self._record, fingerprints, self.attempt, part),
             effort=Effort(self._replicas, protected),
-            saves=self._saves(geometry, protected, fingerprint, injection),
+            saves=self._saves(geometry, protected, fingerprint, injection, shares),
             stopping=self._stopping,
             injection=injection,
             loss=self._loss,
             replicas=self._replicas,
-            source=loading.Source(loading.Shares(dataset, accumulate, collate), geometry, options),
+            source=loading.Source(shares, geometry, options),
             part=part,
             live=self._live,
             by_epoch=by_epoch,
             keeping=Keeping(protected, fingerprints, self._put_back),
-            watch=self._watch(protected, dataset),
+            watch=self._watch(protected, shares.dataset),
         )
         for replica in self._replicas:
             replica.meanwhile = loop.meanwhile
@@ -322,7 +316,7 @@ class Run:
         if self._is_done(geometry) and world.SUPERVISED in os.environ:
             self._end_at_once(turns)
         self._loop = weakref.ref(turns)  # weak: to leave the loop is to end it
-        return Course(dataset, geometry, accumulate, start, self._in_a_loop), turns
+        return Course(shares.dataset, geometry, shares.parts, start, self._in_a_loop), turns
 
     def draws(self, steps: int, *, global_batch: int, accumulate: int = 1) -> Batches:
         """So many windows whose samples the script draws itself: as many as `batch.data` says, of `global_batch` in all.
@@ -332,6 +326,28 @@ class Run:
         """
         samples = Draws(global_batch * LONG)
         return self.batches(samples, global_batch=global_batch, steps=steps, accumulate=accumulate, collate=len)
+
+    def stream(self, loader: Loader, *, steps: int, accumulate: int = 1) -> Batches:
+        """So many steps fed by a loader of this rank's own with `state_dict` and `load_state_dict`, a batch of it each.
+
+        Where the loader is comes back after a failure, on every rank its own, so the number of ranks stays. Give each
+        rank its part of the data, and leave the loader out of `protect`. Where it ends it is iterated over anew; if it,
+        its sampler or its data set has `set_epoch`, that is called before. `accumulate` takes so many batches a step.
+        All batches count alike, of whatever size. The audit counts them, and cannot say which samples they hold.
+        """
+        if self._live:
+            raise BadInput(
+                "run.stream goes with --recovery restart alone: where the loader of a lost rank was, no other rank knows"
+            )
+        if self._protected and any(thing is loader for thing in self._protected.things.values()):
+            raise BadInput("run.stream saves where its loader is, for every rank: leave the loader out of protect()")
+        feed, batches = Feed(loader), self.world * accumulate
+        feed.go_on(self._restored, self.rank, self.world)
+        if self.main and self.attempt == 1 and feed.caveat:
+            logger.warning("%s", feed.caveat)
+        counted = Draws(batches * LONG)
+        plan = self._planned(counted, batches, None, steps, None)
+        return Batches(*self._prepare(Streamed(counted, accumulate, feed), plan, {"num_workers": 0}, by_epoch=False))
 
     def note(self, *, loss: float) -> None:
         """Put the loss of the step that is being trained on record."""
@@ -441,10 +457,11 @@ class Run:
         for replica in self._replicas:
             replica.weight = share / geometry.batch
 
-    def _plan(self, geometry: Geometry, fingerprint: str, dataset: Dataset) -> None:
+    def _plan(self, geometry: Geometry, fingerprint: str, shares: Loads) -> None:
         """Say what is to be done."""
         if self._attempt is None:
             return
+        own = isinstance(shares.dataset, Draws)
         self._record.append(
             Plan(
                 attempt=self.attempt,
@@ -455,8 +472,9 @@ class Run:
                 save_every=self._config.save_every,
                 writer=self._config.writer,
                 config=fingerprint,
-                data=None if isinstance(dataset, Draws) else probe(dataset, geometry.samples, geometry.seed),
-                own=isinstance(dataset, Draws),
+                data=None if own else probe(shares.dataset, geometry.samples, geometry.seed),
+                own=own,
+                loader=isinstance(shares, Streamed),
                 limit=geometry.limit,
                 extends=self._config.extend,
                 command=xxhash.xxh3_64_hexdigest(json.dumps(self._config.args).encode()),
@@ -486,7 +504,9 @@ class Run:
             fingerprint=fingerprints.take().digest(),
         )
 
-    def _saves(self, geometry: Geometry, protected: Protected, fingerprint: str, injection: Injection) -> Saves:
+    def _saves(
+        self, geometry: Geometry, protected: Protected, fingerprint: str, injection: Injection, shares: Loads
+    ) -> Saves:
         if self._attempt is None:
             return Unsaved()
         saving = functools.partial(SavingAt, at=self._rehearsal.saves) if self._rehearsal else Saving
@@ -502,6 +522,7 @@ class Run:
             fingerprint=fingerprint,
             saved=self._restored.step,
             make_writer=functools.partial(_writer, self._config, self._attempt, self._world),
+            position=shares.position,
             injected=injection.saves,
         )
 

@@ -16,7 +16,7 @@ from holdfast.checkpoint.writer import Saved, Writer
 from holdfast.ddp import generators
 from holdfast.ddp.protected import Protected, tree_digest
 from holdfast.ddp.record import Record
-from holdfast.ddp.restoring import STOPPED, state_digest
+from holdfast.ddp.restoring import POSITIONS, STOPPED, state_digest
 from holdfast.ddp.world import Changed, World
 from holdfast.errors import HoldfastError
 from holdfast.events import JSON, Commit, Save
@@ -87,6 +87,9 @@ class Saving:
     _trees: dict[int, str] = field(default_factory=dict)
     _stops: set[int] = field(default_factory=set)  # steps of which the state says that the run is stopped there
     make_writer: Callable[[], Writer] | None = None  # for a rank that becomes the first
+    position: Callable[[], tuple[int, str] | None] = lambda: (
+        None
+    )  # where the loader is that feeds this rank, if one does
     injected: Callable[[int], None] = lambda step: None  # called where a save of this step is under way
     _syncing: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "holdfast-history"))
 
@@ -105,7 +108,7 @@ class Saving:
         began = perf_counter()
         progress.here.posts()  # rank 0 waits for all
         with self.world.busy():
-            said = [generators.capture(), self.protected.own(), stops]
+            said = [generators.capture(), self.protected.own(), self.position(), stops]
             states = self.world.gather(f"save/{step}", json.dumps(said))
             gathered = perf_counter()
             self.saved = step
@@ -116,7 +119,7 @@ class Saving:
                 told = [json.loads(each) for each in states]
                 if any(stops for *_, stops in told):
                     self._stops.add(step)
-                self._save(self.writer, step, at, [(captured, own) for captured, own, _ in told], began, gathered)
+                self._save(self.writer, step, at, [each[:-1] for each in told], began, gathered)
         return perf_counter() - began
 
     def regroup(self, settled: int | None) -> None:
@@ -148,9 +151,11 @@ class Saving:
         flat = flatten(self.protected.capture())
         self._trees[step] = tree_digest(flat)
         peers = self.world.as_it_is()
-        extra = {**flat.extra, "config": dict(self.config), "generators": [each for each, _ in states]}
-        if any(own for _, own in states):
-            extra["own"] = [own for _, own in states]
+        extra = {**flat.extra, "config": dict(self.config), "generators": [each for each, *_ in states]}
+        if any(own for _, own, _ in states):
+            extra["own"] = [own for _, own, _ in states]
+        if any(position for *_, position in states):
+            extra[POSITIONS] = [position for *_, position in states]
         extra |= {STOPPED: True} if step in self._stops else {}
         captured = perf_counter()
         self._stalls[step] = Stall(waited=captured - began, sync=gathered - began, snapshot=captured - gathered)

@@ -24,7 +24,7 @@ class Plan(NamedTuple):
 
     With a `limit` the plan ends after so many steps, within the last epoch. One that `extends` the run may be longer than
     those before it. `command` is a digest of what the script was given. If the samples are the script's `own`, it draws
-    them itself, and the order is none of theirs.
+    them itself, and the order is none of theirs. If a `loader` gives them, the batches of all ranks are counted as samples.
     """
 
     attempt: int
@@ -40,6 +40,7 @@ class Plan(NamedTuple):
     extends: bool = False
     command: str | None = None
     own: bool = False
+    loader: bool = False
 
 
 class Recover(NamedTuple):

@@ -1,0 +1,99 @@
+"""A training script that is fed by torchdata's StatefulDataLoader, every rank by its own."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import IterableDataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+
+from holdfast.ddp.run import Run, attach
+
+SAMPLES, BATCH, STEPS = 10, 4, 8  # 3 batches an epoch, the last one small
+
+
+class Crash(Exception):
+    """What a script raises that is to die."""
+
+
+class Numbered(torch.utils.data.Dataset[torch.Tensor]):
+    """Samples that are augmented at random, or are not."""
+
+    def __init__(self, *, augmented: bool = True) -> None:
+        self.augmented = augmented
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((3,), float(index)) + (random.random() if self.augmented else 0.0)
+
+
+class Endless(IterableDataset[torch.Tensor]):
+    """A stream that says where it is."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while True:
+            self.at += 1
+            yield torch.full((3,), float(self.at - 1)) + random.random()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+
+
+def shuffled(workers: int = 0) -> StatefulDataLoader[Any]:
+    """Samples in the order of a generator that the loader draws from; processes of its own augment nothing."""
+    return StatefulDataLoader(Numbered(augmented=not workers), batch_size=BATCH, shuffle=True, num_workers=workers)
+
+
+def divided(rank: int = 0, world: int = 1) -> StatefulDataLoader[Any]:
+    """This rank's part of the samples, in an order that comes from the number of the epoch."""
+    sampler = StatefulDistributedSampler(Numbered(), world, rank)  # type: ignore[no-untyped-call]
+    return StatefulDataLoader(Numbered(), batch_size=BATCH, sampler=sampler)
+
+
+def endless() -> StatefulDataLoader[Any]:
+    """A stream without an end."""
+    return StatefulDataLoader(Endless(), batch_size=BATCH)
+
+
+def train(
+    run: Run, loader: Any, *, crash: int | None = None, steps: int = STEPS, accumulate: int = 1
+) -> dict[int, Any]:
+    """Train with dropout; the data of every step."""
+    net = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.3), nn.Linear(5, 3))
+    model = run.replicate(net)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    run.protect(net=net, optimizer=optimizer)
+    seen: dict[int, Any] = {}
+    for batch in run.stream(loader, steps=steps, accumulate=accumulate):
+        if batch.step == crash:
+            raise Crash
+        loss = F.mse_loss(model(batch.data), batch.data)
+        (loss * batch.weight).backward()
+        seen.setdefault(batch.step, []).append(batch.data.tolist())
+        if batch.last:
+            optimizer.step()
+            optimizer.zero_grad()
+            run.note(loss=loss.item())
+    return seen
+
+
+def main() -> None:
+    """A rank that is told by its supervisor what it is."""
+    run = attach()
+    train(run, divided(run.rank, run.world))
+
+
+if __name__ == "__main__":
+    main()
