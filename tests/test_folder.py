@@ -50,7 +50,7 @@ def test_changed_arguments_are_named_and_refused_unless_they_may_change(tmp_path
     assert read_config(out).args[1] == "0.1"
     claim(out, config("--lr 0.2 --log-interval 20"), "lr", "--log_interval")
     assert read_config(out).args == ("--lr", "0.2", "--log-interval", "20")
-    assert "seed was 0, not 1" in refused(out, config("--lr 0.2 --log-interval 20", seed=1), "seed")
+    assert "seed was not given, not 1" in refused(out, config("--lr 0.2 --log-interval 20", seed=1), "seed")
 
 
 def test_a_run_that_is_extended_may_have_larger_numbers_and_nothing_else(tmp_path: Path) -> None:

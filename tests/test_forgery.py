@@ -1004,7 +1004,7 @@ def test_every_wrong_run_is_caught(seed: int, wrong: str) -> None:
 
 
 @given(seeds, st.sampled_from(sorted(FORGERIES)))
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_every_forgery_of_what_was_trained_or_claimed_is_caught(seed: int, name: str) -> None:
     assert try_forgery(seed, name) is None
 
@@ -1048,7 +1048,7 @@ writers = st.sampled_from(["rank-0", "rank-1", "rank-3", "rank-x", "supervisor",
 
 
 @given(st.lists(st.tuples(writers, whats), max_size=14))
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_whatever_is_told_there_is_a_verdict(told: list[tuple[str, What]]) -> None:
     files: defaultdict[str, list[Event]] = defaultdict(list)
     for who, what in told:

@@ -86,7 +86,7 @@ def test_the_same_seed_gives_the_same_rows_and_another_seed_does_not() -> None:
 
 
 def test_rows_of_logistic_regression_are_the_same_for_one_job_and_for_two() -> None:
-    one, two = (mlr_bound.run(Options(quick=True, trials=17, jobs=jobs), silent) for jobs in (1, 2))
+    one, two = (mlr_bound.run(Options(quick=True, trials=6, jobs=jobs), silent) for jobs in (1, 2))
     assert one.rows == two.rows
     assert one.holds
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from holdfast.errors import BadInput, StorageFailed
-from holdfast.lab import interval, partial_recovery, priority_checkpoint
+from holdfast.lab import interval, priority_checkpoint
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.journal import Journal
 from holdfast.lab.measure import Measurement, concentration, measure
@@ -86,7 +86,7 @@ def test_a_journal_on_a_full_disk_says_so_and_closes_in_peace(tmp_path: Path) ->
         assert again.known == {"a": 1}
 
 
-@pytest.mark.parametrize("experiment", [partial_recovery, priority_checkpoint])
+@pytest.mark.parametrize("experiment", [priority_checkpoint])
 def test_rows_are_the_same_for_one_job_and_for_two_and_are_written_with_costs_and_bounds_as_figures(
     experiment: object, tmp_path: Path
 ) -> None:

@@ -109,7 +109,7 @@ class AgainstADict(RuleBasedStateMachine):
 
 
 TestAgainstADict = AgainstADict.TestCase
-TestAgainstADict.settings = settings(max_examples=20, stateful_step_count=12)
+TestAgainstADict.settings = settings(max_examples=10, stateful_step_count=12)
 
 
 def matrix(value: float, rows: int = 64, columns: int = 8) -> dict[str, Array]:

@@ -76,7 +76,7 @@ def assert_same(one: Choice, other: Choice) -> None:
     assert one.credit == other.credit
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     rankings,
     fractions,

@@ -4,6 +4,7 @@ import random
 import sys
 from collections import deque
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,15 @@ from torch import nn
 
 from holdfast.ddp import marks
 from holdfast.ddp.held import frames_of_script, held
+
+
+@pytest.fixture(autouse=True)
+def no_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modules of a script are looked at, too: those of other tests in this process are not its own."""
+    tests = str(Path(__file__).parents[1])
+    for name, module in list(sys.modules.items()):
+        if name != __name__ and (getattr(module, "__file__", None) or "").startswith(tests):
+            monkeypatch.delitem(sys.modules, name)
 
 
 class Slotted:

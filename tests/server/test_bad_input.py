@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from holdfast.cli import app, main
 from holdfast.errors import HoldfastError
+from holdfast.server import job
 from holdfast.server.job import own_error
 
 WITHOUT_RAY = "import sys; sys.modules['ray'] = None; from holdfast.cli import main; main()"
@@ -127,6 +128,7 @@ def somebody_else() -> Iterator[str]:
 def test_somebody_who_is_no_cluster_is_not_waited_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, somebody_else: str
 ) -> None:
+    monkeypatch.setattr(job, "CONNECT_WITHIN", 0.5)
     began = time.monotonic()
     words = ["train", "--workload", "mlr-digits", "--out", str(tmp_path / "run"), "--address", somebody_else]
 
