@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from holdfast.ddp.run import Run, attach
+from holdfast.ddp.attaching import attach
+from holdfast.ddp.run import Run
 
 ARMS = ("plain", "protected", "plain again")
 WARM = 3  # blocks: DDP builds its buckets anew after its first step, the first save takes place

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
         goodput,
         young_interval,
     )
+    from holdfast.ddp.attaching import attach
     from holdfast.ddp.batches import Batch
-    from holdfast.ddp.run import Run, attach
+    from holdfast.ddp.run import Run
     from holdfast.errors import (
         BadInput,
         CommitConflict,
@@ -91,7 +92,7 @@ _LATER = {
     "WorkerLost": "errors",
     "Writer": "checkpoint.writer",
     "along": "blocks",
-    "attach": "ddp.run",
+    "attach": "ddp.attaching",
     "audit_run": "audit.verdicts",
     "blocking": "checkpoint.writer",
     "daly_interval": "cost.formulas",

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 from holdfast.audit.verdicts import audit_run, worst
 from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.store import DirectoryStore
-from holdfast.ddp.run import attach
+from holdfast.ddp.attaching import attach
 
 STEPS = 12
 

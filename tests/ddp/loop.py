@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from holdfast.ddp.run import Run, attach
+from holdfast.ddp.attaching import attach
+from holdfast.ddp.run import Run
 from holdfast.ddp.world import JOINS
 
 SAMPLES, WIDTH, CLASSES = 96, 20, 5

@@ -6,7 +6,7 @@ import sys
 import torch
 from torch import nn
 
-from holdfast.ddp.run import attach
+from holdfast.ddp.attaching import attach
 
 TASK = {"stop_at": None, "break_at": None, "rank": None, "after": "", **json.loads(sys.argv[1])}
 RANKS = range(9) if TASK["rank"] is None else (TASK["rank"],)

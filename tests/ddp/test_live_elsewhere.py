@@ -10,7 +10,7 @@ import json, sys
 sys.path.insert(0, {str(HERE)!r})
 from holdfast.ddp import device_link
 device_link.why_not = lambda backend: "this NCCL cannot abort"
-from holdfast.ddp.run import attach
+from holdfast.ddp.attaching import attach
 from loop import Task, train
 train(attach(), Task(**json.loads(sys.argv[1])))
 """

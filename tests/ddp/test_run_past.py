@@ -8,9 +8,9 @@ import pytest
 
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.ddp import inject
+from holdfast.ddp.attaching import attach
 from holdfast.ddp.inject import Injection, faulty
 from holdfast.ddp.past import Past, has_commit, read_past
-from holdfast.ddp.run import attach
 from holdfast.errors import Corrupt, StorageFailed
 from holdfast.events import Attempt, Commit, Recover, Seconds, Step, Strike, What
 from holdfast.failure import Failure

@@ -12,7 +12,7 @@ import sys, time, torch
 from torch.utils.data import TensorDataset
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.ddp import world
-from holdfast.ddp.run import attach
+from holdfast.ddp.attaching import attach
 
 world.BEAT = 0.05
 put, opened = DirectoryStore.put, DirectoryStore.open

@@ -290,7 +290,7 @@ def test_a_worker_finds_what_a_fresh_interpreter_under_torchrun_would_give_it(st
 ATTACHED = """
 import sys, time, torch
 from torch.utils.data import TensorDataset
-from holdfast.ddp.run import attach
+from holdfast.ddp.attaching import attach
 run = attach()
 model = run.replicate(torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

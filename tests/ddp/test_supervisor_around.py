@@ -20,7 +20,7 @@ from holdfast.supervise.worker import Log
 
 LOADING = """
 import sys, time, torch
-from holdfast.ddp.run import attach
+from holdfast.ddp.attaching import attach
 class Data(torch.utils.data.Dataset):
     def __len__(self): return 64
     def __getitem__(self, index): return torch.tensor([float(index)]), torch.tensor([1.0])
@@ -117,7 +117,7 @@ def test_an_orphan_of_a_worker_does_not_keep_the_folder_locked(start: Start, tmp
 def test_whoever_attaches_without_a_supervisor_holds_the_folder_until_it_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.ddp.run import attach
+    from holdfast.ddp.attaching import attach
 
     other = (
         "import sys; from pathlib import Path; from holdfast.ddp import lock; lock.FREE_WITHIN = 0.0; "

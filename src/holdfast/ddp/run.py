@@ -1,15 +1,10 @@
-"""The run that a training script belongs to: what `holdfast.attach()` gives, and what a script says to it.
-
-Started by `holdfast run`, by torchrun, or alone with `python train.py`, the same script works. Without a folder
-nothing is saved, and the loop is a plain one.
-"""
+"""The run that a training script belongs to: what `holdfast.attach()` gives, and what a script says to it."""
 
 import atexit
 import functools
 import json
 import logging
 import os
-import sys
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,12 +17,8 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from holdfast import progress
-from holdfast.checkpoint import writer as writers
-from holdfast.checkpoint.store import Store
-from holdfast.checkpoint.terms import Fenced, Term
 from holdfast.checkpoint.writer import Writer
 from holdfast.ddp import (
-    device_link,
     generators,
     inject,
     loader_options,
@@ -39,20 +30,19 @@ from holdfast.ddp import (
     world,
 )
 from holdfast.ddp.ahead import WAY
-from holdfast.ddp.asked_for import UNSAVED, overridden, seed_of_run, seeded_late
-from holdfast.ddp.attempt import Attempt, begin
+from holdfast.ddp.asked_for import UNSAVED, seeded_late
+from holdfast.ddp.attempt import begin
 from holdfast.ddp.batches import Loop, Loss
-from holdfast.ddp.config import RunConfig, handed_over
+from holdfast.ddp.config import RunConfig
 from holdfast.ddp.draws import LONG, Draws
 from holdfast.ddp.effort import Effort
 from holdfast.ddp.epochs import Batches, Course, Epochs, Turns, within_a_loop
 from holdfast.ddp.fingerprint import Fingerprints
+from holdfast.ddp.going_live import live_for
 from holdfast.ddp.inject import Injection
 from holdfast.ddp.keeping import Keeping
-from holdfast.ddp.live import Live, fallen_back
+from holdfast.ddp.live import fallen_back
 from holdfast.ddp.loading import Collate, Dataset, Loads, Shares
-from holdfast.ddp.meeting import Meeting
-from holdfast.ddp.past import first_seed
 from holdfast.ddp.probe import probe
 from holdfast.ddp.protected import Protectable, Protected, Value
 from holdfast.ddp.record import Enrolled, Record, Unrecorded
@@ -67,6 +57,7 @@ from holdfast.ddp.stream import Feed, Loader, Streamed
 from holdfast.ddp.together import Together
 from holdfast.ddp.unwrapping import unwrapped
 from holdfast.ddp.world import World
+from holdfast.ddp.writing import writer_for
 from holdfast.errors import BadInput
 from holdfast.events import JSON, Plan, Recover
 from holdfast.geometry import LENGTH, Geometry
@@ -74,47 +65,7 @@ from holdfast.progress import Phase
 from holdfast.state import flatten
 
 logger = logging.getLogger(__name__)
-SEED = "seed"
 Model = TypeVar("Model", bound=nn.Module)
-
-
-def attach(
-    out: str | os.PathLike[str] | None = None,
-    *,
-    save_every: int | None = None,
-    writer: str | None = None,
-    max_inflight: int | None = None,
-    keep_last: int | None = None,
-    seed: int | None = None,
-    timeout: float = 1800.0,
-    extend: bool = False,
-) -> "Run":
-    """The run this process belongs to. Under `holdfast run` its command says how to save and where; else these do.
-
-    By default a save comes every 50 steps, by the writer `overlapped` with at most 2 under way, and 2 are kept. The
-    random generators are keyed from the seed: every rank and every attempt draws the same first weights. The seed is
-    that of the command if it gives one, else this one, else what the script gave to `torch.manual_seed` before, else 0.
-
-    Under `holdfast run` the supervisor finds a peer that is stuck; without it, a collective that waits for one fails after
-    `timeout` seconds. To `extend` a run is to train it for longer than it was to be.
-    """
-    how = {"save_every": save_every, "writer": writer, "max_inflight": max_inflight, "keep_last": keep_last}
-    folder = os.environ.get("HOLDFAST_OUT")
-    if folder is not None:
-        config = handed_over(Path(folder))
-        line = overridden({**how, "out": out and str(out)}, {**config.to_json(), "out": folder})
-    else:
-        given: dict[str, Any] = {name: value for name, value in how.items() if value is not None}
-        config, line = RunConfig(script=sys.argv[0], args=tuple(sys.argv[1:]), extend=extend, **given), None
-        folder = None if out is None else str(out)
-    script = generators.seeded()  # before anything keys them
-    peers = world.join(timeout)
-    config = replace(config, seed=_seed(peers, config.seed, seed, script, folder))
-    if line and peers.rank == 0:
-        logger.warning("%s", line)
-    run = Run(config, peers, folder)
-    generators.set_all(generators.key(run.seed, generators.START))
-    return run
 
 
 class Run:
@@ -123,7 +74,7 @@ class Run:
     def __init__(self, config: RunConfig, peers: World, out: str | os.PathLike[str] | None) -> None:
         self._config, self._world = config, peers
         self._rehearsal = rehearsed.asked()
-        self._live = _live(config, peers)
+        self._live = live_for(config, peers)
         self._attempt = None if out is None else begin(Path(out), peers, config)
         self._record: Record = self._attempt.record if self._attempt else Unrecorded()
         if self._live and isinstance(self._record, Enrolled):
@@ -203,7 +154,7 @@ class Run:
                 self._restored = restoring.restore(self._attempt, self._world, self._protected)
                 self._begin()
             if self.rank == 0:
-                self._writer = _writer(self._config, self._attempt, self._world)
+                self._writer = writer_for(self._config, self._attempt, self._world)
                 self._writer.prepare(flatten(self._protected.capture()).tensors)  # while the script goes on
 
     def batches(
@@ -521,7 +472,7 @@ class Run:
             config=geometry.to_json(),
             fingerprint=fingerprint,
             saved=self._restored.step,
-            make_writer=functools.partial(_writer, self._config, self._attempt, self._world),
+            make_writer=functools.partial(writer_for, self._config, self._attempt, self._world),
             position=shares.position,
             injected=injection.saves,
         )
@@ -537,67 +488,6 @@ class Run:
         injection = Injection(self._config.failures, self.rank, self.attempt, struck, folder, self._world)
         injection.watch(self._models, self._replicas)
         return injection
-
-
-def _seed(peers: World, command: int | None, attached: int | None, script: int | None, out: str | None) -> int:
-    """The seed of the run, which rank 0 finds out for all."""
-    if peers.rank:
-        return int(peers.hear(SEED))
-    recorded = first_seed(Path(out) / "history") if out is not None else None
-    seed, line = seed_of_run(command, attached, script, recorded)
-    if line:
-        logger.warning("%s", line)
-    peers.tell(SEED, str(seed))
-    return seed
-
-
-def _live(config: RunConfig, peers: World) -> Live | None:
-    """How this rank recovers live, if the run does."""
-    if config.recovery == "restart" or not peers.grouped or peers.connect is None:
-        return None
-    joins = world.JOINS in os.environ
-    if why := device_link.why_not(peers.backend):
-        _say_not_live(config, why, joins=joins)
-        return None
-    members = () if joins else tuple(range(peers.size))
-    meeting = Meeting(peers.rank, members, peers.connect, seat=peers.rank, joins=joins)
-    live = Live(config.recovery, peers.size, meeting, link=device_link.link_for(peers.backend, peers.device))
-    live.join()
-    peers.has_changed = lambda: meeting.is_outdated
-    peers.lost = meeting.lost
-    return live
-
-
-def _say_not_live(config: RunConfig, why: str, *, joins: bool) -> None:
-    """Say, to the supervisor too, that a failure is survived by a restart."""
-    progress.here.falls_back()
-    line = f"--recovery {config.recovery} is not possible here ({why})"
-    if joins:
-        raise BadInput(f"{line}, and spares have nothing to do: leave them out.")
-    if not int(os.environ.get("RANK", "0")):
-        logger.warning("%s: after a failure the run starts again from its newest snapshot, as with restart.", line)
-
-
-def _fenced(store: Store, peers: World) -> Store:
-    """The store; of several nodes, only as long as others have not gone on without this one."""
-    term, connect = os.environ.get(world.TERM), peers.connect
-    if term is None or connect is None:
-        return store
-
-    def is_ours(newer: Term) -> bool:
-        return bool(connect().check([world.ours(newer.token, int(os.environ[world.NODE]))]))
-
-    return Fenced(store, int(term), is_ours)
-
-
-def _writer(config: RunConfig, attempt: Attempt, peers: World) -> Writer:
-    store = inject.faulty(
-        _fenced(attempt.store, peers), config.failures, attempt.number, attempt.past.struck, attempt.folder
-    )
-    moves = progress.here.moves
-    if config.writer == "blocking":
-        return writers.blocking(store, keep_last=config.keep_last, progress=moves)
-    return writers.overlapped(store, keep_last=config.keep_last, max_inflight=config.max_inflight, progress=moves)
 
 
 def _fingerprint(geometry: Geometry, protected: Protected) -> str:

@@ -21,6 +21,7 @@ MODULES = (
     "torch.optim.lr_scheduler",
     "torch.utils.data",
     "torch._dynamo",
+    "holdfast.ddp.attaching",
     "holdfast.ddp.run",
 )
 

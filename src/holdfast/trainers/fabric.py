@@ -17,12 +17,12 @@ accumulate=4)`, and not `fabric.no_backward_sync`.
 
 from typing import Any
 
-from holdfast.ddp import run as runs
-from holdfast.ddp import world
+from holdfast.ddp import attaching, world
+from holdfast.ddp.run import Run
 from holdfast.errors import BadInput
 
 
-def attach(fabric: Any, **options: Any) -> runs.Run:
+def attach(fabric: Any, **options: Any) -> Run:
     """The run this process belongs to, as `holdfast.attach` gives it; models that Fabric sets up are replicated by it.
 
     Call it before `fabric.setup`. Strategies other than DDP and a single device are refused: a rank must hold the whole
@@ -32,7 +32,7 @@ def attach(fabric: Any, **options: Any) -> runs.Run:
     if (name := type(strategy).__name__) not in ("DDPStrategy", "SingleDeviceStrategy"):
         raise BadInput(f"a run does not go with Fabric's {name}: every worker must hold the whole model; choose ddp")
     world.leave()  # Fabric may have formed a group: the run forms its own, which finds a lost peer
-    run = runs.attach(**options)
+    run = attaching.attach(**options)
     if fabric.world_size != run.world:
         raise BadInput(
             f"Fabric counts {fabric.world_size} workers, and {run.world} were started: give Fabric(strategy='ddp', "

@@ -40,8 +40,9 @@ from typing import Any, TypeVar
 
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
+from holdfast.ddp.attaching import attach
 from holdfast.ddp.epochs import Batches
-from holdfast.ddp.run import Run, attach
+from holdfast.ddp.run import Run
 from holdfast.errors import BadInput
 from holdfast.trainers.each_rank import EachRank
 from holdfast.trainers.figures import Figures

@@ -41,8 +41,9 @@ from transformers.trainer_callback import ExportableState
 
 from holdfast import progress
 from holdfast.ddp import world
+from holdfast.ddp.attaching import attach
 from holdfast.ddp.epochs import Batches
-from holdfast.ddp.run import Run, attach
+from holdfast.ddp.run import Run
 from holdfast.errors import BadInput
 from holdfast.trainers.each_rank import EachRank
 from holdfast.trainers.windows import Windows
