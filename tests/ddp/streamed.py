@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
-from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+from torchdata.stateful_dataloader.sampler import RandomSampler, StatefulDistributedSampler
 
 from holdfast.ddp.attaching import attach
 from holdfast.ddp.run import Run
@@ -63,6 +63,12 @@ def divided(rank: int = 0, world: int = 1) -> StatefulDataLoader[Any]:
     return StatefulDataLoader(Numbered(), batch_size=BATCH, sampler=sampler)
 
 
+def of_rank(rank: int) -> StatefulDataLoader[Any]:
+    """Samples in an order that no other rank has: nor has any its position."""
+    sampler = RandomSampler(Numbered(), generator=torch.Generator().manual_seed(rank))
+    return StatefulDataLoader(Numbered(), batch_size=BATCH, sampler=sampler)
+
+
 def endless() -> StatefulDataLoader[Any]:
     """A stream without an end."""
     return StatefulDataLoader(Endless(), batch_size=BATCH)
@@ -93,7 +99,7 @@ def train(
 def main() -> None:
     """A rank that is told by its supervisor what it is."""
     run = attach()
-    train(run, divided(run.rank, run.world))
+    train(run, of_rank(run.rank))
 
 
 if __name__ == "__main__":

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 import torch
 from final import complaints, different, events, last
-from streamed import STEPS, Crash, divided, endless, shuffled, train
+from streamed import STEPS, Crash, Numbered, divided, endless, of_rank, shuffled, train
 from supervised import HERE, Start
 from test_run import attach, closed, one_thread  # noqa: F401 - the fixtures are used by being there
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from holdfast.audit.verdicts import audit_run
 from holdfast.ddp.restoring import Restored
@@ -35,7 +36,7 @@ def in_parts(out: Path, loader: Callable[[], Any], crash: int, **how: Any) -> di
 
 @pytest.mark.parametrize(
     ("loader", "accumulate", "crashes"),
-    [(shuffled, 1, range(STEPS)), (divided, 1, (2, 3, 6)), (endless, 2, (3,)), (shuffled, 2, (1, 2))],
+    [(shuffled, 1, range(STEPS)), (divided, 1, (3, 4, 6)), (endless, 2, (3,)), (shuffled, 2, (1, 2))],
     ids=["shuffled", "divided", "endless and accumulated", "accumulated over the end of an epoch"],
 )
 def test_a_crash_at_any_boundary_changes_no_bit_and_no_batch(
@@ -87,7 +88,7 @@ def test_two_ranks_of_which_one_is_killed_each_get_their_own_position_back(start
     assert [each.what.restored for each in events(job.out, "recover", "rank-1")] == [None, 4]
     assert complaints(job.out) == []  # steps that were trained twice, too, have the same fingerprints
     for rank, position in enumerate(last(job.out).extra["positions"]):
-        feed = Feed(divided(rank, 2))
+        feed = Feed(of_rank(rank))
         for _ in range(STEPS):
             next(feed)
         assert tuple(position) == feed.position()
@@ -130,6 +131,19 @@ def test_a_loader_that_ends_and_does_not_begin_again_is_refused(tmp_path: Path) 
 def test_a_loader_without_a_state_is_refused() -> None:
     with pytest.raises(BadInput, match="a DataLoader lacks state_dict and load_state_dict"):
         train(attach(), DataLoader([1, 2]))  # type: ignore[arg-type]
+
+
+def test_a_generator_that_the_loader_shares_with_its_sampler_is_refused() -> None:
+    """Resumed in the middle of an epoch, torchdata would shuffle the next one otherwise."""
+    loader = StatefulDataLoader(Numbered(), shuffle=True, generator=torch.Generator())
+    with pytest.raises(BadInput, match="give it to the sampler alone"):
+        train(attach(), loader)
+
+
+@pytest.mark.parametrize("sampler", [RandomSampler(Numbered()), WeightedRandomSampler([1.0] * 10, 10)])
+def test_a_sampler_that_draws_and_does_not_say_where_it_is_is_refused(sampler: Any) -> None:
+    with pytest.raises(BadInput, match=f"{type(sampler).__name__} does not say where it is.*torchdata's RandomSampler"):
+        train(attach(), StatefulDataLoader(Numbered(), sampler=sampler))
 
 
 def test_a_loader_is_not_protected_beside(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+
 from holdfast.ddp import generators, plain
 from holdfast.ddp.draws import Draws
 from holdfast.ddp.loading import Loaded, Request
@@ -17,6 +19,7 @@ from holdfast.ddp.restoring import Restored
 from holdfast.errors import BadInput, Corrupt
 
 LOADER = "loader"
+DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 ELSEWHERE = (
     "the loader of this run has processes of its own, and what they draw at random is not saved with its position: if they "
     "augment samples at random, a resumed run is not exact. Then give it num_workers=0, or augment in the loop"
@@ -40,6 +43,7 @@ class Feed:
                 f"a {type(loader).__name__} lacks {' and '.join(lacking)}, so where it is cannot be saved: give "
                 "torchdata's StatefulDataLoader, or give its dataset to run.batches"
             )
+        _check_sampler(loader)
         self.loader = loader
         self._epoch = 0
         self._batches: Iterator[Any] | None = None
@@ -119,6 +123,28 @@ class Streamed:
 
     def position(self) -> tuple[int, str]:
         return self.feed.position()
+
+
+def _check_sampler(loader: Any) -> None:
+    """Refuse a sampler whose order does not come back, since torchdata takes any.
+
+    PyTorch's own that draw do not say where they are. And where loader and sampler share a generator, the loader draws a
+    seed between two shuffles, which it does not draw again when it goes on from a position: the next epoch would differ.
+    """
+    if not isinstance(loader, DataLoader):
+        return
+    batches = loader.batch_sampler
+    for sampler in (loader.sampler, getattr(batches, "sampler", None)):
+        if isinstance(sampler, DRAWING) and not hasattr(sampler, "state_dict"):
+            raise BadInput(
+                f"PyTorch's {type(sampler).__name__} does not say where it is, and would begin another order after a restart: "
+                "use torchdata's RandomSampler (torchdata.stateful_dataloader.sampler), or shuffle=True"
+            )
+    if loader.generator is not None and loader.generator is getattr(loader.sampler, "generator", None):
+        raise BadInput(
+            "a generator that the loader shares with its sampler does not come back exactly: give it to the sampler alone, "
+            "as in StatefulDataLoader(data, sampler=RandomSampler(data, generator=g)) with torchdata's RandomSampler"
+        )
 
 
 def _tell_epoch(loader: Any, epoch: int) -> None:
