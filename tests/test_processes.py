@@ -5,10 +5,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
+from holdfast.progress import Phase, Progress
 from holdfast.supervise.processes import leaving
+from holdfast.supervise.running import Running
 
 EXIT = {"x86_64": 60, "aarch64": 93}  # the system call that ends one thread, not the process
 DEADLINE = 30.0
@@ -45,3 +48,20 @@ def test_of_a_process_whose_first_thread_has_gone_the_status_is_known_before_it_
 def test_of_a_process_that_runs_or_never_was_nothing_is_known() -> None:
     assert leaving(os.getpid()) is None
     assert leaving(NOBODY) is None
+
+
+def test_a_worker_that_dies_while_its_supervisor_looks_is_found_dead_by_the_next_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else two that are killed at once could be one that has failed, and one that is neither lost nor in its loop."""
+    dies = iter([False, True, True, True])
+    monkeypatch.setattr(Running, "_has_ended", lambda _: next(dies))
+    worker = object.__new__(Running)
+    worker.task = SimpleNamespace(progress=Progress())  # type: ignore[assignment]
+    worker.task.progress.enters(Phase.TRAINING)
+    worker._status, worker.hung = None, ""
+    worker._process = SimpleNamespace(exitcode=-9)  # type: ignore[assignment]
+    assert not worker.has_fallen
+    assert worker.goes_on
+    assert not worker.has_ended
+    assert worker.has_fallen

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from final import complaints, different, events, last
 from torch import nn
 
-from holdfast.ddp import run as module
+from holdfast.ddp import attaching as module
 from holdfast.ddp.run import Run
 from holdfast.errors import BadInput
 

@@ -12,7 +12,7 @@ from loop import Crash
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from holdfast.ddp import run as module
+from holdfast.ddp import attaching as module
 from holdfast.ddp.fingerprint import Fingerprints
 from holdfast.ddp.probe import probe
 from holdfast.ddp.protected import Protected

@@ -84,13 +84,16 @@ class Running:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it is where the loss of a peer can be survived: in its loop, not before and not after it."""
-        return self.exit is None and self.task.progress.phase in (Phase.TRAINING, Phase.SAVING, Phase.RECOVERING)
+        """Whether it is where the loss of a peer can be survived: in its loop, not before and not after it.
+
+        By what is known of its end: one that was found running, and dies as this is asked, is found at the next look.
+        """
+        return self._status is None and self.task.progress.phase in (Phase.TRAINING, Phase.SAVING, Phase.RECOVERING)
 
     @property
     def has_ended(self) -> bool:
         """Whether nothing is left to train for it."""
-        return self.task.progress.phase in (Phase.CLOSING, Phase.DONE, Phase.ENDED) or self.exit is not None
+        return self.task.progress.phase in (Phase.CLOSING, Phase.DONE, Phase.ENDED) or self._status is not None
 
     def _has_ended(self) -> bool:
         try:
