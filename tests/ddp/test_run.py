@@ -18,8 +18,8 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from holdfast.checkpoint import retention, snapshot
 from holdfast.checkpoint.store import DirectoryStore
-from holdfast.ddp import inject
 from holdfast.ddp import attaching as module
+from holdfast.ddp import inject
 from holdfast.ddp.batches import Batch
 from holdfast.ddp.probe import PROBES
 from holdfast.ddp.run import Run
