@@ -50,18 +50,20 @@ def test_of_a_process_that_runs_or_never_was_nothing_is_known() -> None:
     assert leaving(NOBODY) is None
 
 
-def test_a_worker_that_dies_while_its_supervisor_looks_is_found_dead_by_the_next_look(
+def test_a_worker_that_dies_after_it_was_looked_at_is_dead_from_the_next_look_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else two that are killed at once could be one that has failed, and one that is neither lost nor in its loop."""
-    dies = iter([False, True, True, True])
+    """Else of two that die at once one could be lost, and the other neither lost nor in its loop."""
+    dies = iter([False, True])
     monkeypatch.setattr(Running, "_has_ended", lambda _: next(dies))
     worker = object.__new__(Running)
     worker.task = SimpleNamespace(progress=Progress())  # type: ignore[assignment]
     worker.task.progress.enters(Phase.TRAINING)
-    worker._status, worker.hung = None, ""
+    worker.exit, worker.hung = None, ""
     worker._process = SimpleNamespace(exitcode=-9)  # type: ignore[assignment]
-    assert not worker.has_fallen
-    assert worker.goes_on
-    assert not worker.has_ended
-    assert worker.has_fallen
+    for is_dead in (False, True):
+        worker.look()
+        for _ in range(2):
+            assert worker.has_fallen is is_dead
+            assert worker.has_ended is is_dead
+            assert worker.goes_on is not is_dead

@@ -94,6 +94,7 @@ class WarmAgent(SimpleElasticAgent):
 
     def deaths(self) -> list[Death]:
         """How each worker stands: those that have ended, with what they raised, and those that have not."""
+        self._look()
         return [each.death(self._judge.idle(each.seat), self._out) for each in self._running]
 
     def can_go_on(self) -> bool:
@@ -250,6 +251,7 @@ class WarmAgent(SimpleElasticAgent):
         deadline = time.monotonic() + within
         while any(each.exit is None for each in of) and time.monotonic() < deadline:
             time.sleep(0.01)
+            self._look()
 
     def printed_by_fallen(self) -> list[tuple[Path, Path]]:
         """Where those that failed have printed: what comes from now on is last words, which belong into the logs."""
@@ -323,6 +325,7 @@ class WarmAgent(SimpleElasticAgent):
         )
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._look()
         self._look_for_stuck(time.monotonic())
         self._look_for_leaving()
         exits = [each.exit for each in self._running if not each.joins]
@@ -334,6 +337,10 @@ class WarmAgent(SimpleElasticAgent):
             return RunResult(state=WorkerState.FAILED)
         over = all(status is not None for status in exits)
         return RunResult(state=WorkerState.SUCCEEDED if over else WorkerState.HEALTHY)
+
+    def _look(self) -> None:
+        for each in self._running:
+            each.look()
 
     def _has_fallen(self) -> bool:
         return any(each.has_fallen for each in self._running)

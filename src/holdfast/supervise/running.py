@@ -26,7 +26,8 @@ class Running:
     def __init__(self, member: Worker, task: Task, seat: int) -> None:
         self.worker, self.task, self.seat, self.hung = member, task, seat, ""
         self.rank: int = member.global_rank
-        self._status: int | None = None
+        self.exit: int | None = None
+        """Its exit status when it was last looked at, minus the signal that killed it; nothing if it ran."""
         # The name is what scripts and libraries look for when they ask whether they are the main process.
         self._process: ForkProcess = multiprocessing.get_context("fork").Process(
             target=worker.main, args=(task,), name="MainProcess"
@@ -36,19 +37,15 @@ class Running:
         with suppress(OSError):  # it does the same: whichever comes first
             os.setpgid(self.pid, self.pid)
 
-    @property
-    def exit(self) -> int | None:
-        """Its exit status, minus the signal that killed it; nothing while it runs.
-
-        A worker whose script had ended has done what it was to do: what meets it on the way out changes nothing.
-        """
+    def look(self) -> None:
+        """Find out whether it has ended. Between two looks nothing changes: workers that die at once are seen so."""
         # Not by its sentinel: that is a pipe, and everything the worker has forked keeps it open.
-        if self._status is None and self._has_ended():
+        if self.exit is None and self._has_ended():
             self._end(self._process.exitcode)
-        return self._status
 
     def look_closer(self) -> None:
         """Find out whether it was killed, even if some of its threads have yet to go."""
+        self.look()
         if self.exit is None and (status := leaving(self.pid)) is not None and status not in IN_ORDER:
             self._kill_group()
             self._end(status)
@@ -59,8 +56,9 @@ class Running:
         return self.exit is not None and self._process.exitcode is not None
 
     def _end(self, status: int | None) -> None:
+        """A worker whose script had ended has done what it was to do: what meets it on the way out changes nothing."""
         told = self.task.progress
-        self._status = told.status if told.phase is Phase.ENDED and told.status is not None else status
+        self.exit = told.status if told.phase is Phase.ENDED and told.status is not None else status
 
     @property
     def membership(self) -> int | None:
@@ -84,16 +82,13 @@ class Running:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it is where the loss of a peer can be survived: in its loop, not before and not after it.
-
-        By what is known of its end: one that was found running, and dies as this is asked, is found at the next look.
-        """
-        return self._status is None and self.task.progress.phase in (Phase.TRAINING, Phase.SAVING, Phase.RECOVERING)
+        """Whether it is where the loss of a peer can be survived: in its loop, not before and not after it."""
+        return self.exit is None and self.task.progress.phase in (Phase.TRAINING, Phase.SAVING, Phase.RECOVERING)
 
     @property
     def has_ended(self) -> bool:
         """Whether nothing is left to train for it."""
-        return self.task.progress.phase in (Phase.CLOSING, Phase.DONE, Phase.ENDED) or self._status is not None
+        return self.task.progress.phase in (Phase.CLOSING, Phase.DONE, Phase.ENDED) or self.exit is not None
 
     def _has_ended(self) -> bool:
         try:
@@ -124,11 +119,14 @@ class Running:
         )
 
     def tell(self, number: signal.Signals) -> None:
+        """Send it a signal, if it runs."""
+        self.look()
         if self.exit is None:
             os.kill(self.pid, number)
 
     def abort(self) -> None:
         """Let it print the stacks of its threads, if it runs, which is the end of it."""
+        self.look()
         if self.exit is None:
             with suppress(OSError):  # gone meanwhile
                 resource.prlimit(self.pid, resource.RLIMIT_CORE, (NO_CORE, NO_CORE))
@@ -137,6 +135,7 @@ class Running:
 
     def kill(self) -> None:
         """Kill the worker, if it runs, and all that it started."""
+        self.look()
         if self.exit is None:
             self._kill_group()
 
