@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from holdfast.cli import app, main
 from holdfast.errors import HoldfastError
-from holdfast.server import job
+from holdfast.server import cluster
 from holdfast.server.job import own_error
 
 WITHOUT_RAY = "import sys; sys.modules['ray'] = None; from holdfast.cli import main; main()"
@@ -61,6 +61,10 @@ def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
         (["--workload", "nothing.py"], "there is no Python file nothing.py"),
         (["--kill-at", "3", "--kill", "node:2"], "cannot kill node 2: there are 2 at the start"),
         (["--kill", "node:1"], "say for each --kill when"),
+        (
+            ["--workers", "1000000"],
+            "1000002 nodes and workers need 6.25e+04 GiB of memory or more, and this machine has",
+        ),
         (["--kill-at", "9", "--iterations", "9"], "nobody can be killed at iteration 9 of a run that ends after 9"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
@@ -128,7 +132,7 @@ def somebody_else() -> Iterator[str]:
 def test_somebody_who_is_no_cluster_is_not_waited_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, somebody_else: str
 ) -> None:
-    monkeypatch.setattr(job, "CONNECT_WITHIN", 0.5)
+    monkeypatch.setattr(cluster, "CONNECT_WITHIN", 0.5)
     began = time.monotonic()
     words = ["train", "--workload", "mlr-digits", "--out", str(tmp_path / "run"), "--address", somebody_else]
 
