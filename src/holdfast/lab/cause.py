@@ -1,4 +1,7 @@
-"""Why a reduction lies outside the range that a paper gives: what was measured beside it, and which of that explains it."""
+"""Why a reduction lies outside the range that a paper gives: what was measured beside it, and which of that explains it.
+
+In goes a panel with its measurement and a claim; out comes a sentence.
+"""
 
 from dataclasses import dataclass, replace
 from math import isnan

@@ -1,4 +1,8 @@
-"""Strategies compared on panels: every panel measured in turn, as rows of a table and as single trials."""
+"""Strategies compared on panels: every panel measured in turn, as rows of a table and as single trials.
+
+In go options and strategies; out comes, for each panel, its measurement and a row for each strategy. Beside the result
+`trials.csv` has every single trial.
+"""
 
 import csv
 import io

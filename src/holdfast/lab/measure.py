@@ -1,4 +1,7 @@
-"""The iteration costs of strategies on one workload: every trial, its perturbation and its bound."""
+"""The iteration costs of strategies on one workload: every trial, its perturbation and its bound.
+
+In go workloads, strategies and a number of trials; out come, for each workload, arrays with one number for each trial.
+"""
 
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -11,10 +14,10 @@ from holdfast.blocks import Floats, Ids
 from holdfast.lab.experiment import Meter, Options, Progress
 from holdfast.lab.journal import Journal
 from holdfast.rate import Rate, fitted_rate
-from holdfast.simulate.flight import Flights, Flown
 from holdfast.simulate.pool import share_out
 from holdfast.simulate.strategy import Strategy
 from holdfast.simulate.trajectory import Trajectory, proceed, trajectory
+from holdfast.simulate.trials import Outcomes, Trials
 from holdfast.theory import full_size, iteration_cost_bound
 from holdfast.workloads.workload import Workload
 
@@ -64,56 +67,57 @@ def measure(
     journal: Path,
     meter: Meter,
 ) -> list[Measurement]:
-    """Run every strategy on the same failures, for each of some workloads that train alike.
+    """Run every strategy on the same failures, for each of some workloads that train alike; a measurement for each.
 
-    The rate and the concentration are those of one run, that of stream 0.
+    `name` is what the progress shows. Trials that the journal (a path) has from an earlier call are not run again, and
+    those that are run are written to it. The rate and the concentration are those of one run, that of stream 0.
     """
     wanted = list(dict.fromkeys(strategy.canonical for strategy in strategies))
     run = trajectory(workloads[0], progress=meter(f"{name}: unperturbed run", 60))
     shared = None if workloads[0].stochastic else run
-    flights = Flights(workloads, wanted, shared, LIMIT * run.length, options.seed)
+    all_trials = Trials(workloads, wanted, shared, LIMIT * run.length, options.seed)
     progress = meter(f"{name}: trials", trials * len(wanted) * len(workloads))
-    flown = _flown(flights, trials, options.jobs, journal, progress)
+    outcomes = _outcomes(all_trials, trials, options.jobs, journal, progress)
     return [
-        _measured(workload, run, [trial[number] for trial in flown], wanted, options)
+        _measured(workload, run, [each[number] for each in outcomes], wanted, options)
         for number, workload in enumerate(workloads)
     ]
 
 
 def _measured(
-    workload: Workload, run: Trajectory, flown: Sequence[Flown], wanted: Sequence[Strategy], options: Options
+    workload: Workload, run: Trajectory, outcomes: Sequence[Outcomes], wanted: Sequence[Strategy], options: Options
 ) -> Measurement:
     rate = contraction(workload, run)
     return Measurement(
-        np.array([trial.length for trial in flown]),
-        np.array([trial.step for trial in flown]),
+        np.array([trial.length for trial in outcomes]),
+        np.array([trial.step for trial in outcomes]),
         rate,
         concentration(workload, run, options.interval),
-        {each: _costs(each, flown, rate) for each in wanted},
+        {each: _costs(each, outcomes, rate) for each in wanted},
     )
 
 
-def _flown(flights: Flights, trials: int, jobs: int, path: Path, progress: Progress) -> list[list[Flown]]:
-    """Every trial, for each workload, as far as possible from the journal."""
+def _outcomes(all_trials: Trials, trials: int, jobs: int, path: Path, progress: Progress) -> list[list[Outcomes]]:
+    """What came of every failure, for each workload, as far as possible from the journal."""
     with closing(Journal(path)) as journal:
-        flights.known.update(journal.known)
+        all_trials.known.update(journal.known)
 
         def hear(key: str, count: float) -> None:
             journal.note(key, count)
             progress(1)
 
-        found = share_out(flights, flights.numbers(trials, jobs), jobs=jobs, hear=hear)
-        return [trial for flight in found for trial in flight]
+        found = share_out(all_trials, all_trials.groups(trials, jobs), jobs=jobs, hear=hear)
+        return [each for group in found for each in group]
 
 
-def _costs(strategy: Strategy, flown: Sequence[Flown], rate: Rate) -> Costs:
-    steps = np.array([trial.step for trial in flown])
-    sizes = np.array([trial.sizes[strategy] for trial in flown])
-    bound = np.full(len(flown), np.nan)
+def _costs(strategy: Strategy, outcomes: Sequence[Outcomes], rate: Rate) -> Costs:
+    steps = np.array([trial.step for trial in outcomes])
+    sizes = np.array([trial.sizes[strategy] for trial in outcomes])
+    bound = np.full(len(outcomes), np.nan)
     if rate.c < 1:
         bound = iteration_cost_bound(rate.c, rate.distance, sizes[:, None], steps[:, None])
-    counted = np.array([trial.counts[strategy] for trial in flown])
-    without = np.array([trial.crossed for trial in flown]) - steps
+    counted = np.array([trial.counts[strategy] for trial in outcomes])
+    without = np.array([trial.crossed for trial in outcomes]) - steps
     return Costs(counted - without, np.ceil(counted) - np.ceil(without), sizes, bound)
 
 

@@ -1,4 +1,4 @@
-"""The panels of the paper's figures 7 and 8: one model on one data set, each with a quick relative on embedded data."""
+"""The panels of the paper's figures 7 and 8: one model on one data set, each with a small one for `--quick` on embedded data."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

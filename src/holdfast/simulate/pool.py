@@ -1,4 +1,7 @@
-"""Work shared out among processes that tell of what they have done while they do it."""
+"""Work shared out among processes: in go a function and the items to call it with, out comes what it gave for each.
+
+While it works, the function can tell the caller of what it has found, before all of an item is done.
+"""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, wait

@@ -1,7 +1,8 @@
-"""What is done about failures, and what a trial starts from once a failure has struck.
+"""What is done about failures, and the state from which training goes on once one has struck.
 
 A trial is described by a strategy, the step of the failure and a number; everything random about it follows from the
-number, so trials of the same number are compared like with like: same step, same order of loss, same stream.
+number. So trials of the same number can be compared: they fail at the same step, lose blocks in the same order, and
+draw the same random numbers afterwards.
 """
 
 from collections.abc import Collection, Sequence
@@ -39,7 +40,7 @@ class Strategy:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class Trial:
     """One trial: a failure at a step, under a strategy; without a strategy nothing fails."""
 
     strategy: Strategy | None
@@ -52,8 +53,11 @@ def stream(seed: int, number: int) -> int:
     return int(np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-class Scene:
-    """The states of a run with the running checkpoint of every policy: all that is needed to begin its cases."""
+class CheckpointedRun:
+    """A run with the running checkpoint that every policy would have kept of it.
+
+    In go the states of the run, by iteration. Called with a trial, it gives the state from which the trial goes on.
+    """
 
     def __init__(
         self, states: Sequence[Arrays], blocks: Blocks, norm: Norm, policies: Collection[Policy], seed: int
@@ -62,25 +66,26 @@ class Scene:
         # 32 bits: the table of a large corpus has millions of entries
         self._ages = {policy: ages(states, blocks, norm, policy).astype(np.int32) for policy in policies}
 
-    def __call__(self, case: Case) -> Start:
-        """Where a case begins."""
-        luck = stream(self._seed, case.number)
-        if case.strategy is None:
-            return Start(self._states[case.step], case.step, luck)
-        how, saved_at = recovery(case.strategy.recovery), self._ages[case.strategy.policy][case.step]
-        return Start(recovered(self._states, self._blocks, saved_at, how, case.step, self._lost(case)), case.step, luck)
+    def __call__(self, trial: Trial) -> Start:
+        """The state, the iteration and the stream from which a trial goes on once its lost blocks are back."""
+        drawn = stream(self._seed, trial.number)
+        if trial.strategy is None:
+            return Start(self._states[trial.step], trial.step, drawn)
+        how, saved_at = recovery(trial.strategy.recovery), self._ages[trial.strategy.policy][trial.step]
+        state = recovered(self._states, self._blocks, saved_at, how, trial.step, self.lost(trial))
+        return Start(state, trial.step, drawn)
 
-    def size(self, case: Case) -> float:
+    def size(self, trial: Trial) -> float:
         """How far recovery moves the state, ‖δ‖ of Theorem 3.2."""
-        if case.strategy is None:
+        if trial.strategy is None:
             return 0.0
-        saved = checkpoint(self._states, self._blocks, self._ages[case.strategy.policy][case.step])
-        distances = self._norm(self._blocks, self._states[case.step], saved)
-        return partial_size(distances, recovery(case.strategy.recovery)(len(self._blocks), self._lost(case)))
+        saved = checkpoint(self._states, self._blocks, self._ages[trial.strategy.policy][trial.step])
+        distances = self._norm(self._blocks, self._states[trial.step], saved)
+        return partial_size(distances, recovery(trial.strategy.recovery)(len(self._blocks), self.lost(trial)))
 
-    def _lost(self, case: Case) -> Ids:
+    def lost(self, trial: Trial) -> Ids:
         """The lost blocks: the first so many of the number's own random order, so that a larger loss contains a smaller."""
-        assert case.strategy is not None
+        assert trial.strategy is not None
         count = len(self._blocks)
-        order = np.random.default_rng((self._seed, case.number)).permutation(count)
-        return np.sort(order[: max(1, round(case.strategy.lost * count))])
+        order = np.random.default_rng((self._seed, trial.number)).permutation(count)
+        return np.sort(order[: max(1, round(trial.strategy.lost * count))])

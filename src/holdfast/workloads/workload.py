@@ -29,7 +29,7 @@ class Clock:
 
 
 class Workload(Protocol):
-    """An iterative algorithm with a loss that falls under a criterion; a stream and an iteration determine its luck."""
+    """An iterative algorithm with a loss that falls under a criterion; what it draws follows from a stream and an iteration."""
 
     @property
     def name(self) -> str:
