@@ -1,4 +1,4 @@
-"""LDA: every draw is from the exact conditional, and luck is keyed by stream and iteration alone."""
+"""LDA: every draw is from the exact conditional, and what is drawn depends on stream and iteration alone."""
 
 import itertools
 from collections import Counter
@@ -170,7 +170,7 @@ def test_an_iteration_leaves_the_state_it_starts_from_alone() -> None:
     assert np.array_equal(stack["topics"], before)
 
 
-def test_luck_depends_on_stream_and_iteration_alone() -> None:
+def test_what_is_drawn_depends_on_stream_and_iteration_alone() -> None:
     state = some_topics(SMALL, 0)
     perturbed = {"topics": state["topics"].copy()}
     perturbed["topics"][:10] = 0

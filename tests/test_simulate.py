@@ -16,9 +16,9 @@ from holdfast.errors import BadInput, WorkerLost
 from holdfast.policy import Policy
 from holdfast.recovery import full, partial
 from holdfast.simulate.ages import ages, checkpoint, recovered
+from holdfast.simulate.iterations import as_given, iterations
 from holdfast.simulate.lanes import Start
 from holdfast.simulate.trajectory import Trajectory, crossing, proceed, trajectory
-from holdfast.simulate.trials import as_given, iterations
 from holdfast.workloads.mlr import LogisticRegression, mlr
 from holdfast.workloads.qp import QuadraticProgram
 from holdfast.workloads.workload import Arrays, Clock, Stack
@@ -193,7 +193,7 @@ def test_a_killed_process_is_said_in_one_line_and_does_not_hang() -> None:
 
 
 class Drawing(QuadraticProgram):
-    """A workload that takes a random step, and converges when its luck is good."""
+    """A workload that takes a random step, and converges when the step is a good one."""
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
         moments = zip(clock.stream, clock.iteration, strict=True)

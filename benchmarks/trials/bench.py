@@ -21,9 +21,9 @@ from holdfast.failure import geometric_steps, lost_blocks
 from holdfast.policy import Policy
 from holdfast.recovery import partial
 from holdfast.simulate.ages import ages, recovered
+from holdfast.simulate.iterations import as_given, iterations
 from holdfast.simulate.lanes import Start
 from holdfast.simulate.trajectory import crossing, trajectory
-from holdfast.simulate.trials import as_given, iterations
 from holdfast.workloads.mlr import LogisticRegression, mlr
 
 INTERVAL, LENGTH = 8, 66  # the unperturbed run takes 66 iterations

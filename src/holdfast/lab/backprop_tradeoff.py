@@ -50,7 +50,7 @@ class Found:
     slowdown: dict[Cell, Floats]
     prices: Prices
     predicted: dict[float, float]
-    drill: tuple[float, float]
+    replayed: tuple[float, float]
 
     @property
     def label(self) -> str:
@@ -119,7 +119,7 @@ def _found(panel: Panel, options: Options, trials: int, rounds: int, meter: Mete
         clock.slowdown,
         clock.prices,
         clock.predicted,
-        clock.drill,
+        clock.replayed,
     )
 
 
@@ -193,8 +193,8 @@ def _restart_row(found: Found) -> Row:
         "worst_replay_s": checkpoint_restart(prices, since=epoch).replay,
         "checkpoint_s": mean.checkpoint,
         "restart_s": mean.restart,
-        "drill_predicted_s": found.drill[0],
-        "drill_measured_s": found.drill[1],
+        "replayed_predicted_s": found.replayed[0],
+        "replayed_measured_s": found.replayed[1],
     }
 
 
@@ -279,7 +279,7 @@ def _distances(found: Found, strategy: str) -> Floats:
 
 def _model_claims(found: Found) -> list[Claim]:
     ratio = np.stack([found.predicted[point] / found.slowdown[Cell("replay", point)] for point in POINTS], axis=1)
-    predicted, measured = found.drill
+    predicted, measured = found.replayed
     return [
         _claim(
             found,
@@ -369,8 +369,8 @@ def _cause(found: Found, claim: Claim) -> str:
         return f"{start} Mean distance of forward and of replay from Baseline, and Baseline's accuracy: {phases}."
     if claim.id.endswith("-model-restart"):
         return (
-            f"{start} {_time(found.drill[0])} were predicted and {_time(found.drill[1])} measured: the prices and the "
-            "drill were not taken at the same moment. Cause: not found; other work on the machine may be one."
+            f"{start} {_time(found.replayed[0])} were predicted and {_time(found.replayed[1])} measured: the prices and the "
+            "replay were not taken at the same moment. Cause: not found; other work on the machine may be one."
         )
     return f"{start} Cause: not found."
 

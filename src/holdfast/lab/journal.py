@@ -1,4 +1,7 @@
-"""Trials that are done, on disk: an interrupted experiment resumes where it stopped."""
+"""Trials that are done, on disk: an interrupted experiment resumes where it stopped.
+
+In go keys and numbers as they are found; `known` has all that were written, also by an earlier process.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""The iteration costs of strategies on one workload: every trial, its perturbation and its bound."""
+"""The iteration costs of strategies on one workload: every trial, its perturbation and its bound.
+
+In go workloads, strategies and a number of trials; out come, for each workload, arrays with one number for each trial.
+"""
 
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -8,31 +11,35 @@ from pathlib import Path
 import numpy as np
 
 from holdfast.blocks import Floats, Ids
+from holdfast.lab.contraction import Contraction, contraction
 from holdfast.lab.experiment import Meter, Options, Progress
 from holdfast.lab.journal import Journal
-from holdfast.rate import Rate, fitted_rate
-from holdfast.simulate.flight import Flights, Flown
-from holdfast.simulate.pool import share_out
 from holdfast.simulate.strategy import Strategy
-from holdfast.simulate.trajectory import Trajectory, proceed, trajectory
-from holdfast.theory import full_size, iteration_cost_bound
+from holdfast.simulate.trajectory import Trajectory, trajectory
+from holdfast.simulate.trials import Outcomes, Trials
+from holdfast.theory import iteration_cost_bound
 from holdfast.workloads.workload import Workload
 
 LIMIT = 10  # a trial that takes this many times as long as the run of stream 0 counts as never there
-BEYOND = 3  # the iterate this many times as far as the criterion stands for the optimum when c is estimated
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
     """Trials of one strategy: the cost of each, the size of its perturbation, and its bound by Theorem 3.2.
 
-    Costs are in fractions of an iteration; `whole` has them as the paper counts, in whole iterations.
+    Costs are in fractions of an iteration; `whole` has them as the paper counts, in whole iterations. A trial that did not
+    reach the criterion within the limit has an infinite cost.
     """
 
     cost: Floats
     whole: Floats
     size: Floats
     bound: Floats
+
+    @property
+    def unconverged(self) -> int:
+        """How many trials did not reach the criterion."""
+        return int(np.isinf(self.cost).sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +48,7 @@ class Measurement:
 
     lengths: Ids  # of the unperturbed runs
     steps: Ids
-    rate: Rate
+    rate: Contraction
     concentration: float  # see `concentration`
     strategies: dict[Strategy, Costs]
 
@@ -64,63 +71,60 @@ def measure(
     journal: Path,
     meter: Meter,
 ) -> list[Measurement]:
-    """Run every strategy on the same failures, for each of some workloads that train alike.
+    """Run every strategy on the same failures, for each of some workloads that train alike; a measurement for each.
 
-    The rate and the concentration are those of one run, that of stream 0.
+    `name` is what the progress shows. Trials that the journal (a path) has from an earlier call are not run again, and
+    those that are run are written to it. The rate and the concentration are those of one run, that of stream 0.
     """
     wanted = list(dict.fromkeys(strategy.canonical for strategy in strategies))
     run = trajectory(workloads[0], progress=meter(f"{name}: unperturbed run", 60))
     shared = None if workloads[0].stochastic else run
-    flights = Flights(workloads, wanted, shared, LIMIT * run.length, options.seed)
+    all_trials = Trials(workloads, wanted, shared, LIMIT * run.length, options.seed)
     progress = meter(f"{name}: trials", trials * len(wanted) * len(workloads))
-    flown = _flown(flights, trials, options.jobs, journal, progress)
+    outcomes = _outcomes(all_trials, trials, options, journal, progress)
     return [
-        _measured(workload, run, [trial[number] for trial in flown], wanted, options)
+        _measured(workload, run, [each[number] for each in outcomes], wanted, options)
         for number, workload in enumerate(workloads)
     ]
 
 
 def _measured(
-    workload: Workload, run: Trajectory, flown: Sequence[Flown], wanted: Sequence[Strategy], options: Options
+    workload: Workload, run: Trajectory, outcomes: Sequence[Outcomes], wanted: Sequence[Strategy], options: Options
 ) -> Measurement:
     rate = contraction(workload, run)
     return Measurement(
-        np.array([trial.length for trial in flown]),
-        np.array([trial.step for trial in flown]),
+        np.array([trial.length for trial in outcomes]),
+        np.array([trial.step for trial in outcomes]),
         rate,
         concentration(workload, run, options.interval),
-        {each: _costs(each, flown, rate) for each in wanted},
+        {each: _costs(each, outcomes, rate) for each in wanted},
     )
 
 
-def _flown(flights: Flights, trials: int, jobs: int, path: Path, progress: Progress) -> list[list[Flown]]:
-    """Every trial, for each workload, as far as possible from the journal."""
+def _outcomes(
+    all_trials: Trials, trials: int, options: Options, path: Path, progress: Progress
+) -> list[list[Outcomes]]:
+    """What came of every failure, for each workload, as far as possible from the journal."""
     with closing(Journal(path)) as journal:
-        flights.known.update(journal.known)
+        all_trials.known.update(journal.known)
 
         def hear(key: str, count: float) -> None:
             journal.note(key, count)
             progress(1)
 
-        found = share_out(flights, flights.numbers(trials, jobs), jobs=jobs, hear=hear)
-        return [trial for flight in found for trial in flight]
+        found = options.share_out(all_trials, all_trials.groups(trials, options.at_once), hear)
+        return [each for group in found for each in group]
 
 
-def _costs(strategy: Strategy, flown: Sequence[Flown], rate: Rate) -> Costs:
-    steps = np.array([trial.step for trial in flown])
-    sizes = np.array([trial.sizes[strategy] for trial in flown])
-    bound = np.full(len(flown), np.nan)
+def _costs(strategy: Strategy, outcomes: Sequence[Outcomes], rate: Contraction) -> Costs:
+    steps = np.array([trial.step for trial in outcomes])
+    sizes = np.array([trial.sizes[strategy] for trial in outcomes])
+    bound = np.full(len(outcomes), np.nan)
     if rate.c < 1:
         bound = iteration_cost_bound(rate.c, rate.distance, sizes[:, None], steps[:, None])
-    counted = np.array([trial.counts[strategy] for trial in flown])
-    without = np.array([trial.crossed for trial in flown]) - steps
+    counted = np.array([trial.counts[strategy] for trial in outcomes])
+    without = np.array([trial.crossed for trial in outcomes]) - steps
     return Costs(counted - without, np.ceil(counted) - np.ceil(without), sizes, bound)
-
-
-def contraction(workload: Workload, run: Trajectory) -> Rate:
-    """The contraction rate, from the distances to an iterate far beyond the criterion."""
-    far = proceed(workload, run.states[-1], run.length, BEYOND * run.length)
-    return fitted_rate([full_size(workload.norm(workload.blocks, state, far)) for state in run.states], slice(0, None))
 
 
 def concentration(workload: Workload, run: Trajectory, interval: int) -> float:

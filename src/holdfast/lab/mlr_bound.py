@@ -13,9 +13,9 @@ from holdfast.lab.experiment import Experiment, Meter, Options, Progress, each
 from holdfast.lab.result import Claim, Result
 from holdfast.perturb import adversarial, gaussian
 from holdfast.rate import Rate, worst_rate
+from holdfast.simulate.iterations import as_given, iterations
 from holdfast.simulate.lanes import Start
 from holdfast.simulate.trajectory import Trajectory, proceed, trajectory
-from holdfast.simulate.trials import as_given, iterations
 from holdfast.workloads.mlr import LogisticRegression, mlr
 
 STEP = 50

@@ -8,9 +8,9 @@ from holdfast.lab.experiment import Experiment, Meter, Options, each
 from holdfast.lab.result import Claim, Result
 from holdfast.perturb import adversarial
 from holdfast.rate import Rate, worst_rate
+from holdfast.simulate.iterations import as_given, iterations
 from holdfast.simulate.lanes import Start
 from holdfast.simulate.trajectory import Trajectory, trajectory
-from holdfast.simulate.trials import as_given, iterations
 from holdfast.workloads.qp import QuadraticProgram
 from holdfast.workloads.workload import Arrays, Clock, stacked, unstacked
 

@@ -1,4 +1,7 @@
-"""Scenarios of failures inside back-propagation: phases of training, points of failure, casualties, and strategies."""
+"""Scenarios of failures inside back-propagation: phases of training, points of failure, casualties, and strategies.
+
+In goes the number of a trial; out comes the accuracy after every way to end the mini-batch that failed.
+"""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -32,12 +35,12 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The cell in words, by which its trials are known."""
+        """The cell in words, as tables and journals have it."""
         parts = [self.strategy] + ([] if self.point is None else [f"at {self.point:.0%}"])
         return " ".join(parts + ([] if self.survivors is None else [f"{self.survivors} survive"]))
 
     def interruption(self, order: list[int]) -> "Interruption | None":
-        """The failure; workers survive in this order."""
+        """The failure, or None where nothing fails; the first workers of `order` survive."""
         from holdfast.simulate.backprop import Interruption
 
         if self.point is None:
@@ -66,7 +69,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Scenarios:
-    """All scenarios of one panel; called with the number of a trial. Told apart by the state in which they begin."""
+    """All scenarios of one panel. Called with the number of a trial, they train it and give its accuracies."""
 
     panel: str
     quick: bool

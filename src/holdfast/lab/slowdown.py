@@ -1,7 +1,8 @@
 """How long a mini-batch takes when it fails and is recovered, against one that does not fail; and what a restart takes.
 
 Workers that would run beside each other run one after the other here, so a mini-batch takes as many times longer, with
-and without a failure alike, and nothing is sent between them: ratios are those of computing.
+and without a failure alike, and nothing is sent between them: ratios are those of computing. In goes a subject; out come
+ratios of times, and seconds.
 """
 
 import subprocess
@@ -29,7 +30,7 @@ from holdfast.simulate.backprop import minibatch
 from holdfast.simulate.replicas import Share, computed
 from holdfast.state import flatten, unflatten
 
-DRILL = 10  # mini-batches that are replayed after a restart, to compare the performance model with
+REPLAYED = 10  # mini-batches that are replayed after a restart, to compare the performance model with
 START_WITHIN = 300.0  # seconds for a fresh process to reach its device
 
 
@@ -40,7 +41,7 @@ class Timed:
     slowdown: dict[Cell, Floats]
     prices: Prices
     predicted: dict[float, float]  # the slowdown of `replay` by its point, from the performance model
-    drill: tuple[float, float]  # seconds to restore and replay some mini-batches: predicted, measured
+    replayed: tuple[float, float]  # seconds to restore and replay some mini-batches: predicted, measured
 
 
 def timed(subject: Subject, rounds: int, scratch: Path, progress: Progress) -> Timed:
@@ -91,8 +92,8 @@ def _modelled(
     points = sorted({cell.point for cell in INTERRUPTED if cell.point is not None})
     predicted = {point: rollback_slowdown(point=point, **parts) for point in points}
     prices, measured = _prices(training, shares[0], scratch)
-    drilled = checkpoint_restart(prices, since=DRILL)
-    return prices, predicted, (drilled.replay + prices.load, measured)
+    modelled = checkpoint_restart(prices, since=REPLAYED)
+    return prices, predicted, (modelled.replay + prices.load, measured)
 
 
 def _prices(training: Training, share: Share, scratch: Path) -> tuple[Prices, float]:
@@ -107,13 +108,13 @@ def _prices(training: Training, share: Share, scratch: Path) -> tuple[Prices, fl
         save = _seconds(on, lambda: _save(store, training))
         load = _median(on, lambda: _load(store, training), 3)
 
-        def drill() -> None:
+        def replay() -> None:
             _load(store, training)
-            for _ in range(DRILL):
+            for _ in range(REPLAYED):
                 one()
 
         step = _median(on, one, 7)
-        measured = _median(on, drill, 3)
+        measured = _median(on, replay, 3)
     init = _start(on) + _seconds(on, lambda: training.subject.build().to(on))
     return Prices(minibatch=step, save=save, init=init, load=load), measured
 

@@ -40,7 +40,7 @@ class Subject:
         return WORKERS * self.share
 
     def optimizer(self, model: "nn.Module") -> "SGD":
-        """The optimizer, before its first step."""
+        """A new optimizer of this model, before its first step."""
         from torch.optim import SGD
 
         return SGD(model.parameters(), lr=self.rate, momentum=self.momentum, weight_decay=self.decay)

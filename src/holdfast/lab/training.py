@@ -1,4 +1,7 @@
-"""One training of a subject: mini-batches of a keyed shuffle, whole states to go back to, and accuracy."""
+"""One training of a subject: mini-batches in an order that follows from a seed, states to go back to, and accuracy.
+
+In go a subject, a seed and a device; out come states and accuracies.
+"""
 
 import copy
 from collections.abc import Iterator
@@ -32,7 +35,7 @@ class State:
 
     @property
     def digest(self) -> str:
-        """What tells it from every other state."""
+        """A digest of all its values: equal for equal states."""
         found = xxhash.xxh3_128()
         for name, value in self.model.items():
             found.update(name.encode())
@@ -93,11 +96,11 @@ class Training:
         return float(torch.stack(right).sum()) / len(y)
 
     def state(self) -> State:
-        """Where it stands."""
+        """A copy of the model and the optimizer as they are now."""
         return State(copy.deepcopy(self.model.state_dict()), copy.deepcopy(self.optimizer.state_dict()))
 
     def go_back(self, state: State) -> None:
-        """Stand there again."""
+        """Put the model and the optimizer back to this state."""
         self.model.load_state_dict(state.model)
         self.optimizer.load_state_dict(copy.deepcopy(state.optimizer))  # it keeps the tensors that it is given
 

@@ -1,1 +1,1 @@
-"""Many trials in one process."""
+"""Simulated training: many runs with one failure each, all in one process or in several."""

@@ -1,8 +1,10 @@
-"""Trials in one process: many of them advance together, each in a lane of one stack.
+"""Trials in one process: many of them advance together, as one stack of arrays whose last axis is the trial.
 
-A stack has a fixed number of lanes. A trial that reaches the criterion leaves its lane to the next one, and lanes
-without a trial are padded, so every matrix product has the same shape and a trial's result depends neither on its
-company nor on the number of processes.
+In go a workload and the state in which each trial starts; out comes how many iterations each needs to the criterion.
+
+A lane is one place on the last axis of a stack. A stack has a fixed number of them. A trial that reaches the criterion
+leaves its lane to the next trial, and a lane without a trial holds a copy of another, so every matrix product has the
+same shape: the result of a trial depends neither on the trials beside it nor on the number of processes.
 
 Iterations are counted in fractions: where within the last one the loss, as a straight line, meets the criterion. A
 failure that costs a tenth of an iteration would else cost 0 or 1 by chance. The whole count is the next whole number.
@@ -19,7 +21,7 @@ from holdfast.blocks import Floats, Ids
 from holdfast.simulate.trajectory import crossing
 from holdfast.workloads.workload import Arrays, Clock, Stack, Workload, stacked, unstacked
 
-Trial = TypeVar("Trial")
+Description = TypeVar("Description")  # of a trial, from which its start is made when a lane is free
 Done: TypeAlias = Callable[[int, float], None]
 """Told the number of a trial that is done, and its iterations."""
 
@@ -36,9 +38,9 @@ class Start:
 
 
 def run_lanes(
-    workload: Workload, trials: Sequence[Trial], begin: Callable[[Trial], Start], limit: int, done: Done
+    workload: Workload, trials: Sequence[Description], begin: Callable[[Description], Start], limit: int, done: Done
 ) -> Floats:
-    """Run trials in as many stacks of lanes as it takes."""
+    """The iterations of every trial to the criterion, in fractions; infinite for one that is not there within the limit."""
     result = np.full(len(trials), np.inf)
 
     def note(trial: int, count: float) -> None:
@@ -58,7 +60,9 @@ def run_lanes(
     return result
 
 
-def _starts(workload: Workload, trials: Sequence[Trial], begin: Callable[[Trial], Start]) -> tuple[Floats, Ids]:
+def _starts(
+    workload: Workload, trials: Sequence[Description], begin: Callable[[Description], Start]
+) -> tuple[Floats, Ids]:
     """The loss and the iteration with which every trial starts."""
     losses, iterations = np.zeros(len(trials)), np.zeros(len(trials), dtype=np.int64)
     for first in range(0, len(trials), workload.lanes):

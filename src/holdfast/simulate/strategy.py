@@ -1,11 +1,12 @@
-"""What is done about failures, and what a trial starts from once a failure has struck.
+"""What is done about failures, and the state from which training goes on once one has struck.
 
 A trial is described by a strategy, the step of the failure and a number; everything random about it follows from the
-number, so trials of the same number are compared like with like: same step, same order of loss, same stream.
+number. So trials of the same number can be compared: they fail at the same step, lose blocks in the same order, and
+draw the same random numbers afterwards.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -17,6 +18,8 @@ from holdfast.simulate.ages import ages, checkpoint, recovered
 from holdfast.simulate.lanes import Start
 from holdfast.theory import partial_size
 from holdfast.workloads.workload import Arrays
+
+DRAWN = ("random",)  # rankings that choose blocks by chance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +42,7 @@ class Strategy:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class Trial:
     """One trial: a failure at a step, under a strategy; without a strategy nothing fails."""
 
     strategy: Strategy | None
@@ -52,35 +55,70 @@ def stream(seed: int, number: int) -> int:
     return int(np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-class Scene:
-    """The states of a run with the running checkpoint of every policy: all that is needed to begin its cases."""
+def lost_in(seed: int, number: int, blocks: int, fraction: Fraction) -> Ids:
+    """Which of so many blocks the trial of a number loses: the first of a random order that the number alone decides.
+
+    So a larger loss contains a smaller one.
+    """
+    order = np.random.default_rng((seed, number)).permutation(blocks)
+    return np.sort(order[: max(1, round(fraction * blocks))])
+
+
+class CheckpointedRun:
+    """A run with the running checkpoint that every policy would have kept of it.
+
+    In go the states of the run, by iteration. Called with a trial, it gives the state from which the trial goes on.
+    A policy that draws its blocks at random draws others in every trial. `order` is that of the norm, as `full_size` has it.
+    """
 
     def __init__(
-        self, states: Sequence[Arrays], blocks: Blocks, norm: Norm, policies: Collection[Policy], seed: int
+        self,
+        states: Sequence[Arrays],
+        blocks: Blocks,
+        norm: Norm,
+        policies: Collection[Policy],
+        seed: int,
+        order: float = 2,
     ) -> None:
-        self._states, self._blocks, self._norm, self._seed = states, blocks, norm, seed
+        self._states, self._blocks, self._norm, self._seed, self._order = states, blocks, norm, seed, order
         # 32 bits: the table of a large corpus has millions of entries
-        self._ages = {policy: ages(states, blocks, norm, policy).astype(np.int32) for policy in policies}
+        self._ages = {
+            policy: ages(states, blocks, norm, policy).astype(np.int32)
+            for policy in policies
+            if policy.ranking not in DRAWN
+        }
+        self._drawn: dict[Trial, Ids] = {}
 
-    def __call__(self, case: Case) -> Start:
-        """Where a case begins."""
-        luck = stream(self._seed, case.number)
-        if case.strategy is None:
-            return Start(self._states[case.step], case.step, luck)
-        how, saved_at = recovery(case.strategy.recovery), self._ages[case.strategy.policy][case.step]
-        return Start(recovered(self._states, self._blocks, saved_at, how, case.step, self._lost(case)), case.step, luck)
+    def __call__(self, trial: Trial) -> Start:
+        """The state, the iteration and the stream from which a trial goes on once its lost blocks are back."""
+        drawn = stream(self._seed, trial.number)
+        if trial.strategy is None:
+            return Start(self._states[trial.step], trial.step, drawn)
+        how = recovery(trial.strategy.recovery)
+        state = recovered(self._states, self._blocks, self._saved_at(trial), how, trial.step, self.lost(trial))
+        return Start(state, trial.step, drawn)
 
-    def size(self, case: Case) -> float:
+    def size(self, trial: Trial) -> float:
         """How far recovery moves the state, ‖δ‖ of Theorem 3.2."""
-        if case.strategy is None:
+        if trial.strategy is None:
             return 0.0
-        saved = checkpoint(self._states, self._blocks, self._ages[case.strategy.policy][case.step])
-        distances = self._norm(self._blocks, self._states[case.step], saved)
-        return partial_size(distances, recovery(case.strategy.recovery)(len(self._blocks), self._lost(case)))
+        saved = checkpoint(self._states, self._blocks, self._saved_at(trial))
+        distances = self._norm(self._blocks, self._states[trial.step], saved)
+        restored = recovery(trial.strategy.recovery)(len(self._blocks), self.lost(trial))
+        return partial_size(distances, restored, self._order)
 
-    def _lost(self, case: Case) -> Ids:
-        """The lost blocks: the first so many of the number's own random order, so that a larger loss contains a smaller."""
-        assert case.strategy is not None
-        count = len(self._blocks)
-        order = np.random.default_rng((self._seed, case.number)).permutation(count)
-        return np.sort(order[: max(1, round(case.strategy.lost * count))])
+    def lost(self, trial: Trial) -> Ids:
+        """The numbers of the blocks that a trial loses."""
+        assert trial.strategy is not None
+        return lost_in(self._seed, trial.number, len(self._blocks), trial.strategy.lost)
+
+    def _saved_at(self, trial: Trial) -> Ids:
+        """For every block the iteration at which it was last saved before the failure."""
+        assert trial.strategy is not None
+        policy = trial.strategy.policy
+        if policy.ranking not in DRAWN:
+            return np.asarray(self._ages[policy][trial.step])
+        if trial not in self._drawn:
+            own = replace(policy, seed=stream(self._seed, trial.number))
+            self._drawn[trial] = ages(self._states[: trial.step + 1], self._blocks, self._norm, own)[-1]
+        return self._drawn[trial]

@@ -1,4 +1,4 @@
-"""Unperturbed runs: every iterate and its loss, from the start to the criterion."""
+"""Unperturbed runs: in goes a workload, out come every state and its loss, from the start to the criterion."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -29,7 +29,7 @@ class Clock:
 
 
 class Workload(Protocol):
-    """An iterative algorithm with a loss that falls under a criterion; a stream and an iteration determine its luck."""
+    """An iterative algorithm with a loss that falls under a criterion; what it draws follows from a stream and an iteration."""
 
     @property
     def name(self) -> str:
@@ -67,6 +67,11 @@ class Workload(Protocol):
 
     def loss(self, stack: Stack) -> Floats:
         """The loss of every trial."""
+
+
+def norm_order(workload: Workload) -> float:
+    """How distances of blocks make up that of the state, as `full_size` has it: what a workload says as `order`, else 2."""
+    return float(getattr(workload, "order", 2))
 
 
 def stacked(states: Sequence[Arrays]) -> Stack:

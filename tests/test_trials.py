@@ -1,4 +1,4 @@
-"""Flights: every trial has its own unperturbed run where runs differ, and does not notice who flies with it."""
+"""Trials: each has its own unperturbed run where runs differ, and its result does not depend on which are run with it."""
 
 from fractions import Fraction
 
@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.policy import Policy
-from holdfast.simulate.flight import Flights, Flown
 from holdfast.simulate.strategy import Strategy, stream
 from holdfast.simulate.trajectory import trajectories, trajectory
+from holdfast.simulate.trials import Outcomes, Trials
 from holdfast.workloads.cnn import cnn
 from holdfast.workloads.mf import mf
 from holdfast.workloads.mlr import mlr
@@ -21,38 +21,38 @@ MF, MLR = mf("generated"), mlr("digits")
 RUN = trajectory(MLR)
 
 
-def flights(seed: int = 0) -> Flights:
-    return Flights([MF], [FULL, HALF], None, 1000, seed)
+def trials(seed: int = 0) -> Trials:
+    return Trials([MF], [FULL, HALF], None, 1000, seed)
 
 
 def silent(key: str, count: float) -> None:
     pass
 
 
-def told(flown: list[Flown]) -> tuple[object, ...]:
-    (only,) = flown
+def told(outcomes: list[Outcomes]) -> tuple[object, ...]:
+    (only,) = outcomes
     return facts(only)
 
 
-def facts(flown: Flown) -> tuple[object, ...]:
-    return flown.length, flown.crossed, flown.step, flown.counts, flown.sizes
+def facts(found: Outcomes) -> tuple[object, ...]:
+    return found.length, found.crossed, found.step, found.counts, found.sizes
 
 
 def test_every_trial_has_a_run_of_its_own_and_going_back_costs_what_that_run_had_done_since() -> None:
-    found = [trial for (trial,) in flights()(range(6), silent)]
+    found = [trial for (trial,) in trials()(range(6), silent)]
     assert len({trial.crossed for trial in found}) == 6
     for trial in found:
         assert 0 < trial.step < trial.length
         assert trial.step + trial.counts[FULL] - trial.crossed == pytest.approx(trial.step % 8, abs=1e-6)
 
 
-def test_a_trial_is_the_same_whoever_flies_with_it() -> None:
-    together, alone = flights()(range(5), silent), flights()([3], silent)
+def test_a_trial_is_the_same_whichever_others_are_run_with_it() -> None:
+    together, alone = trials()(range(5), silent), trials()([3], silent)
     assert told(together[3]) == told(alone[0])
 
 
 def test_another_seed_has_other_runs() -> None:
-    assert flights(1)([0], silent)[0][0].crossed != flights()([0], silent)[0][0].crossed
+    assert trials(1)([0], silent)[0][0].crossed != trials()([0], silent)[0][0].crossed
     assert len({stream(seed, number) for seed in range(5) for number in range(50)}) == 250
 
 
@@ -65,29 +65,27 @@ def test_runs_side_by_side_are_those_of_runs_alone() -> None:
 
 
 def test_what_is_known_is_told_and_not_run_again() -> None:
-    first, heard = flights(), list[tuple[str, float]]()
+    first, heard = trials(), list[tuple[str, float]]()
     expected = first([0, 1], silent)
-    again = Flights(
-        [MF], [FULL, HALF], None, 0, 0, dict(first.known)
-    )  # no iterations allowed: nothing new can be found
+    again = Trials([MF], [FULL, HALF], None, 0, 0, dict(first.known))  # no iterations allowed: nothing new can be found
     assert [told(trial) for trial in again([0, 1], lambda *what: heard.append(what))] == [told(t) for t in expected]
-    assert (len(heard), set(heard)) == (4, set(first.known.items()))  # of equal cases each is told
+    assert (len(heard), set(heard)) == (4, set(first.known.items()))  # of equal trials each is told
 
 
 @given(st.integers(1, 200), st.integers(1, 20), st.booleans())
-def test_every_trial_flies_once_and_no_more_runs_are_in_memory_than_there_are_lanes(
-    trials: int, jobs: int, shared: bool
+def test_every_trial_is_run_once_and_no_more_runs_are_in_memory_than_there_are_lanes(
+    count: int, jobs: int, shared: bool
 ) -> None:
     run = RUN if shared else None
-    parts = Flights([MLR], [FULL], run, 1000, 0).numbers(trials, jobs)
-    assert [number for part in parts for number in part] == list(range(trials))
+    parts = Trials([MLR], [FULL], run, 1000, 0).groups(count, jobs)
+    assert [number for part in parts for number in part] == list(range(count))
     assert len(parts) <= jobs if shared else max(map(len, parts)) <= MLR.lanes
 
 
 def test_workloads_that_train_alike_share_their_runs_and_each_has_its_own_blocks() -> None:
     layer, shard = cnn("layer", dataset="digits"), cnn("shard", dataset="digits")
-    ((by_layer, by_shard),) = Flights([layer, shard], [FULL, HALF], None, 1000, 0)([0], silent)
-    ((alone,),) = Flights([shard], [FULL, HALF], None, 1000, 0)([0], silent)
+    ((by_layer, by_shard),) = Trials([layer, shard], [FULL, HALF], None, 1000, 0)([0], silent)
+    ((alone,),) = Trials([shard], [FULL, HALF], None, 1000, 0)([0], silent)
     assert facts(by_shard) == facts(alone)
     assert (by_layer.crossed, by_layer.step, by_layer.counts[FULL]) == (alone.crossed, alone.step, alone.counts[FULL])
     assert by_layer.sizes[HALF] != by_shard.sizes[HALF]
