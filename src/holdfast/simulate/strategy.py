@@ -6,7 +6,7 @@ draw the same random numbers afterwards.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from holdfast.blocks import Blocks, Ids, Norm
 from holdfast.policy import Policy
 from holdfast.recovery import recovery
-from holdfast.simulate.ages import ages, checkpoint, recovered
+from holdfast.simulate.ages import Renew, ages, recovered
 from holdfast.simulate.lanes import Start
 from holdfast.theory import partial_size
 from holdfast.workloads.workload import Arrays
@@ -33,7 +33,7 @@ class Strategy:
         """The same strategy in one way of writing: saving everything ranks nothing, losing everything is full."""
         policy = self.policy
         if policy.fraction == 1:
-            policy = Policy(ranking="full", interval=policy.interval)
+            policy = replace(policy, ranking="full", seed=0)
         if self.recovery == "full" or self.lost == 1:
             return Strategy(policy=policy, recovery="full", lost=Fraction(1))
         return Strategy(policy=policy, recovery=self.recovery, lost=self.lost)
@@ -56,13 +56,20 @@ def stream(seed: int, number: int) -> int:
 class CheckpointedRun:
     """A run with the running checkpoint that every policy would have kept of it.
 
-    In go the states of the run, by iteration. Called with a trial, it gives the state from which the trial goes on.
+    In go the states of the run, by iteration. Called with a trial, it gives the state from which the trial goes on;
+    `renew` is the workload's rule for what was never saved, which recovery `fresh` needs.
     """
 
     def __init__(
-        self, states: Sequence[Arrays], blocks: Blocks, norm: Norm, policies: Collection[Policy], seed: int
+        self,
+        states: Sequence[Arrays],
+        blocks: Blocks,
+        norm: Norm,
+        policies: Collection[Policy],
+        seed: int,
+        renew: Renew | None = None,
     ) -> None:
-        self._states, self._blocks, self._norm, self._seed = states, blocks, norm, seed
+        self._states, self._blocks, self._norm, self._seed, self._renew = states, blocks, norm, seed, renew
         # 32 bits: the table of a large corpus has millions of entries
         self._ages = {policy: ages(states, blocks, norm, policy).astype(np.int32) for policy in policies}
 
@@ -71,16 +78,14 @@ class CheckpointedRun:
         drawn = stream(self._seed, trial.number)
         if trial.strategy is None:
             return Start(self._states[trial.step], trial.step, drawn)
-        how, saved_at = recovery(trial.strategy.recovery), self._ages[trial.strategy.policy][trial.step]
-        state = recovered(self._states, self._blocks, saved_at, how, trial.step, self.lost(trial))
-        return Start(state, trial.step, drawn)
+        return Start(self._recovered(trial, trial.strategy), trial.step, drawn)
 
     def size(self, trial: Trial) -> float:
         """How far recovery moves the state, ‖δ‖ of Theorem 3.2."""
         if trial.strategy is None:
             return 0.0
-        saved = checkpoint(self._states, self._blocks, self._ages[trial.strategy.policy][trial.step])
-        distances = self._norm(self._blocks, self._states[trial.step], saved)
+        after = self._recovered(trial, trial.strategy)
+        distances = self._norm(self._blocks, self._states[trial.step], after)
         return partial_size(distances, recovery(trial.strategy.recovery)(len(self._blocks), self.lost(trial)))
 
     def lost(self, trial: Trial) -> Ids:
@@ -89,3 +94,8 @@ class CheckpointedRun:
         count = len(self._blocks)
         order = np.random.default_rng((self._seed, trial.number)).permutation(count)
         return np.sort(order[: max(1, round(trial.strategy.lost * count))])
+
+    def _recovered(self, trial: Trial, strategy: Strategy) -> Arrays:
+        how, saved_at = recovery(strategy.recovery), self._ages[strategy.policy][trial.step]
+        drawn, lost = stream(self._seed, trial.number), self.lost(trial)
+        return recovered(self._states, self._blocks, saved_at, how, trial.step, lost, self._renew, drawn)

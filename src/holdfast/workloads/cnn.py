@@ -100,6 +100,21 @@ class ConvolutionalNetwork:
             lanes = next(iter(stack.values())).shape[-1]
             return np.array([self._evaluate(network, unstacked(stack, lane), self._evaluated) for lane in range(lanes)])
 
+    def survivors(self, ids: Ids, held: Arrays) -> Arrays:
+        """Nothing: units differ from each other, and one that is lost is none of the others."""
+        return {}
+
+    def fresh(self, ids: Ids, said: Arrays, iteration: int, stream: int) -> Arrays:
+        """The first values: hidden units at zero would never learn, equal ones stay equal, and those of He's learn at once.
+
+        Those of the last layer are zero: random ones speak for classes before they have learned anything of them.
+        """
+        state = self.start(stream)
+        last = list(self.architecture.shapes)[-2]
+        for name in (last, f"{last}.average"):
+            state[name][...] = 0
+        return {name: np.asarray(value) for name, value in self.blocks.pack(state, ids).items()}
+
     @property
     def rounds(self) -> int:
         """One for each batch of an iteration."""
