@@ -105,15 +105,8 @@ class ConvolutionalNetwork:
         return {}
 
     def fresh(self, ids: Ids, said: Arrays, iteration: int, stream: int) -> Arrays:
-        """The first values: hidden units at zero would never learn, equal ones stay equal, and those of He's learn at once.
-
-        Those of the last layer are zero: random ones speak for classes before they have learned anything of them.
-        """
-        state = self.start(stream)
-        last = list(self.architecture.shapes)[-2]
-        for name in (last, f"{last}.average"):
-            state[name][...] = 0
-        return {name: np.asarray(value) for name, value in self.blocks.pack(state, ids).items()}
+        """The first values: units at zero would not learn, and survivors have learned beside units not far from their first."""
+        return {name: np.asarray(value) for name, value in self.blocks.pack(self.start(stream), ids).items()}
 
     @property
     def rounds(self) -> int:
