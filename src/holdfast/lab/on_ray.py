@@ -27,7 +27,7 @@ def elsewhere(on: str | None, address: str | None) -> Iterator[ShareOut | None]:
         return
     if on != "ray":
         raise BadInput(f"trials cannot be run on {on!r}: leave it out, or choose ray")
-    from holdfast.server.job import cluster
+    from holdfast.server.cluster import cluster
 
     with cluster(address):
         yield OnRay()

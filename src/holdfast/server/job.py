@@ -11,6 +11,7 @@ from holdfast.errors import BadInput, CommitConflict, HoldfastError, WorkerLost
 from holdfast.server.cluster import cluster, require_room
 from holdfast.server.settings import Settings
 from holdfast.server.wish import Wish
+from holdfast.workloads.fresh import rule_of
 from holdfast.workloads.named import own_error
 
 if TYPE_CHECKING:
@@ -38,7 +39,10 @@ def serve(
 
 def _check(settings: Settings) -> None:
     """Refuse what cannot work before anything is started."""
-    blocks = len(settings.load().blocks)
+    workload = settings.load()
+    if settings.recovery == "fresh":
+        rule_of(workload)
+    blocks = len(workload.blocks)
     if settings.nodes > blocks:
         raise BadInput(f"{settings.nodes} nodes are more than the {blocks} blocks of {settings.workload}: use fewer")
     store = store_for(settings.store)
