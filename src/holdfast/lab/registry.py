@@ -2,6 +2,7 @@
 
 from holdfast.errors import BadInput
 from holdfast.lab import (
+    advice_check,
     backprop_tradeoff,
     lda_reset,
     mlr_bound,
@@ -24,6 +25,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         priority_checkpoint,
         backprop_tradeoff,
         server_overhead,
+        advice_check,
     )
 }
 
