@@ -6,6 +6,7 @@ from typing import Any
 
 import typer
 
+from holdfast.cli.advise import advise
 from holdfast.cli.console import complain
 from holdfast.cli.demo import demo
 from holdfast.cli.export import export
@@ -28,7 +29,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for commands in (run, rehearse, scale, logs, export, store, demo):
+for commands in (run, advise, rehearse, scale, logs, export, store, demo):
     app.add_typer(commands)
 app.add_typer(runs, name="runs", rich_help_panel=LOOK)
 app.add_typer(lab, name="lab", rich_help_panel=LAB)

@@ -236,7 +236,7 @@ def audit(
     """Prove from its history that a run trained every sample exactly once, or a served run every push. Example: holdfast audit runs/train"""
     from holdfast.audit.verdicts import audit_run, recovery_of, worst
 
-    with _histories(paths) as files:
+    with history_files(paths) as files:
         findings = audit_run(files, _command(paths), recovery_of(paths))
     print_findings(findings)
     raise typer.Exit(0 if worst(findings) == "pass" else 1)
@@ -262,7 +262,7 @@ def cost(
 
     histories = {}
     for path in paths:
-        with _histories([path]) as files:
+        with history_files([path]) as files:
             histories[str(path)] = read_history(files).events
     if any(map(is_served, histories.values())):
         if figure:
@@ -286,7 +286,7 @@ def cost(
 
 
 @contextmanager
-def _histories(paths: Sequence[Path]) -> Iterator[list[Path]]:
+def history_files(paths: Sequence[Path]) -> Iterator[list[Path]]:
     """The files of one run's history: those at hand, and of a run's folder also those that its other nodes sent."""
     from holdfast.ddp.config import read_config
     from holdfast.gathering import gathered

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import xxhash
@@ -63,6 +63,9 @@ from holdfast.events import JSON, Plan, Recover
 from holdfast.geometry import LENGTH, Geometry
 from holdfast.progress import Phase
 from holdfast.state import flatten
+
+if TYPE_CHECKING:
+    from holdfast.advice.advice import Advice
 
 logger = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=nn.Module)
@@ -326,6 +329,15 @@ class Run:
         """Print on rank 0 alone."""
         if self.main:
             print(*values, sep=sep, end=end, flush=True)  # noqa: T201 - the user asks for it
+
+    def advise(self, **asked: Any) -> "Advice":
+        """Which recovery to choose and how often to save, by this run's own history so far; `print` it to read why.
+
+        Takes what `advice.question.Question` does, such as mtbf=14400 (seconds). It reads the whole history: ask seldom.
+        """
+        from holdfast.advice.asking import advise_so_far  # few runs need it
+
+        return advise_so_far(self._record, self._attempt.folder if self._attempt else None, **asked)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The module as the script made it, without what `replicate` and torch.compile have put around it."""

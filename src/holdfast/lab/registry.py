@@ -2,6 +2,7 @@
 
 from holdfast.errors import BadInput
 from holdfast.lab import (
+    advice_check,
     backprop_tradeoff,
     early_failures,
     lda_reset,
@@ -26,6 +27,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         early_failures,
         backprop_tradeoff,
         server_overhead,
+        advice_check,
     )
 }
 

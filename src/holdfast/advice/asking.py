@@ -1,0 +1,33 @@
+"""From the folder of a run to an advice: what `holdfast advise` and `run.advise()` call."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from holdfast.advice.advice import Advice, advise
+from holdfast.advice.question import Question
+from holdfast.advice.served_advice import ServedAdvice, advise_served
+from holdfast.cost.served import is_served
+from holdfast.errors import BadInput
+from holdfast.events import Event
+from holdfast.history import read_history
+
+if TYPE_CHECKING:
+    from holdfast.ddp.record import Record
+
+Given: TypeAlias = Advice | ServedAdvice
+
+
+def advice_on(history: Sequence[Event], question: Question | None = None) -> Given:
+    """The advice that a history gives, of a training run or a served one."""
+    if not history:
+        raise BadInput("there is nothing in this history: name the folder of a run.")
+    return advise_served(history, question) if is_served(history) else advise(history, question)
+
+
+def advise_so_far(record: "Record", folder: Path | None, **asked: Any) -> Advice:
+    """The advice that a training run's own history gives while it goes on; `asked` is what a `Question` takes."""
+    if folder is None:
+        raise BadInput("this run writes no history: start it with `holdfast run`, or give attach(out=...) a folder.")
+    record.flush()
+    return advise(read_history(folder).events, Question(**asked))

@@ -1,0 +1,78 @@
+"""How fast a training converges, from its losses alone: three thirds of the curve tell the limit that it falls to.
+
+If the loss falls to L* as a geometric series, the means of three equal stretches of w steps have differences in the ratio
+q = c^(2w), because the loss falls as the square of a distance that shrinks by c a step. The noise of the losses makes q
+uncertain: it is drawn as often as needed to see where c lies, and where one in ten draws shows no convergence nothing is
+said.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from holdfast.advice.estimate import INFERRED, Estimate
+from holdfast.blocks import Floats
+
+FEWEST = 30  # losses
+DRAWS = 1000
+PARTS = 10  # of each third, whose means tell how much its mean scatters
+
+
+@dataclass(frozen=True, slots=True)
+class Convergence:
+    """The contraction a step, the loss that it falls to, what is left of it, and what a step gains by now."""
+
+    rate: Estimate
+    limit: float
+    left: Estimate
+    gain: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The numbers as JSON values."""
+        return asdict(self)
+
+
+def convergence(losses: Sequence[float], seed: int = 0) -> Convergence | None:
+    """What the losses of steps in order tell; None where they tell nothing."""
+    values = np.asarray(losses, dtype=np.float64)
+    width = len(values) // 3
+    if len(values) < FEWEST or not np.isfinite(values).all():
+        return None
+    thirds = values[len(values) - 3 * width :].reshape(3, width)
+    means, errors = thirds.mean(axis=1), np.array([_error(third) for third in thirds])
+    drawn = means + errors * np.random.default_rng(seed).standard_normal((DRAWS, 3))
+    ratio, left = _fit(drawn)
+    known = (ratio > 0) & (ratio < 1)
+    ratio_here, left_here = (float(each[0]) for each in _fit(means[None]))
+    if known.mean() < 0.9 or not 0 < ratio_here < 1:
+        return None
+    rates = ratio[known] ** (0.5 / width)
+    low, high = (float(each) for each in np.percentile(rates, (5, 95)))
+    least, most = (float(each) for each in np.percentile(left[known], (5, 95)))
+    c = ratio_here ** (0.5 / width)
+    rate = Estimate(c, min(low, c), max(high, c), INFERRED)
+    rest = Estimate(left_here, min(least, left_here), max(most, left_here), INFERRED)
+    middle = left_here / ratio_here**0.5  # what was left in the middle of the last third, where its mean is
+    return Convergence(rate, float(means[2]) - middle, rest, left_here * (1 - c**2))
+
+
+def _fit(means: Floats) -> tuple[Floats, Floats]:
+    """The ratio of the two differences, and what is left of the loss at the end of the last third."""
+    before, after = means[:, 0] - means[:, 1], means[:, 1] - means[:, 2]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = after / before
+        ratio = np.where(before > 0, ratio, np.nan)
+        # The mean of a third is near enough the loss in its middle, and its end half of its width later.
+        return ratio, after * ratio / (1 - ratio) * np.sqrt(np.clip(ratio, 0, 1))
+
+
+def _error(third: Floats) -> float:
+    """The standard error of a mean whose values lean on their neighbours, by the means of its parts."""
+    width = len(third) // PARTS
+    if width < 1:
+        return float(third.std(ddof=1) / np.sqrt(len(third)))
+    parts = third[: PARTS * width].reshape(PARTS, width).mean(axis=1)
+    fall = np.polyval(np.polyfit(np.arange(PARTS), parts, 1), np.arange(PARTS))
+    return float((parts - fall).std(ddof=2) / np.sqrt(PARTS))

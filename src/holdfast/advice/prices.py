@@ -1,0 +1,113 @@
+"""What one failure will cost under each recovery of a training run: seconds of standing still and iterations of work."""
+
+import math
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from holdfast.advice.estimate import BENCHMARK, GIVEN, INFERRED, PUBLISHED, Estimate
+from holdfast.advice.measured import Measured
+from holdfast.advice.published import NOTICE, REGROUP, STALL
+from holdfast.advice.question import Question
+
+RECOVERIES = ("restart", "replay", "forward", "skip")
+EXACT = ("restart", "replay")
+PROMISES = {
+    "restart": "exact: the weights end as if nothing had failed",
+    "replay": "exact: the weights end as if nothing had failed",
+    "forward": "the samples of lost workers are left out of one step, and declared",
+    "skip": "one step is dropped, and declared",
+}
+LARGE = 1000  # workers, from which our own benchmarks of a few say nothing of how survivors find together
+AT_SCALE = Estimate(180.0, 60.0, 600.0, PUBLISHED)  # FT-HSDP (arXiv 2602.00277): 3 minutes at O(100K) GPUs
+UNKNOWN_START = Estimate(0.5, 0.2, 10.0, BENCHMARK)
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a failure costs: `stands` is how long nothing is trained, `seconds` how much later the run is in all.
+
+    `iterations` are steps that are done again, or training that is not done: a step without half of its samples is half
+    an iteration less.
+    """
+
+    recovery: str
+    stands: Estimate
+    seconds: Estimate
+    iterations: Estimate
+    promise: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The price as JSON values."""
+        return asdict(self)
+
+
+def prices(costs: Measured, question: Question, every: int | None = None) -> dict[str, Price]:
+    """The price of a failure under every recovery that so many workers can do, with so many steps between saves."""
+    workers, lost = question.workers or costs.workers, lost_part(costs, question)
+    again = replacement(costs, question)
+    found = regroup(costs, question)
+    redone = rework(costs, costs.save_every if every is None else every)
+    seconds = again + _times(redone, costs.step)
+    made = {"restart": Price("restart", again, seconds, redone, PROMISES["restart"])}
+    if workers < 2 or lost == 1:
+        return made  # nobody is left who could go on
+    replay = costs.live.get("replay") or _inferred(again)
+    none = Estimate.exact(0.0, replay.basis)
+    part = float(lost)
+    missing = Estimate(part, 0.0, part + 1 / costs.batch if costs.batch else part, found.basis)
+    dropped = Estimate(1.0, 0.0, 1.0, found.basis)
+    made["replay"] = Price("replay", replay, replay, none, PROMISES["replay"])
+    made["forward"] = Price("forward", found, found, missing, PROMISES["forward"])
+    once_more = Estimate(costs.step.value, 0.0, costs.step.high, found.basis)
+    made["skip"] = Price("skip", found, found + once_more, dropped, PROMISES["skip"])
+    return made
+
+
+def _inferred(seen: Estimate) -> Estimate:
+    """What was seen of something alike: a replacement has to start as all workers have to after a restart."""
+    return replace(seen, basis=INFERRED) if seen.is_seen else seen
+
+
+def lost_part(costs: Measured, question: Question) -> Fraction:
+    """Which part of the workers a failure takes: what is given, or else one of them."""
+    return question.lost or Fraction(1, question.workers or costs.workers)
+
+
+def replacement(costs: Measured, question: Question) -> Estimate:
+    """From a failure until workers that were started for it train: what was seen, or what a start took and a benchmark."""
+    if question.restart is not None:
+        return Estimate.exact(question.restart, GIVEN)
+    if costs.restart is not None:
+        return costs.restart
+    if costs.start is None:
+        return NOTICE + UNKNOWN_START
+    read = costs.durable.value if costs.durable else 0.0  # to read a snapshot takes about as long as to write it
+    return NOTICE + costs.start + Estimate(read, 0.0, 2 * read, INFERRED)
+
+
+def regroup(costs: Measured, question: Question) -> Estimate:
+    """How long training stands still until survivors have found together."""
+    seen = costs.live.get("forward") or costs.live.get("skip")
+    if (question.workers or costs.workers) > LARGE:
+        return AT_SCALE
+    return seen or REGROUP
+
+
+def stall(costs: Measured, question: Question) -> Estimate:
+    """What a save makes training later."""
+    if question.stall is not None:
+        return Estimate.exact(question.stall, GIVEN)
+    return costs.stall or STALL
+
+
+def rework(costs: Measured, every: int) -> Estimate:
+    """Steps since the newest committed save, at a moment that nobody chose."""
+    behind = costs.durable.value / costs.step.value if costs.durable else 0.0
+    whole = every - 1
+    return Estimate(whole / 2 + behind, math.floor(0.05 * whole), math.ceil(0.95 * whole + behind), INFERRED)
+
+
+def _times(count: Estimate, each: Estimate) -> Estimate:
+    """So many, each of which takes about so long."""
+    return Estimate(count.value * each.value, count.low * each.low, count.high * each.value, count.basis)

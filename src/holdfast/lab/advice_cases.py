@@ -1,0 +1,44 @@
+"""What was predicted of a failure beside what it then cost."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from holdfast.advice.estimate import Estimate
+from holdfast.lab.result import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One failure of a workload under a strategy; `unit` is seconds or iterations."""
+
+    workload: str
+    failure: str
+    strategy: str
+    unit: str
+    predicted: Estimate
+    measured: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the measured cost lies in the predicted interval."""
+        return self.predicted.holds(self.measured)
+
+    def to_row(self) -> Row:
+        """The case as a row of a table."""
+        return {
+            "workload": self.workload,
+            "failure": self.failure,
+            "strategy": self.strategy,
+            "unit": self.unit,
+            "predicted": self.predicted.value,
+            "low": self.predicted.low,
+            "high": self.predicted.high,
+            "basis": self.predicted.basis,
+            "measured": self.measured,
+            "holds": self.holds,
+        }
+
+
+def coverage(cases: Sequence[Case]) -> float:
+    """The share of cases whose measured cost lies in the predicted interval."""
+    return sum(case.holds for case in cases) / len(cases) if cases else float("nan")

@@ -1,0 +1,111 @@
+"""Failures of real training: predicted from a run in which nothing failed, then struck in others and read from their histories."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from holdfast.advice.measured import Measured, measured, recoveries, restart_seconds
+from holdfast.advice.prices import RECOVERIES, Price, prices
+from holdfast.advice.question import Question
+from holdfast.cost.spent import spent
+from holdfast.errors import WorkerLost
+from holdfast.events import Event
+from holdfast.failure import Failure
+from holdfast.history import read_history
+from holdfast.lab.advice_cases import Case
+from holdfast.lab.experiment import Meter, Options
+
+if TYPE_CHECKING:
+    from holdfast.ddp.config import RunConfig
+
+SCRIPT = Path(__file__).with_name("advice_train.py")
+WORKERS, STEPS, SAVE_EVERY = 3, 300, 40
+WIDTHS = {"small": 128, "wide": 768}  # workloads, by the width of their network
+# Kills, far enough from each other for a replacement to be there, and at moments that no save knows of.
+KILLS = ((97, "boundary"), (213, "backward=0.5"))
+KILLED = WORKERS - 1
+Do = Callable[["RunConfig", Path], str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Runs:
+    """What real runs showed: cases, and what each calm run cost."""
+
+    cases: list[Case]
+    calm: dict[str, Measured]
+    restarts: dict[str, list[float]]  # seconds of the restarts that were struck, by workload
+
+
+def real(options: Options, meter: Meter) -> Runs:
+    """A calm run of each workload, and one with kills under every recovery."""
+    from holdfast.lab.advice_drive import driving
+
+    names = list(WIDTHS)[:1] if options.quick else list(WIDTHS)
+    progress = meter("runs that are killed", len(names) * (1 + len(RECOVERIES)))
+    found = Runs([], {}, {})
+    with TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder:
+        place = Path(folder).absolute()
+        with driving(options.out / "runs.log") as do:
+            for name in names:
+                history = done(do, config(name), place / f"{name}-calm")
+                found.calm[name] = costs = measured(history)
+                progress(1)
+                predicted = prices(costs, Question())
+                for recovery in RECOVERIES:
+                    history = done(do, config(name, recovery, kills()), place / f"{name}-{recovery}")
+                    found.cases.extend(_cases(name, costs, predicted[recovery], history))
+                    if recovery == "restart":
+                        seconds = map(restart_seconds, spent(history).failures)
+                        found.restarts[name] = [each for each in seconds if each is not None]
+                    progress(1)
+    return found
+
+
+def kills() -> tuple[Failure, ...]:
+    """What strikes every struck run."""
+    return tuple(Failure(step=step, kind="kill", point=point, targets=(KILLED,)) for step, point in KILLS)
+
+
+def config(
+    name: str,
+    recovery: str = "restart",
+    failures: tuple[Failure, ...] = (),
+    *,
+    steps: int = STEPS,
+    save_every: int = SAVE_EVERY,
+) -> "RunConfig":
+    """How a run of a workload is done."""
+    from holdfast.ddp.config import RunConfig
+
+    return RunConfig(
+        script=str(SCRIPT),
+        args=(str(WIDTHS[name]), str(steps)),
+        workers=WORKERS,
+        recovery=recovery,
+        save_every=save_every,
+        failures=failures,
+        max_restarts=len(failures) + 3,
+    )
+
+
+def done(do: Do, config: "RunConfig", folder: Path) -> Sequence[Event]:
+    """The history of a run that is done now."""
+    verdict = do(config, folder)
+    if verdict != "completed":
+        raise WorkerLost(f"the run {folder.name} was not completed: {verdict}")
+    return read_history(folder).events
+
+
+def _cases(name: str, costs: Measured, price: Price, history: Sequence[Event]) -> list[Case]:
+    """Seconds and iterations of every kill of a run."""
+    found = []
+    for failure, seconds in recoveries(spent(history), history, costs.step.value):
+        work = failure.rework_steps + failure.samples_lost / costs.batch
+        where = f"killed in step {failure.step}"
+        found += [
+            Case(name, where, price.recovery, "seconds", price.seconds, seconds + failure.rework),
+            Case(name, where, price.recovery, "iterations", price.iterations, work),
+        ]
+    return found

@@ -1,0 +1,110 @@
+"""Is the recommended save interval the best? Goodput over a sweep around it, resampled from what runs cost, and real."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from holdfast.advice.measured import Measured
+from holdfast.advice.prices import replacement, stall
+from holdfast.advice.question import Question
+from holdfast.advice.saving import Saving, best_interval
+from holdfast.blocks import Floats
+from holdfast.cost.spent import spent
+from holdfast.failure import Failure
+from holdfast.lab.advice_runs import KILLED, config, done
+from holdfast.lab.experiment import Meter, Options
+
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+OFTEN = 15.0  # restarts' worth of time between two failures: so often that the interval matters
+STRETCH = 4000  # failures that are resampled
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sweep:
+    """Committed steps a second at intervals around the recommended one, relative to that without saves and failures."""
+
+    workload: str
+    how: str
+    mtbf: float
+    every: list[int]
+    goodput: Floats  # (repeats, intervals)
+
+    @property
+    def means(self) -> Floats:
+        """Of each interval, over the repeats."""
+        return np.asarray(self.goodput.mean(axis=0))
+
+    @property
+    def recommended(self) -> float:
+        """Goodput at the recommended interval as a part of the best of the sweep."""
+        return float(self.means[FACTORS.index(1.0)] / self.means.max())
+
+
+def around(costs: Measured) -> tuple[float, list[int]]:
+    """The time between failures that a sweep is done with, and intervals around the one that is recommended for it."""
+    question = Question()
+    mtbf = OFTEN * replacement(costs, question).value
+    saving = Saving(
+        step=costs.step.value,
+        stall=stall(costs, question).value,
+        mtbf=mtbf,
+        restart=replacement(costs, question).value,
+        durable=costs.durable.value if costs.durable else 0.0,
+    )
+    best = best_interval(saving).best
+    return mtbf, [max(1, round(best * factor)) for factor in FACTORS]
+
+
+def resampled(name: str, costs: Measured, restarts: Sequence[float], seed: int) -> Sweep:
+    """The sweep with steps, saves and restarts as they were measured, and failures that strike whenever they do."""
+    mtbf, every = around(costs)
+    rng = np.random.default_rng(seed)
+    shares = [[_share(costs, each, mtbf, restarts, rng) for each in every] for _ in range(5)]
+    return Sweep(name, "resampled", mtbf, every, np.array(shares))
+
+
+def _share(costs: Measured, every: int, mtbf: float, restarts: Sequence[float], rng: np.random.Generator) -> float:
+    """Seconds of steps that count, of all seconds, over many failures."""
+    step, save = costs.step.value, costs.stall.value if costs.stall else 0.0
+    durable = costs.durable.value if costs.durable else 0.0
+    gaps = rng.exponential(mtbf, STRETCH)
+    again = rng.choice(np.asarray(restarts or [mtbf / OFTEN]), STRETCH)
+    cycle = every * step + save
+    # In a gap training runs for what the restart leaves of it; a save counts once it is durable.
+    up = np.maximum(0.0, gaps - again)
+    saves = np.maximum(0.0, np.floor((up - durable) / cycle))
+    return float((saves * every * step).sum() / gaps.sum())
+
+
+def real_sweep(name: str, costs: Measured, options: Options, meter: Meter, repeats: int = 2) -> Sweep:
+    """The sweep in real runs: all intervals of a repeat meet the same failures."""
+    from holdfast.lab.advice_drive import driving
+
+    mtbf, every = around(costs)
+    steps = max(600, round(12 * mtbf / costs.step.value))
+    progress = meter(f"{name}: save intervals", repeats * len(every))
+    found = np.zeros((repeats, len(every)))
+    with (
+        TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder,
+        driving(options.out / "runs.log") as do,
+    ):
+        for repeat in range(repeats):
+            failures = schedule(mtbf / costs.step.value, steps, options.seed + repeat)
+            for place, each in enumerate(every):
+                told = config(name, failures=failures, steps=steps, save_every=each)
+                cost = spent(done(do, told, Path(folder).absolute() / f"{repeat}-{place}"))
+                lasted = cost.wall - cost.seconds["startup"] - cost.seconds["closing"]
+                found[repeat, place] = steps * costs.step.value / lasted
+                progress(1)
+    return Sweep(name, "real", mtbf, every, found)
+
+
+def schedule(mean_gap: float, steps: int, seed: int) -> tuple[Failure, ...]:
+    """Kills with exponential gaps, counted in steps that count."""
+    rng = np.random.default_rng(seed)
+    at = np.cumsum(rng.exponential(mean_gap, 1000)).astype(int)
+    unique = sorted({int(each) for each in at if 1 <= each < steps})
+    return tuple(Failure(step=each, kind="kill", targets=(KILLED,)) for each in unique)
