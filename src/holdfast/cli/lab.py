@@ -45,6 +45,9 @@ def lab_run(
         list[str] | None, typer.Option(help="Only this panel; may be given again.  [default: all]")
     ] = None,
     interval: Annotated[int, typer.Option(help="Iterations between two full checkpoints.")] = 8,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with the runs of recovery-matrix, as in experiments/.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small and within a minute, on embedded data.")] = False,
 ) -> None:
     """Run an experiment, print its claims, write its report. Example: holdfast lab run qp-bound --quick"""
@@ -57,6 +60,8 @@ def lab_run(
     chosen = experiment(name)
     if panel and not chosen.panels:
         raise BadInput(f"{name} has no panels: leave out --panel")
+    if config and not chosen.configured:
+        raise BadInput(f"{name} takes no --config: leave it out")
     options = Options(
         seed=seed,
         trials=trials,
@@ -66,6 +71,7 @@ def lab_run(
         out=out or Path("results") / name,
         panels=tuple(panel or ()),
         interval=interval,
+        config=config,
     )
     folder = prepare(options.out)
     with meter() as begin:

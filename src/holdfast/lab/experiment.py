@@ -31,6 +31,7 @@ class Options:
     out: Path = Path("results")
     panels: tuple[str, ...] = ()
     interval: int = 8
+    config: Path | None = None
 
     def __post_init__(self) -> None:
         if self.trials is not None and self.trials < 1:
@@ -55,4 +56,5 @@ class Experiment:
     title: str
     source: str
     panels: bool = False  # whether it is made of panels that can be chosen
+    configured: bool = False  # whether a file says what it is made of
     run: Callable[[Options, Meter], Result]

@@ -9,6 +9,7 @@ from holdfast.lab import (
     partial_recovery,
     priority_checkpoint,
     qp_bound,
+    recovery_matrix,
     server_overhead,
 )
 from holdfast.lab.experiment import Experiment
@@ -24,6 +25,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         priority_checkpoint,
         backprop_tradeoff,
         server_overhead,
+        recovery_matrix,
     )
 }
 
