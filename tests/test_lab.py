@@ -132,6 +132,7 @@ def test_every_experiment_has_a_name_a_title_and_a_source() -> None:
         "priority-checkpoint",
         "backprop-tradeoff",
         "server-overhead",
+        "recovery-matrix",
     ]
     assert all(each.title and each.source for each in EXPERIMENTS.values())
     with pytest.raises(BadInput, match="'nope'; choose one of qp-bound"):

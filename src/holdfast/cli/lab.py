@@ -50,6 +50,9 @@ def lab_run(
     ] = None,
     on: Annotated[str | None, typer.Option(help="Where to run trials: ray.  [default: this machine]")] = None,
     address: Annotated[str | None, typer.Option(help="A Ray cluster, HOST:PORT.  [default: started here]")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with the runs of recovery-matrix, as in experiments/.")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small and within a minute, on embedded data.")] = False,
 ) -> None:
     """Run an experiment, print its claims, write its report. Example: holdfast lab run qp-bound --quick"""
@@ -68,6 +71,8 @@ def lab_run(
         raise BadInput("--panel chooses a workload of the paper's, --workload gives another: leave out one of them")
     if (workload or on) and not chosen.own:
         raise BadInput(f"{name} has workloads of its own and runs on this machine: leave out --workload and --on")
+    if config and not chosen.configured:
+        raise BadInput(f"{name} takes no --config: leave it out")
     options = Options(
         seed=seed,
         trials=trials,
@@ -77,6 +82,7 @@ def lab_run(
         out=out or Path("results") / name,
         panels=tuple(panel or ()),
         interval=interval,
+        config=config,
     )
     folder = prepare(options.out)
     with own_errors(workload or ""), elsewhere(on, address) as cluster, meter() as begin:

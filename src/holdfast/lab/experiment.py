@@ -39,6 +39,7 @@ class Options:
     interval: int = 8
     workload: Workload | None = None
     elsewhere: ShareOut | None = None
+    config: Path | None = None
 
     def __post_init__(self) -> None:
         if self.trials is not None and self.trials < 1:
@@ -78,4 +79,5 @@ class Experiment:
     source: str
     panels: bool = False  # whether it is made of panels that can be chosen
     own: bool = False
+    configured: bool = False  # whether a file says what it is made of
     run: Callable[[Options, Meter], Result]

@@ -11,6 +11,7 @@ from holdfast.lab import (
     partial_recovery,
     priority_checkpoint,
     qp_bound,
+    recovery_matrix,
     server_overhead,
 )
 from holdfast.lab.experiment import Experiment
@@ -28,6 +29,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         backprop_tradeoff,
         server_overhead,
         advice_check,
+        recovery_matrix,
     )
 }
 
