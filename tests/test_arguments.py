@@ -23,10 +23,17 @@ def test_commands_differ_in_named_arguments(before: str, now: str, said: list[st
 
 
 @pytest.mark.parametrize(
-    ("was", "now", "grown"), [("3", "5", True), ("5", "3", False), ("0.1", "0.2", False), (None, "5", False)]
+    ("was", "now", "longer"), [("3", "5", True), ("5", "3", False), ("0.1", "0.2", False), ("5", None, False)]
 )
-def test_whole_numbers_may_grow(was: str | None, now: str | None, grown: bool) -> None:
-    assert Change("--epochs", was, now).has_grown is grown
+def test_whole_numbers_may_grow(was: str | None, now: str | None, longer: bool) -> None:
+    assert Change("--any", was, now).lengthens is longer
+
+
+@pytest.mark.parametrize(
+    ("name", "longer"), [("--epochs", True), ("--max_steps", True), ("--iters", True), ("--hidden", False)]
+)
+def test_a_length_that_was_the_default_before_may_have_grown(name: str, longer: bool) -> None:
+    assert Change(name, None, "5").lengthens is longer
 
 
 def test_a_person_writes_a_name_without_dashes() -> None:

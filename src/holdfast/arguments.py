@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 _OPTION = re.compile(r"--?[A-Za-z]")
+_LENGTH = re.compile(r"epoch|step|iter", re.IGNORECASE)
 
 
 class Change(NamedTuple):
@@ -25,10 +26,16 @@ class Change(NamedTuple):
         return f"{self.name} was {self.was or 'a flag'}, not {self.now or 'a flag'}"
 
     @property
-    def has_grown(self) -> bool:
-        """Whether it is a whole number that is larger now: what says how long to train, if a run is extended."""
-        whole = all(value is not None and value.isascii() and value.isdigit() for value in (self.was, self.now))
-        return whole and int(self.now or 0) > int(self.was or 0)
+    def lengthens(self) -> bool:
+        """Whether it may say that a run is to be longer: a whole number that is larger now.
+
+        One that had its default before may be larger, too, if its name is that of a length.
+        """
+        if not _is_whole(self.now):
+            return False
+        if self.was is None:
+            return _LENGTH.search(self.name) is not None
+        return _is_whole(self.was) and int(self.now or 0) > int(self.was)
 
 
 def changes(before: Sequence[str], now: Sequence[str]) -> list[Change]:
@@ -41,6 +48,10 @@ def changes(before: Sequence[str], now: Sequence[str]) -> list[Change]:
 def plain(name: str) -> str:
     """The name of an argument without dashes, as a person may write it."""
     return name.strip().lstrip("-").replace("_", "-").replace(" ", "-")
+
+
+def _is_whole(value: str | None) -> bool:
+    return value is not None and value.isascii() and value.isdigit()
 
 
 def _named(args: Sequence[str]) -> Mapping[str, str]:

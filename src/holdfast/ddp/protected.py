@@ -41,6 +41,7 @@ class Protected:
                     f"{name} is a {type(thing).__name__}, without state_dict and load_state_dict: give it both"
                 )
         self._things = {name: _inner(thing) for name, thing in things.items()}
+        self._groups = self._grouped()
 
     @property
     def things(self) -> Mapping[str, Protectable]:
@@ -75,6 +76,24 @@ class Protected:
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Those of the things that are optimizers."""
         return [thing for thing in self._things.values() if isinstance(thing, torch.optim.Optimizer)]
+
+    def check_groups(self) -> None:
+        """Refuse to save an optimizer that was given more parameters since: a script that begins anew cannot load it."""
+        for name, now in self._grouped().items():
+            if now != (before := self._groups[name]):
+                raise BadInput(
+                    f"{name} has groups of {now} parameters, and had {before} when it was protected: after a failure its "
+                    "state could not be loaded. Give it all its groups at the beginning, with a learning rate of 0 for "
+                    "those that wait"
+                )
+
+    def _grouped(self) -> dict[str, list[int]]:
+        """How many parameters each group of each optimizer has."""
+        return {
+            name: [len(group["params"]) for group in thing.param_groups]
+            for name, thing in self._things.items()
+            if isinstance(thing, torch.optim.Optimizer)
+        }
 
     def check_covers(self, model: nn.Module) -> None:
         """Refuse to train a replicated model that would start anew after a failure."""

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -15,6 +15,7 @@ from holdfast.checkpoint.snapshot import Snapshot
 from holdfast.checkpoint.store import Store
 from holdfast.ddp import generators
 from holdfast.ddp.attempt import Attempt
+from holdfast.ddp.conditions import CONDITIONS
 from holdfast.ddp.protected import Protected, digest, listed, tree_digest
 from holdfast.ddp.world import World
 from holdfast.errors import BadInput, Corrupt, StorageFailed
@@ -35,6 +36,7 @@ class Restored:
     step: int | None = None
     world: int = 0
     config: Mapping[str, JSON] | None = None
+    conditions: Mapping[str, JSON] = field(default_factory=dict)
     generators: tuple[Mapping[str, Any], ...] = ()
     positions: tuple[Any, ...] = ()
     passed_over: tuple[Mapping[str, JSON], ...] = ()
@@ -72,6 +74,7 @@ def restore(attempt: Attempt, world: World, protected: Protected) -> Restored:
         step=found.step,
         world=found.manifest.world,
         config=found.extra.get("config"),
+        conditions=_conditions(found),
         generators=tuple(found.extra["generators"]),
         positions=tuple(found.extra.get(POSITIONS, ())),
         passed_over=passed_over,
@@ -179,6 +182,11 @@ def _record_commit(attempt: Attempt, found: Snapshot) -> None:
         )
         attempt.record.flush()
         attempt.record.sync()
+
+
+def _conditions(found: Snapshot) -> Mapping[str, JSON]:
+    said = found.extra.get(CONDITIONS)  # older snapshots do not say
+    return said if isinstance(said, dict) else {}
 
 
 def _put_back(found: Snapshot, protected: Protected, store: Store) -> None:

@@ -2,7 +2,6 @@
 
 import atexit
 import functools
-import json
 import logging
 import os
 import weakref
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
-import xxhash
 from torch import nn
 from torch.utils.data import default_collate
 
@@ -24,6 +22,7 @@ from holdfast.ddp import (
     loader_options,
     loading,
     outside,
+    planning,
     rehearsed,
     restoring,
     whence,
@@ -33,6 +32,7 @@ from holdfast.ddp.ahead import WAY
 from holdfast.ddp.asked_for import UNSAVED, seeded_late
 from holdfast.ddp.attempt import begin
 from holdfast.ddp.batches import Loop, Loss
+from holdfast.ddp.conditions import Conditions
 from holdfast.ddp.config import RunConfig
 from holdfast.ddp.draws import LONG, Draws
 from holdfast.ddp.effort import Effort
@@ -43,7 +43,6 @@ from holdfast.ddp.inject import Injection
 from holdfast.ddp.keeping import Keeping
 from holdfast.ddp.live import fallen_back
 from holdfast.ddp.loading import Collate, Dataset, Loads, Shares
-from holdfast.ddp.probe import probe
 from holdfast.ddp.protected import Protectable, Protected, Value
 from holdfast.ddp.record import Enrolled, Record, Unrecorded
 from holdfast.ddp.rehearsed import SavingAt, Unwatched, Watch
@@ -59,8 +58,8 @@ from holdfast.ddp.unwrapping import unwrapped
 from holdfast.ddp.world import World
 from holdfast.ddp.writing import writer_for
 from holdfast.errors import BadInput
-from holdfast.events import JSON, Plan, Recover
-from holdfast.geometry import LENGTH, Geometry
+from holdfast.events import Recover
+from holdfast.geometry import Geometry
 from holdfast.progress import Phase
 from holdfast.state import flatten
 
@@ -233,8 +232,9 @@ class Run:
         self._check(geometry, shares.parts)
         injection = self._injection()
         start = self._restored.step or 0
-        fingerprint = _fingerprint(geometry, protected)
-        self._plan(geometry, fingerprint, shares)
+        fingerprint = planning.identity(geometry, protected)
+        conditions = self._conditions(geometry, shares)
+        self._plan(geometry, fingerprint, shares, conditions.data)
         fingerprints = Fingerprints(protected if self._attempt else None)
         part = Part(self._world.rank, self._world.size)
         self._stopping = Stopping(self._world, start, wanted=self._restored.stopped and not self._config.extend)
@@ -248,7 +248,7 @@ class Run:
             recover=lambda start, rank: self._recover(start, rank, geometry, protected, fingerprints),
             reporting=Reporting(self._record, fingerprints, self.attempt, part),
             effort=Effort(self._replicas, protected),
-            saves=self._saves(geometry, protected, fingerprint, injection, shares),
+            saves=self._saves(geometry, protected, fingerprint, injection, shares, conditions),
             stopping=self._stopping,
             injection=injection,
             loss=self._loss,
@@ -420,30 +420,20 @@ class Run:
         for replica in self._replicas:
             replica.weight = share / geometry.batch
 
-    def _plan(self, geometry: Geometry, fingerprint: str, shares: Loads) -> None:
-        """Say what is to be done."""
+    def _conditions(self, geometry: Geometry, shares: Loads) -> Conditions:
+        """What bits depend on beside the state, compared with what it was when that was saved."""
         if self._attempt is None:
-            return
-        own = isinstance(shares.dataset, Draws)
-        self._record.append(
-            Plan(
-                attempt=self.attempt,
-                samples=geometry.samples,
-                batch=geometry.batch,
-                epochs=geometry.epochs,
-                seed=geometry.seed,
-                save_every=self._config.save_every,
-                writer=self._config.writer,
-                config=fingerprint,
-                data=None if own else probe(shares.dataset, geometry.samples, geometry.seed),
-                own=own,
-                loader=isinstance(shares, Streamed),
-                limit=geometry.limit,
-                extends=self._config.extend,
-                command=xxhash.xxh3_64_hexdigest(json.dumps(self._config.args).encode()),
-            )
-        )
-        self._record.flush()
+            return Conditions.now(None)
+        now = Conditions.now(planning.data_digest(geometry, shares))
+        same_world = self._restored.world == self._world.size
+        now.check(self._restored.conditions, same_world=same_world, tells=self.main)
+        return now
+
+    def _plan(self, geometry: Geometry, fingerprint: str, shares: Loads, data: str | None) -> None:
+        """Say what is to be done."""
+        if self._attempt:
+            self._record.append(planning.plan(self._config, self.attempt, geometry, fingerprint, shares, data))
+            self._record.flush()
 
     def _recover(
         self, start: int, rank: int, geometry: Geometry, protected: Protected, fingerprints: Fingerprints
@@ -468,7 +458,13 @@ class Run:
         )
 
     def _saves(
-        self, geometry: Geometry, protected: Protected, fingerprint: str, injection: Injection, shares: Loads
+        self,
+        geometry: Geometry,
+        protected: Protected,
+        fingerprint: str,
+        injection: Injection,
+        shares: Loads,
+        conditions: Conditions,
     ) -> Saves:
         if self._attempt is None:
             return Unsaved()
@@ -482,6 +478,7 @@ class Run:
             attempt=self.attempt,
             protected=protected,
             config=geometry.to_json(),
+            conditions=conditions,
             fingerprint=fingerprint,
             saved=self._restored.step,
             make_writer=functools.partial(writer_for, self._config, self._attempt, self._world),
@@ -500,10 +497,3 @@ class Run:
         injection = Injection(self._config.failures, self.rank, self.attempt, struck, folder, self._world)
         injection.watch(self._models, self._replicas)
         return injection
-
-
-def _fingerprint(geometry: Geometry, protected: Protected) -> str:
-    """A digest of what makes a snapshot this run's: the geometry, and what the protected things are."""
-    order = {name: value for name, value in geometry.to_json().items() if name not in LENGTH}  # a run may be extended
-    identity: Mapping[str, JSON] = {"geometry": order, "protected": protected.signature()}
-    return xxhash.xxh3_128_hexdigest(json.dumps(identity, sort_keys=True).encode())

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from holdfast import progress
 from holdfast.checkpoint.writer import Saved, Writer
 from holdfast.ddp import generators
+from holdfast.ddp.conditions import CONDITIONS, Conditions
 from holdfast.ddp.protected import Protected, tree_digest
 from holdfast.ddp.record import Record
 from holdfast.ddp.restoring import POSITIONS, STOPPED, state_digest
@@ -81,6 +82,7 @@ class Saving:
     attempt: int
     protected: Protected
     config: Mapping[str, JSON]
+    conditions: Conditions
     fingerprint: str
     saved: int | None  # the newest step that is saved or about to be
     _stalls: dict[int, Stall] = field(default_factory=dict)
@@ -148,6 +150,7 @@ class Saving:
             raise
 
     def _save(self, writer: Writer, step: int, at: Position, states: list[Any], began: float, gathered: float) -> None:
+        self.protected.check_groups()
         flat = flatten(self.protected.capture())
         self._trees[step] = tree_digest(flat)
         peers = self.world.as_it_is()
@@ -157,6 +160,7 @@ class Saving:
         if any(position for *_, position in states):
             extra[POSITIONS] = [position for *_, position in states]
         extra |= {STOPPED: True} if step in self._stops else {}
+        extra[CONDITIONS] = self.conditions.to_json()
         captured = perf_counter()
         self._stalls[step] = Stall(waited=captured - began, sync=gathered - began, snapshot=captured - gathered)
         writer.save(

@@ -66,7 +66,7 @@ def _check_same(out: Path, mine: RunConfig, theirs: RunConfig, may_change: Seque
     was = [f"{name} was {_shown(theirs, name)}, not {_shown(mine, name)}" for name in fields]
     allowed = {plain(name) for name in may_change}
     refused = [each for each in changes(theirs.args, mine.args) if plain(each.name) not in allowed]
-    refused = [each for each in refused if not (mine.extend and each.has_grown)]
+    refused = [each for each in refused if not (mine.extend and each.lengthens)]
     if not was and not refused and mine.args != theirs.args and not changes(theirs.args, mine.args):
         was = ["its arguments come in another order"]
     if not (was or refused):
@@ -75,7 +75,7 @@ def _check_same(out: Path, mine: RunConfig, theirs: RunConfig, may_change: Seque
     if refused:
         names = ",".join(plain(each.name) for each in refused)
         ways += f". If it is the same run all the same: --may-change {names}"
-        ways += ", or --extend to train it for longer" if all(each.has_grown for each in refused) else ""
+        ways += ", or --extend to train it for longer" if all(each.lengthens for each in refused) else ""
     raise BadInput(f"{out} holds another run ({'; '.join([*was, *map(str, refused)])}): {ways}.")
 
 
