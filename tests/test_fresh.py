@@ -124,7 +124,9 @@ def test_the_size_of_the_perturbation_is_that_of_the_fresh_values() -> None:
     workload = WORKLOADS["mf"]
     states = [workload.start(), after(workload, 1)]
     policy = Policy(ranking="full", interval=8)
-    run = CheckpointedRun(states, workload.blocks, workload.norm, {policy}, 0, lambda *asked: renewed(workload, *asked))
+    run = CheckpointedRun(
+        states, workload.blocks, workload.norm, {policy}, 0, renew=lambda *asked: renewed(workload, *asked)
+    )
     trial = Trial(Strategy(policy=policy, recovery="fresh", lost=Fraction(1, 2)), 1, 0)
     moved = workload.norm(workload.blocks, states[1], run(trial).state)
     assert run.size(trial) == pytest.approx(float(np.linalg.norm(moved)))

@@ -19,6 +19,8 @@ from holdfast.simulate.lanes import Start
 from holdfast.theory import partial_size
 from holdfast.workloads.workload import Arrays
 
+DRAWN = ("random",)  # rankings that choose blocks by chance
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
@@ -53,10 +55,20 @@ def stream(seed: int, number: int) -> int:
     return int(np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
+def lost_in(seed: int, number: int, blocks: int, fraction: Fraction) -> Ids:
+    """Which of so many blocks the trial of a number loses: the first of a random order that the number alone decides.
+
+    So a larger loss contains a smaller one.
+    """
+    order = np.random.default_rng((seed, number)).permutation(blocks)
+    return np.sort(order[: max(1, round(fraction * blocks))])
+
+
 class CheckpointedRun:
     """A run with the running checkpoint that every policy would have kept of it.
 
-    In go the states of the run, by iteration. Called with a trial, it gives the state from which the trial goes on;
+    In go the states of the run, by iteration. Called with a trial, it gives the state from which the trial goes on.
+    A policy that draws its blocks at random draws others in every trial. `order` is that of the norm, as `full_size` has it;
     `renew` is the workload's rule for what was never saved, which recovery `fresh` needs.
     """
 
@@ -67,11 +79,18 @@ class CheckpointedRun:
         norm: Norm,
         policies: Collection[Policy],
         seed: int,
+        order: float = 2,
         renew: Renew | None = None,
     ) -> None:
-        self._states, self._blocks, self._norm, self._seed, self._renew = states, blocks, norm, seed, renew
+        self._states, self._blocks, self._norm, self._seed, self._order = states, blocks, norm, seed, order
+        self._renew = renew
         # 32 bits: the table of a large corpus has millions of entries
-        self._ages = {policy: ages(states, blocks, norm, policy).astype(np.int32) for policy in policies}
+        self._ages = {
+            policy: ages(states, blocks, norm, policy).astype(np.int32)
+            for policy in policies
+            if policy.ranking not in DRAWN
+        }
+        self._drawn: dict[Trial, Ids] = {}
 
     def __call__(self, trial: Trial) -> Start:
         """The state, the iteration and the stream from which a trial goes on once its lost blocks are back."""
@@ -84,18 +103,28 @@ class CheckpointedRun:
         """How far recovery moves the state, ‖δ‖ of Theorem 3.2."""
         if trial.strategy is None:
             return 0.0
-        after = self._recovered(trial, trial.strategy)
-        distances = self._norm(self._blocks, self._states[trial.step], after)
-        return partial_size(distances, recovery(trial.strategy.recovery)(len(self._blocks), self.lost(trial)))
+        distances = self._norm(self._blocks, self._states[trial.step], self._recovered(trial, trial.strategy))
+        restored = recovery(trial.strategy.recovery)(len(self._blocks), self.lost(trial))
+        return partial_size(distances, restored, self._order)
 
     def lost(self, trial: Trial) -> Ids:
-        """The lost blocks: the first so many of the number's own random order, so that a larger loss contains a smaller."""
+        """The numbers of the blocks that a trial loses."""
         assert trial.strategy is not None
-        count = len(self._blocks)
-        order = np.random.default_rng((self._seed, trial.number)).permutation(count)
-        return np.sort(order[: max(1, round(trial.strategy.lost * count))])
+        return lost_in(self._seed, trial.number, len(self._blocks), trial.strategy.lost)
 
     def _recovered(self, trial: Trial, strategy: Strategy) -> Arrays:
-        how, saved_at = recovery(strategy.recovery), self._ages[strategy.policy][trial.step]
-        drawn, lost = stream(self._seed, trial.number), self.lost(trial)
+        """The state once its lost blocks are back."""
+        how, drawn = recovery(strategy.recovery), stream(self._seed, trial.number)
+        saved_at, lost = self._saved_at(trial), self.lost(trial)
         return recovered(self._states, self._blocks, saved_at, how, trial.step, lost, self._renew, drawn)
+
+    def _saved_at(self, trial: Trial) -> Ids:
+        """For every block the iteration at which it was last saved before the failure."""
+        assert trial.strategy is not None
+        policy = trial.strategy.policy
+        if policy.ranking not in DRAWN:
+            return np.asarray(self._ages[policy][trial.step])
+        if trial not in self._drawn:
+            own = replace(policy, seed=stream(self._seed, trial.number))
+            self._drawn[trial] = ages(self._states[: trial.step + 1], self._blocks, self._norm, own)[-1]
+        return self._drawn[trial]

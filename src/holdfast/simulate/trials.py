@@ -24,7 +24,7 @@ from holdfast.simulate.pool import Tell
 from holdfast.simulate.strategy import CheckpointedRun, Strategy, Trial, stream
 from holdfast.simulate.trajectory import Trajectory, trajectories
 from holdfast.workloads.fresh import renewed
-from holdfast.workloads.workload import Arrays, Workload
+from holdfast.workloads.workload import Arrays, Workload, norm_order
 
 _Which: TypeAlias = tuple[int, Trial]
 """The number of a workload, and a trial of it."""
@@ -110,7 +110,9 @@ class Trials:
     def _checkpointed(self, states: Sequence[Arrays]) -> list[CheckpointedRun]:
         policies = {each.policy for each in self.strategies}
         return [
-            CheckpointedRun(states, each.blocks, each.norm, policies, self.seed, partial(renewed, each))
+            CheckpointedRun(
+                states, each.blocks, each.norm, policies, self.seed, norm_order(each), partial(renewed, each)
+            )
             for each in self.workloads
         ]
 
