@@ -1,5 +1,7 @@
 """Beyond the paper: failures before the first full checkpoint, and what can be done about them.
 
+Every second failure strikes before the first full checkpoint; the others are drawn as in the paper's experiments.
+
 A block that was never saved can only come back with its first value, and survivors that have moved on must unlearn it:
 on matrix factorization that costs more than to start over. Two remedies are compared. Saves can start early: after 1, 2,
 4, ... iterations, in parts that have the bytes of one full checkpoint together, or in full for up to log2(C) states more.
@@ -90,9 +92,9 @@ class Split:
 
 def run(options: Options, meter: Meter) -> Result:
     """Compare the remedies with starting over and with first values, on every panel, or without claims on one's own model."""
-    trials, own, ways = options.count(full=100, quick=20), options.workload is not None, _ways(options)
+    trials, own, ways = options.count(full=100, quick=8), options.workload is not None, _ways(options)
     strategies = [way.strategy(options.interval) for way in ways]
-    panels = compare(options, meter, trials, strategies, OVER.strategy(options.interval))
+    panels = compare(options, meter, trials, strategies, OVER.strategy(options.interval), early=options.interval)
     splits = [Split(compared, options.interval, ways) for compared in panels]
     return Result(
         experiment="early-failures",
@@ -208,8 +210,8 @@ def _table(split: Split) -> Table:
     for way in split.ways:
         early, later = split.cost(way, split.early), split.cost(way, ~split.early)
         written = float(way.strategy(split.interval).policy.written(length))
-        rows.append([way.name, *early, *later, split.cost(way, np.ones_like(split.early)).value, written])
-    columns = ["way", "early", "low", "high", "later", "low", "high", "all", f"states written in {length} iterations"]
+        rows.append([way.name, *early, *later, written])
+    columns = ["way", "early", "from", "to", "later", "from", "to", f"states written in {length} iterations"]
     return Table(f"{split.compared.label}: mean iteration cost of early and later failures", columns, rows)
 
 
