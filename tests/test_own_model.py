@@ -223,7 +223,7 @@ def test_the_commands_of_the_readme_for_a_model_of_ones_own_do_what_it_says(tmp_
         assert ended.exit_code == 0, ended.output
         said.append(" ".join(ended.output.split()))
     assert "pagerank: 500 blocks" in said[0]
-    assert "iteration cost, 95 %" in said[1]
+    assert "cost, 95 %" in said[1]
     assert "Theorem 3.2" in said[1]
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["command"]

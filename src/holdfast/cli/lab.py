@@ -109,10 +109,11 @@ def lab_check(
 
 def _print_costs(result: "Result") -> None:
     """What failures cost; the report has the same with more columns."""
-    table = Table("recovery", "policy", "saved", "lost", "iteration cost, 95 %", "reduction", "bound")
+    table = Table("recovery", "policy", "saved", "lost", "cost, 95 %", "reduction", "bound", title="Iteration costs")
     for row in result.rows:
         cost = f"{row['cost_mean']:.2f} ({row['cost_low']:.2f} to {row['cost_high']:.2f})"
-        words = (row["recovery"], row["policy"], row["fraction"], row["lost"], cost)
+        policy = row["policy"] if row["saves"] == "regular" else f"{row['policy']}, {row['saves']}"
+        words = (row["recovery"], policy, row["fraction"], row["lost"], cost)
         table.add_row(*words, f"{row['reduction']:.0%}", f"{row['bound_mean']:.1f}")
     Console().print(table)
     _print_remarks(result)
