@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import holdfast as hf
 from holdfast.cli import app
 from holdfast.errors import BadInput
-from holdfast.lab import partial_recovery, priority_checkpoint
+from holdfast.lab import on_ray, partial_recovery, priority_checkpoint
 from holdfast.lab.checking import check
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.own_model import compared
@@ -244,6 +244,12 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path, words: list
     ended = CliRunner().invoke(app, ["lab", "run", *words, "--out", str(tmp_path)])
     assert isinstance(ended.exception, BadInput)
     assert says in str(ended.exception)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_ray, "find_spec", lambda name: None)
+    with pytest.raises(BadInput, match=r"pip install 'holdfast\[ray\]'"), on_ray.elsewhere("ray", None):
+        pass
 
 
 def test_a_trial_that_does_not_converge_leaves_the_mean_to_the_others_and_is_counted(tmp_path: Path) -> None:
