@@ -12,7 +12,7 @@ from holdfast.lab import mlr_bound, mlr_reset, partial_recovery, qp_bound, repor
 from holdfast.lab.bound import Measured
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.registry import EXPERIMENTS, experiment
-from holdfast.lab.result import Claim, Result, prepare, replace_text
+from holdfast.lab.result import Claim, Result, Table, command_line, prepare, replace_text
 from holdfast.rate import Rate
 
 QUICK = Options(quick=True, trials=20)
@@ -60,7 +60,23 @@ def test_a_claim_that_fails_is_shown_failing_on_every_page(tmp_path: Path) -> No
     written = json.loads((tmp_path / "result.json").read_text())
     assert [c["holds"] for c in written["claims"]] == [False, True]
     assert written["rows"] == [{"cost": None}]
-    assert set(written) == {"experiment", "config", "environment", "remarks", "claims", "rows"}
+    what = {"experiment", "command", "date", "config", "environment", "remarks", "claims", "tables", "captions", "rows"}
+    assert set(written) == what
+
+
+def test_a_table_of_a_result_is_written_with_null_where_there_is_no_number() -> None:
+    table = Table("costs", ["policy", "cost"], [["full", math.inf], ["priority", 2.5]])
+    result = Result(experiment="e", config={}, rows=[], claims=[], tables=[table], captions={"f": "What f shows."})
+    written = json.loads(json.dumps(result.to_json()))
+    assert written["tables"] == [
+        {"title": "costs", "columns": ["policy", "cost"], "rows": [["full", None], ["priority", 2.5]]}
+    ]
+    assert written["captions"] == {"f": "What f shows."}
+
+
+def test_the_command_in_a_result_does_not_name_the_folders_of_a_person() -> None:
+    typed = ["lab", "run", "qp-bound", "--data", "/home/someone/data", "--out", "my results"]
+    assert command_line(typed) == "holdfast lab run qp-bound --data …/data --out 'my results'"
 
 
 def test_markup_in_a_claim_is_text_on_the_page(tmp_path: Path) -> None:

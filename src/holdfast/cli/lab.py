@@ -1,6 +1,9 @@
 """`holdfast lab`: the experiments."""
 
 import os
+import sys
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,7 +52,7 @@ def lab_run(
     from holdfast.lab import report
     from holdfast.lab.experiment import Options
     from holdfast.lab.registry import experiment
-    from holdfast.lab.result import prepare
+    from holdfast.lab.result import command_line, prepare
 
     chosen = experiment(name)
     if panel and not chosen.panels:
@@ -67,6 +70,7 @@ def lab_run(
     folder = prepare(options.out)
     with meter() as begin:
         result = chosen.run(options, begin)
+    result = replace(result, command=command_line(sys.argv[1:]), date=date.today().isoformat())
     _print_claims(result)
     say(f"report: {report.write(result, folder)}")
     raise typer.Exit(0 if result.holds else 1)

@@ -4,7 +4,8 @@ import json
 import math
 import os
 import platform
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -65,16 +66,38 @@ class Claim:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table for a reader: every row has one value for each column, `None` where there is none."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str | float | int | None]]
+
+    def to_json(self) -> Row:
+        """The table as JSON values."""
+        rows = [[_finite(value) for value in row] for row in self.rows]
+        return {"title": self.title, "columns": self.columns, "rows": rows}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """All that an experiment found; `remarks` are sentences for the reader, computed from the rows."""
+    """All that an experiment found; `remarks` are sentences for the reader, computed from the rows.
+
+    `captions` has a sentence for each figure, by its name. `command` is what a person typed to get this result, and
+    `date` the day of it, as 2026-01-31; both are empty for a result that nobody asked for on the command line.
+    """
 
     experiment: str
     config: Mapping[str, Any]
     rows: list[Row]
     claims: list[Claim]
     remarks: list[str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
     figures: dict[str, "Figure"] = field(default_factory=dict)
+    captions: dict[str, str] = field(default_factory=dict)
+    command: str = ""
+    date: str = ""
 
     @property
     def holds(self) -> bool:
@@ -85,10 +108,14 @@ class Result:
         """What `result.json` holds."""
         return {
             "experiment": self.experiment,
+            "command": self.command,
+            "date": self.date,
             "config": dict(self.config),
             "environment": environment(),
             "remarks": self.remarks,
             "claims": [claim.to_json() for claim in self.claims],
+            "tables": [table.to_json() for table in self.tables],
+            "captions": self.captions,
             "rows": [{key: _finite(value) for key, value in row.items()} for row in self.rows],
         }
 
@@ -104,6 +131,12 @@ def environment() -> Row:
         "cores": os.cpu_count(),
         "packages": {name: _version(name) for name in packages},
     }
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """What was typed after `holdfast`, for a reader; of an absolute path the last name only, since the rest may name a person."""
+    shown = [f"…/{Path(each).name}" if Path(each).is_absolute() else each for each in arguments]
+    return " ".join(["holdfast", *(each if "…" in each else shlex.quote(each) for each in shown)])
 
 
 def prepare(out: Path) -> Path:
