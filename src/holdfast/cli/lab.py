@@ -49,10 +49,10 @@ def lab_run(
 ) -> None:
     """Run an experiment, print its claims, write its report. Example: holdfast lab run qp-bound --quick"""
     require("lab", "`holdfast lab`")
-    from holdfast.lab import report
     from holdfast.lab.experiment import Options
     from holdfast.lab.registry import experiment
     from holdfast.lab.result import command_line, prepare
+    from holdfast.report import results
 
     chosen = experiment(name)
     if panel and not chosen.panels:
@@ -72,12 +72,12 @@ def lab_run(
         result = chosen.run(options, begin)
     result = replace(result, command=command_line(sys.argv[1:]), date=date.today().isoformat())
     _print_claims(result)
-    say(f"report: {report.write(result, folder)}")
+    say(f"report: {results.write(result, folder)}")
     raise typer.Exit(0 if result.holds else 1)
 
 
 def _print_claims(result: "Result") -> None:
-    from holdfast.lab.report import expected, measured, verdict
+    from holdfast.report.results import expected, measured, verdict
 
     table = Table(result.experiment, "claim", "expected", "measured", title_justify="left")
     for claim in result.claims:
