@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from holdfast.cost.spent import spent
 from holdfast.errors import BadInput
 from holdfast.events import Event, Iterate, Lost, Open, Plan, Regroup, Seconds, Serve, Step, line
-from holdfast.runs.standing import Standing
 from holdfast.samples import Samples
 from holdfast.watch import metrics, screen, web
-from holdfast.watch.seen import LATEST, Seen, Watching
+from holdfast.watch.seen import LATEST, Now, Seen, Watching
 from test_report import killed_once
 from told import Told, written
 
@@ -46,8 +46,8 @@ def seen_of(events: Sequence[Event]) -> Seen:
     return seen
 
 
-def stands(state: str = "trains") -> Standing:
-    return Standing(folder=Path("runs/a"), state=state, step=5, goodput=2.5, size=10, last=0.0)
+def stands(state: str = "trains") -> Now:
+    return Now(Path("runs/a"), state, goodput=2.5)
 
 
 class TestSeen:
@@ -77,6 +77,12 @@ class TestSeen:
         assert (seen.planned, seen.reached) == (200, 10)
         assert seen.speed == pytest.approx(1.0)
         assert seen.seconds_left == pytest.approx(190.0)
+
+    def test_goodput_is_that_of_the_cost_also_while_the_supervisor_says_nothing(self) -> None:
+        whole = killed_once()
+        assert seen_of(whole).goodput == pytest.approx(spent(whole).goodput)
+        so_far = [event for event in whole if event.time < whole[-1].time]
+        assert seen_of(so_far).goodput == pytest.approx(spent(so_far).goodput)
 
     def test_a_live_recovery_that_every_member_tells_is_one(self) -> None:
         lost = Regroup(1, 1, 6, "forward", (0, 2), (1,), (7, 8, 9))
@@ -130,7 +136,7 @@ class TestSeen:
 
 
 class TestScreen:
-    def shown(self, seen: Seen, now: Standing) -> str:
+    def shown(self, seen: Seen, now: Now) -> str:
         console = Console(width=100, file=io.StringIO())
         with console.capture() as capture:
             console.print(screen.screen(seen, now, clock=1.7e9 + 100))
@@ -172,7 +178,7 @@ class TestMetrics:
         assert "holdfast_steps_planned" not in names, "nothing was said of it"
 
     def test_a_name_cannot_break_out_of_its_label(self) -> None:
-        now = Standing(folder=Path('a"b\\c\nd'), state="trains", step=0, goodput=None, size=0, last=0.0)
+        now = Now(Path('a"b\\c\nd'), "trains", None)
         assert 'run="a\\"b\\\\c\\nd"' in metrics.text(Seen(), now)
 
     def test_numbers_that_are_not_finite_are_what_prometheus_calls_them(self) -> None:

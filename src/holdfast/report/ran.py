@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.audit.verdicts import Finding, audit_run, recovery_of, worst
+from holdfast.audit.verdicts import Finding, audit_run, no_collection, recovery_of, worst
 from holdfast.cost.leading import leading
 from holdfast.cost.spent import Spent, spent
 from holdfast.events import Event, Launch, Plan, Step
@@ -46,10 +46,10 @@ class Ran:
 
 def ran(path: Path, name: str, *, audited: bool = True) -> Ran:
     """The run in this folder."""
-    with histories([path]) as files:
+    with no_collection(), histories([path]) as files:
         told = read_history(files).events
         findings = audit_run(files, command_of([path]), recovery_of([path])) if audited else None
-    return told_run(told, name, settings={**_settings(told), **_configured(path)}, findings=findings)
+        return told_run(told, name, settings={**_settings(told), **_configured(path)}, findings=findings)
 
 
 def told_run(

@@ -10,14 +10,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.runs.standing import Standing
-from holdfast.watch.seen import Seen
+from holdfast.watch.seen import Now, Seen
 
 MOST_RANKS = 16
 STATES = {"trains": "bold cyan", "completed": "bold green", "preempted": "bold yellow"}
 
 
-def line(seen: Seen, now: Standing) -> str:
+def line(seen: Seen, now: Now) -> str:
     """All of it in one line, where there is no terminal."""
     parts = [f"{now.folder}: {now.state}", f"step {_of_planned(seen)}", f"committed {seen.committed:,}"]
     parts += [f"goodput {now.goodput:.2f} steps/s"] if now.goodput is not None else []
@@ -25,7 +24,7 @@ def line(seen: Seen, now: Standing) -> str:
     return " · ".join(parts)
 
 
-def screen(seen: Seen, now: Standing, clock: float) -> RenderableType:
+def screen(seen: Seen, now: Now, clock: float) -> RenderableType:
     """The run at this moment."""
     parts: list[RenderableType] = [_head(seen, now)]
     if seen.planned:
@@ -38,7 +37,7 @@ def screen(seen: Seen, now: Standing, clock: float) -> RenderableType:
     return Padding(Group(*parts), (1, 1))
 
 
-def _head(seen: Seen, now: Standing) -> Text:
+def _head(seen: Seen, now: Now) -> Text:
     share = f"  {seen.reached / seen.planned:.1%}" if seen.planned else ""
     state = Text(now.state, style=STATES.get(now.state, "bold red"))
     return Text.assemble((str(now.folder), "bold"), "  ", state, f"  step {_of_planned(seen)}{share}")
@@ -48,7 +47,7 @@ def _of_planned(seen: Seen) -> str:
     return f"{seen.reached:,}" + (f" of {seen.planned:,}" if seen.planned else "")
 
 
-def _numbers(seen: Seen, now: Standing) -> Table:
+def _numbers(seen: Seen, now: Now) -> Table:
     table = Table.grid(padding=(0, 4, 0, 0))
     told = list(_told(seen, now))
     for begin in range(0, len(told), 4):
@@ -56,7 +55,7 @@ def _numbers(seen: Seen, now: Standing) -> Table:
     return table
 
 
-def _told(seen: Seen, now: Standing) -> Iterator[tuple[str, str]]:
+def _told(seen: Seen, now: Now) -> Iterator[tuple[str, str]]:
     yield "goodput", "-" if now.goodput is None else f"{now.goodput:.2f} steps/s"
     yield "now", "-" if seen.speed is None or not now.trains else f"{seen.speed:.2f} steps/s"
     yield "left", _left(seen.seconds_left) if now.trains and seen.seconds_left is not None else "-"
@@ -78,7 +77,7 @@ def _left(seconds: float) -> str:
     return f"about {seconds:.0f} s"
 
 
-def _ranks(seen: Seen, now: Standing, clock: float) -> Table:
+def _ranks(seen: Seen, now: Now, clock: float) -> Table:
     table = Table("rank", "step", "behind", "heard", box=None, padding=(0, 3, 0, 0), header_style="dim")
     furthest = max(rank.step for rank in seen.ranks.values())
     shown = sorted(seen.ranks.items(), key=lambda item: (item[1].step, item[0]))[:MOST_RANKS]

@@ -5,7 +5,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
+from holdfast.cost.formulas import goodput
 from holdfast.errors import BadInput
 from holdfast.events import (
     Commit,
@@ -29,11 +31,12 @@ from holdfast.events import (
     parse,
 )
 from holdfast.lineage import Lineage
-from holdfast.runs.standing import Standing, is_run, standing
+from holdfast.runs.standing import ENDS, STAMPS, is_run, state_of, wall
 from holdfast.supervise.view import Growing
 
 STEP = b'{"event": "step"'  # as a line begins that tells of a step
-TELLERS = ("supervisor", "rank-", "controller")  # whose files tell how a run goes on
+LEADS = ("supervisor", "controller")  # who begins and ends a run, if somebody does beside its ranks
+TELLERS = (*LEADS, "rank-")  # whose files tell how a run goes on
 LATEST = 60  # steps of a rank from which the present speed follows
 SHOWN = 8  # of what happened last
 
@@ -45,6 +48,19 @@ class Rank:
     step: int = 0
     heard: float = 0.0
     latest: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=LATEST))
+
+
+class Now(NamedTuple):
+    """How a run stands at this moment: whether it trains or how it ended, and committed steps per second so far."""
+
+    folder: Path
+    state: str
+    goodput: float | None
+
+    @property
+    def trains(self) -> bool:
+        """Whether somebody trains in it now."""
+        return self.state == "trains"
 
 
 @dataclass(slots=True)
@@ -63,6 +79,8 @@ class Seen:
     served: Serve | None = None
     iterations: int = 0
     _controller: Rank = field(default_factory=Rank)  # of a served run: how far all of it has come
+    _stamps: dict[str, list[Event]] = field(default_factory=dict)  # of each writer, when it began and ended
+    _last: Event | None = None
     _regroups: set[tuple[int, int]] = field(default_factory=set)
 
     @property
@@ -101,10 +119,23 @@ class Seen:
             return None
         return max(0, self.planned - self.reached) / self.speed
 
+    @property
+    def goodput(self) -> float | None:
+        """Committed steps per second of wall clock, up to the last that anybody said."""
+        lead = next((who for who in sorted(self._stamps) if who.startswith(LEADS)), "rank-0")
+        stamps = self._stamps.get(lead, [])
+        if self._last and not (stamps and isinstance(stamps[-1].what, ENDS)):
+            stamps = [*stamps, self._last]
+        seconds = wall(stamps)
+        return goodput(self.committed, seconds) if seconds > 0 and self.committed else None
+
     def add(self, event: Event) -> None:
         """Take one event into account."""
         what = event.what
         self.run.add(what)
+        self._last = event if self._last is None or event.time >= self._last.time else self._last
+        if isinstance(what, STAMPS):
+            self._stamps.setdefault(event.who, []).append(event)
         if event.who.startswith("rank-") and event.who.removeprefix("rank-").isdigit():
             self._add_rank(self.ranks.setdefault(int(event.who.removeprefix("rank-")), Rank()), event)
         match what:
@@ -200,7 +231,7 @@ class Watching:
         self.seen = Seen()
         self._files: dict[Path, Growing] = {}
 
-    def look(self) -> tuple[Seen, Standing]:
+    def look(self) -> tuple[Seen, Now]:
         """What is known of it by now."""
         for path in sorted((self.folder / "history").glob("*.jsonl")):
             if path not in self._files and path.stem.startswith(TELLERS):
@@ -208,7 +239,7 @@ class Watching:
         events = [event for file in self._files.values() for event in _new(file)]
         for event in sorted(events, key=lambda event: event.time):
             self.seen.add(event)
-        return self.seen, standing(self.folder)
+        return self.seen, Now(self.folder, state_of(self.folder, self.seen.reached), self.seen.goodput)
 
 
 def _new(file: Growing) -> Iterator[Event]:
