@@ -9,7 +9,7 @@ import pytest
 from holdfast.lab import early_failures
 from holdfast.lab.early_failures import EARLY_FULL, FIRST, FRESH, OVER, WAYS
 from holdfast.lab.experiment import Options, Progress
-from holdfast.lab.report import write
+from holdfast.report.results import write
 from holdfast.simulate.iterations import as_given, iterations
 from holdfast.simulate.strategy import CheckpointedRun, Trial, stream
 from holdfast.simulate.trajectory import trajectories

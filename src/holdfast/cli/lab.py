@@ -54,11 +54,11 @@ def lab_run(
 ) -> None:
     """Run an experiment, print its claims, write its report. Example: holdfast lab run qp-bound --quick"""
     require("lab", "`holdfast lab`")
-    from holdfast.lab import report
     from holdfast.lab.experiment import Options
     from holdfast.lab.on_ray import elsewhere
     from holdfast.lab.registry import experiment
     from holdfast.lab.result import command_line, prepare
+    from holdfast.report import results
     from holdfast.workloads.named import load_for_lab, own_errors
 
     chosen = experiment(name)
@@ -84,7 +84,7 @@ def lab_run(
         result = chosen.run(replace(options, workload=own, elsewhere=cluster), begin)
     result = replace(result, command=command_line(sys.argv[1:]), date=date.today().isoformat())
     _print_claims(result) if result.claims else _print_costs(result)
-    say(f"report: {report.write(result, folder)}")
+    say(f"report: {results.write(result, folder)}")
     raise typer.Exit(0 if result.holds or workload else 1)
 
 
@@ -125,7 +125,7 @@ def _print_remarks(result: "Result") -> None:
 
 
 def _print_claims(result: "Result") -> None:
-    from holdfast.lab.report import expected, measured, verdict
+    from holdfast.report.results import expected, measured, verdict
 
     table = Table(result.experiment, "claim", "expected", "measured", title_justify="left")
     for claim in result.claims:

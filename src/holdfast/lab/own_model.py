@@ -102,7 +102,7 @@ def compare(
     if jobs > 1:
         leave_if_imported_by_a_process()  # before the work that comes first, which every process would do again
     from holdfast.lab.on_ray import elsewhere
-    from holdfast.lab.report import write
+    from holdfast.report.results import write
 
     model = _workload(workload, None if data is None else Path(data))
     folder = Path(out) if out is not None else Path("results") / NAME
