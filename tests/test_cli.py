@@ -102,6 +102,13 @@ def test_a_truncated_payload_and_a_future_manifest_are_found(holdfast, saved: Pa
         (["run", "--nnodes", "2", __file__], "rendezvous"),
         (["audit", "nowhere"], "there is no history at nowhere"),
         (["cost", "nowhere"], "there is no history at nowhere"),
+        (["report", "nowhere"], "there is no folder nowhere"),
+        (["report", "."], ". is neither a run nor a result"),
+        (["report", ".", "--out", "report.pdf"], "--out report.pdf is no page"),
+        (["watch", "nowhere"], "nowhere is not the folder of a run"),
+        (["watch", "nowhere", "--web"], "nowhere is not the folder of a run"),
+        (["watch", ".", "--port", "80"], "--port is that of --web"),
+        (["watch", ".", "--web", "--prometheus"], "give one of the two"),
         (["inspect", "nowhere"], "nowhere does not exist"),
         (["verify", "."], "neither a snapshot nor a running checkpoint"),
         (["lab", "run", "nope"], "no experiment 'nope'; choose one of"),
@@ -168,7 +175,7 @@ def test_of_a_run_that_died_before_its_loop_each_command_says_so_in_one_line(hol
 
 
 def test_every_command_has_help_with_an_example(holdfast) -> None:  # type: ignore[no-untyped-def]
-    for command in (["demo"], ["inspect"], ["verify"], ["lab", "list"], ["lab", "run"]):
+    for command in (["demo"], ["report"], ["watch"], ["inspect"], ["verify"], ["lab", "list"], ["lab", "run"]):
         ran = holdfast(*command, "--help")
         assert ran.code == 0
         assert "Example: holdfast" in " ".join(ran.out.split()), command

@@ -24,6 +24,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 README = (ROOT / "README.md").read_text()
 LOOP, SHELL = re.search(r"```python\n(.*?run\.batches.*?)```\n\n```\n(.*?)```", README, flags=re.S).groups()  # type: ignore[union-attr]
 COMMANDS = SHELL.splitlines()
+LOOKS = re.findall(r"^holdfast (?:watch|report) .*", README, flags=re.M)
 SVG = "http://www.w3.org/2000/svg"
 WITHIN = 300.0
 
@@ -82,6 +83,8 @@ def test_help_is_shown_without_waiting_for_what_only_commands_need() -> None:
         (["lab", "list"], "`holdfast lab` needs"),
         (["lab", "run", "qp-bound"], "`holdfast lab` needs"),
         (["cost", "nowhere", "--figure", "cost.png"], "--figure needs"),
+        (["report", "nowhere"], "`holdfast report` needs"),
+        (["watch", "nowhere", "--web"], "`holdfast watch --web` needs"),
         (["serve", "train", "--workload", "lda-generated", "--out", "run"], "a workload such as lda-generated needs"),
         (["serve", "train", "--workload", "mlr-digits", "--out", "run"], "the data set digits needs"),
     ],
@@ -163,6 +166,25 @@ def test_without_the_lab_its_commands_are_refused_in_one_line(trained: Installed
     ran = trained("holdfast lab list")
     assert (ran.returncode, ran.stderr.count("\n")) == (2, 1), ran.stderr
     assert "needs packages that are not installed" in ran.stderr
+
+
+def test_the_core_alone_watches_a_run_that_has_ended_once(trained: Installed) -> None:
+    watch, _ = LOOKS
+    ran = trained(watch)
+    assert ran.returncode == 0, ran.stderr
+    assert "step 12 of 12" in ran.stdout
+    assert "was killed by SIGKILL" in ran.stdout
+    assert "holdfast_step{" in trained(f"{watch.partition('#')[0]} --prometheus").stdout
+
+
+def test_with_the_lab_the_report_of_the_readme_is_written(trained: Installed) -> None:
+    _, report = LOOKS
+    whole = Installed({**os.environ, "PYTHONPATH": str(ROOT / "src")}, trained.folder)
+    ran = whole(report)
+    assert (ran.returncode, ran.stdout) == (0, "report: report.html\n"), ran.stderr
+    page = (trained.folder / "report.html").read_text()
+    assert "15 of 15 checks of the audit pass" in page
+    assert "rank 1: SIGKILL" in page
 
 
 def test_a_run_is_drawn_with_its_ranks_snapshots_and_failures(trained: Installed) -> None:

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from holdfast.errors import BadInput, StorageFailed
-from holdfast.lab import mlr_bound, mlr_reset, partial_recovery, qp_bound, report
+from holdfast.lab import mlr_bound, mlr_reset, partial_recovery, qp_bound
 from holdfast.lab.bound import Measured
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.registry import EXPERIMENTS, experiment
 from holdfast.lab.result import Claim, Result, Table, command_line, prepare, replace_text
 from holdfast.rate import Rate
+from holdfast.report import results
 
 QUICK = Options(quick=True, trials=20)
 
@@ -54,7 +55,7 @@ def test_a_claim_that_fails_is_shown_failing_on_every_page(tmp_path: Path) -> No
     result = Result(
         experiment="e", config={"seed": 1}, rows=[{"cost": math.inf}], claims=[claim(1, 2, 3), claim(3, 3, 3)]
     )
-    page = report.write(result, tmp_path).read_text()
+    page = results.write(result, tmp_path).read_text()
     assert "DOES NOT HOLD" in page
     assert "1 of 2 claims hold" in page
     assert "| DOES NOT HOLD | b (c) | 1 to 2 | 3 |" in (tmp_path / "summary.md").read_text()
@@ -82,18 +83,19 @@ def test_the_command_in_a_result_does_not_name_the_folders_of_a_person() -> None
 
 def test_markup_in_a_claim_is_text_on_the_page(tmp_path: Path) -> None:
     odd = Claim(id="a", claim="<script>alert(1)</script>", source="c", expected=(0, 1), measured=0)
-    assert (
-        "<script>" not in report.write(Result(experiment="e", config={}, rows=[], claims=[odd]), tmp_path).read_text()
-    )
+    page = results.write(Result(experiment="e", config={}, rows=[], claims=[odd]), tmp_path).read_text()
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
 
 
 def test_qp_bound_holds_and_writes_all_its_files(tmp_path: Path) -> None:
     result = qp_bound.run(QUICK, silent)
     assert result.holds
     assert {row["kind"] for row in result.rows} == {"one perturbation", "many perturbations", "adversarial"}
-    report.write(result, tmp_path)
+    results.write(result, tmp_path)
     written = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
-    assert written == ["figures/qp-bound.pdf", "figures/qp-bound.png", "report.html", "result.json", "summary.md"]
+    pages = ["report.html", "result.json", "summary.md"]
+    assert written == ["figures/qp-bound.pdf", "figures/qp-bound.png", *pages, "tables/every-row.csv"]
 
 
 def test_the_same_seed_gives_the_same_rows_and_another_seed_does_not() -> None:
@@ -130,6 +132,7 @@ def test_every_experiment_has_a_name_a_title_and_a_source() -> None:
         "lda-reset",
         "partial-recovery",
         "priority-checkpoint",
+        "early-failures",
         "backprop-tradeoff",
         "server-overhead",
         "recovery-matrix",

@@ -16,8 +16,8 @@ from holdfast.lab.journal import Journal
 from holdfast.lab.measure import Measurement, concentration, measure
 from holdfast.lab.panels import chosen
 from holdfast.lab.partial_recovery import strategy
-from holdfast.lab.report import write
 from holdfast.lab.result import Claim
+from holdfast.report.results import write
 from holdfast.simulate.trajectory import Trajectory
 from holdfast.workloads.mlr import mlr
 

@@ -1,6 +1,7 @@
 """A model of one's own, written from docs/workloads.md alone, is checked, compared and reported like the paper's."""
 
 import csv
+import json
 import math
 import re
 from fractions import Fraction
@@ -14,11 +15,12 @@ from typer.testing import CliRunner
 import holdfast as hf
 from holdfast.cli import app
 from holdfast.errors import BadInput
-from holdfast.lab import partial_recovery, priority_checkpoint
+from holdfast.lab import on_ray, partial_recovery, priority_checkpoint
 from holdfast.lab.checking import check
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.own_model import compared
 from holdfast.lab.result import Result
+from holdfast.workloads.fresh import has_rule
 from holdfast.workloads.named import load_for_lab
 from holdfast.workloads.one_state import LossAt, Stacked
 from holdfast.workloads.workload import Arrays, Clock, Stack
@@ -210,6 +212,25 @@ def test_lab_check_says_in_one_line_what_a_file_lacks(tmp_path: Path, text: str,
     assert says in " ".join(told.split())
 
 
+def test_the_commands_of_the_readme_for_a_model_of_ones_own_do_what_it_says(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    example = str(Path(__file__).parents[1] / "examples/pagerank.py")
+    found = re.findall(r"^holdfast (lab [^#\n]*examples/pagerank.py[^#\n]*)", readme, flags=re.M)
+    said = []
+    for command in found:
+        words = command.replace("examples/pagerank.py", example).split()
+        words += ["--jobs", "1", "--out", str(tmp_path / "out")] if "run" in words else []
+        ended = CliRunner().invoke(app, words)
+        assert ended.exit_code == 0, ended.output
+        said.append(" ".join(ended.output.split()))
+    assert "pagerank: 500 blocks" in said[0]
+    assert "cost, 95 %" in said[1]
+    assert "Theorem 3.2" in said[1]
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["command"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", result["date"])
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -224,6 +245,19 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path, words: list
     ended = CliRunner().invoke(app, ["lab", "run", *words, "--out", str(tmp_path)])
     assert isinstance(ended.exception, BadInput)
     assert says in str(ended.exception)
+
+
+def test_a_rule_for_blocks_that_were_never_saved_is_found_through_the_file_and_the_stack(example: Path) -> None:
+    assert not has_rule(load_for_lab(str(example)))
+    ruled = "    def survivors(self, ids, held): return {}\n    def fresh(self, ids, said, iteration, stream): return {}\n\n"
+    example.write_text(EXAMPLE.replace("    def start(", ruled + "    def start(", 1))
+    assert has_rule(load_for_lab(str(example)))
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_ray, "find_spec", lambda name: None)
+    with pytest.raises(BadInput, match=r"pip install 'holdfast\[ray\]'"), on_ray.elsewhere("ray", None):
+        pass
 
 
 def test_a_trial_that_does_not_converge_leaves_the_mean_to_the_others_and_is_counted(tmp_path: Path) -> None:

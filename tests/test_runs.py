@@ -49,6 +49,15 @@ def trained(folder: Path, *, verdict: str | None = "completed", steps: int = 10)
     return folder
 
 
+def test_the_goodput_of_a_run_that_trains_counts_the_time_since_its_supervisor_last_said_something(
+    tmp_path: Path,
+) -> None:
+    with lock.hold(trained(tmp_path / "a", verdict=None, steps=10)):
+        found = standing(tmp_path / "a")
+    assert found.trains
+    assert found.goodput == pytest.approx(10 / 12)  # its supervisor is silent after the first second of twelve
+
+
 def test_runs_are_listed_with_state_step_goodput_and_size(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
     trained(tmp_path / "a")
     trained(tmp_path / "deep" / "b", verdict=None)

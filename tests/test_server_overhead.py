@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.lab import report, server_overhead
+from holdfast.lab import server_overhead
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.journal import Journal
 from holdfast.lab.registry import EXPERIMENTS
@@ -38,6 +38,7 @@ from holdfast.lab.server_trials import (
     Trial,
     run_trials,
 )
+from holdfast.report import results
 
 RATES = Rates(sample=1e-9, transfer=1e8, tally=1e-8, select=1e-6, set_aside=1e8, write=1e7, message=0.005, work=0.05)
 
@@ -127,7 +128,7 @@ def test_the_projection_is_marked_and_names_its_rates_and_assumptions(tmp_path: 
         remarks=[*remarks(found()), *_projection(found())],
         figures={"server-overhead": figure(found())},
     )
-    report.write(result, tmp_path)
+    results.write(result, tmp_path)
     page = (tmp_path / "summary.md").read_text()
     assert "PROJECTION, not measured" in page
     assert "It assumes: 8 workers a machine" in page

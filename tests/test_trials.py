@@ -51,6 +51,13 @@ def test_a_trial_is_the_same_whichever_others_are_run_with_it() -> None:
     assert told(together[3]) == told(alone[0])
 
 
+def test_early_failures_take_every_second_number_and_leave_the_others_as_they_are() -> None:
+    usual = [found.step for (found,) in trials()(range(8), silent)]
+    early = [found.step for (found,) in Trials([MF], [FULL], None, 1000, 0, early=3)(range(8), silent)]
+    assert early[::2] == usual[::2]
+    assert set(early[1::2]) == {1, 2}
+
+
 def test_another_seed_has_other_runs() -> None:
     assert trials(1)([0], silent)[0][0].crossed != trials()([0], silent)[0][0].crossed
     assert len({stream(seed, number) for seed in range(5) for number in range(50)}) == 250

@@ -13,6 +13,7 @@ from in_process import run_in_process
 from served import advanced, checkpoint, loss_of, settings, simulated, told
 
 from holdfast import events
+from holdfast.audit.verdicts import audit_run
 from holdfast.errors import BadInput
 from holdfast.failure import Failure
 from holdfast.policy import RANKINGS, SAVES, Policy
@@ -85,6 +86,8 @@ def test_blocks_that_were_never_saved_get_the_fresh_values_of_the_simulation(
         expected.append(loss_of(workload, state))
     assert [event.loss for event in told(tmp_path, events.Iterate)][2:] == pytest.approx(expected, rel=1e-9)
     assert_accounted(tmp_path, workload, 4)
+    (says,) = (found.because for found in audit_run(tmp_path) if found.check == "restores_only_committed")
+    assert says == f"0 blocks restored, each from its newest save; {len(lost)} blocks had none and began anew"
 
 
 def test_where_all_nodes_are_lost_at_once_nothing_is_left_to_be_fresh_by(

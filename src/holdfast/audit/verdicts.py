@@ -83,7 +83,7 @@ def audit_files(
 def audit_run(path: Where, argv: Sequence[str] | None = None, recovery: str | None = None) -> tuple[Finding, ...]:
     """Every check's finding on the history at this path, or at these; `argv` is what was to be run, and `recovery` how it
     was to recover, if that is known."""
-    with _no_collection():
+    with no_collection():
         torn: list[Torn] = []
         return audit_files(stream_history(path, torn), torn, argv, recovery or recovery_of(path))
 
@@ -135,7 +135,7 @@ def _find(name: str, check: Callable[[], tuple[Verdict, str]]) -> Finding:
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
+def no_collection() -> Iterator[None]:
     """A long history is millions of objects that come and go: the collector of garbage would look at them in vain."""
     was_enabled = gc.isenabled()
     gc.disable()

@@ -14,11 +14,13 @@ from holdfast.cli.hints import forgotten_dashes
 from holdfast.cli.lab import lab
 from holdfast.cli.panels import LAB, LOOK, TRAIN, ByWhatIsWanted
 from holdfast.cli.rehearse import rehearse
+from holdfast.cli.report import report
 from holdfast.cli.run import run
 from holdfast.cli.runs import logs, runs
 from holdfast.cli.scale import scale
 from holdfast.cli.serve import serve
 from holdfast.cli.store import store
+from holdfast.cli.watch import watch
 from holdfast.errors import HoldfastError
 
 app = typer.Typer(
@@ -29,7 +31,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for commands in (run, advise, rehearse, scale, logs, export, store, demo):
+for commands in (run, advise, rehearse, scale, watch, report, logs, export, store, demo):
     app.add_typer(commands)
 app.add_typer(runs, name="runs", rich_help_panel=LOOK)
 app.add_typer(lab, name="lab", rich_help_panel=LAB)

@@ -10,9 +10,9 @@ from rich.table import Table
 
 from holdfast.cli.console import say
 from holdfast.cli.panels import LOOK
-from holdfast.cli.run import history_files
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.extras import require
+from holdfast.runs.histories import histories
 
 if TYPE_CHECKING:
     from holdfast.advice.asking import Given
@@ -65,7 +65,7 @@ def advise_run(
         stall=seconds_of(stall, "--stall") if stall else None,
         length=seconds_of(length, "--for"),
     )
-    with history_files([path]) as files:
+    with histories([path]) as files:
         advice = advice_on(read_history(files).events, question)
     if as_json:
         say(json.dumps(advice.to_json(), indent=1))

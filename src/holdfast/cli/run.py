@@ -3,8 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -14,12 +13,11 @@ from rich.table import Column, Table
 
 from holdfast.cli.console import cell, say, size
 from holdfast.cli.panels import LOOK, PROVE, TRAIN
-from holdfast.errors import BadInput, HoldfastError
+from holdfast.errors import BadInput
 from holdfast.extras import require
 
 if TYPE_CHECKING:
     from holdfast.audit.verdicts import Finding
-    from holdfast.checkpoint.store import Store
     from holdfast.cost.spent import Spent
     from holdfast.exchange.source import Source
     from holdfast.failure import Schedule
@@ -235,9 +233,10 @@ def audit(
 ) -> None:
     """Prove from its history that a run trained every sample exactly once, or a served run every push. Example: holdfast audit runs/train"""
     from holdfast.audit.verdicts import audit_run, recovery_of, worst
+    from holdfast.runs.histories import command_of, histories
 
-    with history_files(paths) as files:
-        findings = audit_run(files, _command(paths), recovery_of(paths))
+    with histories(paths) as files:
+        findings = audit_run(files, command_of(paths), recovery_of(paths))
     print_findings(findings)
     raise typer.Exit(0 if worst(findings) == "pass" else 1)
 
@@ -259,19 +258,20 @@ def cost(
     from holdfast.cost.served import is_served
     from holdfast.cost.spent import spent
     from holdfast.history import read_history
+    from holdfast.runs.histories import histories
 
-    histories = {}
+    told = {}
     for path in paths:
-        with history_files([path]) as files:
-            histories[str(path)] = read_history(files).events
-    if any(map(is_served, histories.values())):
+        with histories([path]) as files:
+            told[str(path)] = read_history(files).events
+    if any(map(is_served, told.values())):
         if figure:
             raise BadInput("there is no figure of a served run: leave out --figure.")
-        print_served(histories, read_history(reference).events if reference else None, as_json=as_json)
+        print_served(told, read_history(reference).events if reference else None, as_json=as_json)
         return
     if reference:
         raise BadInput("--reference is for runs of `holdfast serve`, and this is none.")
-    runs = {name: spent(events) for name, events in histories.items()}
+    runs = {name: spent(events) for name, events in told.items()}
     if as_json:
         say(json.dumps({name: each.to_json() for name, each in runs.items()}, indent=1))
     elif len(runs) == 1:
@@ -283,49 +283,6 @@ def cost(
             compare.figure(runs).savefig(figure)
         except (OSError, ValueError) as error:
             raise BadInput(f"cannot write the figure {figure}: {error}") from error
-
-
-@contextmanager
-def history_files(paths: Sequence[Path]) -> Iterator[list[Path]]:
-    """The files of one run's history: those at hand, and of a run's folder also those that its other nodes sent."""
-    from holdfast.ddp.config import read_config
-    from holdfast.gathering import gathered
-
-    configs = [read_config(path) for path in _folders(paths)]
-    # As nodes compare themselves when they meet: where the script lies may differ.
-    if len({(Path(each.script).name, each.args, each.seed, each.recovery) for each in configs}) > 1:
-        raise BadInput("these folders are of different runs: name those of one run's nodes.")
-    place = configs[0].checkpoints if len(paths) == 1 and configs else None
-    with gathered(paths, _sent_to(place) if place else None) as files:
-        yield files
-
-
-def _folders(paths: Sequence[Path]) -> list[Path]:
-    """Those of the paths that are folders of a run, and not of its history alone."""
-    return [path for path in paths if (path / "run.json").exists()]
-
-
-def _command(paths: Sequence[Path]) -> tuple[str, ...] | None:
-    """What the run was to execute, as its folder says."""
-    from holdfast.ddp.config import read_config
-
-    for path in _folders(paths):
-        config = read_config(path)
-        return (config.script, *config.args)
-    return None
-
-
-def _sent_to(place: str) -> "Store":
-    from holdfast.checkpoint.place import open_store
-
-    try:
-        store = open_store(place)
-        store.names("histories/")
-    except HoldfastError as error:
-        raise BadInput(
-            f"no histories of other nodes: {error}. Name the folders of all nodes, or RUN/history for what is here alone."
-        ) from error
-    return store
 
 
 def print_findings(findings: Sequence["Finding"]) -> None:

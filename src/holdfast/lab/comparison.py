@@ -47,15 +47,18 @@ class Compared:
 
 
 def compare(
-    options: Options, meter: Meter, trials: int, strategies: Sequence[Strategy], baseline: Strategy
+    options: Options, meter: Meter, trials: int, strategies: Sequence[Strategy], baseline: Strategy, *, early: int = 1
 ) -> list[Compared]:
-    """Measure strategies on the chosen panels, or on the user's own workload; reductions are against the baseline."""
+    """Measure strategies on the chosen panels, or on the user's own workload; reductions are against the baseline.
+
+    Every second failure strikes before step `early`, if that is more than 1.
+    """
     folder, trials_done = prepare(options.out), trials_folder(options)
     found = []
     for name, alike in groupby(_loaded(options), key=lambda loaded: loaded[1].name):
         panels, workloads = zip(*alike, strict=True)
         journal, title = trials_done / f"{_file_name(name)}.jsonl", " and ".join(panel.name for panel in panels)
-        measured = measure(title, workloads, [baseline, *strategies], options, trials, journal, meter)
+        measured = measure(title, workloads, [baseline, *strategies], options, trials, journal, meter, early)
         for panel, workload, each in zip(panels, workloads, measured, strict=True):
             rows = [_row(panel.name, each, strategy, baseline) for strategy in strategies]
             found.append(_compared(panel, workload, each, rows, quick=options.quick and options.workload is None))

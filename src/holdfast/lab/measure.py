@@ -70,16 +70,18 @@ def measure(
     trials: int,
     journal: Path,
     meter: Meter,
+    early: int = 1,
 ) -> list[Measurement]:
     """Run every strategy on the same failures, for each of some workloads that train alike; a measurement for each.
 
     `name` is what the progress shows. Trials that the journal (a path) has from an earlier call are not run again, and
-    those that are run are written to it. The rate and the concentration are those of one run, that of stream 0.
+    those that are run are written to it. The rate and the concentration are those of one run, that of stream 0. Every
+    second failure strikes before step `early`, if that is more than 1.
     """
     wanted = list(dict.fromkeys(strategy.canonical for strategy in strategies))
     run = trajectory(workloads[0], progress=meter(f"{name}: unperturbed run", 60))
     shared = None if workloads[0].stochastic else run
-    all_trials = Trials(workloads, wanted, shared, LIMIT * run.length, options.seed)
+    all_trials = Trials(workloads, wanted, shared, LIMIT * run.length, options.seed, early=early)
     progress = meter(f"{name}: trials", trials * len(wanted) * len(workloads))
     outcomes = _outcomes(all_trials, trials, options, journal, progress)
     return [

@@ -5,6 +5,7 @@ Every machine of the cluster needs holdfast, and a model of one's own at the sam
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import BadInput, HoldfastError, WorkerLost
@@ -27,6 +28,8 @@ def elsewhere(on: str | None, address: str | None) -> Iterator[ShareOut | None]:
         return
     if on != "ray":
         raise BadInput(f"trials cannot be run on {on!r}: leave it out, or choose ray")
+    if find_spec("ray") is None:
+        raise BadInput("--on ray needs Ray, which is not installed: pip install 'holdfast[ray]'")
     from holdfast.server.cluster import cluster
 
     with cluster(address):

@@ -2,8 +2,9 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from holdfast.cost.formulas import goodput
@@ -16,6 +17,7 @@ RUN = "run.json"
 DEEP = 3  # folders below the given one in which runs are looked for
 SILENT = 600.0  # seconds without a word after which a served run is taken for dead
 ENDS = (Judged, Done, Preempted, Stopped)
+STAMPS = (Open, *ENDS)  # events from which it follows when somebody was at work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,30 +74,37 @@ def standing(folder: Path) -> Standing:
 
 
 def _stands(folder: Path) -> Standing:
-    files = sorted((folder / "history").glob("*.jsonl"))
-    lead = next((file for file in files if file.stem.startswith(("supervisor", "controller"))), None)
-    ranks = [file for file in files if file.stem.startswith("rank-")]
+    files, lead, ranks = _files(folder)
     ends = [_end(file) for file in ranks]
     reached, committed = (max((end[i] for end in ends), default=0) for i in (0, 1))
-    stamps = list(_stamps(lead or (ranks[0] if ranks else None)))
+    stamps = list(_stamps(lead or (ranks[0] if ranks else None), files))
     if lead is not None and lead.stem == "controller":
         reached = committed = next(
             (each.what.iteration + 1 for each in backwards(lead) if isinstance(each.what, Iterate)), 0
         )
-    wall = _wall(stamps)
+    seconds = wall(stamps)
     return Standing(
         folder=folder,
-        state=_state(folder, lead, ranks, reached),
+        state=state_of(folder, reached),
         step=reached,
-        goodput=goodput(committed, wall) if wall > 0 and committed else None,
+        goodput=goodput(committed, seconds) if seconds > 0 and committed else None,
         size=_size(folder),
         last=max((_changed(file) for file in files), default=_changed(folder)),
     )
 
 
-def _state(folder: Path, lead: Path | None, ranks: list[Path], reached: int) -> str:
+def _files(folder: Path) -> tuple[list[Path], Path | None, list[Path]]:
+    """All histories of a run; that of whoever leads it, if somebody does; and those of its ranks."""
+    files = sorted((folder / "history").glob("*.jsonl"))
+    lead = next((file for file in files if file.stem.startswith(("supervisor", "controller"))), None)
+    return files, lead, [file for file in files if file.stem.startswith("rank-")]
+
+
+def state_of(folder: Path, reached: int) -> str:
+    """Whether somebody trains in this folder, which has come so far, or else how that ended."""
     if trains(folder):
         return "trains"
+    _, lead, ranks = _files(folder)
     for file in [*([lead] if lead else []), *ranks[:1]]:
         for event in backwards(file):
             match event.what:
@@ -131,21 +140,18 @@ def _end(file: Path) -> tuple[int, int]:
     return reached or 0, committed or 0
 
 
-def _stamps(file: Path | None) -> Iterator[Event]:
-    """When a writer began and ended, again and again, and its last word."""
-    if file is None:
+def _stamps(lead: Path | None, files: list[Path]) -> Iterator[Event]:
+    """When whoever leads a run began and ended, again and again; of one that has not ended, the last that anybody said."""
+    if lead is None:
         return
-    yield from recall(file, "open", "verdict", "done", "preempted", "stopped")
-    yield from _first(backwards(file))
+    stamps = list(recall(lead, "open", "verdict", "done", "preempted", "stopped"))
+    yield from stamps
+    lasts = [event for file in files for event in islice(backwards(file), 1)]
+    if lasts and not (stamps and isinstance(stamps[-1].what, ENDS)):
+        yield max(lasts, key=lambda event: event.time)
 
 
-def _first(events: Iterator[Event]) -> Iterator[Event]:
-    for event in events:
-        yield event
-        return
-
-
-def _wall(stamps: list[Event]) -> float:
+def wall(stamps: Sequence[Event]) -> float:
     """Seconds from the beginning to the end, without those between an end in order and the next beginning."""
     total, begun = 0.0, None
     last: Event | None = None

@@ -68,8 +68,8 @@ class CheckpointedRun:
     """A run with the running checkpoint that every policy would have kept of it.
 
     In go the states of the run, by iteration. Called with a trial, it gives the state from which the trial goes on.
-    A policy that draws its blocks at random draws others in every trial. `order` is that of the norm, as `full_size` has
-    it; `renew` is the workload's rule for what was never saved, which recovery `fresh` needs.
+    A policy that draws its blocks at random draws others in every trial. `order` is that of the norm, as `full_size` has it;
+    `renew` is the workload's rule for what was never saved, which recovery `fresh` needs.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class CheckpointedRun:
         order: float = 2,
         renew: Renew | None = None,
     ) -> None:
-        self._states, self._blocks, self._norm, self._seed = states, blocks, norm, seed
-        self._order, self._renew = order, renew
+        self._states, self._blocks, self._norm, self._seed, self._order = states, blocks, norm, seed, order
+        self._renew = renew
         # 32 bits: the table of a large corpus has millions of entries
         self._ages = {
             policy: ages(states, blocks, norm, policy).astype(np.int32)
@@ -103,8 +103,7 @@ class CheckpointedRun:
         """How far recovery moves the state, ‖δ‖ of Theorem 3.2."""
         if trial.strategy is None:
             return 0.0
-        after = self._recovered(trial, trial.strategy)
-        distances = self._norm(self._blocks, self._states[trial.step], after)
+        distances = self._norm(self._blocks, self._states[trial.step], self._recovered(trial, trial.strategy))
         restored = recovery(trial.strategy.recovery)(len(self._blocks), self.lost(trial))
         return partial_size(distances, restored, self._order)
 
@@ -114,8 +113,9 @@ class CheckpointedRun:
         return lost_in(self._seed, trial.number, len(self._blocks), trial.strategy.lost)
 
     def _recovered(self, trial: Trial, strategy: Strategy) -> Arrays:
-        how, drawn, lost = recovery(strategy.recovery), stream(self._seed, trial.number), self.lost(trial)
-        saved_at = self._saved_at(trial)
+        """The state once its lost blocks are back."""
+        how, drawn = recovery(strategy.recovery), stream(self._seed, trial.number)
+        saved_at, lost = self._saved_at(trial), self.lost(trial)
         return recovered(self._states, self._blocks, saved_at, how, trial.step, lost, self._renew, drawn)
 
     def _saved_at(self, trial: Trial) -> Ids:

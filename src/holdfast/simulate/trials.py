@@ -66,6 +66,7 @@ class Trials:
     limit: int  # of iterations
     seed: int
     known: dict[str, float] = field(default_factory=dict)  # iterations by key
+    early: int = 1  # every second failure strikes before this step; with 1 all are drawn alike
 
     def groups(self, trials: int, jobs: int) -> list[range]:
         """Which numbers are run together: as few groups as memory and the number of processes allow."""
@@ -101,9 +102,12 @@ class Trials:
     def _failure(self, number: int, run: Trajectory, runs: list[CheckpointedRun] | None = None) -> _Failure:
         """The failure of a number: its step is geometric with mean half the length of the run, redrawn when past its end.
 
+        Where early failures are wanted, every second one has any step before `early` with the same chance instead.
         A run that is not shared is kept no further than to the failure, so that memory holds no more than is needed.
         """
         step = int(geometric_steps(run.length / 2, run.length, 1, (self.seed, number, 1))[0])
+        if self.early > 1 and number % 2:
+            step = int(np.random.default_rng((self.seed, number, 2)).integers(1, min(self.early, run.length)))
         runs = runs or self._checkpointed(run.states[: step + 1])
         return _Failure(number, run.length, run.crossed(self.workloads[0].criterion), run.losses, step, runs)
 

@@ -82,21 +82,23 @@ class Tally:
 
 
 class Growing:
-    """The events that are added to one history file from now on."""
+    """The events that are added to one history file from now on; or all of it, from the beginning."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, from_start: bool = False) -> None:
         self._path = path
         self._at = 0
-        with suppress(OSError):
-            self._at = path.stat().st_size
+        if not from_start:
+            with suppress(OSError):
+                self._at = path.stat().st_size
 
     def new(self) -> Iterator[Event]:
         """The events since the last call; a line that is not whole yet waits for the next."""
-        for line in self._lines():
+        for line in self.lines():
             with suppress(ValueError, OverflowError, RecursionError):  # the audit reports damage, not the view
                 yield parse(line)
 
-    def _lines(self) -> list[bytes]:
+    def lines(self) -> list[bytes]:
+        """The whole lines since the last call, or some of them if they are very many."""
         with suppress(OSError):
             data = self._added()
             whole = data[: data.rfind(b"\n") + 1]

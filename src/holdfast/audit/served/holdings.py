@@ -45,6 +45,9 @@ def restores_only_committed(ledger: ServedLedger) -> tuple[Verdict, str]:
         return "fail", _first(wrong)
     if replay.restored and replay.saves.unclear is not None:
         return "unknown", "which save of a block was the newest is not on record"
+    if replay.unsaved and ledger.plan.recovery == "fresh":
+        saved, fresh = replay.restored - replay.unsaved, counted(replay.unsaved, "block")
+        return "pass", f"{counted(saved, 'block')} restored, each from its newest save; {fresh} had none and began anew"
     return "pass", f"{counted(replay.restored, 'block')} restored, each from its newest save"
 
 

@@ -42,7 +42,7 @@ class Replay:
         self._returns = {(each.node, each.version) for each in told if isinstance(each, Restored)}
         self.wrong: defaultdict[str, list[str]] = defaultdict(list)
         self.tenures: list[Tenure] = []
-        self.iterations = self.restored = self.saved = 0
+        self.iterations = self.restored = self.unsaved = self.saved = 0
         self.losses: list[Lost] = []
         self.gave: dict[int, int] = {}  # by node, the version of the last map by which it gave blocks away
         self.went_back: set[int] = set()  # versions of maps under which blocks came back from their saves
@@ -180,6 +180,7 @@ class Replay:
         self._came_back[ids] = True
         self._version, self._changed = max(what.version, self._version), True
         self.restored += len(ids)
+        self.unsaved += sum(saved_at == 0 for saved_at in what.saved_at)
         self.went_back.add(what.version)
         return True
 

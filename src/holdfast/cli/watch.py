@@ -1,0 +1,108 @@
+"""`holdfast watch`: a run while it trains, in the terminal, in a browser, or as numbers for Prometheus."""
+
+import sys
+import time
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from holdfast.cli.console import say
+from holdfast.cli.panels import LOOK
+from holdfast.errors import BadInput
+from holdfast.extras import require
+
+if TYPE_CHECKING:
+    from holdfast.watch.seen import Watching
+
+watch = typer.Typer()
+REFRESH = 0.5
+PLAIN_REFRESH = 10.0
+
+
+@watch.command("watch", rich_help_panel=LOOK)
+def watch_run(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, that trains or has ended.")],
+    web: Annotated[
+        bool, typer.Option("--web", help="Serve the report page, which follows the run, and /metrics on 127.0.0.1.")
+    ] = False,
+    port: Annotated[int | None, typer.Option(help="Port of --web.  [default: one that is free]")] = None,
+    prometheus: Annotated[
+        bool, typer.Option("--prometheus", help="Print how it stands once, as text that Prometheus reads.")
+    ] = False,
+) -> None:
+    """Watch a RUN while it trains; Ctrl-C leaves it alone. Example: holdfast watch runs/a --web"""
+    if port is not None and not web:
+        raise BadInput("--port is that of --web: give that too.")
+    if web and prometheus:
+        raise BadInput("--web serves /metrics, and --prometheus prints them: give one of the two.")
+    if web:
+        require("lab", "`holdfast watch --web`")
+    try:
+        if web:
+            _serve(run, port or 0)
+        elif prometheus:
+            _print_metrics(run)
+        else:
+            _show(run)
+    except KeyboardInterrupt:
+        return
+
+
+def _serve(run: Path, port: int) -> None:
+    from holdfast.lab.result import command_line
+    from holdfast.watch import web
+
+    site = web.Site(run, command_line(sys.argv[1:]))
+    with web.served(site, port) as address:
+        say(f"{address} shows {run}, and {address}metrics its numbers; Ctrl-C ends this")
+        sys.stdout.flush()
+        web.follow(site, Event())
+
+
+def _print_metrics(run: Path) -> None:
+    from holdfast.watch import metrics
+    from holdfast.watch.seen import Watching
+
+    sys.stdout.write(metrics.text(*Watching(run).look()))
+
+
+def _show(run: Path) -> None:
+    from holdfast.watch.seen import Watching
+
+    watching, console = Watching(run), Console()
+    if console.is_terminal:
+        _follow_on_terminal(watching, console)
+    else:
+        _follow_in_lines(watching, console)
+
+
+def _follow_on_terminal(watching: "Watching", console: Console) -> None:
+    from holdfast.watch.screen import screen
+
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            seen, now = watching.look()
+            live.update(screen(seen, now, time.time()), refresh=True)
+            if not now.trains:
+                return
+            time.sleep(REFRESH)
+
+
+def _follow_in_lines(watching: "Watching", console: Console) -> None:
+    """Where nobody can draw over what was printed: a line now and then, and at the end all of it."""
+    from holdfast.watch.screen import line, screen
+
+    seen, now = watching.look()
+    said = -PLAIN_REFRESH
+    while now.trains:
+        if time.monotonic() - said >= PLAIN_REFRESH:
+            said = time.monotonic()
+            say(line(seen, now))
+            sys.stdout.flush()
+        time.sleep(REFRESH)
+        seen, now = watching.look()
+    console.print(screen(seen, now, time.time()))

@@ -1,0 +1,118 @@
+"""Figures of several runs: which trains fastest, what each gains, what it waits for; and of one, its loss.
+
+They take names and numbers, so that suites of an experiment are drawn as runs are.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from holdfast.report.pictures import INK, styled
+from holdfast.report.thinning import Point, thinned_line
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ACCENT, QUIET, LOSS = "#3b6fd4", "#a9b1bd", "#c0362c"
+WIDTH = 5.4  # inches: what a phone and half of a wide page show well
+LINE_COLUMNS = 600
+
+
+def goodput(values: Mapping[str, float], baseline: str | None = None) -> "Figure":
+    """A bar for each run: committed steps per second."""
+    with styled():
+        sheet, axes = _bars(values, [QUIET if name == baseline else ACCENT for name in values], ".3g")
+        axes.set_xlabel("committed steps per second")
+    return sheet
+
+
+def gain(values: Mapping[str, float], baseline: str) -> "Figure":
+    """A bar for each run: how much more goodput it has than the baseline, or less."""
+    with styled():
+        sheet, axes = _bars(values, [LOSS if value < 0 else ACCENT for value in values.values()], "+.1%")
+        axes.axvline(0, color=INK, linewidth=0.8)
+        axes.xaxis.set_major_formatter("{x:+.0%}")
+        axes.set_xlabel(f"goodput against {baseline}")
+    return sheet
+
+
+def stall_against_gain(places: Mapping[str, Point], baseline: str) -> "Figure":
+    """A point for each run: the share of its wall clock in which training waited for saves, and what it gained."""
+    from matplotlib.figure import Figure
+
+    with styled():
+        sheet = Figure(figsize=(WIDTH, 3.2), layout="constrained")
+        axes = sheet.subplots()
+        axes.grid(visible=True)
+        for name, (stall, gained) in places.items():
+            axes.scatter([stall], [gained], s=42, color=QUIET if name == baseline else ACCENT, zorder=3)
+            axes.annotate(name, (stall, gained), xytext=(6, 4), textcoords="offset points", fontsize=8)
+        axes.axhline(0, color=INK, linewidth=0.8)
+        axes.margins(0.25)
+        axes.xaxis.set_major_formatter("{x:.1%}")
+        axes.yaxis.set_major_formatter("{x:+.0%}")
+        axes.set_xlabel("share of the wall clock spent waiting for saves")
+        axes.set_ylabel(f"goodput against {baseline}")
+    return sheet
+
+
+def losses(lines: Mapping[str, Sequence[Point]], failures: Sequence[float] = (), over: str = "step") -> "Figure":
+    """The loss over steps, a line for each run; failures of a single one as dashed lines."""
+    from matplotlib.figure import Figure
+
+    with styled():
+        sheet = Figure(figsize=(WIDTH, 3.0), layout="constrained")
+        axes = sheet.subplots()
+        axes.grid(visible=True, axis="y")
+        for number, (name, points) in enumerate(lines.items()):
+            x, y = zip(*thinned_line(points, LINE_COLUMNS), strict=True)
+            axes.plot(x, y, linewidth=1.4, color=ACCENT if len(lines) == 1 else f"C{number % 10}", label=name)
+        for place in failures:
+            axes.axvline(place, color=LOSS, linewidth=0.9, linestyle=(0, (2, 3)))
+        axes.set_xlabel(over)
+        axes.set_ylabel("loss")
+        if len(lines) > 1:
+            sheet.legend(loc="outside lower center", ncols=min(3, len(lines)), fontsize=8)
+    return sheet
+
+
+def shares(parts: Mapping[str, Mapping[str, float]], colours: Mapping[str, str], unit: str) -> "Figure":
+    """A bar for each run, divided by part, in milliseconds or what `unit` says."""
+    from matplotlib.figure import Figure
+
+    with styled():
+        sheet = Figure(figsize=(8, 1.3 + 0.5 * len(parts)), layout="constrained")
+        axes = sheet.subplots()
+        ends = dict.fromkeys(parts, 0.0)
+        for part, colour in colours.items():
+            widths = [each[part] for each in parts.values()]
+            axes.barh(list(parts), widths, left=list(ends.values()), color=colour, label=part, height=0.55)
+            ends = {name: end + width for (name, end), width in zip(ends.items(), widths, strict=True)}
+        axes.invert_yaxis()
+        axes.set_xlabel(unit)
+        axes.tick_params(length=0)
+        sheet.legend(loc="outside lower center", ncols=len(colours), fontsize=8)
+    return sheet
+
+
+def _bars(values: Mapping[str, float], colours: Sequence[str], form: str) -> "tuple[Figure, Axes]":
+    from matplotlib.figure import Figure
+
+    sheet = Figure(figsize=(WIDTH, 0.9 + 0.42 * len(values)), layout="constrained")
+    axes = sheet.subplots()
+    axes.barh(list(values), list(values.values()), color=colours, height=0.6)
+    for place, value in enumerate(values.values()):
+        side = 1 if value >= 0 else -1
+        axes.annotate(
+            format(value, form),
+            (value, place),
+            xytext=(4 * side, 0),
+            textcoords="offset points",
+            va="center",
+            ha="left" if side > 0 else "right",
+        )
+    axes.invert_yaxis()
+    axes.margins(x=0.2)
+    axes.tick_params(length=0)
+    axes.grid(visible=True, axis="x")
+    return sheet, axes

@@ -1,0 +1,106 @@
+"""Fewer pieces for the same picture: what is narrower than the eye can tell apart is drawn together."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
+
+STEPS_APART = 4.0  # so many of the least width a piece must have to be seen as one of several alike
+
+
+class Piece(NamedTuple):
+    """Something that lasted from `begin` to `end`, and of which kind it was."""
+
+    begin: float
+    end: float
+    kind: str
+
+    @property
+    def length(self) -> float:
+        return self.end - self.begin
+
+
+Point: TypeAlias = tuple[float, float]
+
+
+def thinned(pieces: Iterable[Piece], least: float) -> list[Piece]:
+    """Pieces in order of time, none of them shorter than `least` but where something else begins right after it.
+
+    Short ones that follow each other become one, of the kind that takes most of its time. Neighbours of one kind are
+    joined unless both are long enough to be told apart.
+    """
+    joined: list[Piece] = []
+    for piece in _gathered(pieces, least):
+        last = joined[-1] if joined else None
+        if last and last.kind == piece.kind and piece.begin - last.end < least and not _apart(last, piece, least):
+            joined[-1] = Piece(last.begin, max(last.end, piece.end), piece.kind)
+        else:
+            joined.append(piece)
+    return joined
+
+
+def _apart(one: Piece, other: Piece, least: float) -> bool:
+    return min(one.length, other.length) >= STEPS_APART * least
+
+
+def _gathered(pieces: Iterable[Piece], least: float) -> Iterator[Piece]:
+    """Each long piece as it is, and short neighbours put together until they are as long as `least`."""
+    short: list[Piece] = []
+    for piece in pieces:
+        if short and (piece.length >= least or piece.begin - short[-1].end >= least):
+            yield _one(short)
+            short = []
+        if piece.length >= least:
+            yield piece
+            continue
+        short.append(piece)
+        if piece.end - short[0].begin >= least:
+            yield _one(short)
+            short = []
+    if short:
+        yield _one(short)
+
+
+def _one(pieces: Sequence[Piece]) -> Piece:
+    """One piece in place of several, of the kind that takes most of their time."""
+    lengths: dict[str, float] = {}
+    for piece in pieces:
+        lengths[piece.kind] = lengths.get(piece.kind, 0.0) + piece.length
+    return Piece(pieces[0].begin, max(piece.end for piece in pieces), max(lengths, key=lengths.__getitem__))
+
+
+def thinned_line(points: Sequence[Point], columns: int) -> list[Point]:
+    """A line of points from left to right, drawn with at most four in each of so many columns.
+
+    Of those in a column the first, the last, the lowest and the highest stay: so no peak is lost.
+    """
+    if len(points) <= columns:
+        return list(points)
+    left, right = points[0][0], points[-1][0]
+    width = (right - left) / columns or 1.0
+    kept: list[Point] = []
+    column: list[Point] = []
+    number = 0
+    for point in points:
+        place = min(int((point[0] - left) / width), columns - 1)
+        if place != number:
+            kept += _outline(column)
+            column, number = [], place
+        column.append(point)
+    return kept + _outline(column)
+
+
+def _outline(points: Sequence[Point]) -> list[Point]:
+    if len(points) <= 4:
+        return list(points)
+    inner = {min(points, key=lambda point: point[1]), max(points, key=lambda point: point[1])}
+    return sorted({points[0], points[-1], *inner})
+
+
+def thinned_marks(places: Sequence[float], least: float) -> list[tuple[float, int]]:
+    """Places in order, none nearer than `least` to the one before it; each with how many it stands for."""
+    marks: list[tuple[float, int]] = []
+    for place in places:
+        if marks and place - marks[-1][0] < least:
+            marks[-1] = (marks[-1][0], marks[-1][1] + 1)
+        else:
+            marks.append((place, 1))
+    return marks

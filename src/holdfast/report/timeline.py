@@ -1,0 +1,272 @@
+"""The timeline of a run as SVG: how far training came, and what every rank did below it.
+
+Places from left to right are parts of the width, so that the picture fits a phone as it fits a wide page while its text
+keeps its size; colours are variables of the page.
+"""
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from math import log10
+
+from holdfast.audit.finding import counted
+from holdfast.report.activity import KINDS, Activity, Line
+from holdfast.report.thinning import Piece, thinned, thinned_line, thinned_marks
+
+COLUMNS = 1000  # that the width is divided into: more than a reader can tell apart
+TOP, CURVE, GAP, LANE, BAR, FOOT = 26, 150, 22, 24, 14, 30
+LEFT, RIGHT = 64, 12
+MOST_LANES = 32
+MOST_NAMED = 6  # failures that get a text of their own
+ROOM = 0.12  # of the width, which such a text takes on a wide page
+ROUND = (
+    *(unit * size for size in (0.001, 0.01, 0.1, 1.0) for unit in (1, 2, 5)),
+    *(10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0),
+    *(3600.0 * hours for hours in (1, 2, 4, 6, 12, 24)),
+)
+WORDS = {
+    "train": "training",
+    "undone": "training that a failure undid",
+    "wait": "waiting for a save",
+    "recover": "starting or recovering",
+}
+# Beside a page, where there are no variables: the colours of its light side.
+LIGHT = {
+    "--train": "#3b6fd4",
+    "--undone": "#a78bda",
+    "--wait": "#e0a32e",
+    "--recover": "#a9b1bd",
+    "--good": "#18794e",
+    "--bad": "#c0362c",
+    "--line": "#e3e6ea",
+    "--muted": "#5b6470",
+    "--card": "#ffffff",
+}
+
+
+def timeline(run: Activity) -> str:
+    """The picture as an element of a page."""
+    height = _height(run)
+    label = escape(described(run), quote=True)
+    return (
+        f'<svg class="timeline" role="img" aria-label="{label}" width="100%" height="{height}" '
+        f'style="overflow:visible">{"".join(_parts(run))}</svg>'
+    )
+
+
+def standalone(run: Activity, width: int = 960) -> str:
+    """The picture as a file of its own."""
+    style = "text{font:12px system-ui,sans-serif}" + "svg{" + "".join(f"{k}:{v};" for k, v in LIGHT.items()) + "}"
+    inner = width - LEFT - RIGHT
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{_height(run)}"><style>{style}</style>'
+        f'<rect width="100%" height="100%" fill="#ffffff"/><title>{escape(described(run))}</title>'
+        f'<svg x="{LEFT}" width="{inner}" height="{_height(run)}" overflow="visible">{"".join(_parts(run))}</svg></svg>\n'
+    )
+
+
+def described(run: Activity) -> str:
+    """What can be seen, in words."""
+    what = [f"{counted(len(run.lanes), 'rank')} over {duration(run.wall)}", f"{run.reached:,} steps"]
+    what.append(counted(len(run.saves), "snapshot"))
+    failures = [f"{mark.text} of rank {mark.rank} after {duration(mark.at)}" for mark in run.failures[:MOST_NAMED]]
+    more = f" and {len(run.failures) - MOST_NAMED} more" if len(run.failures) > MOST_NAMED else ""
+    what.append(
+        f"{counted(len(run.failures), 'failure')} ({', '.join(failures)}{more})" if failures else "nothing failed"
+    )
+    return ", ".join(what) + "."
+
+
+def left_out(run: Activity) -> str:
+    """What the picture does not show of this run, as sentences; empty if it shows all."""
+    said = []
+    pieces = sum(len(lane) for lane in run.lanes.values())
+    drawn = sum(len(_drawn(run, lane)) for lane in run.lanes.values())
+    if drawn < pieces:
+        said.append(f"What lasted less than {duration(_least(run))} is drawn together with what is next to it.")
+    if len(run.lanes) > MOST_LANES:
+        said.append(f"Of {len(run.lanes)} ranks these are {MOST_LANES}, those that failed among them.")
+    return " ".join(said)
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people."""
+    for unit, name in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * unit:
+            return f"{seconds / unit:.1f} {name}"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
+
+
+def _height(run: Activity) -> int:
+    return TOP + CURVE + GAP + LANE * len(_shown(run)) + FOOT
+
+
+def _shown(run: Activity) -> list[int]:
+    """The ranks that get a lane: all, or of very many those that failed and the first ones."""
+    failed = {mark.rank for mark in run.failures}
+    ranks = sorted(run.lanes, key=lambda rank: (rank not in failed, rank))[:MOST_LANES]
+    return sorted(ranks)
+
+
+def _least(run: Activity) -> float:
+    return run.wall / COLUMNS
+
+
+def _drawn(run: Activity, lane: Sequence[Piece]) -> list[Piece]:
+    return thinned(lane, _least(run))
+
+
+def _parts(run: Activity) -> Iterator[str]:
+    yield from _grid(run)
+    yield from _curve(run)
+    yield from _lanes(run)
+    yield from _marks(run)
+
+
+def _x(run: Activity, at: float) -> str:
+    return f"{100 * at / (run.wall or 1.0):.2f}%"
+
+
+def _y(run: Activity, step: float) -> float:
+    return round(TOP + CURVE * (1 - step / (run.reached or 1)), 1)
+
+
+def _text(x: str, y: float, text: str, anchor: str = "start", more: str = 'fill="var(--muted)"') -> str:
+    return f'<text x="{x}" y="{y}" text-anchor="{anchor}" {more}>{escape(text)}</text>'
+
+
+def _grid(run: Activity) -> Iterator[str]:
+    bottom = TOP + CURVE + GAP + LANE * len(_shown(run))
+    for step in _ticks(run.reached, 4):
+        yield f'<line x1="0" x2="100%" y1="{_y(run, step)}" y2="{_y(run, step)}" stroke="var(--line)"/>'
+        yield _text("-10", _y(run, step) + 4, _short(step), "end")
+    yield _text("-10", TOP - 12, "steps", "end")
+    for second in _seconds(run.wall, 5):
+        if second <= 0.97 * run.wall:
+            yield _text(_x(run, second), bottom + 20, _moment(second), "middle" if second else "start")
+
+
+def _short(number: float) -> str:
+    return f"{number / 1000:g}k" if number >= 10000 else f"{number:g}"
+
+
+def _moment(seconds: float) -> str:
+    for unit, name in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= unit and seconds % unit == 0:
+            return f"{seconds / unit:g} {name}"
+    return f"{seconds:g} s"
+
+
+def _ticks(end: float, most: int) -> list[float]:
+    """Round whole numbers from 0 to the end, at most so many beside the 0."""
+    sizes = [unit * 10**power for power in range(int(log10(max(end, 1))) + 1) for unit in (1, 2, 5)]
+    every = next((each for each in sizes if end / each <= most), sizes[-1])
+    return [every * number for number in range(int(end / every) + 1)]
+
+
+def _seconds(end: float, most: int) -> list[float]:
+    """Round moments from 0 to the end: seconds, minutes, hours or days."""
+    every = next((each for each in ROUND if end / each <= most), None)
+    every = every or 86400.0 * _ticks(end / 86400.0, most)[1]
+    return [round(every * number, 3) for number in range(int(end / every) + 1)]
+
+
+def _curve(run: Activity) -> Iterator[str]:
+    """How far training came: it falls back where a failure has undone steps."""
+    yield (
+        f'<svg x="0" y="{TOP}" width="100%" height="{CURVE}" viewBox="0 0 {COLUMNS} {CURVE}" '
+        'preserveAspectRatio="none" overflow="visible">'
+    )
+    for before, line in zip([None, *run.lines], run.lines, strict=False):
+        if before is not None:
+            ends = (before.points[-1], line.points[0])
+            yield _path(run, ends, "var(--recover)", ' stroke-dasharray="2 3"')
+        yield _path(run, _thin(line), "var(--train)" if line.kept else "var(--undone)", "")
+    yield "</svg>"
+
+
+def _thin(line: Line) -> Sequence[tuple[float, float]]:
+    return thinned_line(line.points, COLUMNS // 2)
+
+
+def _path(run: Activity, points: Sequence[tuple[float, float]], colour: str, more: str) -> str:
+    places = (
+        f"{COLUMNS * at / (run.wall or 1.0):.1f} {CURVE * (1 - step / (run.reached or 1)):.1f}" for at, step in points
+    )
+    return (
+        f'<path d="M{"L".join(places)}" fill="none" stroke="{colour}" stroke-width="2.5" stroke-linejoin="round" '
+        f'stroke-linecap="round" vector-effect="non-scaling-stroke"{more}/>'
+    )
+
+
+def _lanes(run: Activity) -> Iterator[str]:
+    for place, rank in enumerate(_shown(run)):
+        top = TOP + CURVE + GAP + LANE * place
+        yield _text("-10", top + BAR - 2, f"rank {rank}", "end")
+        yield f'<rect x="0" y="{top}" width="100%" height="{BAR}" rx="3" fill="var(--line)" opacity="0.55"/>'
+        yield (
+            f'<svg x="0" y="{top}" width="100%" height="{BAR}" viewBox="0 0 {COLUMNS} {BAR}" preserveAspectRatio="none">'
+        )
+        pieces = _drawn(run, run.lanes[rank])
+        for kind in KINDS:
+            if shapes := "".join(_shape(run, piece) for piece in pieces if piece.kind == kind):
+                yield f'<path d="{shapes}" fill="var(--{kind})"/>'
+        yield "</svg>"
+
+
+def _shape(run: Activity, piece: Piece) -> str:
+    """A bar; a little narrower than it is where it is wide, so that steps next to each other are seen as such."""
+    scale = COLUMNS / (run.wall or 1.0)
+    width = piece.length * scale
+    width -= 0.8 if width >= 4 else 0
+    return f"M{piece.begin * scale:.1f} 0h{max(width, 0.5):.1f}v{BAR}h-{max(width, 0.5):.1f}z"
+
+
+def _marks(run: Activity) -> Iterator[str]:
+    yield from _saves(run)
+    bottom = TOP + CURVE + GAP + LANE * len(_shown(run)) - (LANE - BAR)
+    places = {rank: TOP + CURVE + GAP + LANE * place + BAR / 2 for place, rank in enumerate(_shown(run))}
+    for mark in run.failures:
+        x = _x(run, mark.at)
+        yield "<g>" + f"<title>{escape(_told(mark.rank, mark.text, mark.step, mark.at))}</title>"
+        yield f'<line x1="{x}" x2="{x}" y1="{TOP - 6}" y2="{bottom}" stroke="var(--bad)" stroke-dasharray="2 3"/>'
+        if mark.rank in places:
+            yield _cross(x, places[mark.rank])
+        yield "</g>"
+    yield from _names(run)
+
+
+def _names(run: Activity) -> Iterator[str]:
+    """What failed, above the curve, as far as there is room: a page that is too narrow shows none."""
+    if len(run.failures) > MOST_NAMED:
+        return
+    free = -1.0
+    for mark in run.failures:
+        place = mark.at / (run.wall or 1.0)
+        if place >= free:
+            free = place + ROOM
+            anchor = "end" if place > 1 - ROOM else "start" if place < ROOM else "middle"
+            more = 'class="named" fill="var(--bad)"'
+            yield _text(_x(run, mark.at), TOP - 12, f"rank {mark.rank}: {mark.text}", anchor, more)
+
+
+def _told(rank: int, text: str, step: int, at: float) -> str:
+    return f"rank {rank}: {text} in step {step}, after {duration(at)}"
+
+
+def _saves(run: Activity) -> Iterator[str]:
+    """A dot on the curve for each snapshot; of many close together one that says how many they are."""
+    steps = {mark.at: mark.step for mark in run.saves}
+    for at, count in thinned_marks([mark.at for mark in run.saves], 6 * _least(run)):
+        text = f"snapshot of step {steps[at]}" + (f", and {count - 1} more soon after it" if count > 1 else "")
+        yield (
+            f'<circle cx="{_x(run, at)}" cy="{_y(run, steps[at])}" r="4" fill="var(--good)" stroke="var(--card)" '
+            f'stroke-width="1.5"><title>{text}, after {duration(at)}</title></circle>'
+        )
+
+
+def _cross(x: str, y: float) -> str:
+    """A cross at a part of the width: two lines cannot be moved by one, a letter can."""
+    return (
+        f'<circle cx="{x}" cy="{y}" r="8" fill="var(--card)" stroke="var(--bad)" stroke-width="2"/>'
+        f'<text x="{x}" y="{y + 4.5}" text-anchor="middle" fill="var(--bad)" font-weight="700">×</text>'
+    )
