@@ -20,6 +20,7 @@ from holdfast.lab.checking import check
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.own_model import compared
 from holdfast.lab.result import Result
+from holdfast.workloads.fresh import has_rule
 from holdfast.workloads.named import load_for_lab
 from holdfast.workloads.one_state import LossAt, Stacked
 from holdfast.workloads.workload import Arrays, Clock, Stack
@@ -244,6 +245,13 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path, words: list
     ended = CliRunner().invoke(app, ["lab", "run", *words, "--out", str(tmp_path)])
     assert isinstance(ended.exception, BadInput)
     assert says in str(ended.exception)
+
+
+def test_a_rule_for_blocks_that_were_never_saved_is_found_through_the_file_and_the_stack(example: Path) -> None:
+    assert not has_rule(load_for_lab(str(example)))
+    ruled = "    def survivors(self, ids, held): return {}\n    def fresh(self, ids, said, iteration, stream): return {}\n\n"
+    example.write_text(EXAMPLE.replace("    def start(", ruled + "    def start(", 1))
+    assert has_rule(load_for_lab(str(example)))
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from holdfast.lab.panels import notes
 from holdfast.lab.result import Claim, Result, Row, Table
 from holdfast.policy import Policy
 from holdfast.simulate.strategy import Strategy
-from holdfast.workloads.fresh import Fresh
+from holdfast.workloads.fresh import has_rule
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -124,7 +124,7 @@ def run(options: Options, meter: Meter) -> Result:
 
 def _ways(options: Options) -> list[Way]:
     """All ways; of a model without a rule for fresh values those that need none."""
-    ruled = options.workload is None or isinstance(options.workload, Fresh)
+    ruled = options.workload is None or has_rule(options.workload)
     return [way for way in WAYS if ruled or way.recovery != "fresh"]
 
 

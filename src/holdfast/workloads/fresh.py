@@ -6,7 +6,7 @@ unlearn it, which can cost more than to start over. A workload knows better: zer
 What survivors say is added up, so that nodes of a parameter server, each with some of the blocks, come to the same rule.
 """
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from holdfast.errors import BadInput
 from holdfast.workloads.workload import Arrays, Workload
 
 
-@runtime_checkable
 class Fresh(Protocol):
     """A workload with a rule for lost blocks that were never saved."""
 
@@ -26,14 +25,19 @@ class Fresh(Protocol):
         """New values of lost blocks, packed, from what survivors say; `iteration` is the next one of this stream."""
 
 
+def has_rule(workload: Workload) -> bool:
+    """Whether a workload has such a rule; asked of the object, since a model from a file hands on what it is asked for."""
+    return hasattr(workload, "survivors") and hasattr(workload, "fresh")
+
+
 def rule_of(workload: Workload) -> Fresh:
     """The rule of a workload, which must have one."""
-    if not isinstance(workload, Fresh):
+    if not has_rule(workload):
         raise BadInput(
             f"{workload.name} has no rule for blocks that were never saved: choose recovery partial, or give the model "
             "the functions survivors(ids, held) and fresh(ids, said, iteration, stream)"
         )
-    return workload
+    return cast(Fresh, workload)
 
 
 def renewed(workload: Workload, live: Arrays, lost: Ids, ids: Ids, iteration: int, stream: int) -> Arrays:
