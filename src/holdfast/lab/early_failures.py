@@ -198,8 +198,8 @@ def _remark(split: Split) -> str:
     more = split.saved(FIRST, EARLY, ~early)
     return (
         f"{label}: mean cost of the {early.sum()} of {len(early)} failures before the first full checkpoint, cheapest first: "
-        f"{order}. In the others early saves cost {more.value:.2f} iterations ({more.low:.2f} to {more.high:.2f}) more, since "
-        "what they wrote is older."
+        f"{order}. In the others early saves cost {more.value:.2f} iterations ({more.low:.2f} to {more.high:.2f}) more "
+        "than full checkpoints."
     )
 
 
