@@ -18,7 +18,7 @@ LEFT, RIGHT = 64, 12
 MOST_LANES = 32
 MOST_NAMED = 6  # failures that get a text of their own
 MOST_DOTS = 24  # snapshots that get a large dot
-ROOM = 0.12  # of the width, which such a text takes on a wide page
+ROOM = 0.1  # of the width, which such a text takes on a wide page
 ROUND = (
     *(unit * size for size in (0.001, 0.01, 0.1, 1.0) for unit in (1, 2, 5)),
     *(10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0),
