@@ -19,6 +19,7 @@ from holdfast.report.ran import names, told_run
 from holdfast.report.thinning import Piece, thinned, thinned_line, thinned_marks
 from holdfast.report.timeline import COLUMNS, left_out, standalone, timeline
 from holdfast.samples import Samples
+from test_cost_served import perturbed
 from told import Told, written
 
 KINDS = st.sampled_from(["train", "wait", "recover"])
@@ -153,10 +154,10 @@ class TestTimeline:
         assert "1 rank over" in drawn
         assert "2 snapshots, 1 failure (SIGKILL of rank 0" in drawn
 
-    def test_a_run_of_a_hundred_thousand_steps_is_small_and_says_what_it_leaves_out(self) -> None:
+    def test_a_run_of_very_many_steps_is_small_and_says_what_it_leaves_out(self) -> None:
         told = Told()
         told.launches()
-        for step in range(100_000):
+        for step in range(20_000):
             told.trains(0.001, 0.009)
             if step % 100 == 99:
                 told.saves(durable=0.01, snapshot=0.002)
@@ -364,6 +365,20 @@ class TestFolders:
             reading.page([tmp_path / "bad"], "c")
         with pytest.raises(BadInput, match="is no page"):
             writing.check(tmp_path / "report.pdf")
+
+    def test_a_served_run_has_its_parts_losses_and_failures(self, tmp_path: Path) -> None:
+        served = Told()
+        for what in perturbed():
+            served.passes("compute", 1.0)
+            served.says("controller", what)
+        written(tmp_path / "a/history", {"controller": served.events})
+        page = reading.page([tmp_path / "a"], "c")
+        assert [picture.name for picture in page.pictures] == ["parts", "loss"]
+        assert {"Parts of an iteration, milliseconds", "Failures"} == {table.title for table in page.tables}
+        assert page.numbers[0].name == "loss"
+        assert "Theorem 3.2" in page.remarks[0]
+        with pytest.raises(BadInput, match=r"is of runs of a parameter server and .* is of runs"):
+            reading.page([tmp_path / "a", self.run(tmp_path / "b")], "c")
 
     def test_results_of_the_lab_are_read_as_they_were_written(self) -> None:
         results = Path(__file__).parent.parent / "docs/results"

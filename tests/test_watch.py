@@ -10,11 +10,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection
 from pathlib import Path
+from threading import Event as Flag
+from threading import Thread
 
 import pytest
 from rich.console import Console
 
 from holdfast.cost.spent import spent
+from holdfast.ddp import lock
 from holdfast.errors import BadInput
 from holdfast.events import Event, Iterate, Lost, Open, Plan, Regroup, Seconds, Serve, Step, line
 from holdfast.samples import Samples
@@ -130,6 +133,12 @@ class TestSeen:
         assert seen.reached == 4_000
         assert len(seen.ranks[0].latest) == LATEST
 
+    def test_it_trains_for_as_long_as_somebody_holds_its_lock(self, tmp_path: Path) -> None:
+        watching = Watching(run_in(tmp_path, killed_once()))
+        with lock.hold(tmp_path):
+            assert watching.look()[1].trains
+        assert watching.look()[1].state == "completed"
+
     def test_what_is_no_run_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(BadInput, match="is not the folder of a run"):
             Watching(tmp_path)
@@ -227,6 +236,25 @@ class TestWeb:
             file.write(line(2e9, "rank-0", Open(2)))
         assert site.refresh() > 0.0
         assert site.ready.tag != tag
+
+    def test_that_a_run_has_ended_is_on_the_page_soon_however_long_making_it_takes(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(web, "SELDOM", 1e6)
+        monkeypatch.setattr(web, "OFTEN", 0.05)
+        folder, stop = run_in(tmp_path / "run", killed_once()), Flag()
+        with lock.hold(folder):
+            site = web.Site(folder, "c")
+            assert site.ready.state == "trains"
+            following = Thread(target=web.follow, args=(site, stop))
+            following.start()
+        deadline = time.monotonic() + WITHIN
+        while site.ready.state == "trains" and time.monotonic() < deadline:
+            time.sleep(0.02)
+        stop.set()
+        following.join(WITHIN)
+        assert site.ready.state == "ended"
+        assert b"checks of the audit pass" in site.ready.body
 
     def test_a_run_in_which_nobody_has_written_anything_has_a_page_that_says_so(self, tmp_path: Path) -> None:
         (tmp_path / "run.json").write_text('{"script": "train.py"}')

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ACCENT, QUIET, LOSS = "#3b6fd4", "#a9b1bd", "#c0362c"
-WIDTH = 5.4  # inches: what a phone and half of a wide page show well
+WIDTH = 4.5  # inches: what a phone and half of a wide page show well
 LINE_COLUMNS = 600
 
 

@@ -322,7 +322,7 @@ def _saves(runs: Sequence[Ran]) -> Table:
     waited = len(_run_column(runs)) + 3
     rows.sort(key=lambda row: -float(row[waited] or 0))
     return Table(
-        title="Saves, milliseconds, those that training waited for longest first",
+        title="Saves, milliseconds",
         columns=[
             *_run_column(runs),
             Column("attempt"),

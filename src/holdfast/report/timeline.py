@@ -17,7 +17,8 @@ TOP, CURVE, GAP, LANE, BAR, FOOT = 26, 150, 22, 24, 14, 30
 LEFT, RIGHT = 64, 12
 MOST_LANES = 32
 MOST_NAMED = 6  # failures that get a text of their own
-ROOM = 0.12  # of the width, which such a text takes on a wide page
+MOST_DOTS = 24  # snapshots that get a large dot
+ROOM = 0.1  # of the width, which such a text takes on a wide page
 ROUND = (
     *(unit * size for size in (0.001, 0.01, 0.1, 1.0) for unit in (1, 2, 5)),
     *(10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0),
@@ -139,7 +140,7 @@ def _grid(run: Activity) -> Iterator[str]:
     for step in _ticks(run.reached, 4):
         yield f'<line x1="0" x2="100%" y1="{_y(run, step)}" y2="{_y(run, step)}" stroke="var(--line)"/>'
         yield _text("-10", _y(run, step) + 4, _short(step), "end")
-    yield _text("-10", TOP - 12, "steps", "end")
+    yield _text("-10", TOP - 16, "steps", "end")
     for second in _seconds(run.wall, 5):
         if second <= 0.97 * run.wall:
             yield _text(_x(run, second), bottom + 20, _moment(second), "middle" if second else "start")
@@ -256,11 +257,13 @@ def _told(rank: int, text: str, step: int, at: float) -> str:
 def _saves(run: Activity) -> Iterator[str]:
     """A dot on the curve for each snapshot; of many close together one that says how many they are."""
     steps = {mark.at: mark.step for mark in run.saves}
-    for at, count in thinned_marks([mark.at for mark in run.saves], 6 * _least(run)):
+    marks = thinned_marks([mark.at for mark in run.saves], 10 * _least(run))
+    radius = 4 if len(marks) <= MOST_DOTS else 2.5
+    for at, count in marks:
         text = f"snapshot of step {steps[at]}" + (f", and {count - 1} more soon after it" if count > 1 else "")
         yield (
-            f'<circle cx="{_x(run, at)}" cy="{_y(run, steps[at])}" r="4" fill="var(--good)" stroke="var(--card)" '
-            f'stroke-width="1.5"><title>{text}, after {duration(at)}</title></circle>'
+            f'<circle cx="{_x(run, at)}" cy="{_y(run, steps[at])}" r="{radius}" fill="var(--good)" stroke="var(--card)" '
+            f'stroke-width="1"><title>{text}, after {duration(at)}</title></circle>'
         )
 
 

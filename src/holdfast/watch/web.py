@@ -58,6 +58,11 @@ class Site:
         self.ready, self._files = self._made(), files
         return time.monotonic() - began
 
+    @property
+    def has_just_ended(self) -> bool:
+        """Whether the page still says that the run trains, and it does not."""
+        return self.ready.state == "trains" and not trains(self._folder)
+
     def metrics(self) -> bytes:
         """How the run stands, for Prometheus."""
         with self._lock:  # several may ask at once
@@ -160,6 +165,7 @@ def served(site: Site, port: int = 0) -> Iterator[str]:
 
 def follow(site: Site, stop: Event) -> None:
     """Keep the page up to date until `stop` is set."""
-    pause = OFTEN
-    while not stop.wait(pause):
-        pause = max(OFTEN, SELDOM * site.refresh())
+    due = 0.0
+    while not stop.wait(OFTEN):
+        if time.monotonic() >= due or site.has_just_ended:
+            due = time.monotonic() + SELDOM * site.refresh()
