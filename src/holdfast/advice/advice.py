@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.advice import published
+from holdfast.advice.convergence import Convergence
 from holdfast.advice.durations import in_words
 from holdfast.advice.estimate import GIVEN, MEASURED, Estimate
 from holdfast.advice.large import Large, large
 from holdfast.advice.measured import Measured, measured
 from holdfast.advice.outlook import Outlook, outlooks
-from holdfast.advice.prices import EXACT, PROMISES, Price, prices, replacement, stall
+from holdfast.advice.prices import EXACT, LARGE, PROMISES, Price, prices, regroup, replacement, stall
 from holdfast.advice.question import Question
 from holdfast.events import Event
 
@@ -120,6 +121,7 @@ def _reasons(
     return [
         f"A failure is expected every {in_words(mtbf.value)} ({_range(mtbf, in_words)}; {mtbf.basis}).",
         f"A step takes {_spoken(costs.step)}; a save makes training {_spoken(stall(costs, question))} later.",
+        *([_converges(costs.losses)] if costs.losses else []),
         *(_priced(price) for price in made.values()),
         _why(found, best),
         f"Save every {interval.best} steps ({in_words(interval.best * costs.step.value)} of training): then "
@@ -128,6 +130,14 @@ def _reasons(
         f"By Young's formula it is every {interval.young} steps, by Daly's {interval.daly}; the advice minimises the expected "
         "time itself, with the restart, and with how long a save takes until it can be gone back to.",
     ]
+
+
+def _converges(found: Convergence) -> str:
+    return (
+        f"By its losses it comes nearer to its optimum by a factor of {found.rate.value:.6g} a step ({found.rate.low:.6g} to "
+        f"{found.rate.high:.6g}): they fall towards {found.limit:.3g}, {found.left.value:.2g} are left, and a step lost now is "
+        f"worth {found.gain:.2g}."
+    )
 
 
 def _priced(price: Price) -> str:
@@ -165,8 +175,11 @@ def unknown(costs: Measured, question: Question, mtbf: Estimate) -> list[str]:
             f"No restart was seen: {in_words(again.value)} ({_range(again, in_words)}) are inferred from how long this run took "
             f"to start, and {published.SOURCES['notice']}."
         )
-    if not costs.live:
-        lines.append(f"No loss was survived live: what that takes is taken from {published.SOURCES['regroup']}.")
+    if not regroup(costs, question).is_seen:
+        scale = (question.workers or costs.workers) > LARGE
+        lines.append(
+            f"No loss was survived live: what that takes is {published.SOURCES['at_scale' if scale else 'regroup']}."
+        )
     if mtbf.basis not in (GIVEN, MEASURED):
         injected = " (what was injected says nothing of it)" if costs.struck else ""
         lines.append(

@@ -19,6 +19,7 @@ from holdfast.lab.experiment import Meter, Options
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 OFTEN = 15.0  # restarts' worth of time between two failures: so often that the interval matters
+FAILURES = 8  # of each real run, on average
 STRETCH = 4000  # failures that are resampled
 
 
@@ -84,7 +85,7 @@ def real_sweep(name: str, costs: Measured, options: Options, meter: Meter, repea
     from holdfast.lab.advice_drive import driving
 
     mtbf, every = around(costs)
-    steps = max(600, round(12 * mtbf / costs.step.value))
+    steps = round(FAILURES * mtbf / costs.step.value)
     progress = meter(f"{name}: save intervals", repeats * len(every))
     found = np.zeros((repeats, len(every)))
     with (
