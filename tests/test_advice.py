@@ -1,6 +1,9 @@
 """The advice is right where the answer is known: intervals, save intervals, prices of a failure, and what is chosen."""
 
+import contextlib
+import json
 import math
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -10,6 +13,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import lived
 from holdfast.advice.advice import advise, choose, failure_rate
 from holdfast.advice.convergence import convergence
 from holdfast.advice.durations import fraction_of, in_words, seconds_of
@@ -227,6 +231,34 @@ def test_what_a_save_slows_down_is_a_part_of_its_cost() -> None:
     assert costs.stall is not None
     assert costs.stall.value == pytest.approx(0.125 + 2 * 0.25)
     assert costs.stalls["blocking"].value == pytest.approx(0.125)
+
+
+def test_steps_that_happen_to_be_quicker_beside_a_save_do_not_make_its_wait_cheaper() -> None:
+    run = Told()
+    run.launches(1.0)
+    for number in range(40):
+        if number % 10 == 0:
+            run.saves(snapshot=0.125)
+            run.rank_0(Commit(1, number, 4000, 1.0))
+        run.trains(0.0, 0.25 if number % 10 < 2 else 0.5)
+    costs = measured(run.events)
+    assert costs.stall is not None
+    assert costs.stall.value == pytest.approx(0.125)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_whatever_a_run_went_through_it_gives_an_advice_or_says_that_it_trained_too_little(seed: int) -> None:
+    run = lived.live(random.Random(seed))
+    if len(run.standing) < 15:
+        with contextlib.suppress(BadInput):
+            advise(run.events)
+        return
+    found = advise(run.events)
+    assert found.recovery in found.prices
+    assert found.save_every >= 1
+    for price in found.prices.values():
+        assert price.seconds.low <= price.seconds.value <= price.seconds.high
+    json.dumps(found.to_json(), allow_nan=False)
 
 
 def test_a_run_that_trained_nothing_gives_no_advice() -> None:

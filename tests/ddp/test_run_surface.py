@@ -160,7 +160,7 @@ def test_a_run_advises_by_its_own_history_so_far(tmp_path: Path) -> None:
     for batch in run.batches(Words(), global_batch=4, steps=30):
         model.weight.data += 0.1
         if batch.step == 25:
-            advice = run.advise(mtbf=3600.0)
+            advice = run.advise(mtbf="1h")
     assert advice.recovery == "restart"
     assert advice.costs.save_every == 5
     assert str(advice).startswith(f"advice: --recovery restart --save-every {advice.save_every}\n")

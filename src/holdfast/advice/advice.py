@@ -120,7 +120,7 @@ def _reasons(
     chosen, interval = found[best], found[best].interval
     return [
         f"A failure is expected every {in_words(mtbf.value)} ({_range(mtbf, in_words)}; {mtbf.basis}).",
-        f"A step takes {_spoken(costs.step)}; a save makes training {_spoken(stall(costs, question))} later.",
+        f"A step takes {_spoken(costs.step)}; a save makes training {_spoken(stall(costs, question))} later{_waits(costs)}.",
         *([_converges(costs.losses)] if costs.losses else []),
         *(_priced(price) for price in made.values()),
         _why(found, best),
@@ -130,6 +130,11 @@ def _reasons(
         f"By Young's formula it is every {interval.young} steps, by Daly's {interval.daly}; the advice minimises the expected "
         "time itself, with the restart, and with how long a save takes until it can be gone back to.",
     ]
+
+
+def _waits(costs: Measured) -> str:
+    told = [f"{in_words(wait.value)} under {writer}" for writer, wait in costs.stalls.items()]
+    return f", of which it waits {', '.join(told)}" if told else ""
 
 
 def _converges(found: Convergence) -> str:
