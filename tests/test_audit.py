@@ -854,7 +854,7 @@ class TestSupervisorsAgree:
             why="'completed', and rank-3 never said that it was done in attempt 4",
         )
 
-    @pytest.mark.parametrize("word", ["gave-up", "preempted", "script-error"])
+    @pytest.mark.parametrize("word", ["gave-up", "preempted", "refused", "script-error"])
     def test_another_end_though_all_ranks_were_done_fails(self, word: str) -> None:
         self.fails(
             *(*self.started, Judged(word, 4, "")),

@@ -553,7 +553,7 @@ def another_verdict(rng: random.Random, run: Lived) -> Forged:
         return None
     was: Any = at(run, place).what
     left = was.verdict == "completed" and not places(run, Done, lambda what: what.attempt == was.attempts)
-    words = ["gave-up", "preempted", "script-error", "fine"] if was.verdict == "completed" else ["completed"]
+    words = ["gave-up", "preempted", "refused", "script-error", "fine"] if was.verdict == "completed" else ["completed"]
     # A script that left its loop is completed or has failed in its last lines: nothing in the ranks' files knows.
     word = rng.choice(words[:3] if left else words)
     # Who fails a second time may have been on the way to join: only its supervisor knows that nobody went on.

@@ -196,7 +196,7 @@ def test_a_run_of_two_ranks_is_stopped_finished_and_extended(tmp_path: Path, sta
 
 def test_a_break_on_one_rank_is_named_and_ends_the_run(tmp_path: Path, start: Start) -> None:
     found = run_script(tmp_path, start, {"break_at": 4, "rank": 1}).result()
-    assert found["verdict"] == "script-error"
+    assert found["verdict"] == "refused"
     assert "rank 1 left the loop (break, return) at step 4 and rank 0 did not" in found["because"]
 
 

@@ -127,7 +127,7 @@ def test_a_script_whose_ranks_would_part_is_refused_in_one_line(
 ) -> None:
     job = start(task, script=LOOP, workers=2, recovery=recovery)
     result = job.result()
-    assert result.get("verdict") == "script-error", (result, job.said)
+    assert result.get("verdict") == "refused", (result, job.said)
     assert why in job.said
     assert not events(job.out, "restart")
 

@@ -117,7 +117,7 @@ def test_what_holdfast_refuses_is_not_tried_again(start: Start, tmp_path: Path) 
     script = tmp_path / "refused.py"
     script.write_text("from holdfast.errors import BadInput\nraise BadInput('give a batch of 1 or more')\n")
     result = start(script=script).result()
-    assert (result["verdict"], result["attempts"]) == ("script-error", 1)
+    assert (result["verdict"], result["attempts"]) == ("refused", 1)
     assert result["because"].endswith(": give a batch of 1 or more")
 
 

@@ -170,10 +170,12 @@ def test_survivors_that_cannot_go_on_are_no_error_of_the_script_however_often_it
 
 
 def test_what_holdfast_refuses_would_be_refused_again() -> None:
-    assert words(Tries(9, 0), [(lost("error", origin="refused"), 50)]) == ["script-error"]
+    assert words(Tries(9, 0), [(lost("error", origin="refused"), 50)]) == ["refused"]
 
 
 def test_a_verdict_is_one_line_and_an_exit_code() -> None:
     verdict = Verdict(verdict="completed", attempts=1, because="all workers have finished")
     assert verdict.line == "completed after 1 attempt: all workers have finished"
-    assert [Verdict(verdict=word, attempts=2, because="").exit_code for word in ("gave-up", "preempted")] == [1, 75]  # type: ignore[arg-type]
+    assert [
+        Verdict(verdict=word, attempts=2, because="").exit_code for word in ("gave-up", "preempted", "refused")
+    ] == [1, 75, 2]  # type: ignore[arg-type]

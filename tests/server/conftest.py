@@ -7,7 +7,7 @@ import pytest
 
 os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "."  # before Ray is imported: it prints whatever is killed
 
-from holdfast.server.job import cluster
+from holdfast.server.cluster import cluster
 
 
 @pytest.fixture(scope="session")

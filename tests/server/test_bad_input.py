@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from holdfast.cli import app, main
 from holdfast.errors import HoldfastError
-from holdfast.server import job
-from holdfast.server.job import own_error
+from holdfast.server import cluster
+from holdfast.workloads.named import own_error
 
 WITHOUT_RAY = "import sys; sys.modules['ray'] = None; from holdfast.cli import main; main()"
 HALF_A_MODEL = """
@@ -55,12 +55,17 @@ def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
         (["--fraction", "much"], "'much' is no fraction"),
         (["--policy", "best"], "there is no policy 'best'; choose one of full, priority"),
         (["--recovery", "none"], "there is no recovery 'none'; choose one of"),
+        (["--saves", "soon"], "saves cannot start 'soon'; choose one of regular, early, early-full"),
         (["--address", "127.0.0.1:1"], "there is no Ray cluster at 127.0.0.1:1"),
         (["--address", "nowhere"], "there is no Ray cluster at nowhere"),
         (["--workload", "nothing"], "there is no workload 'nothing'; choose one of mlr-digits"),
         (["--workload", "nothing.py"], "there is no Python file nothing.py"),
         (["--kill-at", "3", "--kill", "node:2"], "cannot kill node 2: there are 2 at the start"),
         (["--kill", "node:1"], "say for each --kill when"),
+        (
+            ["--workers", "1000000"],
+            "1000002 nodes and workers need 6.25e+04 GiB of memory or more, and this machine has",
+        ),
         (["--kill-at", "9", "--iterations", "9"], "nobody can be killed at iteration 9 of a run that ends after 9"),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
@@ -128,7 +133,7 @@ def somebody_else() -> Iterator[str]:
 def test_somebody_who_is_no_cluster_is_not_waited_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, somebody_else: str
 ) -> None:
-    monkeypatch.setattr(job, "CONNECT_WITHIN", 0.5)
+    monkeypatch.setattr(cluster, "CONNECT_WITHIN", 0.5)
     began = time.monotonic()
     words = ["train", "--workload", "mlr-digits", "--out", str(tmp_path / "run"), "--address", somebody_else]
 

@@ -13,7 +13,8 @@ from served import loss_of, served, settings, simulated, told
 from holdfast import events
 from holdfast.errors import BadInput, CommitConflict, StorageFailed
 from holdfast.failure import Failure
-from holdfast.server.job import require_answer, serve
+from holdfast.server.cluster import require_answer
+from holdfast.server.job import serve
 from holdfast.workloads.mlr import mlr
 
 pytestmark = [pytest.mark.xdist_group("ray")]

@@ -12,7 +12,7 @@ from holdfast.audit.ledger import Ledger
 from holdfast.audit.supervision import Supervision
 from holdfast.events import Done, Judged, Preempted, Stopped
 
-WORDS = ("completed", "gave-up", "preempted", "script-error")
+WORDS = ("completed", "gave-up", "preempted", "refused", "script-error")
 
 
 def supervisors_agree(ledger: Ledger) -> tuple[Verdict, str]:

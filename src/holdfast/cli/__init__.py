@@ -35,6 +35,7 @@ app.add_typer(runs, name="runs", rich_help_panel=LOOK)
 app.add_typer(lab, name="lab", rich_help_panel=LAB)
 app.add_typer(serve, name="serve", rich_help_panel=TRAIN)
 
+INTERRUPTED = 130
 _UsageError: Any = typer.BadParameter.__mro__[
     1
 ]  # whichever library parses for typer, this is the base of its usage errors
@@ -43,14 +44,15 @@ _UsageError: Any = typer.BadParameter.__mro__[
 def main() -> None:
     """Run the command; everything that goes wrong on purpose is one line on stderr."""
     try:
-        code = app(standalone_mode=False)
+        if (code := app(standalone_mode=False)) == INTERRUPTED:  # what typer makes of Ctrl-C, without a word
+            raise KeyboardInterrupt
     except HoldfastError as error:
         sys.exit(complain(str(error)))
     except _UsageError as error:
         hint = forgotten_dashes(sys.argv[1:], getattr(error, "option_name", None))
         sys.exit(complain(f"{error.format_message()} {hint or 'See `holdfast --help`.'}"))
     except (KeyboardInterrupt, typer.Abort):
-        sys.exit(complain("interrupted", code=130))
+        sys.exit(complain("interrupted", code=INTERRUPTED))
     except BrokenPipeError:
         _print_no_more()
         sys.exit(1)

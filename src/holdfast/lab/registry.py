@@ -4,12 +4,14 @@ from holdfast.errors import BadInput
 from holdfast.lab import (
     advice_check,
     backprop_tradeoff,
+    early_failures,
     lda_reset,
     mlr_bound,
     mlr_reset,
     partial_recovery,
     priority_checkpoint,
     qp_bound,
+    recovery_matrix,
     server_overhead,
 )
 from holdfast.lab.experiment import Experiment
@@ -23,9 +25,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         lda_reset,
         partial_recovery,
         priority_checkpoint,
+        early_failures,
         backprop_tradeoff,
         server_overhead,
         advice_check,
+        recovery_matrix,
     )
 }
 

@@ -12,7 +12,7 @@ from holdfast.lab.comparison import trials_folder
 from holdfast.lab.experiment import Options
 from holdfast.lab.journal import Journal
 from holdfast.lab.server_trials import NODES, SCAR_ALONE, trial_settings
-from holdfast.server.job import cluster
+from holdfast.server.cluster import cluster
 from holdfast.server.settings import Settings
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from holdfast.lab.comparison import trials_folder
 from holdfast.lab.experiment import Meter, Options
 from holdfast.lab.journal import Journal
 from holdfast.policy import Policy
-from holdfast.server.job import cluster, serve
+from holdfast.server.cluster import cluster
+from holdfast.server.job import serve
 from holdfast.server.settings import Settings
 
 NODES, WORKERS = 4, 2

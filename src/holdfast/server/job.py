@@ -1,30 +1,24 @@
-"""The driver of a served run: starts Ray and the actors, watches, starts what is asked for, and ends everything."""
+"""The driver of a served run: starts the actors, watches, starts what is asked for, and ends everything."""
 
-import os
-import re
-import signal
-import socket
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from subprocess import Popen, TimeoutExpired
-from types import ModuleType
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.index import generations
 from holdfast.checkpoint.place import store_for
 from holdfast.errors import BadInput, CommitConflict, HoldfastError, WorkerLost
+from holdfast.server.cluster import cluster, require_room
 from holdfast.server.settings import Settings
 from holdfast.server.wish import Wish
+from holdfast.workloads.fresh import rule_of
+from holdfast.workloads.named import own_error
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
     from holdfast.server.outcome import Outcome, Status
 
-CONNECT_WITHIN = 10.0  # seconds for a cluster to answer
 START_WITHIN = 120.0  # seconds for an actor to start and to load its data
 LOOK_EVERY = 0.1
 STARTS = 20  # again, of all members together, before training begins
@@ -37,118 +31,23 @@ def serve(
 ) -> "Outcome":
     """Train a workload on a parameter server, from its first iteration to its last."""
     _check(settings)
+    if address is None:
+        require_room(settings.nodes + settings.workers)
     with cluster(address):
         return _Job(settings, tell).run()
 
 
-@contextmanager
-def cluster(address: str | None = None) -> Iterator[None]:
-    """Ray, embedded in this process or at an address; one that is already there is used, and left as it is."""
-    ray = _ray()
-    if ray.is_initialized():
-        yield
-        return
-    if address is not None:
-        require_answer(address)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # Ray lets go of the processes that it starts
-        if address is None:
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level="ERROR",
-                num_cpus=os.cpu_count(),
-                object_store_memory=OBJECTS,
-            )
-        else:
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    started = _processes()
-    with suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # Ray's own prints a stack and ends the process
-    try:
-        yield
-    finally:
-        ray.shutdown()
-        for process in started:
-            _await_end(process)
-
-
-END_WITHIN = 10.0  # seconds for Ray's own processes to end
-OBJECTS = 512 << 20  # bytes of memory for what actors send each other
-
-
-def _ray() -> ModuleType:
-    # Before its import: it prints whatever dies to our output, and makes what it starts give way to all other processes.
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise BadInput("the parameter server needs Ray, which is not installed: pip install 'holdfast[ray]'") from error
-    return ray
-
-
-def _processes() -> "list[Popen[bytes]]":
-    """The processes that Ray has started here, apart from those of actors."""
-    from ray._private import worker
-
-    node = worker._global_node
-    return [] if node is None else [each.process for group in node.all_processes.values() for each in group]
-
-
-def _await_end(process: "Popen[bytes]") -> None:
-    """Wait for a process that Ray has asked to end; it does not wait itself."""
-    try:
-        process.wait(END_WITHIN)
-    except TimeoutExpired:
-        process.kill()
-        process.wait(END_WITHIN)
-
-
-GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # of HTTP/2, which Ray speaks
-SETTINGS_FRAME = 4  # with which its other side answers
-
-
-def require_answer(address: str) -> None:
-    """Refuse an address where nobody listens, or somebody who is no cluster: Ray itself would wait for minutes."""
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host, int(port)), CONNECT_WITHIN) as connection:
-            connection.sendall(GREETING)
-            answer = connection.recv(9)
-    except (OSError, ValueError, OverflowError) as error:
-        raise BadInput(
-            f"there is no Ray cluster at {address}: {error}. Give HOST:PORT as `ray start` prints it"
-        ) from None
-    if len(answer) < 4 or answer[3] != SETTINGS_FRAME:
-        raise BadInput(
-            f"there is no Ray cluster at {address}: who listens there does not speak its language. Give HOST:PORT as "
-            "`ray start` prints it"
-        )
-
-
 def _check(settings: Settings) -> None:
     """Refuse what cannot work before anything is started."""
-    blocks = len(settings.load().blocks)
+    workload = settings.load()
+    if settings.recovery == "fresh":
+        rule_of(workload)
+    blocks = len(workload.blocks)
     if settings.nodes > blocks:
         raise BadInput(f"{settings.nodes} nodes are more than the {blocks} blocks of {settings.workload}: use fewer")
     store = store_for(settings.store)
     if generations(store) or settings.history.exists():
         raise CommitConflict(f"{settings.out} already holds a run: give each run a folder and a store of its own")
-
-
-def own_error(traceback: str, workload: str) -> str | None:
-    """Where a model of one's own has failed, by the traceback of the process in which it did, and with what."""
-    if not workload.endswith(".py"):
-        return None
-    file = re.escape(Path(workload).name)
-    places = re.findall(rf'File "[^"]*{file}", line (\d+), in (\w+)', traceback)
-    if not places:
-        return None
-    (line, function), what = places[-1], traceback.strip().splitlines()[-1].strip()
-    return f"{workload} has failed in {function}, line {line}: {what}"
 
 
 def _actor(kind: type[Any], **options: object) -> Any:

@@ -27,6 +27,8 @@ class Tries:
         """Why not to try again after this failure; or nothing, and then it counts as a restart."""
         if newest is not None and self._is_further(newest):
             self._used, self._best, self._errors = 0, newest, set(self._mistakes)
+        if lost.is_an_error and lost.origin == "refused":
+            return "refused", lost.line
         if why := self._of_the_script(lost):
             return "script-error", why
         if self._used >= self.limit:
@@ -42,8 +44,6 @@ class Tries:
         """Why doing the same again would end the same, if it would."""
         if not lost.is_an_error:
             return None
-        if lost.origin == "refused":
-            return lost.line
         if lost.error in self._errors:
             where = "before the first step" if lost.step is None else f"at step {lost.step}"
             return f"{lost.line}; it came again {where}, so it would do the same again"

@@ -5,8 +5,14 @@ from typing import Literal
 
 from holdfast.ddp.preemption import PREEMPTED
 
-Word = Literal["completed", "gave-up", "preempted", "script-error"]
-_EXIT_CODES: dict[Word, int] = {"completed": 0, "gave-up": 1, "preempted": PREEMPTED, "script-error": 1}
+Word = Literal["completed", "gave-up", "preempted", "refused", "script-error"]
+_EXIT_CODES: dict[Word, int] = {
+    "completed": 0,
+    "gave-up": 1,
+    "preempted": PREEMPTED,
+    "refused": 2,
+    "script-error": 1,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +25,7 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        """What a command that ends like this returns: 0 completed, 75 preempted, 1 failed."""
+        """What a command that ends like this returns: 0 completed, 75 preempted, 2 refused, 1 failed."""
         return _EXIT_CODES[self.verdict]
 
     @property

@@ -1,7 +1,7 @@
-"""Colour images as bytes, with their classes: CIFAR-10, and the 25 first classes of Tiny ImageNet.
+"""Colour images as bytes, with their classes: CIFAR-10 and CIFAR-100, and the 25 first classes of Tiny ImageNet.
 
-CIFAR-10 is read from its official binary archive, or from arrays of its batches; Tiny ImageNet from a zip of its JPEG
-files. Where the files are is the business of `fetch`.
+CIFAR-10 is read from its official binary archive, or from arrays of its batches; CIFAR-100 from its archive; Tiny
+ImageNet from a zip of its JPEG files. Where the files are is the business of `fetch`.
 """
 
 import io
@@ -38,6 +38,13 @@ CIFAR10 = DataFile(
     urls=("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",),
     sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
 )
+CIFAR100 = DataFile(
+    dataset="cifar100",
+    folders=("cifar100", "."),
+    names=("cifar-100-binary.tar.gz",),
+    urls=(),  # read where somebody has put it, not fetched
+    sha256="",
+)
 TINY_IMAGENET = DataFile(
     dataset="tinyimagenet",
     folders=("tinyimagenet", "."),
@@ -59,7 +66,9 @@ UNREADABLE = (
     lzma.LZMAError,
     zlib.error,
 )
-RECORD = 1 + 3 * 32 * 32  # bytes of a CIFAR-10 image: its class, then its colours
+PIXELS = 3 * 32 * 32
+RECORD = 1 + PIXELS  # bytes of a CIFAR-10 image: its class, then its colours
+RECORD_100 = 2 + PIXELS  # of a CIFAR-100 image: one of 20 groups of classes, its class, then its colours
 
 
 def cifar10(data: Path | None, *, train: int = 10_000, test: int = 2_000) -> tuple[Images, Images]:
@@ -69,6 +78,13 @@ def cifar10(data: Path | None, *, train: int = 10_000, test: int = 2_000) -> tup
         return _from_arrays(arrays, "data_batch_1", "train", train), _from_arrays(arrays, "test_batch", "test", test)
     path = obtain(CIFAR10, data)
     return _from_archive(path, "data_batch_1", train), _from_archive(path, "test_batch", test)
+
+
+def cifar100(data: Path | None, *, train: int = 10_000) -> Images:
+    """The first training images, with their 100 classes."""
+    path = obtain(CIFAR100, data)
+    records = _records(path, "cifar-100-binary/train.bin", RECORD_100, train)
+    return Images(records[:, 2:].reshape(-1, 3, 32, 32), records[:, 1].astype(np.int64))
 
 
 def tiny_imagenet(data: Path | None) -> tuple[Images, Images]:
@@ -101,16 +117,21 @@ def _from_arrays(folder: Path, batch: str, split: str, count: int) -> Images:
 
 
 def _from_archive(path: Path, batch: str, count: int) -> Images:
+    records = _records(path, f"cifar-10-batches-bin/{batch}.bin", RECORD, count)
+    return Images(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64))
+
+
+def _records(path: Path, name: str, size: int, count: int) -> Bytes:
+    """The first records of so many bytes in one file of an archive of CIFAR."""
     try:
         with tarfile.open(path) as archive:
-            member = archive.extractfile(f"cifar-10-batches-bin/{batch}.bin")
-            content = member.read(count * RECORD) if member else b""
+            member = archive.extractfile(name)
+            content = member.read(count * size) if member else b""
     except UNREADABLE as error:
-        raise Corrupt(f"{path} is not CIFAR-10's binary archive ({error}): fetch it again.") from error
-    if len(content) < RECORD:
-        raise Corrupt(f"{path} has no images in {batch}.bin: fetch it again.")
-    records = np.frombuffer(content[: len(content) // RECORD * RECORD], np.uint8).reshape(-1, RECORD)
-    return Images(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64))
+        raise Corrupt(f"{path} is not a binary archive of CIFAR ({error}): fetch it again.") from error
+    if len(content) < size:
+        raise Corrupt(f"{path} has no images in {Path(name).name}: fetch it again.")
+    return np.frombuffer(content[: len(content) // size * size], np.uint8).reshape(-1, size)
 
 
 def _classes(archive: zipfile.ZipFile) -> list[str]:

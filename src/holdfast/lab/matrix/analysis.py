@@ -1,0 +1,114 @@
+"""What the runs of a matrix come to: figures of a suite, of a part of the suites, of all of them. Pure."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from holdfast.blocks import Floats
+from holdfast.lab.interval import Interval
+from holdfast.lab.matrix import bootstrap
+from holdfast.lab.matrix.bootstrap import Figure
+from holdfast.lab.matrix.config import Matrix
+from holdfast.lab.matrix.gates import Failed, failed
+from holdfast.lab.matrix.measured import Measured
+from holdfast.lab.matrix.suites import Suite, Unit
+from holdfast.lab.matrix.variants import REFERENCE
+
+Metric: TypeAlias = Callable[[Measured], float]
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """The runs of a matrix, those of suites that pass the gates apart from the others."""
+
+    matrix: Matrix
+    suites: Sequence[Suite]
+    found: Mapping[Unit, Measured]
+
+    @cached_property
+    def failed(self) -> list[Failed]:
+        """Every gate that a run did not pass."""
+        return [each for suite in self.suites for each in failed(self.matrix, suite, self.found)]
+
+    @cached_property
+    def counted(self) -> list[Suite]:
+        """The suites that pass every gate: all figures are of these alone."""
+        wrong = {each.suite for each in self.failed}
+        return [suite for suite in self.suites if suite not in wrong]
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The variants, in the order of the file."""
+        return self.matrix.variants
+
+    def has(self, *variants: str) -> bool:
+        """Whether there are suites that count, in these variants."""
+        return bool(self.counted) and set(variants) <= set(self.variants)
+
+    def runs(self, suite: Suite, variant: str) -> list[Measured]:
+        """The runs of a suite in one variant, by seed."""
+        return [self.found[Unit(suite, variant, seed)] for seed in self.matrix.seeds]
+
+    def mean(self, metric: Metric, variant: str, suites: Sequence[Suite] | None = None) -> float:
+        """The mean over suites of the mean over seeds; not a number where there is nothing to take it of."""
+        several = self.counted if suites is None else suites
+        values = [metric(run) for suite in several for run in self.runs(suite, variant)]
+        return float(np.mean(values)) if values else math.nan
+
+    def paired(
+        self, figure: Figure, metric: Metric, first: str, second: str, suites: Sequence[Suite] | None = None
+    ) -> Interval:
+        """A figure that compares two variants by one metric, with its interval over the seeds."""
+        several = self.counted if suites is None else suites
+        return bootstrap.interval([self._columns(suite, metric, (first, second)) for suite in several], figure)
+
+    def slices(self) -> list[tuple[str, str, list[Suite]]]:
+        """Every part of the suites that has one value on one axis: the axis, the value, the suites."""
+        axes = [axis for axis in (self.counted[0].axes if self.counted else {}) if self._values(axis)[1:]]
+        return [
+            (axis, value, [suite for suite in self.counted if suite.axes[axis] == value])
+            for axis in axes
+            for value in self._values(axis)
+        ]
+
+    def apart(self, suite: Suite, variant: str) -> "Divergence":
+        """How far the runs of a variant are from the reference, over the seeds."""
+        pairs = zip(self.runs(suite, variant), self.runs(suite, REFERENCE), strict=True)
+        each = [divergence(run, reference) for run, reference in pairs]
+        return Divergence(*np.mean(each, axis=0).tolist())
+
+    def _values(self, axis: str) -> list[str]:
+        return list(dict.fromkeys(suite.axes[axis] for suite in self.counted))
+
+    def _columns(self, suite: Suite, metric: Metric, variants: Sequence[str]) -> Floats:
+        return np.array([[metric(run) for run in self.runs(suite, variant)] for variant in variants]).T
+
+
+class Divergence(NamedTuple):
+    """How far a run is from its reference: by losses of the same steps, and by the models in snapshots of the same steps.
+
+    `loss` is the mean absolute difference and `most` the largest; `distance` is the mean L2 distance, `last` that of the
+    last snapshot in proportion to the length of the reference's model. Not a number where nothing could be compared.
+    """
+
+    loss: float
+    most: float
+    distance: float
+    last: float
+
+
+def divergence(run: Measured, reference: Measured) -> Divergence:
+    """How far one run is from another."""
+    pairs = zip(run.losses, reference.losses, strict=False)
+    losses = [abs(mine - theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
+    apart = run.distances or ()
+    return Divergence(
+        loss=float(np.mean(losses)) if losses else math.nan,
+        most=max(losses, default=math.nan),
+        distance=float(np.mean([distance for _, distance, _ in apart])) if apart else math.nan,
+        last=apart[-1][1] / apart[-1][2] if apart and apart[-1][2] else math.nan,
+    )

@@ -1,0 +1,202 @@
+"""A matrix as it is written in a TOML file: read once, checked once, every mistake with its line."""
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from holdfast.checkpoint import faulty
+from holdfast.ddp import points
+from holdfast.ddp.config import FAULTS
+from holdfast.errors import BadInput
+from holdfast.failure import Failure, Schedule
+from holdfast.lab.matrix.data import DATASETS
+from holdfast.lab.matrix.lines import line_of
+from holdfast.lab.matrix.networks import NETWORKS
+from holdfast.lab.matrix.variants import VARIANTS
+
+OPTIMIZERS = ("sgd", "adamw")
+COUNTS = {"workers": 4, "save_every": 50, "max_inflight": 4}  # settings of a run, and the paper's values
+PLACES = ("directory", "tmpfs")  # where checkpoints go: the run's own folder, or memory; else a URL
+SWEPT = ("save_every", "max_inflight", "workers_after", "checkpoints")
+KEYS = ("steps", "batch", "seeds", "datasets", "models", "variants", "optimizer", *COUNTS, "failures", "sweep")
+OF_A_FAILURE = ("steps", "kind", "point", "ranks")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matrix:
+    """Every data set with every model and every failure schedule is a suite; `sweep` has further axes, by name.
+
+    Each suite is run in every variant, with every seed. `failures` are the schedules by name.
+    """
+
+    steps: int
+    batch: int
+    seeds: tuple[int, ...]
+    datasets: tuple[str, ...]
+    models: tuple[str, ...]
+    failures: Mapping[str, Schedule]
+    variants: tuple[str, ...] = tuple(VARIANTS)
+    optimizer: str = "sgd"
+    workers: int = COUNTS["workers"]
+    save_every: int = COUNTS["save_every"]
+    max_inflight: int = COUNTS["max_inflight"]
+    sweep: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+
+def read_matrix(path: Path) -> Matrix:
+    """The matrix in this file; what is wrong in it is said in one line with its number."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise BadInput(f"cannot read {path}: {why}; name a TOML file with --config.") from error
+    try:
+        return _Reader(path, text).matrix(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise BadInput(f"{path} is not TOML: {error}.") from error
+
+
+class _Reader:
+    """One file, with its text to find lines in."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self._path, self._text = path, text
+
+    def matrix(self, given: Mapping[str, Any]) -> Matrix:
+        """What the file says, checked."""
+        self._only(given, KEYS, "")
+        for key in ("steps", "batch", "seeds", "datasets", "models", "failures"):
+            if key not in given:
+                raise BadInput(f"{self._path} has no {key}: give it.")
+        counts = {key: self._count(given, key) for key in ("steps", "batch", *COUNTS) if key in given}
+        matrix = Matrix(
+            **counts,
+            seeds=self._list(given, "seeds", "", self._is_seed, "whole numbers of 0 or more"),
+            datasets=self._names(given, "datasets", DATASETS, "data set"),
+            models=self._names(given, "models", NETWORKS, "model"),
+            variants=self._names(given, "variants", VARIANTS, "variant") if "variants" in given else tuple(VARIANTS),
+            optimizer=self._one_of(given.get("optimizer", "sgd"), OPTIMIZERS, "optimizer", "", "optimizer"),
+            failures=self._failures(given["failures"]),
+            sweep=self._sweep(given.get("sweep", {})),
+        )
+        self._check_together(matrix)
+        return matrix
+
+    def _check_together(self, matrix: Matrix) -> None:
+        """Refuse what makes sense alone and not beside the rest."""
+        live = [name for name in matrix.variants if VARIANTS[name].is_live]
+        if live and "workers_after" in matrix.sweep:
+            self._refuse(f"workers_after is for restarts, and {live[0]} makes none", "sweep", "workers_after")
+        if live and matrix.workers < 2:
+            self._refuse(f"{live[0]} needs 2 workers or more", "", "workers")
+        if matrix.batch < matrix.workers:
+            self._refuse(f"{matrix.workers} workers cannot share {matrix.batch} samples a step", "", "batch")
+        most = max([matrix.workers, *(count for after in matrix.sweep.get("workers_after", ()) for count in after)])
+        for name, schedule in matrix.failures.items():
+            for each in schedule:
+                self._check_failure(f"failures.{name}", each, matrix.steps, most)
+
+    def _check_failure(self, table: str, failure: Failure, steps: int, workers: int) -> None:
+        if failure.step >= steps:
+            self._refuse(f"no failure can strike before step {failure.step}: the last is {steps - 1}", table, "steps")
+        if absent := [rank for rank in failure.targets if rank >= workers]:
+            self._refuse(f"there is no rank {absent[0]}: the ranks are 0 to {workers - 1}", table, "ranks")
+
+    def _failures(self, given: Any) -> dict[str, Schedule]:
+        if not isinstance(given, dict) or not given:
+            self._refuse("failures is a table of schedules, such as [failures.base]", "", "failures")
+        return {name: self._schedule(f"failures.{name}", each) for name, each in given.items()}
+
+    def _schedule(self, table: str, given: Any) -> Schedule:
+        """One table, or several where failures of one schedule differ in kind."""
+        several = given if isinstance(given, list) else [given]
+        if not several or not all(isinstance(each, dict) for each in several):
+            self._refuse("a schedule is a table with steps, kind, point and ranks", table)
+        failures = [failure for nth, each in enumerate(several) for failure in self._struck(table, each, nth)]
+        return tuple(sorted(failures, key=lambda failure: failure.step))
+
+    def _struck(self, table: str, given: Mapping[str, Any], nth: int) -> list[Failure]:
+        self._only(given, OF_A_FAILURE, table, nth)
+        if "steps" not in given:
+            self._refuse("a schedule says before which steps it strikes: give steps", table, nth=nth)
+        kind = self._one_of(given.get("kind", "exit"), FAULTS, "kind", table, "kind", nth)
+        ranks = self._list(given, "ranks", table, self._is_seed, "ranks", nth) if "ranks" in given else (0,)
+        found = []
+        for step in self._list(given, "steps", table, self._is_seed, "steps of 0 or more", nth):
+            targets = () if kind in faulty.KINDS else ranks
+            found.append(Failure(step=step, kind=kind, point=str(given.get("point", "boundary")), targets=targets))
+            try:
+                points.check(found[-1], "restart")
+            except BadInput as error:
+                self._refuse(str(error).rstrip("."), table, "point", nth=nth)
+        return found
+
+    def _sweep(self, given: Any) -> dict[str, tuple[Any, ...]]:
+        if not isinstance(given, dict):
+            self._refuse("sweep is a table of lists, such as save_every = [10, 50]", "", "sweep")
+        self._only(given, SWEPT, "sweep")
+        wanted: dict[str, tuple[Callable[[Any], bool], str]] = {
+            "save_every": (_is_count, "whole numbers of 1 or more"),
+            "max_inflight": (_is_count, "whole numbers of 1 or more"),
+            "workers_after": (_is_counts, "lists of numbers of workers, such as [[2, 4]]"),
+            "checkpoints": (_is_place, f"{', '.join(PLACES)} or URLs such as s3://bucket/folder"),
+        }
+        read = {key: self._list(given, key, "sweep", *wanted[key]) for key in given}
+        if "workers_after" in read:
+            read["workers_after"] = tuple(tuple(each) for each in read["workers_after"])
+        return read
+
+    def _names(self, given: Mapping[str, Any], key: str, known: Mapping[str, Any], noun: str) -> tuple[str, ...]:
+        names = self._list(given, key, "", lambda each: isinstance(each, str), "names")
+        return tuple(self._one_of(name, tuple(known), key, "", noun) for name in names)
+
+    def _one_of(self, value: Any, known: Sequence[str], key: str, table: str, noun: str, nth: int = 0) -> str:
+        if value not in known:
+            shown = value if isinstance(value, str) else None
+            self._refuse(f"there is no {noun} {value!r}: choose {', '.join(known)}", table, key, shown, nth)
+        return str(value)
+
+    def _count(self, given: Mapping[str, Any], key: str) -> int:
+        if not _is_count(given[key]):
+            self._refuse(f"{key} is {given[key]!r}: give a whole number of 1 or more", "", key)
+        return int(given[key])
+
+    def _list(
+        self, given: Mapping[str, Any], key: str, table: str, fits: Callable[[Any], bool], what: str, nth: int = 0
+    ) -> tuple[Any, ...]:
+        """A list without repetition of which every entry fits."""
+        values = given[key]
+        if not isinstance(values, list) or not values or not all(fits(each) for each in values):
+            self._refuse(f"{key} is {values!r}: give a list of {what}", table, key, nth=nth)
+        if twice := [each for at, each in enumerate(values) if each in values[:at]]:
+            self._refuse(f"{key} names {twice[0]!r} twice", table, key, nth=nth)
+        return tuple(values)
+
+    @staticmethod
+    def _is_seed(value: Any) -> bool:
+        return type(value) is int and value >= 0
+
+    def _only(self, given: Mapping[str, Any], known: Sequence[str], table: str, nth: int = 0) -> None:
+        for key in given:
+            if key not in known:
+                where = f" of {table}" if table else ""
+                self._refuse(f"there is no key {key!r}; the keys{where} are {', '.join(known)}", table, key, nth=nth)
+
+    def _refuse(self, why: str, table: str, key: str = "", value: object = None, nth: int = 0) -> NoReturn:
+        named = f"{table}.{key}".strip(".")  # which may be a table of its own
+        line = line_of(self._text, table, key, value, nth) or line_of(self._text, named) or line_of(self._text, table)
+        raise BadInput(f"{self._path}, line {line or 1}: {why}.")
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _is_counts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(_is_count(each) for each in value)
+
+
+def _is_place(value: Any) -> bool:
+    return isinstance(value, str) and (value in PLACES or "://" in value)

@@ -1,0 +1,110 @@
+"""From the folder of a run to what it showed: its history read, audited and priced, its snapshots compared."""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from holdfast.audit.verdicts import audit_run, worst
+from holdfast.checkpoint import snapshot
+from holdfast.cost.attempts import strikes
+from holdfast.cost.spent import Spent, spent
+from holdfast.errors import HoldfastError
+from holdfast.events import Event, Step, Strike
+from holdfast.exchange.load import learned_by
+from holdfast.exchange.where import store_of
+from holdfast.history import read_history
+from holdfast.lab.matrix.measured import Measured, Struck
+from holdfast.lab.matrix.suites import Unit
+from holdfast.supervise.verdict import Verdict
+
+
+def measure(unit: Unit, digest: str, verdict: Verdict, folder: Path) -> Measured:
+    """What the run in this folder showed; one that never trained a step has a verdict and nothing else."""
+    events = read_history(folder).events
+    about = Measured(
+        suite=unit.suite.name,
+        variant=unit.variant,
+        seed=unit.seed,
+        digest=digest,
+        verdict=verdict.verdict,
+        because=verdict.because,
+        attempts=verdict.attempts,
+        struck=tuple(sorted(_plain(each.strike) for each in strikes(events))),
+    )
+    if not any(isinstance(event.what, Step) for event in events):
+        return about
+    findings = audit_run(folder)
+    wrong = [f"{each.check}: {each.because}" for each in findings if each.verdict != "pass"]
+    return replace(
+        about,
+        audit=worst(findings),
+        finding="; ".join(wrong),
+        losses=losses(events),
+        **_costs(spent(events)),
+    )
+
+
+def losses(events: Sequence[Event]) -> tuple[float | None, ...]:
+    """The loss of every step: the mean over its samples, as trained by the last attempt that trained it."""
+    told: defaultdict[int, dict[int, Step]] = defaultdict(dict)
+    for what in (event.what for event in events):
+        if isinstance(what, Step):
+            told[what.step][what.rank] = max(told[what.step].get(what.rank, what), what, key=lambda step: step.attempt)
+    return tuple(_loss(list(told[step].values())) for step in range(max(told, default=-1) + 1))
+
+
+def _loss(shares: Sequence[Step]) -> float | None:
+    last = max((each.attempt for each in shares), default=0)
+    known = [(each.samples.count, each.loss) for each in shares if each.attempt == last and each.loss is not None]
+    total = sum(count for count, _ in known)
+    return sum(count * loss for count, loss in known) / total if total else None
+
+
+def distances(folder: Path, reference: Path) -> tuple[tuple[int, float, float], ...] | None:
+    """How far the models of two runs are apart, at every step of which both have a snapshot; None if one has none."""
+    try:
+        steps = sorted({*snapshot.steps(store_of(folder))} & {*snapshot.steps(store_of(reference))})
+        return tuple((step, *_apart(_model(folder, step), _model(reference, step))) for step in steps) or None
+    except HoldfastError:
+        return None  # such as a snapshot that a fault of storage has damaged on purpose
+
+
+def _model(folder: Path, step: int) -> dict[str, np.ndarray]:
+    state = learned_by(folder, step).named("model")
+    return {name: np.asarray(values) for name, values in state.items()}
+
+
+def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, float]:
+    """The L2 distance of two states of a model, and the length of the second; of floating-point values alone.
+
+    Plain sums in this thread: a pool of threads, which a product of matrices would start, does not outlive a fork.
+    """
+    apart = length = 0.0
+    for name, values in other.items():
+        if np.issubdtype(values.dtype, np.floating):
+            apart += float(np.square(one[name] - values).sum(dtype=np.float64))
+            length += float(np.square(values).sum(dtype=np.float64))
+    return math.sqrt(apart), math.sqrt(length)
+
+
+def _costs(cost: Spent) -> dict[str, Any]:
+    return {
+        "committed": cost.committed,
+        "rolled_back": cost.rolled_back,
+        "samples_lost": cost.samples_lost,
+        "restarts": cost.restarts,
+        "wall": cost.wall,
+        "saves": len(cost.saves),
+        "bytes": max((save.bytes for save in cost.saves), default=0),
+        "seconds": dict(cost.seconds),
+        "stall": asdict(cost.stall),
+    }
+
+
+def _plain(strike: Strike) -> Struck:
+    return (strike.step, strike.kind, strike.point, strike.rank)

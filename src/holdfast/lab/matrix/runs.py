@@ -1,0 +1,150 @@
+"""All runs of a matrix, one after the other, on the disk: what is done stays done, and what was interrupted is done anew.
+
+<out>/data/<data set>/            its images as arrays
+<out>/runs/<suite>/<run>/         the folder of a `holdfast run`; its snapshots go once they are compared
+<out>/runs/<suite>/<run>.log      what its supervisor said
+<out>/runs/<suite>/<run>.json     what was measured: with this file the run is done
+"""
+
+import json
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import xxhash
+from rich.console import Console
+
+from holdfast.checkpoint.place import store_at
+from holdfast.ddp.config import RunConfig
+from holdfast.errors import HoldfastError, StorageFailed
+from holdfast.lab.experiment import Meter
+from holdfast.lab.matrix.config import Matrix
+from holdfast.lab.matrix.data import Ready, make_ready
+from holdfast.lab.matrix.measured import Measured, read_measured
+from holdfast.lab.matrix.measuring import distances, measure
+from holdfast.lab.matrix.suites import Suite, Unit, digest, run_config, units
+from holdfast.lab.matrix.variants import REFERENCE
+from holdfast.lab.result import replace_text
+from holdfast.supervise.supervisor import supervise
+from holdfast.supervise.verdict import Verdict
+from holdfast.supervise.warm import warm
+
+MEMORY = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The runs of these suites of a matrix, below a folder, on data that is ready."""
+
+    matrix: Matrix
+    suites: Sequence[Suite]
+    out: Path
+    data: dict[str, Ready]
+
+    @classmethod
+    def of(cls, matrix: Matrix, suites: Sequence[Suite], out: Path, data: Path | None) -> "Runs":
+        """The runs, once every data set is at hand and every config makes sense: before the first one is started."""
+        names = dict.fromkeys(suite.dataset for suite in suites)
+        runs = cls(matrix, suites, out, {name: make_ready(name, data, out / "data") for name in names})
+        for unit in runs.units:
+            runs.config(unit).check_world(1)
+        return runs
+
+    @property
+    def units(self) -> list[Unit]:
+        """Every run, in the order in which they are done."""
+        return list(units(self.matrix, list(self.suites)))
+
+    def folder(self, unit: Unit) -> Path:
+        """The folder of a run."""
+        return self.out / "runs" / unit.suite.name / unit.name
+
+    def config(self, unit: Unit) -> RunConfig:
+        """What `holdfast run` is to do."""
+        return run_config(self.matrix, unit, self.data[unit.suite.dataset], self._place(unit))
+
+    def done(self, unit: Unit) -> Measured | None:
+        """What was measured of a run that is done: completed, and of the same config."""
+        found = read_measured(self._record(unit))
+        if found is None or found.verdict != "completed" or found.digest != digest(self.config(unit)):
+            return None
+        return found
+
+    def all(self, meter: Meter) -> dict[Unit, Measured]:
+        """Every run, done now if it was not before; a request to stop ends it between two runs or within one."""
+        progress = meter("runs", len(self.units))
+        found: dict[Unit, Measured] = {}
+        warm()  # now, or the first run would pay for the others
+        try:
+            for unit in self.units:
+                found[unit] = self.done(unit) or self._do(unit)
+                if unit.variant == self.matrix.variants[-1]:
+                    self._discard_all(unit)
+                progress(1)
+        finally:
+            shutil.rmtree(self._memory, ignore_errors=True)  # what is interrupted begins anew
+        return found
+
+    def _do(self, unit: Unit) -> Measured:
+        """Train one run from its beginning, measure it, and put that on record."""
+        folder, config = self.folder(unit), self.config(unit)
+        self._discard(unit)
+        with suppress(FileNotFoundError):
+            shutil.rmtree(folder)
+        verdict = self._supervised(config, folder)
+        found = measure(unit, digest(config), verdict, folder)
+        reference = self.folder(Unit(unit.suite, REFERENCE, unit.seed))
+        if unit.variant != REFERENCE:
+            found = replace(found, distances=distances(folder, reference))
+            self._discard(unit)
+        replace_text(self._record(unit), json.dumps(found.to_json()) + "\n")
+        return found
+
+    def _supervised(self, config: RunConfig, folder: Path) -> Verdict:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with folder.with_suffix(".log").open("w") as log:
+            verdict = supervise(config, folder, console=Console(file=log, width=160))
+        if verdict.verdict == "preempted":
+            raise KeyboardInterrupt  # somebody wants to end the matrix, not this run
+        return verdict
+
+    def _discard_all(self, last: Unit) -> None:
+        """All variants of a suite and a seed are done: nothing is compared with the reference any more."""
+        for variant in self.matrix.variants:
+            self._discard(Unit(last.suite, variant, last.seed))
+
+    def _discard(self, unit: Unit) -> None:
+        """Remove the snapshots of a run, wherever they are; what a store refuses to remove does no harm."""
+        shutil.rmtree(self.folder(unit) / "checkpoints", ignore_errors=True)
+        place = self._place(unit)
+        if place is None:
+            return
+        if "://" not in place:
+            shutil.rmtree(place, ignore_errors=True)
+            return
+        with suppress(HoldfastError):
+            store = store_at(place)
+            for name in store.names():
+                store.remove(name)
+
+    def _record(self, unit: Unit) -> Path:
+        return self.folder(unit).with_suffix(".json")
+
+    def _place(self, unit: Unit) -> str | None:
+        """Where a run saves: in its own folder, or at a place of its own below the one that the suite names."""
+        place = dict(unit.suite.settings).get("checkpoints", "directory")
+        if place == "directory":
+            return None
+        below = f"{unit.suite.name}/{unit.name}"
+        if place != "tmpfs":
+            return f"{place.rstrip('/')}/{below}"
+        if not MEMORY.is_dir():
+            raise StorageFailed(f"there is no file system in memory at {MEMORY}: leave out tmpfs")
+        return str(self._memory / below)
+
+    @property
+    def _memory(self) -> Path:
+        """Where in memory the runs of this folder save; another folder's save elsewhere."""
+        return MEMORY / f"holdfast-{xxhash.xxh3_64_hexdigest(str(self.out.resolve()).encode())}"

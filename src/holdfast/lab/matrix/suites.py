@@ -1,0 +1,143 @@
+"""From a matrix to its runs: every suite, in every variant, with every seed, as the config of a `holdfast run`. Pure."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from holdfast import __version__
+from holdfast.ddp.config import RunConfig
+from holdfast.errors import BadInput
+from holdfast.failure import ENDING, Schedule
+from holdfast.lab.matrix.config import Matrix
+from holdfast.lab.matrix.data import Ready
+from holdfast.lab.matrix.variants import VARIANTS, Variant
+
+SCRIPT = Path(__file__).with_name("train.py")
+SPARE_RESTARTS = 3  # beyond those that the schedule makes: a matrix is not to end at a failure of the machine's own
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """One cell of the matrix: what is trained, which failures strike, and how it is saved where that is swept over."""
+
+    dataset: str
+    model: str
+    failures: str
+    settings: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its name in tables and folders."""
+        swept = [f"{key}={_word(value)}" for key, value in self.settings]
+        return "-".join([self.dataset, self.model, self.failures, *swept])
+
+    @property
+    def axes(self) -> dict[str, str]:
+        """By what it is told from the other suites of its matrix, as words."""
+        plain = {"dataset": self.dataset, "model": self.model, "failures": self.failures}
+        return plain | {key: _word(value) for key, value in self.settings}
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One run of the matrix."""
+
+    suite: Suite
+    variant: str
+    seed: int
+
+    @property
+    def how(self) -> Variant:
+        """What the variant stands for."""
+        return VARIANTS[self.variant]
+
+    @property
+    def name(self) -> str:
+        """Its name below that of its suite."""
+        return f"{self.variant}-{self.seed}"
+
+
+def suites(matrix: Matrix) -> list[Suite]:
+    """Every suite, in the order of the file."""
+    axes = [[(key, value) for value in values] for key, values in matrix.sweep.items()]
+    return [
+        Suite(dataset, model, failures, tuple(settings))
+        for dataset, model, failures, *settings in product(matrix.datasets, matrix.models, matrix.failures, *axes)
+    ]
+
+
+def chosen(matrix: Matrix, names: tuple[str, ...]) -> list[Suite]:
+    """The suites of these names; all of them if none is named."""
+    every = {suite.name: suite for suite in suites(matrix)}
+    if unknown := [name for name in names if name not in every]:
+        raise BadInput(f"there is no suite {unknown[0]!r}; choose among {', '.join(every)}")
+    return [suite for name, suite in every.items() if not names or name in names]
+
+
+def units(matrix: Matrix, several: list[Suite]) -> Iterator[Unit]:
+    """Every run. Those that are compared with each other follow each other, so that they find the machine alike."""
+    for seed, suite, variant in product(matrix.seeds, several, matrix.variants):
+        yield Unit(suite, variant, seed)
+
+
+def schedule(matrix: Matrix, unit: Unit) -> Schedule:
+    """The failures that are to strike a run."""
+    return matrix.failures[unit.suite.failures] if unit.how.fails else ()
+
+
+def restarts(matrix: Matrix, unit: Unit) -> int:
+    """How often a run is to start again: for every step in which a process ends, unless the others go on without it.
+
+    A disk that stays full ends a process too.
+    """
+    fatal = ("enospc",) if unit.how.is_live else (*ENDING, "enospc")
+    return len({failure.step for failure in schedule(matrix, unit) if failure.kind in fatal})
+
+
+def run_config(matrix: Matrix, unit: Unit, data: Ready, checkpoints: str | None) -> RunConfig:
+    """What `holdfast run` is to do; every snapshot is kept, to be compared with those of the reference."""
+    settings = dict(unit.suite.settings)
+    arguments = {
+        "data": data.folder.resolve(),
+        "model": unit.suite.model,
+        "optimizer": matrix.optimizer,
+        "classes": data.classes,
+        "batch": matrix.batch,
+        "steps": matrix.steps,
+    }
+    save_every = settings.get("save_every", matrix.save_every)
+    return RunConfig(
+        script=str(SCRIPT),
+        args=tuple(word for key, value in arguments.items() for word in (f"--{key}", str(value))),
+        workers=matrix.workers,
+        recovery=unit.how.recovery,
+        writer=unit.how.writer,
+        save_every=save_every,
+        max_inflight=settings.get("max_inflight", matrix.max_inflight),
+        keep_last=matrix.steps // save_every + 2,
+        max_restarts=len(matrix.failures[unit.suite.failures]) + SPARE_RESTARTS,
+        seed=unit.seed,
+        failures=schedule(matrix, unit),
+        workers_after=settings.get("workers_after", ()) if unit.how.fails else (),
+        checkpoints=checkpoints,
+    )
+
+
+def digest(config: RunConfig) -> str:
+    """What a run is known by: the same for the same config and version, wherever it lies on the disk."""
+    said: Mapping[str, Any] = {**config.to_json(), "script": SCRIPT.name, "checkpoints": None}
+    where = said["args"].index("--data") + 1
+    args = [Path(word).name if at == where else word for at, word in enumerate(said["args"])]
+    return xxhash.xxh3_128_hexdigest(json.dumps({**said, "args": args, "holdfast": __version__}).encode())
+
+
+def _word(value: Any) -> str:
+    """A setting as it stands in the name of a folder."""
+    if isinstance(value, tuple):
+        return "+".join(map(str, value))
+    return str(value).split("://", 1)[0]

@@ -1,0 +1,137 @@
+"""Ray, embedded in this process or at an address: started, asked whether it answers, and ended."""
+
+import os
+import signal
+import socket
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from subprocess import Popen, TimeoutExpired
+from threading import current_thread, main_thread
+from types import ModuleType
+from unittest.mock import patch
+
+from holdfast.errors import BadInput
+
+CONNECT_WITHIN = 10.0  # seconds for a cluster to answer
+END_WITHIN = 10.0  # seconds for Ray's own processes to end
+OBJECTS = 512 << 20  # bytes of memory for what actors send each other
+ACTOR = 64 << 20  # bytes of memory that no actor does without
+
+
+@contextmanager
+def cluster(address: str | None = None) -> Iterator[None]:
+    """Ray, embedded in this process or at an address; one that is already there is used, and left as it is."""
+    ray = _ray()
+    if ray.is_initialized():
+        yield
+        return
+    if address is not None:
+        require_answer(address)
+    try:
+        with _uninterrupted(ray), warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # Ray lets go of the processes that it starts
+            _start(ray, address)
+        yield
+    finally:
+        started = _processes()
+        ray.shutdown()
+        for process in started:
+            _await_end(process)
+
+
+def _start(ray: ModuleType, address: str | None) -> None:
+    if address is not None:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        return
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        num_cpus=os.cpu_count(),
+        object_store_memory=OBJECTS,
+    )
+
+
+@contextmanager
+def _uninterrupted(ray: ModuleType) -> Iterator[None]:
+    """Ray cannot be interrupted while it starts: the process would abort, and leave others behind. So we wait for it.
+
+    From then on SIGTERM ends this process as Ctrl-C does. Ray's own handler would print a stack.
+    """
+    if current_thread() is not main_thread():  # where signals are not ours to handle
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        with patch.object(ray._private.utils, "set_sigterm_handler", lambda _: None):
+            yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
+
+
+def _ray() -> ModuleType:
+    # Before its import: it prints whatever dies to our output, and makes what it starts give way to all other processes.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise BadInput("the parameter server needs Ray, which is not installed: pip install 'holdfast[ray]'") from error
+    return ray
+
+
+def _processes() -> "list[Popen[bytes]]":
+    """The processes that Ray has started here, apart from those of actors."""
+    from ray._private import worker
+
+    node = worker._global_node
+    return [] if node is None else [each.process for group in node.all_processes.values() for each in group]
+
+
+def _await_end(process: "Popen[bytes]") -> None:
+    """Wait for a process that Ray has asked to end; it does not wait itself."""
+    try:
+        process.wait(END_WITHIN)
+    except TimeoutExpired:
+        process.kill()
+        process.wait(END_WITHIN)
+
+
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # of HTTP/2, which Ray speaks
+SETTINGS_FRAME = 4  # with which its other side answers
+
+
+def require_answer(address: str) -> None:
+    """Refuse an address where nobody listens, or somebody who is no cluster: Ray itself would wait for minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), CONNECT_WITHIN) as connection:
+            connection.sendall(GREETING)
+            answer = connection.recv(9)
+    except (OSError, ValueError, OverflowError) as error:
+        raise BadInput(
+            f"there is no Ray cluster at {address}: {error}. Give HOST:PORT as `ray start` prints it"
+        ) from None
+    if len(answer) < 4 or answer[3] != SETTINGS_FRAME:
+        raise BadInput(
+            f"there is no Ray cluster at {address}: who listens there does not speak its language. Give HOST:PORT as "
+            "`ray start` prints it"
+        )
+
+
+def require_room(actors: int) -> None:
+    """Refuse more processes than this machine has memory for: the kernel would end others for them."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if actors * ACTOR > there:
+        raise BadInput(
+            f"{actors} nodes and workers need {actors * ACTOR / 2**30:.3g} GiB of memory or more, and this machine has "
+            f"{there / 2**30:.3g}: use fewer, or a cluster (--address)"
+        )
