@@ -130,8 +130,10 @@ def test_every_experiment_has_a_name_a_title_and_a_source() -> None:
         "lda-reset",
         "partial-recovery",
         "priority-checkpoint",
+        "early-failures",
         "backprop-tradeoff",
         "server-overhead",
+        "advice-check",
         "recovery-matrix",
     ]
     assert all(each.title and each.source for each in EXPERIMENTS.values())
