@@ -348,6 +348,11 @@ def test_the_simplest_that_is_exact_is_chosen_unless_another_gains_enough(
     assert choose({name: outlook(share) for name, share in shares.items()}) == best
 
 
+def test_where_failures_come_too_quickly_that_is_said() -> None:
+    found = advise(calm().events, Question(mtbf=0.001))
+    assert any("whatever is chosen" in line for line in found.reasons)
+
+
 def test_failures_that_were_seen_are_a_rate_and_those_that_were_injected_are_not() -> None:
     assert failure_rate(costs_of(failed=10, wall=36_000.0), Question()).value == pytest.approx(HOUR)
     assert failure_rate(costs_of(struck=10, wall=36_000.0), Question()).basis == PUBLISHED

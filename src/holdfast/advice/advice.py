@@ -17,6 +17,7 @@ from holdfast.events import Event
 
 WORTH_LOSING_SAMPLES = 0.01  # of the wall clock, which an inexact recovery has to gain
 WORTH_CHANGING = 0.001
+HOPELESS = 0.5
 ENOUGH = 3  # failures that nobody injected, from which a rate is read
 
 
@@ -161,6 +162,8 @@ def _priced(price: Price) -> str:
 def _why(found: Mapping[str, Outlook], best: str) -> str:
     shares = ", ".join(f"{name} {each.effective:.2%}" for name, each in found.items())
     told = f"Of the wall clock would train, each at its best save interval: {shares}."
+    if found[best].effective < HOPELESS:
+        return f"{told} Failures come so quickly that most of the time is lost, whatever is chosen."
     if len(found) == 1:
         return f"{told} Nobody is left who could go on without the lost workers, so restart is all there is."
     if best == "restart":
