@@ -322,6 +322,20 @@ def test_iterations_are_those_since_a_save_none_the_lost_part_or_one() -> None:
     assert found["restart"].seconds.value > found["replay"].seconds.value
 
 
+def test_a_step_that_is_dropped_counts_as_an_iteration_and_not_as_seconds_too() -> None:
+    found = prices(costs_of(), Question())
+    assert found["skip"].seconds == found["forward"].seconds
+
+
+def test_a_replacement_may_start_sooner_than_all_workers_did_together() -> None:
+    costs = costs_of()
+    found = prices(costs, Question())
+    assert costs.start is not None
+    assert found["replay"].seconds.low < found["restart"].stands.low
+    assert found["replay"].seconds.holds(costs.start.value / costs.workers)
+    assert found["replay"].seconds.value < found["restart"].stands.value
+
+
 def test_nobody_goes_on_alone_or_where_all_are_lost() -> None:
     assert list(prices(costs_of(workers=1), Question())) == ["restart"]
     assert list(prices(costs_of(), Question(lost=Fraction(1)))) == ["restart"]

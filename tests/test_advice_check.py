@@ -9,6 +9,7 @@ from holdfast.advice.estimate import INFERRED, Estimate
 from holdfast.advice.measured import measured
 from holdfast.advice.prices import prices
 from holdfast.advice.question import Question
+from holdfast.failure import Failure
 from holdfast.lab import advice_check, advice_runs, advice_trials
 from holdfast.lab.advice_cases import Case, coverage
 from holdfast.lab.advice_drive import driving
@@ -73,6 +74,13 @@ def test_failures_of_a_sweep_come_from_its_seed_and_lie_in_the_run() -> None:
     assert 4 <= len(struck) <= 24
 
 
+def test_kills_come_from_the_seed_and_leave_time_for_a_replacement() -> None:
+    drawn = [advice_runs.kills(seed) for seed in range(20)]
+    assert drawn[3] == advice_runs.kills(3)
+    assert len({each for pair in drawn for each in pair}) > 20
+    assert all(second.step - first.step >= 70 for first, second in drawn)
+
+
 def test_simulated_failures_are_predicted_from_a_run_without_one(tmp_path: Path) -> None:
     workload = PANELS["mlr-mnist"].workload(None, quick=True)
     options = Options(out=tmp_path / "result", trials=4)
@@ -91,7 +99,7 @@ def test_a_figure_shows_every_kind_of_case() -> None:
 def test_a_real_run_is_killed_and_read(tmp_path: Path) -> None:
     with driving(tmp_path / "log") as do:
         quiet = advice_runs.done(do, advice_runs.config("small", steps=60, save_every=20), tmp_path / "calm")
-        struck = advice_runs.kills()[:1]
+        struck = (Failure(step=97, kind="kill", targets=(2,)),)
         history = advice_runs.done(do, advice_runs.config("small", "forward", struck, steps=130), tmp_path / "struck")
     costs = measured(quiet)
     cases = advice_runs._cases("small", costs, prices(costs, Question())["forward"], history)
