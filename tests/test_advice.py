@@ -1,6 +1,9 @@
 """The advice is right where the answer is known: intervals, save intervals, prices of a failure, and what is chosen."""
 
+import contextlib
+import json
 import math
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -10,6 +13,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+import lived
 from holdfast.advice.advice import advise, choose, failure_rate
 from holdfast.advice.convergence import convergence
 from holdfast.advice.durations import fraction_of, in_words, seconds_of
@@ -229,6 +233,34 @@ def test_what_a_save_slows_down_is_a_part_of_its_cost() -> None:
     assert costs.stalls["blocking"].value == pytest.approx(0.125)
 
 
+def test_steps_that_happen_to_be_quicker_beside_a_save_do_not_make_its_wait_cheaper() -> None:
+    run = Told()
+    run.launches(1.0)
+    for number in range(40):
+        if number % 10 == 0:
+            run.saves(snapshot=0.125)
+            run.rank_0(Commit(1, number, 4000, 1.0))
+        run.trains(0.0, 0.25 if number % 10 < 2 else 0.5)
+    costs = measured(run.events)
+    assert costs.stall is not None
+    assert costs.stall.value == pytest.approx(0.125)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_whatever_a_run_went_through_it_gives_an_advice_or_says_that_it_trained_too_little(seed: int) -> None:
+    run = lived.live(random.Random(seed))
+    if len(run.standing) < 15:
+        with contextlib.suppress(BadInput):
+            advise(run.events)
+        return
+    found = advise(run.events)
+    assert found.recovery in found.prices
+    assert found.save_every >= 1
+    for price in found.prices.values():
+        assert price.seconds.low <= price.seconds.value <= price.seconds.high
+    json.dumps(found.to_json(), allow_nan=False)
+
+
 def test_a_run_that_trained_nothing_gives_no_advice() -> None:
     run = Told()
     run.launches()
@@ -290,6 +322,20 @@ def test_iterations_are_those_since_a_save_none_the_lost_part_or_one() -> None:
     assert found["restart"].seconds.value > found["replay"].seconds.value
 
 
+def test_a_step_that_is_dropped_counts_as_an_iteration_and_not_as_seconds_too() -> None:
+    found = prices(costs_of(), Question())
+    assert found["skip"].seconds == found["forward"].seconds
+
+
+def test_a_replacement_may_start_sooner_than_all_workers_did_together() -> None:
+    costs = costs_of()
+    found = prices(costs, Question())
+    assert costs.start is not None
+    assert found["replay"].seconds.low < found["restart"].stands.low
+    assert found["replay"].seconds.holds(costs.start.value / costs.workers)
+    assert found["replay"].seconds.value < found["restart"].stands.value
+
+
 def test_nobody_goes_on_alone_or_where_all_are_lost() -> None:
     assert list(prices(costs_of(workers=1), Question())) == ["restart"]
     assert list(prices(costs_of(), Question(lost=Fraction(1)))) == ["restart"]
@@ -314,6 +360,11 @@ def test_the_simplest_that_is_exact_is_chosen_unless_another_gains_enough(
 ) -> None:
     shares = {"restart": restart, "replay": replay, "forward": forward, "skip": skip}
     assert choose({name: outlook(share) for name, share in shares.items()}) == best
+
+
+def test_where_failures_come_too_quickly_that_is_said() -> None:
+    found = advise(calm().events, Question(mtbf=0.001))
+    assert any("whatever is chosen" in line for line in found.reasons)
 
 
 def test_failures_that_were_seen_are_a_rate_and_those_that_were_injected_are_not() -> None:

@@ -4,11 +4,14 @@ import time
 
 import pytest
 
+from holdfast.advice.advice import failure_rate
 from holdfast.advice.durations import DAY
 from holdfast.advice.estimate import GIVEN, PUBLISHED, Estimate
 from holdfast.advice.jobs import LLAMA_SAVE, checked
 from holdfast.advice.large import large
 from holdfast.advice.measured import measured
+from holdfast.advice.outlook import outlooks
+from holdfast.advice.prices import prices
 from holdfast.advice.question import Question
 from holdfast.advice.saving import Saving, best_interval, slowdown
 from holdfast.advice.scale import Job, effective, summary
@@ -63,6 +66,18 @@ def test_the_same_seed_gives_the_same_shares_and_the_interval_holds_the_mean() -
 def test_failures_without_end_are_simulated_for_a_shorter_stretch() -> None:
     assert job(mtbf=1.0).simulated < 54 * DAY
     assert effective(job(mtbf=30.0, length=DAY), 5).mean() < 0.01
+
+
+@pytest.mark.parametrize("workers", [64, 16384, 100_000])
+def test_what_is_expected_of_every_recovery_is_what_the_simulation_gives(workers: int) -> None:
+    costs, question = measured(calm().events), Question(workers=workers, restart=300.0, stall=10.0)
+    mtbf = failure_rate(costs, question).value
+    expected = outlooks(costs, question, mtbf, prices(costs, question))
+    found = large(costs, question, mtbf).shares
+    for name in ("restart", "replay"):
+        assert expected[name].effective == pytest.approx(found[name].value, abs=0.01)
+    for name in ("forward", "skip"):  # what these take is not known well, and drawn from a wide interval
+        assert found[name].low <= expected[name].effective <= found[name].high
 
 
 def test_a_job_without_length_is_refused() -> None:

@@ -1,5 +1,7 @@
 """The advice for served runs: what goes back costs what theory says, and what is not known is said."""
 
+import json
+import random
 from dataclasses import replace
 from fractions import Fraction
 
@@ -8,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import served_lived
 from holdfast.advice.asking import advice_on
 from holdfast.advice.question import Question
-from holdfast.advice.served import bound, expected, iterations_lost, noise, served_costs, served_prices
+from holdfast.advice.served import FEW, bound, expected, iterations_lost, noise, served_costs, served_prices
 from holdfast.advice.served_advice import ServedAdvice, advise_served
 from holdfast.errors import BadInput
+from holdfast.events import Iterate
 from holdfast.theory import iteration_cost_bound
 from test_cost_served import contracting, perturbed, told
 
@@ -76,6 +80,19 @@ def test_a_smaller_loss_is_a_reason_to_save_less_often() -> None:
     costs = replace(served_costs(told(*contracting())), interval=8)
     some = served_prices(costs, Fraction(1, 8), 3600.0)
     assert some["partial"].interval.best > some["full"].interval.best
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_whatever_a_served_run_went_through_it_gives_an_advice_or_says_that_it_trained_too_little(seed: int) -> None:
+    run = served_lived.live(random.Random(seed))
+    history = [event for events in run.files.values() for event in events]
+    if sum(isinstance(event.what, Iterate) for event in history) < FEW:
+        with pytest.raises(BadInput, match="train for longer"):
+            advise_served(history)
+        return
+    found = advise_served(history)
+    assert found.interval >= 1
+    json.dumps(found.to_json(), allow_nan=False)
 
 
 def test_a_served_run_is_no_job_of_workers() -> None:

@@ -135,6 +135,7 @@ def test_every_experiment_has_a_name_a_title_and_a_source() -> None:
         "early-failures",
         "backprop-tradeoff",
         "server-overhead",
+        "advice-check",
         "recovery-matrix",
     ]
     assert all(each.title and each.source for each in EXPERIMENTS.values())

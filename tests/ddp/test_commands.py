@@ -75,6 +75,14 @@ def test_the_cost_of_a_run_adds_up(out: Path, tmp_path: Path, here: Command) -> 
     assert (tmp_path / "cost.png").stat().st_size > 0
 
 
+def test_the_advice_rests_on_the_restart_that_was_seen(out: Path, here: Command) -> None:
+    told = json.loads(here("advise", out, "--mtbf", "1h", "--json").stdout)
+    assert told["costs"]["restart"]["basis"] == "measured in this run"
+    assert told["save_every"] > 5  # a failure an hour is no reason to save 20 times a second
+    assert told["prices"]["restart"]["iterations"]["high"] == 5
+    assert here("advise", out).stdout.startswith("advice: --recovery ")
+
+
 def test_several_runs_are_compared_side_by_side(out: Path, here: Command) -> None:
     ran = here("cost", out, out / "history")
     assert ran.returncode == 0

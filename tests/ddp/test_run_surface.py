@@ -151,3 +151,21 @@ def _name(model: nn.Module) -> str:
 
 def test_tab_completion_shows_what_is_loaded_when_first_used() -> None:
     assert {"attach", "Run", "Batch", "audit_run"} <= set(dir(hf))
+
+
+def test_a_run_advises_by_its_own_history_so_far(tmp_path: Path) -> None:
+    run = attach(tmp_path / "out", save_every=5)
+    model = nn.Linear(1, 1)
+    run.protect(model=model)
+    for batch in run.batches(Words(), global_batch=4, steps=30):
+        model.weight.data += 0.1
+        if batch.step == 25:
+            advice = run.advise(mtbf="1h")
+    assert advice.recovery == "restart"
+    assert advice.costs.save_every == 5
+    assert str(advice).startswith(f"advice: --recovery restart --save-every {advice.save_every}\n")
+
+
+def test_a_run_without_a_history_gives_no_advice() -> None:
+    with pytest.raises(BadInput, match="writes no history"):
+        attach().advise()

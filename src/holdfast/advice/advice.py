@@ -5,17 +5,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.advice import published
+from holdfast.advice.convergence import Convergence
 from holdfast.advice.durations import in_words
 from holdfast.advice.estimate import GIVEN, MEASURED, Estimate
 from holdfast.advice.large import Large, large
 from holdfast.advice.measured import Measured, measured
 from holdfast.advice.outlook import Outlook, outlooks
-from holdfast.advice.prices import EXACT, PROMISES, Price, prices, replacement, stall
+from holdfast.advice.prices import EXACT, LARGE, PROMISES, Price, prices, regroup, replacement, stall
 from holdfast.advice.question import Question
 from holdfast.events import Event
 
 WORTH_LOSING_SAMPLES = 0.01  # of the wall clock, which an inexact recovery has to gain
 WORTH_CHANGING = 0.001
+HOPELESS = 0.5
 ENOUGH = 3  # failures that nobody injected, from which a rate is read
 
 
@@ -119,7 +121,8 @@ def _reasons(
     chosen, interval = found[best], found[best].interval
     return [
         f"A failure is expected every {in_words(mtbf.value)} ({_range(mtbf, in_words)}; {mtbf.basis}).",
-        f"A step takes {_spoken(costs.step)}; a save makes training {_spoken(stall(costs, question))} later.",
+        f"A step takes {_spoken(costs.step)}; a save makes training {_spoken(stall(costs, question))} later{_waits(costs)}.",
+        *([_converges(costs.losses)] if costs.losses else []),
         *(_priced(price) for price in made.values()),
         _why(found, best),
         f"Save every {interval.best} steps ({in_words(interval.best * costs.step.value)} of training): then "
@@ -128,6 +131,19 @@ def _reasons(
         f"By Young's formula it is every {interval.young} steps, by Daly's {interval.daly}; the advice minimises the expected "
         "time itself, with the restart, and with how long a save takes until it can be gone back to.",
     ]
+
+
+def _waits(costs: Measured) -> str:
+    told = [f"{in_words(wait.value)} under {writer}" for writer, wait in costs.stalls.items()]
+    return f", of which it waits {', '.join(told)}" if told else ""
+
+
+def _converges(found: Convergence) -> str:
+    return (
+        f"By its losses it comes nearer to its optimum by a factor of {found.rate.value:.6g} a step ({found.rate.low:.6g} to "
+        f"{found.rate.high:.6g}): they fall towards {found.limit:.3g}, {found.left.value:.2g} are left, and a step lost now is "
+        f"worth {found.gain:.2g}."
+    )
 
 
 def _priced(price: Price) -> str:
@@ -146,6 +162,8 @@ def _priced(price: Price) -> str:
 def _why(found: Mapping[str, Outlook], best: str) -> str:
     shares = ", ".join(f"{name} {each.effective:.2%}" for name, each in found.items())
     told = f"Of the wall clock would train, each at its best save interval: {shares}."
+    if found[best].effective < HOPELESS:
+        return f"{told} Failures come so quickly that most of the time is lost, whatever is chosen."
     if len(found) == 1:
         return f"{told} Nobody is left who could go on without the lost workers, so restart is all there is."
     if best == "restart":
@@ -165,8 +183,11 @@ def unknown(costs: Measured, question: Question, mtbf: Estimate) -> list[str]:
             f"No restart was seen: {in_words(again.value)} ({_range(again, in_words)}) are inferred from how long this run took "
             f"to start, and {published.SOURCES['notice']}."
         )
-    if not costs.live:
-        lines.append(f"No loss was survived live: what that takes is taken from {published.SOURCES['regroup']}.")
+    if not regroup(costs, question).is_seen:
+        scale = (question.workers or costs.workers) > LARGE
+        lines.append(
+            f"No loss was survived live: what that takes is {published.SOURCES['at_scale' if scale else 'regroup']}."
+        )
     if mtbf.basis not in (GIVEN, MEASURED):
         injected = " (what was injected says nothing of it)" if costs.struck else ""
         lines.append(

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from holdfast.advice.advice import Advice, advise
+from holdfast.advice.durations import seconds_of
 from holdfast.advice.question import Question
 from holdfast.advice.served_advice import ServedAdvice, advise_served
 from holdfast.cost.served import is_served
@@ -26,8 +27,14 @@ def advice_on(history: Sequence[Event], question: Question | None = None) -> Giv
 
 
 def advise_so_far(record: "Record", folder: Path | None, **asked: Any) -> Advice:
-    """The advice that a training run's own history gives while it goes on; `asked` is what a `Question` takes."""
+    """The advice that a training run's own history gives while it goes on.
+
+    `asked` is what a `Question` takes, times as seconds or as text.
+    """
     if folder is None:
         raise BadInput("this run writes no history: start it with `holdfast run`, or give attach(out=...) a folder.")
     record.flush()
-    return advise(read_history(folder).events, Question(**asked))
+    seconds: dict[str, Any] = {
+        name: seconds_of(each, name) if isinstance(each, str) else each for name, each in asked.items()
+    }
+    return advise(read_history(folder).events, Question(**seconds))

@@ -75,13 +75,13 @@ def next_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
 
 
 def mean_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
-    """Where the mean of values lies that are 0 or more."""
+    """Where the mean of some values lies; not below 0 if it is not itself."""
     found = np.asarray(values, dtype=np.float64)
     middle = float(found.mean())
     if len(found) < 2:
-        return Estimate(middle, middle / 2, 2 * middle, basis)
+        return Estimate(middle, min(middle / 2, 2 * middle), max(middle / 2, 2 * middle), basis)
     half = student(len(found) - 1) * float(found.std(ddof=1)) / math.sqrt(len(found))
-    return Estimate(middle, max(0.0, middle - half), middle + half, basis)
+    return Estimate(middle, max(min(0.0, middle), middle - half), middle + half, basis)
 
 
 def spread_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:

@@ -32,8 +32,7 @@ def figure(advice: Advice | ServedAdvice, question: Question) -> "Figure":
     _intervals(places[0], seconds, "seconds that a failure costs")
     places[0].set_xscale("symlog", linthresh=0.01)
     _intervals(places[1], iterations, "iterations that a failure costs")
-    saving, interval, now = _saving(advice, question)
-    _over(places[2], saving, interval, now)
+    _over(places[2], *_saving(advice, question))
     if large:
         _intervals(
             places[3], {n: each.times(100) for n, each in large.items()}, f"% that trains, {question.workers} workers"
@@ -42,13 +41,15 @@ def figure(advice: Advice | ServedAdvice, question: Question) -> "Figure":
     return sheet
 
 
-def _saving(advice: Advice | ServedAdvice, question: Question) -> tuple[Saving, Interval, int]:
-    """What the recommended recovery costs by its save interval, the best, and the one that the run has."""
+def _saving(advice: Advice | ServedAdvice, question: Question) -> tuple[Saving, Interval, int, float]:
+    """Of the recommended recovery: what saving costs, the best interval, the run's own, and what failures leave besides."""
     if isinstance(advice, Advice):
         saving = saving_of(advice.costs, question, advice.mtbf.value, advice.recovery)
-        return saving, advice.outlooks[advice.recovery].interval, advice.costs.save_every
+        outlook = advice.outlooks[advice.recovery]
+        left = outlook.effective / outlook.interval.effective
+        return saving, outlook.interval, advice.costs.save_every, left
     price = advice.prices[advice.recovery]
-    return price.saving, price.interval, advice.costs.interval
+    return price.saving, price.interval, advice.costs.interval, 1.0
 
 
 def _intervals(axes: "Axes", rows: Mapping[str, Estimate], across: str) -> None:
@@ -62,10 +63,10 @@ def _intervals(axes: "Axes", rows: Mapping[str, Estimate], across: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _over(axes: "Axes", saving: Saving, interval: Interval, now: int) -> None:
+def _over(axes: "Axes", saving: Saving, interval: Interval, now: int, left: float) -> None:
     first, last = (f(interval.best, now, interval.low, interval.high) for f in (min, max))
     every = np.unique(np.round(np.geomspace(max(1, first / 3), 3 * last, 200)))
-    axes.plot(every, 100 / slowdown(every, saving), color=COLOUR)
+    axes.plot(every, 100 * left / slowdown(every, saving), color=COLOUR)
     axes.axvline(interval.best, color=MARK, label=f"best: {interval.best}")
     if now != interval.best:
         axes.axvline(now, color=QUIET, linestyle="--", label=f"now: {now}")

@@ -1,8 +1,10 @@
 """What a history tells of the costs of a training run: its steps, saves, starts and recoveries, each as an estimate."""
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from itertools import islice, takewhile
 from typing import Any
 
 from holdfast import events
@@ -161,21 +163,24 @@ def _usual_saves(lives: Iterable[Attempt]) -> list[tuple[Attempt, Save]]:
 
 def _stall(lives: Sequence[Attempt], step: float) -> Estimate | None:
     """What a save makes training later: the wait, and by how much steps are slower until it is durable."""
-    found = [save.stall.waited + _slower(life, save, step) for life, save in _usual_saves(lives)]
-    if not found:
+    saves = _usual_saves(lives)
+    if not saves:
         return None
-    mean = mean_of(found)
-    return Estimate(max(0.0, mean.value), max(0.0, mean.low), max(0.0, mean.high), MEASURED)
+    waits = mean_of([save.stall.waited for _, save in saves])
+    slower = mean_of([_slower(life, save, step) for life, save in saves])
+    # Steps may be quicker by chance, but no save makes them so.
+    beside = Estimate(max(0.0, slower.value), max(0.0, slower.low), max(0.0, slower.high), MEASURED)
+    return waits + beside
 
 
 def _slower(life: Attempt, save: Save, usual: float) -> float:
-    """How much longer than usual the steps took in which a save was written; less than 0 where they were quicker by chance."""
-    after = [step for step in life.steps if step.number >= save.step]
-    if not after or save.durable_after is None:
+    """How much longer than usual the steps took in which a save was written; below 0 where they were quicker."""
+    first = bisect_left(life.steps, save.step, key=lambda step: step.number)
+    if first == len(life.steps) or save.durable_after is None:
         return 0.0
-    begins = after[0].begin
-    beside = [step.work - usual for step in after if step.begin < begins + save.durable_after]
-    return sum(beside)
+    until = life.steps[first].begin + save.durable_after
+    beside = takewhile(lambda step: step.begin < until, islice(life.steps, first, None))
+    return sum(step.work - usual for step in beside)
 
 
 def _losses(history: Iterable[Event]) -> list[float]:

@@ -1,5 +1,6 @@
 """What share of the wall clock will train, for each recovery at the save interval that is best for it."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,6 +10,8 @@ from holdfast.advice.prices import Price, lost_part, replacement, stall
 from holdfast.advice.published import FALLS_BACK
 from holdfast.advice.question import Question
 from holdfast.advice.saving import Interval, Saving, best_interval, slowdown
+
+LONGEST = 700.0  # mean times between failures; e to the power of more is no float
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,8 @@ def _outlook(costs: Measured, question: Question, mtbf: float, price: Price) -> 
     if price.recovery != "restart":
         without = float(lost_part(costs, question)) * replacement(costs, question).value
         missing = without if price.recovery in ("forward", "skip") else 0.0
-        each = price.stands.value + price.iterations.value * costs.step.value + missing
-        live += (1 - FALLS_BACK.value) * each / mtbf
+        # One that fails while it stands still begins to mend anew, so to stand still for S takes M (e^(S/M) - 1).
+        stands = price.stands.value + price.iterations.value * costs.step.value
+        live += (1 - FALLS_BACK.value) * (math.expm1(min(stands / mtbf, LONGEST)) + missing / mtbf)
     now = float(slowdown(costs.save_every, saving)) * live
     return Outlook(price.recovery, interval, interval.effective / live, 1 / now)

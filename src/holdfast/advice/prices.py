@@ -1,7 +1,7 @@
 """What one failure will cost under each recovery of a training run: seconds of standing still and iterations of work."""
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -20,6 +20,7 @@ PROMISES = {
 }
 LARGE = 1000  # workers, from which our own benchmarks of a few say nothing of how survivors find together
 AT_SCALE = Estimate(180.0, 60.0, 600.0, PUBLISHED)  # FT-HSDP (arXiv 2602.00277): 3 minutes at O(100K) GPUs
+SOONER = 0.75  # benchmarks/live-recovery: replay took 0.73, 0.74 and 0.93 of what a restart took
 UNKNOWN_START = Estimate(0.5, 0.2, 10.0, BENCHMARK)
 
 
@@ -52,21 +53,32 @@ def prices(costs: Measured, question: Question, every: int | None = None) -> dic
     made = {"restart": Price("restart", again, seconds, redone, PROMISES["restart"])}
     if workers < 2 or lost == 1:
         return made  # nobody is left who could go on
-    replay = costs.live.get("replay") or _inferred(again)
+    replay = costs.live.get("replay") or _alone(costs, question)
     none = Estimate.exact(0.0, replay.basis)
     part = float(lost)
     missing = Estimate(part, 0.0, part + 1 / costs.batch if costs.batch else part, found.basis)
     dropped = Estimate(1.0, 0.0, 1.0, found.basis)
     made["replay"] = Price("replay", replay, replay, none, PROMISES["replay"])
     made["forward"] = Price("forward", found, found, missing, PROMISES["forward"])
-    once_more = Estimate(costs.step.value, 0.0, costs.step.high, found.basis)
-    made["skip"] = Price("skip", found, found + once_more, dropped, PROMISES["skip"])
+    made["skip"] = Price("skip", found, found, dropped, PROMISES["skip"])
     return made
 
 
-def _inferred(seen: Estimate) -> Estimate:
-    """What was seen of something alike: a replacement has to start as all workers have to after a restart."""
-    return replace(seen, basis=INFERRED) if seen.is_seen else seen
+def _alone(costs: Measured, question: Question) -> Estimate:
+    """From a loss until a replacement trains: as a start of all workers, but alone, and without a snapshot to be read.
+
+    Where cores are what a start waits for, one worker has them to itself.
+    """
+    if question.restart is not None:
+        return Estimate.exact(question.restart, GIVEN)
+    all_of_them = costs.start or UNKNOWN_START
+    alone = Estimate(
+        SOONER * all_of_them.value,
+        all_of_them.low / costs.workers,
+        all_of_them.high,
+        INFERRED if all_of_them.is_seen else BENCHMARK,
+    )
+    return NOTICE + alone
 
 
 def lost_part(costs: Measured, question: Question) -> Fraction:

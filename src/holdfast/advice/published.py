@@ -42,7 +42,8 @@ FALLS_BACK = Estimate(8 / 322, 4 / 322, 14 / 322, BENCHMARK)
 STALL = Estimate(0.04, 0.003, 1.0, BENCHMARK)
 SOURCES = {
     "notice": "benchmarks/restart: a failed worker is seen within 20 ms, new ones have started after 0.13 to 0.5 s",
-    "regroup": "benchmarks/live-recovery: 0.04 to 0.3 s on processors, 0.03 to 0.33 s on a GPU, from the kill to the next step",
+    "at_scale": "the 3 minutes that FT-HSDP (arXiv 2602.00277) reports for O(100K) GPUs",
+    "regroup": "taken from benchmarks/live-recovery: 0.04 to 0.3 s on processors, 0.03 to 0.33 s on a GPU, from the kill to the next step",
     "falls_back": "benchmarks/live-recovery: 8 of 322 random strikes fell back to a restart",
     "stall": "benchmarks/checkpoint: 0.003 s on a GPU to 1 s with torch.save",
 }

@@ -133,6 +133,8 @@ def _percents(share: "Estimate") -> str:
 
 
 def _write(advice: "Given", question: "Question", out: Path) -> None:
+    from matplotlib import rc_context
+
     from holdfast.advice.figure import figure
 
     if out.exists() and not out.is_dir():
@@ -141,7 +143,8 @@ def _write(advice: "Given", question: "Question", out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "advice.json").write_text(json.dumps(advice.to_json(), indent=1) + "\n")
         sheet = figure(advice, question)
-        for suffix in ("png", "pdf"):
-            sheet.savefig(out / f"advice.{suffix}", dpi=150)
+        with rc_context({"pdf.fonttype": 42}):  # fonts that others can read, and not drawings of letters
+            for suffix in ("png", "pdf"):
+                sheet.savefig(out / f"advice.{suffix}", dpi=150)
     except OSError as error:
         raise StorageFailed(f"cannot write to {out}: {error.strerror}; name another folder with --out") from error

@@ -333,7 +333,7 @@ class Run:
     def advise(self, **asked: Any) -> "Advice":
         """Which recovery to choose and how often to save, by this run's own history so far; `print` it to read why.
 
-        Takes what `advice.question.Question` does, such as mtbf=14400 (seconds). It reads the whole history: ask seldom.
+        Takes what `advice.question.Question` does, such as mtbf="4h". It reads the whole history: ask seldom.
         """
         from holdfast.advice.asking import advise_so_far  # few runs need it
 

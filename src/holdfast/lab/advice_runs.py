@@ -6,6 +6,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from holdfast.advice.measured import Measured, measured, recoveries, restart_seconds
 from holdfast.advice.prices import RECOVERIES, Price, prices
 from holdfast.advice.question import Question
@@ -23,9 +25,10 @@ if TYPE_CHECKING:
 SCRIPT = Path(__file__).with_name("advice_train.py")
 WORKERS, STEPS, SAVE_EVERY = 3, 300, 40
 WIDTHS = {"small": 128, "wide": 768}  # workloads, by the width of their network
-# Kills, far enough from each other for a replacement to be there, and at moments that no save knows of.
-KILLS = ((97, "boundary"), (213, "backward=0.5"))
-KILLED = WORKERS - 1
+# Where kills strike: far enough from each other for a replacement to be there.
+EARLIER, LATER = (70, 120), (190, 260)
+POINTS = ("boundary", "forward", "backward=0.3", "backward=0.5", "backward=0.8", "optimizer")
+KILLED = WORKERS - 1  # in a sweep
 Do = Callable[["RunConfig", Path], str]
 
 
@@ -54,7 +57,7 @@ def real(options: Options, meter: Meter) -> Runs:
                 progress(1)
                 predicted = prices(costs, Question())
                 for recovery in RECOVERIES:
-                    history = done(do, config(name, recovery, kills()), place / f"{name}-{recovery}")
+                    history = done(do, config(name, recovery, kills(options.seed)), place / f"{name}-{recovery}")
                     found.cases.extend(_cases(name, costs, predicted[recovery], history))
                     if recovery == "restart":
                         seconds = map(restart_seconds, spent(history).failures)
@@ -63,9 +66,18 @@ def real(options: Options, meter: Meter) -> Runs:
     return found
 
 
-def kills() -> tuple[Failure, ...]:
-    """What strikes every struck run."""
-    return tuple(Failure(step=step, kind="kill", point=point, targets=(KILLED,)) for step, point in KILLS)
+def kills(seed: int) -> tuple[Failure, ...]:
+    """What strikes every struck run: two kills of a worker, at moments that no save knows of."""
+    rng = np.random.default_rng((seed, 1))
+    return tuple(
+        Failure(
+            step=int(rng.integers(*within)),
+            kind="kill",
+            point=str(rng.choice(POINTS)),
+            targets=(int(rng.integers(1, WORKERS)),),
+        )
+        for within in (EARLIER, LATER)
+    )
 
 
 def config(
