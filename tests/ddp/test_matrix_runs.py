@@ -73,4 +73,4 @@ def test_an_interrupted_matrix_goes_on_with_the_same_command_and_does_nothing_tw
     assert not any(runs.glob("*/checkpoints/step-*"))  # once compared
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert {claim["id"]: claim["measured"] for claim in result["claims"]} == {"pass-rate": 1, "gates": 1, "exact": 0}
-    assert "Means of 1 suites" in [table["title"] for table in result["tables"]]
+    assert "Means of 1 suite" in [table["title"] for table in result["tables"]]

@@ -155,7 +155,9 @@ def _height(found: Analysis, suite: object, variant: str) -> float:
 
 
 def _names(found: Analysis) -> list[str]:
-    return [suite.name for suite in found.counted]
+    """What tells the suites apart, or all that is known of the only one."""
+    axes = list(dict.fromkeys(axis for axis, _, _ in found.slices()))
+    return [" ".join(suite.axes[axis] for axis in axes) or suite.name for suite in found.counted]
 
 
 def _sheet(width: float, height: float) -> "tuple[Figure, Axes]":
