@@ -7,11 +7,11 @@ import pytest
 
 from holdfast.lab.cause import Facts, cause
 from holdfast.lab.comparison import Compared
+from holdfast.lab.contraction import Contraction
 from holdfast.lab.interval import Interval
 from holdfast.lab.measure import Costs, Measurement
 from holdfast.lab.partial_recovery import LOST, rises, strategy
 from holdfast.lab.result import Claim
-from holdfast.rate import Rate
 
 FACTS = Facts(
     trials=100,
@@ -53,7 +53,7 @@ def test_a_step_in_which_losing_less_costs_more_is_told_with_the_failures_that_m
     measured = Measurement(
         lengths=np.array([20, 20]),
         steps=np.array([3, 12]),
-        rate=Rate(0.9, 1.0),
+        rate=Contraction(0.9, 1.0, True, 0.9, 0.9),
         concentration=0.5,
         strategies={
             strategy("partial", lost, 8).canonical: Costs(*[np.array(costs)] * 4)

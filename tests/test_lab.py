@@ -46,6 +46,7 @@ def test_the_bound_is_broken_by_a_cost_more_than_a_rounding_above_it() -> None:
     measured = Measured("kind", sizes, at, np.array([2.0, 3.0, 4.0]))
     assert measured.bounds(rate) == pytest.approx([2, 2, 2])
     assert measured.within(rate) == pytest.approx(2 / 3)
+    assert measured.strictly(rate) == pytest.approx(1 / 3)
     assert Measured("kind", sizes, at, np.array([np.inf, 0, 0])).within(rate) == pytest.approx(2 / 3)
 
 

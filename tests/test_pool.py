@@ -1,6 +1,9 @@
 """Sharing out: whatever goes wrong ends it at once, and no process is left waiting to be heard."""
 
+import subprocess
+import sys
 from multiprocessing import active_children
+from pathlib import Path
 
 import pytest
 
@@ -35,4 +38,30 @@ def test_a_listener_that_fails_ends_the_work_and_leaves_no_process_waiting() -> 
 def test_the_first_item_that_fails_ends_the_work() -> None:
     with pytest.raises(BadInput, match="a negative item"):
         share_out(count, [-1, *range(8)], jobs=2, hear=lambda *what: None)
+    assert not active_children()
+
+
+UNGUARDED = """
+from holdfast.simulate.pool import share_out
+
+def work(item, tell):
+    return item
+
+print(share_out(work, [1, 2, 3], jobs=2, hear=print))
+"""
+
+
+def test_a_script_without_a_main_guard_is_told_so_and_not_that_memory_was_short(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(UNGUARDED)
+    ended = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode != 0
+    assert ended.stderr.strip().splitlines()[-1].endswith('so a script has to ask under `if __name__ == "__main__":`')
+    assert "bootstrapping" not in ended.stderr  # what the processes themselves would say of it
+
+
+def test_work_that_cannot_be_sent_is_refused_in_one_line() -> None:
+    with pytest.raises(BadInput, match=r"cannot be sent to other processes .* or use one process"):
+        share_out(lambda item, tell: item, [1, 2], jobs=2, hear=lambda *what: None)
     assert not active_children()

@@ -70,3 +70,26 @@ def test_strategies_that_do_the_same_are_the_same() -> None:
     whole = Policy(ranking="priority", interval=4)
     assert strategy("partial", "1/2", whole).canonical == strategy("partial", "1/2")
     assert strategy("partial", "1/2", PRIORITY).canonical == strategy("partial", "1/2", PRIORITY)
+
+
+def test_random_saves_are_other_blocks_in_every_trial_and_for_every_seed() -> None:
+    random = Policy(ranking="random", interval=4, fraction=Fraction(1, 4))
+    alone = strategy("full", "1", random)
+    found = set()
+    for seed in (3, 4):
+        here = CheckpointedRun(STATES, along(STATES[0], "w"), euclidean, {random}, seed)
+        for number in range(3):
+            state = here(Trial(alone, 6, number)).state["w"]
+            assert np.array_equal(here(Trial(alone, 6, number)).state["w"], state)
+            found.add(state.tobytes())
+    assert len(found) == 6
+
+
+def test_distances_that_add_up_make_a_size_that_adds_up() -> None:
+    trial = Trial(strategy("partial", "1/2"), 6, 0)
+    blocks = along(STATES[0], "w")
+    lost = run().lost(trial)
+    apart = euclidean(blocks, STATES[6], STATES[4])[lost]
+    for order, size in ((1.0, apart.sum()), (2.0, np.linalg.norm(apart)), (np.inf, apart.max())):
+        here = CheckpointedRun(STATES, blocks, euclidean, {FULL}, 3, order=order)
+        assert here.size(trial) == pytest.approx(float(size))

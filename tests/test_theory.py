@@ -201,7 +201,8 @@ def test_the_endless_bound_vanishes_with_the_perturbations() -> None:
 @given(distances=block_distances, data=st.data())
 def test_partial_recovery_never_perturbs_more_than_full_recovery(distances: Floats, data: st.DataObject) -> None:
     lost = data.draw(st.lists(st.integers(0, len(distances) - 1)))
-    assert partial_size(distances, lost) <= full_size(distances)
+    for order in (1, 2, 3, np.inf):
+        assert partial_size(distances, lost, order) <= full_size(distances, order)
     assert partial_size(distances, range(len(distances))) == full_size(distances)
     assert partial_size(distances, []) == 0
 

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from holdfast import lab
     from holdfast.audit.ledger import Ledger
     from holdfast.audit.verdicts import CHECKS, Finding, audit_run, worst
     from holdfast.blocks import Blocks, along, euclidean, partition, ragged, whole
@@ -175,6 +176,7 @@ __all__ = [
     "goodput",
     "irreducible_error",
     "iteration_cost_bound",
+    "lab",
     "load",
     "open_store",
     "overlapped",
@@ -193,6 +195,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "lab":
+        return import_module("holdfast.lab")
     if name not in _LATER:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f"holdfast.{_LATER[name]}"), name)

@@ -6,6 +6,8 @@ package speaks of blocks by these numbers. Nothing here knows of steps, failures
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -92,6 +94,11 @@ def ragged(
         )
     row_size = _size(value) // max(value.shape[dim], 1)
     return Blocks((Family(array, dim, cuts, row_size, tuple(companions)),))._checked(state)
+
+
+def by_row(state: State) -> "Blocks":
+    """One block for every row of every array; an array of no dimension is one block."""
+    return reduce(add, (along(state, name) if state[name].ndim else whole(state, [name]) for name in state))
 
 
 class Blocks:

@@ -132,15 +132,19 @@ def sgd_cost_bound(
     return sgd_iterations(alpha, gradient, distance, epsilon, sizes=sizes, steps=steps, limit=limit) - without
 
 
-def full_size(distances: Floats) -> float:
-    """‖δ‖ of full recovery: every block returns to its saved value, at these distances from the live one."""
-    return _norm(distances)
+def full_size(distances: Floats, order: float = 2) -> float:
+    """‖δ‖ of full recovery: every block returns to its saved value, at these distances from the live one.
+
+    `order` says how distances of blocks make up that of the state: 2 for lengths, whose squares add up, 1 for distances
+    that add up themselves, such as numbers of tokens that differ, infinity for the largest of them.
+    """
+    return _norm(distances, order)
 
 
-def partial_size(distances: Floats, lost: npt.ArrayLike) -> float:
-    """‖δ'‖ of partial recovery: only the lost blocks return.
+def partial_size(distances: Floats, lost: npt.ArrayLike, order: float = 2) -> float:
+    """‖δ'‖ of partial recovery: only the lost blocks return. `order` is as for `full_size`.
 
-    Theorem 4.1 is ‖δ'‖ ≤ ‖δ‖; with equality (the paper prints <) when no surviving block has moved since it was saved.
+    Theorem 4.1, for every order, is ‖δ'‖ ≤ ‖δ‖; with equality (the paper prints <) when no surviving block has moved since it was saved.
     """
     ids = np.asarray(lost, dtype=np.int64)
     if ids.size and (ids.min() < 0 or ids.max() >= len(distances)):
@@ -150,7 +154,7 @@ def partial_size(distances: Floats, lost: npt.ArrayLike) -> float:
     # Zeros, not a selection: the same sum in the same order, so that rounding cannot break Theorem 4.1.
     moved = np.zeros(len(distances))
     moved[ids] = distances[ids]
-    return _norm(moved)
+    return _norm(moved, order)
 
 
 def expected_partial_square(distances: Floats, p: float) -> float:
@@ -163,8 +167,12 @@ def expected_partial_square(distances: Floats, p: float) -> float:
     return p * float(np.sum(np.square(distances)))
 
 
-def _norm(distances: Floats) -> float:
-    return float(np.sqrt(np.sum(np.square(distances))))
+def _norm(distances: Floats, order: float) -> float:
+    if not order >= 1:
+        raise BadInput(f"order {order:g} is that of no norm: give 1 (a sum), 2 (lengths) or inf (the largest)")
+    if order == 2:
+        return float(np.sqrt(np.sum(np.square(distances))))
+    return float(np.linalg.norm(distances, order)) if distances.size else 0.0
 
 
 def _by_step(sizes: Sequence[float], steps: Sequence[int]) -> dict[int, float]:

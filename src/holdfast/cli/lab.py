@@ -48,20 +48,31 @@ def lab_run(
     config: Annotated[
         Path | None, typer.Option(help="TOML file with the runs of recovery-matrix, as in experiments/.")
     ] = None,
+    workload: Annotated[
+        str | None, typer.Option(help="A model of your own instead of panels: a Python file, see docs/workloads.md.")
+    ] = None,
+    on: Annotated[str | None, typer.Option(help="Where to run trials: ray.  [default: this machine]")] = None,
+    address: Annotated[str | None, typer.Option(help="A Ray cluster, HOST:PORT.  [default: started here]")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small and within a minute, on embedded data.")] = False,
 ) -> None:
     """Run an experiment, print its claims, write its report. Example: holdfast lab run qp-bound --quick"""
     require("lab", "`holdfast lab`")
     from holdfast.lab import report
     from holdfast.lab.experiment import Options
+    from holdfast.lab.on_ray import elsewhere
     from holdfast.lab.registry import experiment
     from holdfast.lab.result import command_line, prepare
+    from holdfast.workloads.named import load_for_lab, own_errors
 
     chosen = experiment(name)
     if panel and not chosen.panels:
         raise BadInput(f"{name} has no panels: leave out --panel")
     if config and not chosen.configured:
         raise BadInput(f"{name} takes no --config: leave it out")
+    if panel and workload:
+        raise BadInput("--panel chooses a workload of the paper's, --workload gives another: leave out one of them")
+    if (workload or on) and not chosen.own:
+        raise BadInput(f"{name} has workloads of its own and runs on this machine: leave out --workload and --on")
     options = Options(
         seed=seed,
         trials=trials,
@@ -74,12 +85,48 @@ def lab_run(
         config=config,
     )
     folder = prepare(options.out)
-    with meter() as begin:
-        result = chosen.run(options, begin)
+    with own_errors(workload or ""), elsewhere(on, address) as cluster, meter() as begin:
+        own = None if workload is None else load_for_lab(workload, data)
+        result = chosen.run(replace(options, workload=own, elsewhere=cluster), begin)
     result = replace(result, command=command_line(sys.argv[1:]), date=date.today().isoformat())
-    _print_claims(result)
+    _print_claims(result) if result.claims else _print_tables(result)
     say(f"report: {report.write(result, folder)}")
-    raise typer.Exit(0 if result.holds else 1)
+    raise typer.Exit(0 if result.holds or workload else 1)
+
+
+@lab.command("check")
+def lab_check(
+    workload: Annotated[str, typer.Argument(help="A Python file with a function workload(data).")],
+    data: Annotated[Path | None, typer.Option(help="Folder that the function is given.")] = None,
+) -> None:
+    """Find what is wrong with a model of your own before trials are run. Example: holdfast lab check my_model.py"""
+    require("lab", "`holdfast lab`")
+    from holdfast.lab.checking import LIMIT, check
+    from holdfast.workloads.named import own_errors
+
+    with own_errors(workload), meter() as begin:
+        found = check(workload, data=data, progress=begin("training to the criterion", LIMIT))
+    for problem in found.problems:
+        say(f"{workload}: {problem}")
+    if found.problems:
+        raise typer.Exit(1)
+    say(f"nothing wrong with {workload}. {found.summary}")
+
+
+def _print_tables(result: "Result") -> None:
+    for found in result.tables:
+        table = Table(*found.columns, title=found.title, title_justify="left")
+        for row in found.rows:
+            table.add_row(
+                *("" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value) for value in row)
+            )
+        Console().print(table)
+    _print_remarks(result)
+
+
+def _print_remarks(result: "Result") -> None:
+    for remark in result.remarks:
+        Console().print(f"  {remark}", highlight=False)
 
 
 def _print_claims(result: "Result") -> None:
@@ -90,5 +137,4 @@ def _print_claims(result: "Result") -> None:
         style = "yellow" if not claim.resolved else "green" if claim.holds else "bold red"
         table.add_row(f"[{style}]{verdict(claim)}[/]", claim.claim, expected(claim), measured(claim))
     Console().print(table)
-    for remark in result.remarks:
-        Console().print(f"  {remark}", highlight=False)
+    _print_remarks(result)

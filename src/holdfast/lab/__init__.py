@@ -1,1 +1,32 @@
-"""Experiments, their results, figures and reports."""
+"""Experiments, their results, figures and reports; and the same comparison for a model of one's own: `hf.lab.compare`."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.lab.checking import check
+    from holdfast.lab.own_model import Comparison, CostRow, compare
+    from holdfast.workloads.one_state import LossAt, OneState
+
+# Imported when first used: all but the names needs the extra `lab`.
+_LATER = {
+    "Comparison": "lab.own_model",
+    "CostRow": "lab.own_model",
+    "LossAt": "workloads.one_state",
+    "OneState": "workloads.one_state",
+    "check": "lab.checking",
+    "compare": "lab.own_model",
+}
+
+__all__ = ["Comparison", "CostRow", "LossAt", "OneState", "check", "compare"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'holdfast.lab' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"holdfast.{_LATER[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

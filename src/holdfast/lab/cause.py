@@ -6,6 +6,8 @@ In goes a panel with its measurement and a claim; out comes a sentence.
 from dataclasses import dataclass, replace
 from math import isnan
 
+import numpy as np
+
 from holdfast.lab import interval
 from holdfast.lab.comparison import Compared
 from holdfast.lab.interval import Interval
@@ -36,16 +38,17 @@ def facts(compared: Compared, strategy: Strategy, baseline: Strategy) -> Facts:
     """Look at the trials of a strategy from every side that may explain their costs."""
     measured = compared.measurement
     ours, full = measured.of(strategy), measured.of(baseline)
+    both = np.isfinite(ours.cost) & np.isfinite(full.cost)
     early = measured.steps < baseline.policy.interval
-    later = ~early if not early.all() else early
+    later = both & ~early if (both & ~early).any() else both
     scaled = replace(strategy, policy=replace(strategy.policy, ranking="relative"))
     return Facts(
         trials=len(later),
-        whole=interval.reduction(ours.whole, full.whole).value,
+        whole=interval.reduction(ours.whole[both], full.whole[both]).value,
         early=int(early.sum()),
         later=interval.reduction(ours.cost[later], full.cost[later]),
         smaller=interval.reduction(ours.size[later], full.size[later]).value,
-        scaled=interval.reduction(measured.of(scaled).cost[later], full.cost[later]).value
+        scaled=interval.reduction(*interval.paired(measured.of(scaled).cost[later], full.cost[later])).value
         if scaled in measured.strategies
         else None,
         concentration=measured.concentration,
@@ -54,8 +57,8 @@ def facts(compared: Compared, strategy: Strategy, baseline: Strategy) -> Facts:
     )
 
 
-def remark(compared: Compared, strategy: Strategy, baseline: Strategy, claim: Claim) -> str:
-    """The facts beside a claim, and for a value outside of the expected range the cause that they show."""
+def remark(compared: Compared, strategy: Strategy, baseline: Strategy, claim: Claim | None = None) -> str:
+    """The facts of a strategy, and where a claim is outside of its expected range the cause that they show."""
     found = facts(compared, strategy, baseline)
     if isnan(found.later.value):
         return f"{compared.label}, {_named(strategy)}: full recovery cost nothing, so there is nothing to reduce."
@@ -70,7 +73,7 @@ def remark(compared: Compared, strategy: Strategy, baseline: Strategy, claim: Cl
         f"{found.whole:.2f}; {which} it is {found.later.value:.2f} ({found.later.low:.2f} to {found.later.high:.2f}), and the "
         f"perturbation is {abs(found.smaller):.0%} {'smaller' if found.smaller >= 0 else 'larger'} than by full recovery."
     )
-    if claim.holds:
+    if claim is None or claim.holds:
         return line
     return f"{line} {'Cause' if claim.resolved else 'Cause, if not chance'}: {cause(found, claim)}"
 

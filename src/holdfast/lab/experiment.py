@@ -1,6 +1,6 @@
 """What an experiment is: a name, where its figure was published, and a function from options to a result."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -8,6 +8,8 @@ from typing import TypeAlias
 from holdfast.errors import BadInput
 from holdfast.lab.result import Result
 from holdfast.simulate.lanes import Done
+from holdfast.simulate.pool import Item, Outcome, ShareOut, Tell, share_out
+from holdfast.workloads.workload import Workload
 
 Progress: TypeAlias = Callable[[int], None]
 Meter: TypeAlias = Callable[[str, int], Progress]
@@ -21,7 +23,11 @@ def each(progress: Progress) -> Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a user may choose; `trials` None means as many as the experiment wants, no panels means all of them."""
+    """What a user may choose; `trials` None means as many as the experiment wants, no panels means all of them.
+
+    `workload` is a model of the user's own, which is measured instead of panels. Trials are run in so many processes
+    (`jobs`) of this machine, or `elsewhere`.
+    """
 
     seed: int = 0
     trials: int | None = None
@@ -32,6 +38,8 @@ class Options:
     panels: tuple[str, ...] = ()
     interval: int = 8
     config: Path | None = None
+    workload: Workload | None = None
+    elsewhere: ShareOut | None = None
 
     def __post_init__(self) -> None:
         if self.trials is not None and self.trials < 1:
@@ -43,6 +51,17 @@ class Options:
         if self.seed < 0:
             raise BadInput(f"--seed {self.seed} is negative: give 0 or more")
 
+    @property
+    def at_once(self) -> int:
+        """How many groups of trials can be run at once."""
+        return self.jobs if self.elsewhere is None else self.elsewhere.jobs
+
+    def share_out(self, work: Callable[[Item, Tell], Outcome], items: Sequence[Item], hear: Tell) -> list[Outcome]:
+        """Call work with every item, in processes of this machine or elsewhere."""
+        if self.elsewhere is not None:
+            return self.elsewhere(work, items, hear)
+        return share_out(work, items, jobs=self.jobs, hear=hear)
+
     def count(self, full: int, quick: int) -> int:
         """How many trials to run: what the user asked for, else the experiment's own full or quick number."""
         return self.trials or (quick if self.quick else full)
@@ -50,11 +69,15 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """One experiment that `holdfast lab run` knows."""
+    """One experiment that `holdfast lab run` knows.
+
+    `own` says whether it also measures a workload of the user's own, and runs trials on a cluster.
+    """
 
     name: str
     title: str
     source: str
     panels: bool = False  # whether it is made of panels that can be chosen
     configured: bool = False  # whether a file says what it is made of
+    own: bool = False
     run: Callable[[Options, Meter], Result]

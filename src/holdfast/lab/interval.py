@@ -21,7 +21,9 @@ class Interval(NamedTuple):
 
 
 def mean(costs: Floats) -> Interval:
-    """The mean cost, by the normal approximation."""
+    """The mean cost, by the normal approximation; not a number without any."""
+    if not len(costs):
+        return Interval(float("nan"), float("nan"), float("nan"))
     if len(costs) < 2:
         return Interval(float(costs.mean()), float("nan"), float("nan"))
     half = 1.96 * float(costs.std(ddof=1)) / float(np.sqrt(len(costs)))
@@ -41,6 +43,17 @@ def median(rounds: Floats, seed: int = 0) -> Interval:
     drawn = np.random.default_rng(seed).integers(len(rounds), size=(RESAMPLES, len(rounds)))
     low, high = np.percentile(np.median(rounds[drawn].reshape(RESAMPLES, -1), axis=1), [2.5, 97.5])
     return Interval(float(np.median(rounds)), float(low), float(high))
+
+
+def finite(costs: Floats) -> Floats:
+    """The costs of trials that converged."""
+    return costs[np.isfinite(costs)]
+
+
+def paired(costs: Floats, others: Floats) -> tuple[Floats, Floats]:
+    """The trials that converged both times: one that never did has no difference to another."""
+    both = np.isfinite(costs) & np.isfinite(others)
+    return costs[both], others[both]
 
 
 def reduction(costs: Floats, baseline: Floats, seed: int = 0) -> Interval:

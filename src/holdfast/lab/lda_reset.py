@@ -6,14 +6,14 @@ import numpy as np
 
 from holdfast.blocks import Floats
 from holdfast.lab.bound import Measured, figure, within_claim
+from holdfast.lab.contraction import FAR, contraction
 from holdfast.lab.experiment import Experiment, Meter, Options, each
-from holdfast.lab.measure import BEYOND, contraction
 from holdfast.lab.result import Claim, Result
 from holdfast.policy import Policy
 from holdfast.simulate.iterations import iterations
 from holdfast.simulate.strategy import CheckpointedRun, Strategy, Trial
 from holdfast.simulate.trajectory import trajectory
-from holdfast.workloads.workload import Workload
+from holdfast.workloads.workload import Workload, norm_order
 
 SOURCE = "Theorem 3.2, figure 6(b)"
 FRACTIONS = tuple(Fraction(n, 10) for n in range(1, 11))
@@ -28,7 +28,9 @@ def run(options: Options, meter: Meter) -> Result:
     workload = lda("generated" if options.quick else "newsgroups20", options.data)
     unperturbed = trajectory(workload, progress=meter(f"{workload.name}: unperturbed run", 25))
     step = unperturbed.length // 2
-    checkpointed = CheckpointedRun(unperturbed.states, workload.blocks, workload.norm, {NEVER}, options.seed)
+    checkpointed = CheckpointedRun(
+        unperturbed.states, workload.blocks, workload.norm, {NEVER}, options.seed, norm_order(workload)
+    )
     resets = [Trial(_reset(FRACTIONS[i % len(FRACTIONS)]), step, i) for i in range(trials)]
     costs = _costs(workload, checkpointed, resets, 10 * unperturbed.length, options, meter)
     sizes = np.array([checkpointed.size(trial) for trial in resets])
@@ -44,7 +46,7 @@ def run(options: Options, meter: Meter) -> Result:
             "criterion": workload.criterion,
             "unperturbed": unperturbed.length,
             "c": rate.c,
-            "optimum": f"iterate {BEYOND * unperturbed.length}",
+            "optimum": f"iterate {round(FAR[-1] * unperturbed.length)}",
         },
         rows=[{**row, "lost": str(FRACTIONS[i % 10])} for i, row in enumerate(measured.rows(rate))],
         claims=[within_claim(measured, rate, SOURCE, 0.95), _rises(costs)],

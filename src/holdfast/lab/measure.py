@@ -11,31 +11,35 @@ from pathlib import Path
 import numpy as np
 
 from holdfast.blocks import Floats, Ids
+from holdfast.lab.contraction import Contraction, contraction
 from holdfast.lab.experiment import Meter, Options, Progress
 from holdfast.lab.journal import Journal
-from holdfast.rate import Rate, fitted_rate
-from holdfast.simulate.pool import share_out
 from holdfast.simulate.strategy import Strategy
-from holdfast.simulate.trajectory import Trajectory, proceed, trajectory
+from holdfast.simulate.trajectory import Trajectory, trajectory
 from holdfast.simulate.trials import Outcomes, Trials
-from holdfast.theory import full_size, iteration_cost_bound
+from holdfast.theory import iteration_cost_bound
 from holdfast.workloads.workload import Workload
 
 LIMIT = 10  # a trial that takes this many times as long as the run of stream 0 counts as never there
-BEYOND = 3  # the iterate this many times as far as the criterion stands for the optimum when c is estimated
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
     """Trials of one strategy: the cost of each, the size of its perturbation, and its bound by Theorem 3.2.
 
-    Costs are in fractions of an iteration; `whole` has them as the paper counts, in whole iterations.
+    Costs are in fractions of an iteration; `whole` has them as the paper counts, in whole iterations. A trial that did not
+    reach the criterion within the limit has an infinite cost.
     """
 
     cost: Floats
     whole: Floats
     size: Floats
     bound: Floats
+
+    @property
+    def unconverged(self) -> int:
+        """How many trials did not reach the criterion."""
+        return int(np.isinf(self.cost).sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +48,7 @@ class Measurement:
 
     lengths: Ids  # of the unperturbed runs
     steps: Ids
-    rate: Rate
+    rate: Contraction
     concentration: float  # see `concentration`
     strategies: dict[Strategy, Costs]
 
@@ -77,7 +81,7 @@ def measure(
     shared = None if workloads[0].stochastic else run
     all_trials = Trials(workloads, wanted, shared, LIMIT * run.length, options.seed)
     progress = meter(f"{name}: trials", trials * len(wanted) * len(workloads))
-    outcomes = _outcomes(all_trials, trials, options.jobs, journal, progress)
+    outcomes = _outcomes(all_trials, trials, options, journal, progress)
     return [
         _measured(workload, run, [each[number] for each in outcomes], wanted, options)
         for number, workload in enumerate(workloads)
@@ -97,7 +101,9 @@ def _measured(
     )
 
 
-def _outcomes(all_trials: Trials, trials: int, jobs: int, path: Path, progress: Progress) -> list[list[Outcomes]]:
+def _outcomes(
+    all_trials: Trials, trials: int, options: Options, path: Path, progress: Progress
+) -> list[list[Outcomes]]:
     """What came of every failure, for each workload, as far as possible from the journal."""
     with closing(Journal(path)) as journal:
         all_trials.known.update(journal.known)
@@ -106,11 +112,11 @@ def _outcomes(all_trials: Trials, trials: int, jobs: int, path: Path, progress: 
             journal.note(key, count)
             progress(1)
 
-        found = share_out(all_trials, all_trials.groups(trials, jobs), jobs=jobs, hear=hear)
+        found = options.share_out(all_trials, all_trials.groups(trials, options.at_once), hear)
         return [each for group in found for each in group]
 
 
-def _costs(strategy: Strategy, outcomes: Sequence[Outcomes], rate: Rate) -> Costs:
+def _costs(strategy: Strategy, outcomes: Sequence[Outcomes], rate: Contraction) -> Costs:
     steps = np.array([trial.step for trial in outcomes])
     sizes = np.array([trial.sizes[strategy] for trial in outcomes])
     bound = np.full(len(outcomes), np.nan)
@@ -119,12 +125,6 @@ def _costs(strategy: Strategy, outcomes: Sequence[Outcomes], rate: Rate) -> Cost
     counted = np.array([trial.counts[strategy] for trial in outcomes])
     without = np.array([trial.crossed for trial in outcomes]) - steps
     return Costs(counted - without, np.ceil(counted) - np.ceil(without), sizes, bound)
-
-
-def contraction(workload: Workload, run: Trajectory) -> Rate:
-    """The contraction rate, from the distances to an iterate far beyond the criterion."""
-    far = proceed(workload, run.states[-1], run.length, BEYOND * run.length)
-    return fitted_rate([full_size(workload.norm(workload.blocks, state, far)) for state in run.states], slice(0, None))
 
 
 def concentration(workload: Workload, run: Trajectory, interval: int) -> float:

@@ -1,14 +1,12 @@
 """The driver of a served run: starts Ray and the actors, watches, starts what is asked for, and ends everything."""
 
 import os
-import re
 import signal
 import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -18,6 +16,7 @@ from holdfast.checkpoint.place import store_for
 from holdfast.errors import BadInput, CommitConflict, HoldfastError, WorkerLost
 from holdfast.server.settings import Settings
 from holdfast.server.wish import Wish
+from holdfast.workloads.named import own_error
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -137,18 +136,6 @@ def _check(settings: Settings) -> None:
     store = store_for(settings.store)
     if generations(store) or settings.history.exists():
         raise CommitConflict(f"{settings.out} already holds a run: give each run a folder and a store of its own")
-
-
-def own_error(traceback: str, workload: str) -> str | None:
-    """Where a model of one's own has failed, by the traceback of the process in which it did, and with what."""
-    if not workload.endswith(".py"):
-        return None
-    file = re.escape(Path(workload).name)
-    places = re.findall(rf'File "[^"]*{file}", line (\d+), in (\w+)', traceback)
-    if not places:
-        return None
-    (line, function), what = places[-1], traceback.strip().splitlines()[-1].strip()
-    return f"{workload} has failed in {function}, line {line}: {what}"
 
 
 def _actor(kind: type[Any], **options: object) -> Any:

@@ -6,7 +6,7 @@ draw the same random numbers afterwards.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -18,6 +18,8 @@ from holdfast.simulate.ages import ages, checkpoint, recovered
 from holdfast.simulate.lanes import Start
 from holdfast.theory import partial_size
 from holdfast.workloads.workload import Arrays
+
+DRAWN = ("random",)  # rankings that choose blocks by chance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,39 +55,70 @@ def stream(seed: int, number: int) -> int:
     return int(np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
+def lost_in(seed: int, number: int, blocks: int, fraction: Fraction) -> Ids:
+    """Which of so many blocks the trial of a number loses: the first of a random order that the number alone decides.
+
+    So a larger loss contains a smaller one.
+    """
+    order = np.random.default_rng((seed, number)).permutation(blocks)
+    return np.sort(order[: max(1, round(fraction * blocks))])
+
+
 class CheckpointedRun:
     """A run with the running checkpoint that every policy would have kept of it.
 
     In go the states of the run, by iteration. Called with a trial, it gives the state from which the trial goes on.
+    A policy that draws its blocks at random draws others in every trial. `order` is that of the norm, as `full_size` has it.
     """
 
     def __init__(
-        self, states: Sequence[Arrays], blocks: Blocks, norm: Norm, policies: Collection[Policy], seed: int
+        self,
+        states: Sequence[Arrays],
+        blocks: Blocks,
+        norm: Norm,
+        policies: Collection[Policy],
+        seed: int,
+        order: float = 2,
     ) -> None:
-        self._states, self._blocks, self._norm, self._seed = states, blocks, norm, seed
+        self._states, self._blocks, self._norm, self._seed, self._order = states, blocks, norm, seed, order
         # 32 bits: the table of a large corpus has millions of entries
-        self._ages = {policy: ages(states, blocks, norm, policy).astype(np.int32) for policy in policies}
+        self._ages = {
+            policy: ages(states, blocks, norm, policy).astype(np.int32)
+            for policy in policies
+            if policy.ranking not in DRAWN
+        }
+        self._drawn: dict[Trial, Ids] = {}
 
     def __call__(self, trial: Trial) -> Start:
         """The state, the iteration and the stream from which a trial goes on once its lost blocks are back."""
         drawn = stream(self._seed, trial.number)
         if trial.strategy is None:
             return Start(self._states[trial.step], trial.step, drawn)
-        how, saved_at = recovery(trial.strategy.recovery), self._ages[trial.strategy.policy][trial.step]
-        state = recovered(self._states, self._blocks, saved_at, how, trial.step, self.lost(trial))
+        how = recovery(trial.strategy.recovery)
+        state = recovered(self._states, self._blocks, self._saved_at(trial), how, trial.step, self.lost(trial))
         return Start(state, trial.step, drawn)
 
     def size(self, trial: Trial) -> float:
         """How far recovery moves the state, ‖δ‖ of Theorem 3.2."""
         if trial.strategy is None:
             return 0.0
-        saved = checkpoint(self._states, self._blocks, self._ages[trial.strategy.policy][trial.step])
+        saved = checkpoint(self._states, self._blocks, self._saved_at(trial))
         distances = self._norm(self._blocks, self._states[trial.step], saved)
-        return partial_size(distances, recovery(trial.strategy.recovery)(len(self._blocks), self.lost(trial)))
+        restored = recovery(trial.strategy.recovery)(len(self._blocks), self.lost(trial))
+        return partial_size(distances, restored, self._order)
 
     def lost(self, trial: Trial) -> Ids:
-        """The lost blocks: the first so many of the number's own random order, so that a larger loss contains a smaller."""
+        """The numbers of the blocks that a trial loses."""
         assert trial.strategy is not None
-        count = len(self._blocks)
-        order = np.random.default_rng((self._seed, trial.number)).permutation(count)
-        return np.sort(order[: max(1, round(trial.strategy.lost * count))])
+        return lost_in(self._seed, trial.number, len(self._blocks), trial.strategy.lost)
+
+    def _saved_at(self, trial: Trial) -> Ids:
+        """For every block the iteration at which it was last saved before the failure."""
+        assert trial.strategy is not None
+        policy = trial.strategy.policy
+        if policy.ranking not in DRAWN:
+            return np.asarray(self._ages[policy][trial.step])
+        if trial not in self._drawn:
+            own = replace(policy, seed=stream(self._seed, trial.number))
+            self._drawn[trial] = ages(self._states[: trial.step + 1], self._blocks, self._norm, own)[-1]
+        return self._drawn[trial]

@@ -22,7 +22,7 @@ from holdfast.simulate.lanes import Start, run_lanes
 from holdfast.simulate.pool import Tell
 from holdfast.simulate.strategy import CheckpointedRun, Strategy, Trial, stream
 from holdfast.simulate.trajectory import Trajectory, trajectories
-from holdfast.workloads.workload import Arrays, Workload
+from holdfast.workloads.workload import Arrays, Workload, norm_order
 
 _Which: TypeAlias = tuple[int, Trial]
 """The number of a workload, and a trial of it."""
@@ -107,7 +107,10 @@ class Trials:
 
     def _checkpointed(self, states: Sequence[Arrays]) -> list[CheckpointedRun]:
         policies = {each.policy for each in self.strategies}
-        return [CheckpointedRun(states, each.blocks, each.norm, policies, self.seed) for each in self.workloads]
+        return [
+            CheckpointedRun(states, each.blocks, each.norm, policies, self.seed, norm_order(each))
+            for each in self.workloads
+        ]
 
     def _outcomes(self, failure: _Failure, workload: int, keys: Mapping[_Which, str]) -> Outcomes:
         trials = {each: failure.trial(each) for each in self.strategies}

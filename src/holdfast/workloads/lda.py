@@ -55,6 +55,7 @@ class LatentDirichletAllocation:
     stochastic: bool = True
     steady: bool = False
     norm: Norm = field(default=document_distance, repr=False)
+    order: float = 1  # numbers of tokens add up
 
     @property
     def name(self) -> str:

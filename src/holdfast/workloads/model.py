@@ -13,13 +13,12 @@ Everything else is as `Divided` says, and may be written too.
 """
 
 from collections.abc import Sequence
-from functools import cached_property, reduce
-from operator import add
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 
-from holdfast.blocks import Blocks, Floats, Ids, Norm, along, euclidean, whole
+from holdfast.blocks import Blocks, Floats, Ids, Norm, by_row, euclidean
 from holdfast.workloads.divided import Divided
 from holdfast.workloads.in_rounds import InRounds
 from holdfast.workloads.workload import Arrays, Clock, Stack, stacked, unstacked
@@ -41,8 +40,7 @@ class Model:
     @cached_property
     def blocks(self) -> Blocks:
         """Every row of every array of the start."""
-        start = self._divided.start()
-        return reduce(add, (along(start, name) if np.ndim(start[name]) else whole(start, [name]) for name in start))
+        return by_row(self._divided.start())
 
     @property
     def norm(self) -> Norm:

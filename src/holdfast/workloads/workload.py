@@ -69,6 +69,11 @@ class Workload(Protocol):
         """The loss of every trial."""
 
 
+def norm_order(workload: Workload) -> float:
+    """How distances of blocks make up that of the state, as `full_size` has it: what a workload says as `order`, else 2."""
+    return float(getattr(workload, "order", 2))
+
+
 def stacked(states: Sequence[Arrays]) -> Stack:
     """Many states as one stack."""
     return {name: np.stack([state[name] for state in states], axis=-1) for name in states[0]}
