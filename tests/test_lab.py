@@ -130,6 +130,7 @@ def test_every_experiment_has_a_name_a_title_and_a_source() -> None:
         "lda-reset",
         "partial-recovery",
         "priority-checkpoint",
+        "early-failures",
         "backprop-tradeoff",
         "server-overhead",
         "recovery-matrix",

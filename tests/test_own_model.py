@@ -1,6 +1,7 @@
 """A model of one's own, written from docs/workloads.md alone, is checked, compared and reported like the paper's."""
 
 import csv
+import json
 import math
 import re
 from fractions import Fraction
@@ -208,6 +209,25 @@ def test_lab_check_says_in_one_line_what_a_file_lacks(tmp_path: Path, text: str,
     told = str(ended.exception) if isinstance(ended.exception, BadInput) else ended.stdout
     assert (2 if isinstance(ended.exception, BadInput) else ended.exit_code) == code
     assert says in " ".join(told.split())
+
+
+def test_the_commands_of_the_readme_for_a_model_of_ones_own_do_what_it_says(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    example = str(Path(__file__).parents[1] / "examples/pagerank.py")
+    found = re.findall(r"^holdfast (lab [^#\n]*examples/pagerank.py[^#\n]*)", readme, flags=re.M)
+    said = []
+    for command in found:
+        words = command.replace("examples/pagerank.py", example).split()
+        words += ["--jobs", "1", "--out", str(tmp_path / "out")] if "run" in words else []
+        ended = CliRunner().invoke(app, words)
+        assert ended.exit_code == 0, ended.output
+        said.append(" ".join(ended.output.split()))
+    assert "pagerank: 500 blocks" in said[0]
+    assert "cost, 95 %" in said[1]
+    assert "Theorem 3.2" in said[1]
+    result = json.loads((tmp_path / "out" / "result.json").read_text())
+    assert result["command"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", result["date"])
 
 
 @pytest.mark.parametrize(

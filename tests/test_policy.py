@@ -1,5 +1,6 @@
 """Policies: the same number of values written by each, the right blocks first, and never a random tie."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -8,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import BadInput
-from holdfast.policy import RANKINGS, Policy, Standing
+from holdfast.policy import RANKINGS, SAVES, Policy, Standing
 
 fractions = st.sampled_from([Fraction(1), Fraction(1, 2), Fraction(1, 3), Fraction(1, 4), Fraction(1, 8)])
 sizes = st.lists(st.integers(0, 50), min_size=1, max_size=40).map(lambda s: np.array(s, dtype=np.int64))
+intervals = st.integers(1, 40)
 partial_rankings = st.sampled_from(["priority", "round", "random"])
 
 
@@ -41,6 +43,66 @@ def test_in_the_long_run_every_policy_writes_the_state_once_an_interval(
     policy = Policy(ranking=ranking, interval=24, fraction=fraction)
     written = sum(int(sizes[ids].sum()) for ids in run(policy, sizes, 24 * intervals))
     assert abs(written - intervals * int(sizes.sum())) <= int(sizes.max())
+
+
+@given(partial_rankings, fractions, intervals, sizes, st.integers(1, 4))
+def test_early_saves_of_the_same_bytes_save_every_block_once_in_the_first_interval(
+    ranking: str, fraction: Fraction, interval: int, sizes: np.ndarray, count: int
+) -> None:
+    interval = max(interval, int(1 / fraction))
+    policy = Policy(ranking=ranking, interval=interval, fraction=fraction, saves="early")
+    assert [policy.written(n * interval) for n in range(1, count + 1)] == list(range(1, count + 1))
+    first = np.sort(np.concatenate(run(policy, np.maximum(sizes, 1), interval)))
+    assert first.tolist() == list(range(len(sizes)))
+
+
+@given(partial_rankings, fractions, intervals)
+def test_early_full_saves_cost_at_most_a_state_for_each_doubling_of_the_interval_and_only_once(
+    ranking: str, fraction: Fraction, interval: int
+) -> None:
+    interval = max(interval, int(1 / fraction))
+    regular = Policy(ranking=ranking, interval=interval, fraction=fraction)
+    policy = replace(regular, saves="early-full")
+    more = [policy.written(n * interval) - regular.written(n * interval) for n in (1, 2, 5)]
+    assert more[0] == more[1] == more[2] <= (interval - 1).bit_length()
+    assert fraction < 1 or more[0] == (interval - 1).bit_length()
+
+
+@given(partial_rankings, fractions, intervals, sizes)
+def test_with_early_full_saves_no_more_than_half_of_the_steps_that_were_done_is_lost(
+    ranking: str, fraction: Fraction, interval: int, sizes: np.ndarray
+) -> None:
+    interval = max(interval, int(1 / fraction))
+    policy = Policy(ranking=ranking, interval=interval, fraction=fraction, saves="early-full")
+    for step in range(1, interval):
+        newest = max(early for early in policy.early if early <= step)
+        assert policy.due(newest)
+        assert policy.choose(newest, standing(np.zeros(len(sizes)), sizes=sizes)).ids.tolist() == [*range(len(sizes))]
+        assert 2 * newest > step
+
+
+@given(partial_rankings, fractions, intervals, st.sampled_from(sorted(SAVES)))
+def test_saves_begin_after_the_first_step_if_they_are_early_and_are_the_regular_ones_beyond_the_first_interval(
+    ranking: str, fraction: Fraction, interval: int, saves: str
+) -> None:
+    interval = max(interval, int(1 / fraction))
+    regular = Policy(ranking=ranking, interval=interval, fraction=fraction)
+    policy = replace(regular, saves=saves)
+    assert not policy.due(0)
+    assert policy.due(1) or saves == "regular"
+    for step in range(interval + 1, 4 * interval):
+        assert policy.due(step) == regular.due(step)
+        assert policy.at(step) is policy
+
+
+def test_early_saves_of_an_interval_of_8_come_after_1_2_4_and_8_steps() -> None:
+    regular = Policy(ranking="full", interval=8)
+    due = {saves: [s for s in range(25) if replace(regular, saves=saves).due(s)] for saves in SAVES}
+    assert due == {"regular": [8, 16, 24], "early": [1, 2, 4, 8, 16, 24], "early-full": [1, 2, 4, 8, 16, 24]}
+    parts = {saves: [replace(regular, saves=saves).at(s).fraction for s in (1, 2, 4, 8, 16)] for saves in SAVES}
+    quarter = Fraction(1, 4)
+    assert parts["early"] == [quarter, quarter, quarter, quarter, 1]
+    assert parts["early-full"] == [1, 1, 1, 1, 1]
 
 
 @given(fractions, sizes, st.integers(0, 2**32))
@@ -120,6 +182,7 @@ def test_a_save_is_due_every_r_c_steps_even_when_that_is_no_whole_number(
         ({"fraction": Fraction(0)}, r"fraction in \(0, 1\]"),
         ({"fraction": Fraction(3, 2)}, r"fraction in \(0, 1\]"),
         ({"ranking": "full", "fraction": Fraction(1, 2)}, "its fraction is 1"),
+        ({"saves": "soon"}, "cannot start 'soon'; choose one of regular, early, early-full"),
         ({"interval": 2, "fraction": Fraction(1, 4)}, "more than one save a step"),
     ],
 )

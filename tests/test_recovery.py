@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from holdfast.blocks import along, euclidean
 from holdfast.errors import BadInput
-from holdfast.recovery import full, partial, recover, recovery
+from holdfast.recovery import fresh, full, partial, recover, recovery, unsaved
 from holdfast.theory import full_size, partial_size
 
 
@@ -35,6 +35,18 @@ def test_full_recovery_returns_to_the_checkpoint_and_partial_keeps_the_survivors
     assert mixed["w"].ravel().tolist() == [1, 0, 1]
 
 
+@given(st.integers(1, 12), st.data())
+def test_only_fresh_recovery_renews_blocks_and_only_lost_ones_that_were_never_saved(
+    count: int, data: st.DataObject
+) -> None:
+    ids = st.lists(st.sampled_from(range(count)), unique=True).map(lambda chosen: np.array(sorted(chosen), np.int64))
+    lost, saved_at = data.draw(ids), np.array(data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count)))
+    assert fresh(count, lost).tolist() == partial(count, lost).tolist()
+    assert len(unsaved(full, saved_at, lost)) == len(unsaved(partial, saved_at, lost)) == 0
+    expected = [] if len(lost) == count else [block for block in lost.tolist() if saved_at[block] == 0]
+    assert unsaved(fresh, saved_at, lost).tolist() == expected
+
+
 def test_an_unknown_recovery_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(BadInput, match="'sideways'; choose one of full, partial"):
+    with pytest.raises(BadInput, match="'sideways'; choose one of full, partial, fresh"):
         recovery("sideways")

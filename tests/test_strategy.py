@@ -69,6 +69,8 @@ def test_strategies_that_do_the_same_are_the_same() -> None:
     assert strategy("full", "1/4").canonical == strategy("partial", "1").canonical == strategy("full", "1")
     whole = Policy(ranking="priority", interval=4)
     assert strategy("partial", "1/2", whole).canonical == strategy("partial", "1/2")
+    early = Policy(ranking="priority", interval=4, saves="early")
+    assert strategy("partial", "1/2", early).canonical != strategy("partial", "1/2").canonical
     assert strategy("partial", "1/2", PRIORITY).canonical == strategy("partial", "1/2", PRIORITY)
 
 

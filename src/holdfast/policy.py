@@ -1,11 +1,13 @@
 """Which blocks to save now, and when. A policy ranks the blocks; a budget cuts the ranking.
 
 Saving the fraction r of the state every r·C steps writes as much per step as saving all of it every C steps, so
-policies are compared at equal cost. Pure: the caller measures distances and writes bytes.
+policies are compared at equal cost. Saves may also start early, after steps 1, 2, 4, 8 and so on up to C: a block that is
+lost before its first save has nothing to come back to but the value it started with. Pure: the caller measures distances
+and writes bytes.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
 from typing import NamedTuple, TypeAlias
@@ -105,6 +107,14 @@ RANKINGS: dict[str, Ranking] = {
 }
 
 
+SAVES = {
+    "regular": "every r·C steps, so that the last block may be saved for the first time after step C",
+    "early": "after steps 1, 2, 4, ... and C an equal part, longest unsaved first: the bytes of one interval, and no more",
+    "early-full": "after steps 1, 2, 4, ... before C everything: up to log2(C) states more, once",
+}
+"""How saves begin; after step C all are the same."""
+
+
 class Choice(NamedTuple):
     """The blocks to save now, in rising order, and the budget left over (below zero: overspent) for the next save."""
 
@@ -114,18 +124,21 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Save the fraction r of the state every r·C steps, in the order of a ranking."""
+    """Save the fraction r of the state every r·C steps, in the order of a ranking; `saves` says how that begins."""
 
     ranking: str
     interval: int
     fraction: Fraction = Fraction(1)
     seed: int = 0
+    saves: str = "regular"
 
     def __post_init__(self) -> None:
         if self.ranking not in RANKINGS:
             raise BadInput(f"there is no policy {self.ranking!r}; choose one of {', '.join(RANKINGS)}")
         if not 0 < self.fraction <= 1:
             raise BadInput(f"a policy saves a fraction in (0, 1] of the state, not {self.fraction}")
+        if self.saves not in SAVES:
+            raise BadInput(f"saves cannot start {self.saves!r}; choose one of {', '.join(SAVES)}")
         if self.ranking == "full" and self.fraction != 1:
             raise BadInput(f"policy 'full' saves all blocks: its fraction is 1, not {self.fraction}")
         if self.period < 1:
@@ -141,7 +154,30 @@ class Policy:
 
     def due(self, step: int) -> bool:
         """Whether to save after this step; step 0 is the initial state, which is always saved already."""
-        return step > 0 and step // self.period > (step - 1) // self.period
+        if self.saves == "early" and step <= self.interval:
+            return step in self.early
+        regular = step > 0 and step // self.period > (step - 1) // self.period
+        return regular or (self.saves == "early-full" and step in self.early)
+
+    @property
+    def early(self) -> tuple[int, ...]:
+        """The steps of early saves: 1, 2, 4, ... before C, and C itself where early saves share the bytes of one interval."""
+        if self.saves == "regular":
+            return ()
+        doubling = tuple(1 << power for power in range((self.interval - 1).bit_length()))
+        return (*doubling, self.interval) if self.saves == "early" else doubling
+
+    def at(self, step: int) -> "Policy":
+        """What the save after this step goes by: this policy, or for an early save one of its own."""
+        if step not in self.early:
+            return self
+        if self.saves == "early":
+            return replace(self, ranking="round", fraction=Fraction(1, len(self.early)), saves="regular")
+        return replace(self, ranking="full", fraction=Fraction(1), saves="regular")
+
+    def written(self, steps: int) -> Fraction:
+        """How much was written after so many steps, in states, the initial one not counted."""
+        return sum((self.at(step).fraction for step in range(1, steps + 1) if self.due(step)), Fraction(0))
 
     def choose(self, step: int, standing: Standing, credit: Fraction = Fraction(0)) -> Choice:
         """The blocks to save after this step, within a budget of r times the state plus what the last save left over.
@@ -149,6 +185,8 @@ class Policy:
         Blocks differ in size, so the last one may overspend; the next save then has less. In the long run every policy
         writes the same number of values.
         """
+        if (now := self.at(step)) is not self:
+            return now.choose(step, standing, credit)
         rng = np.random.default_rng((self.seed, step))  # keyed by step: a choice depends on nothing drawn before
         order, sizes = RANKINGS[self.ranking](standing, rng), standing.sizes
         if self.fraction == 1:

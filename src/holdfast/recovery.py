@@ -25,7 +25,12 @@ def partial(count: int, lost: Ids) -> Ids:
     return np.asarray(lost, dtype=np.int64)
 
 
-RECOVERIES: dict[str, Recovery] = {"full": full, "partial": partial}
+def fresh(count: int, lost: Ids) -> Ids:
+    """As `partial`, but a block that was never saved gets what the workload's own rule says, and not its first value."""
+    return partial(count, lost)
+
+
+RECOVERIES: dict[str, Recovery] = {"full": full, "partial": partial, "fresh": fresh}
 
 
 def recovery(name: str) -> Recovery:
@@ -33,6 +38,16 @@ def recovery(name: str) -> Recovery:
     if name not in RECOVERIES:
         raise BadInput(f"there is no recovery {name!r}; choose one of {', '.join(RECOVERIES)}")
     return RECOVERIES[name]
+
+
+def unsaved(how: Recovery, saved_at: Ids, lost: Ids) -> Ids:
+    """The lost blocks that get a fresh value: under `fresh` those that were never saved since the first iteration.
+
+    A rule goes by what is left of the state, so where nothing is left everything goes back to its first value.
+    """
+    if how is not fresh or len(lost) == len(saved_at):
+        return np.zeros(0, np.int64)
+    return np.asarray(lost[saved_at[lost] == 0], dtype=np.int64)
 
 
 def recover(how: Recovery, blocks: Blocks, live: State, saved: State, lost: Ids) -> Ids:

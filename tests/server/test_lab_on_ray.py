@@ -1,6 +1,7 @@
 """Trials on a Ray cluster give the rows that they give in one process, also of a model of one's own."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,19 +35,24 @@ def test_a_model_of_ones_own_has_the_same_rows_on_ray(experiment: object, tmp_pa
     assert rows[0] == rows[1]
 
 
-def double(item: int, tell: Tell) -> int:
-    tell("doubling", item)
-    if item < 0:
-        raise BadInput("a negative item")
-    return 2 * item
+def doubling() -> Callable[[int, Tell], int]:
+    """Work that travels by value: processes of the cluster cannot import this file."""
+
+    def double(item: int, tell: Tell) -> int:
+        tell("doubling", item)
+        if item < 0:
+            raise BadInput("a negative item")
+        return 2 * item
+
+    return double
 
 
 def test_what_work_tells_is_heard_and_outcomes_come_in_order() -> None:
     heard: list[tuple[str, int]] = []
-    assert OnRay()(double, [3, 1, 2], lambda *what: heard.append(what)) == [6, 2, 4]
+    assert OnRay()(doubling(), [3, 1, 2], lambda *what: heard.append(what)) == [6, 2, 4]
     assert sorted(heard) == [("doubling", 1), ("doubling", 2), ("doubling", 3)]
 
 
 def test_what_work_refuses_is_refused_here() -> None:
     with pytest.raises(BadInput, match="a negative item"):
-        OnRay()(double, [1, -1], lambda *what: None)
+        OnRay()(doubling(), [1, -1], lambda *what: None)

@@ -29,7 +29,7 @@ def to_criterion(workload: Workload, states: list[Arrays]) -> list[Arrays]:
     return states
 
 
-@pytest.mark.parametrize("recovery", RECOVERIES)
+@pytest.mark.parametrize("recovery", ["full", "partial"])  # of fresh values no size is known
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_failure_costs_what_it_costs_in_simulation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, recovery: str

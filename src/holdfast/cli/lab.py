@@ -89,7 +89,7 @@ def lab_run(
         own = None if workload is None else load_for_lab(workload, data)
         result = chosen.run(replace(options, workload=own, elsewhere=cluster), begin)
     result = replace(result, command=command_line(sys.argv[1:]), date=date.today().isoformat())
-    _print_claims(result) if result.claims else _print_tables(result)
+    _print_claims(result) if result.claims else _print_costs(result)
     say(f"report: {report.write(result, folder)}")
     raise typer.Exit(0 if result.holds or workload else 1)
 
@@ -113,14 +113,15 @@ def lab_check(
     say(f"nothing wrong with {workload}. {found.summary}")
 
 
-def _print_tables(result: "Result") -> None:
-    for found in result.tables:
-        table = Table(*found.columns, title=found.title, title_justify="left")
-        for row in found.rows:
-            table.add_row(
-                *("" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value) for value in row)
-            )
-        Console().print(table)
+def _print_costs(result: "Result") -> None:
+    """What failures cost; the report has the same with more columns."""
+    table = Table("recovery", "policy", "saved", "lost", "cost, 95 %", "reduction", "bound", title="Iteration costs")
+    for row in result.rows:
+        cost = f"{row['cost_mean']:.2f} ({row['cost_low']:.2f} to {row['cost_high']:.2f})"
+        policy = row["policy"] if row["saves"] == "regular" else f"{row['policy']}, {row['saves']}"
+        words = (row["recovery"], policy, row["fraction"], row["lost"], cost)
+        table.add_row(*words, f"{row['reduction']:.0%}", f"{row['bound_mean']:.1f}")
+    Console().print(table)
     _print_remarks(result)
 
 

@@ -35,7 +35,20 @@ def train(
     ] = "priority",
     fraction: Annotated[str, typer.Option(help="How much of the state a save holds.")] = "1/4",
     interval: Annotated[int, typer.Option(help="Iterations in which as much is saved as the whole state.")] = 4,
-    recovery: Annotated[str, typer.Option(help="partial: only lost blocks go back; full: all do.")] = "partial",
+    saves: Annotated[
+        str,
+        typer.Option(
+            help="How saves begin: regular; early: after 1, 2, 4, ... iterations a part, for the same bytes; early-full: "
+            "then everything."
+        ),
+    ] = "regular",
+    recovery: Annotated[
+        str,
+        typer.Option(
+            help="partial: only lost blocks go back; full: all do; fresh: as partial, but what was never saved gets what "
+            "the model's own rule says, and not its first value."
+        ),
+    ] = "partial",
     kill_at: Annotated[
         list[int] | None, typer.Option(help="Kill somebody once so many iterations are done; may be given again.")
     ] = None,
@@ -69,6 +82,7 @@ def train(
             interval=interval,
             fraction=Fraction(1) if policy == "full" else _fraction(fraction),
             seed=seed,
+            saves=saves,
         ),
         out=out.absolute(),
         store=str(out.absolute() / "checkpoints") if checkpoints is None else checkpoints,

@@ -26,6 +26,7 @@ class Serve(NamedTuple):
     staleness: int
     criterion: float
     iterations: int
+    saves: str = "regular"
 
 
 class Iterate(NamedTuple):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 COLOURS = {  # of a policy that saves some blocks, or of a recovery from full checkpoints; apart for colour-blind readers
     "full recovery": "#4d4d4d",
     "partial recovery": "#0072b2",
+    "fresh recovery": "#332288",
     "priority": "#d55e00",
     "round": "#009e73",
     "random": "#cc79a7",

@@ -100,6 +100,7 @@ def run(options: Options, meter: Meter) -> Result:
         claims=[claim for found in panels for claim in claims(found)],
         remarks=[line for found in panels for line in remarks(found)] + lack,
         figures=figures,
+        captions={name: backprop_figures.caption(name) for name in figures},
     )
 
 

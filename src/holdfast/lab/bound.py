@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.blocks import Floats
+from holdfast.lab.appearance import sheet
 from holdfast.lab.result import Claim, Row
 from holdfast.rate import Rate
 from holdfast.theory import iteration_cost_bound
@@ -85,13 +86,17 @@ def printed_form_remark(groups: Sequence[Measured], rate: Rate, start: float) ->
 
 def figure(groups: Sequence[Measured], rate: Rate, title: str) -> "Figure":
     """One panel for each kind: costs as points, the bound as a red line, over the size of the perturbation."""
-    from matplotlib.figure import Figure
-
-    sheet = Figure(figsize=(4.2 * len(groups), 3.6), layout="constrained")
-    for axes, group in zip(sheet.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
+    drawn = sheet(max(4.2 * len(groups), 4.8), 3.6)
+    for axes, group in zip(drawn.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
         _panel(axes, group, rate)
-    sheet.suptitle(title)
-    return sheet
+    drawn.suptitle(title)
+    return drawn
+
+
+CAPTION = (
+    "Every trial as a point: the iterations that a perturbation cost over its size, in units of the distance that is left to "
+    "the optimum. The line is the bound of Theorem 3.2."
+)
 
 
 def _panel(axes: "Axes", group: Measured, rate: Rate) -> None:

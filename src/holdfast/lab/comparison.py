@@ -145,6 +145,7 @@ def _named(strategy: Strategy) -> Row:
         "policy": strategy.policy.ranking,
         "fraction": str(strategy.policy.fraction),
         "frequency": int(1 / strategy.policy.fraction),
+        "saves": strategy.policy.saves,
         "lost": str(strategy.lost),
     }
 

@@ -29,15 +29,19 @@ def grid(panels: Sequence[Compared], draw: Callable[["Axes", Compared], None], *
     places = figure.subplots(rows, columns, squeeze=False).ravel()
     for axes, compared in zip(places, panels, strict=False):
         draw(axes, compared)
-        axes.set_title(
-            f"{compared.title or compared.label} ({compared.measurement.unperturbed:.0f} iterations)", fontsize=9
-        )
+        axes.set_title(title(compared), fontsize=9)
         axes.set_xlabel(across)
         axes.set_ylabel("iteration cost")
     for axes in places[len(panels) :]:
         axes.set_axis_off()
     legend(figure, list(places[: len(panels)]))
     return figure
+
+
+def title(compared: Compared) -> str:
+    """What a panel shows, in words; nobody takes a quick run for the real one."""
+    quick = "quick, " if compared.quick else ""
+    return f"{compared.title or compared.label} ({quick}{compared.measurement.unperturbed:.0f} iterations)"
 
 
 def series(axes: "Axes", rows: Sequence[Row], *, over: str, name: str, shift: float = 0) -> None:

@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 
 from holdfast.blocks import Floats
-from holdfast.lab.bound import Measured, figure, within_claim
+from holdfast.lab.bound import CAPTION, Measured, figure, within_claim
 from holdfast.lab.contraction import FAR, contraction
 from holdfast.lab.experiment import Experiment, Meter, Options, each
 from holdfast.lab.result import Claim, Result
@@ -52,6 +52,7 @@ def run(options: Options, meter: Meter) -> Result:
         claims=[within_claim(measured, rate, SOURCE, 0.95), _rises(costs)],
         remarks=[f"Median cost as a fraction of the bound: {np.median(measured.closeness(rate)):.2f}."],
         figures={"lda-reset": figure([measured], rate, f"Documents reset to their initial topics: {workload.name}")},
+        captions={"lda-reset": CAPTION},
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.blocks import Floats
-from holdfast.lab.bound import Measured, figure, printed_form_remark, within_claim
+from holdfast.lab.bound import CAPTION, Measured, figure, printed_form_remark, within_claim
 from holdfast.lab.experiment import Experiment, Meter, Options, Progress, each
 from holdfast.lab.result import Claim, Result
 from holdfast.perturb import adversarial, gaussian
@@ -96,6 +96,7 @@ def run(options: Options, meter: Meter) -> Result:
             printed_form_remark(groups, base.rate, base.distance(base.run.states[0]["weights"])),
         ],
         figures={"mlr-bound": figure(groups, base.rate, f"Iteration cost of perturbations: {base.workload.name}")},
+        captions={"mlr-bound": CAPTION},
     )
 
 

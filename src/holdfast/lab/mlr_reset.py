@@ -4,7 +4,7 @@ import numpy as np
 
 from holdfast.blocks import Floats
 from holdfast.failure import lost_blocks
-from holdfast.lab.bound import Measured, figure, printed_form_remark, within_claim
+from holdfast.lab.bound import CAPTION, Measured, figure, printed_form_remark, within_claim
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.mlr_bound import STEP, Reference, reference
 from holdfast.lab.result import Claim, Result
@@ -44,6 +44,7 @@ def run(options: Options, meter: Meter) -> Result:
             printed_form_remark(groups, base.rate, base.distance(base.run.states[0]["weights"])),
         ],
         figures={"mlr-reset": figure(groups, base.rate, f"Rows reset to their initial values: {base.workload.name}")},
+        captions={"mlr-reset": CAPTION},
     )
 
 

@@ -18,6 +18,7 @@ from holdfast.lab.comparison import Compared, criteria
 from holdfast.lab.comparison import compare as compare_panels
 from holdfast.lab.cost_table import cost_table, unconverged
 from holdfast.lab.experiment import Meter, Options, Progress
+from holdfast.lab.grid import title
 from holdfast.lab.interval import finite, mean
 from holdfast.lab.result import Result, Row
 from holdfast.policy import Policy
@@ -98,7 +99,8 @@ def compare(
     every `interval` iterations, or a part of one as often. `on="ray"` runs trials on a Ray cluster, at an `address`.
     """
     require("lab", "`hf.lab.compare`")
-    leave_if_imported_by_a_process()
+    if jobs > 1:
+        leave_if_imported_by_a_process()  # before the work that comes first, which every process would do again
     from holdfast.lab.on_ray import elsewhere
     from holdfast.lab.report import write
 
@@ -169,7 +171,7 @@ def figure(panel: Compared, strategies: Sequence[Strategy]) -> "Figure":
     axes.invert_yaxis()
     axes.set_xlim(left=min(0, axes.get_xlim()[0]))
     axes.set_xlabel("iteration cost")
-    axes.set_title(f"{panel.title} ({panel.measurement.unperturbed:.0f} iterations)", fontsize=9)
+    axes.set_title(title(panel), fontsize=9)
     legend(drawn, [axes])
     return drawn
 

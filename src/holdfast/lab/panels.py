@@ -20,8 +20,8 @@ class Panel:
     note: str = ""
 
     def words(self, *, quick: bool) -> str:
-        """The title of a figure, from which nobody takes a quick run for the real one."""
-        return f"{self.small} (quick)" if quick else self.title
+        """The model and the data that are measured, in words."""
+        return self.small if quick else self.title
 
     def workload(self, data: Path | None, *, quick: bool) -> Workload:
         """The workload to measure."""

@@ -28,8 +28,8 @@ def _remark(compared: Compared) -> str:
     closeness = cost / np.maximum(bound, 1e-9)
     return (
         f"{compared.label}: {rate.words}. Of {len(cost)} trials {np.mean(whole <= np.ceil(bound)):.1%} are within the bound of "
-        f"Theorem 3.2 as it is proved, which counts whole iterations and rounds the bound up; counted in fractions "
-        f"{np.mean(cost <= bound):.1%} are, at a median of {np.median(closeness):.2f} of the bound and at most "
+        f"Theorem 3.2 in whole iterations, with the bound rounded up{', as it is proved' if rate.proved else ''}; counted in "
+        f"fractions {np.mean(cost <= bound):.1%} are, at a median of {np.median(closeness):.2f} of the bound and at most "
         f"{np.max(closeness):.2f}."
     )
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from holdfast.blocks import Floats
-from holdfast.lab.bound import Measured, figure, printed_form_remark, within_claim
+from holdfast.lab.bound import CAPTION, Measured, figure, printed_form_remark, within_claim
 from holdfast.lab.experiment import Experiment, Meter, Options, each
 from holdfast.lab.result import Claim, Result
 from holdfast.perturb import adversarial
@@ -52,6 +52,7 @@ def run(options: Options, meter: Meter) -> Result:
         ],
         remarks=[printed_form_remark(groups, rate, float(unperturbed.losses[0])), _negative(groups[0])],
         figures={"qp-bound": figure(groups, rate, "Iteration cost of perturbations: gradient descent on a 4-D QP")},
+        captions={"qp-bound": CAPTION},
     )
 
 

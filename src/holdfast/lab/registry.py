@@ -3,6 +3,7 @@
 from holdfast.errors import BadInput
 from holdfast.lab import (
     backprop_tradeoff,
+    early_failures,
     lda_reset,
     mlr_bound,
     mlr_reset,
@@ -23,6 +24,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         lda_reset,
         partial_recovery,
         priority_checkpoint,
+        early_failures,
         backprop_tradeoff,
         server_overhead,
         recovery_matrix,

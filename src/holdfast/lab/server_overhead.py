@@ -8,6 +8,7 @@ import numpy as np
 
 from holdfast.blocks import Floats
 from holdfast.lab import interval
+from holdfast.lab.appearance import COLOURS, legend, sheet
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.interval import Interval
 from holdfast.lab.result import Claim, Result, Row, prepare
@@ -53,7 +54,7 @@ class Panel(NamedTuple):
 # shows what the length of an iteration does to the part of it that a checkpoint takes.
 PANELS = (Panel("lda-20news", 17, 5), Panel("lda-20news-200", 17, 3))
 REDUCED = (Panel("lda-generated", 12, 3),)
-COLOURS = {SCAR: "#38a169", FULL: "#dd6b20", SCAR_ALONE: "#2b6cb0"}
+DRAWN_IN = {SCAR: COLOURS["priority"], FULL: COLOURS["full recovery"], SCAR_ALONE: COLOURS["partial recovery"]}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,6 +142,7 @@ def run(options: Options, meter: Meter) -> Result:
         claims=[claim for each in found for claim in claims(each)],
         remarks=[*(line for each in found for line in remarks(each)), *_lengths(found), *_projection(found[-1])],
         figures={each.workload: figure(each) for each in found},
+        captions={each.workload: CAPTION for each in found},
     )
 
 
@@ -303,21 +305,21 @@ def _numbers(trial: Trial, number: int) -> Row:
 
 def figure(found: Found) -> "Figure":
     """Likelihood against iteration and against time: all seeds thin, their mean thick."""
-    from matplotlib.figure import Figure
-
-    sheet = Figure(figsize=(9, 3.8), layout="constrained")
-    for axes, timed in zip(sheet.subplots(1, 2), (False, True), strict=True):
-        for arm, colour in COLOURS.items():
+    drawn = sheet(9, 3.8)
+    for axes, timed in zip(drawn.subplots(1, 2), (False, True), strict=True):
+        for arm, colour in DRAWN_IN.items():
             _curves(axes, found.of(arm), colour, timed)
         axes.set_xlabel(
             "seconds since the first iteration" if timed else f"iteration (dotted: failure in the {FAILS}th)"
         )
         axes.set_ylabel("log likelihood")
-    sheet.axes[0].axvline(FAILS, color="black", linestyle=":")
-    handles, labels = sheet.axes[0].get_legend_handles_labels()
-    sheet.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-    sheet.suptitle(f"{found.workload}, 2 of {NODES} nodes killed")
-    return sheet
+    drawn.axes[0].axvline(FAILS, color="black", linestyle=":")
+    legend(drawn, drawn.axes[:1])
+    drawn.suptitle(f"{found.workload}, 2 of {NODES} nodes killed")
+    return drawn
+
+
+CAPTION = "Likelihood over iterations and over seconds: every seed thin, their mean thick. Nodes are killed at the dotted line."
 
 
 def _curves(axes: "Axes", trials: Sequence[Trial], colour: str, timed: bool) -> None:

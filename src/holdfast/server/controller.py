@@ -110,6 +110,7 @@ class Controller:
                 settings.staleness,
                 self._workload.criterion,
                 settings.iterations,
+                policy.saves,
             )
         )
 

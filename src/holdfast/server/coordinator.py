@@ -85,7 +85,7 @@ class Coordinator:
 
     def select(self, step: int) -> Selected:
         """Let nodes choose blocks after an iteration, and set them aside to be written."""
-        policy = self._settings.policy
+        policy = self._settings.policy.at(step)
         selection = converse(exchange(policy, self.credit), lambda question: self._answers(step, question))
         answers = self._members.ask(
             "node", "save", dict.fromkeys(self._members.nodes, (step, selection.verdict, selection.credit))

@@ -16,6 +16,7 @@ from holdfast.checkpoint.place import store_for
 from holdfast.errors import BadInput, CommitConflict, HoldfastError, WorkerLost
 from holdfast.server.settings import Settings
 from holdfast.server.wish import Wish
+from holdfast.workloads.fresh import rule_of
 from holdfast.workloads.named import own_error
 
 if TYPE_CHECKING:
@@ -130,7 +131,10 @@ def require_answer(address: str) -> None:
 
 def _check(settings: Settings) -> None:
     """Refuse what cannot work before anything is started."""
-    blocks = len(settings.load().blocks)
+    workload = settings.load()
+    if settings.recovery == "fresh":
+        rule_of(workload)
+    blocks = len(workload.blocks)
     if settings.nodes > blocks:
         raise BadInput(f"{settings.nodes} nodes are more than the {blocks} blocks of {settings.workload}: use fewer")
     store = store_for(settings.store)

@@ -23,10 +23,12 @@ from holdfast.policy import Standing
 from holdfast.samples import Samples
 from holdfast.server.candidates import Candidates
 from holdfast.server.health import raylet_lives
+from holdfast.server.layout import Layout, put
 from holdfast.server.questions import Answer, Question, Verdict
 from holdfast.server.settings import Settings
 from holdfast.server.shard import Holding, Moved, Shard, restored
 from holdfast.workloads.divided import Push, When
+from holdfast.workloads.fresh import rule_of
 from holdfast.workloads.workload import Arrays
 
 MEASURED = ("priority", "relative", "threshold")  # policies that look at how far blocks have moved
@@ -130,7 +132,7 @@ class Node:
     def answer(self, step: int, question: Question) -> Answer:
         """What this node's blocks say when nodes find out together which are to be saved after an iteration."""
         if self._candidates is None or self._candidates[0] != step:
-            count, policy = len(self._workload.blocks), self._settings.policy
+            count, policy = len(self._workload.blocks), self._settings.policy.at(step)
             standing = self._shard.standing(policy.ranking)
             self._candidates = step, standing, Candidates(policy, step, self._shard.ids, standing, count)
         return self._candidates[2].answer(question)
@@ -143,7 +145,7 @@ class Node:
         ids = candidates.taken(verdict)
         self._candidates, self._credit, self._chosen = None, credit, step
         left = ~np.isin(self._shard.ids, ids)
-        known = self._settings.policy.ranking in MEASURED or not left.any()
+        known = self._settings.policy.at(step).ranking in MEASURED or not left.any()
         apart = float(np.sqrt(np.sum(standing.distances[left] ** 2))) if known else None
         values = self._shard.mark_saved(ids, step)
         self._to_write = _Unwritten(ids, np.full(len(ids), step), values)
@@ -168,8 +170,24 @@ class Node:
         who = f"node-{self._number}"
         return write_segments(self._store, blocks, who, sequence, saved.ids, saved.saved_at, saved.saved, self._total)
 
-    def hold(self, under: int, ids: Ids, version: int, segments: Sequence[Segment], everything: bool) -> Held:
-        """Hold exactly these blocks by a new map: what is lacking, or everything, comes from the running checkpoint."""
+    def survivors(self) -> Arrays | None:
+        """What the workload's rule for blocks that were never saved has to know of those that are here; None without any."""
+        ids = self._shard.ids
+        return rule_of(self._workload).survivors(ids, self._shard.pull(ids)) if len(ids) else None
+
+    def hold(
+        self,
+        under: int,
+        ids: Ids,
+        version: int,
+        segments: Sequence[Segment],
+        everything: bool,
+        said: Arrays | None = None,
+    ) -> Held:
+        """Hold exactly these blocks by a new map: what is lacking, or everything, comes from the running checkpoint.
+
+        With what survivors say, blocks that were never saved get fresh values by the workload's rule.
+        """
         began = time.perf_counter()
         lacking = ids if everything else np.setdiff1d(ids, self._shard.ids, assume_unique=True)
         saved_at = np.zeros(0, np.int64)
@@ -177,7 +195,10 @@ class Node:
         if len(lacking):
             values = cast(Arrays, load_blocks(self._store, self._workload.blocks, segments, lacking))
             saved_at = _saved_at(len(self._workload.blocks), segments)[lacking]
-            self._shard.adopt(restored(lacking, values, saved_at, version), under)
+            holding = restored(lacking, values, saved_at, version)
+            if said is not None:
+                self._renew(holding, said)
+            self._shard.adopt(holding, under)
             told = (*divmod(version, self._workload.rounds), self._number, under, lacking.tolist(), saved_at.tolist())
             self._history.append(events.Restored(*told, time.perf_counter() - began))
             self._history.flush()
@@ -217,6 +238,16 @@ class Node:
     def die(self) -> None:
         """End at once, as a failure does."""
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def _renew(self, holding: Holding, said: Arrays) -> None:
+        """Change blocks that were never saved to what the workload's rule says; what is saved of them stays as it is."""
+        never = holding.saved_at == 0
+        if not never.any():
+            return
+        iteration = int(holding.versions[0]) // self._workload.rounds
+        fresh = rule_of(self._workload).fresh(holding.ids[never], said, iteration, self._settings.seed)
+        layout = Layout(self._workload.blocks, holding.ids)
+        put(holding.values, layout.places(np.flatnonzero(never)), fresh)
 
     def _start(self) -> Arrays:
         state = self._workload.start(self._settings.seed)

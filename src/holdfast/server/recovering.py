@@ -19,6 +19,8 @@ from holdfast.server.coordinator import Coordinator
 from holdfast.server.members import Members
 from holdfast.server.partition import PartitionMap
 from holdfast.server.settings import Settings
+from holdfast.workloads.fresh import added
+from holdfast.workloads.workload import Arrays
 
 Record = Callable[[events.What], None]
 NEW_WITHIN = 60.0  # seconds for new members to start
@@ -164,12 +166,17 @@ class Recovering:
     def _hold(self, place: Place, *, everything: bool, lost: Mapping[int, str] | None = None) -> dict[Member, str]:
         """Tell all nodes what they hold by the new map, and let them load what they lack."""
         began, version = time.perf_counter(), self.map.version
+        said, missing = self._said()
+        if missing:
+            return missing
         told = {}
         for node in self.map.nodes:
             ids = self.map.held_by(node)
-            told[node] = (version, ids, place.version, self._coordinator.holding(ids), everything)
+            told[node] = (version, ids, place.version, self._coordinator.holding(ids), everything, said)
         answers = self._members.ask("node", "hold", told)
         seconds, size = time.perf_counter() - began, self._size(lost or {}, everything)
+        if said is not None and any((held.saved_at == 0).any() for held in answers.results.values()):
+            size = None  # how far fresh values are from lost ones nobody knows
         for node, held in sorted(answers.results.items()):
             if len(held.ids):
                 ids, saved_at = held.ids.tolist(), held.saved_at.tolist()
@@ -178,6 +185,14 @@ class Recovering:
         for node in lost or {}:
             self.apart.pop(node, None)
         return self._members.lost("node", answers.missing)
+
+    def _said(self) -> tuple[Arrays | None, dict[Member, str]]:
+        """What survivors say of themselves, for blocks that were never saved, and who is lost; None where it is not asked."""
+        if self._settings.recovery != "fresh" or self._coordinator.saved_at.all():
+            return None, {}
+        answers = self._members.ask("node", "survivors", dict.fromkeys(self._members.nodes, ()))
+        told = [said for _, said in sorted(answers.results.items()) if said is not None]
+        return added(told) if told else None, self._members.lost("node", answers.missing)
 
     def _size(self, lost: Mapping[int, str], everything: bool) -> float | None:
         """How far what comes back had moved since it was saved; None if that is not known of all of it."""

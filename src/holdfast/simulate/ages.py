@@ -3,15 +3,20 @@
 The values themselves are in the trajectory, so one table of small numbers serves every trial, whatever it loses.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import TypeAlias
 
 import numpy as np
 
 from holdfast.blocks import Blocks, Ids, Norm
 from holdfast.policy import Policy, Standing
-from holdfast.recovery import Recovery, recover
+from holdfast.recovery import Recovery, recover, unsaved
 from holdfast.workloads.workload import Arrays
+
+Renew: TypeAlias = Callable[[Arrays, Ids, Ids, int, int], Arrays]
+"""From the state at a failure, the lost blocks, those of them that were never saved, the iteration that is next and the
+stream of random numbers, to new values of the blocks that were never saved, packed."""
 
 
 def ages(states: Sequence[Arrays], blocks: Blocks, norm: Norm, policy: Policy) -> Ids:
@@ -31,13 +36,26 @@ def ages(states: Sequence[Arrays], blocks: Blocks, norm: Norm, policy: Policy) -
     return np.array(rows)
 
 
-def recovered(states: Sequence[Arrays], blocks: Blocks, saved_at: Ids, how: Recovery, step: int, lost: Ids) -> Arrays:
+def recovered(
+    states: Sequence[Arrays],
+    blocks: Blocks,
+    saved_at: Ids,
+    how: Recovery,
+    step: int,
+    lost: Ids,
+    renew: Renew | None = None,
+    stream: int = 0,
+) -> Arrays:
     """The state with which training goes on after losing blocks once iteration `step` is done.
 
-    `saved_at` is the row of `ages` for that step.
+    `saved_at` is the row of `ages` for that step; recovery `fresh` asks `renew` for what was never saved.
     """
     live = {name: value.copy() for name, value in states[step].items()}
-    recover(how, blocks, live, checkpoint(states, blocks, saved_at), lost)
+    saved = checkpoint(states, blocks, saved_at)
+    if len(ids := unsaved(how, saved_at, lost)):
+        assert renew is not None, "recovery 'fresh' needs the workload's rule"
+        blocks.unpack(renew(live, lost, ids, step, stream), ids, saved)
+    recover(how, blocks, live, saved, lost)
     return live
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from holdfast.blocks import Blocks, Ids, Norm
 from holdfast.policy import Policy
 from holdfast.recovery import recovery
-from holdfast.simulate.ages import ages, checkpoint, recovered
+from holdfast.simulate.ages import Renew, ages, recovered
 from holdfast.simulate.lanes import Start
 from holdfast.theory import partial_size
 from holdfast.workloads.workload import Arrays
@@ -35,7 +35,7 @@ class Strategy:
         """The same strategy in one way of writing: saving everything ranks nothing, losing everything is full."""
         policy = self.policy
         if policy.fraction == 1:
-            policy = Policy(ranking="full", interval=policy.interval)
+            policy = replace(policy, ranking="full", seed=0)
         if self.recovery == "full" or self.lost == 1:
             return Strategy(policy=policy, recovery="full", lost=Fraction(1))
         return Strategy(policy=policy, recovery=self.recovery, lost=self.lost)
@@ -68,7 +68,8 @@ class CheckpointedRun:
     """A run with the running checkpoint that every policy would have kept of it.
 
     In go the states of the run, by iteration. Called with a trial, it gives the state from which the trial goes on.
-    A policy that draws its blocks at random draws others in every trial. `order` is that of the norm, as `full_size` has it.
+    A policy that draws its blocks at random draws others in every trial. `order` is that of the norm, as `full_size` has it;
+    `renew` is the workload's rule for what was never saved, which recovery `fresh` needs.
     """
 
     def __init__(
@@ -79,8 +80,10 @@ class CheckpointedRun:
         policies: Collection[Policy],
         seed: int,
         order: float = 2,
+        renew: Renew | None = None,
     ) -> None:
         self._states, self._blocks, self._norm, self._seed, self._order = states, blocks, norm, seed, order
+        self._renew = renew
         # 32 bits: the table of a large corpus has millions of entries
         self._ages = {
             policy: ages(states, blocks, norm, policy).astype(np.int32)
@@ -94,16 +97,13 @@ class CheckpointedRun:
         drawn = stream(self._seed, trial.number)
         if trial.strategy is None:
             return Start(self._states[trial.step], trial.step, drawn)
-        how = recovery(trial.strategy.recovery)
-        state = recovered(self._states, self._blocks, self._saved_at(trial), how, trial.step, self.lost(trial))
-        return Start(state, trial.step, drawn)
+        return Start(self._recovered(trial, trial.strategy), trial.step, drawn)
 
     def size(self, trial: Trial) -> float:
         """How far recovery moves the state, ‖δ‖ of Theorem 3.2."""
         if trial.strategy is None:
             return 0.0
-        saved = checkpoint(self._states, self._blocks, self._saved_at(trial))
-        distances = self._norm(self._blocks, self._states[trial.step], saved)
+        distances = self._norm(self._blocks, self._states[trial.step], self._recovered(trial, trial.strategy))
         restored = recovery(trial.strategy.recovery)(len(self._blocks), self.lost(trial))
         return partial_size(distances, restored, self._order)
 
@@ -111,6 +111,12 @@ class CheckpointedRun:
         """The numbers of the blocks that a trial loses."""
         assert trial.strategy is not None
         return lost_in(self._seed, trial.number, len(self._blocks), trial.strategy.lost)
+
+    def _recovered(self, trial: Trial, strategy: Strategy) -> Arrays:
+        """The state once its lost blocks are back."""
+        how, drawn = recovery(strategy.recovery), stream(self._seed, trial.number)
+        saved_at, lost = self._saved_at(trial), self.lost(trial)
+        return recovered(self._states, self._blocks, saved_at, how, trial.step, lost, self._renew, drawn)
 
     def _saved_at(self, trial: Trial) -> Ids:
         """For every block the iteration at which it was last saved before the failure."""

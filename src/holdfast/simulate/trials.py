@@ -11,6 +11,7 @@ differ in their blocks alone, have their runs in common.
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -22,6 +23,7 @@ from holdfast.simulate.lanes import Start, run_lanes
 from holdfast.simulate.pool import Tell
 from holdfast.simulate.strategy import CheckpointedRun, Strategy, Trial, stream
 from holdfast.simulate.trajectory import Trajectory, trajectories
+from holdfast.workloads.fresh import renewed
 from holdfast.workloads.workload import Arrays, Workload, norm_order
 
 _Which: TypeAlias = tuple[int, Trial]
@@ -108,7 +110,9 @@ class Trials:
     def _checkpointed(self, states: Sequence[Arrays]) -> list[CheckpointedRun]:
         policies = {each.policy for each in self.strategies}
         return [
-            CheckpointedRun(states, each.blocks, each.norm, policies, self.seed, norm_order(each))
+            CheckpointedRun(
+                states, each.blocks, each.norm, policies, self.seed, norm_order(each), partial(renewed, each)
+            )
             for each in self.workloads
         ]
 

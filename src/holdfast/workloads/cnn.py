@@ -100,6 +100,14 @@ class ConvolutionalNetwork:
             lanes = next(iter(stack.values())).shape[-1]
             return np.array([self._evaluate(network, unstacked(stack, lane), self._evaluated) for lane in range(lanes)])
 
+    def survivors(self, ids: Ids, held: Arrays) -> Arrays:
+        """Nothing: units differ from each other, and one that is lost is none of the others."""
+        return {}
+
+    def fresh(self, ids: Ids, said: Arrays, iteration: int, stream: int) -> Arrays:
+        """The first values: units at zero would not learn, and survivors have learned beside units not far from their first."""
+        return {name: np.asarray(value) for name, value in self.blocks.pack(self.start(stream), ids).items()}
+
     @property
     def rounds(self) -> int:
         """One for each batch of an iteration."""

@@ -92,6 +92,25 @@ class LatentDirichletAllocation:
         of_documents, _ = tallied(self._log_gamma, self.data.bounds, self._in_order, topics, self.topics)
         return np.asarray([self._of_topics(lane) for lane in totals.T] - of_words - of_documents)
 
+    def survivors(self, ids: Ids, held: Arrays) -> Arrays:
+        """How often each word has each topic in the surviving documents."""
+        return self.summary(ids, held)
+
+    def fresh(self, ids: Ids, said: Arrays, iteration: int, stream: int) -> Arrays:
+        """For each token a topic that survivors have given to its word, as often as they have: topics are made of words.
+
+        A word that no surviving document has, and every other one a little, goes by how large the topics are.
+        """
+        counts = said["counts"].astype(np.float64)
+        usual = counts.sum(axis=0) + 1 / self.topics  # uniform where nothing survives
+        up_to = np.cumsum(counts + usual / usual.sum(), axis=1)
+        bounds = self.data.bounds
+        tokens = np.concatenate([np.zeros(0, np.int64), *(np.arange(bounds[d], bounds[d + 1]) for d in ids)])
+        rng = np.random.default_rng((stream, iteration, 2))  # by token, whichever document is where
+        mine = up_to[self.data.words[tokens]]
+        drawn = rng.random(len(self.data.words))[tokens] * mine[:, -1]
+        return {"topics": (mine < drawn[:, None]).sum(axis=1).astype(np.uint8)}
+
     @property
     def rounds(self) -> int:
         """One: workers sample their documents given the counts of all as of the beginning of the sweep."""

@@ -83,6 +83,20 @@ class MatrixFactorization:
         square = _square_residual(self._square, self._matrix, *_contiguous(stack))
         return np.sqrt(np.maximum(square, 0))  # rounding may take a perfect fit below zero
 
+    def survivors(self, ids: Ids, held: Arrays) -> Arrays:
+        """The sum of squares of all that survives."""
+        return {"squares": np.array(sum(float(np.sum(np.square(value))) for value in held.values()))}
+
+    def fresh(self, ids: Ids, said: Arrays, iteration: int, stream: int) -> Arrays:
+        """Zero: it takes no part in LR, so survivors need not make up for it as they must for a random first value.
+
+        Where survivors are zero too, first values: from zero alone no least squares find a way.
+        """
+        state = self.start(stream)
+        if said["squares"] > 0:
+            state = {name: np.zeros_like(value) for name, value in state.items()}
+        return {name: np.asarray(value) for name, value in self.blocks.pack(state, ids).items()}
+
     @property
     def rounds(self) -> int:
         """Two: L given R, then R given the new L."""

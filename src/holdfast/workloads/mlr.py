@@ -84,6 +84,14 @@ class LogisticRegression:
         weights = stack["weights"].reshape(len(stack["weights"]), -1)
         return self._cross_entropy(weights, chain.from_iterable(self._batches))
 
+    def survivors(self, ids: Ids, held: Arrays) -> Arrays:
+        """Nothing: weights of other features say nothing of one that is lost."""
+        return {}
+
+    def fresh(self, ids: Ids, said: Arrays, iteration: int, stream: int) -> Arrays:
+        """Zero, which is the first value too: a feature of which nothing is known speaks for no class."""
+        return {"weights": np.zeros((len(ids), self.data.classes), np.float32)}
+
     @property
     def rounds(self) -> int:
         """One for each batch."""

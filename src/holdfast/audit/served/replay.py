@@ -374,7 +374,8 @@ def _choices(told: Sequence[What]) -> dict[int, list[Samples]]:
 
 def _policy(plan: Serve) -> Policy:
     try:
-        return Policy(ranking=plan.policy, interval=plan.interval, fraction=Fraction(plan.fraction))
+        fraction = Fraction(plan.fraction)
+        return Policy(ranking=plan.policy, interval=plan.interval, fraction=fraction, saves=plan.saves)
     except (BadInput, ValueError, ZeroDivisionError) as error:
         raise CannotTell(f"the plan of the controller says nothing that can be saved: {error}") from error
 

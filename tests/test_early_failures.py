@@ -1,0 +1,91 @@
+"""Failures before the first full checkpoint: what first values cost, what the remedies cost, and how that is reported."""
+
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast.lab import early_failures
+from holdfast.lab.early_failures import EARLY_FULL, FIRST, FRESH, OVER, WAYS
+from holdfast.lab.experiment import Options, Progress
+from holdfast.lab.report import write
+from holdfast.simulate.iterations import as_given, iterations
+from holdfast.simulate.strategy import CheckpointedRun, Trial, stream
+from holdfast.simulate.trajectory import trajectories
+from holdfast.workloads.fresh import renewed
+from holdfast.workloads.mf import MatrixFactorization
+from holdfast.workloads.qp import QuadraticProgram
+from holdfast.workloads.ratings import Ratings
+
+STEP, TRIALS = 4, 6
+
+
+def silent(what: str, total: int) -> Progress:
+    return lambda done: None
+
+
+def sparse() -> MatrixFactorization:
+    """Few ratings and many factors, so that LR is far above the ratings at the start, as it is on MovieLens."""
+    rng = np.random.default_rng(0)
+    rows, columns = np.nonzero(rng.random((60, 240)) < 0.03)
+    return MatrixFactorization(Ratings("sparse", 60, 240, rows, columns, 1 + 4 * rng.random(len(rows))), 20, SPARSE)
+
+
+SPARSE = 46.8  # the criterion, which runs reach in some 45 iterations
+
+
+def test_first_values_cost_a_sparse_factorization_more_than_starting_over_and_both_remedies_cost_less() -> None:
+    workload = sparse()
+    runs = trajectories(workload, [stream(0, number) for number in range(TRIALS)])
+    starts, costs = [], {}
+    for way in (OVER, FIRST, EARLY_FULL, FRESH):
+        strategy = way.strategy(8)
+        for number, run in enumerate(runs):
+            checkpointed = CheckpointedRun(
+                run.states[: STEP + 1],
+                workload.blocks,
+                workload.norm,
+                {strategy.policy},
+                0,
+                renew=lambda *asked: renewed(workload, *asked),
+            )
+            starts.append(checkpointed(Trial(strategy, STEP, number)))
+    without = [run.crossed(workload.criterion) - STEP for run in runs]
+    counts = iterations(workload, starts, as_given, limit=500).reshape(-1, TRIALS)
+    costs = dict(zip(("over", "first", "early-full", "fresh"), (counts - without).mean(axis=1), strict=True))
+    assert costs["over"] == pytest.approx(STEP, abs=1e-6)
+    assert costs["first"] > costs["over"] > costs["early-full"] > costs["fresh"]
+
+
+def test_every_way_is_measured_on_the_same_failures_and_reported_with_its_bytes(tmp_path: Path) -> None:
+    options = Options(quick=True, trials=6, panels=("mf-jester",), out=tmp_path)
+    result = early_failures.run(options, silent)
+    assert [row["way"] for row in result.rows] == [way.name for way in WAYS]
+    costs = {row["way"]: row["early_cost"] for row in result.rows}
+    assert costs["fresh values"] < costs["first values"]
+    later = {row["way"]: row["later_cost"] for row in result.rows}
+    assert later["fresh values"] == later["first values"] == later["early full saves"]
+    assert [claim.id for claim in result.claims] == [
+        "mf-jester-early-first",
+        "mf-jester-early-full-first",
+        "mf-jester-fresh-first",
+        "mf-jester-fresh-over",
+    ]
+    assert all(claim.interval is not None for claim in result.claims)
+    (table,) = result.tables
+    assert {len(row) for row in table.rows} == {len(table.columns)}
+    written = {str(row[0]): row[-1] for row in table.rows}
+    assert written["early saves"] == written["first values"]
+    assert written["early full saves"] == float(written["first values"] or 0) + 3
+    assert any("early full saves write 3 states more, once" in remark for remark in result.remarks)
+    write(result, tmp_path)
+    assert (tmp_path / "figures" / "early-failures.png").exists()
+
+
+def test_a_model_of_ones_own_without_a_rule_is_measured_without_fresh_values_and_without_claims(tmp_path: Path) -> None:
+    options = Options(trials=4, workload=QuadraticProgram(), out=tmp_path)
+    result = early_failures.run(options, silent)
+    assert result.claims == []
+    assert {row["recovery"] for row in result.rows} == {"full", "partial"}
+    assert {Fraction(row["lost"]) for row in result.rows} == {Fraction(1, 2)}
