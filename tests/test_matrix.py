@@ -193,6 +193,26 @@ def test_claims_are_the_papers_and_hold_where_the_numbers_do() -> None:
     assert [found[ident].expected for ident in ("stall", "write")] == [(0.57, None), (0.92, None)]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"sweep": {"save_every": (5,)}},
+        {"failures": {"base": (*MATRIX.failures["base"], Failure(step=9, kind="delay"))}},
+    ],
+    ids=["a sweep", "a disk that fails"],
+)
+def test_the_papers_comparison_is_no_claim_of_a_sweep_or_of_a_disk_that_fails(change: dict[str, object]) -> None:
+    matrix = replace(MATRIX, **change)  # type: ignore[arg-type]
+    several = suites(matrix)
+    found = {unit: measured(unit) for unit in units(matrix, several)}
+    storage = (9, "delay", "boundary", 0)
+    if "failures" in change:
+        found = {
+            unit: replace(run, struck=(storage, *run.struck)) if run.struck else run for unit, run in found.items()
+        }
+    assert [claim.id for claim in claims(Analysis(matrix, several, found))] == ["pass-rate", "gates", "exact"]
+
+
 def test_overlapping_that_loses_in_one_suite_does_not_beat_blocking_in_every_suite() -> None:
     found = runs()
     for seed in (1, 2):

@@ -1,10 +1,13 @@
 """A matrix in a file: what it says, what it comes to in runs, and every mistake with its line."""
 
+import io
+import tarfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from holdfast.errors import BadInput, DataMissing
+from holdfast.errors import BadInput, Corrupt, DataMissing
 from holdfast.failure import Failure
 from holdfast.lab import recovery_matrix
 from holdfast.lab.experiment import Options, Progress
@@ -12,6 +15,7 @@ from holdfast.lab.matrix.config import Matrix, read_matrix
 from holdfast.lab.matrix.data import Ready, make_ready
 from holdfast.lab.matrix.lines import line_of
 from holdfast.lab.matrix.suites import Suite, Unit, chosen, digest, restarts, run_config, schedule, suites, units
+from holdfast.workloads.images import cifar100
 
 EXPERIMENTS = Path(__file__).parent.parent / "experiments"
 GOOD = """\
@@ -200,6 +204,23 @@ def test_cifar_100_that_nobody_has_is_refused_before_the_first_run(
     with pytest.raises(DataMissing, match=r"cifar100: no cifar-100-binary.tar.gz in .*--data DIR"):
         recovery_matrix.run(Options(out=tmp_path / "out", data=tmp_path, config=tmp_path / "m.toml"), silent)
     assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_cifar_100_is_read_from_its_archive_with_its_fine_classes(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 3, 32, 32), dtype=np.uint8)
+    records = b"".join(
+        bytes([group, fine]) + each.tobytes() for group, fine, each in zip((1, 2, 3), (70, 0, 99), pixels, strict=True)
+    )
+    with tarfile.open(tmp_path / "cifar-100-binary.tar.gz", "w:gz") as archive:
+        entry = tarfile.TarInfo("cifar-100-binary/train.bin")
+        entry.size = len(records)
+        archive.addfile(entry, io.BytesIO(records))
+    images = cifar100(tmp_path, train=2)
+    assert images.y.tolist() == [70, 0]
+    assert np.array_equal(images.x, pixels[:2])
+    (tmp_path / "cifar-100-binary.tar.gz").write_bytes(b"damaged")
+    with pytest.raises(Corrupt, match="fetch it again"):
+        cifar100(tmp_path)
 
 
 def test_a_data_set_is_read_once_and_kept(tmp_path: Path) -> None:

@@ -23,6 +23,10 @@ class BadInput(HoldfastError):
     """The request cannot be met as it stands; correct it and ask again."""
 
 
+class Interrupted(HoldfastError):
+    """Somebody has interrupted the command; what stays of its work is said."""
+
+
 class DataMissing(HoldfastError):
     """A data set is neither in the data folder nor to be fetched."""
 

@@ -54,6 +54,8 @@ def test_an_interrupted_matrix_goes_on_with_the_same_command_and_does_nothing_tw
     matrix.send_signal(signal.SIGINT)
     said, _ = matrix.communicate(timeout=WITHIN)
     assert matrix.returncode == 130, said
+    assert "interrupted; runs that are done stay in" in said
+    assert said.count("\n") == 1
     assert not (runs / "overlapped-7.json").exists()
     done = (runs / "reference-7.json").stat().st_mtime_ns
 
@@ -73,4 +75,4 @@ def test_an_interrupted_matrix_goes_on_with_the_same_command_and_does_nothing_tw
     assert not any(runs.glob("*/checkpoints/step-*"))  # once compared
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert {claim["id"]: claim["measured"] for claim in result["claims"]} == {"pass-rate": 1, "gates": 1, "exact": 0}
-    assert "Means of 1 suites" in [table["title"] for table in result["tables"]]
+    assert "Means of 1 suite" in [table["title"] for table in result["tables"]]

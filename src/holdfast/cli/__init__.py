@@ -21,7 +21,7 @@ from holdfast.cli.scale import scale
 from holdfast.cli.serve import serve
 from holdfast.cli.store import store
 from holdfast.cli.watch import watch
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, Interrupted
 
 app = typer.Typer(
     name="holdfast",
@@ -48,6 +48,8 @@ def main() -> None:
     try:
         if (code := app(standalone_mode=False)) == INTERRUPTED:  # what typer makes of Ctrl-C, without a word
             raise KeyboardInterrupt
+    except Interrupted as error:
+        sys.exit(complain(str(error), code=INTERRUPTED))
     except HoldfastError as error:
         sys.exit(complain(str(error)))
     except _UsageError as error:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from holdfast.cli.console import meter, say
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, Interrupted
 from holdfast.extras import require
 
 if TYPE_CHECKING:
@@ -85,9 +85,13 @@ def lab_run(
         config=config,
     )
     folder = prepare(options.out)
-    with own_errors(workload or ""), elsewhere(on, address) as cluster, meter() as begin:
-        own = None if workload is None else load_for_lab(workload, data)
-        result = chosen.run(replace(options, workload=own, elsewhere=cluster), begin)
+    try:
+        with own_errors(workload or ""), elsewhere(on, address) as cluster, meter() as begin:
+            own = None if workload is None else load_for_lab(workload, data)
+            result = chosen.run(replace(options, workload=own, elsewhere=cluster), begin)
+    except KeyboardInterrupt:
+        kept = f"; runs that are done stay in {folder}, and the same command goes on" if chosen.configured else ""
+        raise Interrupted(f"interrupted{kept}") from None
     result = replace(result, command=command_line(sys.argv[1:]), date=date.today().isoformat())
     _print_claims(result) if result.claims else _print_costs(result)
     say(f"report: {results.write(result, folder)}")

@@ -125,7 +125,7 @@ def _sizes(found: "Analysis") -> str:
     save = found.mean(lambda run: run.waited / max(1, run.saves), BLOCKING)
     less = found.mean(lambda run: run.waited / max(1, run.saves), OVERLAPPED)
     return (
-        f"A save has {size:.0f} MB on average and a step takes {step:.3g} s; training waits {save:.3g} s for a save that "
+        f"A save has {size:.3g} MB on average and a step takes {step:.3g} s; training waits {save:.3g} s for a save that "
         f"blocks and {less:.3g} s for one that is overlapped."
     )
 

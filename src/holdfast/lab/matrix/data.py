@@ -11,7 +11,7 @@ import numpy as np
 from holdfast.errors import StorageFailed
 from holdfast.workloads.images import Images, cifar10, cifar100
 
-GENERATED, PATTERNS, SIDE = 4000, 10, 16
+GENERATED, PATTERNS, SIDE = 4000, 10, 8
 Load: TypeAlias = Callable[[Path | None], Images]
 
 

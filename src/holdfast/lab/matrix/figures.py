@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from holdfast.cost.compare import COLOURS as CAUSES
+from holdfast.lab import appearance
 from holdfast.lab.matrix.analysis import Analysis
 from holdfast.lab.matrix.bootstrap import difference, gain
 from holdfast.lab.matrix.variants import BLOCKING, OVERLAPPED, REFERENCE
@@ -57,7 +58,7 @@ def goodput(found: Analysis) -> "Figure":
         axes.bar(places + number * width, heights, width, label=variant, color=COLOURS[variant])
     axes.set_xticks(places + 0.425 - width / 2, _names(found), rotation=30, ha="right", fontsize=8)
     axes.set_ylabel("goodput / the reference's" if REFERENCE in found.variants else "goodput, steps/s")
-    _legend(sheet, axes)
+    appearance.legend(sheet, [axes])
     return sheet
 
 
@@ -89,7 +90,7 @@ def stall_and_gain(found: Analysis) -> "Figure":
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xlabel("stall saved a run, s")
     axes.set_ylabel("goodput of overlapped over blocking, %")
-    _legend(sheet, axes, columns=2)
+    appearance.legend(sheet, [axes])
     return sheet
 
 
@@ -107,16 +108,14 @@ def wall_clock(found: Analysis) -> "Figure":
         ends += widths
     axes.invert_yaxis()
     axes.set_xlabel("wall clock of a run, s")
-    _legend(sheet, axes)
+    appearance.legend(sheet, [axes])
     return sheet
 
 
 def sweep(found: Analysis) -> "Figure":
     """Goodput over the values of each axis that is swept over, a line for each variant."""
-    from matplotlib.figure import Figure
-
     axes_swept = list(found.matrix.sweep)
-    sheet = Figure(figsize=(4.6 * len(axes_swept) + 0.6, 4.0), layout="constrained")
+    sheet = appearance.sheet(4.6 * len(axes_swept) + 0.6, 4.0)
     places = sheet.subplots(1, len(axes_swept), squeeze=False)[0]
     for axes, axis in zip(places, axes_swept, strict=True):
         values = list(dict.fromkeys(suite.axes[axis] for suite in found.counted))
@@ -127,7 +126,7 @@ def sweep(found: Analysis) -> "Figure":
         axes.set_xlabel(axis)
         axes.set_ylabel("goodput, steps/s")
         axes.spines[["top", "right"]].set_visible(False)
-    _legend(sheet, places[0])
+    appearance.legend(sheet, [places[0]])
     return sheet
 
 
@@ -144,7 +143,7 @@ def distance(found: Analysis) -> "Figure":
         axes.plot(steps, [float(np.mean(told[step])) for step in steps], label=variant, color=COLOURS[variant])
     axes.set_xlabel("step of the snapshot")
     axes.set_ylabel("distance / length of the model")
-    _legend(sheet, axes)
+    appearance.legend(sheet, [axes])
     return sheet
 
 
@@ -155,20 +154,13 @@ def _height(found: Analysis, suite: object, variant: str) -> float:
 
 
 def _names(found: Analysis) -> list[str]:
-    return [suite.name for suite in found.counted]
+    """What tells the suites apart, or all that is known of the only one."""
+    axes = list(dict.fromkeys(axis for axis, _, _ in found.slices()))
+    return [" ".join(suite.axes[axis] for axis in axes) or suite.name for suite in found.counted]
 
 
 def _sheet(width: float, height: float) -> "tuple[Figure, Axes]":
-    from matplotlib.figure import Figure
-
-    sheet = Figure(figsize=(width, height), layout="constrained")
-    axes = sheet.subplots()
+    figure = appearance.sheet(width, height)
+    axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
-    return sheet, axes
-
-
-def _legend(sheet: "Figure", axes: "Axes", columns: int = 6) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    sheet.legend(
-        handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), frameon=False, fontsize=8
-    )
+    return figure, axes

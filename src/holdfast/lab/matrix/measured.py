@@ -9,6 +9,8 @@ from typing import Any
 
 Struck = tuple[int, str, str, int]
 """A failure that struck: its step, kind, point and rank."""
+Distances = tuple[tuple[int, float, float], ...]
+"""For every snapshot that two runs have: its step, how far apart the two models are, and how long the second one is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +18,8 @@ class Measured:
     """One run: how it ended, what the audit says, what it cost, and what it trained.
 
     `seconds` is its wall clock by cause and `stall` what training waited for saves, by part. `losses` are those of the
-    steps that count, None where nobody noted one. `distances` has, for every snapshot that the reference has too, its
-    step, how far apart the two models are (L2) and how long the reference's is; None if there was nothing to compare.
+    steps that count, None where nobody noted one. `distances` are those from the reference (L2); None if there was nothing
+    to compare.
     """
 
     suite: str
@@ -40,7 +42,7 @@ class Measured:
     stall: Mapping[str, float] = field(default_factory=dict)
     struck: tuple[Struck, ...] = ()
     losses: tuple[float | None, ...] = ()
-    distances: tuple[tuple[int, float, float], ...] | None = None
+    distances: Distances | None = None
 
     @property
     def goodput(self) -> float:

@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from holdfast.events import Event, Step, Strike
 from holdfast.exchange.load import learned_by
 from holdfast.exchange.where import store_of
 from holdfast.history import read_history
-from holdfast.lab.matrix.measured import Measured, Struck
+from holdfast.lab.matrix.measured import Distances, Measured, Struck
 from holdfast.lab.matrix.suites import Unit
 from holdfast.supervise.verdict import Verdict
 
@@ -65,13 +66,20 @@ def _loss(shares: Sequence[Step]) -> float | None:
     return sum(count * loss for count, loss in known) / total if total else None
 
 
-def distances(folder: Path, reference: Path) -> tuple[tuple[int, float, float], ...] | None:
-    """How far the models of two runs are apart, at every step of which both have a snapshot; None if one has none."""
+def distances(folder: Path, reference: Path) -> Distances | None:
+    """How far the models of two runs are apart, at every step of which both have a good snapshot; None if there is none."""
+    found = []
+    for step in sorted({*_steps(folder)} & {*_steps(reference)}):
+        with suppress(HoldfastError):  # a fault of storage may have damaged it on purpose
+            found.append((step, *_apart(_model(folder, step), _model(reference, step))))
+    return tuple(found) or None
+
+
+def _steps(folder: Path) -> list[int]:
     try:
-        steps = sorted({*snapshot.steps(store_of(folder))} & {*snapshot.steps(store_of(reference))})
-        return tuple((step, *_apart(_model(folder, step), _model(reference, step))) for step in steps) or None
+        return snapshot.steps(store_of(folder))
     except HoldfastError:
-        return None  # such as a snapshot that a fault of storage has damaged on purpose
+        return []  # such as a run that was measured before, whose snapshots are gone
 
 
 def _model(folder: Path, step: int) -> dict[str, np.ndarray]:
@@ -80,10 +88,7 @@ def _model(folder: Path, step: int) -> dict[str, np.ndarray]:
 
 
 def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, float]:
-    """The L2 distance of two states of a model, and the length of the second; of floating-point values alone.
-
-    Plain sums in this thread: a pool of threads, which a product of matrices would start, does not outlive a fork.
-    """
+    """The L2 distance of two states of a model, and the length of the second; of floating-point values alone."""
     apart = length = 0.0
     for name, values in other.items():
         if np.issubdtype(values.dtype, np.floating):

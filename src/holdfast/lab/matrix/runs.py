@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import xxhash
 from rich.console import Console
@@ -22,16 +23,18 @@ from holdfast.errors import HoldfastError, StorageFailed
 from holdfast.lab.experiment import Meter
 from holdfast.lab.matrix.config import Matrix
 from holdfast.lab.matrix.data import Ready, make_ready
-from holdfast.lab.matrix.measured import Measured, read_measured
+from holdfast.lab.matrix.measured import Distances, Measured, read_measured
 from holdfast.lab.matrix.measuring import distances, measure
 from holdfast.lab.matrix.suites import Suite, Unit, digest, run_config, units
 from holdfast.lab.matrix.variants import REFERENCE
 from holdfast.lab.result import replace_text
+from holdfast.supervise.aside import Aside
 from holdfast.supervise.supervisor import supervise
 from holdfast.supervise.verdict import Verdict
 from holdfast.supervise.warm import warm
 
 MEMORY = Path("/dev/shm")
+WITHIN = 600.0  # seconds for the snapshots of one run to be read, or to be removed from an object store
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ class Runs:
         found = measure(unit, digest(config), verdict, folder)
         reference = self.folder(Unit(unit.suite, REFERENCE, unit.seed))
         if unit.variant != REFERENCE:
-            found = replace(found, distances=distances(folder, reference))
+            found = replace(found, distances=_compared(folder, reference))
             self._discard(unit)
         replace_text(self._record(unit), json.dumps(found.to_json()) + "\n")
         return found
@@ -125,9 +128,7 @@ class Runs:
             shutil.rmtree(place, ignore_errors=True)
             return
         with suppress(HoldfastError):
-            store = store_at(place)
-            for name in store.names():
-                store.remove(name)
+            Aside(lambda: _emptied(place), place).result(WITHIN)
 
     def _record(self, unit: Unit) -> Path:
         return self.folder(unit).with_suffix(".json")
@@ -148,3 +149,20 @@ class Runs:
     def _memory(self) -> Path:
         """Where in memory the runs of this folder save; another folder's save elsewhere."""
         return MEMORY / f"holdfast-{xxhash.xxh3_64_hexdigest(str(self.out.resolve()).encode())}"
+
+
+def _compared(folder: Path, reference: Path) -> Distances | None:
+    """How far the models of two runs are apart, by their snapshots; None if that cannot be told.
+
+    In a process of its own: this one forks workers, and must start no threads, as a client of an object store does.
+    """
+    found: Any = None
+    with suppress(HoldfastError):
+        found = Aside(lambda: distances(folder, reference), str(folder)).result(WITHIN)
+    return None if found is None else tuple((int(step), float(apart), float(size)) for step, apart, size in found)
+
+
+def _emptied(place: str) -> None:
+    store = store_at(place)
+    for name in store.names():
+        store.remove(name)

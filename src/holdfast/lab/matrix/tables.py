@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 
+from holdfast.audit.finding import counted
 from holdfast.cost.spent import CAUSES, PARTS
 from holdfast.lab.interval import Interval
 from holdfast.lab.matrix.analysis import Analysis, Metric
@@ -55,7 +56,7 @@ def aggregate(found: Analysis) -> Table | None:
         rows.append(cells + (_cells(found.paired(difference, metric, OVERLAPPED, BLOCKING)) if compared else []))
     if REFERENCE in found.variants:
         rows.append(_drops(found, compared))
-    return Table(f"Means of {len(found.counted)} suites", ["", *found.variants, *against], rows)
+    return Table(f"Means of {counted(len(found.counted), 'suite')}", ["", *found.variants, *against], rows)
 
 
 def _drops(found: Analysis, compared: bool) -> list[Value]:
