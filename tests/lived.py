@@ -544,7 +544,9 @@ class _Play:
         self.say(who, self._plan(digest("data", member if self.wrong == "split without a seed" else "")))
         self._declare([member], said)
         state = {"state": digest("joined", self.by), "fingerprint": shared + digest("own", member)}
-        self.say(who, Recover(self.number, step, *at, "keyed", 0.125, **state))
+        self.say(
+            who, Recover(self.number, step or None, *at, "keyed", 0.125, **state)
+        )  # before step 0 nothing came back
 
     def _declare(self, members: Sequence[int], said: Regroup) -> None:
         for member in members:

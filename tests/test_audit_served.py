@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.audit.verdicts import audit, worst
-from holdfast.events import Restored
+from holdfast.events import Restored, Serve
 from served_forged import FORGERIES, Files, because, found, places
 from served_lived import Lived, live
 
@@ -52,6 +52,16 @@ def test_files_may_be_read_in_any_order() -> None:
     events = [event for who in sorted(run.files, reverse=True) for event in run.files[who]]
 
     assert worst(audit(events)) == "pass"
+
+
+@pytest.mark.parametrize("which", ["blocks", "nodes", "workers"])
+def test_a_plan_of_more_than_any_run_has_is_told_in_one_line(which: str) -> None:
+    run = live(random.Random(1), 0.0)
+    much = {"blocks": 10**18} | {which: 10**18}
+    events = [each for who in sorted(run.files) for each in run.files[who]]
+    forged = [e._replace(what=e.what._replace(**much)) if isinstance(e.what, Serve) else e for e in events]
+
+    assert worst(audit(forged)) != "pass"
 
 
 def test_a_run_in_which_nobody_is_lost_says_so() -> None:

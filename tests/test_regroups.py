@@ -106,6 +106,19 @@ def test_a_member_that_joins_rolls_nothing_back_and_begins_with_what_the_others_
     assert "lived twice under one number" in found(audit(uninvited), "every_life_is_an_attempt").because
 
 
+@pytest.mark.parametrize("restored", [None, 0])
+def test_a_member_that_joins_before_the_first_step_begins_with_what_all_began_with(restored: int | None) -> None:
+    run = Survived()
+    run.files = {who: [e for e in run.files[who] if not isinstance(e.what, Step | Regroup)] for who in run.files}
+    run.reached = run.number = 0
+    joined = Regroup(1, 1, 0, "replay", tuple(range(WORLD)), lost=(1,), redone=1)
+    run.begins(1, restored, 1, joined)
+    for member in (0, 2, 3):
+        run.says(member, joined)
+    findings = audit(run.ends().events)
+    assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
+
+
 def test_only_who_is_first_of_those_left_saves() -> None:
     for saver, verdict in ((1, "pass"), (2, "fail")):
         run = Survived(0)

@@ -95,8 +95,8 @@ def _joined_otherwise(ledger: Ledger, joined: Joined) -> str | None:
     if recover is None:
         return None
     name = f"{life.who} joined attempt {life.number}"
-    if recover.restored != joined.start:
-        return f"{name} before step {recover.restored}, and the others say before step {joined.start}"
+    if life.start != joined.start:
+        return f"{name} before step {life.start}, and the others say before step {joined.start}"
     if recover.passed_over:
         return f"{name} from a snapshot, and not from a survivor"
     if (recover.epoch, recover.cursor) != ledger.geometry.position(joined.start):

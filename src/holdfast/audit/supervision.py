@@ -25,6 +25,7 @@ class Supervision:
         self.launches: list[int] = []  # numbers of attempts
         self.workers: dict[int, int] = {}  # of each, where there is one node
         self.failed: defaultdict[int, list[int]] = defaultdict(list)  # attempts of which workers failed, and which
+        self.detects: list[Detect] = []
         self.asked: set[int] = set()  # attempts that were to stop
         self.scales: list[Scale] = []
         self.verdicts: list[Judged] = []
@@ -35,6 +36,13 @@ class Supervision:
         """Whether it was the only one of its run: then it alone counts the attempts."""
         return self.who == "supervisor"
 
+    @property
+    def may_have_started_more(self) -> bool:
+        """Whether it may have been killed after a start that it did not write down: it writes first who failed."""
+        if self.verdicts or not self.launches:
+            return not self.verdicts
+        return self.launches[-1] in self.failed and self.launches[-1] not in self.asked
+
     def take(self, what: What) -> bool:
         """Add what it wrote next, if that is what supervisors write."""
         match what:
@@ -43,6 +51,7 @@ class Supervision:
             case Detect(attempt=number, rank=rank):
                 self._must_run(number, "a failure")
                 self.failed[number].append(rank)
+                self.detects.append(what)
             case Preempt(attempt=number):
                 self._must_run(number, "a wish to stop")
                 self.asked.add(number)
@@ -58,7 +67,7 @@ class Supervision:
     def _start(self, what: Launch | Restart) -> None:
         self._must_not_have_judged(f"the start of attempt {what.attempt}")
         if isinstance(what, Launch):
-            self.argv, self.source, self.weights = what.argv, what.source, what.weights
+            self.source, self.weights = what.source, what.weights
             self.argv, self.extends, self.changed = what.argv, what.extends, what.changed
             if self.launches:
                 self._complain(f"{self.who} launched attempt {what.attempt} after it had started {self.launches[-1]}")

@@ -24,6 +24,8 @@ from holdfast.events.served import (
     Struck,
 )
 from holdfast.events.trained import (
+    SECOND_SIGNAL,
+    SUPERVISED_ONLY,
     Attempt,
     Detect,
     Judged,
@@ -45,6 +47,8 @@ from holdfast.events.trained import (
 __all__ = [
     "JSON",
     "KINDS",
+    "SECOND_SIGNAL",
+    "SUPERVISED_ONLY",
     "VERSION",
     "Applied",
     "Attempt",

@@ -7,6 +7,10 @@ from holdfast.events.either import JSON
 from holdfast.samples import Samples
 from holdfast.stall import Stall
 
+# What a supervisor says with its verdict, where that explains what ranks say.
+SECOND_SIGNAL = "killed by a second signal"
+SUPERVISED_ONLY = "supervised only: restarted after failures, not checked"
+
 
 # Tuples: a long run has a step for every rank and window, and a tuple is small and quickly made.
 class Attempt(NamedTuple):

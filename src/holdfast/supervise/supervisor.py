@@ -24,7 +24,7 @@ from holdfast.ddp.config import IDENTITY, RunConfig
 from holdfast.ddp.past import Finish, finish, following
 from holdfast.ddp.preemption import PREEMPTED
 from holdfast.errors import BadInput, HoldfastError, StorageFailed
-from holdfast.events import Detect, Judged, Launch, Preempt, Restart, Scale, What
+from holdfast.events import SECOND_SIGNAL, SUPERVISED_ONLY, Detect, Judged, Launch, Preempt, Restart, Scale, What
 from holdfast.history import HistoryWriter, recall, require_files
 from holdfast.supervise.agent import Stranded, WarmAgent
 from holdfast.supervise.asked import Interrupted, asked
@@ -278,7 +278,7 @@ class _Supervisor:
             return self._verdict("preempted", "the workers saved and stopped when asked; the same command goes on")
         end = self._finish()
         why = f"{end}" if end and end.stopped else "all workers have finished"
-        only = "" if self._agent.is_checked else "; supervised only: restarted after failures, not checked"
+        only = "" if self._agent.is_checked else f"; {SUPERVISED_ONLY}"
         return self._verdict("completed", f"{why}{only}")
 
     def _recover(self, lost: Casualty) -> Verdict | None:
@@ -405,7 +405,7 @@ class _Supervisor:
         self._passed_on = asked.times
         if asked.times > 1:
             self._agent.end()
-            return self._verdict("preempted", "killed by a second signal; the newest snapshot stands")
+            return self._verdict("preempted", f"{SECOND_SIGNAL}; the newest snapshot stands")
         self._note(Preempt(self._attempt))
         self._agent.tell(signal.SIGTERM)
         self._view.say("asked the workers to save and stop; a second signal kills them")

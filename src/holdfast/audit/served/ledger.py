@@ -36,6 +36,9 @@ SAYS: Mapping[str, tuple[type, ...]] = {
     "node": (Applied, Chosen, Restored),
     "worker": (Pushed,),
 }
+# No run has more, and a forged plan may say anything.
+_BLOCKS = 1 << 27
+_MEMBERS = 1 << 20
 ANYBODY = (Open, Other, Malformed)
 SERVED = (Serve, Iterate, Pushed, Applied, Chosen, Struck, Lost, Restored, Dropped, Joined, Moved)
 
@@ -109,6 +112,9 @@ class ServedLedger:
         plan = self.plans[0]
         if not (1 <= plan.nodes <= plan.blocks and plan.workers and plan.rounds):
             raise CannotTell("the plan of the controller says nothing that can be trained")
+        if plan.blocks > _BLOCKS or max(plan.nodes, plan.workers) > _MEMBERS:
+            sizes = f"{plan.blocks} blocks, {plan.nodes} nodes and {plan.workers} workers"
+            raise CannotTell(f"the plan of the controller says {sizes}, which no run has")
         return plan
 
     @cached_property
