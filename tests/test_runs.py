@@ -1,7 +1,9 @@
 """Runs as folders: listed with how they stand, removed when nobody trains in them, and their logs read."""
 
 import io
+import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -11,7 +13,10 @@ import pytest
 from rich.console import Console
 
 from holdfast import cli
+from holdfast.checkpoint import retention, snapshot
+from holdfast.checkpoint.store import DirectoryStore
 from holdfast.ddp import lock
+from holdfast.ddp.config import RunConfig
 from holdfast.events import Commit, Done, Iterate, Judged, Launch, Recover, Seconds, Serve, Step
 from holdfast.history import HistoryWriter
 from holdfast.runs.logs import logs
@@ -137,6 +142,98 @@ def test_prune_removes_what_trained_nothing_and_what_is_old(tmp_path: Path, monk
     assert sorted(each.name for each in tmp_path.iterdir()) == ["good", "starting"]
     assert "nothing to prune" in holdfast(monkeypatch, capfd, "runs", "prune", tmp_path / "good")[1]
     assert holdfast(monkeypatch, capfd, "runs", tmp_path / "nowhere")[0] == 2
+
+
+def completed(folder: Path) -> Path:
+    """As a real run leaves its folder, of every kind of file one."""
+    trained(folder)
+    (folder / "run.json").write_text(json.dumps(RunConfig(script="train.py").to_json()))
+    snapshot.save(DirectoryStore(folder / "checkpoints"), 10, {}, {"note": 1})
+    logs = folder / "logs" / "attempt-0001"
+    logs.mkdir(parents=True)
+    for name in ("rank-0.out", "rank-0.err", "rank-0.error.json", "worker-3.out"):
+        (logs / name).write_text("")
+    (folder / ".supervisor-0.lock").write_text("")
+    return folder
+
+
+def test_a_folder_with_a_run_json_of_somebody_else_is_no_run(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
+    tool = tmp_path / "runs" / "tool"
+    for name in ("logs", "checkpoints", "history"):
+        (tool / name).mkdir(parents=True)
+        (tool / name / "mine.txt").write_text("precious")
+    (tool / "history" / "mine.jsonl").write_text("{}\n")
+    (tool / "run.json").write_text('{"program": "my own tool"}')
+    assert runs_in(tmp_path / "runs") == []
+    code, _, err = holdfast(monkeypatch, capfd, "runs", "prune", tmp_path / "runs", "--yes")
+    assert (code, "there are no runs" in err) == (2, True)
+    code, _, err = holdfast(monkeypatch, capfd, "runs", "rm", tool, "--yes")
+    assert (code, "is not the folder of a run: nothing is removed" in err) == (2, True)
+    # Nor is one removed that has a history of ours beside it.
+    trained(tool)
+    code, _, err = holdfast(monkeypatch, capfd, "runs", "rm", tool, "--yes")
+    assert (code, "run.json is not that of a run" in err) == (2, True)
+    assert (tool / "logs" / "mine.txt").exists()
+
+
+def test_a_history_that_is_none_of_ours_makes_no_run_that_could_be_removed(
+    tmp_path: Path, monkeypatch: Any, capfd: Any
+) -> None:
+    (tmp_path / "notes" / "history").mkdir(parents=True)
+    (tmp_path / "notes" / "history" / "supervisor.jsonl").write_text('{"my": "supervisor"}\n')
+    code, _, err = holdfast(monkeypatch, capfd, "runs", "rm", tmp_path / "notes", "--yes")
+    assert (code, "nothing is removed" in err) == (2, True)
+    assert holdfast(monkeypatch, capfd, "runs", "prune", tmp_path, "--yes", "--older-than", 0)[0] == 1
+    assert (tmp_path / "notes").exists()
+
+
+@pytest.mark.parametrize("place", ["", "checkpoints", "checkpoints/step-00000010", "logs/attempt-0001", "history"])
+def test_a_file_that_no_run_has_written_is_foreign_at_any_depth(
+    tmp_path: Path, place: str, monkeypatch: Any, capfd: Any
+) -> None:
+    run = completed(tmp_path / "run")
+    (run / place / "best.pt").write_text("precious")
+    code, _, err = holdfast(monkeypatch, capfd, "runs", "rm", run, "--yes")
+    assert code == 2
+    assert f"also holds {(Path(place) / 'best.pt').as_posix()}, which no run has written" in err
+    (run / place / "best.pt").unlink()
+    assert holdfast(monkeypatch, capfd, "runs", "rm", run, "--yes")[0] == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_trained_is_not_pruned_when_its_history_is_lost(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
+    shutil.rmtree(completed(tmp_path / "without") / "history")
+    for file in (completed(tmp_path / "emptied") / "history").iterdir():
+        file.write_text("")
+    (completed(tmp_path / "of-the-supervisor-alone") / "history" / "rank-0.jsonl").unlink()
+    aside = completed(tmp_path / "aside") / "checkpoints"
+    retention.set_aside(DirectoryStore(aside), 10)
+    shutil.rmtree(tmp_path / "aside" / "history")
+    write(tmp_path / "supervised-only", "supervisor", Launch(1, 1), Judged("completed", 1, "supervised only"))
+    write(tmp_path / "failed", "supervisor", Launch(1, 1), Judged("script-error", 1, ""))
+    code, out, _ = holdfast(monkeypatch, capfd, "runs", "prune", tmp_path, "--yes")
+    assert (code, "failed: script-error, step 0" in out) == (0, True)
+    kept = ["aside", "emptied", "of-the-supervisor-alone", "supervised-only", "without"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == kept
+    found = {name: standing(tmp_path / name) for name in kept}
+    assert {name: (each.state, each.step) for name, each in found.items()} == {
+        "aside": ("history lost", 10),
+        "emptied": ("history lost", 10),
+        "of-the-supervisor-alone": ("completed", 10),
+        "supervised-only": ("completed", 0),
+        "without": ("history lost", 10),
+    }
+
+
+def test_one_foreign_file_does_not_stop_the_whole_prune(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
+    for name in ("a", "b", "c"):
+        write(tmp_path / name, "supervisor", Launch(1, 1), Judged("script-error", 1, ""))
+    (tmp_path / "b" / "notes.txt").write_text("precious")
+    code, out, err = holdfast(monkeypatch, capfd, "runs", "prune", tmp_path, "--yes")
+    assert code == 1
+    assert [each.name for each in tmp_path.iterdir()] == ["b"]
+    assert "removed 2 of 3" in out
+    assert "b also holds notes.txt, which no run has written" in err
 
 
 @pytest.fixture

@@ -92,6 +92,11 @@ class Progress:
         return bool(self._numbers[10])
 
     @property
+    def is_in_its_loop(self) -> bool:
+        """Whether it has begun the loop of a run and not said that the run has ended, or was stopped, for it."""
+        return self.is_checked and self.step is not None and self.phase not in (Phase.DONE, Phase.ENDED)
+
+    @property
     def last_words(self) -> str:
         """What it said of its failure, where the disk may have refused it."""
         text = bytes(self._memory[8 * _NUMBERS :])

@@ -1,6 +1,7 @@
 """A script that ends in one way or another: what it does is its argument, as JSON."""
 
 import json
+import os
 import sys
 
 import torch
@@ -8,7 +9,15 @@ from torch import nn
 
 from holdfast.ddp.attaching import attach
 
-TASK = {"stop_at": None, "break_at": None, "rank": None, "after": "", **json.loads(sys.argv[1])}
+TASK = {
+    "stop_at": None,
+    "break_at": None,
+    "rank": None,
+    "after": "",
+    "exit_at": None,
+    "how": "sys",
+    **json.loads(sys.argv[1]),
+}
 RANKS = range(9) if TASK["rank"] is None else (TASK["rank"],)
 
 run = attach()
@@ -18,6 +27,8 @@ run.protect(model=model, optimizer=optimizer)
 data = [torch.full((6,), index / 14) for index in range(14)]
 for epoch in run.epochs(data, global_batch=4, epochs=3):
     for batch in epoch:
+        if batch.step == TASK["exit_at"]:
+            (os._exit if TASK["how"] == "os" else sys.exit)(0)
         if batch.step == TASK["break_at"] and run.rank in RANKS:
             break
         loss = model(batch.data).square().mean()

@@ -200,6 +200,16 @@ def test_a_break_on_one_rank_is_named_and_ends_the_run(tmp_path: Path, start: St
     assert "rank 1 left the loop (break, return) at step 4 and rank 0 did not" in found["because"]
 
 
+@pytest.mark.parametrize("how", ["os", "sys"])
+def test_to_exit_with_0_in_the_middle_of_the_loop_is_a_failure_of_the_script(start: Start, how: str) -> None:
+    task = {"exit_at": 5, "how": how}
+    job = start(task, script=SCRIPT, workers=2, save_every=3)
+    found = job.result()
+    assert (found["verdict"], found["attempts"]) == ("script-error", 2), job.said
+    assert "exited with status 0 in the middle of its loop, at step 5; it came again at step 5" in found["because"]
+    assert [each.what.kind for each in job.events("detect")] == ["exit", "exit"]
+
+
 def test_a_worker_that_dies_after_the_loop_does_not_start_an_empty_one(tmp_path: Path, start: Start) -> None:
     job = run_script(tmp_path, start, {"after": "raise"})
     found = job.result()

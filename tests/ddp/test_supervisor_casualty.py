@@ -42,6 +42,17 @@ causes = st.one_of(
 )
 
 
+def test_whoever_leaves_its_loop_with_0_is_tried_once_more_and_then_it_is_the_script() -> None:
+    peer = Death(rank=0, local_rank=0, exit=1, raised=Raised(CONNECTION_ERRORS[0], "Traceback ...", 1.0), step=8)
+    lost = casualty([peer, Death(rank=1, local_rank=1, exit=0, midway=True, step=8)])
+    assert lost.line == "rank 1 exited with status 0 in the middle of its loop, at step 8"
+    tries = Tries(3, None)
+    assert tries.after(lost, None) is None
+    assert tries.after(replace(lost, step=9), None) is None  # it comes further: another one
+    verdict, why = tries.after(lost, None) or ("", "")
+    assert (verdict, "it came again at step 8" in why) == ("script-error", True)
+
+
 @given(causes, st.lists(consequences, max_size=7), st.data())
 def test_whoever_has_a_cause_of_its_own_is_the_casualty(cause, others, data) -> None:  # type: ignore[no-untyped-def]
     rank = data.draw(st.integers(0, len(others)))

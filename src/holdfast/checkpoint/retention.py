@@ -42,6 +42,11 @@ def set_aside(store: Store, step: int) -> str:
     return place
 
 
+def steps_aside(store: Store) -> list[int]:
+    """The steps of what was set aside, in order."""
+    return [int(name.split("-")[2]) for name in aside(store)]
+
+
 def aside(store: Store) -> list[str]:
     """The folders of what was set aside, the oldest first: of one step the first that was, of several the lowest."""
     found = (_SET_ASIDE.fullmatch(name) for name in store.names(_ASIDE))

@@ -11,9 +11,9 @@ from rich.console import Console
 from rich.table import Column, Table
 from typer.core import TyperGroup
 
-from holdfast.cli.console import cell, safe, say, size
+from holdfast.cli.console import cell, complain, safe, say, size
 from holdfast.cli.panels import LOOK
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.runs.standing import Standing
@@ -51,9 +51,14 @@ def runs_rm(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")], yes: Yes = False
 ) -> None:
     """Remove runs with all they saved; never one that is being trained. Example: holdfast runs rm runs/old"""
+    from holdfast.runs.removal import check_removable
     from holdfast.runs.standing import standing
 
-    _remove([standing(path) for path in paths], yes=yes)
+    for path in paths:
+        check_removable(path)
+    gone = _remove([standing(path) for path in paths], yes=yes)
+    _say_removed(gone, len(paths))
+    raise typer.Exit(0 if len(gone) == len(paths) else 2)
 
 
 @runs.command("prune")
@@ -66,11 +71,15 @@ def runs_prune(
 ) -> None:
     """Remove the runs in a folder in which nothing was trained. Example: holdfast runs prune --older-than 30"""
     cut = time.time() - DAY * older_than if older_than is not None else 0.0
-    doomed = [each for each in _standing(where) if not each.trains and (_is_empty(each) or each.last < cut)]
-    if doomed:
-        _remove(doomed, yes=yes)
-    else:
+    found = [each for each in _standing(where) if not each.trains]
+    doomed = [each for each in found if not each.has_trained or each.last < cut]
+    if not doomed:
         say("there is nothing to prune")
+        return
+    removable = [each for each in doomed if _may_go(each)]
+    gone = _remove(removable, yes=yes) if removable else []
+    _say_removed(gone, len(doomed))
+    raise typer.Exit(0 if len(gone) == len(doomed) else 1)
 
 
 @logs.command("logs", rich_help_panel=LOOK)
@@ -106,8 +115,16 @@ def _standing(where: Path) -> list["Standing"]:
     return found
 
 
-def _is_empty(each: "Standing") -> bool:
-    return each.step == 0 and each.state != "unreadable"
+def _may_go(each: "Standing") -> bool:
+    """Whether a run can be removed; if not, say why."""
+    from holdfast.runs.removal import check_removable
+
+    try:
+        check_removable(each.folder)
+    except HoldfastError as error:
+        complain(str(error))
+        return False
+    return True
 
 
 def _row(each: "Standing") -> tuple[str, ...]:
@@ -122,12 +139,10 @@ def _ago(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} seconds ago"
 
 
-def _remove(doomed: Sequence["Standing"], *, yes: bool) -> None:
-    """Say what is to go, ask, and remove it."""
-    from holdfast.runs.removal import check_removable, elsewhere, remove
+def _remove(doomed: Sequence["Standing"], *, yes: bool) -> list["Standing"]:
+    """Say what is to go, ask, and remove it; those that are gone then. Of one that cannot be removed, it says why."""
+    from holdfast.runs.removal import elsewhere, remove
 
-    for each in doomed:
-        check_removable(each.folder)
     for each in doomed:
         say(f"{each.folder}: {each.state}, step {each.step}, {size(each.size)}")
         if place := elsewhere(each.folder):
@@ -136,6 +151,15 @@ def _remove(doomed: Sequence["Standing"], *, yes: bool) -> None:
         if not sys.stdin.isatty():
             raise BadInput("nobody is here to be asked: give --yes to remove them.")
         typer.confirm(f"Remove {'it' if len(doomed) == 1 else f'these {len(doomed)} runs'} for good?", abort=True)
+    gone = []
     for each in doomed:
-        remove(each.folder)
-    say(f"removed {len(doomed)} of {len(doomed)}, {size(sum(each.size for each in doomed))}")
+        try:
+            remove(each.folder)
+            gone.append(each)
+        except HoldfastError as error:
+            complain(str(error))
+    return gone
+
+
+def _say_removed(gone: Sequence["Standing"], of: int) -> None:
+    say(f"removed {len(gone)} of {of}, {size(sum(each.size for each in gone))}")

@@ -1,5 +1,6 @@
 """Being rid of a run: its folder, whole, and never one that is being trained or holds something else too."""
 
+import os
 import secrets
 import shutil
 from pathlib import Path
@@ -7,9 +8,8 @@ from pathlib import Path
 from holdfast.ddp import lock
 from holdfast.ddp.config import RUN, read_config
 from holdfast.errors import BadInput, HoldfastError
-from holdfast.runs.standing import is_run, trains
-
-OURS = ("run.json", "scale.json", "history", "checkpoints", "logs", "tensorboard")
+from holdfast.runs.standing import begins_as_a_history, has_config, is_run, trains
+from holdfast.runs.written import foreign
 
 
 def check_removable(folder: Path) -> None:
@@ -18,8 +18,18 @@ def check_removable(folder: Path) -> None:
         raise BadInput(f"{folder} is not the folder of a run: nothing is removed.")
     if trains(folder):
         raise BadInput(f"{folder} is being trained: stop it first (SIGTERM or Ctrl-C saves and stops).")
-    if others := sorted(each.name for each in folder.iterdir() if not _is_ours(each.name)):
+    _check_ours(folder)
+    if others := foreign(folder):
         raise BadInput(f"{folder} also holds {', '.join(others[:4])}, which no run has written: move that away first.")
+
+
+def _check_ours(folder: Path) -> None:
+    """Refuse a folder that only looks like that of a run, by the names of its files."""
+    if os.path.lexists(folder / RUN):
+        if not has_config(folder):
+            raise BadInput(f"{folder / RUN} is not that of a run, or is damaged: nothing is removed.")
+    elif not any(map(begins_as_a_history, (folder / "history").glob("*.jsonl"))):
+        raise BadInput(f"the history in {folder} is not that of a run, or is damaged: nothing is removed.")
 
 
 def remove(folder: Path) -> None:
@@ -40,7 +50,3 @@ def elsewhere(folder: Path) -> str | None:
         return read_config(folder).checkpoints if (folder / RUN).is_file() else None
     except HoldfastError:
         return None
-
-
-def _is_ours(name: str) -> bool:
-    return name in OURS or name.startswith((".supervisor-", ".run-", "history-before-"))

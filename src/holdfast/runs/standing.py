@@ -1,19 +1,24 @@
 """How the run in a folder stands, from its lock and the ends of its histories: quick, however long it has trained."""
 
+import itertools
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from holdfast.checkpoint import retention, snapshot
+from holdfast.checkpoint.store import DirectoryStore
 from holdfast.cost.formulas import goodput
+from holdfast.ddp.config import read_config
 from holdfast.ddp.lock import is_held
 from holdfast.errors import HoldfastError
 from holdfast.events import Commit, Done, Event, Iterate, Judged, Open, Preempted, Recover, Serve, Step, Stopped
-from holdfast.history import backwards, recall
+from holdfast.history import backwards, recall, stream_history
+from holdfast.runs.written import is_history
 
-RUN = "run.json"
 DEEP = 3  # folders below the given one in which runs are looked for
 SILENT = 600.0  # seconds without a word after which a served run is taken for dead
 ENDS = (Judged, Done, Preempted, Stopped)
@@ -32,6 +37,11 @@ class Standing:
     last: float  # when something was last written about it
 
     @property
+    def has_trained(self) -> bool:
+        """Whether anything was trained, by us or by the script itself; where that cannot be told, it counts as trained."""
+        return self.step > 0 or self.state in ("completed", "preempted", "trains", "unreadable")
+
+    @property
     def trains(self) -> bool:
         """Whether somebody trains in it now."""
         return self.state == "trains"
@@ -45,9 +55,24 @@ def runs_in(folder: Path) -> list[Path]:
 def is_run(folder: Path) -> bool:
     """Whether this is the folder of a run, of `holdfast run`, of `holdfast serve` or of a script alone."""
     try:
-        return (folder / RUN).is_file() or any((folder / "history").glob("*.jsonl"))
+        return has_config(folder) or any(is_history(file.name) for file in (folder / "history").glob("*.jsonl"))
     except OSError:
         return False
+
+
+def has_config(folder: Path) -> bool:
+    """Whether this folder has the config of a run; others may call a file run.json, too."""
+    with suppress(HoldfastError):
+        read_config(folder)
+        return True
+    return False
+
+
+def begins_as_a_history(file: Path) -> bool:
+    """Whether the first line of a file is that of a history."""
+    with suppress(HoldfastError, OSError):
+        return any(isinstance(event.what, Open) for _, event in itertools.islice(stream_history(file, []), 1))
+    return False
 
 
 def trains(folder: Path) -> bool:
@@ -86,7 +111,7 @@ def _stands(folder: Path) -> Standing:
     return Standing(
         folder=folder,
         state=state_of(folder, reached),
-        step=reached,
+        step=reached or _saved(folder),
         goodput=goodput(committed, seconds) if seconds > 0 and committed else None,
         size=_size(folder),
         last=max((_changed(file) for file in files), default=_changed(folder)),
@@ -118,7 +143,13 @@ def state_of(folder: Path, reached: int) -> str:
                     return "preempted"
                 case Open() | Serve():
                     break
-    return "was killed" if reached else "nothing trained"
+    return "was killed" if reached else "history lost" if _saved(folder) else "nothing trained"
+
+
+def _saved(folder: Path) -> int:
+    """The newest step of which a snapshot is in the folder, also one that was set aside: whatever its history says."""
+    store = DirectoryStore(folder / "checkpoints")
+    return max((*snapshot.steps(store), *retention.steps_aside(store)), default=0)
 
 
 def _end(file: Path) -> tuple[int, int]:

@@ -331,7 +331,7 @@ class WarmAgent(SimpleElasticAgent):
         exits = [each.exit for each in self._running if not each.joins]
         if not exits and not self._nodes.peers.is_ending():
             return RunResult(state=WorkerState.FAILED if self._has_fallen() else WorkerState.HEALTHY)
-        if all(status in IN_ORDER for status in exits):
+        if all(status in IN_ORDER for status in exits) and not any(each.left_midway for each in self._running):
             self._dismiss()
         if self._has_fallen():
             return RunResult(state=WorkerState.FAILED)

@@ -28,6 +28,7 @@ _WAITED = re.compile(r"time(d )?out", re.IGNORECASE)  # as against a connection 
 _LOST_LOADER = re.compile(r"DataLoader worker.*(killed by signal|exited unexpectedly)", re.DOTALL)
 _VARYING = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
 _EXITED = re.compile(r"exited with status \d+")
+_MIDWAY = "in the middle of its loop"
 STILL = 1.0  # seconds without progress after which a worker is one that others waited for, not one about to fail, too
 
 
@@ -35,13 +36,14 @@ STILL = 1.0  # seconds without progress after which a worker is one that others 
 class Death:
     """How one worker ended: its exit status (minus the signal), nothing while it runs, and what it raised.
 
-    `hung` says why it was found stuck, if it was; `place` is how far it came, `idle` for how long it came no further,
+    `midway` is whether it ended in order before its loop did, `hung` why it was found stuck, if it was; `place` is how far it came, `idle` for how long it came no further,
     and `log` is where it printed.
     """
 
     rank: int
     local_rank: int
     exit: int | None
+    midway: bool = False
     hung: str = ""
     raised: Raised | None = None
     step: int | None = None
@@ -76,7 +78,9 @@ class Casualty:
 
     @property
     def is_an_error(self) -> bool:
-        """Whether the script raised it, and not somebody who killed a process of its."""
+        """Whether the script raised it, or left its loop by an exit, and not somebody who killed a process of its."""
+        if self.kind == "exit":
+            return _MIDWAY in self.message
         return self.kind == "error" and not _LOST_LOADER.search(self.message)
 
     @property
@@ -161,6 +165,8 @@ def _message(death: Death, cause: _Cause) -> str:
         if death.raised.origin == "peer":
             return f"cannot go on: {text}"
         return f"lost a peer ({text[:100]})" if cause == "peer" else text
+    if death.midway:
+        return f"exited with status {death.exit} {_MIDWAY}, at step {death.step}"
     if name := _signal_name(death.exit):
         return f"was killed by {name}"
     return f"exited with status {death.exit}" if death.exit is not None else "lost a peer"

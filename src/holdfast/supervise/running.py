@@ -78,7 +78,12 @@ class Running:
     @property
     def has_fallen(self) -> bool:
         """Whether it has failed: it ended out of order, or is stuck."""
-        return bool(self.hung) or (self.exit is not None and self.exit not in IN_ORDER)
+        return bool(self.hung) or (self.exit is not None and self.exit not in IN_ORDER) or self.left_midway
+
+    @property
+    def left_midway(self) -> bool:
+        """Whether it ended as if all were well, and the run had not ended for it."""
+        return self.exit == 0 and self.task.progress.is_in_its_loop
 
     @property
     def goes_on(self) -> bool:
@@ -95,7 +100,8 @@ class Running:
             ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:  # multiprocessing collects the dead when it starts another
             return True
-        if ended and (ended.si_code != os.CLD_EXITED or ended.si_status not in IN_ORDER):
+        in_order = ended and ended.si_code == os.CLD_EXITED and ended.si_status in IN_ORDER
+        if ended and (not in_order or self.task.progress.is_in_its_loop):
             self._kill_group()  # before we collect it: until then no other process can have its number
         return ended is not None
 
@@ -157,6 +163,7 @@ class Running:
             rank=self.rank,
             local_rank=self.worker.local_rank,
             exit=self.exit,
+            midway=self.left_midway,
             hung=self.hung,
             raised=errorfile.read(self.task.error, told),
             step=told.step,

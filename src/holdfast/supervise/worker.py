@@ -160,7 +160,7 @@ def _leave_at_once(status: int) -> NoReturn:
 
 def _leave_in_order(status: int, memory: Progress) -> None:
     """What an interpreter does at its end, and a forked child would leave out."""
-    if status in preemption.IN_ORDER:
+    if status in preemption.IN_ORDER and not memory.is_in_its_loop:
         memory.ends(status)
     world.leave()
     # The interpreter's own: before it waits for threads, it tells idle pools to end, which would wait for ever.
