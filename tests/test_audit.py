@@ -822,7 +822,7 @@ class TestReachedTheEnd:
     def test_a_rank_that_never_said_so_leaves_it_unknown(self) -> None:
         assert found(self.check, without(KILLED, is_a(Done, "rank-3"))) == (
             "unknown",
-            "the run did not reach its end: 30 steps of 30 trained, 30 of them committed",
+            "all 30 steps were trained and committed, but not all ranks say so: rank-3 does not",
         )
 
     def test_a_run_that_is_started_again_when_all_is_done_passes(self) -> None:

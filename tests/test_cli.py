@@ -76,6 +76,9 @@ def test_a_truncated_payload_and_a_future_manifest_are_found(holdfast, saved: Pa
     ("arguments", "says"),
     [
         (["run", "--workers", "0", __file__], "no world can be formed of 0 workers"),
+        (["run", "--workers", "99999999999999999999", __file__], "workers need 1.56e+18 GiB of memory or more"),
+        (["run", "--workers", "abc", __file__], ". See `holdfast run --help`."),
+        (["lab", "run"], ". See `holdfast lab run --help`."),
         (["run", "--writer", "quick", __file__], "there is no writer 'quick'"),
         (["rehearse", "--steps", "1", __file__], "no kill fits into 1 steps"),
         (["rehearse", "--kills", "-1", __file__], "-1 kills cannot be"),
@@ -218,3 +221,18 @@ def test_a_rehearsal_says_what_it_found_and_exits_by_it(
     assert ran.out.startswith("resumes exactly" if why is None else "does not resume exactly: the clock")
     assert ran.out.endswith(f"runs: {tmp_path / 'new'}\n")
     assert "--kill-seed 7" in ran.err
+
+
+def test_links_in_a_circle_are_no_folder_of_a_run(holdfast, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for option in ("--out", "--checkpoints"):
+        ran = holdfast("run", option, tmp_path / "loop", __file__)
+        assert (ran.code, ran.err.count("\n")) == (2, 1), ran.err
+
+
+def test_what_is_wrong_with_the_number_of_workers_is_said_before_torch_is_imported() -> None:
+    code = (
+        "import sys; from holdfast import cli; sys.argv = ['holdfast', 'run', '--workers', '0', __file__]\n"
+        "try: cli.main()\nexcept SystemExit as end: assert end.code == 2\nassert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code.replace("__file__", repr(__file__))], check=True, timeout=60)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import OrderedDict
@@ -15,11 +16,14 @@ from torch import nn
 
 import holdfast as hf
 from holdfast import cli
-from holdfast.checkpoint import snapshot
+from holdfast.checkpoint import retention, snapshot
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import BadInput, Corrupt, NoSnapshot
+from holdfast.events import Commit, Recover
+from holdfast.exchange.gone import gone
 from holdfast.exchange.keys import own_keys
 from holdfast.exchange.write import export
+from holdfast.history import HistoryWriter
 from holdfast.state import flatten
 
 
@@ -53,6 +57,45 @@ def run(tmp_path: Path) -> Path:
     things = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
     saved(tmp_path / "run", 5, {"model": nn.Linear(4, 3).state_dict()})
     return saved(tmp_path / "run", 10, {name: thing.state_dict() for name, thing in things.items()})
+
+
+def committed(out: Path, *steps: int) -> None:
+    """What rank 0 has put on record of its saves."""
+    with HistoryWriter(out / "history", "rank-0") as history:
+        for step in steps:
+            history.append(Commit(1, step, 1))
+
+
+def test_a_newest_snapshot_that_is_gone_is_named(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    committed(run, 5, 10)
+    assert holdfast(monkeypatch, "verify", run) == 0
+    committed(run, 15)
+    assert holdfast(monkeypatch, "verify", run) == 1
+    assert "missing: the snapshot of step 15" in capfd.readouterr().out
+    assert holdfast(monkeypatch, "export", run, run.parent / "model.pt") == 0
+    assert (
+        "step 15 was committed, and its snapshot is gone: the newest that is left is of step 10"
+        in capfd.readouterr().err
+    )
+    shutil.rmtree(run / "checkpoints")
+    for command in (["export", run, run.parent / "other.pt"], ["verify", run], ["inspect", run]):
+        assert holdfast(monkeypatch, *command) == 2
+        assert "are gone: step 15 was committed last, and none is there" in capfd.readouterr().err
+
+
+def test_what_a_run_has_set_aside_or_gone_back_before_is_not_missing(run: Path) -> None:
+    committed(run, 5, 10)
+    store = DirectoryStore(run / "checkpoints")
+    retention.set_aside(store, 10)
+    assert gone(run, store) is None
+    with HistoryWriter(run / "history", "rank-0") as history:
+        history.append(Recover(2, 5, 0, 0, "keyed", 0.0))
+    shutil.rmtree(run / "checkpoints" / "set-aside-00000010-0")
+    assert gone(run, store) is None
+    snapshot.remove(store, 5)
+    assert gone(run, store) == 5
 
 
 def holdfast(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:

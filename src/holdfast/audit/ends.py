@@ -82,6 +82,13 @@ def reached_the_end(ledger: Ledger) -> tuple[Verdict, str]:
     far = f"{counted(reached, 'step')} of {end} trained, {ledger.committed} of them committed"
     if finished and max(finished) == max(ledger.attempts):
         return "fail", f"all ranks were done in attempt {max(finished)}, with {far}"
+    if reached == end == ledger.committed:
+        silent = [life.who for life in ledger.attempts[max(ledger.attempts)] if not isinstance(life.ended, Done)]
+        who = ", ".join(silent[:4])
+        return (
+            "unknown",
+            f"all {counted(end, 'step')} were trained and committed, but not all ranks say so: {who} does not",
+        )
     return "unknown", f"the run did not reach its end: {far}"
 
 

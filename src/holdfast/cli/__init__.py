@@ -54,7 +54,7 @@ def main() -> None:
         sys.exit(complain(str(error)))
     except _UsageError as error:
         hint = forgotten_dashes(sys.argv[1:], getattr(error, "option_name", None))
-        sys.exit(complain(f"{error.format_message()} {hint or 'See `holdfast --help`.'}"))
+        sys.exit(complain(f"{error.format_message().rstrip('.')}. {hint or f'See `{_command(error)} --help`.'}"))
     except (KeyboardInterrupt, typer.Abort):
         sys.exit(complain("interrupted", code=INTERRUPTED))
     except BrokenPipeError:
@@ -64,6 +64,15 @@ def main() -> None:
         _print_no_more()
         sys.exit(complain(f"the system refused: {error.strerror or error}."))
     sys.exit(code or 0)
+
+
+def _command(error: Any) -> str:
+    """The command that was used wrongly."""
+    names, at = [], getattr(error, "ctx", None)
+    while at is not None and at.parent is not None:
+        names.append(at.info_name)
+        at = at.parent
+    return " ".join(["holdfast", *reversed(names)])
 
 
 def _print_no_more() -> None:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.console import say
+from holdfast.cli.console import complain, say
 from holdfast.cli.panels import STORE
 from holdfast.errors import BadInput
 
@@ -34,6 +34,7 @@ def export_run(
 ) -> None:
     """Write the weights that a RUN has learned, with your model's own keys. Example: holdfast export runs/a model.safetensors"""
     from holdfast.exchange.load import learned_by
+    from holdfast.exchange.where import gone_from
     from holdfast.exchange.write import export, writer_for
 
     if only and everything:
@@ -42,6 +43,10 @@ def export_run(
     learned = learned_by(place, step)
     for bad in learned.passed_over:
         say(f"passed over {bad.name}: {bad.why}")
+    if step is None and (lost := gone_from(place)):
+        complain(
+            f"step {lost} was committed, and its snapshot is gone: the newest that is left is of step {learned.step}."
+        )
     state, what = _chosen(learned, only, everything)
     export(state, to, force=force)
     say(f"exported {what} of step {learned.step} to {to}")

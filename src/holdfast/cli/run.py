@@ -152,7 +152,6 @@ def run_script(
     folder = out or Path("runs") / script.stem
     with asked.listening():  # before torch is imported, which takes seconds: to be asked to stop then is no crash
         from holdfast.ddp.config import RunConfig
-        from holdfast.supervise.supervisor import supervise
 
         config = RunConfig(
             script=str(script),
@@ -174,6 +173,9 @@ def run_script(
             source=_source(source, take, partial),
             extend=extend,
         )
+        config.check_world(nnodes)
+        from holdfast.supervise.supervisor import supervise  # it imports torch: what is wrong was said before
+
         modules = None if preload is None else tuple(name for name in preload.split(",") if name not in ("", "none"))
         verdict = supervise(
             config,

@@ -45,15 +45,19 @@ def verify(
     place: Annotated[str, typer.Argument(metavar="RUN|STORE", help=PLACE)],
 ) -> None:
     """Read every byte of a checkpoint STORE; exit 1 and name what is bad. Example: holdfast verify runs/a"""
+    from holdfast.audit.finding import counted
     from holdfast.checkpoint import scrub
-    from holdfast.exchange.where import store_of
+    from holdfast.exchange.where import gone_from, store_of
 
     opened = store_of(place)
     with meter() as begin:
         count = scrub.records(opened)
         findings = scrub.verify(opened, begin("verify", count))
+    lost = gone_from(place)
     for bad in findings:
         say(f"bad: {safe(bad.name)}: {safe(bad.why)}")
-    if not findings:
-        say(f"all good: {count} saves, every byte as it was committed")
-    raise typer.Exit(1 if findings else 0)
+    if lost:
+        say(f"missing: the snapshot of step {lost}, which the run has committed last")
+    if not findings and not lost:
+        say(f"all good: {counted(count, 'save')}, every byte as it was committed")
+    raise typer.Exit(1 if findings or lost else 0)

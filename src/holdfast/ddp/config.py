@@ -14,9 +14,11 @@ from holdfast.ddp import points
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.exchange.source import Source
 from holdfast.failure import Failure, Schedule
+from holdfast.room import require_room
 
 RUN = "run.json"
 _LONGEST = 1 << 20  # bytes that it may have: a folder may be a stranger's
+WORKER = 16 << 20  # bytes of memory that no worker does without, though it shares most with its supervisor
 RECOVERIES = ("restart", "replay", "forward", "skip")
 WRITERS = ("overlapped", "blocking")
 FAULTS = ("exit", "kill", "hang", "slow", *KINDS)  # of processes, and of storage
@@ -89,7 +91,8 @@ class RunConfig:
         return self.workers_after[min(restart, len(self.workers_after)) - 1]
 
     def check_world(self, nodes: int) -> None:
-        """Refuse what so many nodes with these workers cannot do: survive alone, or fail at a rank that there is not."""
+        """Refuse what so many nodes with these workers cannot do: fit here, survive alone, or fail at a rank that is not."""
+        require_room(max((self.workers, *self.workers_after)) + self.spares, WORKER, "workers", "start fewer.")
         if self.recovery != "restart" and nodes * self.workers < 2:
             raise BadInput(f"one worker has nobody who goes on without it: give --recovery {self.recovery} 2 or more.")
         most = nodes * max((self.workers, *self.workers_after))

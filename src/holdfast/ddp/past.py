@@ -78,6 +78,20 @@ def had_snapshots(folder: Path) -> bool:
     return False
 
 
+def last_commit(folder: Path) -> int | None:
+    """The step that rank 0 has committed last, in the line of states that counts: a restore may have gone back."""
+    lowest: int | None = None
+    for event in backwards(folder / FIRST):
+        match event.what:
+            case Commit(step=step):
+                return step if lowest is None else min(step, lowest)
+            case Recover(restored=None):
+                return None
+            case Recover(restored=int(step)):
+                lowest = step if lowest is None else min(step, lowest)
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Finish:
     """Where a run came to its end, in which attempt: that of its plan, or where its script has stopped it."""

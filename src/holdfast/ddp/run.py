@@ -325,10 +325,17 @@ class Run:
         """
         return self._together.mean(value, weight)
 
-    def print(self, *values: object, sep: str = " ", end: str = "\n") -> None:
-        """Print on rank 0 alone."""
+    def print(
+        self,
+        *values: object,
+        sep: str | None = " ",
+        end: str | None = "\n",
+        file: Any = None,
+        flush: bool = True,
+    ) -> None:
+        """Print on rank 0 alone, with the options of Python's own; it is seen at once, unless `flush` is false."""
         if self.main:
-            print(*values, sep=sep, end=end, flush=True)  # noqa: T201 - the user asks for it
+            print(*values, sep=sep, end=end, file=file, flush=flush)
 
     def advise(self, **asked: Any) -> "Advice":
         """Which recovery to choose and how often to save, by this run's own history so far; `print` it to read why.

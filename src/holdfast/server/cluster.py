@@ -16,7 +16,6 @@ from holdfast.errors import BadInput
 CONNECT_WITHIN = 10.0  # seconds for a cluster to answer
 END_WITHIN = 10.0  # seconds for Ray's own processes to end
 OBJECTS = 512 << 20  # bytes of memory for what actors send each other
-ACTOR = 64 << 20  # bytes of memory that no actor does without
 
 
 @contextmanager
@@ -124,14 +123,4 @@ def require_answer(address: str) -> None:
         raise BadInput(
             f"there is no Ray cluster at {address}: who listens there does not speak its language. Give HOST:PORT as "
             "`ray start` prints it"
-        )
-
-
-def require_room(actors: int) -> None:
-    """Refuse more processes than this machine has memory for: the kernel would end others for them."""
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if actors * ACTOR > there:
-        raise BadInput(
-            f"{actors} nodes and workers need {actors * ACTOR / 2**30:.3g} GiB of memory or more, and this machine has "
-            f"{there / 2**30:.3g}: use fewer, or a cluster (--address)"
         )

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from holdfast.checkpoint.index import generations
 from holdfast.checkpoint.place import store_for
 from holdfast.errors import BadInput, CommitConflict, HoldfastError, WorkerLost
-from holdfast.server.cluster import cluster, require_room
+from holdfast.room import require_room
+from holdfast.server.cluster import cluster
 from holdfast.server.settings import Settings
 from holdfast.server.wish import Wish
 from holdfast.workloads.fresh import rule_of
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from holdfast.server.outcome import Outcome, Status
 
+ACTOR = 64 << 20  # bytes of memory that no actor does without
 START_WITHIN = 120.0  # seconds for an actor to start and to load its data
 LOOK_EVERY = 0.1
 STARTS = 20  # again, of all members together, before training begins
@@ -32,7 +34,9 @@ def serve(
     """Train a workload on a parameter server, from its first iteration to its last."""
     _check(settings)
     if address is None:
-        require_room(settings.nodes + settings.workers)
+        require_room(
+            settings.nodes + settings.workers, ACTOR, "nodes and workers", "use fewer, or a cluster (--address)"
+        )
     with cluster(address):
         return _Job(settings, tell).run()
 

@@ -137,12 +137,19 @@ def local(out: Path) -> Path:
         raise BadInput(
             f"--out is a folder of this machine, and cannot be {scheme[1]}://...: give that as --checkpoints instead."
         )
-    return out.resolve()
+    return _resolved(out, "--out")
 
 
 def settled(place: str | None) -> str | None:
     """The place as it is called from everywhere: a directory by its full path."""
-    return place if place is None or "://" in place else str(Path(place).resolve())
+    return place if place is None or "://" in place else str(_resolved(Path(place), "--checkpoints"))
+
+
+def _resolved(path: Path, option: str) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError) as error:  # a loop of links; which of the two depends on the version of Python
+        raise BadInput(f"{option} {path} leads nowhere, by links that go in a circle: name another folder.") from error
 
 
 def _newest(store: Store) -> int | None:

@@ -99,6 +99,9 @@ def supervise(
         require_files(out / "history")  # before a worker meets it, and is started again and again for it
         if (end := finish(out / "history")) and not config.extend:
             because = f"this run is done, {end}: nothing was started (--extend trains it for longer)"
+            if (found.newest or 0) < end.step:
+                left = "none is left" if found.newest is None else f"the newest that is left is of step {found.newest}"
+                because += f"; its last snapshot is gone, {left}"
             return Verdict(verdict="completed", attempts=end.attempt, because=because)
         attempt = following(max(_last_attempt(out / "history" / f"{who}.jsonl"), found.attempt), out)
         tries = Tries(config.max_restarts, found.newest)
