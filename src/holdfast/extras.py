@@ -12,8 +12,12 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 
 def require(extra: str, what: str) -> None:
     """Refuse `what` in one line where packages of this extra are missing, before any work is done for it."""
-    missing = [module for module in EXTRAS[extra] if find_spec(module) is None]
-    if missing:
+    if lacking := missing(extra):
         raise BadInput(
-            f"{what} needs packages that are not installed ({', '.join(missing)}): pip install 'holdfast[{extra}]'"
+            f"{what} needs packages that are not installed ({', '.join(lacking)}): pip install 'holdfast[{extra}]'"
         )
+
+
+def missing(extra: str) -> list[str]:
+    """The modules of an extra that are not installed."""
+    return [module for module in EXTRAS[extra] if find_spec(module) is None]

@@ -1,6 +1,7 @@
-"""`holdfast demo`: training that is killed twice, audited, and priced."""
+"""`holdfast demo`: training that is killed twice, audited, priced, advised on, and shown on a page."""
 
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from holdfast.cli.console import say
 from holdfast.cli.panels import LAB
 from holdfast.cli.run import print_compared, print_findings
 from holdfast.errors import BadInput
+from holdfast.extras import missing
 
 demo = typer.Typer()
 
@@ -40,8 +42,11 @@ def run_demo(
     print_findings(shown[-1].findings)
     say("\nWhat did it cost?")
     print_compared(compare.compare({each.name: each.spent for each in shown}))
+    say("\nWhat should I choose? From the run that restarted, for a machine that fails every four hours:")
+    _print_advice(parts.folders(out)["restart"])
     last = shown[-1].folder
-    say(f"runs: {out}; look again with `holdfast audit {last}` and `holdfast cost {last}`")
+    say(f"\nruns: {out}; look again with `holdfast audit {last}`, `holdfast cost {last}`, `holdfast advise {last}`")
+    _write_report(out)
     right = all(worst(each.findings) == "pass" and each.verdict.verdict == "completed" for each in shown)
     raise typer.Exit(0 if right else 1)
 
@@ -53,3 +58,26 @@ def _clear(folders: list[Path]) -> None:
             if not (folder / "run.json").exists():
                 raise BadInput(f"{folder} is not the run of a demo: name another folder with --out")
             shutil.rmtree(folder)
+
+
+def _print_advice(folder: Path) -> None:
+    from holdfast.advice.asking import advice_on
+    from holdfast.advice.question import Question
+    from holdfast.history import read_history
+
+    advice = advice_on(read_history(folder).events, Question(mtbf=4 * 3600))
+    say(advice.line)
+    for reason in advice.reasons:
+        say(f"- {reason}")
+
+
+def _write_report(out: Path) -> None:
+    """All runs on one page, where what draws it is installed."""
+    if missing("lab"):
+        say("report: none, since the page is drawn by the extra lab: pip install 'holdfast[lab]'")
+        return
+    from holdfast.demo import demo as parts
+    from holdfast.report import reading, writing
+
+    page = reading.page(list(parts.folders(out).values()), "holdfast demo", datetime.now(UTC))
+    say(f"report: {writing.write(page, out / 'report.html')}")
