@@ -157,9 +157,10 @@ def trained(installed: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_the_wheel_alone_runs_the_loop_of_the_readme_through_a_kill_and_its_other_commands(trained: Installed) -> None:
-    _, audit, cost = COMMANDS
+    _, audit, cost, advise = COMMANDS
     assert trained(audit).stdout.endswith("audit: pass\n")
     assert "restarts: 1" in trained(cost).stdout
+    assert trained(advise).stdout.startswith("advice: --recovery ")
 
 
 def test_without_the_lab_its_commands_are_refused_in_one_line(trained: Installed) -> None:

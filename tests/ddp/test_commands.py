@@ -79,7 +79,7 @@ def test_the_advice_rests_on_the_restart_that_was_seen(out: Path, here: Command)
     told = json.loads(here("advise", out, "--mtbf", "1h", "--json").stdout)
     assert told["costs"]["restart"]["basis"] == "measured in this run"
     assert told["save_every"] > 5  # a failure an hour is no reason to save 20 times a second
-    assert told["prices"]["restart"]["iterations"]["high"] == 5
+    assert told["prices"]["restart"]["iterations"]["high"] >= 5  # those since the last save, and while it was written
     assert here("advise", out).stdout.startswith("advice: --recovery ")
 
 

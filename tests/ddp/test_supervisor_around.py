@@ -156,14 +156,15 @@ def test_a_thread_that_never_ends_does_not_keep_a_run_from_ending(start: Start, 
     assert job.result() == job.result() | {"verdict": "completed", "attempts": 1}, job.said
 
 
-def test_a_loop_left_one_step_before_its_end_ends_the_worker_all_the_same(start: Start, tmp_path: Path) -> None:
+def test_a_loop_left_one_step_before_its_end_ends_the_worker_and_is_named(start: Start, tmp_path: Path) -> None:
     loop = LOADING.replace("for x, y in", "batches =").replace("workers=1):", "workers=1)").partition("    (model")[0]
     body = "    (model(x) - y).square().mean().backward()\n    optimizer.step()\n    optimizer.zero_grad()\n"
     (tmp_path / "early.py").write_text(
         loop.replace("10_000", "1") + f"for _ in range(8):\n    x, y = next(batches)\n{body}"
     )
-    job = start(script=tmp_path / "early.py", workers=1)
-    assert job.result()["verdict"] == "completed", job.said
+    result = start(script=tmp_path / "early.py", workers=1).result()
+    assert result["verdict"] == "script-error", result
+    assert "exited with status 0 in the middle of its loop, at step 7" in result["because"]
 
 
 CONFIGURED = """

@@ -12,7 +12,6 @@ from holdfast.cli.console import say
 from holdfast.cli.panels import LOOK
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.extras import require
-from holdfast.runs.histories import histories
 
 if TYPE_CHECKING:
     from holdfast.advice.asking import Given
@@ -55,6 +54,7 @@ def advise_run(
     from holdfast.advice.durations import fraction_of, seconds_of
     from holdfast.advice.question import Question
     from holdfast.history import read_history
+    from holdfast.runs.histories import histories
 
     question = Question(
         mtbf=seconds_of(mtbf, "--mtbf") if mtbf else None,

@@ -36,8 +36,8 @@ STILL = 1.0  # seconds without progress after which a worker is one that others 
 class Death:
     """How one worker ended: its exit status (minus the signal), nothing while it runs, and what it raised.
 
-    `midway` is whether it ended in order before its loop did, `hung` why it was found stuck, if it was; `place` is how far it came, `idle` for how long it came no further,
-    and `log` is where it printed.
+    `midway` is whether it ended in order before its loop did, `hung` why it was found stuck, if it was; `place` is how far
+    it came, `idle` for how long it came no further, and `log` is where it printed.
     """
 
     rank: int
