@@ -10,10 +10,11 @@ from holdfast.advice.measured import measured
 from holdfast.advice.prices import prices
 from holdfast.advice.question import Question
 from holdfast.failure import Failure
-from holdfast.lab import advice_check, advice_runs, advice_trials
-from holdfast.lab.advice_cases import Case, coverage
-from holdfast.lab.advice_drive import driving
-from holdfast.lab.advice_sweep import FACTORS, Sweep, around, resampled, schedule
+from holdfast.lab import advice_check
+from holdfast.lab.advised import runs, trials
+from holdfast.lab.advised.cases import Case, coverage
+from holdfast.lab.advised.drive import driving
+from holdfast.lab.advised.sweep import FACTORS, Sweep, around, resampled, schedule
 from holdfast.lab.experiment import Options
 from holdfast.lab.panels import PANELS
 from test_advice import calm
@@ -75,8 +76,8 @@ def test_failures_of_a_sweep_come_from_its_seed_and_lie_in_the_run() -> None:
 
 
 def test_kills_come_from_the_seed_and_leave_time_for_a_replacement() -> None:
-    drawn = [advice_runs.kills(seed) for seed in range(20)]
-    assert drawn[3] == advice_runs.kills(3)
+    drawn = [runs.kills(seed) for seed in range(20)]
+    assert drawn[3] == runs.kills(3)
     assert len({each for pair in drawn for each in pair}) > 20
     assert all(second.step - first.step >= 70 for first, second in drawn)
 
@@ -84,9 +85,9 @@ def test_kills_come_from_the_seed_and_leave_time_for_a_replacement() -> None:
 def test_simulated_failures_are_predicted_from_a_run_without_one(tmp_path: Path) -> None:
     workload = PANELS["mlr-mnist"].workload(None, quick=True)
     options = Options(out=tmp_path / "result", trials=4)
-    cases = advice_trials._cases(workload, options, 4, lambda what, total: lambda done: None)
-    assert len(cases) == 4 * len(advice_trials.strategies(8))
-    assert len({each.predicted for each in cases}) <= len(advice_trials.strategies(8))  # it knows no failure
+    cases = trials._cases(workload, options, 4, lambda what, total: lambda done: None)
+    assert len(cases) == 4 * len(trials.strategies(8))
+    assert len({each.predicted for each in cases}) <= len(trials.strategies(8))  # it knows no failure
     assert coverage(cases) >= 0.8
 
 
@@ -98,11 +99,11 @@ def test_a_figure_shows_every_kind_of_case() -> None:
 
 def test_a_real_run_is_killed_and_read(tmp_path: Path) -> None:
     with driving(tmp_path / "log") as do:
-        quiet = advice_runs.done(do, advice_runs.config("small", steps=60, save_every=20), tmp_path / "calm")
+        quiet = runs.done(do, runs.config("small", steps=60, save_every=20), tmp_path / "calm")
         struck = (Failure(step=97, kind="kill", targets=(2,)),)
-        history = advice_runs.done(do, advice_runs.config("small", "forward", struck, steps=130), tmp_path / "struck")
+        history = runs.done(do, runs.config("small", "forward", struck, steps=130), tmp_path / "struck")
     costs = measured(quiet)
-    cases = advice_runs._cases("small", costs, prices(costs, Question())["forward"], history)
+    cases = runs._cases("small", costs, prices(costs, Question())["forward"], history)
     assert [each.unit for each in cases] == ["seconds", "iterations"]
     assert cases[0].failure == "killed in step 97"
     assert 0 <= cases[0].measured < 60

@@ -8,10 +8,10 @@ import numpy as np
 
 from holdfast.advice.jobs import checked
 from holdfast.lab import interval
-from holdfast.lab.advice_cases import Case, coverage
-from holdfast.lab.advice_runs import real
-from holdfast.lab.advice_sweep import Sweep, real_sweeps, resampled
-from holdfast.lab.advice_trials import simulated
+from holdfast.lab.advised.cases import Case, coverage
+from holdfast.lab.advised.runs import real
+from holdfast.lab.advised.sweep import Sweep, real_sweeps, resampled
+from holdfast.lab.advised.trials import simulated
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.result import Claim, Result, Row, Table, prepare
 

@@ -14,7 +14,7 @@ from holdfast.advice.saving import Saving, best_interval
 from holdfast.blocks import Floats
 from holdfast.cost.spent import spent
 from holdfast.failure import Failure
-from holdfast.lab.advice_runs import KILLED, config, done
+from holdfast.lab.advised.runs import KILLED, config, done
 from holdfast.lab.experiment import Meter, Options
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -86,7 +86,7 @@ def real_sweeps(name: str, costs: Measured, options: Options, meter: Meter) -> l
     All intervals of a repeat meet the same failures. By the clock a machine that others use too makes runs differ; what
     part of its own time a run trains hardly depends on that, and leaves out that steps are slower beside a save.
     """
-    from holdfast.lab.advice_drive import driving
+    from holdfast.lab.advised.drive import driving
 
     mtbf, every = around(costs)
     steps = round(FAILURES * mtbf / costs.step.value)

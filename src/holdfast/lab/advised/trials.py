@@ -6,7 +6,7 @@ from fractions import Fraction
 from holdfast.advice.estimate import Estimate
 from holdfast.advice.served import RECOVERIES, ServedCosts, iterations_lost, served_costs
 from holdfast.events import Event, Iterate, Serve, What
-from holdfast.lab.advice_cases import Case
+from holdfast.lab.advised.cases import Case
 from holdfast.lab.comparison import trials_folder
 from holdfast.lab.experiment import Meter, Options
 from holdfast.lab.measure import measure

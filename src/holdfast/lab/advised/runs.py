@@ -16,13 +16,13 @@ from holdfast.errors import WorkerLost
 from holdfast.events import Event
 from holdfast.failure import Failure
 from holdfast.history import read_history
-from holdfast.lab.advice_cases import Case
+from holdfast.lab.advised.cases import Case
 from holdfast.lab.experiment import Meter, Options
 
 if TYPE_CHECKING:
     from holdfast.ddp.config import RunConfig
 
-SCRIPT = Path(__file__).with_name("advice_train.py")
+SCRIPT = Path(__file__).with_name("train.py")
 WORKERS, STEPS, SAVE_EVERY = 3, 300, 40
 WIDTHS = {"small": 128, "wide": 768}  # workloads, by the width of their network
 # Where kills strike: far enough from each other for a replacement to be there.
@@ -43,7 +43,7 @@ class Runs:
 
 def real(options: Options, meter: Meter) -> Runs:
     """A calm run of each workload, and one with kills under every recovery."""
-    from holdfast.lab.advice_drive import driving
+    from holdfast.lab.advised.drive import driving
 
     names = list(WIDTHS)[:1] if options.quick else list(WIDTHS)
     progress = meter("runs that are killed", len(names) * (1 + len(RECOVERIES)))
