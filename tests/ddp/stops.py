@@ -15,6 +15,7 @@ TASK = {
     "rank": None,
     "after": "",
     "exit_at": None,
+    "fork_at": None,
     "how": "sys",
     **json.loads(sys.argv[1]),
 }
@@ -29,6 +30,8 @@ for epoch in run.epochs(data, global_batch=4, epochs=3):
     for batch in epoch:
         if batch.step == TASK["exit_at"]:
             (os._exit if TASK["how"] == "os" else sys.exit)(0)
+        if batch.step == TASK["fork_at"] and os.fork() == 0:
+            break
         if batch.step == TASK["break_at"] and run.rank in RANKS:
             break
         loss = model(batch.data).square().mean()

@@ -255,3 +255,10 @@ def test_a_sample_that_raises_is_named_by_its_id(tmp_path: Path) -> None:
     raised = errorfile.read(tmp_path / "error.json", memory)
     assert raised is not None
     assert raised.message == "OSError: cannot read the image (sample 7 raised this)"
+
+
+def test_a_process_that_the_script_forks_in_its_loop_has_no_part_in_the_run(tmp_path: Path, start: Start) -> None:
+    job = run_script(tmp_path, start, {"fork_at": 4})
+    assert job.result()["verdict"] == "completed", job.said
+    assert complaints(job.out) == []
+    assert last(job.out).step == 9

@@ -4,6 +4,7 @@ The generator's `next` is the boundary: put the step that was trained on record,
 let a due failure strike, hand out the next window.
 """
 
+import os
 import sys
 from collections.abc import Callable, Generator, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from contextlib import nullcontext
@@ -162,6 +163,7 @@ class Loop:
     keeping: Keeping
     watch: Unwatched
     unmet: set[int] = field(default_factory=set)  # boundaries at which not all ranks meet
+    pid: int = field(default_factory=os.getpid)
 
     def run(self) -> Generator[Batch | Opening]:
         """Hand out every share as its micro-batches, with a boundary before and after."""
@@ -186,6 +188,11 @@ class Loop:
                         yield batch
                         untouched = untouched and untouched()
                 untouched = untouched and untouched()
+                if not self._is_ours:
+                    raise BadInput(
+                        "a process that the script has forked inside of its loop goes on with it, and only the worker "
+                        "itself may: end the other one with os._exit()"
+                    )
                 self.watch.ends()
                 self.reporting.trained(Trained(*handed, now(), self._taken(step), self.loss.take()))
                 handed = None
@@ -198,14 +205,22 @@ class Loop:
         except Over:
             return
         except GeneratorExit:
+            if not self._is_ours:
+                raise
             if whence.left_in_order(sys._getframe()):
                 self._left(step, handed)
             else:
                 self._abandon()
             raise
         finally:
-            self.stopping.close()
-            self.effort.close()
+            if self._is_ours:
+                self.stopping.close()
+                self.effort.close()
+
+    @property
+    def _is_ours(self) -> bool:
+        """Whether this is the worker, and not a process that its script has forked: that has no part in the run."""
+        return os.getpid() == self.pid
 
     def _untouched(self) -> Callable[[], None] | None:
         """Refuses a script that has done nothing with the first batch of a run when it asks for the next one."""

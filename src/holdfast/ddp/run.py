@@ -74,7 +74,7 @@ class Run:
     """This process's part in a run. `attach` makes one."""
 
     def __init__(self, config: RunConfig, peers: World, out: str | os.PathLike[str] | None) -> None:
-        self._config, self._world = config, peers
+        self._config, self._world, self._pid = config, peers, os.getpid()
         self._rehearsal = rehearsed.asked()
         self._live = live_for(config, peers)
         self._attempt = None if out is None else begin(Path(out), peers, config)
@@ -353,6 +353,8 @@ class Run:
     def close(self) -> None:
         """End the loop if it goes on, close the record, part from the peers: done at exit, if not before."""
         atexit.unregister(self.close)
+        if os.getpid() != self._pid:  # a process that the script has forked
+            return
         try:
             if self._loop and (loop := self._loop()):
                 loop.close()

@@ -12,6 +12,7 @@ import runpy
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -125,7 +126,7 @@ def pools() -> ThreadpoolController:
 
 
 def _run(task: Task) -> int:
-    script = task.config.script
+    script, me = task.config.script, os.getpid()
     ending.tell(lambda error: errorfile.leave(task.error, task.progress, error, script))
     sys.argv = [script, *task.config.args]
     sys.path.insert(0, str(Path(script).parent))
@@ -133,10 +134,15 @@ def _run(task: Task) -> int:
         runpy.run_path(script, run_name="__main__")
         status = 0
     except SystemExit as end:
-        status = _status(end, task)
+        status = _status(end, task) if os.getpid() == me else int(end.code not in (None, 0))
     except BaseException as error:
+        if os.getpid() != me:
+            traceback.print_exc()
+            _leave_at_once(1)
         errorfile.leave(task.error, task.progress, error, script)
         _leave_at_once(1)
+    if os.getpid() != me:  # a process that the script has forked has no part in the run
+        _leave_at_once(status)
     _leave_in_order(status, task.progress)
     return status
 
