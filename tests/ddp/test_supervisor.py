@@ -360,3 +360,13 @@ def test_a_folder_has_one_supervisor_at_a_time(start: Start) -> None:
     assert "in use by another supervisor or training" in start({"steps": 100_000, "pause": 0.01}).result()["refused"]
     job.signal(signal.SIGTERM)
     assert job.result()["verdict"] == "preempted"
+
+
+def test_a_run_whose_folder_is_moved_ends_and_says_so(start: Start, tmp_path: Path) -> None:
+    job = start({"steps": 100_000, "pause": 0.01})
+    wait_until(lambda: bool(job.notes("attempt")), "it trains")
+    job.out.rename(tmp_path / "moved")
+    result = job.result()
+    assert result["verdict"] == "gave-up", job.said
+    assert "was moved or removed while the run trained" in result["because"]
+    assert not job.out.exists()

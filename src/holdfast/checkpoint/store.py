@@ -75,6 +75,7 @@ class DirectoryStore:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self._is_within = self.path.parent.is_dir()
 
     def __str__(self) -> str:
         return str(self.path)
@@ -143,6 +144,8 @@ class DirectoryStore:
         temporary = f"{path}.{secrets.token_hex(4)}{TEMPORARY}"
         with _reported("write", path):
             self._require_clear("write", name)
+            if self._is_within and not self.path.parent.is_dir():  # it was moved, and is not to be made anew elsewhere
+                raise StorageFailed(f"cannot write {path}: {self.path.parent} is gone. Was it moved or removed?")
             try:
                 _make_directory(path.parent)
                 _write_file(temporary, parts)

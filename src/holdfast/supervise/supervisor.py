@@ -36,6 +36,7 @@ from holdfast.supervise.casualty import Casualty, casualty
 from holdfast.supervise.checkpoints import Checkpoints, local, settled
 from holdfast.supervise.connection import Unreachable
 from holdfast.supervise.folder import claimed, continued
+from holdfast.supervise.home import Home
 from holdfast.supervise.learned import import_for
 from holdfast.supervise.node import LOST_AFTER, Node
 from holdfast.supervise.nodes import Nodes
@@ -143,7 +144,7 @@ class _Supervisor:
         self._restarts = self._passed_on = 0
         self._newest = newest
         self._asked_nodes = self._compared = self._wished = 0.0
-        self._wishes = Wishes(out)
+        self._wishes, self._home = Wishes(out), Home(out)
         self._scaling: tuple[int, float] | None = None  # how many workers are wished for, and since when
         self._met: Meeting | None = None
         self._shown: set[tuple[str, str]] = set()
@@ -172,6 +173,8 @@ class _Supervisor:
         if asked.times > self._passed_on and (verdict := self._pass_on()):
             return verdict
         state = self._agent.look()
+        if self._home.is_gone(now=state in (WorkerState.FAILED, WorkerState.SUCCEEDED)):
+            return self._verdict("gave-up", self._home.line)
         if state == WorkerState.FAILED:
             if self._config.recovery != "restart" and not asked.times and self._can_go_on():
                 return self._go_on()
