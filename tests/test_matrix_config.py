@@ -1,6 +1,7 @@
 """A matrix in a file: what it says, what it comes to in runs, and every mistake with its line."""
 
 import io
+import os
 import tarfile
 from pathlib import Path
 
@@ -229,3 +230,9 @@ def test_a_data_set_is_read_once_and_kept(tmp_path: Path) -> None:
     kept = (tmp_path / "digits" / "x.npy").stat().st_mtime_ns
     assert make_ready("digits", None, tmp_path) == first
     assert (tmp_path / "digits" / "x.npy").stat().st_mtime_ns == kept
+
+
+def test_a_pipe_is_no_matrix_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "matrix.toml")
+    with pytest.raises(BadInput, match="is no file: name a TOML file"):
+        read_matrix(tmp_path / "matrix.toml")

@@ -47,6 +47,8 @@ class Matrix:
 
 def read_matrix(path: Path) -> Matrix:
     """The matrix in this file; what is wrong in it is said in one line with its number."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise BadInput(f"{path} is no file: name a TOML file with --config.")
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
