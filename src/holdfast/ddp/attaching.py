@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from holdfast.ddp import generators, world
+from holdfast.ddp import generators, kernels, world
 from holdfast.ddp.asked_for import overridden, seed_of_run
 from holdfast.ddp.config import RunConfig, handed_over
 from holdfast.ddp.past import first_seed
@@ -51,6 +51,7 @@ def attach(
         given: dict[str, Any] = {name: value for name, value in how.items() if value is not None}
         config, line = RunConfig(script=sys.argv[0], args=tuple(sys.argv[1:]), extend=extend, **given), None
         folder = None if out is None else str(out)
+    kernels.settle()
     script = generators.seeded()  # before anything keys them
     peers = world.join(timeout)
     config = replace(config, seed=_seed(peers, config.seed, seed, script, folder))

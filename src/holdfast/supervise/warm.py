@@ -1,6 +1,6 @@
 """What the supervisor imports before it forks workers, so that no worker, and no restart, waits for it.
 
-Imports only: nothing here may start a thread pool or a CUDA context, which a fork would break.
+Nothing here may start a thread pool or a CUDA context, which a fork would break.
 """
 
 import os
@@ -32,6 +32,7 @@ def warm(preload: Sequence[str] = (), beside: Path | None = None) -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for name in MODULES:
         import_module(name)
+    import_module("holdfast.ddp.kernels").settle()  # for every worker at once
     with _found_in(beside):
         for name in preload:
             try:
