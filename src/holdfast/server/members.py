@@ -48,6 +48,7 @@ class Members:
     def dismiss(self, member: Member) -> "ActorHandle[Any]":
         """It takes no part for now; it can be admitted again."""
         self._detector.forget(member)
+        self._suspects.pop(member, None)
         self._beats = {ref: who for ref, who in self._beats.items() if who != member}
         return self._of(member.kind).pop(member.number)
 
@@ -80,6 +81,7 @@ class Members:
     def look(self) -> dict[Member, str]:
         """Hear who lives, ask who is to be asked, and name those that seem to be lost, with the reason.
 
+        Workers that wait for a node among them are told, and wait no longer: we ourselves may be waiting for them.
         A controller whose raylet was stopped or killed is lost itself, and another one goes on: it ends at once.
         """
         if not raylet_lives():
@@ -89,11 +91,12 @@ class Members:
             for ref in ready:
                 self._hear(ref, self._beats.pop(ref))
         now = time.monotonic()
-        late = self._detector.silent(now)
+        for member, why in self._detector.silent(now).items():
+            self._suspect(member, why)
         for member in self._detector.due(now):
             self._beats[call(self._of(member.kind)[member.number], "beat", self.newest)] = member
             self._detector.asked(member, now)
-        return late | self._suspects
+        return dict(self._suspects)
 
     def announce(self, version: int) -> None:
         """Tell everybody that there is a newer map: whoever waits by an older one waits no longer."""
@@ -115,11 +118,20 @@ class Members:
         try:
             lives = ray.get(ref)
         except RayError as error:
-            self._suspects[member] = reason(error)
+            self._suspect(member, reason(error))
             return
         self._detector.heard(member, time.monotonic())
         if not lives:
-            self._suspects[member] = "Ray on its machine was stopped or killed"
+            self._suspect(member, "Ray on its machine was stopped or killed")
+
+    def _suspect(self, member: Member, why: str) -> None:
+        """It seems to be lost, and will be given up even if it is heard of again."""
+        if member in self._suspects:
+            return
+        self._suspects[member] = why
+        if member.kind == "node":
+            for worker in self.workers.values():
+                call(worker, "give_up", member.number, why)
 
     def _of(self, kind: str) -> "dict[int, ActorHandle[Any]]":
         return self.nodes if kind == "node" else self.workers

@@ -67,6 +67,7 @@ class Worker:
         self._map: PartitionMap | None = None
         self._nodes: Mapping[int, ActorHandle[Any]] = {}
         self._newest = -1
+        self._gone: dict[int, str] = {}  # nodes of the map that are lost, and why
         self._says_something = True  # whether nodes have something to say of all blocks that they hold
         self._routes: dict[tuple[str, int, int], tuple[Ids, list[_Route]]] = {}
 
@@ -78,6 +79,7 @@ class Worker:
     def route(self, partition: PartitionMap, nodes: "Mapping[int, ActorHandle[Any]]") -> None:
         """Go by a new map from now on."""
         self._map, self._nodes, self._newest = partition, nodes, max(self._newest, partition.version)
+        self._gone = {node: why for node, why in self._gone.items() if node in partition.nodes}
         self._routes.clear()
 
     def compute(self, when: When, parts: Sequence[int]) -> Turn:
@@ -123,6 +125,11 @@ class Worker:
         """Whether this worker can do its part; it learns here that there is a newer map, and waits no longer by an old one."""
         self._newest = max(self._newest, newest)
         return raylet_lives()
+
+    @ray.method(concurrency_group="health")
+    def give_up(self, node: int, why: str) -> None:
+        """Wait for this node no longer."""
+        self._gone[node] = why
 
     @ray.method(concurrency_group="health")
     def die(self) -> None:
@@ -171,7 +178,7 @@ class Worker:
         """The answers of all nodes, or else this round is broken off."""
         version = self._map_now().version
         changed = dict.fromkeys(calls, "the map has changed")
-        answers = gather(calls, lambda: changed if self._newest > version else {}, PATIENCE)
+        answers = gather(calls, lambda: changed if self._newest > version else dict(self._gone), PATIENCE)
         if self._newest > version or any(isinstance(answer, Moved) for answer in answers.results.values()):
             raise _BrokenOff({})
         if answers.missing:
