@@ -47,6 +47,7 @@ class Task:
     eager: bool = False  # the optimizer steps in every micro-batch, and not only in the last of a window
     replicated: bool = True
     steps_every: int = 1  # windows, of which gradients are added up by hand
+    leaves_after: int = 0  # steps, after which it breaks out of the loop
 
 
 class Backwards(nn.Module):
@@ -139,6 +140,8 @@ def train(run: Run, task: Task, steps: int | None = None) -> nn.Module:
                 scaler.update()
                 optimizer.zero_grad()
                 scheduler.step()
+            if batch.step + 1 == task.leaves_after:
+                break
     return net
 
 

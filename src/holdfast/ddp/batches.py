@@ -19,7 +19,7 @@ from holdfast.ddp.clock import Moment, clock_of
 from holdfast.ddp.effort import Effort
 from holdfast.ddp.inject import Injection
 from holdfast.ddp.keeping import Keeping
-from holdfast.ddp.live import Live
+from holdfast.ddp.live import Live, fallen_back
 from holdfast.ddp.loading import Source, divided, share_key
 from holdfast.ddp.meeting import Asleep
 from holdfast.ddp.nested import moved
@@ -241,13 +241,17 @@ class Loop:
         self.record.close()
 
     def _left(self, step: int, handed: tuple[int, Position, Samples, float, float, Moment] | None) -> None:
-        """The script left the loop, which ends the run: after this window if an optimizer has stepped in it, or before."""
+        """The script left the loop, which ends the run: after this window if an optimizer has stepped in it, or before.
+
+        A window that was dropped because members were lost in it is over, too.
+        """
         progress.here.enters(Phase.CLOSING)
-        if handed and (taken := self._taken(step))[2]:
+        if handed and ((taken := self._taken(step))[2] or (self.live and self.live.has_dropped(step))):
             now = clock_of(self.world.device)
             self.reporting.trained(Trained(*handed, now(), taken, self.loss.take()))
             step += 1
         try:
+            self._regroup(step, last=True)
             self.stopping.leave(step)
             at = self.geometry.position(step)
             if step == self.geometry.steps:
@@ -324,24 +328,25 @@ class Loop:
             except Changed:
                 continue  # a peer that was waited for is lost: with those that are left, once more
 
-    def _regroup(self, step: int) -> None:
-        """If members were lost or have come, go on with those that there are."""
+    def _regroup(self, step: int, *, last: bool = False) -> None:
+        """If members were lost or have come, go on with those that there are; at the last boundary nobody comes."""
         live = self.live
         if live is None:
             return
         try:
-            divides = live.boundary(step)
+            divides = live.boundary(step, last=last)
         except Asleep:
             live.sleep()
             raise
         if divides:
             self.reporting.settle()
             self.part.rank, self.part.of = live.meeting.rank, len(live.members)
-            self.source.divide(step, self.part.rank, self.part.of)
+            if not last:
+                self.source.divide(step, self.part.rank, self.part.of)
         if (settled := live.take_settled()) is not None or divides:
             self.unmet.update(() if settled is None else (settled,))  # some have passed this boundary
             self.world.become(live.meeting.rank, len(live.members), live.meeting.number)
-            self.saves.regroup(settled)
+            self.saves.regroup(None if last and settled == step else settled)  # the last state is saved by all
             self.stopping.begin(step)
 
     def _before(self, step: int, at: Position) -> float:
@@ -383,10 +388,14 @@ class Loop:
         raise SystemExit(PREEMPTED)
 
     def _end(self, at: Position) -> None:
-        progress.here.enters(Phase.CLOSING)
-        self._save(self.end, at)
-        self.saves.close()
-        self.world.from_first(FINISHED, None if self.world.rank else "")  # done is done once the state is durable
+        try:
+            self._regroup(self.end, last=True)  # members may have been lost in the last window
+            progress.here.enters(Phase.CLOSING)
+            self._save(self.end, at)
+            self.saves.close()
+            self.world.from_first(FINISHED, None if self.world.rank else "")  # done is done once the state is durable
+        except (Asleep, Changed):
+            raise fallen_back("a member was lost while the last state was saved") from None
         self._leave(Done(self.attempt, self.end))
 
     def _leave(self, last: Done | Preempted | Stopped) -> None:

@@ -135,12 +135,15 @@ class Live:
         """Whether nothing came out of this window."""
         return self._dropped == step
 
-    def boundary(self, step: int) -> bool:
-        """We come to the boundary before this window; whether the windows from here on are divided anew."""
+    def boundary(self, step: int, *, last: bool = False) -> bool:
+        """We come to the boundary before this window; whether the windows from here on are divided anew.
+
+        At the last one, after which there is no window, nobody is let in.
+        """
         if self.begun:
             self._whole = max(1, self._passes)
         self.step, self.begun, self._passes, self.buffers.synced = step, False, 0, 0
-        while self.meeting.is_outdated or self.meeting.grows_at(step):
+        while self.meeting.is_outdated or (not last and self.meeting.grows_at(step)):
             self.recover(None)
         return self._divides(step)
 
