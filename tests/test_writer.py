@@ -220,6 +220,19 @@ def test_a_prepared_save_takes_no_memory_of_its_own(tmp_path: Path, writer: Call
     assert same(snapshot.load(DirectoryStore(tmp_path), 1).tensors, state)
 
 
+def test_of_many_images_that_may_be_in_flight_only_two_are_made_before_they_are_needed(tmp_path: Path) -> None:
+    store = Gated(tmp_path)
+    ours = overlapped(store, keep_last=2, max_inflight=4)
+    ours.prepare(weights(1.0))
+    until_idle(ours)
+    assert len(ours._images._made) == 2  # type: ignore[attr-defined]
+    for step in range(1, 5):
+        ours.save(step, weights(1.0), {})
+    assert len(ours._images._made) == 4  # type: ignore[attr-defined]
+    store.gate.set()
+    assert [saved.step for saved in ours.close()] == [1, 2, 3, 4]
+
+
 def test_a_save_that_comes_before_its_memory_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, both, ready = threading.Event(), threading.Event(), []
 

@@ -47,6 +47,9 @@ class Image:
         return [self.bytes[: layout.length].data]
 
 
+READY = 2  # images that are made before they are needed: one that is written, and one to fill meanwhile
+
+
 class Images:
     """As many images as may be in use at a time, made when first needed, together within a budget of bytes."""
 
@@ -84,13 +87,16 @@ class Images:
                 self._changed.wait()
 
     def reserve(self, size: int) -> list[Image]:
-        """Every image with room for so many bytes that may still be made: whoever made them ready gives them back."""
+        """Images with room for so many bytes, made as long as few are ready: whoever made them ready gives them back.
+
+        Where storage keeps up, no others are ever needed; each takes memory, and a core while it is made.
+        """
         with self._changed:
             for image in [each for each in self._free if each.capacity < size]:
                 self._free.remove(image)
                 self._made.remove(image)
             reserved: list[Image] = []
-            while self._has_room(size):
+            while len(self._made) < READY and self._has_room(size):
                 reserved.append(Image(size))
                 self._made.append(reserved[-1])
             return reserved

@@ -29,6 +29,7 @@ _WATCHED = 86400.0  # seconds: a supervisor finds out who is stuck, long before 
 _BUSY = "busy"
 BEAT = 1.0
 _QUICK, _SLOW = 0.0005, 0.02  # seconds between two looks, at first and in the long run
+_GROWTH = 1.2  # from one look to the next: what is waited for is noticed at most a fifth of the wait too late
 
 
 def ours(token: str, node: int) -> str:
@@ -132,7 +133,7 @@ class World:
                     "see whether it still runs, or give attach() a longer timeout."
                 )
             time.sleep(pause)
-            pause = min(2 * pause, _SLOW)
+            pause = min(_GROWTH * pause, _SLOW)
 
 
 def join(timeout: float) -> World:
