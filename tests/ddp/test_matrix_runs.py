@@ -8,30 +8,14 @@ import sys
 import time
 from pathlib import Path
 
-TINY = """\
-steps = 12
-batch = 16
-workers = 2
-save_every = 4
-seeds = [7]
-datasets = ["digits"]
-models = ["mlp-small"]
-variants = ["reference", "overlapped"]
-
-[failures.base]
-steps = [6]
-kind = "kill"
-ranks = [1]
-"""
 WITHIN = 120.0
+VARIANTS = ("reference", "blocking", "overlapped", "replay", "forward", "skip")
 
 
 def start(folder: Path) -> "subprocess.Popen[str]":
-    (folder / "tiny.toml").write_text(TINY)
-    command = [sys.executable, "-m", "holdfast", "lab", "run", "recovery-matrix"]
-    options = ["--config", str(folder / "tiny.toml"), "--out", str(folder / "out")]
+    command = [sys.executable, "-m", "holdfast", "lab", "run", "recovery-matrix", "--quick"]
     return subprocess.Popen(
-        [*command, *options],
+        [*command, "--out", str(folder / "out")],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -47,32 +31,34 @@ def until(path: Path, matrix: "subprocess.Popen[str]") -> None:
         time.sleep(0.02)
 
 
-def test_an_interrupted_matrix_goes_on_with_the_same_command_and_does_nothing_twice(tmp_path: Path) -> None:
-    runs = tmp_path / "out" / "runs" / "digits-mlp-small-base"
+def test_the_quick_matrix_of_the_readme_goes_on_after_an_interruption_and_does_nothing_twice(tmp_path: Path) -> None:
+    runs = tmp_path / "out" / "runs" / "digits-mlp-base"
     matrix = start(tmp_path)
-    until(runs / "overlapped-7" / "run.json", matrix)
+    until(runs / "blocking-1337" / "run.json", matrix)
     matrix.send_signal(signal.SIGINT)
     said, _ = matrix.communicate(timeout=WITHIN)
     assert matrix.returncode == 130, said
     assert "interrupted; runs that are done stay in" in said
     assert said.count("\n") == 1
-    assert not (runs / "overlapped-7.json").exists()
-    done = (runs / "reference-7.json").stat().st_mtime_ns
+    assert not (runs / "blocking-1337.json").exists()
+    done = (runs / "reference-1337.json").stat().st_mtime_ns
 
     matrix = start(tmp_path)
     said, _ = matrix.communicate(timeout=WITHIN)
-    assert matrix.returncode == 0, said
-    assert (runs / "reference-7.json").stat().st_mtime_ns == done
-    found = {name: json.loads((runs / f"{name}-7.json").read_text()) for name in ("reference", "overlapped")}
-    assert [found[name]["audit"] for name in found] == ["pass", "pass"]
-    assert [found[name]["restarts"] for name in found] == [0, 1]
-    assert found["overlapped"]["struck"] == [[6, "kill", "boundary", 1]]
-    assert found["overlapped"]["losses"] == found["reference"]["losses"]  # bit by bit
+    assert matrix.returncode in (0, 1), said  # which writer is faster is the machine's to say
+    assert (runs / "reference-1337.json").stat().st_mtime_ns == done
+    found = {name: json.loads((runs / f"{name}-1337.json").read_text()) for name in VARIANTS}
+    assert [found[name]["audit"] for name in found] == ["pass"] * 6
+    assert [found[name]["restarts"] for name in found] == [0, 2, 2, 0, 0, 0]
+    assert [[each[0] for each in found[name]["struck"]] for name in found] == [[], *[[7, 16]] * 5]
+    for name in ("blocking", "overlapped", "replay"):
+        assert found[name]["losses"] == found["reference"]["losses"]  # bit by bit
     steps, apart, lengths = zip(*found["overlapped"]["distances"], strict=True)
-    assert steps == (0, 4, 8, 12)
-    assert apart == (0.0,) * 4
+    assert steps == (0, 3, 6, 9, 12, 15, 18, 20)
+    assert apart == (0.0,) * 8
     assert min(lengths) > 0
     assert not any(runs.glob("*/checkpoints/step-*"))  # once compared
     result = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert {claim["id"]: claim["measured"] for claim in result["claims"]} == {"pass-rate": 1, "gates": 1, "exact": 0}
+    claims = {claim["id"]: claim["measured"] for claim in result["claims"]}
+    assert (claims["pass-rate"], claims["gates"], claims["exact"]) == (1, 1, 0)
     assert "Means of 1 suite" in [table["title"] for table in result["tables"]]
