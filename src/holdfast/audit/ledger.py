@@ -56,6 +56,15 @@ class Restore(NamedTuple):
     saver: int | None  # the attempt that trained up to that commit
     abandoned: bool  # there was a commit of this step, of a branch that did not stand
 
+    def __str__(self) -> str:
+        step = self.recover.restored
+        what = "nothing" if step is None else f"step {step}"
+        return f"{self.life.who} restored {what}"
+
+    def passed_over(self, step: int) -> bool:
+        """Whether the snapshot of this step was found, and not used."""
+        return any(str(each.get("name")).rstrip("/") == f"step-{step:08d}" for each in self.recover.passed_over)
+
 
 class Save(NamedTuple):
     """A commit, and the attempt that must have trained up to it: the one whose branch it ends, as it stood then."""
@@ -73,12 +82,14 @@ class Ledger:
         torn: Sequence[Torn] = (),
         argv: Sequence[str] | None = None,
         recovery: str | None = None,
+        weights: str | None = None,
     ) -> None:
         self.events = 0
         self.recovery = recovery  # how the run was to recover, if that is known
         self.writers: set[str] = set()
         self.torn = torn
-        self.argv = argv  # what was to be run, where somebody else than the history tells it
+        self.argv = argv  # what was to be run, where run.json tells it
+        self.weights = weights  # the digest of what it was to begin with, told there, too
         self.malformed: list[str] = []
         self.strays: list[str] = []  # lines in a file of another writer
         self.strangers: list[str] = []  # writers who say what they cannot know

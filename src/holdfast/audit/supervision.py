@@ -24,6 +24,7 @@ class Supervision:
         self.changed: Sequence[str] = ()  # names of arguments of the script that may differ from those before
         self.launches: list[int] = []  # numbers of attempts
         self.workers: dict[int, int] = {}  # of each, where there is one node
+        self.newest: dict[int, int] = {}  # by attempts that were started again: the newest snapshot that was seen
         self.failed: defaultdict[int, list[int]] = defaultdict(list)  # attempts of which workers failed, and which
         self.detects: list[Detect] = []
         self.asked: set[int] = set()  # attempts that were to stop
@@ -73,6 +74,7 @@ class Supervision:
                 self._complain(f"{self.who} launched attempt {what.attempt} after it had started {self.launches[-1]}")
         else:
             self._restart(what.attempt)
+            self.newest |= {} if what.newest is None else {what.attempt: what.newest}
         self.launches.append(what.attempt)
         if self.is_alone:
             self.workers[what.attempt] = what.workers
