@@ -95,6 +95,29 @@ class TestAttemptsOfWhichNoRankTells:
         assert run.supervisor(*told, Judged("completed", 3, "")).agree()[0] == "pass"
 
 
+class TestARankThatIsSaidToHaveFailed:
+    def run(self, rank: int, recovery: str | None = "restart") -> tuple[str, str]:
+        run = Told().trains(1, None, 12).saves(1, 10).trains(2, 10, 17).stops(2, 17)
+        told = (Open(2), Launch(1, 2), failed(1, None, rank), Restart(2, 2), Judged("completed", 2, ""))
+        return run.supervisor(*told).agree(recovery)
+
+    @pytest.mark.parametrize("rank", [2, 9])
+    def test_and_is_none_of_the_workers_fails(self, rank: int) -> None:
+        assert self.run(rank) == (
+            "fail",
+            f"supervisor saw rank {rank} fail in attempt 1, in which it started 2 workers",
+        )
+
+    def test_passes_as_one_of_them_or_as_one_of_another_node(self) -> None:
+        assert self.run(1)[0] == self.run(-1)[0] == "pass"
+
+    def test_may_be_a_worker_in_reserve_where_a_run_recovers_live(self) -> None:
+        assert self.run(2, "replay")[0] == self.run(2, None)[0] == "pass"
+
+    def test_and_has_no_number_that_a_rank_can_have_fails(self) -> None:
+        assert self.run(-2, None) == ("fail", "supervisor tells of a failure of rank -2, which nobody is")
+
+
 class TestAttemptsThatNoSupervisorStarted:
     started = (Open(2), Launch(1, 2))
 

@@ -80,11 +80,11 @@ class Told:
     def verdict(self) -> str:
         return worst(audit(self.events))
 
-    def agree(self) -> tuple[str, str]:
-        return self.found("supervisors_agree")
+    def agree(self, recovery: str | None = None) -> tuple[str, str]:
+        return self.found("supervisors_agree", recovery)
 
-    def found(self, check: str) -> tuple[str, str]:
-        return found(audit(self.events), check)
+    def found(self, check: str, recovery: str | None = None) -> tuple[str, str]:
+        return found(audit(self.events, recovery), check)
 
 
 def share(attempt: int, rank: int, step: int) -> Step:

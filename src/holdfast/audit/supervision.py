@@ -51,6 +51,8 @@ class Supervision:
                 self._start(what)
             case Detect(attempt=number, rank=rank):
                 self._must_run(number, "a failure")
+                if rank < -1:
+                    self._complain(f"{self.who} tells of a failure of rank {rank}, which nobody is")
                 self.failed[number].append(rank)
                 self.detects.append(what)
             case Preempt(attempt=number):

@@ -18,8 +18,9 @@ UNWRITTEN = (
 
 def supervisors_agree(ledger: Ledger) -> tuple[Verdict, str]:
     """What supervisors say of the run, of its end and of how often it was started, can be, and is what the ranks say."""
-    if because := next(filter(None, (_other_world(ledger, each) for each in ledger.supervisions)), None):
-        return "fail", because
+    for said in (_other_world, _other_rank):
+        if because := next(filter(None, (said(ledger, each) for each in ledger.supervisions)), None):
+            return "fail", because
     judged = [(each, verdict) for each in ledger.supervisions for verdict in each.verdicts]
     if because := next(filter(None, (misjudged(ledger, each, verdict) for each, verdict in judged)), None):
         return "fail", because
@@ -134,4 +135,14 @@ def _other_world(ledger: Ledger, supervision: Supervision) -> str | None:
         if number in ledger.attempts and ledger.attempts[number] and ledger.world(number) != workers:
             ranks = counted(ledger.world(number), "rank")
             return f"{supervision.who} started {counted(workers, 'worker')} in attempt {number}, which had {ranks}"
+    return None
+
+
+def _other_rank(ledger: Ledger, supervision: Supervision) -> str | None:
+    """A failure of a rank that a lone supervisor did not start. Where a run recovers live, others wait in reserve."""
+    for detect in supervision.detects if ledger.recovery == "restart" else ():
+        workers = supervision.workers.get(detect.attempt)
+        if workers is not None and detect.rank >= workers:
+            saw = f"{supervision.who} saw rank {detect.rank} fail in attempt {detect.attempt}"
+            return f"{saw}, in which it started {counted(workers, 'worker')}"
     return None
