@@ -451,6 +451,8 @@ class _Play:
         A step is written in the next backward, once the last sum of that has begun: so two steps may be lacking.
         """
         who = f"rank-{member}"
+        if (step + member) % 3 == 0:
+            self._strike(member, step, "kill", "boundary" if how == "before" else "backward=0.5")
         self._detect(member)
         self.run.vouched.add((who, self.number, step - 1))
         lines, shared = self.run.files[who], self.shared
@@ -626,8 +628,11 @@ class _Play:
 
     def _fail(self, ending: str) -> str:
         rank = self.rng.choice(self.members) if ending != "early" else self.rng.randrange(self.world)
-        if self.rng.random() < 0.3:
-            self.say(f"injected-{rank}", Strike(self.number, len(self.by), "kill", rank))
+        if self.rng.random() < 0.3 and ending != "early":
+            told = (each.what for each in reversed(self.run.files[f"rank-{rank}"]))
+            last = next((what for what in told if isinstance(what, Step | Attempt)), None)
+            reached = last.step + 1 if isinstance(last, Step) else len(self.by)
+            self._strike(rank, reached, self.rng.choice(["kill", "exit"]))
         if self.supervised and (self.silent or self.rng.random() < 0.2):  # the supervisor was killed, too
             self.supervisor_lives = self.silent = False
             return ending
@@ -635,6 +640,11 @@ class _Play:
         if self.supervised and self.rng.random() < 0.1:
             self.judge("gave-up")
         return ending
+
+    def _strike(self, rank: int, step: int, kind: str, point: str = "boundary") -> None:
+        """A failure of a schedule, on record before it strikes."""
+        self.say(f"injected-{rank}", Open(2))
+        self.say(f"injected-{rank}", Strike(self.number, step, kind, rank, point))
 
     def _detect(self, rank: int) -> None:
         if not self.silent:

@@ -413,7 +413,7 @@ class TestEveryLifeIsAnAttempt:
         self.fails(history, "attempt 4 had a world of 4 to rank-0 and of 5 to rank-1")
 
     def test_failures_of_a_schedule_are_told_in_files_of_their_own(self) -> None:
-        assert worst(audit([*KILLED, *by("injected-2", Open(2), Strike(1, 12, "kill", 2))])) == "pass"
+        assert worst(audit([*KILLED, *by("injected-2", Open(2), Strike(1, 13, "kill", 2))])) == "pass"
 
     def test_a_history_of_version_1_tells_less_and_is_unknown_at_most(self) -> None:
         """Only rank 0 told the plan, and a first attempt told no recover; nobody told what came out of a step."""

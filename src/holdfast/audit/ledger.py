@@ -36,6 +36,8 @@ from holdfast.history import Torn
 from holdfast.lineage import Lineage
 from holdfast.samples import Samples
 
+_INJECTOR = re.compile(r"injected-(storage|0|[1-9][0-9]{0,17})")
+
 
 class Report(NamedTuple):
     """A rank's share of a window, trained, as it says."""
@@ -94,6 +96,7 @@ class Ledger:
         self.strays: list[str] = []  # lines in a file of another writer
         self.strangers: list[str] = []  # writers who say what they cannot know
         self.supervisions: list[Supervision] = []
+        self.strikes: list[tuple[str, Strike]] = []  # failures that were struck on purpose, and who tells of each
         self._all: dict[str, list[Life]] = {}
         self._at: dict[str, Life | Supervision] = {}
         for event in history:
@@ -111,7 +114,9 @@ class Ledger:
         if type(what) is Open:
             self._open(who, what)
         elif (life := self._at.get(who) or self._open(who, None)) is None:
-            if not isinstance(what, Strike | Other | Malformed):
+            if isinstance(what, Strike) and _INJECTOR.fullmatch(who):
+                self.strikes.append((who, what))
+            elif not isinstance(what, Other | Malformed):
                 self.strangers.append(f"{who} is neither a rank nor a supervisor, and tells of {_article(event.kind)}")
         elif isinstance(life, Life):
             life.take(what)

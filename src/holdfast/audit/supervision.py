@@ -9,7 +9,7 @@ may end anywhere: a supervisor may be killed. It writes every line before it goe
 from collections import defaultdict
 from collections.abc import Sequence
 
-from holdfast.events import Detect, Judged, Launch, Malformed, Open, Other, Preempt, Restart, Scale, Strike, What
+from holdfast.events import Detect, Judged, Launch, Malformed, Open, Other, Preempt, Restart, Scale, What
 
 
 class Supervision:
@@ -64,7 +64,7 @@ class Supervision:
             case Judged():
                 self._judge(what)
             case _:
-                return isinstance(what, Other | Malformed | Strike)
+                return isinstance(what, Other | Malformed)
         return True
 
     def _start(self, what: Launch | Restart) -> None:
