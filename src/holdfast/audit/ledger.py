@@ -16,7 +16,7 @@ import numpy as np
 
 from holdfast.audit.columns import Numbers
 from holdfast.audit.declared import Joined
-from holdfast.audit.finding import SHOWN, CannotTell
+from holdfast.audit.finding import SHOWN, CannotTell, where
 from holdfast.audit.life import Life
 from holdfast.audit.memberships import Memberships
 from holdfast.audit.supervision import Supervision
@@ -110,7 +110,7 @@ class Ledger:
         if file not in (None, who):
             self.strays.append(f"{file}.jsonl has a line of {who}")
         if isinstance(what, Malformed):
-            self.malformed.append(f"{_article(what.kind)} of {who}: {what.why}")
+            self.malformed.append(f"{_article(what.kind)} of {who}{where(what, file)}: {what.why}")
         if type(what) is Open:
             self._open(who, what)
         elif (life := self._at.get(who) or self._open(who, None)) is None:
