@@ -18,8 +18,8 @@ UNWRITTEN = (
 
 def supervisors_agree(ledger: Ledger) -> tuple[Verdict, str]:
     """What supervisors say of the run, of its end and of how often it was started, can be, and is what the ranks say."""
-    for said in (_other_world, _other_rank):
-        if because := next(filter(None, (said(ledger, each) for each in ledger.supervisions)), None):
+    for each in ledger.supervisions:
+        if because := _other_world(ledger, each) or _other_rank(ledger, each):
             return "fail", because
     judged = [(each, verdict) for each in ledger.supervisions for verdict in each.verdicts]
     if because := next(filter(None, (misjudged(ledger, each, verdict) for each, verdict in judged)), None):
