@@ -1,12 +1,20 @@
 """Whether the audit can be fooled about what a run, or an attempt of it, began with; and true beginnings."""
 
+import json
+import sys
+from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from holdfast import cli
 from holdfast.audit.verdicts import audit_files
-from holdfast.events import Attempt, Commit, Judged, Launch, Open, Restart
+from holdfast.ddp.config import RunConfig
+from holdfast.events import Attempt, Commit, Event, Judged, Launch, Open, Restart
+from holdfast.exchange.source import Source
 from lived import changed, digest
+from told import written
 from two_ranks import Told, by, failed, found
 
 MINE, OTHER = digest("weights"), digest("other weights")
@@ -37,6 +45,21 @@ class TestARunWithWeightsOfAnother:
 
     def test_passes_where_there_is_no_run_json(self) -> None:
         assert self.found(self.told(MINE, MINE), None, argv=None)[0] == "pass"
+
+    @pytest.mark.parametrize(("digest", "code"), [(MINE, 0), (OTHER, 1)])
+    def test_is_compared_with_run_json_by_the_command(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digest: str, code: int
+    ) -> None:
+        files: defaultdict[str, list[Event]] = defaultdict(list)
+        for event in self.told(MINE, MINE).events:
+            files[event.who].append(event)
+        written(tmp_path / "history", files)
+        config = RunConfig(script="train.py", source=Source(place="w.safetensors", digest=digest))
+        (tmp_path / "run.json").write_text(json.dumps(config.to_json()))
+        monkeypatch.setattr(sys, "argv", ["holdfast", "audit", str(tmp_path)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert end.value.code == code
 
 
 class TestTheSeedOfARun:
