@@ -172,6 +172,8 @@ class _Play:
         self.number = 0
         self.store: list[Snapshot] = []
         self.aside: list[Snapshot] = []
+        self.passed_over: list[int] = []  # steps of those that were set aside in this attempt
+        self.seed = 0
         self.by: By = ()
         self.recovery = rng.choice(["restart", "restart", "forward", "forward", "skip", "replay"])
         self.members: tuple[int, ...] = ()
@@ -210,6 +212,8 @@ class _Play:
 
     def _attempt(self, ending: str) -> str:
         self.number += 1
+        if not any(isinstance(event.what, Commit | Step) for event in self.run.files.get("rank-0", ())):
+            self.seed = self.number  # nothing was trained with any yet
         if ending == "kill" and self.supervised and self.rng.random() < 0.1:
             self._opens()  # and is killed, with its workers, before it can write down that it has started them
             self.silent = True
@@ -268,13 +272,15 @@ class _Play:
                 recorded = self.wrong == "abandoned branch restored"
                 self.aside.clear()
                 return Snapshot(came_back.step, came_back.by, came_back.saver, recorded)
+        self.passed_over = []
         while not quietly and self.store and self.rng.random() < 0.2:
             self.aside.append(self.store.pop())
+            self.passed_over.append(self.aside[-1].step)
         return self.store[-1] if self.store else None
 
     def _beginning(self, rank: int, found: Snapshot | None) -> list[What]:
         begin: list[What] = [Open(2, torn=self.rng.choice([0, 0, 0, 40]))]
-        begin.append(Attempt(self.number, self.world, rank, 1000 + self.number))
+        begin.append(Attempt(self.number, self.world, rank, 1000 + self.number, self.seed))
         if rank == 0 and found and not found.recorded:
             begin.append(Commit(self.number, found.step, 4096, found=True, state=self._committed(found)))
         data = digest("data", rank if self.wrong == "split without a seed" else "")
@@ -293,7 +299,9 @@ class _Play:
         if found and self.wrong == "fresh weights":
             state, self.salt, self.run.was_wrong = digest("fresh", self.number), "fresh", True
         told = self._left(found.by if found else ()) + digest("own")
-        return Recover(self.number, found.step if found else None, *at, rng, 0.125, state=state, fingerprint=told)
+        bad = tuple({"name": f"step-{step:08d}/", "why": "changed since"} for step in self.passed_over)
+        back = found.step if found else None
+        return Recover(self.number, back, *at, rng, 0.125, bad, state=state, fingerprint=told)
 
     def _begin(self, found: Snapshot | None) -> None:
         self.salt = ""
@@ -443,6 +451,8 @@ class _Play:
         A step is written in the next backward, once the last sum of that has begun: so two steps may be lacking.
         """
         who = f"rank-{member}"
+        if (step + member) % 3 == 0:
+            self._strike(member, step, "kill", "boundary" if how == "before" else "backward=0.5")
         self._detect(member)
         self.run.vouched.add((who, self.number, step - 1))
         lines, shared = self.run.files[who], self.shared
@@ -540,7 +550,7 @@ class _Play:
             shared, self.run.was_wrong = digest("another"), True
         who, at = f"rank-{member}", self.plan.position(step)
         self.say(who, Open(2, torn=self.rng.choice([0, 40])))
-        self.say(who, Attempt(self.number, self.world, member, 2000 + self.membership))
+        self.say(who, Attempt(self.number, self.world, member, 2000 + self.membership, self.seed))
         self.say(who, self._plan(digest("data", member if self.wrong == "split without a seed" else "")))
         self._declare([member], said)
         state = {"state": digest("joined", self.by), "fingerprint": shared + digest("own", member)}
@@ -618,8 +628,11 @@ class _Play:
 
     def _fail(self, ending: str) -> str:
         rank = self.rng.choice(self.members) if ending != "early" else self.rng.randrange(self.world)
-        if self.rng.random() < 0.3:
-            self.say(f"injected-{rank}", Strike(self.number, len(self.by), "kill", rank))
+        if self.rng.random() < 0.3 and ending != "early":
+            told = (each.what for each in reversed(self.run.files[f"rank-{rank}"]))
+            last = next((what for what in told if isinstance(what, Step | Attempt)), None)
+            reached = last.step + 1 if isinstance(last, Step) else len(self.by)
+            self._strike(rank, reached, self.rng.choice(["kill", "exit"]))
         if self.supervised and (self.silent or self.rng.random() < 0.2):  # the supervisor was killed, too
             self.supervisor_lives = self.silent = False
             return ending
@@ -627,6 +640,11 @@ class _Play:
         if self.supervised and self.rng.random() < 0.1:
             self.judge("gave-up")
         return ending
+
+    def _strike(self, rank: int, step: int, kind: str, point: str = "boundary") -> None:
+        """A failure of a schedule, on record before it strikes."""
+        self.say(f"injected-{rank}", Open(2))
+        self.say(f"injected-{rank}", Strike(self.number, step, kind, rank, point))
 
     def _detect(self, rank: int) -> None:
         if not self.silent:

@@ -3,6 +3,7 @@
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,6 +25,7 @@ from holdfast.events import (
     Pushed,
     Restored,
     Serve,
+    Struck,
     What,
 )
 from holdfast.samples import Samples
@@ -161,6 +163,70 @@ def a_push_to_fewer_nodes(rng: random.Random, run: Lived, files: Files) -> Files
         places(files, Pushed, lambda it: it.nodes and often[(*when(it), it.part)] == 1 and when(it) not in quiet),
     )
     return place and put(files, place, (it := what_at(files, place))._replace(nodes=it.nodes[1:]))
+
+
+def one_push(rng: random.Random, files: Files, which: Callable[[Any], bool]) -> Place | None:
+    """A push that was made once, in a round in which nothing was dropped."""
+    often = Counter((*when(what_at(files, place)), what_at(files, place).part) for place in places(files, Pushed))
+    quiet = told_dropped(files)
+    once = places(files, Pushed, lambda it: often[(*when(it), it.part)] == 1 and when(it) not in quiet)
+    return pick(rng, [place for place in once if which(what_at(files, place))])
+
+
+@forgery
+def a_push_of_more_blocks_than_its_nodes_hold(rng: random.Random, run: Lived, files: Files) -> Files | None:
+    place = one_push(rng, files, lambda what: what.nodes)
+    much = Samples(run.plan.blocks + 1, "0" * 32)
+    return place and put(files, place, what_at(files, place)._replace(blocks=much))
+
+
+@forgery
+def a_push_of_no_blocks_to_nodes(rng: random.Random, run: Lived, files: Files) -> Files | None:
+    place = one_push(rng, files, lambda what: what.nodes)
+    return place and put(files, place, what_at(files, place)._replace(blocks=Samples()))
+
+
+@forgery
+def a_push_of_other_blocks_than_all(rng: random.Random, run: Lived, files: Files) -> Files | None:
+    place = one_push(rng, files, lambda what: what.blocks.count == run.plan.blocks)
+    return place and put(files, place, (it := what_at(files, place))._replace(blocks=more_or_less(it.blocks)))
+
+
+@forgery
+def a_push_after_the_end(rng: random.Random, run: Lived, files: Files) -> Files | None:
+    place = pick(rng, places(files, Pushed))
+    done = what_at(files, places(files, Done)[-1]).step
+    if place is None:
+        return None
+    late = what_at(files, place)._replace(iteration=done + rng.randint(0, 3))
+    files[place[0]].append(files[place[0]][-1]._replace(what=late))
+    return files
+
+
+@forgery
+def rounds_applied_in_another_order(rng: random.Random, run: Lived, files: Files) -> Files | None:
+    pairs = []
+    for node in sorted({who for who, _ in places(files, Applied)}):
+        told = places(files, Applied, who=node)
+        pairs += [
+            (a, b) for a, b in pairwise(told) if a[0] == b[0] and when(what_at(files, a)) != when(what_at(files, b))
+        ]
+    if not pairs:
+        return None
+    one, other = rng.choice(pairs)
+    first, second = what_at(files, one), what_at(files, other)
+    return put(put(files, one, second), other, first)
+
+
+@forgery
+def somebody_killed_who_never_was(rng: random.Random, run: Lived, files: Files) -> Files | None:
+    place = pick(rng, places(files, Iterate))
+    if place is None:
+        return None
+    whom = rng.choice([("node", 77), ("worker", 77), ("controller", 1), ("king", 0)])
+    struck = Struck(what_at(files, place).iteration, whom[0], [whom[1]])
+    files["controller"].insert(place[1], files["controller"][place[1]]._replace(what=struck))
+    return files
 
 
 @forgery

@@ -285,6 +285,16 @@ def test_a_history_that_was_changed_is_no_verdict_but_an_error(tmp_path: Path) -
         audit_run(tmp_path)
 
 
+def test_a_line_that_does_not_say_what_it_must_is_named_by_file_and_number(tmp_path: Path) -> None:
+    write(tmp_path, KILLED)
+    whole = (tmp_path / "rank-1.jsonl").read_bytes()
+    (tmp_path / "rank-1.jsonl").write_bytes(whole.replace(b'"cursor": 0', b'"cursor": null', 1))
+    assert audit_run(tmp_path)[0].because == (
+        "1 line cannot be right: a recover of rank-1 (rank-1.jsonl, line 4): its cursor is of another form (null is no "
+        "whole number from 0 to 2^63 - 1)"
+    )
+
+
 def test_a_line_in_the_file_of_another_writer_fails(tmp_path: Path) -> None:
     write(tmp_path, KILLED)
     (tmp_path / "rank-0.jsonl").rename(tmp_path / "rank-9.jsonl")
@@ -413,7 +423,7 @@ class TestEveryLifeIsAnAttempt:
         self.fails(history, "attempt 4 had a world of 4 to rank-0 and of 5 to rank-1")
 
     def test_failures_of_a_schedule_are_told_in_files_of_their_own(self) -> None:
-        assert worst(audit([*KILLED, *by("injected-2", Open(2), Strike(1, 12, "kill", 2))])) == "pass"
+        assert worst(audit([*KILLED, *by("injected-2", Open(2), Strike(1, 13, "kill", 2))])) == "pass"
 
     def test_a_history_of_version_1_tells_less_and_is_unknown_at_most(self) -> None:
         """Only rank 0 told the plan, and a first attempt told no recover; nobody told what came out of a step."""

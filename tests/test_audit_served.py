@@ -47,6 +47,17 @@ def test_no_forged_history_passes(name: str) -> None:
     assert applies
 
 
+def test_nobody_is_named_who_has_no_number() -> None:
+    """A block that nobody held when blocks were chosen is in no node's save."""
+    said = ""
+    for seed in (1, 3, 5):
+        files = dict(live(random.Random(seed), 0.2).files)
+        _, line = places(files, Restored, who="controller")[0]
+        said += because(files | {"controller": files["controller"][:line] + files["controller"][line + 1 :]})
+    assert "node--" not in said
+    assert "which nobody held when blocks were chosen" in said
+
+
 def test_files_may_be_read_in_any_order() -> None:
     run = live(random.Random(5), 0.1)
     events = [event for who in sorted(run.files, reverse=True) for event in run.files[who]]

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from typing import Any
 
 import numpy as np
@@ -167,6 +168,40 @@ def test_a_field_of_another_form_is_malformed_and_says_which(name: str, value: A
     wrong = from_json("step", {**to_json(FULL), name: value})
     assert isinstance(wrong, Malformed)
     assert wrong.why.startswith(f"its {name} is of another form")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("step", None, "null is no whole number from 0 to 2^63 - 1"),
+        ("step", True, "true is no whole number from 0 to 2^63 - 1"),
+        ("samples", 5, "5 is no object with a count from 0 and a digest of 32 hexadecimal digits"),
+        ("seconds", {"data": 1.0}, "it lacks compute"),
+        ("seconds", {"data": 1.0, "compute": "x", "stall": 0.0}, 'compute: "x" is no number'),
+        ("loss", 10**400, f"1{'0' * 39} is too large a number"),
+        ("state", "", "it is empty"),
+    ],
+)
+def test_what_was_expected_of_a_field_is_said_in_the_words_of_json(name: str, value: Any, why: str) -> None:
+    wrong = from_json("step", {**to_json(FULL), name: value})
+    assert isinstance(wrong, Malformed)
+    assert wrong.why == f"its {name} is of another form ({why})"
+
+
+def test_a_stall_below_0_is_of_another_form() -> None:
+    wrong = from_json("save", {"attempt": 1, "step": 5, "writer": "blocking", "bytes": 1, "seconds": {"waited": -1.0}})
+    assert isinstance(wrong, Malformed)
+    assert wrong.why == "its seconds is of another form (waited: -1.0 is below 0)"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("value", [None, True, -1, 2**70, 10**400, 2.5, "x", [None], [[1]], {"a": 1}, {}])
+def test_no_reason_is_one_of_python(kind: str, value: Any) -> None:
+    example = next(what for what in EVERY_KIND if isinstance(what, KINDS[kind]))
+    for name in example._fields:
+        read = from_json(kind, {**to_json(example), name: value})
+        if isinstance(read, Malformed):
+            assert not re.search("None|True|object is|convert|Exceeds|argument|'", read.why)
 
 
 def test_fields_that_nobody_knows_are_left_out() -> None:

@@ -1,99 +1,24 @@
 """Whether the audit can be fooled where a supervisor and the ranks of a run tell different stories; and true ones."""
 
-import json
 import random
-from collections.abc import Sequence
 
 import pytest
-import xxhash
 
-from holdfast.audit.verdicts import Finding, audit, audit_files, worst
+from holdfast.audit.verdicts import audit, audit_files, worst
 from holdfast.events import (
     SECOND_SIGNAL,
-    Attempt,
     Commit,
-    Detect,
-    Event,
     Judged,
     Launch,
     Open,
-    Plan,
     Preempt,
     Preempted,
-    Recover,
     Regroup,
     Restart,
-    Seconds,
-    Step,
     Stopped,
-    What,
 )
-from lived import PLAN, changed, digest, preempted, trained
-
-
-def by(who: str, *several: What) -> list[Event]:
-    return [Event(0.0, who, what) for what in several]
-
-
-def command(*args: str) -> str:
-    return xxhash.xxh3_64_hexdigest(json.dumps(args).encode())
-
-
-class Told:
-    """A run of two ranks as it is told, attempt by attempt."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def trains(self, attempt: int, start: int | None, end: int, args: Sequence[str] = ()) -> "Told":
-        """Both ranks go on from a snapshot, or from nothing, and train up to this step."""
-        for rank in range(2):
-            state = None if start is None else digest("saved", start)
-            rng, at = ("keyed" if start is None else "restored"), PLAN.position(start or 0)
-            plan = (PLAN.samples, PLAN.batch, PLAN.epochs, PLAN.seed, 50, "overlapped", "c")
-            self.says(rank, Open(2), Attempt(attempt, 2, rank, 7), Plan(attempt, *plan, command=command(*args)))
-            self.says(rank, Recover(attempt, start, *at, rng, 0.0, state=state))
-            for step in range(start or 0, end):
-                self.says(rank, share(attempt, rank, step))
-        return self
-
-    def saves(self, attempt: int, step: int, *, stops: bool = False) -> "Told":
-        self.says(0, Commit(attempt, step, 4096, 0.5, state=digest("saved", step), stops=stops))
-        return self
-
-    def stops(self, attempt: int, step: int, *, left: bool = False) -> "Told":
-        """Both ranks say that their script stopped the run here, where it was saved."""
-        self.saves(attempt, step, stops=True)
-        for rank in range(2):
-            self.says(rank, Stopped(attempt, step, left))
-        return self
-
-    def supervisor(self, *said: What) -> "Told":
-        self.events += by("supervisor", *said)
-        return self
-
-    def says(self, rank: int, *said: What) -> None:
-        self.events += by(f"rank-{rank}", *said)
-
-    def verdict(self) -> str:
-        return worst(audit(self.events))
-
-    def agree(self) -> tuple[str, str]:
-        return found(audit(self.events))
-
-
-def share(attempt: int, rank: int, step: int) -> Step:
-    state = digest("shared", step) + digest("own", rank, step)
-    place = (attempt, 2, rank, *PLAN.position(step), step)
-    return Step(*place, trained(PLAN, step, rank, 2), Seconds(0.0, 1.0, 0.0), state, reduced=1, stepped=1)
-
-
-def found(findings: Sequence[Finding]) -> tuple[str, str]:
-    return next((each.verdict, each.because) for each in findings if each.check == "supervisors_agree")
-
-
-def failed(attempt: int, step: int | None, rank: int = 1, kind: str = "error") -> Detect:
-    return Detect(attempt, rank, rank, kind, "ValueError: no", exit=1, step=step)
+from lived import changed, preempted
+from two_ranks import Told, failed, found
 
 
 class TestARunThatIsSaidToHaveBeenStoppedByItsScript:
@@ -168,6 +93,29 @@ class TestAttemptsOfWhichNoRankTells:
         run = Told().trains(1, None, 12).saves(1, 10).trains(3, 10, 17).stops(3, 17)
         told = (Open(2), Launch(1, 2), failed(1, 12), Restart(2, 2), failed(2, None), Restart(3, 2))
         assert run.supervisor(*told, Judged("completed", 3, "")).agree()[0] == "pass"
+
+
+class TestARankThatIsSaidToHaveFailed:
+    def run(self, rank: int, recovery: str | None = "restart") -> tuple[str, str]:
+        run = Told().trains(1, None, 12).saves(1, 10).trains(2, 10, 17).stops(2, 17)
+        told = (Open(2), Launch(1, 2), failed(1, None, rank), Restart(2, 2), Judged("completed", 2, ""))
+        return run.supervisor(*told).agree(recovery)
+
+    @pytest.mark.parametrize("rank", [2, 9])
+    def test_and_is_none_of_the_workers_fails(self, rank: int) -> None:
+        assert self.run(rank) == (
+            "fail",
+            f"supervisor saw rank {rank} fail in attempt 1, in which it started 2 workers",
+        )
+
+    def test_passes_as_one_of_them_or_as_one_of_another_node(self) -> None:
+        assert self.run(1)[0] == self.run(-1)[0] == "pass"
+
+    def test_may_be_a_worker_in_reserve_where_a_run_recovers_live(self) -> None:
+        assert self.run(2, "replay")[0] == self.run(2, None)[0] == "pass"
+
+    def test_and_has_no_number_that_a_rank_can_have_fails(self) -> None:
+        assert self.run(-2, None) == ("fail", "supervisor tells of a failure of rank -2, which nobody is")
 
 
 class TestAttemptsThatNoSupervisorStarted:

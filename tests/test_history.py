@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from holdfast.audit.verdicts import audit_run
 from holdfast.errors import BadInput, Corrupt, FutureVersion, StorageFailed
-from holdfast.events import VERSION, Commit, Done, Event, Other, Recover, Save, Seconds, Step
-from holdfast.history import HistoryWriter, Torn, read_history, stream_history
+from holdfast.events import VERSION, Commit, Done, Event, Malformed, Other, Recover, Save, Seconds, Step
+from holdfast.history import HistoryWriter, Torn, backwards, read_history, stream_history
 from holdfast.samples import Samples
 from holdfast.stall import Stall
 
@@ -177,26 +177,43 @@ def test_a_torn_line_longer_than_a_block_is_cut_off_whole(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b"{]", "Expecting"),
-        (b"", "Expecting value"),
-        (b"[1]", "not a JSON object"),
-        (b"\xff\xfe", "decode"),
-        (b'{"event": "step", "time": 1.0}', "who is missing"),
-        (b'{"event": "step", "time": "noon", "who": "a"}', "another type"),
-        (b'{"event": "step", "time": NaN, "who": "a"}', "NaN is not JSON"),
-        (b"[" * 100_000, "recursion"),
+        (b"{]", "it is no JSON from character 2 on"),
+        (b"", "it is no JSON from character 1 on"),
+        (b"[1]", "it is no JSON object"),
+        (b"\xff\xfe", "it is no text in UTF-8"),
+        (b'{"event": "step", "time": 1.0}', "its who is no text"),
+        (b'{"event": 7, "time": 1.0, "who": "a"}', "its event is no text"),
+        (b'{"event": "step", "time": "noon", "who": "a"}', "its time is no number"),
+        (b'{"event": "step", "time": 1' + b"0" * 400 + b', "who": "a"}', "its time is no number that can be one"),
+        (b'{"event": "step", "time": NaN, "who": "a"}', "it says NaN, which JSON does not have"),
+        (b'{"event": "step", "time": 1.0, "who": "a", "step": 1' + b"0" * 5000 + b"}", "a number .* too many digits"),
+        (b"[" * 100_000, "it is nested too deeply"),
     ],
 )
-def test_a_bad_line_in_the_middle_is_an_error_that_names_file_and_line(
+def test_a_bad_line_in_the_middle_is_an_error_that_names_file_and_line_and_says_what_is_expected(
     tmp_path: Path, line: bytes, reason: str
 ) -> None:
     with HistoryWriter(tmp_path, "rank-0") as history:
         history.append(step(1))
     first, second = history.path.read_bytes().splitlines()
     history.path.write_bytes(b"\n".join((first, line, second, b"")))
-    with pytest.raises(Corrupt, match=f"rank-0.jsonl, line 2, .*{reason}") as caught:
+    said = (
+        rf"rank-0.jsonl, line 2, is not an event: {reason}.* one JSON object with event, time and who.* from a copy\.$"
+    )
+    with pytest.raises(Corrupt, match=said) as caught:
         read_history(tmp_path)
     assert "\n" not in str(caught.value)
+    with pytest.raises(Corrupt, match=f"rank-0.jsonl, byte {len(first) + 1}, is not an event: {reason}"):
+        list(backwards(history.path))
+
+
+def test_an_event_that_lacks_something_knows_its_line(tmp_path: Path) -> None:
+    with HistoryWriter(tmp_path, "rank-0") as history:
+        history.append(step(1))
+    with history.path.open("ab") as file:
+        file.write(b'{"event": "done", "time": 1.0, "who": "rank-0", "attempt": 1}\n')
+    what = read_history(tmp_path).events[-1].what
+    assert what == Malformed("done", {"attempt": 1}, "it lacks step", 3)
 
 
 def test_a_history_of_a_future_version_asks_for_an_upgrade(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TypeAlias
 
 from holdfast.errors import BadInput, Corrupt, FutureVersion, StorageFailed
-from holdfast.events import VERSION, Event, Open, What, line, parse
+from holdfast.events import VERSION, Event, Malformed, Open, What, line, parse
 
 Where: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 """A file or a folder, or several."""
@@ -216,7 +216,7 @@ def backwards(file: Path) -> Iterator[Event]:
             while end > 0:
                 start = _end_of_last_line(lines, end - 1)
                 lines.seek(start)
-                yield _decode(lines.read(end - start), file, None)
+                yield _decode(lines.read(end - start), file, start, "byte")
                 end = start
     except FileNotFoundError:
         return
@@ -246,20 +246,21 @@ def _read_file(path: Path, torn: list[Torn]) -> Iterator[Event]:
                     torn.append(Torn(path, number, os.fstat(lines.fileno()).st_size - lines.tell() + len(text)))
                     break
                 event = _decode(text, path, number)
-                if isinstance(event.what, Open) and event.what.torn:
-                    torn.append(Torn(path, number, event.what.torn))
-                yield event
+                what = event.what
+                if isinstance(what, Open) and what.torn:
+                    torn.append(Torn(path, number, what.torn))
+                yield event if not isinstance(what, Malformed) else event._replace(what=what._replace(line=number))
     except OSError as error:
         raise StorageFailed(f"cannot read the history {path}: {error.strerror or error}.") from error
 
 
-def _decode(text: bytes, path: Path, number: int | None) -> Event:
+def _decode(text: bytes, path: Path, number: int, of: str = "line") -> Event:
     try:
         event = parse(text)
-    except (ValueError, OverflowError, RecursionError) as error:
+    except ValueError as error:
         raise Corrupt(
-            f"{path}{f', line {number},' if number else ''} is not an event ({error}): it was changed after it was written. "
-            "Restore the file from a copy."
+            f"{path}, {of} {number}, is not an event: {error}. A line is one JSON object with event, time and who, and "
+            "this one was changed after it was written: restore the file from a copy."
         ) from error
     if isinstance(event.what, Open) and event.what.version > VERSION:
         raise FutureVersion(

@@ -4,8 +4,9 @@ from holdfast.audit.ledger import Ledger
 
 
 def other_beginning(ledger: Ledger) -> str | None:
-    """Who began with other weights than the others, or than the supervisors were told; or took some in the middle."""
-    told = [(each.who, each.weights) for each in ledger.supervisions if each.launches]
+    """Who began with other weights than the others, than the supervisors or run.json tell; or took some in the middle."""
+    told = [] if ledger.argv is None else [("the run in run.json", ledger.weights)]
+    told += [(each.who, each.weights) for each in ledger.supervisions if each.launches]
     for lives in ledger.attempts.values():
         for life in lives:
             recover = life.recover

@@ -18,7 +18,7 @@ def one_plan(ledger: Ledger) -> tuple[Verdict, str]:
     for other in others:
         if because := _other_plan(first, other):
             return "fail", because
-    if because := wrong_length(ledger):
+    if because := wrong_length(ledger) or _other_seed(ledger):
         return "fail", because
     told = [plan.data for _, plan in ledger.plans]
     if any(told) and not all(told):
@@ -60,6 +60,20 @@ def _other_plan(one: tuple[Life, Plan], other: tuple[Life, Plan]) -> str | None:
         return f"the plans of {who} differ in {', '.join(differing)}"
     if first.data and second.data and first.data != second.data:
         return f"the data sets of {who} hold other samples: a split or shuffle before attach() without a seed?"
+    return None
+
+
+def _other_seed(ledger: Ledger) -> str | None:
+    """Who began with another seed than the run was trained with since rank 0 first told of anything that was trained."""
+    lives = (life for life in ledger.lives.get("rank-0", ()) if life.commits or len(life.steps))
+    first = next(lives, None)
+    if first is None or first.began is None or first.began.seed is None:
+        return None
+    for number, several in ledger.attempts.items():
+        for life in several if number >= first.began.attempt else ():
+            if life.began and life.began.seed not in (None, first.began.seed):
+                trained = f"attempt {first.number} trained with {first.began.seed}"
+                return f"{life.who} began attempt {number} with the seed {life.began.seed}, and {trained}"
     return None
 
 

@@ -2,6 +2,8 @@
 
 from typing import Literal, TypeAlias
 
+from holdfast.events import Malformed
+
 Verdict: TypeAlias = Literal["pass", "fail", "unknown"]
 SHOWN = 3  # of a kind that are told one by one
 
@@ -13,3 +15,8 @@ class CannotTell(Exception):
 def counted(number: int, noun: str) -> str:
     """So many of them, in words."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def where(what: Malformed, file: str | None) -> str:
+    """Where a line stands that does not say what it must, in brackets, if that is known."""
+    return f" ({file}.jsonl, line {what.line})" if file is not None and what.line is not None else ""

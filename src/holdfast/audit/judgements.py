@@ -6,6 +6,7 @@ from holdfast.audit.ends import is_finished
 from holdfast.audit.finding import CannotTell, counted
 from holdfast.audit.ledger import Ledger
 from holdfast.audit.seen import fatal, meant, placed, survived
+from holdfast.audit.strikes import struck_in
 from holdfast.audit.supervision import Supervision
 from holdfast.events import SECOND_SIGNAL, SUPERVISED_ONLY, Done, Judged, Preempted, Stopped
 
@@ -41,7 +42,7 @@ def _not_completed(ledger: Ledger, supervision: Supervision, verdict: Judged) ->
     against = [_failed_in(ledger, supervision, verdict.attempts, number) for number in several]
     if all(against):
         return against[0]
-    if because := _untold(ledger, several, verdict):
+    if because := _untold(ledger, several, verdict) or _unseen(ledger, several, verdict):
         return because
     against = [_not_done(ledger, number) for number in ledger.attempts if number in several]
     return next(iter(against), None) if all(against) else None
@@ -55,6 +56,13 @@ def _untold(ledger: Ledger, several: Sequence[int], verdict: Judged) -> str | No
     if SUPERVISED_ONLY in verdict.because:
         raise CannotTell(f"{why}, which was supervised only")
     return why
+
+
+def _unseen(ledger: Ledger, several: Sequence[int], verdict: Judged) -> str | None:
+    """A worker that was ended on purpose in an attempt that is said to be completed, and of whose failure nobody tells."""
+    struck = struck_in(ledger, several[0]) if len(several) == 1 else None
+    seen = any(verdict.attempts in each.failed for each in ledger.supervisions)
+    return f"{struck}, of which no supervisor saw a failure" if struck and not seen else None
 
 
 def _failed_in(ledger: Ledger, supervision: Supervision, counted: int, number: int) -> str | None:

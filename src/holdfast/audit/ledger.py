@@ -16,7 +16,7 @@ import numpy as np
 
 from holdfast.audit.columns import Numbers
 from holdfast.audit.declared import Joined
-from holdfast.audit.finding import SHOWN, CannotTell
+from holdfast.audit.finding import SHOWN, CannotTell, where
 from holdfast.audit.life import Life
 from holdfast.audit.memberships import Memberships
 from holdfast.audit.supervision import Supervision
@@ -35,6 +35,8 @@ from holdfast.geometry import Geometry
 from holdfast.history import Torn
 from holdfast.lineage import Lineage
 from holdfast.samples import Samples
+
+_INJECTOR = re.compile(r"injected-(storage|0|[1-9][0-9]{0,17})")
 
 
 class Report(NamedTuple):
@@ -56,6 +58,15 @@ class Restore(NamedTuple):
     saver: int | None  # the attempt that trained up to that commit
     abandoned: bool  # there was a commit of this step, of a branch that did not stand
 
+    def __str__(self) -> str:
+        step = self.recover.restored
+        what = "nothing" if step is None else f"step {step}"
+        return f"{self.life.who} restored {what}"
+
+    def passed_over(self, step: int) -> bool:
+        """Whether the snapshot of this step was found, and not used."""
+        return any(str(each.get("name")).rstrip("/") == f"step-{step:08d}" for each in self.recover.passed_over)
+
 
 class Save(NamedTuple):
     """A commit, and the attempt that must have trained up to it: the one whose branch it ends, as it stood then."""
@@ -73,16 +84,19 @@ class Ledger:
         torn: Sequence[Torn] = (),
         argv: Sequence[str] | None = None,
         recovery: str | None = None,
+        weights: str | None = None,
     ) -> None:
         self.events = 0
         self.recovery = recovery  # how the run was to recover, if that is known
         self.writers: set[str] = set()
         self.torn = torn
-        self.argv = argv  # what was to be run, where somebody else than the history tells it
+        self.argv = argv  # what was to be run, where run.json tells it
+        self.weights = weights  # the digest of what it was to begin with, told there, too
         self.malformed: list[str] = []
         self.strays: list[str] = []  # lines in a file of another writer
         self.strangers: list[str] = []  # writers who say what they cannot know
         self.supervisions: list[Supervision] = []
+        self.strikes: list[tuple[str, Strike]] = []  # failures that were struck on purpose, and who tells of each
         self._all: dict[str, list[Life]] = {}
         self._at: dict[str, Life | Supervision] = {}
         for event in history:
@@ -96,11 +110,13 @@ class Ledger:
         if file not in (None, who):
             self.strays.append(f"{file}.jsonl has a line of {who}")
         if isinstance(what, Malformed):
-            self.malformed.append(f"{_article(what.kind)} of {who}: {what.why}")
+            self.malformed.append(f"{_article(what.kind)} of {who}{where(what, file)}: {what.why}")
         if type(what) is Open:
             self._open(who, what)
         elif (life := self._at.get(who) or self._open(who, None)) is None:
-            if not isinstance(what, Strike | Other | Malformed):
+            if isinstance(what, Strike) and _INJECTOR.fullmatch(who):
+                self.strikes.append((who, what))
+            elif not isinstance(what, Other | Malformed):
                 self.strangers.append(f"{who} is neither a rank nor a supervisor, and tells of {_article(event.kind)}")
         elif isinstance(life, Life):
             life.take(what)

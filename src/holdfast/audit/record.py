@@ -6,6 +6,7 @@ from itertools import pairwise
 from holdfast.audit.finding import SHOWN, Verdict, counted
 from holdfast.audit.ledger import Ledger
 from holdfast.audit.life import Life
+from holdfast.audit.strikes import struck_otherwise
 
 
 def history_is_readable(ledger: Ledger) -> tuple[Verdict, str]:
@@ -37,7 +38,10 @@ def all_ranks_are_on_record(ledger: Ledger) -> tuple[Verdict, str]:
 
 
 def every_life_is_an_attempt(ledger: Ledger) -> tuple[Verdict, str]:
-    """Every start of a rank is an attempt of its own, and says what it is to do and what came back before it trains."""
+    """Every start of a rank is an attempt of its own, and says what it is to do and what came back before it trains.
+
+    It ends where a failure struck it on purpose.
+    """
     if ledger.strangers:
         return "fail", _some(ledger.strangers)
     if not ledger.attempts:
@@ -48,6 +52,8 @@ def every_life_is_an_attempt(ledger: Ledger) -> tuple[Verdict, str]:
     for number, lives in ledger.attempts.items():
         if because := _disagreement(number, lives):
             return "fail", because
+    if because := struck_otherwise(ledger):
+        return "fail", because
     lives = [life for several in ledger.attempts.values() for life in several]
     if old := next((life for life in lives if life.version < 2), None):
         return "unknown", f"{old.who} wrote in version {old.version} of the format, which tells less"

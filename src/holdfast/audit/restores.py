@@ -41,8 +41,14 @@ def restored_states_agree(ledger: Ledger) -> tuple[Verdict, str]:
         told = (restore.recover.state, restore.commit.state if restore.commit else None)
         if None not in told and told[0] != told[1]:
             return "fail", f"{_restored(restore)}, and went on with another state than was committed"
-    if because := other_beginning(ledger) or _committed_anew(ledger) or _other_fingerprint(ledger, came_back):
-        return "fail", because
+    for because in (
+        other_beginning(ledger),
+        _committed_anew(ledger),
+        _other_fingerprint(ledger, came_back),
+        _one_state_of_two(ledger),
+    ):
+        if because:
+            return "fail", because
     for restore in came_back:
         commit = restore.commit
         if commit and commit.state is None:
@@ -131,6 +137,31 @@ def _other_fingerprint(ledger: Ledger, restores: Iterable[Restore]) -> str | Non
     return None
 
 
+def _one_state_of_two(ledger: Ledger) -> str | None:
+    """Snapshots with one digest, and so with the same parameters, between which the steps say that these changed.
+
+    The digest of a commit is of all that is protected, and the fingerprint of a step of a few parameters: one cannot be
+    computed from the other, and of two commits that differ the parameters may be the same.
+    """
+    told: dict[str, Save] = {}
+    for save in ledger.saves:
+        if save.commit.state is None:
+            continue
+        other = told.setdefault(save.commit.state, save)
+        if (other.commit.step, other.trainer) == (save.commit.step, save.trainer):
+            continue
+        before, after = _came_out(ledger, other), _came_out(ledger, save)
+        if before and after and before != after:
+            two = " and ".join(f"step {each.commit.step} (attempt {each.commit.attempt})" for each in (other, save))
+            return f"the snapshots of {two} have one state by their digests, and the parameters changed from one to the other"
+    return None
+
+
+def _came_out(ledger: Ledger, save: Save) -> int:
+    """The fingerprint of the parameters after the step that a commit ends with; 0 if nobody says."""
+    return state_after(ledger, save.trainer, save.commit.step - 1) if save.trainer is not None else 0
+
+
 def _other_generators(ledger: Ledger, restore: Restore) -> str | None:
     """In what way the generators of this rank did not come back."""
     recover = restore.recover
@@ -149,6 +180,4 @@ def _other_generators(ledger: Ledger, restore: Restore) -> str | None:
 
 
 def _restored(restore: Restore) -> str:
-    step = restore.recover.restored
-    what = "nothing" if step is None else f"step {step}"
-    return f"{restore.life.who} restored {what} in attempt {restore.recover.attempt}"
+    return f"{restore} in attempt {restore.recover.attempt}"

@@ -27,6 +27,12 @@ def last_start(ledger: Ledger) -> int:
     return max((number for each in ledger.supervisions for number in each.launches), default=0)
 
 
+def counts_alike(ledger: Ledger) -> bool:
+    """Whether no supervisor can have been killed before it wrote down a start: then it and the ranks count alike."""
+    told = all(each.verdicts for each in ledger.supervisions[:-1])
+    return told and last_start(ledger) >= max(ledger.attempts, default=0)
+
+
 def fatal(ledger: Ledger, supervision: Supervision, counted: int, number: int) -> Counter[int]:
     """Who failed in an attempt, as its supervisor counts it, and how often the others, as they do, did not go on."""
     return Counter(supervision.failed.get(counted, ())) - survived(ledger, number)

@@ -9,7 +9,7 @@ may end anywhere: a supervisor may be killed. It writes every line before it goe
 from collections import defaultdict
 from collections.abc import Sequence
 
-from holdfast.events import Detect, Judged, Launch, Malformed, Open, Other, Preempt, Restart, Scale, Strike, What
+from holdfast.events import Detect, Judged, Launch, Malformed, Open, Other, Preempt, Restart, Scale, What
 
 
 class Supervision:
@@ -24,6 +24,7 @@ class Supervision:
         self.changed: Sequence[str] = ()  # names of arguments of the script that may differ from those before
         self.launches: list[int] = []  # numbers of attempts
         self.workers: dict[int, int] = {}  # of each, where there is one node
+        self.newest: dict[int, int] = {}  # by attempts that were started again: the newest snapshot that was seen
         self.failed: defaultdict[int, list[int]] = defaultdict(list)  # attempts of which workers failed, and which
         self.detects: list[Detect] = []
         self.asked: set[int] = set()  # attempts that were to stop
@@ -50,6 +51,8 @@ class Supervision:
                 self._start(what)
             case Detect(attempt=number, rank=rank):
                 self._must_run(number, "a failure")
+                if rank < -1:
+                    self._complain(f"{self.who} tells of a failure of rank {rank}, which nobody is")
                 self.failed[number].append(rank)
                 self.detects.append(what)
             case Preempt(attempt=number):
@@ -61,7 +64,7 @@ class Supervision:
             case Judged():
                 self._judge(what)
             case _:
-                return isinstance(what, Other | Malformed | Strike)
+                return isinstance(what, Other | Malformed)
         return True
 
     def _start(self, what: Launch | Restart) -> None:
@@ -73,6 +76,7 @@ class Supervision:
                 self._complain(f"{self.who} launched attempt {what.attempt} after it had started {self.launches[-1]}")
         else:
             self._restart(what.attempt)
+            self.newest |= {} if what.newest is None else {what.attempt: what.newest}
         self.launches.append(what.attempt)
         if self.is_alone:
             self.workers[what.attempt] = what.workers

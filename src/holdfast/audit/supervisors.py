@@ -8,7 +8,7 @@ from holdfast.audit.commands import another_command, changed, given_otherwise, u
 from holdfast.audit.finding import CannotTell, Verdict, counted
 from holdfast.audit.judgements import failed_elsewhere, misjudged
 from holdfast.audit.ledger import Ledger
-from holdfast.audit.seen import fatal, last_start, meant, placed, survived
+from holdfast.audit.seen import counts_alike, fatal, last_start, meant, placed, survived
 from holdfast.audit.supervision import Supervision
 
 UNWRITTEN = (
@@ -18,12 +18,13 @@ UNWRITTEN = (
 
 def supervisors_agree(ledger: Ledger) -> tuple[Verdict, str]:
     """What supervisors say of the run, of its end and of how often it was started, can be, and is what the ranks say."""
-    if because := next(filter(None, (_other_world(ledger, each) for each in ledger.supervisions)), None):
-        return "fail", because
+    for each in ledger.supervisions:
+        if because := _other_world(ledger, each) or _other_rank(ledger, each):
+            return "fail", because
     judged = [(each, verdict) for each in ledger.supervisions for verdict in each.verdicts]
     if because := next(filter(None, (misjudged(ledger, each, verdict) for each, verdict in judged)), None):
         return "fail", because
-    for check in (_cannot_be, another_command, undeclared, given_otherwise, failed_elsewhere):
+    for check in (_cannot_be, another_command, undeclared, given_otherwise, failed_elsewhere, _other_snapshot):
         if because := check(ledger):
             return "fail", because
     _require_every_start(ledger)
@@ -97,6 +98,26 @@ def _require_every_failure(ledger: Ledger) -> None:
                 raise CannotTell(f"{each.who} does not tell that rank {min(unseen[0])} failed in attempt {number}")
 
 
+def _other_snapshot(ledger: Ledger) -> str | None:
+    """A snapshot that a lone supervisor saw when it started again, and that neither came back nor was passed over.
+
+    It may have seen less than there was in the end. A snapshot that was passed over need not be on record otherwise: who
+    saved it may have been killed before it could say so.
+    """
+    if not counts_alike(ledger):
+        return None
+    restores = {restore.recover.attempt: restore for restore in reversed(ledger.restores)}
+    for each in ledger.supervisions:
+        for number, newest in each.newest.items() if each.is_alone else ():
+            saw = f"{each.who} saw the snapshot of step {newest} when it started attempt {number}"
+            if ledger.plans and newest > ledger.geometry.steps:
+                return f"{saw}, in a run of {ledger.geometry.steps} steps"
+            restore = restores.get(number)
+            if restore and (restore.recover.restored or 0) < newest and not restore.passed_over(newest):
+                return f"{saw}, and {restore} and does not say that it passed it over"
+    return None
+
+
 def _successions(ledger: Ledger) -> Iterator[tuple[Supervision, Supervision]]:
     """The lives of each supervisor that started anything, each with the next."""
     lives: defaultdict[str, list[Supervision]] = defaultdict(list)
@@ -114,4 +135,14 @@ def _other_world(ledger: Ledger, supervision: Supervision) -> str | None:
         if number in ledger.attempts and ledger.attempts[number] and ledger.world(number) != workers:
             ranks = counted(ledger.world(number), "rank")
             return f"{supervision.who} started {counted(workers, 'worker')} in attempt {number}, which had {ranks}"
+    return None
+
+
+def _other_rank(ledger: Ledger, supervision: Supervision) -> str | None:
+    """A failure of a rank that a lone supervisor did not start. Where a run recovers live, others wait in reserve."""
+    for detect in supervision.detects if ledger.recovery == "restart" else ():
+        workers = supervision.workers.get(detect.attempt)
+        if workers is not None and detect.rank >= workers:
+            saw = f"{supervision.who} saw rank {detect.rank} fail in attempt {detect.attempt}"
+            return f"{saw}, in which it started {counted(workers, 'worker')}"
     return None

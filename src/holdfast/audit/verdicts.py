@@ -62,9 +62,10 @@ def audit_files(
     torn: Sequence[Torn] = (),
     argv: Sequence[str] | None = None,
     recovery: str | None = None,
+    weights: str | None = None,
 ) -> tuple[Finding, ...]:
     """Every check's finding on the events of a run, each with the name of the file it was read from."""
-    ledger, served = Ledger(torn=torn, argv=argv, recovery=recovery), ServedLedger(torn)
+    ledger, served = Ledger(torn=torn, argv=argv, recovery=recovery, weights=weights), ServedLedger(torn)
     others: list[tuple[str, Event]] = []  # of writers that only a served run has
     for file, event in lines:
         if writer_of(event.who) is None:
@@ -80,12 +81,17 @@ def audit_files(
     return _findings(ledger)
 
 
-def audit_run(path: Where, argv: Sequence[str] | None = None, recovery: str | None = None) -> tuple[Finding, ...]:
-    """Every check's finding on the history at this path, or at these; `argv` is what was to be run, and `recovery` how it
-    was to recover, if that is known."""
+def audit_run(
+    path: Where, argv: Sequence[str] | None = None, recovery: str | None = None, weights: str | None = None
+) -> tuple[Finding, ...]:
+    """Every check's finding on the history at this path, or at these.
+
+    `argv` is what was to be run, with first `weights` of this digest if not with its own, and `recovery` how it was to
+    recover, if that is known.
+    """
     with no_collection():
         torn: list[Torn] = []
-        return audit_files(stream_history(path, torn), torn, argv, recovery or recovery_of(path))
+        return audit_files(stream_history(path, torn), torn, argv, recovery or recovery_of(path), weights)
 
 
 def recovery_of(path: Where) -> str | None:

@@ -235,10 +235,10 @@ def audit(
 ) -> None:
     """Prove from its history that a run trained every sample exactly once, or a served run every push. Example: holdfast audit runs/train"""
     from holdfast.audit.verdicts import audit_run, recovery_of, worst
-    from holdfast.runs.histories import command_of, histories
+    from holdfast.runs.histories import command_of, histories, weights_of
 
     with histories(paths) as files:
-        findings = audit_run(files, command_of(paths), recovery_of(paths))
+        findings = audit_run(files, command_of(paths), recovery_of(paths), weights_of(paths))
     print_findings(findings)
     raise typer.Exit(0 if worst(findings) == "pass" else 1)
 

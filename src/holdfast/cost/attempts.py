@@ -146,8 +146,9 @@ def _read(stretches: Iterable[Stretch]) -> tuple[Lineage, list[int]]:
     for stretch in stretches:
         for event in (moment.event for moment in stretch.moments):
             if isinstance(event.what, Malformed):
+                line = f", line {event.what.line} of its file," if event.what.line else ""
                 raise BadInput(
-                    f"a {event.kind} event of {event.who} cannot be read ({event.what.why}): no cost follows."
+                    f"a {event.kind} event of {event.who}{line} cannot be read ({event.what.why}): no cost follows."
                 )
             lineage.add(event.what)
         counts.append(lineage.committed)

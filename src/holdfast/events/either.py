@@ -46,8 +46,9 @@ class Other(NamedTuple):
 
 
 class Malformed(NamedTuple):
-    """An event that lacks something that its kind must say, or says it in another form."""
+    """An event that lacks something that its kind must say, or says it in another form; in which line of its file."""
 
     kind: str
     fields: Mapping[str, JSON]
     why: str
+    line: int | None = None

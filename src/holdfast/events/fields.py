@@ -1,11 +1,12 @@
 """How each field of an event is written as JSON, and read back: by its type, and never as something else."""
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any, TypeAlias, get_type_hints
 
-from holdfast.errors import BadInput, Corrupt
+from holdfast.errors import Corrupt
 from holdfast.events.either import JSON
 from holdfast.events.kinds import KINDS
 from holdfast.events.served import Serve
@@ -29,7 +30,7 @@ def plain(value: Any) -> JSON:
 
 def _whole(value: JSON) -> int:
     if type(value) is not int or not 0 <= value <= LARGEST:
-        raise ValueError(f"{value!r:.40} is no whole number from 0 to 2^63 - 1")
+        raise ValueError(f"{_shown(value)} is no whole number from 0 to 2^63 - 1")
     return value
 
 
@@ -39,22 +40,25 @@ def _seed(value: JSON) -> int:
 
 def _integer(value: JSON) -> int:
     if type(value) is not int or abs(value) > LARGEST:
-        raise ValueError(f"{value!r:.40} is no whole number below 2^63")
+        raise ValueError(f"{_shown(value)} is no whole number below 2^63")
     return value
 
 
 def _number(value: JSON) -> float:
     if type(value) not in (int, float):
-        raise ValueError(f"{value!r:.40} is no number")
-    number = float(value)  # type: ignore[arg-type]
+        raise ValueError(f"{_shown(value)} is no number")
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except OverflowError:
+        raise ValueError(f"{_shown(value)} is too large a number") from None
     if not math.isfinite(number):
-        raise ValueError(f"{value!r:.40} is not finite")
+        raise ValueError(f"{_shown(value)} is not finite")
     return number
 
 
 def _text(value: JSON) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r:.40} is no text")
+        raise ValueError(f"{_shown(value)} is no text")
     return value
 
 
@@ -66,30 +70,46 @@ def _digest(value: JSON) -> str:
 
 def _flag(value: JSON) -> bool:
     if type(value) is not bool:
-        raise ValueError(f"{value!r:.40} is neither true nor false")
+        raise ValueError(f"{_shown(value)} is neither true nor false")
     return value
 
 
 def _samples(value: JSON) -> Samples:
-    samples = Samples.from_json(value)
+    try:
+        samples = Samples.from_json(value)
+    except Corrupt:
+        wanted = "object with a count from 0 and a digest of 32 hexadecimal digits"
+        raise ValueError(f"{_shown(value)} is no {wanted}") from None
     _whole(samples.count)
     return samples
 
 
 def _seconds(value: JSON) -> Seconds:
     said = _object(value)
-    data, compute, stall = (_number(said.get(part)) for part in ("data", "compute", "stall"))
+    data, compute, stall = (_part(said, part) for part in ("data", "compute", "stall"))
     return Seconds(data, compute, stall, device=said.get("device") is True)
 
 
 def _stall(value: JSON) -> Stall:
     said = _object(value)
-    return Stall(**{part.name: _number(said.get(part.name, 0.0)) for part in fields(Stall)})
+    parts = {part.name: _part(said, part.name) for part in fields(Stall) if part.name in said}
+    if negative := next((name for name, value in parts.items() if value < 0), None):
+        raise ValueError(f"{negative}: {_shown(said[negative])} is below 0")
+    return Stall(**parts)
+
+
+def _part(said: Mapping[str, JSON], name: str) -> float:
+    if name not in said:
+        raise ValueError(f"it lacks {name}")
+    try:
+        return _number(said[name])
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def _object(value: JSON) -> Mapping[str, JSON]:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{value!r:.40} is no JSON object")
+        raise ValueError(f"{_shown(value)} is no JSON object")
     return value
 
 
@@ -107,7 +127,7 @@ def _objects(value: JSON) -> Sequence[Mapping[str, JSON]]:
 
 def _list(value: JSON) -> Sequence[JSON]:
     if not isinstance(value, list | tuple):
-        raise ValueError(f"{value!r:.40} is no list")
+        raise ValueError(f"{_shown(value)} is no list")
     return value
 
 
@@ -156,14 +176,18 @@ def _readers(kind: type[Any]) -> tuple[tuple[str, _Read], ...]:
 READERS = {kind: _readers(kind) for kind in KINDS.values()}
 
 
-def why(kind: type[Any], said: Mapping[str, JSON], error: Exception) -> str:
-    """What an event lacks, or which of its fields is of another form."""
+def why(kind: type[Any], said: Mapping[str, JSON]) -> str:
+    """What an event lacks, or which of its fields is of another form, and which was expected."""
     if missing := [name for name in kind._fields if name not in said and name not in kind._field_defaults]:
         return f"it lacks {', '.join(missing)}"
     for name, read in READERS[kind]:
         try:
             if name in said:
                 read(said[name])
-        except (TypeError, ValueError, OverflowError, Corrupt, BadInput) as wrong:
+        except ValueError as wrong:
             return f"its {name} is of another form ({wrong})"
-    return str(error)
+    return "it is not as its kind must be"
+
+
+def _shown(value: JSON) -> str:
+    return f"{json.dumps(value, default=str, skipkeys=True):.40}"

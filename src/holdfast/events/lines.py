@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from holdfast.errors import BadInput, Corrupt
+from holdfast.errors import BadInput
 from holdfast.events.either import JSON, Malformed, Other
 from holdfast.events.fields import READERS, plain, why
 from holdfast.events.kinds import KINDS, What, word
@@ -49,8 +49,8 @@ def from_json(kind: str, said: Mapping[str, JSON]) -> What:
         return step
     try:
         return known(**{name: read(said[name]) for name, read in READERS[known] if name in said})  # type: ignore[no-any-return]
-    except (TypeError, ValueError, OverflowError, Corrupt, BadInput) as error:
-        return Malformed(kind, said, why(known, said, error))
+    except (TypeError, ValueError):
+        return Malformed(kind, said, why(known, said))
 
 
 def line(time: float, who: str, what: What) -> bytes:
@@ -68,16 +68,38 @@ def line(time: float, who: str, what: What) -> bytes:
 
 
 def parse(text: bytes) -> Event:
-    """The event in a line; ValueError if it is none."""
-    said = _DECODER.decode(text.decode())
+    """The event in a line; ValueError if it is none, which says why in a few words."""
+    said = _decoded(text, _DECODER)
     if not isinstance(said, dict):
-        raise ValueError("not a JSON object")
+        raise ValueError("it is no JSON object")
     if text.count(b":") != _names(said):  # as many colons as names: none stands there twice. Else it is to be seen
-        _CAREFUL.decode(text.decode())
+        _decoded(text, _CAREFUL)
     kind, when, who = said.pop("event", None), said.pop("time", None), said.pop("who", None)
-    if not (isinstance(kind, str) and isinstance(who, str) and type(when) in (int, float)):
-        raise ValueError("event, time or who is missing or of another type")
-    return Event(float(when), who, from_json(kind, said))
+    if not (isinstance(kind, str) and isinstance(who, str)):
+        raise ValueError(f"its {'who' if isinstance(kind, str) else 'event'} is no text")
+    if type(when) not in (int, float):
+        raise ValueError("its time is no number")
+    try:
+        return Event(float(when), who, from_json(kind, said))
+    except OverflowError:
+        raise ValueError("its time is no number that can be one of seconds") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _decoded(text: bytes, decoder: json.JSONDecoder) -> Any:
+    try:
+        return decoder.decode(text.decode())
+    except _Refused:
+        raise
+    except UnicodeDecodeError:
+        raise ValueError("it is no text in UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is no JSON from character {min(error.pos, len(text.rstrip())) + 1} on") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError:  # Python reads no whole number of more digits
+        raise ValueError("a number in it has too many digits") from None
 
 
 def _names(said: Mapping[str, Any]) -> int:
@@ -98,8 +120,12 @@ def _finite(value: Any) -> JSON:
     return value  # type: ignore[no-any-return]
 
 
+class _Refused(ValueError):
+    """What other readers of JSON may take, and we do not."""
+
+
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
+    raise _Refused(f"it says {constant}, which JSON does not have")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -107,7 +133,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     said = dict(pairs)
     if len(said) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"it says {next(name for name in names if names.count(name) > 1)!r:.40} twice")
+        raise _Refused(f"it says {next(name for name in names if names.count(name) > 1)!r:.40} twice")
     return said
 
 

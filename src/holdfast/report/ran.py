@@ -13,7 +13,7 @@ from holdfast.history import read_history
 from holdfast.report.activity import Activity, activity
 from holdfast.report.page import Cell
 from holdfast.report.thinning import Point
-from holdfast.runs.histories import command_of, config_of, histories
+from holdfast.runs.histories import command_of, config_of, histories, weights_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +48,12 @@ def ran(path: Path, name: str, *, audited: bool = True) -> Ran:
     """The run in this folder."""
     with no_collection(), histories([path]) as files:
         told = read_history(files).events
-        findings = audit_run(files, command_of([path]), recovery_of([path])) if audited else None
+        findings = _findings(path, files) if audited else None
         return told_run(told, name, settings={**_settings(told), **_configured(path)}, findings=findings)
+
+
+def _findings(path: Path, files: Sequence[Path]) -> tuple[Finding, ...]:
+    return audit_run(files, command_of([path]), recovery_of([path]), weights_of([path]))
 
 
 def told_run(

@@ -31,6 +31,11 @@ def command_of(paths: Sequence[Path]) -> tuple[str, ...] | None:
     return None
 
 
+def weights_of(paths: Sequence[Path]) -> str | None:
+    """The digest of what the run was to begin with, as its folder says, if not with weights of its own."""
+    return next((read_config(path).weights for path in _folders(paths)), None)
+
+
 def config_of(path: Path) -> RunConfig | None:
     """How the run in this folder was to be done, if it says so."""
     return read_config(path) if _folders([path]) else None

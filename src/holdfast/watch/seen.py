@@ -248,7 +248,7 @@ def _new(file: Growing) -> Iterator[Event]:
     while more := file.lines():
         lines = [*_last_steps(lines + more)]
     for line in lines:
-        with suppress(ValueError, OverflowError, RecursionError):  # the audit reports damage, not the view
+        with suppress(ValueError):  # the audit reports damage, not the view
             yield parse(line)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache, cached_property
 from typing import NamedTuple
 
-from holdfast.audit.finding import CannotTell
+from holdfast.audit.finding import CannotTell, where
 from holdfast.audit.served.replay import Replay
 from holdfast.events import (
     Applied,
@@ -77,7 +77,7 @@ class ServedLedger:
             self.wrong.append(f"{file}.jsonl has a line of {who}")
         writer = writer_of(who)
         if isinstance(what, Malformed):
-            self.wrong.append(f"{what.kind:.40} of {who}: {what.why}")
+            self.wrong.append(f"{what.kind:.40} of {who}{where(what, file)}: {what.why}")
         elif writer is None or not isinstance(what, ANYBODY + SAYS[writer.kind]):
             self.wrong.append(f"{who} cannot know of this: {event.kind:.40}")
         if writer is not None:

@@ -1,7 +1,7 @@
 """Who holds which block at every round of a served run: one owner each, from the first map on."""
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -25,6 +25,11 @@ class Tenure:
     def held(self) -> dict[int, Samples]:
         """By node, the blocks that it holds."""
         return {node: Samples.of(self.blocks([node])) for node in np.unique(self.owners).tolist() if node != NOBODY}
+
+    @cache  # noqa: B019  # a tenure lives as long as its audit
+    def together(self, nodes: tuple[int, ...]) -> Samples:
+        """The blocks of these nodes together, without listing them."""
+        return Samples.total(self.held[node] for node in nodes)
 
     def blocks(self, nodes: Iterable[int]) -> Blocks:
         """The blocks of these nodes together."""

@@ -27,6 +27,9 @@ def every_push_is_applied_once(ledger: ServedLedger) -> tuple[Verdict, str]:
         silent = lacking(ledger, number, tenure)
         count += len(pushed)
         dropped += sum(bool(silent & set(each.nodes)) for each in pushed.values())
+    last = max((number for number, _ in ledger.pushed), default=-1)
+    if replay.done and last >= replay.iterations * rounds:
+        return "fail", f"iteration {last // rounds} round {last % rounds}: it was pushed after the run was done"
     but = f", of which {dropped} declared dropped for the blocks of lost nodes" if dropped else ""
     return ("pass" if count else "unknown"), f"{count} {'push' if count == 1 else 'pushes'}{but}"
 
@@ -70,6 +73,8 @@ def _wrong(ledger: ServedLedger, number: int, tenure: Tenure, pushed: Mapping[in
             return because
         if strange := set(pushed[part].nodes) - set(tenure.held):
             return f"part {part} was pushed to node-{min(strange)}, which held nothing"
+        if because := _misdirected(tenure, pushed[part]):
+            return because
     return _misapplied(ledger, number, pushed) or _undeclared(ledger, number, tenure, pushed)
 
 
@@ -78,6 +83,16 @@ def _unlike(ledger: ServedLedger, number: int, final: Pushed) -> str | None:
     for worker, push in ledger.pushed[number, final.part]:
         if push.version == final.version and (push.blocks, set(push.nodes)) != (final.blocks, set(final.nodes)):
             return f"worker-{worker} pushed other blocks from part {final.part} than another did"
+    return None
+
+
+def _misdirected(tenure: Tenure, push: Pushed) -> str | None:
+    """A push goes to those who hold its blocks, at least one each: which of theirs, only the push itself tells."""
+    held, count = tenure.together(tuple({*push.nodes})), push.blocks.count
+    if len({*push.nodes}) < len(push.nodes) or not len(push.nodes) <= count <= held.count:
+        return f"part {push.part} was pushed for {count} blocks to {len(push.nodes)} nodes that hold {held.count}"
+    if count == held.count and push.blocks != held:
+        return f"part {push.part} was pushed for {count} other blocks than its nodes hold"
     return None
 
 

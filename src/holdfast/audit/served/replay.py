@@ -315,6 +315,9 @@ class Replay:
         return int(np.count_nonzero(self._owners == NOBODY)) if self.tenures else 0
 
     def _strike(self, what: Struck) -> None:
+        ever = self.ever.get(what.kind, {0} if what.kind == "controller" else set())
+        if strange := sorted({*what.targets} - ever):
+            self._complain("losses", f"{what.kind:.40}-{strange[0]} was killed on purpose, and never took part")
         there = self._there.get(what.kind, {0})
         self._struck |= {(what.kind, target) for target in what.targets if target in there}
 

@@ -1,6 +1,7 @@
 """Whether every round of every iteration reached every block once, but where a loss is declared."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from holdfast.audit.finding import CannotTell, Verdict, counted
 from holdfast.audit.served.ledger import ServedLedger
@@ -22,6 +23,8 @@ def every_round_reaches_every_block(ledger: ServedLedger) -> tuple[Verdict, str]
     for number in sorted({*range(finished), *ledger.applied, *replay.dropped}):
         if because := _wrong(ledger, number, finished):
             return "fail", f"iteration {number // rounds} round {number % rounds}: {because}"
+    if because := _out_of_order(ledger):
+        return "fail", because
     skipped = sum(each.blocks.count for several in replay.dropped.values() for each in several)
     but = f", but {counted(skipped, 'block')} declared dropped" if skipped else ""
     return ("pass" if finished else "unknown"), f"{counted(finished, 'round')} applied to every block once{but}"
@@ -45,6 +48,17 @@ def _wrong(ledger: ServedLedger, number: int, finished: int) -> str | None:
         or _other_map(ledger.replay.tenures, tenure, applied)
         or _undeclared(ledger, number, tenure, is_finished=number < finished)
     )
+
+
+def _out_of_order(ledger: ServedLedger) -> str | None:
+    """A node that tells of a round after a later one: all wait for each other after every round."""
+    for writer in ledger.writers:
+        told = [what for what in ledger.told(*writer) if isinstance(what, Applied)] if writer.kind == "node" else []
+        for before, after in pairwise(told):
+            if ledger.number(after) < ledger.number(before):
+                later = f"iteration {before.iteration} round {before.round}"
+                return f"node-{writer.number} applied iteration {after.iteration} round {after.round} after {later}"
+    return None
 
 
 def _other_blocks(tenure: Tenure, applied: Mapping[int, Sequence[Applied]]) -> str | None:

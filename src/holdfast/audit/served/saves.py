@@ -48,6 +48,10 @@ class Saves:
         if choice is None:
             return f"a save of iteration {iteration} was committed, for which no blocks were chosen"
         owners = choice.owners[ids]
+        if len(orphans := ids[owners == NOBODY]):
+            return (
+                f"the save of iteration {iteration} has block {orphans[0]}, which nobody held when blocks were chosen"
+            )
         for node in np.unique(owners).tolist():
             if Samples.of(ids[owners == node]) != choice.by_node.get(node, Samples()):
                 return f"the save of iteration {iteration} has other blocks of node-{node} than it chose"
