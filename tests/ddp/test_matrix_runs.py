@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-WITHIN = 120.0
+WITHIN = 300.0
 VARIANTS = ("reference", "blocking", "overlapped", "replay", "forward", "skip")
 
 
