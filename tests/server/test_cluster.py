@@ -1,4 +1,4 @@
-"""Ray starts and ends with the run: a signal that comes while it starts is heeded once it can be."""
+"""Ray starts and ends with the run, or does not and that is said; a signal that comes while it starts is heeded once it can be."""
 
 import os
 import signal
@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from processes import DEADLINE, until
+
+from holdfast.errors import WorkerLost
+from holdfast.server.cluster import cluster
 
 
 def group(number: int) -> list[str]:
@@ -21,6 +25,24 @@ def group(number: int) -> list[str]:
             if int(fields.split()[3]) == number and fields.split()[0] != "Z":
                 found.append(name)
     return found
+
+
+def test_when_ray_does_not_start_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(**_: object) -> None:
+        raise RuntimeError("Timed out while waiting for GCS to become available.\nand much more")
+
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", refused)
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    monkeypatch.setattr("holdfast.server.cluster._processes", list)  # other tests may have a Ray here
+    with (
+        pytest.raises(
+            WorkerLost,
+            match=r"^Ray did not start: Timed out while waiting for GCS to become available\. If the machine is busy, try again; its logs say more$",
+        ),
+        cluster(),
+    ):
+        pass
 
 
 def test_asked_to_end_while_ray_starts_it_ends_in_order_and_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from threading import current_thread, main_thread
 from types import ModuleType
 from unittest.mock import patch
 
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, WorkerLost
 
 CONNECT_WITHIN = 10.0  # seconds for a cluster to answer
 END_WITHIN = 10.0  # seconds for Ray's own processes to end
@@ -40,17 +40,17 @@ def cluster(address: str | None = None) -> Iterator[None]:
 
 
 def _start(ray: ModuleType, address: str | None) -> None:
-    if address is not None:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-        return
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        num_cpus=os.cpu_count(),
-        object_store_memory=OBJECTS,
-    )
+    embedded = {"include_dashboard": False, "num_cpus": os.cpu_count(), "object_store_memory": OBJECTS}
+    try:
+        ray.init(
+            address=address or "local",
+            log_to_driver=False,
+            logging_level="ERROR",
+            **({} if address is not None else embedded),
+        )
+    except Exception as error:  # Ray raises no narrower one
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise WorkerLost(f"Ray did not start: {why} If the machine is busy, try again; its logs say more") from error
 
 
 @contextmanager
