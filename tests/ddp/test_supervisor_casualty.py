@@ -7,10 +7,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.ddp.past import Finish
 from holdfast.supervise.casualty import Casualty, Death, casualty
 from holdfast.supervise.errorfile import Raised
 from holdfast.supervise.tries import Tries
-from holdfast.supervise.verdict import Verdict
+from holdfast.supervise.verdict import Verdict, done_before
 
 # What peers of a dead worker were seen to raise.
 CONNECTION_ERRORS = (
@@ -190,3 +191,20 @@ def test_a_verdict_is_one_line_and_an_exit_code() -> None:
     assert [
         Verdict(verdict=word, attempts=2, because="").exit_code for word in ("gave-up", "preempted", "refused")
     ] == [1, 75, 2]  # type: ignore[arg-type]
+
+
+def test_a_verdict_is_the_same_on_the_nodes_that_read_it() -> None:
+    verdict = Verdict(verdict="gave-up", attempts=4, because='rank 2 raised "no"')
+    assert Verdict.from_text(verdict.to_text()) == verdict
+
+
+def test_of_a_run_that_was_done_before_it_is_said_where_its_last_snapshot_is_gone() -> None:
+    end = Finish(step=40, stopped=False, attempt=3)
+    whole, older, none = (done_before(end, newest) for newest in (40, 30, None))
+    assert {each.verdict for each in (whole, older, none)} == {"completed"}
+    assert {each.attempts for each in (whole, older, none)} == {3}
+    assert whole.because == (
+        "this run is done, trained to its end, step 40: nothing was started (--extend trains it for longer)"
+    )
+    assert older.because == f"{whole.because}; its last snapshot is gone, the newest that is left is of step 30"
+    assert none.because == f"{whole.because}; its last snapshot is gone, none is left"

@@ -12,6 +12,9 @@ import pytest
 from listening import listening
 from supervised import Start, Supervisor, wait_until
 
+from holdfast.supervise.node import Node
+from holdfast.supervise.rendezvous import Meeting
+
 
 def free_port(address: str) -> int:
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
@@ -148,3 +151,17 @@ def test_nodes_that_do_not_belong_together_are_refused(start: Start) -> None:
     ]
     for job in other:
         assert "differ in args" in job.result()["refused"], job.said
+
+
+def test_a_meeting_tells_who_goes_on_without_whom_and_where_they_meet_now() -> None:
+    all_of_them = Meeting(attempt=1, round="a", address="", nodes=(0, 1, 2))
+    some = Meeting(attempt=2, round="b", address="", nodes=(1,), host=1)
+    assert all_of_them.news(None, 3) == []
+    assert some.news(all_of_them, 3) == ["node 1 of 3 go on without nodes 0, 2", "the nodes now meet at node 1"]
+    assert some.news(some, 3) == ["node 1 of 3 go on without nodes 0, 2"]
+
+
+def test_too_few_nodes_came_or_too_few_are_left() -> None:
+    node = Node(rank=1, of=4, endpoint="node0:29400", least=2)
+    assert node.too_few(have_met=False) == "fewer than 4 nodes came to node0:29400"
+    assert node.too_few(have_met=True).startswith("fewer than 2 of 4 nodes are left (--min-nodes)")

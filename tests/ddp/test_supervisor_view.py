@@ -12,15 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from holdfast.ddp.config import RunConfig
 from holdfast.errors import BadInput, StorageFailed
-from holdfast.events import Commit, Launch, Plan, Recover, Restart, Seconds, Step, line
-from holdfast.history import HistoryWriter
+from holdfast.events import Commit, Launch, Plan, Preempt, Recover, Restart, Seconds, Step, line
+from holdfast.history import HistoryWriter, recall
 from holdfast.progress import Progress
 from holdfast.samples import Samples
 from holdfast.supervise import errorfile
 from holdfast.supervise.casualty import Casualty
 from holdfast.supervise.errorfile import Raised
 from holdfast.supervise.output import Tail
+from holdfast.supervise.record import Record, last_attempt
 from holdfast.supervise.tries import Tries
 from holdfast.supervise.view import Growing, Tally, View
 
@@ -139,6 +141,34 @@ def test_on_a_terminal_one_line_changes_and_output_scrolls_above_it(tmp_path: Pa
     assert text.getvalue().count("step 5") >= 2
     assert "\x1b[2K" in text.getvalue()  # the line is erased and drawn again
     assert "Traceback\n  line\n" in text.getvalue()
+
+
+def test_a_disk_that_refuses_the_record_of_a_supervisor_is_told_of_once_and_gets_all_of_it_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = io.StringIO()
+
+    def refuses(self: HistoryWriter) -> None:
+        raise StorageFailed("no space")
+
+    with View(Console(file=text, width=200), tmp_path, "supervisor", Tries(3, None)) as view:
+        with Record(tmp_path, "supervisor", view) as record, monkeypatch.context() as full:
+            full.setattr(HistoryWriter, "flush", refuses)
+            record.note(Restart(2, 4))
+            record.note(Preempt(2))
+        told = [event.what for event in recall(tmp_path / "supervisor.jsonl", "restart", "preempt")]
+    assert text.getvalue().splitlines() == ["holdfast: no space"]
+    assert told == [Restart(2, 4), Preempt(2)]
+
+
+def test_a_launch_is_on_record_with_the_arguments_that_differ_from_those_of_the_last_one(tmp_path: Path) -> None:
+    with View(Console(file=io.StringIO()), tmp_path, "supervisor", Tries(3, None)) as view:
+        for attempt, rate in enumerate(("0.1", "0.2"), 1):
+            with Record(tmp_path, "supervisor", view) as record:
+                record.launch(RunConfig(script="train.py", args=("--lr", rate)), attempt, workers=2, nodes=1)
+    launches = [event.what for event in recall(tmp_path / "supervisor.jsonl", "launch")]
+    assert [each.changed for each in launches if isinstance(each, Launch)] == [(), ("--lr",)]
+    assert last_attempt(tmp_path / "supervisor.jsonl") == 2
 
 
 @pytest.mark.parametrize("terminal", [False, True])

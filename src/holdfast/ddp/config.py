@@ -102,10 +102,14 @@ class RunConfig:
         points.check_survivors(self.failures, self.recovery, nodes * self.workers)
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """What makes it this run and not another, as JSON values."""
+        return {name: getattr(self, name) for name in IDENTITY} | {"source": self.weights}
+
+    @property
     def fingerprint(self) -> str:
         """A digest of what makes it this run and not another."""
-        identity = {name: getattr(self, name) for name in IDENTITY} | {"source": self.weights}
-        return xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
+        return xxhash.xxh3_128_hexdigest(json.dumps(self.identity).encode())
 
     @property
     def weights(self) -> str | None:

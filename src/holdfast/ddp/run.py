@@ -1,7 +1,6 @@
 """The run that a training script belongs to: what `holdfast.attach()` gives, and what a script says to it."""
 
 import atexit
-import functools
 import logging
 import os
 import weakref
@@ -16,40 +15,20 @@ from torch.utils.data import default_collate
 
 from holdfast import progress
 from holdfast.checkpoint.writer import Writer
-from holdfast.ddp import (
-    generators,
-    inject,
-    loader_options,
-    loading,
-    outside,
-    planning,
-    rehearsed,
-    restoring,
-    whence,
-    world,
-)
+from holdfast.ddp import loader_options, loading, rehearsed, restoring, whence, world
 from holdfast.ddp.ahead import WAY
-from holdfast.ddp.asked_for import UNSAVED, seeded_late
 from holdfast.ddp.attempt import begin
-from holdfast.ddp.batches import Loop, Loss
-from holdfast.ddp.conditions import Conditions
+from holdfast.ddp.batches import Loss
 from holdfast.ddp.config import RunConfig
 from holdfast.ddp.draws import LONG, Draws
-from holdfast.ddp.effort import Effort
 from holdfast.ddp.epochs import Batches, Course, Epochs, Turns, within_a_loop
-from holdfast.ddp.fingerprint import Fingerprints
 from holdfast.ddp.going_live import live_for
-from holdfast.ddp.inject import Injection
-from holdfast.ddp.keeping import Keeping
-from holdfast.ddp.live import fallen_back
 from holdfast.ddp.loading import Collate, Dataset, Loads, Shares
+from holdfast.ddp.preparing import Preparing
 from holdfast.ddp.protected import Protectable, Protected, Value
 from holdfast.ddp.record import Enrolled, Record, Unrecorded
-from holdfast.ddp.rehearsed import SavingAt, Unwatched, Watch
 from holdfast.ddp.replica import Replica
-from holdfast.ddp.reporting import Part, Reporting
 from holdfast.ddp.restoring import Restored
-from holdfast.ddp.saving import Saves, Saving, Unsaved
 from holdfast.ddp.shard import Shard
 from holdfast.ddp.stopping import Stopping
 from holdfast.ddp.stream import Feed, Loader, Streamed
@@ -58,7 +37,6 @@ from holdfast.ddp.unwrapping import unwrapped
 from holdfast.ddp.world import World
 from holdfast.ddp.writing import writer_for
 from holdfast.errors import BadInput
-from holdfast.events import Recover
 from holdfast.geometry import Geometry
 from holdfast.progress import Phase
 from holdfast.state import flatten
@@ -224,54 +202,6 @@ class Run:
             seed=self.seed if seed is None else seed,
         )
 
-    def _prepare(
-        self, shares: Loads, geometry: Geometry, options: Mapping[str, Any], *, by_epoch: bool
-    ) -> tuple[Course, Turns]:
-        """The loop over this plan, which is yet to begin."""
-        protected = self._start()
-        self._check(geometry, shares.parts)
-        injection = self._injection()
-        start = self._restored.step or 0
-        fingerprint = planning.identity(geometry, protected)
-        conditions = self._conditions(geometry, shares)
-        self._plan(geometry, fingerprint, shares, conditions.data)
-        fingerprints = Fingerprints(protected if self._attempt else None)
-        part = Part(self._world.rank, self._world.size)
-        self._stopping = Stopping(self._world, start, wanted=self._restored.stopped and not self._config.extend)
-        loop = Loop(
-            geometry=geometry,
-            start=start,
-            end=self._rehearsal.end(geometry) if self._rehearsal else geometry.steps,
-            world=self._world,
-            attempt=self.attempt,
-            record=self._record,
-            recover=lambda start, rank: self._recover(start, rank, geometry, protected, fingerprints),
-            reporting=Reporting(self._record, fingerprints, self.attempt, part),
-            effort=Effort(self._replicas, protected),
-            saves=self._saves(geometry, protected, fingerprint, injection, shares, conditions),
-            stopping=self._stopping,
-            injection=injection,
-            loss=self._loss,
-            replicas=self._replicas,
-            source=loading.Source(shares, geometry, options),
-            part=part,
-            live=self._live,
-            by_epoch=by_epoch,
-            keeping=Keeping(protected, fingerprints, self._put_back),
-            watch=self._watch(protected, shares.dataset),
-        )
-        for replica in self._replicas:
-            replica.meanwhile = loop.meanwhile
-        if self._live:
-            self._live.settle = loop.reporting.settle
-            self._live.injected = injection.recovers
-            self._live.is_pending = lambda: loop.effort.is_pending
-        turns = loop.run()
-        if self._is_done(geometry) and world.SUPERVISED in os.environ:
-            self._end_at_once(turns)
-        self._loop = weakref.ref(turns)  # weak: to leave the loop is to end it
-        return Course(shares.dataset, geometry, shares.parts, start, self._in_a_loop), turns
-
     def draws(self, steps: int, *, global_batch: int, accumulate: int = 1) -> Batches:
         """So many windows whose samples the script draws itself: as many as `batch.data` says, of `global_batch` in all.
 
@@ -372,137 +302,32 @@ class Run:
             weights = take(self._config.source, self._protected, tells=self.rank == 0)
             self._restored = replace(self._restored, weights=weights)
 
-    def _is_done(self, geometry: Geometry) -> bool:
-        """Whether nothing of this plan is left to train."""
-        if self._live and self._live.joins:
-            return False
-        at_end = self._restored.step == geometry.steps or (self._restored.stopped and not self._config.extend)
-        if at_end and self.rank == 0:
-            logger.warning("this run is done at step %d: nothing is left to train", self._restored.step)
-        return at_end
-
-    def _end_at_once(self, turns: Turns) -> None:
-        """Say that the run is done, and end: scripts expect that their loop has had a turn when it ends."""
-        for _ in turns:
-            raise AssertionError("nothing was left to train")
-        raise SystemExit(0)
-
-    def _put_back(self) -> None:
-        """What is protected is again as it came back."""
-        if self._attempt is None or self._protected is None or self._restored.step is None:
-            raise fallen_back("a script that changes what is protected before an epoch's batches cannot join in one")
-        restoring.put_back(self._attempt, self._world, self._restored.step, self._protected)
-
-    def _start(self) -> Protected:
+    def _prepare(
+        self, shares: Loads, geometry: Geometry, options: Mapping[str, Any], *, by_epoch: bool
+    ) -> tuple[Course, Turns]:
+        """The one loop of the run, over this plan; it is yet to begin."""
         if self._protected is None:
             raise BadInput("batches() came before protect(): first name what is to come back after a failure")
         if self._loop:
             raise BadInput(f"batches() was called before, and a run has one loop, over all its epochs: write {WAY}")
         if whence.in_a_loop() and not self._in_a_loop:
             raise within_a_loop("run.batches(...)")
-        for model in self._models:
-            self._protected.check_covers(model)
-        self._protected.check_schedules()
-        if self._live:
-            self._protected.check_replicated(self._models)
-        if not (self._live and self._live.joins):
-            progress.here.enters(Phase.TRAINING)
-        outside.begun()
-        if self.main and self.attempt == 1:
-            for line in (seeded_late(generators.seeded()), None if self._attempt else UNSAVED):
-                if line:
-                    logger.warning("%s", line)
-        return self._protected
-
-    def _check(self, geometry: Geometry, accumulate: int) -> None:
-        """Refuse what cannot be trained; all ranks refuse alike."""
-        least = geometry.share_size(0, self.world)
-        if not 1 <= accumulate <= least:
-            raise BadInput(f"{least} samples a rank cannot be accumulated in {accumulate} parts: give 1 to {least}")
-        inject.check(self._config.failures, geometry.steps)
-        if self._attempt:
-            restoring.check_config(self._attempt.store, self._restored, geometry, extend=self._config.extend)
-        if self._live:
-            self._live.weigh(geometry)
-            return
-        share = geometry.share_size(self.rank, self.world)
-        for replica in self._replicas:
-            replica.weight = share / geometry.batch
-
-    def _conditions(self, geometry: Geometry, shares: Loads) -> Conditions:
-        """What bits depend on beside the state, compared with what it was when that was saved."""
-        if self._attempt is None:
-            return Conditions.now(None)
-        now = Conditions.now(planning.data_digest(geometry, shares))
-        same_world = self._restored.world == self._world.size
-        now.check(self._restored.conditions, same_world=same_world, tells=self.main)
-        return now
-
-    def _plan(self, geometry: Geometry, fingerprint: str, shares: Loads, data: str | None) -> None:
-        """Say what is to be done."""
-        if self._attempt:
-            self._record.append(planning.plan(self._config, self.attempt, geometry, fingerprint, shares, data))
-            self._record.flush()
-
-    def _recover(
-        self, start: int, rank: int, geometry: Geometry, protected: Protected, fingerprints: Fingerprints
-    ) -> Recover:
-        """What the first step begins with."""
-        restored = self._restored
-        if start != (restored.step or 0):
-            restored = Restored(step=start)  # by another rank's state
-        at = geometry.position(start)
-        key = loading.share_key(geometry, at, rank)
-        return Recover(
-            attempt=self.attempt,
-            restored=restored.step,
-            epoch=at.epoch,
-            cursor=at.cursor,
-            rng=restoring.key_generators(key, restored, self._world),
-            seconds=restored.seconds,
-            passed_over=restored.passed_over,
-            state=restored.state(protected),
-            weights=restored.weights,
-            fingerprint=fingerprints.take().digest(),
-        )
-
-    def _saves(
-        self,
-        geometry: Geometry,
-        protected: Protected,
-        fingerprint: str,
-        injection: Injection,
-        shares: Loads,
-        conditions: Conditions,
-    ) -> Saves:
-        if self._attempt is None:
-            return Unsaved()
-        saving = functools.partial(SavingAt, at=self._rehearsal.saves) if self._rehearsal else Saving
-        return saving(
+        preparing = Preparing(
+            config=self._config,
             world=self._world,
-            writer=self._writer,
-            word=self._config.writer,
-            every=self._config.save_every,
+            attempt=self._attempt,
             record=self._record,
-            attempt=self.attempt,
-            protected=protected,
-            config=geometry.to_json(),
-            conditions=conditions,
-            fingerprint=fingerprint,
-            saved=self._restored.step,
-            make_writer=functools.partial(writer_for, self._config, self._attempt, self._world),
-            position=shares.position,
-            injected=injection.saves,
+            rehearsal=self._rehearsal,
+            live=self._live,
+            models=self._models,
+            replicas=self._replicas,
+            protected=self._protected,
+            restored=self._restored,
+            writer=self._writer,
+            loss=self._loss,
         )
-
-    def _watch(self, protected: Protected, dataset: Dataset) -> Unwatched:
-        if self._rehearsal is None:
-            return Unwatched()
-        return Watch(self._rehearsal, protected, dataset, self.rank, self.attempt)
-
-    def _injection(self) -> Injection:
-        struck = self._attempt.past.struck if self._attempt else ()
-        folder = self._attempt.folder if self._attempt else None
-        injection = Injection(self._config.failures, self.rank, self.attempt, struck, folder, self._world)
-        injection.watch(self._models, self._replicas)
-        return injection
+        loop = preparing.loop(shares, geometry, options, by_epoch=by_epoch)
+        self._stopping, turns = loop.stopping, loop.run()
+        preparing.end_if_done(geometry, turns)
+        self._loop = weakref.ref(turns)  # weak: to leave the loop is to end it
+        return Course(shares.dataset, geometry, shares.parts, loop.start, self._in_a_loop), turns

@@ -14,11 +14,9 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray import ObjectRef
 from ray.actor import ActorHandle
 
 from holdfast import events
-from holdfast.errors import WorkerLost
 from holdfast.history import HistoryWriter
 from holdfast.samples import Samples
 from holdfast.server.calls import Member
@@ -27,13 +25,11 @@ from holdfast.server.members import Members
 from holdfast.server.node import Account
 from holdfast.server.outcome import Outcome, Status, Times
 from holdfast.server.past import Past
-from holdfast.server.recovering import Place, Recovering, first_map, gathered_map
+from holdfast.server.recovering import Recovering, first_map, gathered_map
+from holdfast.server.rounds import Rounds
 from holdfast.server.settings import Settings
 from holdfast.server.stale import Stale
-from holdfast.server.worker import Turn
 from holdfast.workloads.divided import When
-
-TRIES = 20  # of a round in which nobody is found to be lost
 
 
 class Controller:
@@ -47,7 +43,6 @@ class Controller:
         self._arrivals: queue.Queue[tuple[Member, ActorHandle[Any]]] = queue.Queue()
         self._status = Status()
         self._requests = 0
-        self._place = Place(0, 0, 0)
         self._clocks = dict.fromkeys(range(settings.workers), 0)
         self._chosen = -1  # the last iteration after which nodes had chosen what to save when the controller was lost
 
@@ -61,7 +56,7 @@ class Controller:
             for number, actor in actors.items():
                 if (member := Member(kind, number)) not in gone:
                     self._members.admit(member, actor)
-        self._announce(life)
+        self._record(self._settings.announced(life, self._workload))
         iteration = self._begin() if life == 0 else self._resume()
         outcome = self._iterate(iteration) if self._settings.staleness == 0 else self._iterate_stale()
         self._settle_last()
@@ -86,33 +81,14 @@ class Controller:
         """Open history and store: until it trains, a controller only waits, and another one has them."""
         self._history = HistoryWriter(self._settings.history, "controller")
         self._past = Past(self._history.path, self._settings)
-        self._coordinator = Coordinator(self._settings, self._workload, self._members)
+        self._coordinator = Coordinator(self._settings, self._workload, self._members, self._record)
         self._recovering = Recovering(
             self._settings, self._members, self._coordinator, self._record, self._reinforce, self._strike_at
         )
-        self._struck = self._past.strikes()
-
-    def _announce(self, life: int) -> None:
-        settings, policy = self._settings, self._settings.policy
-        self._record(
-            events.Serve(
-                life,
-                self._workload.name,
-                self._count,
-                settings.nodes,
-                settings.workers,
-                self._workload.rounds,
-                policy.ranking,
-                str(policy.fraction),
-                policy.interval,
-                settings.recovery,
-                settings.seed,
-                settings.staleness,
-                self._workload.criterion,
-                settings.iterations,
-                policy.saves,
-            )
+        self._rounds = Rounds(
+            self._settings, self._workload, self._members, self._recovering, self._record, self._strike_at
         )
+        self._struck = self._past.strikes()
 
     def _begin(self, version: int = 0) -> int:
         """Deal out the blocks as they are before the first iteration, and save all of them; nobody can lose any yet."""
@@ -124,9 +100,9 @@ class Controller:
             if not any(member.kind == "node" for member in lost):
                 break
             for member, why in lost.items():
-                recovering.take_leave(member, why, self._place, holding=False)
+                recovering.take_leave(member, why, self._rounds.place, holding=False)
             version += 1
-        self._recover(lost or recovering.route())
+        self._rounds.recover(lost or recovering.route())
         return 0
 
     def _deal(self) -> Mapping[int, str]:
@@ -139,7 +115,6 @@ class Controller:
             return missing
         self._coordinator.write(0, 0)
         saved = self._coordinator.settle()
-        self._save_settled(saved)
         return {} if saved is None else saved.lost
 
     def _resume(self) -> int:
@@ -161,10 +136,10 @@ class Controller:
             # Parts that were ahead do it again: what they push is known already, and what they measure is not.
             self._clocks = dict.fromkeys(self._clocks, self._past.iterations())
             open_round = self._past.iterations() * self._workload.rounds
-        self._at(open_round)
+        self._rounds.at(open_round)
         self._recall()
         self._tell_joined()
-        is_doubled = recovering.finish_moves(held, self._place, self._past.moves())
+        is_doubled = recovering.finish_moves(held, self._rounds.place, self._past.moves())
         self._tell_found()
         last = max(accounts.values(), key=lambda account: account.chosen, default=None)
         self._coordinator.credit = last.credit if last else self._coordinator.credit
@@ -175,17 +150,17 @@ class Controller:
         if not self._settings.staleness:
             nodes = [member.number for member in lost if member.kind == "node"]
             if len(versions) and versions.max() > open_round:
-                self._tell_dropped(nodes, self._when(open_round))
-                self._commit(self._when(open_round))
+                self._tell_dropped(nodes, self._rounds.when(open_round))
+                self._rounds.commit(self._rounds.when(open_round))
             elif (
                 open_round > self._past.iterations() * self._workload.rounds
             ):  # all others have applied the round before
-                self._tell_dropped(sorted(answers.missing), self._when(open_round - 1))
+                self._tell_dropped(sorted(answers.missing), self._rounds.when(open_round - 1))
         self._save_again(accounts)
-        self._recover(lost)
+        self._rounds.recover(lost)
         if is_doubled:
-            self._recover(recovering.hold_by_map(self._place))
-        self._recover(recovering.route())
+            self._rounds.recover(recovering.hold_by_map(self._rounds.place))
+        self._rounds.recover(recovering.route())
         return 0 if self._settings.staleness else self._finish_iteration(self._chosen)
 
     def _send_back(self, accounts: dict[int, Account]) -> None:
@@ -199,7 +174,7 @@ class Controller:
     def _tell_joined(self) -> None:
         """Members that came, and of which the lost controller could no longer tell."""
         for member in sorted({*self._members.all()} - self._past.joined()):
-            self._record(events.Joined(self._place.iteration, *member, self._recovering.map.version))
+            self._record(events.Joined(self._rounds.place.iteration, *member, self._recovering.map.version))
 
     def _tell_found(self) -> None:
         """The newest save that the store has: the lost controller may have committed it, and told nobody."""
@@ -221,7 +196,7 @@ class Controller:
             self._status = self._status._replace(iteration=last.iteration + 1, loss=last.loss, seconds=last.seconds)
         self._status = self._status._replace(saves=self._past.saves())
         self._recovering.failures = 1 + self._past.failures()
-        self._record(events.Lost(*self._place[:2], "controller", 0, "its process died"))
+        self._record(events.Lost(*self._rounds.place[:2], "controller", 0, "its process died"))
 
     def _save_again(self, accounts: Mapping[int, Account]) -> None:
         """Save what nodes had set aside and nobody committed: their caches say that it is saved."""
@@ -231,11 +206,11 @@ class Controller:
             missing = self._members.ask("node", "keep", told).missing
             step = max(account.chosen for account in accounts.values())
             self._coordinator.write(max(step, 0), 0)
-            self._save_settled(self._coordinator.settle(missing))
+            self._coordinator.settle(missing)
 
     def _finish_iteration(self, chosen: int) -> int:
         """Do what is left of the iteration in which the controller was lost; returns the next one."""
-        iteration, round = divmod(self._place.version, self._workload.rounds)
+        iteration, round = divmod(self._rounds.place.version, self._workload.rounds)
         if not round:
             if iteration == self._status.iteration:
                 return iteration
@@ -243,19 +218,19 @@ class Controller:
             return iteration
         times = Times()
         for later in range(round, self._workload.rounds):
-            self._round(When(iteration, later, self._settings.seed), times)
+            self._rounds.train(When(iteration, later, self._settings.seed), times)
         self._end_iteration(iteration, times, chosen)
         return iteration + 1
 
     def _iterate(self, iteration: int) -> Outcome:
         criterion = self._workload.criterion
         while (self._status.loss is None or self._status.loss >= criterion) and iteration < self._settings.iterations:
-            self._at(iteration * self._workload.rounds)
+            self._rounds.at(iteration * self._workload.rounds)
             self._admit_arrivals()
             self._strike_at("boundary")
             times = Times()
             for round in range(self._workload.rounds):
-                self._round(When(iteration, round, self._settings.seed), times)
+                self._rounds.train(When(iteration, round, self._settings.seed), times)
             self._end_iteration(iteration, times, -1)
             self._members.settle()
             iteration += 1
@@ -267,11 +242,11 @@ class Controller:
         criterion, stale = self._workload.criterion, Stale(self._members, self._clocks, self._settings.staleness)
         loss, iteration = self._status.loss, min(self._clocks.values())
         while (loss is None or loss >= criterion) and iteration < self._settings.iterations:
-            self._at(iteration * self._workload.rounds)
+            self._rounds.at(iteration * self._workload.rounds)
             self._admit_arrivals()
             self._strike_at("boundary")
             times = Times()
-            done = stale.advance(lambda: self._recovering.parts, self._recover, self._settings.iterations)
+            done = stale.advance(lambda: self._recovering.parts, self._rounds.recover, self._settings.iterations)
             times.add(done.turns.values())
             measures = [done.turns[part].measures[part] for part in sorted(done.turns)]
             loss = self._workload.total(measures)
@@ -282,57 +257,16 @@ class Controller:
             iteration = done.iteration + 1
         return Outcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
 
-    def _round(self, when: When, times: Times) -> None:
-        """Let workers compute and push, as often as it takes, then nodes apply."""
-        number = when.iteration * self._workload.rounds + when.round
-        self._at(number)
-        todo = set(range(self._settings.workers))
-        turns: dict[int, Turn] = {}
-        for _ in range(TRIES):
-            told = {w: (when, mine) for w, parts in self._recovering.parts.items() if (mine := _among(parts, todo))}
-            answers = self._members.ask("worker", "compute", told)
-            done = {worker: turn for worker, turn in answers.results.items() if turn.broken is None}
-            turns |= done
-            todo -= {part for worker in done for part in told[worker][1]}
-            if not todo:
-                times.add(turns.values())
-                if when.round == self._workload.rounds - 1:
-                    self._strike_at("apply")
-                times.apply += self._commit(when)
-                return
-            if self._recover(self._found(answers.results, answers.missing)):
-                todo = set(range(self._settings.workers))
-        raise WorkerLost(
-            f"round {when.round} of iteration {when.iteration} was tried {TRIES} times, and nobody is lost"
-        )
-
-    def _found(self, turns: Mapping[int, Turn], missing: Mapping[int, str]) -> dict[Member, str]:
-        """Who is lost, by what workers say or because they do not."""
-        broken = {n: why for turn in turns.values() for n, why in (turn.broken or {}).items()}
-        nodes = {Member("node", n): why for n, why in broken.items() if n in self._members.nodes}
-        return nodes | self._members.lost("worker", missing)
-
-    def _commit(self, when: When) -> float:
-        """Let nodes apply a round; what was pushed for blocks of a node that is lost now is not made up for."""
-        parts, version = tuple(range(self._settings.workers)), self._recovering.map.version
-        answers = self._members.ask("node", "commit", dict.fromkeys(self._members.nodes, (version, when, parts)))
-        self._place = Place(when.iteration, when.round, self._place.version + 1)
-        if answers.missing:
-            ids = np.concatenate([self._recovering.map.held_by(node) for node in answers.missing])
-            self._record(events.Dropped(when.iteration, when.round, parts, Samples.of(ids)))
-            self._recover(self._members.lost("node", answers.missing))
-        return max(answers.results.values(), default=0.0)
-
     def _end_iteration(self, iteration: int, times: Times, chosen: int) -> None:
         """Let workers measure the loss while nodes choose what to save, and tell of the iteration.
 
         Both only read the blocks, so training waits for a choice no longer than it takes beyond the measuring.
         """
         began, version = time.perf_counter(), self._recovering.map.version
-        asked = self._measure({})
+        asked = self._rounds.measure({})
         selected = self._select(iteration + 1, chosen)
         took = time.perf_counter() - began
-        loss, seconds = self._measured(asked if self._recovering.map.version == version else None)
+        loss, seconds = self._rounds.measured(asked if self._recovering.map.version == version else None)
         self._tell_iteration(iteration, times, loss, selected, max(0.0, took - seconds))
 
     def _tell_iteration(
@@ -340,7 +274,7 @@ class Controller:
     ) -> None:
         """Begin to write what was selected, and tell of the iteration."""
         began, step = time.perf_counter(), iteration + 1
-        self._save_settled(self._coordinator.poll())
+        self._coordinator.poll()
         if selected is not None:
             self._write(step, selected)
         now = time.perf_counter()
@@ -357,40 +291,18 @@ class Controller:
             failures=self._recovering.failures,
         )
 
-    def _measure(self, known: Mapping[int, float]) -> "Mapping[int, ObjectRef[Any]]":
-        """Ask workers for the measures of parts that are not known."""
-        parts = self._recovering.parts.items()
-        told = {w: (todo,) for w, mine in parts if (todo := tuple(p for p in mine if p not in known))}
-        return self._members.call("worker", "measure", told)
-
-    def _measured(self, asked: "Mapping[int, ObjectRef[Any]] | None") -> tuple[float, float]:
-        """The loss, from what all workers measure, and the seconds of the slowest; some may have been asked before."""
-        measures: dict[int, float] = {}
-        seconds = 0.0
-        for _ in range(TRIES):
-            answers = self._members.answers("worker", asked if asked is not None else self._measure(measures))
-            asked = None
-            for turn in answers.results.values():
-                measures |= turn.measures
-                seconds = max(seconds, turn.compute)
-            if len(measures) == self._settings.workers:
-                return self._workload.total([measures[part] for part in range(self._settings.workers)]), seconds
-            if self._recover(self._found(answers.results, answers.missing)):
-                measures = {}
-        raise WorkerLost(f"the loss was measured {TRIES} times, and nobody is lost")
-
     def _select(self, step: int, chosen: int) -> Selected | None:
         """Let nodes choose what to save and set it aside, if a checkpoint is due that they have not chosen for yet."""
         if not self._settings.policy.due(step) or chosen >= step:
             return None
-        self._save_settled(self._coordinator.settle())
+        self._coordinator.settle()
         began = time.perf_counter()
         while True:
             try:
                 selected = self._coordinator.select(step)
                 break
             except NodesLost as lost:
-                self._recover(self._members.lost("node", lost.missing))
+                self._rounds.recover(self._members.lost("node", lost.missing))
         self._recovering.apart |= selected.apart
         self._record(events.Chosen(step, selected.blocks, selected.bytes, time.perf_counter() - began))
         return selected
@@ -401,21 +313,13 @@ class Controller:
         self._strike_at("checkpoint")
         lost = {node: why for node, why in selected.lost.items() if node in self._members.nodes}
         if lost:  # and nobody has found out meanwhile
-            self._recover(self._members.lost("node", lost))
-
-    def _save_settled(self, saved: Any) -> None:
-        for commit in saved.told() if saved is not None else ():
-            self._record(commit)
+            self._rounds.recover(self._members.lost("node", lost))
 
     def _settle_last(self) -> None:
         """See the last save to its end; no later call would find out that nodes were lost in it."""
         saved = self._coordinator.settle()
-        self._save_settled(saved)
         if saved is not None and saved.lost:
-            self._recover(self._members.lost("node", saved.lost))
-
-    def _recover(self, lost: Mapping[Member, str]) -> bool:
-        return bool(lost) and self._recovering.recover(lost, self._place)
+            self._rounds.recover(self._members.lost("node", saved.lost))
 
     def _admit_arrivals(self) -> None:
         """Let members that have come since the last iteration take part."""
@@ -423,8 +327,8 @@ class Controller:
             member, actor = self._arrivals.get()
             self._members.admit(member, actor)
             if member.kind == "node":
-                self._save_settled(self._coordinator.settle())
-                self._recover(self._recovering.join(member.number, self._place))
+                self._coordinator.settle()
+                self._rounds.recover(self._recovering.join(member.number, self._rounds.place))
 
     def _reinforce(self, kind: str, count: int, seconds: float) -> bool:
         """Ask whoever watches for new members, and wait for them; whether any has come."""
@@ -438,7 +342,7 @@ class Controller:
             except queue.Empty:
                 continue
             self._members.admit(member, actor)
-            self._record(events.Joined(self._place.iteration, *member, self._recovering.map.version + 1))
+            self._record(events.Joined(self._rounds.place.iteration, *member, self._recovering.map.version + 1))
             came += member.kind == kind
         self._status = self._status._replace(wanted=None)
         return came > 0
@@ -447,13 +351,13 @@ class Controller:
         """Kill who is to be killed on purpose at this point of this iteration."""
         for failure in self._settings.failures:
             key = (failure.step, failure.kind, failure.targets, failure.point)
-            if failure.point != point or failure.step != self._place.iteration or key in self._struck:
+            if failure.point != point or failure.step != self._rounds.place.iteration or key in self._struck:
                 continue
             self._struck.add(key)
             if (
                 point == "boundary"
             ):  # what fails between two iterations is lost as in simulation: with every save committed
-                self._save_settled(self._coordinator.settle())
+                self._coordinator.settle()
                 if failure.kind == "node":
                     self._learn_apart()
             self._record(events.Struck(failure.step, failure.kind, failure.targets, point))
@@ -468,14 +372,3 @@ class Controller:
     def _record(self, what: events.What) -> None:
         self._history.append(what)
         self._history.flush()
-
-    def _when(self, number: int) -> When:
-        return When(*divmod(number, self._workload.rounds), self._settings.seed)
-
-    def _at(self, number: int) -> None:
-        """The run stands before the round of this number."""
-        self._place = Place(*divmod(number, self._workload.rounds), number)
-
-
-def _among(parts: tuple[int, ...], todo: set[int]) -> tuple[int, ...]:
-    return tuple(part for part in parts if part in todo)

@@ -1,7 +1,7 @@
 """Checkpoints of a served run: nodes choose together what to save and go on training; the writing is committed later."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from holdfast.server.selection import converse, exchange
 from holdfast.server.settings import Settings
 from holdfast.workloads.divided import Divided
 
+Record = Callable[[events.What], None]
 PATIENCE = 120.0  # seconds for the store to take a save
 
 
@@ -46,11 +47,6 @@ class Saved(NamedTuple):
     committed: bool
     blocks: Ids
 
-    def told(self) -> list[events.Commit]:
-        """What there is to tell of it."""
-        commit = events.Commit(0, self.iteration, self.bytes, self.seconds, blocks=self.blocks.tolist())
-        return [commit] if self.committed else []
-
 
 class Selected(NamedTuple):
     """What was chosen to be saved; `lost` are nodes that did not set their part aside, and `apart` is by node."""
@@ -62,10 +58,10 @@ class Selected(NamedTuple):
 
 
 class Coordinator:
-    """Has the running checkpoint open for saving; at most one save is on its way at a time."""
+    """Has the running checkpoint open for saving, and puts on record what is committed; one save at most is on its way."""
 
-    def __init__(self, settings: Settings, workload: Divided, members: Members) -> None:
-        self._settings, self._blocks, self._members = settings, workload.blocks, members
+    def __init__(self, settings: Settings, workload: Divided, members: Members, record: Record) -> None:
+        self._settings, self._blocks, self._members, self._record = settings, workload.blocks, members, record
         self._store: Store = settings.open()
         self.credit = Fraction(0)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="commit")
@@ -106,17 +102,22 @@ class Coordinator:
         self._given_up = {}
         self._pending = self._threads.submit(self._commit, calls, step, size, began)
 
-    def poll(self) -> Saved | None:
-        """The save that was committed meanwhile, told once."""
-        return self.settle() if self._pending is not None and self._pending.done() else None
+    def poll(self) -> None:
+        """Settle the save that is on its way, if it is over by now."""
+        if self._pending is not None and self._pending.done():
+            self.settle()
 
     def settle(self, without: Mapping[int, str] | None = None) -> Saved | None:
-        """Wait until the save that is on its way is committed, but not for the part of nodes that are lost."""
+        """Wait until the save that is on its way is committed, but not for the part of nodes that are lost; and tell of it."""
         if self._pending is None:
             return None
         self._given_up.update(without or {})
         pending, self._pending = self._pending, None
-        return self._while_looking(pending)
+        saved = self._while_looking(pending)
+        if saved.committed:
+            blocks = saved.blocks.tolist()
+            self._record(events.Commit(0, saved.iteration, saved.bytes, saved.seconds, blocks=blocks))
+        return saved
 
     def holding(self, ids: Ids) -> list[Segment]:
         """The segments that nodes need to restore these blocks."""

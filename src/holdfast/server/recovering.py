@@ -15,14 +15,13 @@ from holdfast import events
 from holdfast.blocks import Ids
 from holdfast.errors import BadInput, WorkerLost
 from holdfast.server.calls import Member
-from holdfast.server.coordinator import Coordinator
+from holdfast.server.coordinator import Coordinator, Record
 from holdfast.server.members import Members
 from holdfast.server.partition import PartitionMap
 from holdfast.server.settings import Settings
 from holdfast.workloads.fresh import added
 from holdfast.workloads.workload import Arrays
 
-Record = Callable[[events.What], None]
 NEW_WITHIN = 60.0  # seconds for new members to start
 
 
@@ -140,9 +139,7 @@ class Recovering:
         """Find a new home for the blocks of lost nodes; returns who is lost in doing so."""
         if not any(node in self.map.nodes for node in lost):
             return {}
-        saved = self._coordinator.settle(lost)
-        for commit in saved.told() if saved else ():
-            self._record(commit)
+        self._coordinator.settle(lost)
         if not self._coordinator.exists:
             raise BadInput(
                 f"node {', '.join(map(str, lost))} is lost, and there is no checkpoint yet from which its blocks could "

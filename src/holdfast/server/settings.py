@@ -6,6 +6,7 @@ from pathlib import Path
 from holdfast.checkpoint.place import store_at
 from holdfast.checkpoint.store import Store
 from holdfast.errors import BadInput
+from holdfast.events import Serve
 from holdfast.failure import Schedule
 from holdfast.policy import Policy
 from holdfast.recovery import RECOVERIES
@@ -51,6 +52,26 @@ class Settings:
     def open(self) -> Store:
         """Where checkpoints are."""
         return store_at(self.store)
+
+    def announced(self, life: int, workload: Divided) -> Serve:
+        """What a controller says when it begins, the first or a later one."""
+        return Serve(
+            attempt=life,
+            workload=workload.name,
+            blocks=len(workload.blocks),
+            nodes=self.nodes,
+            workers=self.workers,
+            rounds=workload.rounds,
+            policy=self.policy.ranking,
+            fraction=str(self.policy.fraction),
+            interval=self.policy.interval,
+            recovery=self.recovery,
+            seed=self.seed,
+            staleness=self.staleness,
+            criterion=workload.criterion,
+            iterations=self.iterations,
+            saves=self.policy.saves,
+        )
 
     @property
     def history(self) -> Path:

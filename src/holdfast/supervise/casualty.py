@@ -117,6 +117,11 @@ def casualty(deaths: Sequence[Death]) -> Casualty:
     )
 
 
+def lost_peer(message: str, rank: int = -1) -> Casualty:
+    """A failure of which this node knows only what is said here: those that were lost were not its own."""
+    return Casualty(kind="peer", rank=rank, local_rank=-1, exit=None, signal=None, message=message)
+
+
 # An abort is what C++ makes of an exception that nobody caught, such as a lost connection: mostly a consequence.
 _ORDER = ("hang", "signal", "storage", "error", "exit", "abort", "peer")
 _Cause = Literal["exit", "signal", "hang", "error", "storage", "peer", "abort"]

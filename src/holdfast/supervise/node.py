@@ -1,6 +1,7 @@
 """One of the machines of a run: its number among them, where it meets the others, and when one counts as lost."""
 
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,20 @@ class Node:
         """The endpoint, as an address and a port."""
         address, port = _resolved(str(self.endpoint))[-1][:2]
         return address, port
+
+    def too_few(self, *, have_met: bool) -> str:
+        """What is said when not enough nodes came together, at first or again."""
+        if not have_met:
+            return f"fewer than {self.of} nodes came to {self.endpoint}"
+        return (
+            f"fewer than {self.least} of {self.of} nodes are left (--min-nodes), "
+            "or the others went on without this one and cannot be reached"
+        )
+
+
+def several(nodes: Sequence[int]) -> str:
+    """Nodes by their numbers, in words."""
+    return f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(map(str, nodes))}"
 
 
 def _resolved(endpoint: str) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # it is p
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from holdfast.supervise.network import LOOPBACK, listen
+from holdfast.supervise.node import several
 from holdfast.supervise.peers import Peers
 
 
@@ -26,6 +27,15 @@ class Meeting:
     host: int = 0  # the node that keeps the store in which they met
     term: int = 0  # see checkpoint/terms.py; 0 for a node that is alone
     node: int = 0  # which of them we are
+
+    def news(self, before: "Meeting | None", of: int) -> list[str]:
+        """What there is to say of it: which of so many nodes go on, if not all; where they meet, if that has changed."""
+        lines = []
+        if lost := sorted(set(range(of)) - set(self.nodes)):
+            lines.append(f"{several(self.nodes)} of {of} go on without {several(lost)}")
+        if before is not None and before.host != self.host:
+            lines.append(f"the nodes now meet at node {self.host}")
+        return lines
 
 
 class Rendezvous(RendezvousHandler):

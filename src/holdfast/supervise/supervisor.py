@@ -4,53 +4,47 @@ It never touches what the workers save: after a failure they find the newest goo
 """
 
 import gc
-import json
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from torch.distributed.elastic.agent.server.api import WorkerState
-from torch.distributed.elastic.rendezvous import (
-    RendezvousClosedError,
-    RendezvousTimeoutError,
-)
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
 
-from holdfast.arguments import changes
-from holdfast.ddp.config import IDENTITY, RunConfig
+from holdfast.ddp.config import RunConfig
 from holdfast.ddp.past import Finish, finish, following
 from holdfast.ddp.preemption import PREEMPTED
-from holdfast.errors import BadInput, HoldfastError, StorageFailed
-from holdfast.events import SECOND_SIGNAL, SUPERVISED_ONLY, Detect, Judged, Launch, Preempt, Restart, Scale, What
-from holdfast.history import HistoryWriter, recall, require_files
+from holdfast.errors import BadInput, HoldfastError
+from holdfast.events import SECOND_SIGNAL, SUPERVISED_ONLY, Judged, Preempt, Restart
+from holdfast.history import require_files
 from holdfast.supervise.agent import Stranded, WarmAgent
 from holdfast.supervise.asked import Interrupted, asked
 from holdfast.supervise.awaited import Elsewhere
 from holdfast.supervise.beginning import beginning
 from holdfast.supervise.board import boarded
 from holdfast.supervise.board import require as require_tensorboard
-from holdfast.supervise.casualty import Casualty, casualty
+from holdfast.supervise.casualty import Casualty, casualty, lost_peer
 from holdfast.supervise.checkpoints import Checkpoints, local, settled
 from holdfast.supervise.connection import Unreachable
 from holdfast.supervise.folder import claimed, continued
 from holdfast.supervise.home import Home
 from holdfast.supervise.learned import import_for
-from holdfast.supervise.node import LOST_AFTER, Node
+from holdfast.supervise.node import LOST_AFTER, Node, several
 from holdfast.supervise.nodes import Nodes
+from holdfast.supervise.record import Record, last_attempt
 from holdfast.supervise.rendezvous import Alone, Meeting, Rendezvous
+from holdfast.supervise.scaling import Scaling
 from holdfast.supervise.tries import Tries
-from holdfast.supervise.verdict import Verdict, Word, count
+from holdfast.supervise.verdict import Verdict, Word, count, done_before
 from holdfast.supervise.view import View
 from holdfast.supervise.warm import warm
-from holdfast.supervise.wish import Wishes
 
 TICK = 0.02
 ASK_NODES = 0.2
 COMPARE = 1.0
-LOOK_FOR_WISHES = 0.1
 DYING = 0.3
 ENDING = 5.0
 
@@ -99,20 +93,16 @@ def supervise(
     with asked.listening(), claimed(out, config, node_rank, may_change=may_change, alone=nnodes == 1):
         require_files(out / "history")  # before a worker meets it, and is started again and again for it
         if (end := finish(out / "history")) and not config.extend:
-            because = f"this run is done, {end}: nothing was started (--extend trains it for longer)"
-            if (found.newest or 0) < end.step:
-                left = "none is left" if found.newest is None else f"the newest that is left is of step {found.newest}"
-                because += f"; its last snapshot is gone, {left}"
-            return Verdict(verdict="completed", attempts=end.attempt, because=because)
-        attempt = following(max(_last_attempt(out / "history" / f"{who}.jsonl"), found.attempt), out)
+            return done_before(end, found.newest)
+        attempt = following(max(last_attempt(out / "history" / f"{who}.jsonl"), found.attempt), out)
         tries = Tries(config.max_restarts, found.newest)
         view = View(console or Console(stderr=True), out / "history", who, tries)
-        with _recording(out / "history", who, view) as history, view, board:  # importing counts as the run's time
+        with Record(out / "history", who, view) as record, view, board:  # importing counts as the run's time
             if not asked.times:
                 warm(preload or (), script.resolve().parent)
                 if preload is None:
                     import_for(script.resolve(), view.say)
-            verdict = _Supervisor(config, out, node, history, view, tries, attempt, checkpoints, found.newest).run()
+            verdict = _Supervisor(config, out, node, record, view, tries, attempt, checkpoints, found.newest).run()
             _send(checkpoints, view)
             return verdict
 
@@ -125,7 +115,7 @@ class _Supervisor:
         config: RunConfig,
         out: Path,
         node: Node,
-        history: HistoryWriter,
+        record: Record,
         view: View,
         tries: Tries,
         attempt: int,
@@ -133,21 +123,17 @@ class _Supervisor:
         newest: int | None,
     ) -> None:
         self._config, self._out, self._node, self._checkpoints = config, out, node, checkpoints
-        self._history, self._view, self._tries = history, view, tries
-        identity = {name: getattr(config, name) for name in IDENTITY} | {
-            "script": Path(config.script).name,
-            "source": config.weights,
-        }
-        self._nodes: Rendezvous = Nodes(node, identity, checkpoints) if node.of > 1 else Alone()
+        self._record, self._view, self._tries = record, view, tries
+        command = config.identity | {"script": Path(config.script).name}  # its folder may differ from node to node
+        self._nodes: Rendezvous = Nodes(node, command, checkpoints) if node.of > 1 else Alone()
         self._nodes.next_attempt = attempt
         self._agent = WarmAgent(config, out, self._nodes)
         self._restarts = self._passed_on = 0
         self._newest = newest
-        self._asked_nodes = self._compared = self._wished = 0.0
-        self._wishes, self._home = Wishes(out), Home(out)
-        self._scaling: tuple[int, float] | None = None  # how many workers are wished for, and since when
+        self._asked_nodes = self._compared = 0.0
+        self._scaling = Scaling(out, config.workers, self._agent, record, view)
+        self._home = Home(out)
         self._met: Meeting | None = None
-        self._shown: set[tuple[str, str]] = set()
 
     def run(self) -> Verdict:
         """Start, watch, and start again until there is a verdict."""
@@ -193,27 +179,13 @@ class _Supervisor:
         """Publish another membership, or follow the one that decides; why all are to start again, if they are."""
         try:
             if self._node.of == 1:
-                self._heed_wishes()
+                self._scaling.heed(self._attempt)
             self._agent.regroup()
         except Stranded as error:
-            return _peer(str(error))
+            return lost_peer(str(error))
         except Unreachable as error:
-            return _peer(f"node {self._host}, at which the nodes meet, is lost ({error})")
-        return _peer("the other nodes go on without this one") if self._nodes.peers.is_left_behind() else None
-
-    def _heed_wishes(self) -> None:
-        """Put workers to sleep, or wake them, if somebody asks for it; and say so once it is done."""
-        now = time.monotonic()
-        if now - self._wished >= LOOK_FOR_WISHES:
-            self._wished = now
-            if (workers := self._wishes.new()) is not None and 1 <= workers <= self._config.workers:
-                self._agent.scale(workers)
-                self._scaling = (workers, now)
-        if self._scaling and (found := self._agent.scaled()):
-            (workers, began), self._scaling = self._scaling, None
-            self._note(Scale(self._attempt, workers, found.number, time.monotonic() - began))
-            asleep = self._config.workers - workers
-            self._view.say(f"{count(workers, 'worker')} of {self._config.workers} train, {asleep} sleep")
+            return self._lost_host(error)
+        return lost_peer("the other nodes go on without this one") if self._nodes.peers.is_left_behind() else None
 
     def _casualty(self) -> Casualty:
         """Who failed first. The peers of a worker that dies may end before the kernel has done with it: wait for it."""
@@ -239,29 +211,29 @@ class _Supervisor:
             if finished and self._nodes.peers.finish():
                 return self._over()
             if (said := self._nodes.stopped()) is not None:
-                return self._joined(said)
+                return Verdict.from_text(said)
             if self._nodes.num_nodes_waiting() > 0:
-                return self._recover(_peer("another node starts again"))
+                return self._recover(lost_peer("another node starts again"))
             if lost := self._nodes.peers.lost(suspected=self._agent.suspected):
                 return self._lose(lost)
         except Unreachable as error:
-            return self._recover(_peer(f"node {self._host}, at which the nodes meet, is lost ({error})"))
+            return self._recover(self._lost_host(error))
         return None
 
     def _lose(self, nodes: list[int]) -> Verdict | None:
         """Nodes are lost: the workers of the others go on without theirs, or all start again."""
-        why = f"{_several(nodes)} {'was' if len(nodes) == 1 else 'were'} not heard of any more"
+        why = f"{several(nodes)} {'was' if len(nodes) == 1 else 'were'} not heard of any more"
         live = self._config.recovery != "restart" and not asked.times and self._agent.can_replace(nodes)
         ranks = self._agent.members_of(nodes) if live else []
         if not live or not self._nodes.drop(nodes):
-            return self._recover(_peer(why))
-        lost = [_lost_with(nodes, rank) for rank in ranks]
+            return self._recover(lost_peer(why))
+        lost = [lost_peer(f"was lost with {several(nodes)}", rank) for rank in ranks]
         if lost and (end := self._tries.after(lost[0], self._agent.reached())):
             return self._verdict(*end)
         if again := self._regroup():
             return self._recover(again)
         for each in lost:
-            self._report(each)
+            self._record.detect(self._attempt, each)
         self._view.say(f"{why}: the others go on ({self._config.recovery})", style="yellow")
         return None
 
@@ -275,9 +247,9 @@ class _Supervisor:
         places = [(place[0], place[1]) for place, _ in told if place is not None]
         self._agent.elsewhere = Elsewhere(min(places, default=None), sum(moved for _, moved in told))
 
-    @property
-    def _host(self) -> int:
-        return self._nodes.meeting.host if self._nodes.meeting else 0
+    def _lost_host(self, error: Unreachable) -> Casualty:
+        host = self._nodes.meeting.host if self._nodes.meeting else 0
+        return lost_peer(f"node {host}, at which the nodes meet, is lost ({error})")
 
     def _over(self) -> Verdict:
         if PREEMPTED in self._agent.exits():
@@ -289,7 +261,7 @@ class _Supervisor:
 
     def _recover(self, lost: Casualty) -> Verdict | None:
         """Say who failed; then start again, unless there is a reason not to."""
-        self._report(lost)
+        self._record.detect(self._attempt, lost)
         if asked.times:
             return self._verdict("preempted", f"a worker failed while it was to save: {lost.message}")
         if end := self._end_reached():
@@ -326,7 +298,7 @@ class _Supervisor:
         if not why:
             self._agent.go_on()  # first: those that are left wait for it
         for each in lost:
-            self._report(each)
+            self._record.detect(self._attempt, each)
         for death in others:
             self._view.say(f"a worker in reserve {casualty([death]).message}; another is started", style="yellow")
         if why:
@@ -352,10 +324,14 @@ class _Supervisor:
             said = None
             with suppress(Unreachable):
                 said = self._nodes.stopped()
-            return self._joined(said) if said else self._verdict("gave-up", "the other nodes have ended the run")
+            return Verdict.from_text(said) if said else self._verdict("gave-up", "the other nodes have ended the run")
         except RendezvousTimeoutError:
-            return self._verdict("gave-up", f"{self._too_few} in time; the same command goes on")
-        self._note(self._started(workers))
+            too_few = self._node.too_few(have_met=self._nodes.meeting is not None)
+            return self._verdict("gave-up", f"{too_few} in time; the same command goes on")
+        if self._restarts:
+            self._record.note(Restart(self._attempt, workers, newest=self._newest, left=self._left))
+        else:
+            self._record.launch(self._config, self._attempt, workers, self._node.of)
         self._tell_nodes()
         self._view.echo.follow(self._agent.printed())
         left = f"; {self._left} of {count(self._tries.limit, 'restart')} left" if self._restarts else ""
@@ -365,46 +341,13 @@ class _Supervisor:
 
     def _tell_nodes(self) -> None:
         """Say which nodes go on, if not all; and where they meet, if that has changed."""
-        met, before = self._nodes.meeting, self._met
-        self._met = met
-        if met is None or self._node.of == 1:
-            return
-        if lost := sorted(set(range(self._node.of)) - set(met.nodes)):
-            self._view.say(f"{_several(met.nodes)} of {self._node.of} go on without {_several(lost)}", style="yellow")
-        if before is not None and before.host != met.host:
-            self._view.say(f"the nodes now meet at node {met.host}", style="yellow")
-
-    @property
-    def _too_few(self) -> str:
-        if self._nodes.meeting is None:
-            return f"fewer than {self._node.of} nodes came to {self._node.endpoint}"
-        return (
-            f"fewer than {self._node.least} of {self._node.of} nodes are left (--min-nodes), "
-            "or the others went on without this one and cannot be reached"
-        )
+        before, self._met = self._met, self._nodes.meeting
+        for line in self._met.news(before, self._node.of) if self._met else ():
+            self._view.say(line, style="yellow")
 
     @property
     def _left(self) -> int:
         return self._tries.left(self._newest)
-
-    def _started(self, workers: int) -> Launch | Restart:
-        if not self._restarts:
-            argv = (self._config.script, *self._config.args)
-            config = self._config
-            told = [event.what for event in recall(self._history.path, "launch")]
-            last = next((what.argv for what in reversed(told) if isinstance(what, Launch)), argv)
-            changed = tuple(each.name for each in changes(last[1:], argv[1:]))
-            return Launch(
-                attempt=self._attempt,
-                workers=workers,
-                argv=argv,
-                nodes=self._node.of,
-                source=config.source.place if config.source else None,
-                weights=config.weights,
-                extends=config.extend,
-                changed=changed,
-            )
-        return Restart(self._attempt, workers, newest=self._newest, left=self._left)
 
     def _pass_on(self) -> Verdict | None:
         """What SIGTERM or Ctrl-C asks for: at first a last save, and when it comes again, an end."""
@@ -412,62 +355,24 @@ class _Supervisor:
         if asked.times > 1:
             self._agent.end()
             return self._verdict("preempted", f"{SECOND_SIGNAL}; the newest snapshot stands")
-        self._note(Preempt(self._attempt))
+        self._record.note(Preempt(self._attempt))
         self._agent.tell(signal.SIGTERM)
         self._view.say("asked the workers to save and stop; a second signal kills them")
         return None
-
-    def _report(self, lost: Casualty) -> None:
-        who = (self._attempt, lost.rank, lost.local_rank)
-        self._note(Detect(*who, lost.kind, lost.message, lost.exit, lost.signal, lost.step))
-        self._view.echo.copy()
-        if lost.traceback and lost.kind == "error" and lost.error[:2] not in self._shown:
-            self._shown.add(lost.error[:2])
-            self._view.show(f"rank {lost.rank} raised, in attempt {self._attempt}:", lost.traceback)
-        else:
-            self._view.say(lost.line, style="yellow")
-
-    def _joined(self, said: str) -> Verdict:
-        """Another node's verdict, as ours."""
-        told = json.loads(said)
-        return Verdict(verdict=told["verdict"], attempts=told["attempts"], because=told["because"])
 
     def _verdict(self, word: Word, because: str) -> Verdict:
         return Verdict(verdict=word, attempts=self._attempt, because=because)
 
     def _conclude(self, verdict: Verdict) -> Verdict:
-        told = {"verdict": verdict.verdict, "attempts": verdict.attempts, "because": verdict.because}
-        self._note(Judged(verdict.verdict, verdict.attempts, verdict.because))
+        self._record.note(Judged(verdict.verdict, verdict.attempts, verdict.because))
         self._view.refresh(now=True)
         if verdict.verdict != "completed":
-            self._nodes.stop(json.dumps(told))
+            self._nodes.stop(verdict.to_text())
         return verdict
 
     @property
     def _attempt(self) -> int:
         return self._nodes.next_attempt - 1
-
-    def _note(self, what: What) -> None:
-        """Put it on record; a disk that refuses does not end the training, and what it refused is tried again."""
-        self._history.append(what)
-        try:
-            self._history.flush()
-            self._history.sync()
-        except StorageFailed as error:
-            self._view.warn(str(error))
-
-
-@contextmanager
-def _recording(folder: Path, who: str, view: View) -> Iterator[HistoryWriter]:
-    """The supervisor's own history; what the disk refuses in the end is said, and the verdict stands."""
-    history = HistoryWriter(folder, who)
-    try:
-        yield history
-    finally:
-        try:
-            history.close()
-        except StorageFailed as error:
-            view.warn(str(error))
 
 
 def _send(checkpoints: Checkpoints, view: View) -> None:
@@ -478,22 +383,3 @@ def _send(checkpoints: Checkpoints, view: View) -> None:
         checkpoints.settle()
     except HoldfastError as error:
         view.say(f"the histories of this node were not sent to {checkpoints}: {error}", style="yellow")
-
-
-def _peer(message: str) -> Casualty:
-    return Casualty(kind="peer", rank=-1, local_rank=-1, exit=None, signal=None, message=message)
-
-
-def _lost_with(nodes: Sequence[int], rank: int) -> Casualty:
-    message = f"was lost with {_several(nodes)}"
-    return Casualty(kind="peer", rank=rank, local_rank=-1, exit=None, signal=None, message=message)
-
-
-def _several(nodes: Sequence[int]) -> str:
-    return f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(map(str, nodes))}"
-
-
-def _last_attempt(path: Path) -> int:
-    """The number of the last attempt that the supervisor of this node has started here."""
-    started = (event.what for event in recall(path, "launch", "restart"))
-    return max((what.attempt for what in started if isinstance(what, Launch | Restart)), default=0)

@@ -1,8 +1,10 @@
 """How a run ends. Pure."""
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from typing import Literal
 
+from holdfast.ddp.past import Finish
 from holdfast.ddp.preemption import PREEMPTED
 
 Word = Literal["completed", "gave-up", "preempted", "refused", "script-error"]
@@ -32,6 +34,25 @@ class Verdict:
     def line(self) -> str:
         """The verdict in one line."""
         return f"{self.verdict} after {count(self.attempts, 'attempt')}: {self.because}"
+
+    def to_text(self) -> str:
+        """For the other nodes."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> "Verdict":
+        """Another node's verdict, as ours."""
+        told = json.loads(text)
+        return cls(verdict=told["verdict"], attempts=told["attempts"], because=told["because"])
+
+
+def done_before(end: Finish, newest: int | None) -> Verdict:
+    """The verdict on a run that had come to its end before, and of which this is the newest snapshot."""
+    because = f"this run is done, {end}: nothing was started (--extend trains it for longer)"
+    if (newest or 0) < end.step:
+        left = "none is left" if newest is None else f"the newest that is left is of step {newest}"
+        because += f"; its last snapshot is gone, {left}"
+    return Verdict(verdict="completed", attempts=end.attempt, because=because)
 
 
 def count(number: int, noun: str) -> str:
