@@ -2,28 +2,50 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
+from supervised import Start
 
 from holdfast.ddp import kernels
 
-BEFORE_WORKERS = "from holdfast.supervise.warm import warm; warm()"
-BEFORE_TRAINING = "import holdfast; holdfast.attach().close()"
-CHOSEN = "from holdfast.ddp import kernels; print(kernels.settle.cache_info().currsize)"
+CHOSEN = "from holdfast.ddp import kernels; print('chosen:', kernels.settle.cache_info().currsize, flush=True)\n"
+ALONE = """
+import os, torch
+import holdfast
+from holdfast.ddp import kernels
+before = len(os.listdir("/proc/self/task"))
+kernels.settle()
+print(len(os.listdir("/proc/self/task")) - before)
+kernels.settle.cache_clear()
+holdfast.attach().close()
+print(kernels.settle.cache_info().currsize)
+"""
 
 
-@pytest.mark.parametrize("beginning", [BEFORE_WORKERS, BEFORE_TRAINING])
-def test_they_are_chosen_before_anything_is_trained(beginning: str) -> None:
-    done = subprocess.run([sys.executable, "-c", f"{beginning}; {CHOSEN}"], capture_output=True, text=True, timeout=120)
-    assert done.stdout == "1\n", done.stderr
+def test_they_are_chosen_before_workers_are_forked(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "chosen.py").write_text(CHOSEN)
+    job = start(script=tmp_path / "chosen.py", workers=1)
+    assert job.result()["verdict"] == "completed", job.said
+    assert "chosen: 1" in job.printed
 
 
-def test_no_thread_is_started_for_it() -> None:
-    count = "import os, torch; n = len(os.listdir('/proc/self/task')); "
-    then = "from holdfast.ddp import kernels; kernels.settle(); print(len(os.listdir('/proc/self/task')) - n)"
-    done = subprocess.run([sys.executable, "-c", count + then], capture_output=True, text=True, timeout=120)
-    assert done.stdout == "0\n", done.stderr
+@pytest.fixture(scope="module")
+def alone() -> tuple[int, int]:
+    """Of a process of its own: the threads that choosing them starts, and how often attaching chooses them."""
+    done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    threads, times = map(int, done.stdout.split())
+    return threads, times
+
+
+def test_they_are_chosen_before_a_script_trains(alone: tuple[int, int]) -> None:
+    assert alone[1] == 1
+
+
+def test_no_thread_is_started_for_it(alone: tuple[int, int]) -> None:
+    assert alone[0] == 0
 
 
 def test_what_optimizers_and_losses_use_is_among_them() -> None:

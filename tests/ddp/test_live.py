@@ -23,11 +23,13 @@ from holdfast.supervise.wish import scale
 LOOP = HERE / "loop.py"
 WORKERS = 4
 KILLS = [[1], [0], [1, 3]]
+EPOCHS = 8  # of 6 steps
+PATIENCE = 0.3  # seconds that a step takes while workers are missing: they have ten to come before the last step
 
 
 def lived_through(start: Start, recovery: str, failures: list[dict[str, Any]], **task: Any) -> Supervisor:
     job = start(
-        {"epochs": 20, "patience": 0.1, **task},
+        {"epochs": EPOCHS, "patience": PATIENCE, **task},
         script=LOOP,
         workers=WORKERS,
         recovery=recovery,
@@ -69,7 +71,7 @@ def test_survivors_go_on_in_their_processes_and_declare_exactly_what_is_lost(
 def test_a_replayed_step_is_the_exact_step(start: Start, lost: list[int]) -> None:
     how: dict[str, Any] = {"script": LOOP, "workers": WORKERS, "recovery": "replay", "save_every": 10}
     model = "wide" if 0 in lost else "normed"
-    reference = start({"model": model, "epochs": 20}, out="reference", **how)
+    reference = start({"model": model, "epochs": EPOCHS}, out="reference", **how)
     job = lived_through(start, "replay", [{"step": 12, "kind": "kill", "targets": lost}], model=model)
     assert reference.result()["verdict"] == "completed", reference.said
     assert different(reference.out, job.out) == []
@@ -134,9 +136,9 @@ def test_a_script_whose_ranks_would_part_is_refused_in_one_line(
 
 @pytest.mark.parametrize("recovery", ["replay", "forward"])
 def test_a_spare_takes_the_place_of_a_lost_worker_and_another_comes_in_its_own(start: Start, recovery: str) -> None:
-    how: dict[str, Any] = {"script": LOOP, "workers": 2, "recovery": recovery, "spares": 1, "save_every": 50}
-    task = {"epochs": 20, "patience": 0.1}
-    job = start(task, failures=[{"step": step, "kind": "kill", "targets": [1]} for step in (12, 40)], **how)
+    how: dict[str, Any] = {"script": LOOP, "workers": 2, "recovery": recovery, "spares": 1, "save_every": 20}
+    task = {"epochs": EPOCHS, "patience": PATIENCE}
+    job = start(task, failures=[{"step": step, "kind": "kill", "targets": [1]} for step in (12, 24)], **how)
     assert job.result().get("verdict") == "completed", job.said
     assert not events(job.out, "restart"), job.said
     started = {path.stem for path in (job.out / "logs" / "attempt-0001").glob("*.out")}
@@ -151,7 +153,7 @@ def test_a_spare_takes_the_place_of_a_lost_worker_and_another_comes_in_its_own(s
 
 def test_workers_are_put_to_sleep_and_woken_in_their_own_processes(start: Start, tmp_path: Path) -> None:
     enough = tmp_path / "enough"
-    task = {"epochs": 100, "pause": 0.05, "until": str(enough)}
+    task = {"epochs": 25, "pause": 0.2, "until": str(enough)}
     job = start(task, script=LOOP, workers=WORKERS, recovery="forward")
     wait_until(lambda: (job.out / "history" / "rank-0.jsonl").exists(), "the first rank")
     fewer, all_again = scale(job.out, 2), scale(job.out, WORKERS)

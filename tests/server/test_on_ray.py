@@ -24,7 +24,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
     ids=["topics", "network", "a model of one's own"],
 )
 def test_a_workload_is_trained_on_ray_and_outlives_a_node(tmp_path: Path, workload: str) -> None:
-    outcome = served(tmp_path, Failure(step=1, kind="node", targets=(1,)), workload=workload, nodes=2, iterations=3)
+    failure = Failure(step=1, kind="node", targets=(1,))
+    outcome = served(tmp_path, failure, workload=workload, nodes=2, workers=1, iterations=3)
 
     losses = [event.loss for event in told(tmp_path, events.Iterate)]
     assert outcome.iterations == len(losses) == 3
@@ -45,6 +46,8 @@ def test_a_cluster_that_runs_is_used_by_its_address(tmp_path: Path) -> None:
         str(tmp_path),
         "--iterations",
         "3",
+        "--workers",
+        "1",
         "--kill-at",
         "1",
         "--address",

@@ -1,6 +1,7 @@
 """The same failure costs as many iterations on the server as in simulation, to the criterion, and theory says how many."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from holdfast.cost.served import contraction, measured_cost, prediction, served_
 from holdfast.failure import Failure
 from holdfast.history import read_history
 from holdfast.recovery import RECOVERIES
+from holdfast.server.outcome import Outcome
 from holdfast.simulate.ages import ages, recovered
 from holdfast.theory import iteration_cost_bound
 from holdfast.workloads.mf import mf
@@ -29,19 +31,34 @@ def to_criterion(workload: Workload, states: list[Arrays]) -> list[Arrays]:
     return states
 
 
+class Calm(NamedTuple):
+    """A run to the criterion in which nothing fails: of which workload, where, how it ended, and its simulated states."""
+
+    name: str
+    out: Path
+    outcome: Outcome
+    states: list[Arrays]
+
+
+@pytest.fixture(scope="module", params=WORKLOADS)
+def calm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Calm:
+    """Such a run of each workload; it is the same whatever recovery another one has."""
+    chosen = settings(tmp_path_factory.mktemp("calm") / "run", workload=request.param, iterations=500)
+    with pytest.MonkeyPatch.context() as patched:
+        outcome, _ = run_in_process(patched, chosen)
+    workload = WORKLOADS[request.param]
+    return Calm(request.param, chosen.out, outcome, to_criterion(workload, [workload.start()]))
+
+
 @pytest.mark.parametrize("recovery", ["full", "partial"])  # of fresh values no size is known
-@pytest.mark.parametrize("name", WORKLOADS)
 def test_a_failure_costs_what_it_costs_in_simulation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, recovery: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calm: Calm, recovery: str
 ) -> None:
-    workload = WORKLOADS[name]
+    workload, expected, undisturbed = WORKLOADS[calm.name], calm.states, calm.outcome
     failure = Failure(step=FAILS_AT, kind="node", targets=(0, 2))
-    calm = settings(tmp_path / "calm", workload=name, iterations=500)
-    failing = settings(tmp_path / "failing", failure, workload=name, iterations=500, recovery=recovery)
-    undisturbed, _ = run_in_process(monkeypatch, calm)
+    failing = settings(tmp_path, failure, workload=calm.name, iterations=500, recovery=recovery)
     disturbed, _ = run_in_process(monkeypatch, failing)
 
-    expected = to_criterion(workload, [workload.start()])
     saved_at = ages(expected[: FAILS_AT + 1], workload.blocks, workload.norm, failing.policy)[-1]
     lost = np.array(sorted(block for event in told(failing.out, events.Lost) for block in event.blocks))
     state = recovered(expected, workload.blocks, saved_at, RECOVERIES[recovery], FAILS_AT, lost)

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from accounts import assert_accounted
@@ -14,28 +15,47 @@ from holdfast import events
 from holdfast.errors import BadInput, CommitConflict, StorageFailed
 from holdfast.failure import Failure
 from holdfast.server.cluster import require_answer
-from holdfast.server.job import serve
+from holdfast.server.job import _Job, serve
 from holdfast.workloads.mlr import mlr
 
 pytestmark = [pytest.mark.xdist_group("ray")]
 
 
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The iteration at which each controller was started."""
+    found: list[int] = []
+    new_controller = _Job._new_controller
+
+    def noted(job: _Job) -> Any:
+        found.append(job._iteration)
+        return new_controller(job)
+
+    monkeypatch.setattr(_Job, "_new_controller", noted)
+    return found
+
+
 @pytest.mark.usefixtures("ray_cluster")
-def test_a_node_a_worker_and_the_controller_are_killed_in_one_run(tmp_path: Path) -> None:
+def test_a_node_a_worker_and_one_controller_after_another_are_killed_in_one_run(
+    tmp_path: Path, started: list[int]
+) -> None:
     failures = [
         Failure(step=2, kind="node", targets=(1,)),
         Failure(step=3, kind="worker", targets=(0,)),
         Failure(step=4, kind="controller", targets=(0,)),
+        Failure(step=10, kind="controller"),
     ]
 
-    outcome = served(tmp_path, *failures, nodes=2, iterations=6)
+    outcome = served(tmp_path, *failures, nodes=2, iterations=14)
 
     workload = mlr("digits")
-    assert outcome.iterations == 6
-    assert [event.kind for event in told(tmp_path, events.Lost)] == ["node", "worker", "controller"]
+    assert outcome.iterations == 14
+    assert [event.kind for event in told(tmp_path, events.Lost)] == ["node", "worker", "controller", "controller"]
+    assert len(started) >= 3, "where one was lost, another is started to wait"
+    assert started[0] == 0
     expected = [loss_of(workload, state) for state in simulated(workload, 2)[1:]]
     assert [event.loss for event in told(tmp_path, events.Iterate)][:2] == pytest.approx(expected, rel=1e-5)
-    assert_accounted(tmp_path, workload, 6)
+    assert_accounted(tmp_path, workload, 14)
     until(lambda: not actors(), "no process of the run is left")
 
 
