@@ -1,5 +1,6 @@
 """What tests share: folders where a sync is cheap, a real S3 server on loopback, and one store of every kind."""
 
+import gc
 import os
 import shutil
 import socket
@@ -33,6 +34,30 @@ if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ENOUGH:
 
 READY_WITHIN = 60.0
 PORTS = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need Ray or the S3 server come first, so that one process has them all and starts each once.
+
+    `make test` has two processes: the first begins with the first test, and one that has nothing left to do takes over
+    tests from the end of what the other has before it.
+    """
+    items.sort(key=lambda item: (not _needs_ray(item), not _needs_s3(item)))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: garbage is looked for only in what tests make, and not in all of torch again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def _needs_ray(item: pytest.Item) -> bool:
+    return "ray_cluster" in getattr(item, "fixturenames", ())
+
+
+def _needs_s3(item: pytest.Item) -> bool:
+    given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    return "s3" in getattr(item, "fixturenames", ()) or given.get("store") == "s3"
 
 
 @pytest.fixture(scope="session")

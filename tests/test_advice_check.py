@@ -99,12 +99,12 @@ def test_a_figure_shows_every_kind_of_case() -> None:
 
 def test_a_real_run_is_killed_and_read(tmp_path: Path) -> None:
     with driving(tmp_path / "log") as do:
-        quiet = runs.done(do, runs.config("small", steps=60, save_every=20), tmp_path / "calm")
-        struck = (Failure(step=97, kind="kill", targets=(2,)),)
-        history = runs.done(do, runs.config("small", "forward", struck, steps=130), tmp_path / "struck")
+        quiet = runs.done(do, runs.config("small", steps=40, save_every=15), tmp_path / "calm")
+        struck = (Failure(step=47, kind="kill", targets=(2,)),)
+        history = runs.done(do, runs.config("small", "forward", struck, steps=80), tmp_path / "struck")
     costs = measured(quiet)
     cases = runs._cases("small", costs, prices(costs, Question())["forward"], history)
     assert [each.unit for each in cases] == ["seconds", "iterations"]
-    assert cases[0].failure == "killed in step 97"
+    assert cases[0].failure == "killed in step 47"
     assert 0 <= cases[0].measured < 60
     assert cases[1].holds

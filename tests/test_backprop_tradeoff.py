@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from holdfast.errors import BadInput, Corrupt
 from holdfast.lab import backprop_figures, backprop_tradeoff, scenarios, slowdown
 from holdfast.lab.experiment import Options, Progress
+from holdfast.lab.result import Result
 from holdfast.lab.scenarios import BASELINE, BEFORE, CELLS, INTERRUPTED, LATER, MEASURED, NOW, PHASES, Cell, Scenarios
 from holdfast.lab.subjects import PANELS, WORKERS, Subject, chosen
 from holdfast.lab.training import Training
@@ -113,10 +114,22 @@ def test_more_survivors_contain_fewer_and_replay_and_skip_are_told_apart_by_thei
     assert len({cell.name for cell in CELLS}) == len(CELLS) == 17
 
 
-def test_the_experiment_writes_its_rows_claims_and_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.lab.slowdown._start", lambda on: 1.0)  # a fresh process is the slow part
-    options = Options(quick=True, trials=2, panels=("nt3",), out=tmp_path / "result", jobs=1)
-    result = backprop_tradeoff.run(options, silent)
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+    """What the experiment finds for two trials of the small network, and where it wrote them."""
+    folder, threads = tmp_path_factory.mktemp("backprop"), torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (scenarios, backprop_tradeoff):
+            patched.setattr(module, "loaded", lambda panel, quick, data: tiny())
+        patched.setattr(slowdown, "_start", lambda on: 1.0)  # a fresh process is the slow part
+        options = Options(quick=True, trials=2, panels=("nt3",), out=folder / "result", jobs=1)
+        result = backprop_tradeoff.run(options, silent)
+    torch.set_num_threads(threads)
+    return result, folder
+
+
+def test_the_experiment_writes_its_rows_claims_and_figures(experiment: tuple[Result, Path]) -> None:
+    result, folder = experiment
     assert [claim.id.removeprefix("nt3-") for claim in result.claims] == [
         "forward-overhead",
         "replay-overhead",
@@ -132,18 +145,16 @@ def test_the_experiment_writes_its_rows_claims_and_figures(tmp_path: Path, monke
     kinds = [row["what"] for row in result.rows]
     assert kinds.count("accuracy") == len(PHASES) * len(MEASURED)
     assert kinds.count("slowdown") == len(INTERRUPTED)
-    trials = list(csv.DictReader(io.StringIO((tmp_path / "result" / "trials.csv").read_text())))
+    trials = list(csv.DictReader(io.StringIO((folder / "result" / "trials.csv").read_text())))
     assert len(trials) == 2 * len(PHASES) * len(MEASURED)
-    assert (tmp_path / "trials" / "nt3-quick.jsonl").exists()
+    assert (folder / "trials" / "nt3-quick.jsonl").exists()
     baseline = next(row for row in result.rows if row["what"] == "accuracy" and row["strategy"] == "baseline")
     assert baseline["deviation"] == 0
     assert baseline["when"] == NOW
 
 
-def test_intervals_lie_inside_their_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.lab.slowdown._start", lambda on: 1.0)
-    options = Options(quick=True, trials=2, panels=("nt3",), out=tmp_path / "result", jobs=1)
-    rows = backprop_tradeoff.run(options, silent).rows
+def test_intervals_lie_inside_their_axes(experiment: tuple[Result, Path]) -> None:
+    rows = [dict(row) for row in experiment[0].rows]
     for row in rows:
         if row["what"] == "accuracy":
             row |= {"accuracy": 0.5, "accuracy_low": 0.3, "accuracy_high": 0.6}
@@ -175,6 +186,8 @@ def test_the_model_predicts_replay_where_every_kernel_takes_as_long(
     """As on a GPU that waits for them. Most are copies of buffers, wherever the failure strikes: no part of backward."""
     monkeypatch.setattr(slowdown, "_seconds", _kernels)
     monkeypatch.setattr(slowdown, "_start", lambda on: 1.0)
+    monkeypatch.setattr(slowdown, "_median", lambda on, what, times=0: _kernels(on, what))  # they are always as many
+    monkeypatch.setattr(slowdown, "INTERRUPTED", [cell for cell in INTERRUPTED if cell.strategy == "replay"])
     deep = nn.Sequential(*(part for _ in range(30) for part in (nn.Linear(4, 4), nn.BatchNorm1d(4))), nn.Linear(4, 2))
     found = slowdown.timed(replace(tiny(), build=lambda: deep), 1, tmp_path, lambda done: None)
     for point, predicted in found.predicted.items():

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.audit.verdicts import audit
 from holdfast.events import line
-from holdfast.report import reading, runs, writing
+from holdfast.report import html, reading, runs, writing
 from holdfast.report.ran import told_run
 from holdfast.watch import web
 from test_report import killed_once
@@ -33,6 +33,7 @@ FLAGS = [
     "--disable-sync",
 ]
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
+SOON = 0.2  # seconds
 WITHIN = 60_000.0  # milliseconds: a machine that others use too
 RESULTS = Path(__file__).parent.parent / "docs/results"
 pytestmark = pytest.mark.skipif(FOUND is None, reason=f"there is no browser here: none of {', '.join(NAMES)}")
@@ -170,6 +171,15 @@ def test_colours_follow_the_system_until_a_reader_chooses_others(browser: "Brows
         assert paper(opened) == dark
 
 
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that is followed, and asks, several times a second."""
+    monkeypatch.setattr(web, "OFTEN", SOON)
+    monkeypatch.setattr(web, "SELDOM", 1.0)
+    monkeypatch.setattr(html, "REFRESH", SOON)
+
+
+@pytest.mark.usefixtures("soon")
 def test_a_live_page_follows_its_run_and_keeps_what_a_reader_did(browser: "Browser", tmp_path: Path) -> None:
     """A run of which one more save and two more steps are written while the page is open."""
     told = Told()
@@ -210,6 +220,7 @@ def test_a_live_page_follows_its_run_and_keeps_what_a_reader_did(browser: "Brows
             following.join(WITHIN / 1000)
 
 
+@pytest.mark.usefixtures("soon")
 def test_a_live_page_says_when_nobody_serves_it_any_more(browser: "Browser", tmp_path: Path) -> None:
     written(tmp_path / "run/history", {"rank-0": [event for event in killed_once() if event.who == "rank-0"]})
     site = web.Site(tmp_path / "run", "c")

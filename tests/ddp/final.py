@@ -23,7 +23,8 @@ def different(one: Path, other: Path) -> list[str]:
     assert a.step == b.step
     assert a.extra["state"] == b.extra["state"]  # all that is no tensor: schedules, scales, flags
     tensors = [name for name in a.tensors.keys() | b.tensors.keys() if not _same(a.tensors[name], b.tensors[name])]
-    return tensors + [f"loss of step {step}" for step, loss in losses(one).items() if loss != losses(other)[step]]
+    theirs = losses(other)
+    return tensors + [f"loss of step {step}" for step, loss in losses(one).items() if loss != theirs[step]]
 
 
 def distance(one: Path, other: Path) -> float:
@@ -38,8 +39,10 @@ def losses(out: Path) -> dict[int, Any]:
 
 
 def events(out: Path, kind: str, who: str | None = None) -> list[Any]:
-    """The events of a kind in a run's history."""
-    return [each for each in read_history(out).events if each.kind == kind and who in (None, each.who)]
+    """The events of a kind in a run's history, or in that of one writer."""
+    own = out / "history" / f"{who}.jsonl"
+    told = read_history(own if own.exists() else out).events
+    return [each for each in told if each.kind == kind and who in (None, each.who)]
 
 
 def complaints(out: Path) -> list[str]:

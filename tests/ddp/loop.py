@@ -21,7 +21,7 @@ from holdfast.ddp.run import Run
 from holdfast.ddp.world import JOINS
 
 SAMPLES, WIDTH, CLASSES = 96, 20, 5
-SECONDS = 4.0  # of trouble
+SECONDS = 2.5  # of trouble: more than the 1.5 after which one that others wait for is given up
 
 
 @dataclass(frozen=True, kw_only=True)

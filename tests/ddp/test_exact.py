@@ -65,7 +65,7 @@ def test_killed_at_three_random_times_it_ends_with_the_bits_of_a_run_that_never_
     start: Start, tmp_path: Path, model: str, workers: int
 ) -> None:
     """`benchmarks/soak` strikes hundreds of times, and in more ways."""
-    survives(start, tmp_path / "gate", {"model": model}, workers=workers, kills=3, longest=1.0)
+    survives(start, tmp_path / "gate", {"model": model, "epochs": 6}, workers=workers, kills=3, longest=1.0)
 
 
 def test_failures_of_a_schedule_strike_once_and_leave_no_trace(start: Start) -> None:

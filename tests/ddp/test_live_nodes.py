@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from final import complaints, different, events
 from supervised import HERE, Start, Supervisor, wait_until
+from test_live import EPOCHS, PATIENCE
 
 LOOP = HERE / "loop.py"
 HOW: dict[str, Any] = {"script": LOOP, "save_every": 10}
-TASK = {"epochs": 20, "patience": 0.1}
+TASK = {"epochs": EPOCHS, "patience": PATIENCE}
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_a_node_with_one_worker_gets_another_in_its_place(two: Any, lost: int) -
 
 
 def test_a_step_that_is_replayed_on_several_nodes_is_the_exact_step(two: Any, start: Start) -> None:
-    reference = start({"model": "normed", "epochs": 20}, out="reference", workers=4, recovery="replay", **HOW)
+    reference = start({"model": "normed", "epochs": EPOCHS}, out="reference", workers=4, recovery="replay", **HOW)
     out = completed(two("replay", [{"step": 12, "kind": "kill", "targets": [1, 2]}], model="normed"))
     assert reference.result()["verdict"] == "completed", reference.said
     assert different(reference.out, out) == []

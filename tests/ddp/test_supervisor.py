@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from supervised import Start, Supervisor, alive, wait_until
+from supervised import TRAINEE, Start, Supervisor, alive, wait_until
 
 from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.store import DirectoryStore
+from holdfast.ddp import lock
+from holdfast.ddp.config import RunConfig
+from holdfast.errors import BadInput
 from holdfast.events import Detect, Restart
+from holdfast.supervise.supervisor import supervise
 
 
 def fault(do: str | int, *, rank: int = 1, step: int = 6, attempt: int = 1) -> dict[str, Any]:
@@ -51,19 +55,19 @@ def test_a_worker_that_is_stopped_is_found(start: Start) -> None:
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_deadlocked_worker_is_found_blamed_and_its_stack_kept(start: Start, workers: int) -> None:
     rank = workers // 2
-    job = start({"faults": [fault("deadlock", rank=rank)]}, workers=workers, stuck_after=4.0)
+    job = start({"faults": [fault("deadlock", rank=rank)]}, workers=workers, stuck_after=2.5)
     assert job.result()["verdict"] == "completed", job.said
     detect = job.events("detect")[0]  # on a machine that stands still, the next attempt may be found stuck, too
     log = f"logs/attempt-0001/rank-{rank}.err"
     assert (detect.what.kind, detect.what.rank, detect.what.step) == ("hang", rank, 6)
-    assert re.search(r"passed no step boundary for \d+ s \(deadline 4 s; change it with --stuck-after\)", job.said)
+    assert re.search(r"passed no step boundary for \d+ s \(deadline 2.5 s; change it with --stuck-after\)", job.said)
     assert f"the stacks of its threads are in {log}" in detect.what.message
     assert 'trainee.py", line' in (job.out / log).read_text()
     assert "Fatal Python error" not in job.said
 
 
 def test_when_peers_give_up_waiting_first_the_one_they_waited_for_is_blamed(start: Start) -> None:
-    job = start({"faults": [fault("deadlock", rank=2)], "patience": 4})
+    job = start({"faults": [fault("deadlock", rank=2)], "patience": 3})
     assert job.result()["verdict"] == "completed", job.said
     detect = job.events("detect")[0]  # on a machine that stands still, the next attempt may be found stuck, too
     assert (detect.what.kind, detect.what.rank) == ("hang", 2), detect.what.message
@@ -354,10 +358,13 @@ def test_a_folder_that_holds_another_run_is_refused(start: Start, tmp_path: Path
     assert "is not empty and holds no run" in start({}, out="photos").result()["refused"]
 
 
-def test_a_folder_has_one_supervisor_at_a_time(start: Start) -> None:
-    job = start({"steps": 100_000, "pause": 0.01})
+def test_a_folder_has_one_supervisor_at_a_time(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = {"steps": 100_000, "pause": 0.01}
+    job = start(task)
     wait_until(lambda: len(job.notes("step")) > 0, "a step")
-    assert "in use by another supervisor or training" in start({"steps": 100_000, "pause": 0.01}).result()["refused"]
+    monkeypatch.setattr(lock, "FREE_WITHIN", 0.1)
+    with pytest.raises(BadInput, match="in use by another supervisor or training"):
+        supervise(RunConfig(script=str(TRAINEE), args=(json.dumps(task),), workers=3), job.out)
     job.signal(signal.SIGTERM)
     assert job.result()["verdict"] == "preempted"
 

@@ -9,12 +9,15 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 from supervised import HERE, Start, Supervisor, alive, wait_until
 
 from holdfast import cli
 from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.store import DirectoryStore
+from holdfast.supervise import checkpoints
+from holdfast.supervise.checkpoints import Checkpoints
 
 LOOP = HERE / "loop.py"
 TASK = {"epochs": 4}
@@ -110,6 +113,24 @@ def test_nodes_train_through_an_object_store_and_the_second_proves_it(  # type: 
         monkeypatch.setenv(name, value)
     code, said = holdfast("audit", jobs[1].out)
     assert (code, said.splitlines()[-1]) == (0, "audit: pass"), said
+
+
+def test_the_client_of_an_object_store_is_imported_before_a_process_is_forked_to_ask_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    class Asked:
+        def __init__(self, *what: object) -> None:
+            done.append("asked")
+
+        def result(self, within: float) -> int:
+            return 7
+
+    monkeypatch.setattr(fsspec, "get_filesystem_class", lambda kind: done.append(f"imported {kind}"))
+    monkeypatch.setattr(checkpoints, "Aside", Asked)
+    assert Checkpoints(tmp_path, "s3://bucket/run").newest() == 7
+    assert done == ["imported s3", "asked"]
 
 
 def test_a_run_goes_on_on_a_machine_that_never_saw_it(start: Start, tmp_path: Path, holdfast) -> None:  # type: ignore[no-untyped-def]

@@ -61,7 +61,6 @@ class Checkpoints:
         if self.place is None:
             found = Found(self.newest(), 0)
         else:
-            _import(self.place)
             told = self._ask(lambda store: [_newest(store), gathering.last_attempt(store)], store_for)
             found = Found(*told)  # type: ignore[misc]
         if found.newest is None:
@@ -128,6 +127,7 @@ class Checkpoints:
         return self._aside(work, opened).result(ANSWERS_WITHIN)
 
     def _aside(self, work: Callable[[Store], JSON], opened: Callable[[str], Store] = store_at) -> Aside:
+        _import(str(self))  # here: else each of these processes would do it again
         return Aside(lambda: work(opened(str(self))), str(self))
 
 
