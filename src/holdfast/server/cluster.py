@@ -22,11 +22,11 @@ OBJECTS = 512 << 20  # bytes of memory for what actors send each other
 def cluster(address: str | None = None) -> Iterator[None]:
     """Ray, embedded in this process or at an address; one that is already there is used, and left as it is."""
     ray = _ray()
+    if address is not None:
+        require_answer(address)
     if ray.is_initialized():
         yield
         return
-    if address is not None:
-        require_answer(address)
     try:
         with _uninterrupted(ray), warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)  # Ray lets go of the processes that it starts
