@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from holdfast.errors import BadInput
 from holdfast.lab import server_overhead
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.journal import Journal
@@ -147,6 +148,13 @@ def test_the_projection_is_what_one_machine_does() -> None:
     )
     assert (at.compute, at.transfer) == pytest.approx((expected.compute, expected.transfer))
     assert (at.checkpoint, at.write) == pytest.approx((expected.checkpoint, expected.write))
+
+
+def test_a_panel_that_there_is_not_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"there is no panel 'mlr-mnist'; choose among lda-20news, lda-20news-200"):
+        server_overhead.run(
+            Options(out=tmp_path, data=tmp_path, panels=("mlr-mnist",)), lambda what, total: lambda done: None
+        )
 
 
 def test_trials_that_are_done_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 
 from holdfast.blocks import Floats
+from holdfast.errors import BadInput
 from holdfast.lab import interval
 from holdfast.lab.appearance import COLOURS, legend, sheet
 from holdfast.lab.experiment import Experiment, Meter, Options
@@ -124,7 +125,7 @@ def added(trial: Trial) -> float:
 
 def run(options: Options, meter: Meter) -> Result:
     """Run all arms on the server, then measure rates for the projection."""
-    panels = PANELS if options.data is not None and not options.quick else REDUCED
+    panels = _chosen(options)
     prepare(options.out)
     seeds = {panel.workload: range(options.seed, options.seed + options.count(panel.seeds, 1)) for panel in panels}
     found = [_found(panel, seeds[panel.workload], options, meter) for panel in panels]
@@ -144,6 +145,14 @@ def run(options: Options, meter: Meter) -> Result:
         figures={each.workload: figure(each) for each in found},
         captions={each.workload: CAPTION for each in found},
     )
+
+
+def _chosen(options: Options) -> tuple[Panel, ...]:
+    panels = PANELS if options.data is not None and not options.quick else REDUCED
+    names = [panel.workload for panel in panels]
+    if unknown := [name for name in options.panels if name not in names]:
+        raise BadInput(f"there is no panel {unknown[0]!r}; choose among {', '.join(names)}")
+    return tuple(panel for panel in panels if not options.panels or panel.workload in options.panels)
 
 
 def _found(panel: Panel, seeds: Sequence[int], options: Options, meter: Meter) -> Found:
@@ -353,4 +362,5 @@ EXPERIMENT = Experiment(
     title="a topic model on the parameter server, half of whose nodes are killed: what SCAR saves and what it costs",
     source="SCAR, figure 9",
     run=run,
+    panels=True,
 )
