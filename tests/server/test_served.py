@@ -71,13 +71,13 @@ def test_a_node_that_is_stopped_is_found_by_its_silence(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=stop_a_node)
     thread.start()
-    served(tmp_path, nodes=2, workers=1, iterations=20)
+    served(tmp_path, nodes=2, workers=1, iterations=12)
     thread.join()
 
     (lost,) = told(tmp_path, events.Lost)
     assert stopped
     assert (lost.kind, lost.why) == ("node", "it did not answer within 1.25 s")
-    assert_accounted(tmp_path, mlr("digits"), 20)
+    assert_accounted(tmp_path, mlr("digits"), 12)
     until(lambda: not actors(), "the stopped process is gone too")
 
 
