@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = "."  # before Ray is imported: it prints whatever is killed
+os.environ.setdefault("RAY_kill_worker_timeout_milliseconds", "1000")  # for a process that does not end; else 5 s
 
 from holdfast.server.cluster import cluster
 

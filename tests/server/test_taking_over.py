@@ -46,7 +46,7 @@ def test_a_member_that_dies_while_it_starts_is_started_again(tmp_path: Path, mon
 
     monkeypatch.setattr(_Job, "_start", started)
 
-    assert served(tmp_path, nodes=1, workers=1, iterations=1).iterations == 1
+    assert served(tmp_path, nodes=2, iterations=2).iterations == 2
 
 
 @pytest.mark.xdist_group("ray")
@@ -64,10 +64,10 @@ def test_a_run_outlives_both_controllers_killed_at_once(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=kill_controllers)
     thread.start()
-    outcome = served(tmp_path, nodes=2, workers=1, iterations=60)
+    outcome = served(tmp_path, nodes=2, workers=1, iterations=25)
     thread.join()
 
     assert len(killed) == 2
-    assert outcome.iterations == 60
+    assert outcome.iterations == 25
     assert [event.kind for event in told(tmp_path, events.Lost)] == ["controller"]
-    assert_accounted(tmp_path, mlr("digits"), 60)
+    assert_accounted(tmp_path, mlr("digits"), 25)
