@@ -64,10 +64,10 @@ def test_a_run_outlives_both_controllers_killed_at_once(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=kill_controllers)
     thread.start()
-    outcome = served(tmp_path, nodes=2, workers=1, iterations=25)
+    outcome = served(tmp_path, nodes=2, workers=1, iterations=60)
     thread.join()
 
     assert len(killed) == 2
-    assert outcome.iterations == 25
+    assert outcome.iterations == 60
     assert [event.kind for event in told(tmp_path, events.Lost)] == ["controller"]
-    assert_accounted(tmp_path, mlr("digits"), 25)
+    assert_accounted(tmp_path, mlr("digits"), 60)
