@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import BadInput
-from holdfast.lab import priority_checkpoint
+from holdfast.lab import partial_recovery, priority_checkpoint
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.on_ray import OnRay, elsewhere
 from holdfast.simulate.pool import Tell
@@ -23,14 +23,15 @@ def silent(what: str, total: int) -> Progress:
     return lambda done: None
 
 
-def test_a_model_of_ones_own_has_the_same_rows_on_ray(tmp_path: Path) -> None:
+@pytest.mark.parametrize("experiment", [partial_recovery, priority_checkpoint], ids=["partial", "priority"])
+def test_a_model_of_ones_own_has_the_same_rows_on_ray(experiment: object, tmp_path: Path) -> None:
     (tmp_path / "my_model.py").write_text(EXAMPLE)
     rows = []
     for on in (None, "ray"):
         with elsewhere(on, None) as cluster:
             workload = load_for_lab(str(tmp_path / "my_model.py"))
             options = Options(trials=4, out=tmp_path / str(on) / "out", workload=workload, elsewhere=cluster)
-            rows.append(priority_checkpoint.run(options, silent).rows)
+            rows.append(experiment.run(options, silent).rows)  # type: ignore[attr-defined]
     assert rows[0] == rows[1]
 
 
