@@ -1,8 +1,9 @@
 """What a check can say of a run."""
 
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from holdfast.events import Malformed
+if TYPE_CHECKING:
+    from holdfast.events import Malformed
 
 Verdict: TypeAlias = Literal["pass", "fail", "unknown"]
 SHOWN = 3  # of a kind that are told one by one
@@ -17,6 +18,6 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def where(what: Malformed, file: str | None) -> str:
+def where(what: "Malformed", file: str | None) -> str:
     """Where a line stands that does not say what it must, in brackets, if that is known."""
     return f" ({file}.jsonl, line {what.line})" if file is not None and what.line is not None else ""
