@@ -25,3 +25,14 @@ def test_a_worker_is_lost_in_the_last_step(start: Start, recovery: str, leaves_a
         reference = start(task, out="reference", **HOW)
         assert reference.result().get("verdict") == "completed", reference.said
         assert different(reference.out, job.out) == []
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_worker_that_is_lost_in_the_save_after_which_the_run_stops_takes_the_run_back_to_its_newest_snapshot(
+    start: Start, lost: int
+) -> None:
+    failure = {"step": 9, "kind": "kill", "targets": [lost], "point": "save"}
+    job = start({"epochs": 2, "leaves_after": 9}, recovery="replay", failures=[failure], **HOW)
+    assert job.result().get("verdict") == "completed", job.said
+    assert max(event.what.step for event in events(job.out, "commit")) == 9
+    assert complaints(job.out) == []

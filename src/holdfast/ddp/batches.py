@@ -31,7 +31,7 @@ from holdfast.ddp.reporting import Part, Reporting, Trained
 from holdfast.ddp.saving import Saves, Unsaved
 from holdfast.ddp.stopping import Apart, Stopping
 from holdfast.ddp.world import Changed, World
-from holdfast.errors import BadInput
+from holdfast.errors import BadInput, WorkerLost
 from holdfast.events import Done, Preempted, Recover, Stopped
 from holdfast.geometry import Geometry, Position
 from holdfast.progress import Phase
@@ -258,10 +258,10 @@ class Loop:
                 self._end(at)
             else:
                 self._stop(step, at, left=True)
-        except Apart as error:
+        except (Apart, WorkerLost) as error:
             self._abandon()
             ending.die(error)
-        except Changed:
+        except (Asleep, Changed):
             self._abandon()  # a peer is lost
         except Over:
             pass
