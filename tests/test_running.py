@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from holdfast.blocks import Array, Blocks, Ids, along, ragged, whole
+from holdfast.checkpoint import running as running_module
 from holdfast.checkpoint import scrub
 from holdfast.checkpoint.index import generations
 from holdfast.checkpoint.objects import ObjectStore
-from holdfast.checkpoint.running import LIMIT, PIECES, RunningCheckpoint, load_blocks, write_segments
+from holdfast.checkpoint.running import LIMIT, MANY, PIECE, PIECES, RunningCheckpoint, load_blocks, write_segments
 from holdfast.checkpoint.sealed import seal
 from holdfast.checkpoint.store import DirectoryStore, Store, read
 from holdfast.errors import BadInput, CommitConflict, Corrupt, FutureVersion, NoSnapshot
@@ -57,14 +58,21 @@ def _filled(like: Array, value: float) -> Array:
 
 
 class AgainstADict(RuleBasedStateMachine):
-    @initialize(seed=st.integers(0, 99))
-    def create(self, seed: int) -> None:
+    @initialize(seed=st.integers(0, 99), is_large=st.booleans())
+    def create(self, seed: int, is_large: bool) -> None:
+        self.patch = pytest.MonkeyPatch()
+        if is_large:  # enough to be compacted in every save
+            self.patch.setattr(running_module, "ROOM", 0)
+            self.patch.setattr(running_module, "PIECE", 1)
         self.store = ObjectStore(f"memory://{uuid.uuid4().hex}")
         self.live = mixed_state(seed)
         self.blocks = mixed_blocks(self.live)
         self.running = RunningCheckpoint.create(self.store, self.blocks, self.live)
         self.model = {block: (0, value_of(self.blocks, self.live, block)) for block in range(COUNT)}
         self.iteration = 0
+
+    def teardown(self) -> None:
+        self.patch.undo()
 
     @rule(ids=some_blocks, seed=st.integers(0, 99))
     def train_and_save(self, ids: Ids, seed: int) -> None:
@@ -109,7 +117,7 @@ class AgainstADict(RuleBasedStateMachine):
 
 
 TestAgainstADict = AgainstADict.TestCase
-TestAgainstADict.settings = settings(max_examples=10, stateful_step_count=12)
+TestAgainstADict.settings = settings(max_examples=16, stateful_step_count=12)
 
 
 def matrix(value: float, rows: int = 64, columns: int = 8) -> dict[str, Array]:
@@ -142,8 +150,10 @@ def test_blocks_come_back_in_the_order_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [1, 8, 32, 64])
-def test_it_never_holds_more_than_about_twice_the_state(share: int) -> None:
+def test_it_never_holds_more_than_about_twice_a_large_state(share: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Segments that count stay under the limit; with those that only the previous generation needs, about twice."""
+    monkeypatch.setattr(running_module, "ROOM", 0)  # so that one of 2 MB is large
+    monkeypatch.setattr(running_module, "PIECE", 1)
     store = ObjectStore(f"memory://{uuid.uuid4().hex}")
     running, _ = created(store, columns=4096)  # so large that headers hardly count
     state_bytes = 64 * 4096 * 8
@@ -158,9 +168,28 @@ def test_it_never_holds_more_than_about_twice_the_state(share: int) -> None:
         assert peak <= 2.2 * state_bytes
 
 
-def test_segments_are_small_enough_to_be_compacted_one_by_one(tmp_path: Path) -> None:
-    created(DirectoryStore(tmp_path))
+def test_segments_of_a_large_state_are_small_enough_to_be_compacted_one_by_one(tmp_path: Path) -> None:
+    created(DirectoryStore(tmp_path), columns=PIECES * PIECE // (64 * 8))
     assert PIECES <= len(DirectoryStore(tmp_path).names("running/segment")) <= PIECES + 1
+
+
+def test_a_small_state_is_one_segment_that_stays_as_it_is_while_little_is_saved(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    running, _ = created(store)
+    (first,) = store.names("running/segment")
+    for iteration in range(1, 20):
+        running.save(iteration, matrix(iteration), np.arange(32))
+    assert first in store.names("running/segment")
+    assert len(store.names("running/segment")) == 3  # and the newest save, and the one of the generation before
+
+
+def test_many_small_saves_are_gathered_into_few_segments(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    running, blocks = created(store, rows=200)
+    for iteration in range(1, 200):
+        running.save(iteration, matrix(iteration, rows=200), np.array([iteration]))
+        assert len(store.names("running/segment")) <= 2 * MANY  # of two generations
+    assert loaded(RunningCheckpoint.open(store, blocks)) == [float(block) for block in range(200)]
 
 
 def test_compacting_leaves_only_what_counts(tmp_path: Path) -> None:

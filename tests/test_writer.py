@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.blocks import Array
-from holdfast.checkpoint import scrub, snapshot
+from holdfast.checkpoint import payload, scrub, snapshot
 from holdfast.checkpoint.buffers import Image, Images
-from holdfast.checkpoint.capture import make_ready
+from holdfast.checkpoint.capture import PIECE, Capture, make_ready
 from holdfast.checkpoint.device import Run, _packed
 from holdfast.checkpoint.store import DirectoryStore, Store
 from holdfast.checkpoint.writer import Saved, Writer, blocking, overlapped
@@ -571,3 +571,26 @@ def test_memory_for_a_device_is_pinned_before_the_first_save(tmp_path: Path) -> 
     until_idle(ours)
     assert [image.pinned for image in ours._images._made] == [True, True]  # type: ignore[attr-defined]
     ours.close()
+
+
+def test_a_large_state_is_copied_by_several_threads_to_the_last_bit() -> None:
+    """Whatever its parts are: larger than what a thread takes at a time, in another order in memory, or no tensors."""
+    torch.manual_seed(3)
+    state: dict[str, Array] = {
+        "large": torch.randn(3 * PIECE // 4 + 5, requires_grad=True),
+        "turned": torch.randn(1500, 1000).t(),
+        "part": torch.randn(4000, 1000)[:, ::2],
+        "half": torch.randn(3 * PIECE).to(torch.bfloat16),
+        "array": np.random.default_rng(3).standard_normal((500, 3000)),
+        "scalar": torch.tensor(2.5),
+        "empty": torch.zeros(0, 4),
+    }
+    capture = Capture()
+    layout = capture.layout(state)
+    image = Image(layout.length)
+    for _ in range(3):
+        assert capture.fill(image, layout, state) == []
+        copied = payload.decode(image.bytes[: layout.length], "image")
+        for name, value in state.items():
+            assert torch.equal(torch.as_tensor(copied[name]), torch.as_tensor(value).detach()), name
+        image.bytes[len(layout.header) :] = 0

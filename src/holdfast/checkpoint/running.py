@@ -4,7 +4,8 @@
     running/index-<generation>.json              the commit record: the segments that count, each with its digest
 
 Segments never change. Two generations of the index stay, so that damage to the newest falls back to the one before.
-Compaction is part of saving: blocks that still count are carried out of the segments that hold the most dead bytes.
+Compaction is part of saving: blocks that still count are carried out of the segments that hold the most dead bytes, once
+these are worth the work, or out of many small segments into few.
 
 Where blocks are held by several processes, each writes segments of its own and one of them commits the index.
 """
@@ -36,7 +37,10 @@ from holdfast.errors import BadInput, CommitConflict, Corrupt, NoSnapshot
 logger = logging.getLogger(__name__)
 
 LIMIT = 1.5  # segments may hold this many times the state; with what the previous generation needs, about twice
-PIECES = 16  # a segment holds at most this share of the state, so that compaction never has to move much at once
+ROOM = 16 << 20  # bytes that values which no longer count may take in any case: to carry others away would cost more
+MANY = 64  # segments: beyond it the half of them is carried into few
+PIECES = 16  # a segment holds at most this share of the state, so that compaction never has to move much at once,
+PIECE = 1 << 20  # or so many bytes, where the state is small
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,7 +115,7 @@ class RunningCheckpoint:
         if not len(ids):
             return
         self._bytes[ids] = block_bytes(self._blocks, state)[ids]
-        carried, kept = self._compaction(ids, LIMIT)
+        carried, kept = self._compaction(ids, LIMIT, ROOM)
         new = self._write(ids, np.full(len(ids), iteration), self._blocks.pack(state, ids))
         self._commit([*kept, *self._carry(carried), *new])
 
@@ -129,7 +133,7 @@ class RunningCheckpoint:
             return
         for segment in segments:
             self._bytes[segment.ids] = segment.bytes
-        carried, kept = self._compaction(ids, LIMIT)
+        carried, kept = self._compaction(ids, LIMIT, ROOM)
         self._commit([*kept, *self._carry(carried), *segments])
 
     def holding(self, ids: Ids) -> list[Segment]:
@@ -146,7 +150,7 @@ class RunningCheckpoint:
 
     def compact(self) -> None:
         """Rewrite every segment that holds dead values."""
-        carried, kept = self._compaction(np.zeros(0, np.int64), 1.0)
+        carried, kept = self._compaction(np.zeros(0, np.int64), 1.0, 0)
         if len(kept) < len(self._segments):
             self._commit([*kept, *self._carry(carried)])
 
@@ -172,19 +176,22 @@ class RunningCheckpoint:
     def _owners(self) -> Ids:
         return _owners(self._blocks, self._segments)
 
-    def _compaction(self, incoming: Ids, limit: float) -> tuple[Ids, list[Segment]]:
-        """The blocks to carry into new segments and the segments to keep, so that all fit the limit."""
+    def _compaction(self, incoming: Ids, limit: float, room: int) -> tuple[Ids, list[Segment]]:
+        """The blocks to carry into new segments and the segments to keep, so that all fit the limit and are not too many."""
         owner = self._owners()
         owner[incoming] = -1
         alive = [segment.ids[owner[segment.ids] == i] for i, segment in enumerate(self._segments)]
         held = np.array([self._bytes[s.ids].sum() for s in self._segments], np.int64)
         live = np.array([self._bytes[ids].sum() for ids in alive], np.int64)
-        total = held.sum() + self._bytes[incoming].sum()
+        total, state = held.sum() + self._bytes[incoming].sum(), self._bytes.sum()
+        most = max(limit * state, state + room)
+        count = len(held) if len(held) <= MANY else MANY // 2
         # Segments with the smallest share of live bytes first: they free the most for what has to be moved.
         order = np.argsort(live / np.maximum(held, 1), kind="stable")
-        victims = set()
+        victims: set[int] = set()
         for i in order:
-            if len(alive[i]) and (total <= limit * self._bytes.sum() or live[i] == held[i]):
+            frees = total > most and live[i] < held[i]
+            if len(alive[i]) and not frees and len(held) - len(victims) <= count:
                 continue
             victims.add(i)
             total -= held[i] - live[i]
@@ -235,7 +242,7 @@ def write_segments(
     """
     layout, positions = packed_blocks(blocks, ids)
     sizes = block_bytes(layout, packed)[positions]
-    piece = np.cumsum(sizes) * PIECES // max(total, 1)
+    piece = np.cumsum(sizes) // max(total // PIECES, PIECE)
     written: list[Segment] = []
     for number in np.unique(piece):
         part = piece == number
