@@ -594,3 +594,48 @@ def test_a_large_state_is_copied_by_several_threads_to_the_last_bit() -> None:
         for name, value in state.items():
             assert torch.equal(torch.as_tensor(copied[name]), torch.as_tensor(value).detach()), name
         image.bytes[len(layout.header) :] = 0
+
+
+@each_writer
+def test_what_is_known_later_belongs_to_the_save_and_is_not_the_writers_time(
+    tmp_path: Path, writer: Callable[..., Writer]
+) -> None:
+    store = DirectoryStore(tmp_path)
+    ours = writer(store, keep_last=1)
+    ours.save(3, weights(1.0), {"a": 1}, more=lambda: {"b": [2]})
+    (saved,) = ours.close()
+    assert saved.stall.sync == 0
+    assert 0 <= saved.stall.unaccounted < saved.stall.waited
+    extra = snapshot.load(store, 3).extra
+    assert (extra["a"], extra["b"]) == (1, [2])
+
+
+def test_a_state_is_copied_before_others_are_waited_for(tmp_path: Path) -> None:
+    store, state = DirectoryStore(tmp_path), {"w": torch.ones(5)}
+    ours = overlapped(store, keep_last=1)
+
+    def late() -> dict[str, Any]:
+        state["w"].fill_(7)  # as a peer does that goes on training
+        return {}
+
+    ours.save(1, state, {}, more=late)
+    ours.close()
+    assert torch.as_tensor(snapshot.load(store, 1).tensors["w"]).tolist() == [1.0] * 5
+
+
+@each_writer
+def test_a_save_that_others_have_no_part_in_is_given_up_and_leaves_nothing(
+    tmp_path: Path, writer: Callable[..., Writer]
+) -> None:
+    store = DirectoryStore(tmp_path)
+    ours = writer(store, keep_last=2, **({"max_inflight": 1} if writer is overlapped else {}))
+
+    def lost() -> dict[str, Any]:
+        raise StorageFailed("a peer is lost")
+
+    for _ in range(2):  # and its memory can be used again
+        with pytest.raises(StorageFailed, match="a peer is lost"):
+            ours.save(1, weights(1.0), {}, more=lost)
+    ours.save(1, weights(2.0), {})
+    assert [saved.step for saved in ours.close()] == [1]
+    assert snapshot.steps(store) == [1]

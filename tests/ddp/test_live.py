@@ -67,6 +67,12 @@ def test_survivors_go_on_in_their_processes_and_declare_exactly_what_is_lost(
     assert complaints(job.out) == []
 
 
+def test_a_gradient_scaler_takes_a_dropped_step_for_an_overflow(start: Start) -> None:
+    job = lived_through(start, "skip", [{"step": 12, "kind": "kill", "targets": [2]}], scaler=True)
+    assert all(len(each) == 1 for each in fingerprints(job.out).values())
+    assert complaints(job.out) == []
+
+
 @pytest.mark.parametrize("lost", KILLS[1:], ids=str)
 def test_a_replayed_step_is_the_exact_step(start: Start, lost: list[int]) -> None:
     how: dict[str, Any] = {"script": LOOP, "workers": WORKERS, "recovery": "replay", "save_every": 10}

@@ -31,6 +31,12 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Ready: TypeAlias = Callable[[], None]
+More: TypeAlias = Callable[[], Mapping[str, Any]]
+
+
+def nothing_more() -> Mapping[str, Any]:
+    """What belongs to a state is known when its save begins."""
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +68,14 @@ class Writer(Protocol):
         cursor: int = 0,
         world: int = 1,
         config: str = "",
+        more: More = nothing_more,
         ready: Ready = at_once,
     ) -> None:
         """Capture a state; training may change it once this returns. Raises what an earlier save failed of.
 
-        `ready` is called in the thread that writes, before the commit: the commit waits until it returns.
+        `more` is called once the tensors are copied and gives what else belongs to the extra, such as what other ranks
+        say, who may take their time meanwhile; if it raises, nothing is saved. `ready` is called in the thread that
+        writes, before the commit: the commit waits until it returns.
         """
 
     def finished(self) -> list[Saved]:
@@ -176,11 +185,13 @@ class _Blocking:
         tensors: Mapping[str, Array],
         extra: Mapping[str, Any],
         *,
+        more: More = nothing_more,
         ready: Ready = at_once,
         **where: Any,
     ) -> None:
+        others = more()
         start = perf_counter()
-        draft = snapshot.draft(step, extra, **where)
+        draft = snapshot.draft(step, {**extra, **others}, **where)
         captured = perf_counter()
         written = self._target.write(draft, lambda: payload.encode(tensors), ready)
         end = perf_counter()
@@ -240,29 +251,35 @@ class _Overlapped:
         tensors: Mapping[str, Array],
         extra: Mapping[str, Any],
         *,
+        more: More = nothing_more,
         ready: Ready = at_once,
         **where: Any,
     ) -> None:
         self._raise_failure()
         start = perf_counter()
-        draft = snapshot.draft(step, extra, **where)
         layout = self._capture.layout(tensors)
-        drafted = perf_counter()
+        laid_out = perf_counter()
         image = self._images.take(layout.length)
         taken = perf_counter()
+        departures: list[Departure] = []
         try:
-            departures = self._capture.fill(image, layout, tensors)
+            departures += self._capture.fill(image, layout, tensors)
             captured = perf_counter()
+            others = more()
+            complete = perf_counter()
+            draft = snapshot.draft(step, {**extra, **others}, **where)
             landing = self._thread.submit(self._write, draft, image, layout, departures, ready)
         except BaseException:
+            for departure in departures:
+                departure.wait()  # what is on its way arrives in this image
             self._images.give_back(image)
             raise
         enqueued = perf_counter()
         stall = Stall(
-            waited=enqueued - start,
+            waited=enqueued - start - (complete - captured),
             snapshot=captured - taken,
-            enqueue=drafted - start + enqueued - captured,
-            backpressure=taken - drafted,
+            enqueue=laid_out - start + enqueued - complete,
+            backpressure=taken - laid_out,
         )
         self._flights.append(_Flight(step, start, stall, landing))
 

@@ -97,10 +97,15 @@ class Crew(dist.ProcessGroup):
         """Whether a sum of the backward under way did not come."""
         return any(_has_failed(each.work) for each in self.sums)
 
-    def drop(self) -> None:
-        """Leave the optimizer nothing to do."""
-        for bucket in self._buckets:
-            for parameter in bucket:
+    def drop(self, *, is_scaled: bool) -> None:
+        """Leave the optimizer nothing to do: no gradients, or for a gradient scaler, which needs some, infinite ones.
+
+        It takes these for an overflow: it keeps the optimizer from stepping, and scales less from then on.
+        """
+        for parameter in (each for bucket in self._buckets for each in bucket):
+            if is_scaled and parameter.grad is not None:
+                parameter.grad.fill_(torch.inf)
+            else:
                 parameter.grad = None
 
     def drain(self) -> None:

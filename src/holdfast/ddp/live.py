@@ -200,7 +200,7 @@ class Live:
             crew.sums = []
             self._passes += 1
             if self._dropped == self.step:
-                crew.drop()
+                crew.drop(is_scaled=self.protected is not None and self.protected.is_scaled)
 
     def recover(self, crew: Crew | None) -> None:
         """Find together with the members that are left, and finish what the backward of this model has begun."""

@@ -144,6 +144,11 @@ class Protected:
         known = (nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler, Plain)
         return not all(isinstance(thing, known) for thing in self._things.values())
 
+    @property
+    def is_scaled(self) -> bool:
+        """Whether a gradient scaler stands between gradients and optimizers."""
+        return any(isinstance(thing, torch.amp.GradScaler) and thing.is_enabled() for thing in self._things.values())
+
     def digest(self) -> str:
         """A digest of the state of all things, every bit of it, as it is in memory."""
         return digest(flatten(self.capture()))

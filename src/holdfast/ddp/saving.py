@@ -110,18 +110,14 @@ class Saving:
         began = perf_counter()
         progress.here.posts()  # rank 0 waits for all
         with self.world.busy():
-            said = [generators.capture(), self.protected.own(), self.position(), stops]
-            states = self.world.gather(f"save/{step}", json.dumps(said))
-            gathered = perf_counter()
-            self.saved = step
-            if self.writer is None:
+            said = json.dumps([generators.capture(), self.protected.own(), self.position(), stops])
+            if self.writer is not None:
+                self._save(self.writer, step, at, said, began)
+            else:
+                self.world.gather(_topic(step), said)
+                self.saved = step
                 self.injected(step)
                 self._syncing.submit(self._put_on_record, step, self.world.as_it_is())
-            elif states is not None:
-                told = [json.loads(each) for each in states]
-                if any(stops for *_, stops in told):
-                    self._stops.add(step)
-                self._save(self.writer, step, at, [each[:-1] for each in told], began, gathered)
         return perf_counter() - began
 
     def regroup(self, settled: int | None) -> None:
@@ -149,30 +145,45 @@ class Saving:
                 self.collect()
             raise
 
-    def _save(self, writer: Writer, step: int, at: Position, states: list[Any], began: float, gathered: float) -> None:
+    def _save(self, writer: Writer, step: int, at: Position, said: str, began: float) -> None:
+        """Have our state copied, and only then wait for what the others say: they may be late, and it takes as long."""
         self.protected.check_groups()
         flat = flatten(self.protected.capture())
         self._trees[step] = tree_digest(flat)
         peers = self.world.as_it_is()
-        extra = {**flat.extra, "config": dict(self.config), "generators": [each for each, *_ in states]}
-        if any(own for _, own, _ in states):
-            extra["own"] = [own for _, own, _ in states]
-        if any(position for *_, position in states):
-            extra[POSITIONS] = [position for *_, position in states]
-        extra |= {STOPPED: True} if step in self._stops else {}
-        extra[CONDITIONS] = self.conditions.to_json()
         captured = perf_counter()
-        self._stalls[step] = Stall(waited=captured - began, sync=gathered - began, snapshot=captured - gathered)
+
+        def of_all_ranks() -> dict[str, Any]:
+            asked = perf_counter()
+            told = self._told(step, self.world.gather(_topic(step), said) or [said])
+            self.saved = step
+            sync = perf_counter() - asked
+            self._stalls[step] = Stall(waited=captured - began + sync, sync=sync, snapshot=captured - began)
+            return told
+
         writer.save(
             step,
             flat.tensors,
-            extra,
+            {**flat.extra, "config": dict(self.config), CONDITIONS: self.conditions.to_json()},
             epoch=at.epoch,
             cursor=at.cursor,
             world=self.world.size,
             config=self.fingerprint,
+            more=of_all_ranks,
             ready=lambda: self._all_on_record(step, peers),
         )
+
+    def _told(self, step: int, states: list[str]) -> dict[str, Any]:
+        """What belongs to a snapshot beside the state that all ranks share: what each of them has said, in order."""
+        drawn, own, positions, stops = zip(*map(json.loads, states), strict=True)
+        if any(stops):
+            self._stops.add(step)
+        return {
+            "generators": list(drawn),
+            **({"own": list(own)} if any(own) else {}),
+            **({POSITIONS: list(positions)} if any(positions) else {}),
+            **({STOPPED: True} if step in self._stops else {}),
+        }
 
     def _put_on_record(self, step: int, peers: World) -> None:
         """Runs in a thread, since a disk takes its time: our history is on the disk up to this step."""
@@ -198,3 +209,7 @@ class Saving:
                 )
             )
         self.record.flush()
+
+
+def _topic(step: int) -> str:
+    return f"save/{step}"
