@@ -293,6 +293,7 @@ class _Overlapped:
 
     def close(self) -> list[Saved]:
         self._thread.shutdown()
+        self._capture.close()
         self._images.clear()
         self._raise_failure()
         return self.finished()
