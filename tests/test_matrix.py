@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from holdfast.lab.matrix.figures import CAPTIONS, figures
 from holdfast.lab.matrix.gates import failed
 from holdfast.lab.matrix.measured import Measured
 from holdfast.lab.matrix.measuring import losses
+from holdfast.lab.matrix.runs import STOLEN, TRIES, Runs
+from holdfast.lab.matrix.stolen import Ticks, stolen, ticks
 from holdfast.lab.matrix.suites import Suite, Unit, suites, units
 from holdfast.lab.matrix.tables import aggregate, complete, divergences, per_suite, sliced, stalls, tables, wall_clock
 from holdfast.samples import Samples
@@ -285,3 +288,46 @@ def test_every_figure_has_a_caption_and_a_colour_for_each_variant() -> None:
     assert list(drawn) == list(CAPTIONS)
     sheet = drawn["goodput"]
     assert [text.get_text() for text in sheet.legends[0].get_texts()] == list(MATRIX.variants)
+
+
+def test_what_others_had_of_the_processors_is_the_kernels_count(tmp_path: Path) -> None:
+    statistics = tmp_path / "stat"
+    statistics.write_text("cpu  100 0 50 800 20 0 10 20 7 7\ncpu0 1 2 3\n")
+    before = ticks(statistics)
+    assert before == Ticks(stolen=20, total=1000)
+    assert stolen(before, Ticks(stolen=70, total=1200)) == 0.25
+    assert stolen(before, before) is None
+
+
+@pytest.mark.parametrize("text", ["", "intr 5 6 7 8 9 1 2 3\n", "cpu 1 2 3\n", "cpu 1 2 3 4 5 6 7 eight\n"])
+def test_a_system_that_does_not_say_it_is_believed_to_be_ours(tmp_path: Path, text: str) -> None:
+    (tmp_path / "stat").write_text(text)
+    assert ticks(tmp_path / "stat") is None
+    assert ticks(tmp_path / "nothing") is None
+    assert stolen(None, Ticks(1, 2)) is None
+
+
+@pytest.mark.parametrize(
+    ("taken", "tries"),
+    [([0.0], 1), ([None], 1), ([STOLEN], 1), ([0.5, 0.01], 2), ([0.5, 0.4, 0.3], TRIES)],
+)
+def test_a_run_from_which_others_took_the_processors_is_done_again(
+    monkeypatch: pytest.MonkeyPatch, taken: list[float | None], tries: int
+) -> None:
+    unit = Unit(MLP, "blocking", 1)
+    done = iter(taken)
+    monkeypatch.setattr(Runs, "_measured", lambda self, unit: replace(measured(unit), stolen=next(done)))
+    found = Runs(MATRIX, [MLP], Path("unused"), {})._undisturbed(unit)
+    assert (found.tries, found.stolen) == (tries, taken[-1])
+    assert next(done, "none left") == "none left"
+
+
+def test_a_reader_is_told_how_much_of_the_machine_others_had() -> None:
+    runs = {unit: measured(unit) for unit in units(MATRIX, [MLP, RESNET])}
+    assert not any("host" in line for line in recovery_matrix.remarks(Analysis(MATRIX, [MLP, RESNET], runs)))
+    runs = {unit: replace(run, stolen=0.02, tries=1) for unit, run in runs.items()}
+    first = next(iter(runs))
+    runs[first] = replace(runs[first], stolen=0.18, tries=3)
+    (line,) = [line for line in recovery_matrix.remarks(Analysis(MATRIX, [MLP, RESNET], runs)) if "host" in line]
+    assert "gave 3.0% of its processors to others, 18.0% in the run" in line
+    assert "1 of 16 runs were done again" in line

@@ -97,6 +97,8 @@ def row(run: Measured) -> Row:
         **{f"{cause}_s": seconds for cause, seconds in run.seconds.items()},
         "last_loss": next((loss for loss in reversed(run.losses) if loss is not None), None),
         "last_distance": run.distances[-1][1] if run.distances else None,
+        "stolen": run.stolen,
+        "tries": run.tries,
     }
 
 
@@ -115,7 +117,20 @@ def remarks(found: "Analysis") -> list[str]:
         )
     if found.has(BLOCKING, OVERLAPPED):
         lines.append(_sizes(found))
+    if any(run.stolen is not None for run in found.found.values()):
+        lines.append(_disturbed(found))
     return lines
+
+
+def _disturbed(found: "Analysis") -> str:
+    """How much of the machine others had, by which it is decided how much its clock says."""
+    runs = found.found.values()
+    taken = [run.stolen for run in runs if run.stolen is not None]
+    again = sum(run.tries > 1 for run in runs)
+    return (
+        f"The host of this machine gave {sum(taken) / len(taken):.1%} of its processors to others, {max(taken):.1%} in the "
+        f"run that had the least of them; {again} of {len(runs)} runs were done again because it was too much."
+    )
 
 
 def _sizes(found: "Analysis") -> str:

@@ -19,7 +19,8 @@ class Measured:
 
     `seconds` is its wall clock by cause and `stall` what training waited for saves, by part. `losses` are those of the
     steps that count, None where nobody noted one. `distances` are those from the reference (L2); None if there was nothing
-    to compare.
+    to compare. `stolen` is the part of the processors' time that the machine's host gave to others, if it says so, and
+    `tries` how often the run was done for that reason.
     """
 
     suite: str
@@ -43,6 +44,8 @@ class Measured:
     struck: tuple[Struck, ...] = ()
     losses: tuple[float | None, ...] = ()
     distances: Distances | None = None
+    stolen: float | None = None
+    tries: int = 1
 
     @property
     def goodput(self) -> float:
