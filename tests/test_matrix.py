@@ -322,6 +322,13 @@ def test_a_run_from_which_others_took_the_processors_is_done_again(
     assert next(done, "none left") == "none left"
 
 
+@pytest.mark.parametrize("fails", [{"audit": "fail"}, {"verdict": "failed"}], ids=str)
+def test_a_failed_run_is_not_done_again_until_it_passes(monkeypatch: pytest.MonkeyPatch, fails: dict[str, str]) -> None:
+    monkeypatch.setattr(Runs, "_measured", lambda self, unit: replace(measured(unit), stolen=0.9, **fails))
+    found = Runs(MATRIX, [MLP], Path("unused"), {})._undisturbed(Unit(MLP, "blocking", 1))
+    assert found.tries == 1
+
+
 def test_a_reader_is_told_how_much_of_the_machine_others_had() -> None:
     runs = {unit: measured(unit) for unit in units(MATRIX, [MLP, RESNET])}
     assert not any("host" in line for line in recovery_matrix.remarks(Analysis(MATRIX, [MLP, RESNET], runs)))
@@ -329,5 +336,5 @@ def test_a_reader_is_told_how_much_of_the_machine_others_had() -> None:
     first = next(iter(runs))
     runs[first] = replace(runs[first], stolen=0.18, tries=3)
     (line,) = [line for line in recovery_matrix.remarks(Analysis(MATRIX, [MLP, RESNET], runs)) if "host" in line]
-    assert "gave 3.0% of its processors to others, 18.0% in the run" in line
+    assert "3.0% of its processors to others on average, and at most 18.0% during a run" in line
     assert "1 of 16 runs were done again" in line

@@ -53,10 +53,9 @@ class Capture:
                 devices.setdefault(value.device, {})[name] = value
             else:
                 here += _pieces(views[name], value)
-        with torch.no_grad():
-            departures = [self._sender(device).send(theirs, layout, image) for device, theirs in devices.items()]
         self._copy(here)
-        return departures
+        with torch.no_grad():
+            return [self._sender(device).send(theirs, layout, image) for device, theirs in devices.items()]
 
     def close(self) -> None:
         """Let the threads go."""

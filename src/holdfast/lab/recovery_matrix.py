@@ -128,8 +128,8 @@ def _disturbed(found: "Analysis") -> str:
     taken = [run.stolen for run in runs if run.stolen is not None]
     again = sum(run.tries > 1 for run in runs)
     return (
-        f"The host of this machine gave {sum(taken) / len(taken):.1%} of its processors to others, {max(taken):.1%} in the "
-        f"run that had the least of them; {again} of {len(runs)} runs were done again because it was too much."
+        f"The host of this virtual machine gave {sum(taken) / len(taken):.1%} of its processors to others on average, and at "
+        f"most {max(taken):.1%} during a run that counts; {again} of {len(runs)} runs were done again because of that."
     )
 
 

@@ -105,10 +105,11 @@ class Runs:
         return found
 
     def _undisturbed(self, unit: Unit) -> Measured:
-        """A run while which the machine was ours, as far as that can be had: whatever came of one that was not, it is done again."""
+        """A run, done again if others had the processors meanwhile; one that failed stays, or its failure would be lost."""
         for tries in range(1, TRIES + 1):
             found = replace(self._measured(unit), tries=tries)
-            if found.stolen is None or found.stolen <= STOLEN:
+            is_sound = found.verdict == "completed" and found.audit == "pass"
+            if not is_sound or found.stolen is None or found.stolen <= STOLEN:
                 break
         return found
 

@@ -16,9 +16,8 @@ class Ticks(NamedTuple):
 def ticks(statistics: Path = STATISTICS) -> Ticks | None:
     """What is counted now; nothing where the system does not say."""
     try:
-        kind, *counts = (
-            statistics.read_text().split("\n", 1)[0].split()[:9]
-        )  # the two after these are counted in others
+        # Guests' time, which follows these eight, is counted among them already.
+        kind, *counts = statistics.read_text().split("\n", 1)[0].split()[:9]
         numbers = [int(each) for each in counts]
     except (OSError, ValueError):
         return None
