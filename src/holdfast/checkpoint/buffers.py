@@ -47,9 +47,6 @@ class Image:
         return [self.bytes[: layout.length].data]
 
 
-READY = 2  # images that are made before they are needed: one that is written, and one to fill meanwhile
-
-
 class Images:
     """As many images as may be in use at a time, made when first needed, together within a budget of bytes."""
 
@@ -86,17 +83,14 @@ class Images:
                     return image
                 self._changed.wait()
 
-    def reserve(self, size: int) -> list[Image]:
-        """Images with room for so many bytes, made as long as few are ready: whoever made them ready gives them back.
-
-        Where storage keeps up, no others are ever needed; each takes memory, and a core while it is made.
-        """
+    def reserve(self, size: int, count: int) -> list[Image]:
+        """Images with room for so many bytes, made until there are so many: whoever made them ready gives them back."""
         with self._changed:
             for image in [each for each in self._free if each.capacity < size]:
                 self._free.remove(image)
                 self._made.remove(image)
             reserved: list[Image] = []
-            while len(self._made) < READY and self._has_room(size):
+            while len(self._made) < count and self._has_room(size):
                 reserved.append(Image(size))
                 self._made.append(reserved[-1])
             return reserved

@@ -321,6 +321,11 @@ def manifest_name(step: int) -> str:
     return _name(step, _MANIFEST)
 
 
+def tensors_name(step: int) -> str:
+    """Where the tensors of a step are stored: nearly all of its bytes."""
+    return _name(step, _TENSORS)
+
+
 def _commit(store: Store, name: str, record: bytes) -> None:
     try:
         store.create(name, [record])

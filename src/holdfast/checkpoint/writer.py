@@ -29,6 +29,9 @@ from holdfast.stall import Stall
 
 logger = logging.getLogger(__name__)
 
+READY = 1  # images that are made before a save needs them: where storage keeps up with saves, no other ever is,
+READY_PINNED = 2  # and one more costs a save some page faults; but where a device sends, more than the save itself
+
 T = TypeVar("T")
 Ready: TypeAlias = Callable[[], None]
 More: TypeAlias = Callable[[], Mapping[str, Any]]
@@ -56,7 +59,10 @@ class Writer(Protocol):
     """Saves states one after the other into a store."""
 
     def prepare(self, tensors: Mapping[str, Array]) -> None:
-        """Take the memory that saves of such a state need, in the background; a save that comes sooner waits for it."""
+        """Take the memory that saves of such a state need, in the background; a save that comes sooner takes other memory.
+
+        Or waits for it, if it may not have more.
+        """
 
     def save(
         self,
@@ -241,9 +247,10 @@ class _Overlapped:
         self._flights: deque[_Flight] = deque()
 
     def prepare(self, tensors: Mapping[str, Array]) -> None:
-        layout = self._capture.layout(tensors)
-        reserved = self._images.reserve(layout.length)  # at once: a save that comes now is to wait, not to make its own
-        self._thread.submit(self._make_ready, reserved, layout, device_of(tensors))
+        layout, device = self._capture.layout(tensors), device_of(tensors)
+        count = READY_PINNED if device else READY
+        reserved = self._images.reserve(layout.length, count)  # at once: it counts among those that there may be
+        self._thread.submit(self._make_ready, reserved, count, layout, device)
 
     def save(
         self,
@@ -304,10 +311,10 @@ class _Overlapped:
                 self._flights.remove(flight)
                 raise failure
 
-    def _make_ready(self, reserved: list[Image], layout: Layout, device: torch.device | None) -> None:
+    def _make_ready(self, reserved: list[Image], count: int, layout: Layout, device: torch.device | None) -> None:
         """Runs in the thread: have the memory of each image before a save can take it."""
         # Saves that were in flight have landed: images of theirs that are too small make room for others.
-        for image in [*reserved, *self._images.reserve(layout.length)]:
+        for image in [*reserved, *self._images.reserve(layout.length, count)]:
             try:
                 make_ready(image, layout, device)
             finally:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.checkpoint.place import store_at
+from holdfast.checkpoint.read_ahead import read_ahead
 from holdfast.checkpoint.store import Store
 from holdfast.ddp.config import RunConfig
 from holdfast.ddp.lock import Lock, alone
@@ -79,4 +80,6 @@ def begin(out: Path, world: World, config: RunConfig) -> Attempt:
         record.sync()  # before another rank can say that it is in this attempt: a number is used once
         world.tell(ATTEMPT, json.dumps([number, sorted(past.struck)]))
     store = store_at(config.checkpoints or out / "checkpoints")
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # the ranks of a node share its memory
+        read_ahead(store)
     return Attempt(number, folder, past, record, store, config.keep_last, lock)

@@ -79,7 +79,7 @@ class Found:
 
 def run(options: Options, meter: Meter) -> Result:
     """Compare the strategies on every panel."""
-    trials, rounds = options.count(full=5, quick=2), 3 if options.quick else 9
+    trials, rounds = options.count(full=5, quick=2), 3 if options.quick else 15
     folder = prepare(options.out)
     panels = [_found(panel, options, trials, rounds, meter) for panel in chosen(options.panels)]
     rows = [row for found in panels for row in _rows(found)]

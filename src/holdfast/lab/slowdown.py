@@ -45,7 +45,7 @@ class Timed:
 
 
 def timed(subject: Subject, rounds: int, scratch: Path, progress: Progress) -> Timed:
-    """Measure on a model that has just started; in every round all cells between two mini-batches that do not fail."""
+    """Measure on a model that has just started; in every round all cells among as many mini-batches that do not fail."""
     torch.set_num_threads(1)  # where cores are shared, threads that wait for each other are what would be measured
     training = Training(subject, 0, device())
     shares = training.shares(0)
@@ -61,13 +61,13 @@ def timed(subject: Subject, rounds: int, scratch: Path, progress: Progress) -> T
 
 
 def _round(training: Training, shares: Sequence[Share], number: int, progress: Progress) -> dict[Cell, float]:
-    """Seconds of every cell, in an order of the round's own; Baseline is the mean of one before and one after them."""
-    before = _took(training, shares, BASELINE)
-    turn = np.random.default_rng(number).permutation(len(INTERRUPTED))
-    taken = {INTERRUPTED[each]: _took(training, shares, INTERRUPTED[each]) for each in turn}
-    taken[BASELINE] = (before + _took(training, shares, BASELINE)) / 2
+    """Seconds of every cell, in an order of the round's own; Baseline is the median of those before, between and after."""
+    baseline, taken = [_took(training, shares, BASELINE)], {}
+    for each in np.random.default_rng(number).permutation(len(INTERRUPTED)):
+        taken[INTERRUPTED[each]] = _took(training, shares, INTERRUPTED[each])
+        baseline.append(_took(training, shares, BASELINE))
     progress(1)
-    return taken
+    return taken | {BASELINE: float(np.median(baseline))}
 
 
 def _took(training: Training, shares: Sequence[Share], cell: Cell) -> float:

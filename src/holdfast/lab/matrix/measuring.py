@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,6 +23,8 @@ from holdfast.history import read_history
 from holdfast.lab.matrix.measured import Distances, Measured, Struck
 from holdfast.lab.matrix.suites import Unit
 from holdfast.supervise.verdict import Verdict
+
+THREADS = 2  # that compare snapshots: each has two of them in memory
 
 
 def measure(unit: Unit, digest: str, verdict: Verdict, folder: Path) -> Measured:
@@ -68,11 +71,17 @@ def _loss(shares: Sequence[Step]) -> float | None:
 
 def distances(folder: Path, reference: Path) -> Distances | None:
     """How far the models of two runs are apart, at every step of which both have a good snapshot; None if there is none."""
-    found = []
-    for step in sorted({*_steps(folder)} & {*_steps(reference)}):
-        with suppress(HoldfastError):  # a fault of storage may have damaged it on purpose
-            found.append((step, *_apart(_model(folder, step), _model(reference, step))))
-    return tuple(found) or None
+    steps = sorted({*_steps(folder)} & {*_steps(reference)})
+    with ThreadPoolExecutor(THREADS) as threads:
+        found = threads.map(lambda step: _distance(folder, reference, step), steps)
+        return tuple(each for each in found if each) or None
+
+
+def _distance(folder: Path, reference: Path, step: int) -> tuple[int, float, float] | None:
+    """A step, how far the models are apart then, and the length of the second; None if one of them is not good."""
+    with suppress(HoldfastError):  # a fault of storage may have damaged it on purpose
+        return (step, *_apart(_model(folder, step), _model(reference, step)))
+    return None
 
 
 def _steps(folder: Path) -> list[int]:

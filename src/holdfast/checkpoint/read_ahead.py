@@ -1,0 +1,26 @@
+"""The newest snapshot on its way from the disk while a script still builds the model that it belongs to.
+
+The overlapped writer writes past the system's cache, so that a restart has to read from the disk itself.
+"""
+
+import threading
+from contextlib import suppress
+
+from holdfast.checkpoint import snapshot
+from holdfast.checkpoint.store import DirectoryStore, Store
+from holdfast.errors import HoldfastError
+
+
+def read_ahead(store: Store) -> None:
+    """Begin to read the newest snapshot of a directory in the background, good or not; other stores are left alone.
+
+    Only an optimisation: whatever it meets, the reader proper meets again, and says so.
+    """
+    if isinstance(store, DirectoryStore):
+        threading.Thread(target=_newest, args=(store,), name="holdfast-ahead", daemon=True).start()
+
+
+def _newest(store: DirectoryStore) -> None:
+    with suppress(HoldfastError, OSError):
+        for step in snapshot.steps(store)[-1:]:
+            store.read_ahead(snapshot.tensors_name(step))
