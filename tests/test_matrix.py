@@ -19,7 +19,8 @@ from holdfast.lab.matrix.figures import CAPTIONS, figures
 from holdfast.lab.matrix.gates import failed
 from holdfast.lab.matrix.measured import Measured
 from holdfast.lab.matrix.measuring import losses
-from holdfast.lab.matrix.runs import STOLEN, TRIES, Runs
+from holdfast.lab.matrix import runs as matrix_runs
+from holdfast.lab.matrix.runs import PAUSES, STOLEN, Runs
 from holdfast.lab.matrix.stolen import Ticks, stolen, ticks
 from holdfast.lab.matrix.suites import Suite, Unit, suites, units
 from holdfast.lab.matrix.tables import aggregate, complete, divergences, per_suite, sliced, stalls, tables, wall_clock
@@ -309,16 +310,18 @@ def test_a_system_that_does_not_say_it_is_believed_to_be_ours(tmp_path: Path, te
 
 @pytest.mark.parametrize(
     ("taken", "tries"),
-    [([0.0], 1), ([None], 1), ([STOLEN], 1), ([0.5, 0.01], 2), ([0.5, 0.4, 0.3], TRIES)],
+    [([0.0], 1), ([None], 1), ([STOLEN], 1), ([0.5, 0.01], 2), ([0.5, 0.4, 0.3, 0.2], 1 + len(PAUSES))],
 )
-def test_a_run_from_which_others_took_the_processors_is_done_again(
+def test_a_run_from_which_others_took_the_processors_is_done_again_after_a_while(
     monkeypatch: pytest.MonkeyPatch, taken: list[float | None], tries: int
 ) -> None:
     unit = Unit(MLP, "blocking", 1)
-    done = iter(taken)
+    done, slept = iter(taken), list[float]()
     monkeypatch.setattr(Runs, "_measured", lambda self, unit: replace(measured(unit), stolen=next(done)))
+    monkeypatch.setattr(matrix_runs.time, "sleep", slept.append)
     found = Runs(MATRIX, [MLP], Path("unused"), {})._undisturbed(unit)
     assert (found.tries, found.stolen) == (tries, taken[-1])
+    assert slept == list(PAUSES)[: tries - 1]
     assert next(done, "none left") == "none left"
 
 

@@ -31,7 +31,7 @@ def train(
     nodes: Annotated[int, typer.Option(help="Nodes, which hold the blocks.")] = 2,
     workers: Annotated[int, typer.Option(help="Workers, which hold the data.")] = 2,
     policy: Annotated[
-        str, typer.Option(help="What is saved first: priority, round, random, threshold, or full.")
+        str, typer.Option(help="What is saved first: priority, relative, threshold, round, random, or full.")
     ] = "priority",
     fraction: Annotated[str, typer.Option(help="How much of the state a save holds.")] = "1/4",
     interval: Annotated[int, typer.Option(help="Iterations in which as much is saved as the whole state.")] = 4,

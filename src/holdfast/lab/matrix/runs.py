@@ -8,6 +8,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -35,8 +36,8 @@ from holdfast.supervise.verdict import Verdict
 from holdfast.supervise.warm import warm
 
 MEMORY = Path("/dev/shm")
-STOLEN = 0.1  # of the processors' time: a run from which others took more is done again,
-TRIES = 3  # but no more often than this
+STOLEN = 0.1  # of the processors' time: a run from which others took more is done again
+PAUSES = (5.0, 20.0, 40.0)  # seconds before each further try of it, since a host is busy for a while at a time
 WITHIN = 600.0  # seconds for the snapshots of one run to be read, or to be removed from an object store
 
 
@@ -106,11 +107,13 @@ class Runs:
 
     def _undisturbed(self, unit: Unit) -> Measured:
         """A run, done again if others had the processors meanwhile; one that failed stays, or its failure would be lost."""
-        for tries in range(1, TRIES + 1):
-            found = replace(self._measured(unit), tries=tries)
+        found = replace(self._measured(unit), tries=1)
+        for pause in PAUSES:
             is_sound = found.verdict == "completed" and found.audit == "pass"
             if not is_sound or found.stolen is None or found.stolen <= STOLEN:
                 break
+            time.sleep(pause)
+            found = replace(self._measured(unit), tries=found.tries + 1)
         return found
 
     def _measured(self, unit: Unit) -> Measured:
