@@ -12,6 +12,7 @@ from holdfast.events import Event, Seconds, Step
 from holdfast.failure import Failure
 from holdfast.lab import recovery_matrix
 from holdfast.lab.matrix import bootstrap
+from holdfast.lab.matrix import runs as matrix_runs
 from holdfast.lab.matrix.analysis import Analysis, divergence
 from holdfast.lab.matrix.claims import claims
 from holdfast.lab.matrix.config import Matrix
@@ -19,7 +20,6 @@ from holdfast.lab.matrix.figures import CAPTIONS, figures
 from holdfast.lab.matrix.gates import failed
 from holdfast.lab.matrix.measured import Measured
 from holdfast.lab.matrix.measuring import losses
-from holdfast.lab.matrix import runs as matrix_runs
 from holdfast.lab.matrix.runs import PAUSES, STOLEN, Runs
 from holdfast.lab.matrix.stolen import Ticks, stolen, ticks
 from holdfast.lab.matrix.suites import Suite, Unit, suites, units
