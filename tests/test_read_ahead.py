@@ -43,12 +43,19 @@ def tensors_of(store: DirectoryStore, step: int) -> Path:
 
 def cached(path: Path) -> float:
     """The part of a file that is in the system's cache."""
-    mapped = np.memmap(path, np.uint8, "r")
-    pages = np.zeros(-(-len(mapped) // mmap.PAGESIZE), np.uint8)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        return resident(mapped)
+
+
+def resident(mapped: mmap.mmap) -> float:
+    """The part of mapped memory that is in the system's cache."""
+    memory = np.frombuffer(mapped, np.uint8)
+    pages = np.zeros(-(-len(memory) // mmap.PAGESIZE), np.uint8)
     libc = ctypes.CDLL(None, use_errno=True)
     done = libc.mincore(
-        ctypes.c_void_p(mapped.ctypes.data), ctypes.c_size_t(len(mapped)), ctypes.c_void_p(pages.ctypes.data)
+        ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(len(memory)), ctypes.c_void_p(pages.ctypes.data)
     )
+    del memory  # or the mapping could not be closed
     assert done == 0, os.strerror(ctypes.get_errno())
     return float((pages & 1).mean())
 
@@ -91,3 +98,24 @@ def test_what_cannot_be_read_ahead_is_left_to_the_reader_proper(store: Directory
     wait_until_over()
     with pytest.raises(Corrupt, match="a named pipe"):
         snapshot.load(store, 2)
+
+
+def test_no_more_is_read_ahead_than_was_committed_whatever_the_file_has(store: DirectoryStore) -> None:
+    path = tensors_of(store, 2)
+    committed = path.stat().st_size
+    os.truncate(path, 1 << 40)  # a terabyte of nothing, which costs a stranger nothing
+    read_ahead(store)
+    wait_until_over()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 2 * committed, access=mmap.ACCESS_READ) as mapped:
+        assert resident(mapped) < 0.7
+    with pytest.raises(Corrupt, match="bytes"):
+        snapshot.load(store, 2)
+
+
+def test_a_snapshot_for_which_there_is_no_memory_is_not_read_ahead(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.checkpoint.memory.available", lambda: 1 << 20)
+    read_ahead(store)
+    wait_until_over()
+    assert cached(tensors_of(store, 2)) < 0.1

@@ -95,11 +95,11 @@ class DirectoryStore:
         with self._opened(name) as file:
             yield Reader(os.fstat(file.fileno()).st_size, lambda buffer: file.readinto(buffer) or 0)
 
-    def read_ahead(self, name: str) -> None:
-        """Have the system read a value into its cache, as far as it likes to, so that it is there when it is opened."""
+    def read_ahead(self, name: str, length: int) -> None:
+        """Ask the system to read the first `length` bytes of a value into its cache, so that they are there when it is opened."""
         if hasattr(os, "posix_fadvise"):
             with self._opened(name) as file:
-                for start in range(0, os.fstat(file.fileno()).st_size, AHEAD):
+                for start in range(0, min(length, os.fstat(file.fileno()).st_size), AHEAD):
                     os.posix_fadvise(file.fileno(), start, AHEAD, os.POSIX_FADV_WILLNEED)
 
     def names(self, prefix: str = "") -> list[str]:

@@ -29,8 +29,9 @@ from holdfast.stall import Stall
 
 logger = logging.getLogger(__name__)
 
-READY = 1  # images that are made before a save needs them: where storage keeps up with saves, no other ever is,
-READY_PINNED = 2  # and one more costs a save some page faults; but where a device sends, more than the save itself
+# Images that are made before a save needs them. As long as a save is durable before the next one begins, one is enough.
+READY = 1
+READY_PINNED = 2  # of a device's state: to pin the memory of another during a save takes longer than the save
 
 T = TypeVar("T")
 Ready: TypeAlias = Callable[[], None]
@@ -59,9 +60,9 @@ class Writer(Protocol):
     """Saves states one after the other into a store."""
 
     def prepare(self, tensors: Mapping[str, Array]) -> None:
-        """Take the memory that saves of such a state need, in the background; a save that comes sooner takes other memory.
+        """Take the memory that a save of such a state needs, in the background.
 
-        Or waits for it, if it may not have more.
+        A save that comes sooner takes more memory, or waits for this where it may have no more.
         """
 
     def save(
