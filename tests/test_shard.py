@@ -141,6 +141,34 @@ def test_a_summary_is_about_the_blocks_that_are_here() -> None:
     assert shard.summary()["marks"].tolist() == [4.0]
 
 
+def test_a_summary_is_computed_once_for_all_who_ask_and_anew_when_blocks_have_changed() -> None:
+    shard, asked = a_shard([0, 1]), []
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(WORKLOAD, name)
+
+        def summary(self, *about: Any) -> Any:
+            asked.append(about)
+            return WORKLOAD.summary(*about)
+
+    shard._workload = Counting()  # type: ignore[assignment]
+    assert same(shard.summary(), shard.summary())
+    assert len(asked) == 1
+
+    when, ids = when_is(0), np.array([0, 1])
+    for change in (
+        lambda: (shard.push(when, 0, push_of(0, when, ids), 0), shard.commit(when, [0], 0)),
+        lambda: shard.apply(when_is(1), 0, push_of(0, when_is(1), ids), 0),
+        lambda: shard.adopt(a_shard([2, 3]).give(np.array([2, 3])), 1),
+        lambda: shard.drop(np.array([0]), 2),
+    ):
+        before = len(asked)
+        change()
+        assert same(shard.summary(), WORKLOAD.summary(shard.ids, shard.pull(shard.ids)))
+        assert len(asked) == before + 1
+
+
 # Other maps.
 
 

@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing import popen_fork
@@ -82,26 +81,16 @@ class Shares:
 
     def _samples(self, ids: list[int]) -> Sequence[Any]:
         several: Callable[[list[int]], Sequence[Any]] | None = getattr(self.dataset, "__getitems__", None)
-        if several:
-            with _named(f"one of samples {', '.join(map(str, ids[:SHOWN]))}{' and more' if len(ids) > SHOWN else ''}"):
-                return several(ids)
         samples: list[Any] = []
         try:
+            if several:
+                return several(ids)
             samples.extend(self.dataset[each] for each in ids)
         except Exception as error:
-            error.add_note(f"sample {ids[len(samples)]} raised this")
+            some = f"one of samples {', '.join(map(str, ids[:SHOWN]))}{' and more' if len(ids) > SHOWN else ''}"
+            error.add_note(f"{some if several else f'sample {ids[len(samples)]}'} raised this")
             raise
         return samples
-
-
-@contextmanager
-def _named(what: str) -> Iterator[None]:
-    """An error tells which sample raised it."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"{what} raised this")
-        raise
 
 
 def size(dataset: Dataset) -> int:

@@ -208,7 +208,8 @@ class Saving:
                     self.attempt, saved.step, saved.bytes, saved.seconds, state=state, stops=saved.step in self._stops
                 )
             )
-        self.record.flush()
+        if several:
+            self.record.flush()
 
 
 def _topic(step: int) -> str:

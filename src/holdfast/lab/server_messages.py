@@ -39,10 +39,10 @@ def measured(settings: Settings) -> float:
 
     from holdfast.server.calls import Member
     from holdfast.server.members import Members
-    from holdfast.server.node import Node
+    from holdfast.server.node import THREADS, Node
 
     members = Members()
-    options: Any = {"num_cpus": 0, "concurrency_groups": {"health": 1, "disk": 1}}
+    options: Any = {"num_cpus": 0, "concurrency_groups": THREADS}
     made: Any = ray.remote(**options)(Node)
     for number in range(NODES):
         members.admit(Member("node", number), made.remote(number, settings))

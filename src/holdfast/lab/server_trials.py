@@ -43,6 +43,7 @@ class Arm:
     policy: Policy
     recovery: str
     fails: bool = False
+    lasts: int = 1  # times the iterations of the others, or until it converges
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -56,7 +57,7 @@ WHOLE = Policy(ranking="full", interval=INTERVAL)
 
 SCAR, FULL = Arm("scar", QUARTERS, "partial", fails=True), Arm("traditional", WHOLE, "full", fails=True)
 SCAR_ALONE, FULL_ALONE = Arm("scar, no failure", QUARTERS, "partial"), Arm("traditional, no failure", WHOLE, "full")
-SIDE_BY_SIDE = Arm("a quarter every 4th iteration, no failure", SELDOM, "partial")
+SIDE_BY_SIDE = Arm("a quarter every 4th iteration, no failure", SELDOM, "partial", lasts=2)
 ARMS = (SCAR, FULL, SCAR_ALONE, FULL_ALONE, SIDE_BY_SIDE)
 
 
@@ -86,18 +87,18 @@ def run_trials(
     progress = meter(f"{workload} on {NODES} nodes", len(arms) * len(seeds))
     done = []
     with closing(Journal(trials_folder(options) / f"server-{workload}.jsonl")) as journal:
-        todo = [(arm, seed) for seed in seeds for arm in arms]
-        if any(_known(journal, arm, seed, iterations) is None for arm, seed in todo):
+        todo = [(arm, seed, arm.lasts * iterations) for seed in seeds for arm in arms]
+        if any(_known(journal, *each) is None for each in todo):
             with cluster():
-                for arm, seed in todo:
-                    done.append(_trial(workload, iterations, arm, seed, options, journal))
+                for each in todo:
+                    done.append(_trial(workload, *each, options, journal))
                     progress(1)
         else:
-            done = [_trial(workload, iterations, arm, seed, options, journal) for arm, seed in todo]
+            done = [_trial(workload, *each, options, journal) for each in todo]
     return done
 
 
-def _trial(workload: str, iterations: int, arm: Arm, seed: int, options: Options, journal: Journal) -> Trial:
+def _trial(workload: str, arm: Arm, seed: int, iterations: int, options: Options, journal: Journal) -> Trial:
     known = _known(journal, arm, seed, iterations)
     if known is None:
         told = _served(workload, iterations, arm, seed, options)

@@ -147,12 +147,11 @@ class _Job:
 
     def _make(self, kind: str, number: int) -> Any:
         """Start a member, or start it again; returns what says that it is ready."""
-        from holdfast.server.node import Node
-        from holdfast.server.worker import Worker
+        from holdfast.server import node, worker
 
         made = _actor(
-            Node if kind == "node" else Worker,
-            concurrency_groups={"health": 1, **({"disk": 1} if kind == "node" else {})},
+            node.Node if kind == "node" else worker.Worker,
+            concurrency_groups=node.THREADS if kind == "node" else worker.THREADS,
             scheduling_strategy="SPREAD",
         )
         self._actors[kind][number] = made.remote(number, self._settings)

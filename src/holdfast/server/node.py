@@ -1,15 +1,18 @@
 """A node of the parameter server: an actor around a shard, with a history of its own and a thread that writes saves.
 
 Nothing here decides anything: the controller says which blocks it holds, when a round is committed, what is saved.
+Another thread chooses and sets aside what is saved, which changes no block: workers pull meanwhile, and do not wait.
 """
 
+import functools
 import os
 import signal
+import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import ray
@@ -32,6 +35,9 @@ from holdfast.workloads.fresh import rule_of
 from holdfast.workloads.workload import Arrays
 
 MEASURED = ("priority", "relative", "threshold")  # policies that look at how far blocks have moved
+THREADS = {"health": 1, "disk": 1, "choose": 1}
+"""Of a node, by what they do, beside the one that does all else."""
+Method = TypeVar("Method")
 
 
 class Kept(NamedTuple):
@@ -68,11 +74,28 @@ class Account(NamedTuple):
     chosen: int  # the last iteration after which blocks were chosen to be saved
 
 
+def _in_turn(method: Method) -> Method:
+    """Of methods that change blocks, or what is known of their saves, one runs at a time.
+
+    What Ray is told of a method is told inside of this: it looks through whatever wraps one.
+    """
+
+    called = cast(Callable[..., Any], method)
+
+    @functools.wraps(called)
+    def alone(node: "Node", *args: Any, **options: Any) -> Any:
+        with node.turn:
+            return called(node, *args, **options)
+
+    return cast(Method, alone)
+
+
 class Node:
     """Holds blocks, applies what is pushed for them, and saves them."""
 
     def __init__(self, number: int, settings: Settings) -> None:
         self._number, self._settings = number, settings
+        self.turn = threading.Lock()
         self._workload = settings.load()
         self._store = settings.open()
         self._shard = Shard(self._workload)
@@ -88,6 +111,7 @@ class Node:
         self._history.flush()
         return os.getpid()
 
+    @_in_turn
     def begin(self, ids: Ids, under: int) -> None:
         """Hold blocks as they are before the first iteration."""
         state = self._start()
@@ -107,6 +131,7 @@ class Node:
         self._received[self._shard.number(when)] += 1
         return waiting
 
+    @_in_turn
     def commit(self, under: int, when: When, parts: Sequence[int]) -> float:
         """Apply a round; returns the seconds that it took."""
         began = time.perf_counter()
@@ -120,6 +145,7 @@ class Node:
             self._history.flush()
         return time.perf_counter() - began
 
+    @_in_turn
     def apply(self, under: int, when: When, part: int, push: Push) -> int:
         """Apply what was computed from a part of the input as it comes; returns to how many blocks."""
         changed = self._shard.apply(when, part, push, under)
@@ -129,6 +155,8 @@ class Node:
             self._history.flush()
         return len(changed)
 
+    @_in_turn
+    @ray.method(concurrency_group="choose")
     def answer(self, step: int, question: Question) -> Answer:
         """What this node's blocks say when nodes find out together which are to be saved after an iteration."""
         if self._candidates is None or self._candidates[0] != step:
@@ -137,6 +165,8 @@ class Node:
             self._candidates = step, standing, Candidates(policy, step, self._shard.ids, standing, count)
         return self._candidates[2].answer(question)
 
+    @_in_turn
+    @ray.method(concurrency_group="choose")
     def save(self, step: int, verdict: Verdict, credit: Fraction) -> Kept:
         """Make the present values of the chosen blocks their saved ones; `write` then brings them to the store."""
         began = time.perf_counter()
@@ -154,6 +184,7 @@ class Node:
         self._history.flush()
         return kept
 
+    @_in_turn
     def keep(self, ids: Ids) -> None:
         """Set the saved values of some blocks aside once more: nobody knows whether they reached the store."""
         given = self._shard.give(ids)
@@ -175,6 +206,7 @@ class Node:
         ids = self._shard.ids
         return rule_of(self._workload).survivors(ids, self._shard.pull(ids)) if len(ids) else None
 
+    @_in_turn
     def hold(
         self,
         under: int,
@@ -205,21 +237,25 @@ class Node:
         self._shard.drop(np.setdiff1d(self._shard.ids, ids, assume_unique=True), under)
         return Held(lacking, saved_at)
 
+    @_in_turn
     def give(self, under: int, ids: Ids) -> Holding:
         """A copy of everything that is here of some blocks, for another node; who goes by an older map is refused then."""
         self._shard.require_map(under)
         return self._shard.give(ids)
 
+    @_in_turn
     def adopt(self, under: int, *holdings: Holding) -> None:
         """Take over blocks that other nodes gave."""
         self._candidates = None
         for holding in holdings:
             self._shard.adopt(holding, under)
 
+    @_in_turn
     def apart(self) -> float:
         """How far all blocks that are here are from their saved values together, in the workload's norm."""
         return float(np.sqrt(np.sum(self._shard.distances() ** 2)))
 
+    @_in_turn
     def account(self) -> Account:
         """What a controller that begins anew must know."""
         shard = self._shard

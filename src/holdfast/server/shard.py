@@ -62,6 +62,7 @@ class Shard:
         self._layouts = Layouts(self._blocks)
         self._layout = self._layouts.of(np.zeros(0, np.int64))
         self._values: Arrays = {}
+        self._summary: Arrays | None = None  # of these values, once somebody has asked
         self._cache: Arrays = {}
         self._versions = self._saved_at = self._since = np.zeros(0, np.int64)
         self._changed = -1
@@ -102,8 +103,10 @@ class Shard:
         return take(self._values, self._layout.places(self._found(ids)))
 
     def summary(self) -> Arrays:
-        """What the workload says of all blocks that are here."""
-        return self._workload.summary(self.ids, self._values)
+        """What the workload says of all blocks that are here; asked by every worker, and computed once."""
+        if self._summary is None:
+            self._summary = self._workload.summary(self.ids, self._values)
+        return self._summary
 
     def push(self, when: When, worker: int, push: Push, under: int) -> Ids:
         """Keep what a worker pushes until its round is committed; returns the blocks that still wait for that round.
@@ -215,6 +218,7 @@ class Shard:
         target = np.flatnonzero(pushed & due)
         if not len(target):
             return
+        self._summary = None
         ids, places = self.ids[target], self._layout.places(target)
         whole = len(target) == len(self.ids)
         held = self._values if whole else take(self._values, places)
@@ -245,7 +249,7 @@ class Shard:
         return Holding(self.ids, self._values, self._versions, self._cache, self._saved_at, self._seen)
 
     def _hold(self, stays: Holding, since: Ids, arriving: Holding, under: int) -> None:
-        self._layouts = Layouts(self._blocks)
+        self._layouts, self._summary = Layouts(self._blocks), None
         self._layout, self._values = join(self._layouts, [(stays.ids, stays.values), (arriving.ids, arriving.values)])
         self._cache = join(self._layouts, [(stays.ids, stays.saved), (arriving.ids, arriving.saved)])[1]
         order = np.argsort(np.concatenate((stays.ids, arriving.ids)))

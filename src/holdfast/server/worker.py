@@ -40,6 +40,10 @@ class Turn(NamedTuple):
     broken: Mapping[int, str] | None = None
 
 
+THREADS = {"health": 1}
+"""Of a worker, by what they do, beside the one that does all else."""
+
+
 class _BrokenOff(Exception):
     """Some nodes did not answer, or the map has changed."""
 

@@ -44,7 +44,7 @@ from holdfast.supervise.worker import Task
 LOOK = 0.25
 REAPED_WITHIN = 60.0
 STACKS_WITHIN = 2.0
-STACKS_SOON = 0.2  # where others wait
+STACKS_SOON = 1.0  # where others wait: it takes some hundredths of a second, and longer only where a machine is starved
 SUSPECTED = 0.5  # seconds: a worker that dies is seen long before
 
 

@@ -30,7 +30,7 @@ def tally(groups: Bounds, tokens: Tokens, topics: Topics, counts: Counts) -> Non
         _add(tokens[groups[g] : groups[g + 1]], flat_topics, flat_counts, np.uint64(g) * row, width)
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)
 def tally_documents(words: Tokens, bounds: Bounds, documents: Bounds, topics: Topics, counts: Counts) -> None:
     """Add the topics of some documents of a corpus to the counts of their words; `topics` has these documents alone."""
     row = np.uint64(counts.shape[1])
@@ -64,7 +64,7 @@ def tallied(table: Floats, groups: Bounds, tokens: Tokens, topics: Topics, numbe
     return sums, totals.reshape((number, topics.shape[1]))
 
 
-@njit(cache=True)
+@njit(cache=True, nogil=True)  # a node answers workers meanwhile
 def parted(groups: Bounds, one: Topics, other: Topics) -> Bounds:
     """For each group of neighbouring tokens the sum, over topics, of how much its counts differ in two states."""
     differs = np.zeros(256, np.int64)  # as many as a byte can tell apart
