@@ -68,6 +68,12 @@ def test_a_failure_in_an_attempt_that_never_was_or_of_a_rank_that_never_was_fail
     )
 
 
+def test_a_failure_in_an_attempt_that_only_rank_0_could_tell_of_is_not_known_without_its_file() -> None:
+    run = killed(Strike(5, 12, "kill", 1))
+    run.events = [each for each in run.events if each.who != "rank-0"]
+    assert run.verdict() != "pass"
+
+
 def test_a_failure_of_another_rank_than_that_of_its_file_fails() -> None:
     assert lives(killed(Strike(1, 12, "kill", 0))) == ("fail", "injected-1 tells of a failure of rank 0")
 

@@ -70,7 +70,8 @@ class Chains:
 
         It declares the next one, if any, in window `then`, after it had written so many rows.
         """
-        reached = int(life.steps.step[rows - 1]) - (id(life) in self._void) if rows else -1
+        last = int(life.steps.step[rows - 1]) if rows else -1
+        reached = last - (self._void.get(id(life)) == last)
         for place in places:
             regroup = self._regroups[place]
             lost = life.rank not in regroup.members or life.rank in leavers(regroup)

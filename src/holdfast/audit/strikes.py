@@ -43,7 +43,7 @@ def _went_on(ledger: Ledger, who: str, strike: Strike) -> str | None:
     """
     if strike.kind not in ENDS or strike.point != "boundary" or who == STORAGE:
         return None
-    lives = [life for life in ledger.attempts[strike.attempt] if life.rank == strike.rank]
+    lives = [life for life in ledger.attempts.get(strike.attempt, ()) if life.rank == strike.rank]
     if not lives or any(life.reached <= strike.step and not life.ended for life in lives):
         return None
     where = f"before step {strike.step} of attempt {strike.attempt} ({strike.kind})"
