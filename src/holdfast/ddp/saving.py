@@ -208,8 +208,7 @@ class Saving:
                     self.attempt, saved.step, saved.bytes, saved.seconds, state=state, stops=saved.step in self._stops
                 )
             )
-        if several:
-            self.record.flush()
+        self.record.flush()  # also of the last step: somebody may be looking, and nobody knows when the next one comes
 
 
 def _topic(step: int) -> str:
