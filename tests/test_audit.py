@@ -829,6 +829,19 @@ class TestReachedTheEnd:
             "all ranks were done in attempt 4, with 30 steps of 30 trained, 28 of them committed",
         )
 
+    def test_it_fails_also_where_a_later_attempt_made_up_for_it(self) -> None:
+        past = (*(4,) * 12, *(3,) * 4, *(4,) * 12)
+        again = begun(5, 4, past)
+        for number in (28, 29):
+            past = (*past, 4)
+            again += trained(number, 5, 4, past=past)
+        again += [*committed(5, past), *(each for rank in range(4) for each in by(f"rank-{rank}", Done(5, 30)))]
+        assert found(self.check, [*KILLED, *again])[0] == "pass"
+        assert found(self.check, [*without(KILLED, is_a(Commit, step=30)), *again]) == (
+            "fail",
+            "attempt 4 ended at step 30, and nobody tells that it was committed",
+        )
+
     def test_a_rank_that_never_said_so_leaves_it_unknown(self) -> None:
         assert found(self.check, without(KILLED, is_a(Done, "rank-3"))) == (
             "unknown",

@@ -251,6 +251,19 @@ class TestWhatIsVouchedFor:
         assert "2 shares vouched for by the others" in recoveries(cut).because
 
 
+def test_a_membership_left_out_by_one_that_is_lost_later_in_a_window_it_had_reported_is_seen() -> None:
+    run = Survived(2).joins(2)
+    run.trains(LOST_AT + 1, LOST_AT + 2)
+    run.loses(LOST_AT + 2, [1], how="complete")
+    last = LOST_AT + 3
+    run.says(0, run.share(0, last, digest("with all sums", last) + digest(0, last)))
+    run.loses(last, [0]).ends()
+    assert worst(audit(run.events)) == "pass"
+
+    forged = run.without(lambda who, what: who == "rank-0" and isinstance(what, Regroup) and what.number == 2)
+    assert recoveries(forged).because == "rank-0 does not declare membership 2 of attempt 1"
+
+
 def test_many_regroups_at_one_step_take_little_time() -> None:
     run = Survived(2, how="before")
     left, everybody = run.members, tuple(range(WORLD))

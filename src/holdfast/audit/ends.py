@@ -88,6 +88,9 @@ def reached_the_end(ledger: Ledger) -> tuple[Verdict, str]:
     if because := stopped_for_nothing(ledger):
         return "fail", because
     finished = [number for number in ledger.attempts if is_finished(ledger, number)]
+    earlier = (number for number in finished if number < max(finished))  # of the last one it is looked at below
+    if because := next(filter(None, (_unsaved(ledger, number) for number in earlier)), None):
+        return "fail", because
     if finished and ledger.committed == end:
         return "pass", f"all ranks were done at step {end} in attempt {max(finished)}"
     if finished and (stop := _stopped(ledger, max(finished))) is not None and ledger.committed == stop:
@@ -104,6 +107,15 @@ def reached_the_end(ledger: Ledger) -> tuple[Verdict, str]:
             f"all {counted(end, 'step')} were trained and committed, but not all ranks say so: {who} does not",
         )
     return "unknown", f"the run did not reach its end: {far}"
+
+
+def _unsaved(ledger: Ledger, attempt: int) -> str | None:
+    """An attempt that was done, or stopped by its script, before anybody had committed its last state."""
+    lives = [life for number, several in ledger.attempts.items() if number <= attempt for life in several]
+    saved = {commit.step for life in lives for commit in life.commits}
+    ends = (life.ended.step for life in ledger.attempts[attempt] if isinstance(life.ended, Done | Stopped))
+    end = next((step for step in ends if step not in saved), None)
+    return None if end is None else f"attempt {attempt} ended at step {end}, and nobody tells that it was committed"
 
 
 def _stopped(ledger: Ledger, attempt: int) -> int | None:

@@ -88,12 +88,14 @@ def _require_every_failure(ledger: Ledger) -> None:
     """
     for each in ledger.supervisions:
         for number in each.launches if each.verdicts else each.launches[:-1]:
-            several = [ranks for ranks in meant(ledger, each, number) if ranks in ledger.attempts]
+            possible = meant(ledger, each, number)
+            several = [ranks for ranks in possible if ranks in ledger.attempts]
             if several and number != each.launches[-1] and not any(fatal(ledger, each, number, of) for of in several):
                 raise CannotTell(
                     f"{each.who} started again after attempt {number}, and others survived all it saw fail"
                 )
-            unseen = [survived(ledger, of) - Counter(each.failed.get(number, ())) for of in several]
+            # Of an attempt that no rank tells of, all died before they could: nobody survived anything in it.
+            unseen = [survived(ledger, of) - Counter(each.failed.get(number, ())) for of in possible]
             if unseen and each.is_alone and all(unseen):
                 raise CannotTell(f"{each.who} does not tell that rank {min(unseen[0])} failed in attempt {number}")
 
