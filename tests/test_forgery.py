@@ -199,6 +199,10 @@ def a_file_cut_off(rng: random.Random, run: Lived) -> Forged:
     first = min((at(run, place).what.attempt for place in places(run, Done)), default=0)  # type: ignore[union-attr]
     claims = [e.what for e in lost if isinstance(e.what, Done)]
     claimed = any("supervisor" in run.files or what.attempt == first for what in claims)
+    gone = {e.what.attempt for e in lost if isinstance(e.what, Attempt)}
+    told = {getattr(e.what, "attempt", None) for several in files.values() for e in several}
+    if first and gone and min(gone) > first and not gone & told and "supervisor" not in run.files:
+        return files, False  # what is left is the whole history of a run that was done before
     return files, needed or claimed or any(run.counts(e) and run.is_due(e) for e in lost)
 
 
@@ -1039,6 +1043,7 @@ def test_a_correct_run_that_was_once_unknown() -> None:
     [
         (3576, "a regroup dropped"),  # it tells of one window, which was trained again: the runs cannot be told apart
         (7310, "generators not restored"),  # how many ranks saved that state, nobody can tell
+        (110068380, "a file cut off"),  # where a run that was done was started again, of which nobody else tells
         (11892, "a regroup dropped"),  # by a member that is later lost in a window it had reported
         (436652154, "another state of who joined"),  # and trained nothing
         (681494150, "a commit removed"),  # with which an attempt was done, whose last state was found damaged later
