@@ -87,10 +87,15 @@ def is_void(ledger: Ledger, life: Life, step: int) -> bool:
 
 
 def _never_stepped(ledger: Ledger) -> str | None:
-    """A run whose gradients never went anywhere: no optimizer stepped, and the first state is still the last."""
+    """A run whose gradients never went anywhere: no optimizer stepped, and the first state is still the last.
+
+    Windows that are declared skipped do not count: nothing was to come of them.
+    """
     lives = [(life, ledger.kept(life)) for number in ledger.trained for life in ledger.attempts[number]]
     states = {int(state) for life, kept in lives for state in np.unique(life.steps.shared[kept])}
-    windows = sum(map(len, ledger.trained.values()))
+    windows = sum(
+        len(np.setdiff1d(steps, list(ledger.memberships(number).skipped))) for number, steps in ledger.trained.items()
+    )
     if windows < 2 or len(states) != 1 or 0 in states or any(life.steps.stepped[kept].any() for life, kept in lives):
         return None
     return f"in {windows} windows no optimizer stepped, and the state is as it was"
