@@ -206,7 +206,18 @@ def a_file_cut_off(rng: random.Random, run: Lived) -> Forged:
     told = {getattr(e.what, "attempt", None) for several in files.values() for e in several}
     if first and gone and min(gone) > first and not gone & told and "supervisor" not in run.files:
         return files, False  # what is left is the whole history of a run that was done before
-    return files, needed or claimed or any(run.counts(e) and run.is_due(e) for e in lost)
+    due = [e for e in lost if run.counts(e) and run.is_due(e) and not may_be_lacking(run, e)]
+    return files, needed or claimed or bool(due)
+
+
+def may_be_lacking(run: Lived, event: Event) -> bool:
+    """Whether this is one of the last two steps before a member was lost: each is written in the next backward."""
+    step, member = event.what, int(event.who.removeprefix("rank-"))
+    if not isinstance(step, Step):
+        return False
+    all_told = [e.what for several in run.files.values() for e in several if isinstance(e.what, Regroup)]
+    losses = {each.step for each in all_told if each.attempt == step.attempt and member in each.lost}
+    return any(step.step < lost_at <= step.step + 2 for lost_at in losses)
 
 
 @forgery
@@ -1052,6 +1063,8 @@ def test_a_correct_run_that_once_did_not_pass(seed: int) -> None:
     [
         (3576, "a regroup dropped"),  # it tells of one window, which was trained again: the runs cannot be told apart
         (7310, "generators not restored"),  # how many ranks saved that state, nobody can tell
+        (65629116, "a regroup in another step"),  # before the one that the attempt began with
+        (154142271, "a file cut off"),  # in the last two steps of a member that was lost
         (262404672, "a file cut off"),  # where a run that was done was started again, and nothing was left to train
         (110068380, "a file cut off"),  # where a run that was done was started again, of which nobody else tells
         (11892, "a regroup dropped"),  # by a member that is later lost in a window it had reported

@@ -287,6 +287,8 @@ class Memberships:
             self._complain(f"{name} that others go on without it")
         if told.rows.start and life.steps.step[told.rows.start - 1] >= regroup.step:
             self._complain(f"{name} who goes on in step {regroup.step}, which it had reported before")
+        if life.arrival is None and life.recover and regroup.step < life.start:
+            self._complain(f"{name} who goes on in step {regroup.step}, and it began with step {life.start}")
         gone = self._lacked(told, basis)
         planned = shares(geometry, regroup, gone, basis)
         again = bool(gone) and all(self._came_back(member) for member in gone)
