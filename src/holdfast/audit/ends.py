@@ -91,7 +91,8 @@ def reached_the_end(ledger: Ledger) -> tuple[Verdict, str]:
     earlier = (number for number in finished if number < max(finished))  # of the last one it is looked at below
     if because := next(filter(None, (_unsaved(ledger, number) for number in earlier)), None):
         return "fail", because
-    if finished and ledger.committed == end:
+    last = max((number for number, steps in ledger.trained.items() if len(steps)), default=0)
+    if finished and max(finished) >= last and ledger.committed == end:
         return "pass", f"all ranks were done at step {end} in attempt {max(finished)}"
     if finished and (stop := _stopped(ledger, max(finished))) is not None and ledger.committed == stop:
         return "pass", f"stopped by the script at step {stop} of {end}, on all ranks, in attempt {max(finished)}"
