@@ -272,6 +272,8 @@ class Loop:
             self.reporting.settle()  # a rank that is lost is not rolled back: what it did must be on record
         else:
             self.reporting.settle_known()
+            if self.world.rank == 0:
+                self.record.flush()  # somebody may be looking how far the run is, and nobody knows when the next step comes
         self.source.prepare()
 
     def _taken(self, step: int) -> tuple[int, int, int]:

@@ -208,7 +208,8 @@ class Saving:
                     self.attempt, saved.step, saved.bytes, saved.seconds, state=state, stops=saved.step in self._stops
                 )
             )
-        self.record.flush()  # also of the last step: somebody may be looking, and nobody knows when the next one comes
+        if several:
+            self.record.flush()
 
 
 def _topic(step: int) -> str:
