@@ -33,6 +33,7 @@ WORD = "stop-word"
 DECIDED = "stop-decided"
 EPOCH = "stop-epoch"
 LOOK = 0.05  # seconds between two looks for the wish
+ENDS_WITHIN = 1.0  # seconds for the thread that listens, which may be asking the store
 Word = tuple[Literal["asked", "script", "left", "here", "beyond"], int]
 """What a rank says at last, and before which window."""
 
@@ -49,6 +50,7 @@ class Stopping:
         self.wanted = wanted  # by the script of this rank
         self.by_script = False  # known where the run stops: whether a script ends it, and not a signal
         self._over = threading.Event()
+        self._listener: threading.Thread | None = None
         self.begin(start)
 
     def begin(self, start: int) -> None:
@@ -60,7 +62,10 @@ class Stopping:
         self._turn = threading.Lock()  # to pass a boundary, or to say which comes next
         self._said, self._worded = threading.Event(), threading.Event()
         if self._world.size > 1:
-            threading.Thread(target=self._listen, args=(self._over,), name="holdfast-stopping", daemon=True).start()
+            self._listener = threading.Thread(
+                target=self._listen, args=(self._over,), name="holdfast-stopping", daemon=True
+            )
+            self._listener.start()
 
     def here(self, step: int) -> bool:
         """Whether all ranks stop before the window with this number, or could have before; asked at every boundary."""
@@ -106,8 +111,13 @@ class Stopping:
         self._world.from_first(STOPPED, None if self._world.rank else "")
 
     def close(self) -> None:
-        """Listen no longer: the loop has ended."""
+        """Listen no longer: the loop has ended.
+
+        The thread is waited for: one that comes back from the store while the interpreter ends would abort the process.
+        """
         self._over.set()
+        if self._listener is not None:
+            self._listener.join(ENDS_WITHIN)
 
     def _settle(self, word: Word) -> None:
         """Give our last word, and hear what all of them come to."""
