@@ -262,3 +262,26 @@ def test_a_process_that_the_script_forks_in_its_loop_has_no_part_in_the_run(tmp_
     assert job.result()["verdict"] == "completed", job.said
     assert complaints(job.out) == []
     assert last(job.out).step == 9
+
+
+class Slow:
+    """A store that takes its time to answer, once somebody has asked."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    def check(self, keys: list[str]) -> bool:
+        self.asked.set()
+        threading.Event().wait(0.2)
+        return False
+
+
+def test_nobody_asks_the_store_after_the_loop_has_ended() -> None:
+    """A thread that comes back from the store while the interpreter ends aborts the process."""
+    others, store = threading.enumerate(), Slow()
+    stopping = Stopping(world(store, 0, 2), 0)  # type: ignore[arg-type]  # it knows enough of a store
+    assert store.asked.wait(30)
+
+    stopping.close()
+
+    assert set(threading.enumerate()) <= set(others)

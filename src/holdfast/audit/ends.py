@@ -88,8 +88,7 @@ def reached_the_end(ledger: Ledger) -> tuple[Verdict, str]:
     if because := stopped_for_nothing(ledger):
         return "fail", because
     finished = [number for number in ledger.attempts if is_finished(ledger, number)]
-    earlier = (number for number in finished if number < max(finished))  # of the last one it is looked at below
-    if because := next(filter(None, (_unsaved(ledger, number) for number in earlier)), None):
+    if because := _unsaved(ledger, set(finished[:-1])):  # the last one is looked at below
         return "fail", because
     last = max((number for number, steps in ledger.trained.items() if len(steps)), default=0)
     if finished and max(finished) >= last and ledger.committed == end:
@@ -110,13 +109,15 @@ def reached_the_end(ledger: Ledger) -> tuple[Verdict, str]:
     return "unknown", f"the run did not reach its end: {far}"
 
 
-def _unsaved(ledger: Ledger, attempt: int) -> str | None:
-    """An attempt that was done, or stopped by its script, before anybody had committed its last state."""
-    lives = [life for number, several in ledger.attempts.items() if number <= attempt for life in several]
-    saved = {commit.step for life in lives for commit in life.commits}
-    ends = (life.ended.step for life in ledger.attempts[attempt] if isinstance(life.ended, Done | Stopped))
-    end = next((step for step in ends if step not in saved), None)
-    return None if end is None else f"attempt {attempt} ended at step {end}, and nobody tells that it was committed"
+def _unsaved(ledger: Ledger, finished: set[int]) -> str | None:
+    """The first of these attempts that was done, or stopped by its script, before its last state was committed."""
+    saved: set[int] = set()
+    for number, lives in ledger.attempts.items():
+        saved |= {commit.step for life in lives for commit in life.commits}
+        ends = [life.ended.step for life in lives if isinstance(life.ended, Done | Stopped)]
+        if number in finished and (unsaved := set(ends) - saved):
+            return f"attempt {number} ended at step {min(unsaved)}, and nobody tells that it was committed"
+    return None
 
 
 def _stopped(ledger: Ledger, attempt: int) -> int | None:

@@ -87,10 +87,14 @@ class Shares:
                 return several(ids)
             samples.extend(self.dataset[each] for each in ids)
         except Exception as error:
-            some = f"one of samples {', '.join(map(str, ids[:SHOWN]))}{' and more' if len(ids) > SHOWN else ''}"
-            error.add_note(f"{some if several else f'sample {ids[len(samples)]}'} raised this")
+            which = _one_of(ids) if several else f"sample {ids[len(samples)]}"
+            error.add_note(f"{which} raised this")
             raise
         return samples
+
+
+def _one_of(ids: list[int]) -> str:
+    return f"one of samples {', '.join(map(str, ids[:SHOWN]))}{' and more' if len(ids) > SHOWN else ''}"
 
 
 def size(dataset: Dataset) -> int:

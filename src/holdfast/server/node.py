@@ -36,7 +36,7 @@ from holdfast.workloads.workload import Arrays
 
 MEASURED = ("priority", "relative", "threshold")  # policies that look at how far blocks have moved
 THREADS = {"health": 1, "disk": 1, "choose": 1}
-"""Of a node, by what they do, beside the one that does all else."""
+"""Ray's concurrency groups of a node, and how many threads run the methods of each. All other methods share one thread."""
 Method = TypeVar("Method")
 
 
@@ -75,11 +75,10 @@ class Account(NamedTuple):
 
 
 def _in_turn(method: Method) -> Method:
-    """Of methods that change blocks, or what is known of their saves, one runs at a time.
+    """Only one method that changes blocks, or what is known of their saves, runs at a time, whichever thread calls it.
 
-    What Ray is told of a method is told inside of this: it looks through whatever wraps one.
+    Put `ray.method` under it: Ray looks for a method's options on the innermost function.
     """
-
     called = cast(Callable[..., Any], method)
 
     @functools.wraps(called)

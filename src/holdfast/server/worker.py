@@ -41,7 +41,7 @@ class Turn(NamedTuple):
 
 
 THREADS = {"health": 1}
-"""Of a worker, by what they do, beside the one that does all else."""
+"""Ray's concurrency groups of a worker, and how many threads run the methods of each."""
 
 
 class _BrokenOff(Exception):
