@@ -81,15 +81,15 @@ def test_a_communicator_of_one_is_aborted_and_replaced() -> None:
     for number in range(2):
         link.connect(lambda number=number: dist.PrefixStore(str(number), store), 0, 1, lambda: False)  # type: ignore[misc]
         values = torch.ones(1 << 20, device="cuda")
-        link.do(lambda group, values=values: group.allreduce([values]))  # type: ignore[misc]
+        link.do("allreduce", [values])
         assert not link.is_broken
         link.hang_up()
         with pytest.raises(Broken):
-            link.do(lambda group, values=values: group.allreduce([values]))  # type: ignore[misc]
+            link.do("allreduce", [values])
 
 
 def test_a_member_that_is_alone_has_its_sums_at_once_and_where_they_were() -> None:
     link, values = Link(), torch.ones(2)
     link.connect(lambda: pytest.fail("it asks nobody"), 0, 1, lambda: False)
-    work = link.post(lambda group: group.allreduce([values]))
+    work = link.post("allreduce", [values])
     assert (work.is_completed(), work.get_future().wait()[0] is values) == (True, True)

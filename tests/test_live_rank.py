@@ -12,6 +12,7 @@ from holdfast.ddp.live import Live
 from holdfast.ddp.losses import Losses
 from holdfast.ddp.membership import Membership
 from holdfast.ddp.settlement import Stand
+from holdfast.ddp.turn import Turn
 from holdfast.events import Regroup
 from holdfast.geometry import Geometry
 
@@ -36,7 +37,7 @@ class Meeting(SimpleNamespace):
 
 @pytest.fixture
 def live() -> Live:
-    meeting = Meeting(me=1, members=ALL, number=1, joins=False, is_outdated=True, rank=1)
+    meeting = Meeting(me=1, members=ALL, number=1, joins=False, is_outdated=True, rank=1, turn=Turn())
     found = Live("skip", 3, meeting)
     found.record = SimpleNamespace(told=[], flush=lambda: None)  # type: ignore[assignment]
     found.record.append = found.record.told.append  # type: ignore[union-attr, method-assign]

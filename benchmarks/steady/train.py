@@ -161,6 +161,7 @@ def main(device: str, name: str, repeats: str, steps: str, result: str) -> None:
     times = measure(arms, case, int(repeats), run.device)
     if run.rank == 0:
         Path(result).write_text(json.dumps({"times": times, "megabytes": megabytes(case.build())}))
+    dist.barrier()  # a rank that ends in the middle of its loop has failed, and ends the others: this comes first
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import copy
 import json
 import os
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.ddp import world
 from holdfast.ddp.replica import Replica
@@ -147,6 +148,23 @@ def order(rank: int) -> list[str]:
     return happened
 
 
+def asked_inside(rank: int) -> list[str]:
+    """Which model DDP says is in its forward: in the first one, in the second, in one that fails, and after it."""
+    trained, told = Trained("default", rank), list[str]()
+
+    def ask(*_: Any) -> None:
+        active = DistributedDataParallel._get_active_ddp_module()
+        told.append("ours" if active is trained.replica.ddp else repr(active))
+
+    trained.replica.ddp.module.norm.register_forward_hook(ask)
+    trained.accumulates = False
+    trained.gradients(0)
+    with suppress(IndexError):
+        trained.replica.ddp(torch.tensor([WORDS]))
+    ask()
+    return told
+
+
 def refused(action: Callable[[], object]) -> str:
     """What is said of an action that is refused."""
     try:
@@ -175,6 +193,7 @@ def main() -> None:
     found["hook"] = refused(lambda: one.replica.ddp.register_comm_hook(None, lambda *_: None))
     found["order"] = order(rank)
     found["inside"] = steps_inside(rank)
+    found["asked"] = asked_inside(rank)
     found["copied"] = torch.equal(copy.deepcopy(one.replica.ddp).module.embed.weight, one.state()["embed.weight"])
     Path(os.environ["HOLDFAST_OUT"], f"sums-{rank}.json").write_text(json.dumps(found))
     world.leave()

@@ -163,6 +163,20 @@ def test_every_part_of_a_model_has_its_values_in_the_fingerprint(touch: str) -> 
     assert fingerprints.take().digest() != after
 
 
+def test_a_fingerprint_stays_what_it_was_in_earlier_versions() -> None:
+    """A run that a newer version goes on with compares the steps that it trains again with those on record."""
+    model = nn.Module()
+    kinds = (torch.float32, torch.bfloat16, torch.complex64, torch.float64, torch.float16, torch.float32)
+    for number, kind in enumerate(kinds):
+        values = torch.arange(1, 60 - 10 * number, dtype=torch.float64)
+        model.register_parameter(f"p{number}", nn.Parameter(values.to(kind)))
+    model.register_parameter("turned", nn.Parameter(torch.arange(12.0).view(3, 4).t()))
+    model.register_buffer("count", torch.tensor(7))
+    model.register_buffer("empty", torch.tensor([]))
+    model.register_buffer("mask", torch.tensor([True, False, True]))
+    assert Fingerprints(Protected({"model": model})).take().digest() == "c86faedbd6341fb769236f5283e06868"
+
+
 def test_state_that_is_no_model_is_fingerprinted_whole() -> None:
     class Counter:
         def __init__(self) -> None:

@@ -34,6 +34,17 @@ def test_a_key_decides_what_every_generator_draws(number: int) -> None:
     assert draw() == before
 
 
+@given(number=st.integers(0, 2**64 - 1))
+def test_a_key_is_a_seed_as_everybody_gives_it(number: int) -> None:
+    draw()  # a second normal number is kept for the next time, by two of them
+    generators.set_all(number)
+    keyed = draw()
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.manual_seed(number)
+    assert draw() == keyed
+
+
 @given(number=st.integers(0, 2**64 - 1), other=st.integers(0, 2**64 - 1))
 def test_what_is_captured_tells_states_apart_and_survives_json(number: int, other: int) -> None:
     generators.set_all(number)

@@ -77,6 +77,11 @@ def test_optimizers_that_step_inside_backward_are_refused(sums: Found) -> None:
     }
 
 
+def test_torch_compile_is_told_in_which_model_it_compiles(sums: Found) -> None:
+    """In the first forward, which is DDP's own, and in those after it, which are ours; and in none after one failed."""
+    assert [each["asked"] for each in sums] == [["ours", "ours", "None"]] * RANKS
+
+
 def test_a_replicated_model_can_be_copied(sums: Found) -> None:
     assert all(each["copied"] for each in sums)
 

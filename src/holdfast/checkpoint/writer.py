@@ -85,6 +85,10 @@ class Writer(Protocol):
         writes, before the commit: the commit waits until it returns.
         """
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether `finished` has something to tell, now or later."""
+
     def finished(self) -> list[Saved]:
         """The saves that have become durable since last asked; raises if the next one has failed for good."""
 
@@ -207,6 +211,10 @@ class _Blocking:
         about = (written.retries, written.removed, written.digest)
         self._saved.append(Saved(step, written.bytes, stall, seconds, *about))
 
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._saved)
+
     def finished(self) -> list[Saved]:
         saved, self._saved = self._saved, []
         return saved
@@ -290,6 +298,10 @@ class _Overlapped:
             backpressure=taken - laid_out,
         )
         self._flights.append(_Flight(step, start, stall, landing))
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._flights)
 
     def finished(self) -> list[Saved]:
         saved: list[Saved] = []

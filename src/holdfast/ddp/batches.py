@@ -25,11 +25,12 @@ from holdfast.ddp.meeting import Asleep
 from holdfast.ddp.nested import moved
 from holdfast.ddp.preemption import PREEMPTED
 from holdfast.ddp.record import Record
-from holdfast.ddp.rehearsed import Unwatched
+from holdfast.ddp.rehearsed import Watch
 from holdfast.ddp.replica import Replica, holding_back
 from holdfast.ddp.reporting import Part, Reporting, Trained
 from holdfast.ddp.saving import Saves, Unsaved
 from holdfast.ddp.stopping import Apart, Stopping
+from holdfast.ddp.turn import NEVER, Turn
 from holdfast.ddp.world import Changed, World
 from holdfast.errors import BadInput, WorkerLost
 from holdfast.events import Done, Preempted, Recover, Stopped
@@ -138,7 +139,7 @@ class Loss:
         return loss
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Loop:
     """Everything that a boundary needs."""
 
@@ -152,6 +153,7 @@ class Loop:
     reporting: Reporting
     effort: Effort
     saves: Saves
+    turn: Turn
     stopping: Stopping
     injection: Injection
     loss: Loss
@@ -161,9 +163,10 @@ class Loop:
     live: Live | None
     by_epoch: bool  # whether epochs are opened, each after its boundary
     keeping: Keeping
-    watch: Unwatched
+    watch: Watch | None  # in a rehearsal
     unmet: set[int] = field(default_factory=set)  # boundaries at which not all ranks meet
     pid: int = field(default_factory=os.getpid)
+    _free_until: int = 0  # the next boundary at which something is planned
 
     def run(self) -> Generator[Batch | Opening]:
         """Hand out every share as its micro-batches, with a boundary before and after."""
@@ -180,7 +183,8 @@ class Loop:
                 data = perf_counter() - waited
                 handed = (step, at, request.samples, data, stall, now())
                 untouched = self._untouched() if step == 0 else None
-                self.watch.begins(step, at.epoch, request.ids, parts)
+                if self.watch:
+                    self.watch.begins(step, at.epoch, request.ids, parts)
                 if len(parts) == 1:
                     yield Batch(parts[0], request.ids, 1.0, True, *at, step)
                 else:
@@ -193,7 +197,8 @@ class Loop:
                         "a process that the script has forked inside of its loop goes on with it, and only the worker "
                         "itself may: end the other one with os._exit()"
                     )
-                self.watch.ends()
+                if self.watch:
+                    self.watch.ends()
                 self.reporting.trained(Trained(*handed, now(), self._taken(step), self.loss.take()))
                 handed = None
                 if step == 0:
@@ -319,14 +324,31 @@ class Loop:
                 yield Batch(data, ids[part.start : part.stop], len(part) / len(ids), last, *at, step)
 
     def _boundary(self, step: int, at: Position) -> float:
-        """The boundary before a window, with the peers that there are then; how long training waited for a save."""
+        """The boundary before a window; how long training waited for a save."""
+        # At most of them nothing is planned, nobody waits for us, and there is nothing more to it.
+        if step < self._free_until and not self.stopping.wanted and self.turn.passes(step):
+            stall = 0.0
+        else:
+            stall = self._meet(step, at)
+            self._free_until = self._planned(step, at)
+        progress.here.passes(step)
+        if self.live:
+            self.live.begins(step)
+        return stall
+
+    def _planned(self, step: int, at: Position) -> int:
+        """The first boundary after this one at which there is something to do, as far as that is known."""
+        if self.saves.is_under_way:
+            return step + 1
+        ends = step - at.cursor + self.geometry.steps_per_epoch if self.by_epoch else NEVER
+        return min(self.saves.next, self.injection.next(step + 1), ends)
+
+    def _meet(self, step: int, at: Position) -> float:
+        """Do what is to be done at a boundary, with the peers that there are; how long training waited for a save."""
         while True:
             try:
                 self._regroup(step)
-                stall = self._before(step, at)
-                if self.live:
-                    self.live.begins(step)
-                return stall
+                return self._before(step, at)
             except Changed:
                 continue  # a peer that was waited for is lost: with those that are left, once more
 
@@ -356,14 +378,13 @@ class Loop:
         settled = not self.effort.is_pending
         if self.by_epoch and at.cursor == 0 and step and step not in self.unmet:
             self.stopping.agree(step)
-        stall = self._save(step, at) if settled and self.saves.due(step) else 0.0
+        stall = self._save(step, at) if settled and step >= self.saves.next else 0.0
         self.saves.collect()
         if self.stopping.here(step) and settled:
             self._stop(step, at)
-        if self.injection.is_near(step):
+        if self.injection.next(step) == step:
             self.reporting.settle()  # it may be the last that we do
             self.injection.strike(step)
-        progress.here.passes(step)
         return stall
 
     def _save(self, step: int, at: Position) -> float:

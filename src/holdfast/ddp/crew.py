@@ -31,11 +31,15 @@ class Sum:
 
 
 class Crew(dist.ProcessGroup):
-    """What DDP takes for a process group of a fixed size: it always divides by that, and `factor` mends it."""
+    """What DDP takes for a process group of a fixed size: it always divides by that, and `factor` mends it.
+
+    Every call from torch's own code into Python holds a small step up, so there is one a bucket and no other: its rank
+    and size torch knows by itself.
+    """
 
     def __init__(self, link: Link, rank: int, size: int) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # there is such a form
-        self._link, self._rank, self._size = link, rank, size
+        self._link, self._size = link, size
         self.factor = 1.0
         self.sums: list[Sum] = []
         self.given: dict[int, torch.Tensor] = {}
@@ -43,12 +47,6 @@ class Crew(dist.ProcessGroup):
         self._buckets: list[list[torch.Tensor]] = []
         self.watch: Callable[[Sequence[Any], int], None] | None = None  # as a replica's `watch` has it
         self.all_begun: Callable[[], None] = lambda: None  # called in every backward, with its last sum
-
-    def getSize(self) -> int:
-        return self._size
-
-    def getRank(self) -> int:
-        return self._rank
 
     def getBackendName(self) -> str:
         return "holdfast"
@@ -83,15 +81,15 @@ class Crew(dist.ProcessGroup):
             return self.sums[-1].work
         if self.factor != 1.0:
             values.mul_(self.factor)
-        work = self._link.post(lambda group: group.allreduce(tensors, opts or AllreduceOptions()))
+        work = self._link.post("allreduce", tensors, opts or AllreduceOptions())
         self.sums.append(Sum(values, work))
         return work
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
-        return self._link.post(lambda group: group.broadcast(tensors, opts or BroadcastOptions()))
+        return self._link.post("broadcast", tensors, opts or BroadcastOptions())
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> Any:
-        return self._link.post(lambda group: group.allgather(outputs, inputs))
+        return self._link.post("allgather", outputs, inputs)
 
     def has_failed(self) -> bool:
         """Whether a sum of the backward under way did not come."""
@@ -128,7 +126,7 @@ class Crew(dist.ProcessGroup):
     def post_again(self, number: int) -> None:
         """Sum a bucket once more, among the members that there are now."""
         values = self.sums[number].values
-        self.sums[number] = Sum(values, self._link.post(lambda group: group.allreduce([values])))
+        self.sums[number] = Sum(values, self._link.post("allreduce", [values]))
 
     @torch.no_grad()
     def unpack(self) -> None:

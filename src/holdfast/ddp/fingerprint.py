@@ -9,8 +9,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import xxhash
 
@@ -68,16 +66,19 @@ class _Part:
         self._tensors = [tensors[i] for i in _spread(len(tensors), PARTS) if tensors[i].numel()]
         self._places: list[int] = []
         self._pointers = [tensor.data_ptr for tensor in self._tensors]
-        self._here: list[list[npt.NDArray[np.generic]]] = []
+        self._here: list[memoryview] = []
         self._there: list[list[torch.Tensor]] = []
 
     def copy(self) -> Copy:
         """The values that are looked at, copied; on their way to the host where they were on a device."""
+        if not self._pointers:
+            return b"", []
         places = [place() for place in self._pointers]
         if places != self._places:  # memory was exchanged, as by `model.half()` or an average of weights swapped in
             self._places = places
             self._look()
-        here = b"".join([np.concatenate(views).tobytes() for views in self._here])
+        # By Python's own means: at the end of a step the code of numpy and torch has long left the processor's caches.
+        here = b"".join(map(memoryview.tobytes, self._here))
         return here, [_to_host(torch.cat(views)) for views in self._there]
 
     def _look(self) -> None:
@@ -85,7 +86,8 @@ class _Part:
         for tensor in self._tensors:
             kinds[tensor.dtype, tensor.device].append(_few(tensor))  # those of one kind are copied at once
         self._there = [views for views in kinds.values() if views[0].is_cuda]
-        self._here = [[view.numpy() for view in views] for views in kinds.values() if not views[0].is_cuda]
+        here = (views for views in kinds.values() if not views[0].is_cuda)
+        self._here = [view.numpy().data for views in here for view in views]
 
 
 def _few(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ draws: whoever loads and trains a share, in whichever attempt, draws the same nu
 are captured all the same, and a resumed run compares.
 """
 
+import _random
 import base64
 import random
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import xxhash
 
 START = "start"
 WINDOW = "window"
+_python = random._inst  # that of the functions of the module
 CHOSEN = 1 << 32  # a process begins with 64 random bits for a seed, as keys have; seeds that people choose are small
 
 
@@ -26,7 +28,9 @@ def key(seed: int, purpose: str, *place: int) -> int:
 
 def set_all(number: int) -> None:
     """Key every generator of this process; CUDA's only if the process uses CUDA."""
-    random.seed(number)
+    # Not random.seed: it does this, once it has made sure that the seed is a number.
+    _random.Random.seed(_python, number)
+    _python.gauss_next = None  # type: ignore[attr-defined]  # as random.seed does
     np.random.seed(number & 0xFFFFFFFF)  # from more than 32 bits it takes longer than all the others together
     # Not torch.manual_seed: it looks for devices of every kind each time, which takes longer than a small step.
     torch.default_generator.manual_seed(number)

@@ -27,14 +27,14 @@ def hand(link: Link, rank: int, giver: int, takers: Collection[int], state: Call
 
 def meet(link: Link) -> None:
     """Go on once every member has come as far."""
-    link.do(lambda group: group.allreduce([torch.zeros(1)]))
+    link.do("allreduce", [torch.zeros(1)])
 
 
 def broadcast(link: Link, root: int, values: torch.Tensor) -> None:
     """Everybody has what the member with this rank has."""
     options = BroadcastOptions()
     options.rootRank, options.rootTensor = root, 0
-    link.do(lambda group: group.broadcast([values], options))
+    link.do("broadcast", [values], options)
     progress.here.moves(values.nbytes)
 
 
@@ -55,7 +55,7 @@ def _give(link: Link, takers: Collection[int], state: Any) -> None:
 
 def _sending(link: Link, takers: Collection[int], piece: torch.Tensor) -> list[Any]:
     progress.here.moves(piece.nbytes)
-    return [link.post(lambda group, taker=taker: group.send([piece], taker, _TAG)) for taker in takers]  # type: ignore[misc]
+    return [link.post("send", [piece], taker, _TAG) for taker in takers]
 
 
 def _sent(link: Link, works: Iterable[Any]) -> None:
@@ -77,7 +77,7 @@ def _take(link: Link, giver: int) -> Any:
 
 
 def _receive(link: Link, giver: int, values: torch.Tensor) -> None:
-    link.do(lambda group: group.recv([values], giver, _TAG))
+    link.do("recv", [values], giver, _TAG)
     progress.here.moves(values.nbytes)
 
 

@@ -23,6 +23,7 @@ from holdfast.checkpoint.store import Store
 from holdfast.ddp import points
 from holdfast.ddp.past import INJECTED, Struck, struck
 from holdfast.ddp.replica import Replica
+from holdfast.ddp.turn import NEVER
 from holdfast.ddp.world import Changed, World
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.events import Strike
@@ -80,9 +81,9 @@ class Injection:
         for replica in replicas if inside else ():
             replica.watch(self.posted)
 
-    def is_near(self, step: int) -> bool:
-        """Whether something may happen before the window with this number or in it, to this rank or to another."""
-        return step in self._steps
+    def next(self, step: int) -> int:
+        """The first window from this one on before or in which something may happen, to this rank or to another."""
+        return min((each for each in self._steps if each >= step), default=NEVER)
 
     def strike(self, step: int) -> None:
         """Let happen what is due before the window with this number, or make ready for it; it may not return."""

@@ -25,7 +25,6 @@ ENDS_WITHIN = 10.0  # seconds that operations take to end once their connections
 CONNECTS_WITHIN = timedelta(seconds=60)
 LOOK = 0.0005
 _FILES = Path("/proc/self/fd")
-Operation = Callable[[Any], Any]
 
 
 class Broken(RuntimeError):
@@ -104,19 +103,19 @@ class Link:
         self.is_broken = False
         """Whether its operations end in failure until it is connected again."""
 
-    def post(self, operation: Operation) -> Any:
-        """Begin an operation; on a broken link it is one that fails."""
+    def post(self, operation: str, *arguments: Any) -> Any:
+        """Begin an operation of the group, by its name; on a broken link it is one that fails."""
         if self.is_broken:
             return Lost()
         try:
-            return operation(self._group)
+            return getattr(self._group, operation)(*arguments)
         except RuntimeError:
             self.hang_up()
             return Lost()
 
-    def do(self, operation: Operation) -> None:
+    def do(self, operation: str, *arguments: Any) -> None:
         """Begin an operation and wait for its end."""
-        self.wait(self.post(operation))
+        self.wait(self.post(operation, *arguments))
 
     def wait(self, work: Any) -> None:
         """Wait for the end of an operation that has begun."""
@@ -151,7 +150,7 @@ class Link:
             time.sleep(LOOK)
         self._group, self._ports = built.result()
         self.is_broken = False
-        self.do(lambda group: group.allreduce([torch.zeros(1)]))  # it is there for every member, or for none
+        self.do("allreduce", [torch.zeros(1)])  # it is there for every member, or for none
 
 
 _kept: list[Any] = []

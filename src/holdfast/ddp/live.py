@@ -121,8 +121,14 @@ class Live:
         self._shrinks_at = self._basis_now = self._settled = None
 
     def begins(self, step: int) -> None:
-        """A window was handed out."""
+        """A window is handed out."""
+        self._leave_window()
         self.step, self.begun = step, True
+
+    def _leave_window(self) -> None:
+        if self.begun:
+            self._whole = max(1, self._passes)
+        self.begun, self._passes, self.buffers.synced = False, 0, 0
 
     def ends(self) -> None:
         """The window was trained; if others were further, what came out of it is theirs."""
@@ -140,12 +146,14 @@ class Live:
 
         At the last one, after which there is no window, nobody is let in.
         """
-        if self.begun:
-            self._whole = max(1, self._passes)
-        self.step, self.begun, self._passes, self.buffers.synced = step, False, 0, 0
+        self._leave_window()
+        self.step = step
         while self.meeting.is_outdated or (not last and self.meeting.grows_at(step)):
             self.recover(None)
-        return self._divides(step)
+        divides = self._divides(step)
+        if self._shrinks_at is None:
+            self.meeting.turn.leave(self)
+        return divides
 
     def _divides(self, step: int) -> bool:
         """Whether the windows from this one on are divided otherwise than those before."""
@@ -272,6 +280,7 @@ class Live:
 
     def _divide(self, found: Settlement) -> None:
         """A window that was begun is finished as it was divided; those after it are divided among the members."""
+        self.meeting.turn.wait(self)
         self._shrinks_at = found.step + found.begun
         self._settled = max(self._settled or 0, found.step)
         if found.begun:

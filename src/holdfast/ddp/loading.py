@@ -42,6 +42,7 @@ class Request:
     """A share to be loaded: its samples, and the key under which they are loaded and trained."""
 
     ids: Ids
+    numbers: list[int]  # the same, as a dataset takes them
     samples: Samples
     key: int
 
@@ -71,7 +72,7 @@ class Shares:
 
     def __getitem__(self, request: Request) -> Loaded:
         generators.set_all(request.key)
-        samples = list(self._samples(request.ids.tolist()))
+        samples = list(self._samples(request.numbers))
         if self.parts == 1:
             return request, [self.collate(samples)]
         return request, [self.collate(samples[part.start : part.stop]) for part in divided(len(samples), self.parts)]
@@ -118,7 +119,7 @@ def requests(geometry: Geometry, start: int, rank: int, world: int) -> Iterator[
         steps = range(chunk, min(chunk + together, geometry.steps))
         shares = geometry.windows(steps, places)
         for step, ids, samples in zip(steps, shares, Samples.of_each(shares), strict=True):
-            yield Request(ids, samples, share_key(geometry, geometry.position(step), rank))
+            yield Request(ids, ids.tolist(), samples, share_key(geometry, geometry.position(step), rank))
 
 
 class Source:

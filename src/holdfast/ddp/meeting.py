@@ -7,7 +7,6 @@ whenever one of them is lost or stuck.
 
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from holdfast import progress
 from holdfast.ddp.link import Broken, Link
 from holdfast.ddp.membership import LIVE, Membership, Watch
 from holdfast.ddp.settlement import Stand
+from holdfast.ddp.turn import Turn
 from holdfast.progress import Phase
 
 EXPELLED = 76  # the exit status of a worker that the supervisor no longer counts as a member
@@ -38,9 +38,9 @@ class Meeting:
     seat: int
     joins: bool = False  # it waits to become a member
     number: int = 0  # of the membership we are in
-    _nearest: int = 0  # the window before which we could be joined
-    _said: int = 0  # the membership for which we have said that
-    _turn: threading.Lock = field(default_factory=threading.Lock)  # to pass a boundary, or to say which comes next
+    turn: Turn = field(default_factory=Turn)
+    _nearest: int = 0  # where we can be joined, if that is beyond the boundary that comes next
+    _said: int = 0  # the membership for which we have said before which window we can be joined
     _talk: Store | None = None
     _watch: Watch | None = None
 
@@ -85,8 +85,10 @@ class Meeting:
         """Go over to the next membership, once the supervisor has published it. We may be to sleep."""
         while self.newest.number == self.number:
             time.sleep(LOOK)
-        newest = self.newest
-        self.number = newest.number
+        with self.turn.lock:
+            newest = self.newest
+            self.number = newest.number
+            self.turn.waiting.discard(self)
         if self.me in newest.asleep:
             raise Asleep
         if self.me not in newest.members or newest.joining.get(self.me, self.seat) != self.seat:
@@ -113,7 +115,7 @@ class Meeting:
 
     def grows_at(self, step: int) -> bool:
         """Whether members join before this window: the furthest that any of us comes to next, once all have said."""
-        with self._turn:
+        with self.turn.lock:
             number = self.newest.number
             if number == self.number or self._said < number:
                 self._nearest = step + 1
@@ -141,9 +143,13 @@ class Meeting:
         """In the thread that listens: end what waits for members that are no more; or say when others may join."""
         if self.joins:
             return
-        if newest.has_lost(self.members):
+        is_lost = newest.has_lost(self.members)
+        with self.turn.lock:
+            if newest.number > self.number:
+                self.turn.waiting.add(self)
+            if not is_lost:
+                nearest, self._said = max(self.turn.next, self._nearest), newest.number
+        if is_lost:
             lost()
             return
-        with self._turn:
-            nearest, self._said = self._nearest, newest.number
         PrefixStore(LIVE, self.store()).set(f"next/{newest.number}/{self.me}", str(nearest))

@@ -29,12 +29,13 @@ from holdfast.ddp.live import Live, fallen_back
 from holdfast.ddp.loading import Dataset, Loads
 from holdfast.ddp.protected import Protected
 from holdfast.ddp.record import Record
-from holdfast.ddp.rehearsed import Rehearsal, SavingAt, Unwatched, Watch
+from holdfast.ddp.rehearsed import Rehearsal, SavingAt, Watch
 from holdfast.ddp.replica import Replica
 from holdfast.ddp.reporting import Part, Reporting
 from holdfast.ddp.restoring import Restored
 from holdfast.ddp.saving import Saves, Saving, Unsaved
 from holdfast.ddp.stopping import Stopping
+from holdfast.ddp.turn import Turn
 from holdfast.ddp.world import SUPERVISED, World
 from holdfast.ddp.writing import writer_for
 from holdfast.errors import BadInput
@@ -74,7 +75,7 @@ class Preparing:
         self._plan(geometry, fingerprint, shares, conditions.data)
         fingerprints = Fingerprints(self.protected if self.attempt else None)
         part = Part(self.world.rank, self.world.size)
-        stopping = Stopping(self.world, start, wanted=self._was_stopped)
+        turn = self.live.meeting.turn if self.live else Turn()
         loop = Loop(
             geometry=geometry,
             start=start,
@@ -86,7 +87,8 @@ class Preparing:
             reporting=Reporting(self.record, fingerprints, self._number, part),
             effort=Effort(self.replicas, self.protected),
             saves=self._saves(geometry, fingerprint, injection, shares, conditions),
-            stopping=stopping,
+            turn=turn,
+            stopping=Stopping(self.world, start, turn, wanted=self._was_stopped),
             injection=injection,
             loss=self.loss,
             replicas=self.replicas,
@@ -243,7 +245,7 @@ class Preparing:
             injected=injection.saves,
         )
 
-    def _watch(self, dataset: Dataset) -> Unwatched:
+    def _watch(self, dataset: Dataset) -> Watch | None:
         if self.rehearsal is None:
-            return Unwatched()
+            return None
         return Watch(self.rehearsal, self.protected, dataset, self.world.rank, self._number)

@@ -24,6 +24,7 @@ from holdfast.ddp import generators, marks
 from holdfast.ddp.held import frames_of_script, held
 from holdfast.ddp.protected import Protected
 from holdfast.ddp.saving import Saving
+from holdfast.ddp.turn import NEVER
 from holdfast.geometry import Geometry
 from holdfast.rehearse.boundaries import length
 from holdfast.rehearse.observed import Ending, Held, Observed, Window, line
@@ -64,22 +65,13 @@ class SavingAt(Saving):
 
     at: tuple[int, ...]
 
-    def due(self, step: int) -> bool:
+    @property
+    def next(self) -> int:
         saved = self.saved
-        return saved is None or any(saved < each <= step for each in self.at)
+        return 0 if saved is None else min((each for each in self.at if each > saved), default=NEVER)
 
 
-class Unwatched:
-    """What watches a loop that is no rehearsal: nobody."""
-
-    def begins(self, step: int, epoch: int, ids: Ids, parts: list[Any]) -> None:
-        """A window is about to be handed out, in these parts."""
-
-    def ends(self) -> None:
-        """The script is done with it: it asks for the next."""
-
-
-class Watch(Unwatched):
+class Watch:
     """Writes down what one rank holds in every window."""
 
     def __init__(self, rehearsal: Rehearsal, protected: Protected, dataset: Any, rank: int, attempt: int) -> None:
@@ -100,6 +92,7 @@ class Watch(Unwatched):
         atexit.register(self._leave)
 
     def begins(self, step: int, epoch: int, ids: Ids, parts: list[Any]) -> None:
+        """A window is about to be handed out, in these parts."""
         if self._holders is None:
             self._holders = _holders()
         self._seen = {
@@ -118,6 +111,7 @@ class Watch(Unwatched):
         self._midway = None
 
     def ends(self) -> None:
+        """The script is done with it: it asks for the next."""
         window = Window(
             **self._seen,
             midway=self._midway,

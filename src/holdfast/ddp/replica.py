@@ -20,6 +20,7 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast import progress
+from holdfast.ddp import inside
 from holdfast.ddp.live import Live
 from holdfast.errors import BadInput
 
@@ -169,12 +170,13 @@ class _Settled(DistributedDataParallel):
         DDP makes sure of all that anew in every forward, which takes longer than a small model.
         """
         self.reducer.prepare_for_forward()
-        outer, DistributedDataParallel._active_ddp_module = DistributedDataParallel._active_ddp_module, self
+        inside.enter(self)
         try:
             output = self.module(*inputs, **kwargs)
         finally:
-            DistributedDataParallel._active_ddp_module = outer
-        self.require_forward_param_sync = True
+            inside.leave()
+        if not self.require_forward_param_sync:  # to set an attribute of a module takes long
+            self.require_forward_param_sync = True
         self.reducer.prepare_for_backward([])
         return output
 

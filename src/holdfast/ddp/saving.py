@@ -18,6 +18,7 @@ from holdfast.ddp.conditions import CONDITIONS, Conditions
 from holdfast.ddp.protected import Protected, tree_digest
 from holdfast.ddp.record import Record
 from holdfast.ddp.restoring import POSITIONS, STOPPED, state_digest
+from holdfast.ddp.turn import NEVER
 from holdfast.ddp.world import Changed, World
 from holdfast.errors import HoldfastError
 from holdfast.events import JSON, Commit, Save
@@ -32,8 +33,13 @@ class Saves(Protocol):
     def prepare(self) -> None:
         """Have the memory ready that saves need, now that the state is as large as it will be."""
 
-    def due(self, step: int) -> bool:
-        """Whether the state after so many steps is to be saved now."""
+    @property
+    def next(self) -> int:
+        """The step at or after which the state is to be saved next."""
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether there are saves to be collected, now or later."""
 
     def take(self, step: int, at: Position, *, stops: bool = False) -> float:
         """Save the state after so many steps, with which the script of this rank stops or not; seconds that it took."""
@@ -54,7 +60,12 @@ class Unsaved:
     def prepare(self) -> None:
         pass
 
-    def due(self, step: int) -> bool:
+    @property
+    def next(self) -> int:
+        return NEVER
+
+    @property
+    def is_under_way(self) -> bool:
         return False
 
     def take(self, step: int, at: Position, *, stops: bool = False) -> float:
@@ -99,10 +110,15 @@ class Saving:
         if self.writer is not None:
             self.writer.prepare(flatten(self.protected.capture()).tensors)
 
-    def due(self, step: int) -> bool:
+    @property
+    def next(self) -> int:
         # The first boundary of a fresh start, too: an attempt that fails early then starts again from the same weights,
         # however they were drawn; and a place that cannot be written shows at once.
-        return self.saved is None or step // self.every > self.saved // self.every
+        return 0 if self.saved is None else (self.saved // self.every + 1) * self.every
+
+    @property
+    def is_under_way(self) -> bool:
+        return self.writer is not None and self.writer.is_busy
 
     def take(self, step: int, at: Position, *, stops: bool = False) -> float:
         if step == self.saved:
@@ -121,7 +137,7 @@ class Saving:
         return perf_counter() - began
 
     def regroup(self, settled: int | None) -> None:
-        if settled is not None and self.due(settled):
+        if settled is not None and settled >= self.next:
             self.saved = settled  # some ranks may have passed this boundary: nobody saves there
         if self.writer is None and self.world.rank == 0 and self.make_writer:
             self.writer = self.make_writer()

@@ -21,6 +21,7 @@ from typing import Literal
 
 from holdfast import progress
 from holdfast.ddp import preemption
+from holdfast.ddp.turn import Turn
 from holdfast.ddp.world import Changed, World
 from holdfast.errors import BadInput
 
@@ -45,8 +46,8 @@ class Apart(BadInput):
 class Stopping:
     """Whether and where this run stops before its end."""
 
-    def __init__(self, world: World, start: int, *, wanted: bool = False) -> None:
-        self._world = world
+    def __init__(self, world: World, start: int, turn: Turn | None = None, *, wanted: bool = False) -> None:
+        self._world, self._turn = world, turn or Turn()
         self.wanted = wanted  # by the script of this rank
         self.by_script = False  # known where the run stops: whether a script ends it, and not a signal
         self._over = threading.Event()
@@ -57,11 +58,14 @@ class Stopping:
         """Before this window, with the peers that there are now: agree anew on where to stop, if asked to."""
         self._over.set()
         self._over = threading.Event()
-        self._next = start  # the boundary that this rank comes to next
         self._stop: int | None = None
-        self._turn = threading.Lock()  # to pass a boundary, or to say which comes next
-        self._said, self._worded = threading.Event(), threading.Event()
-        if self._world.size > 1:
+        self._worded = threading.Event()
+        with self._turn.lock:
+            self._turn.next = start
+            self._turn.waiting.discard(self)
+        if self._world.size == 1:
+            self._turn.wait(self)  # it is asked at every boundary: nobody listens
+        else:
             self._listener = threading.Thread(
                 target=self._listen, args=(self._over,), name="holdfast-stopping", daemon=True
             )
@@ -72,9 +76,9 @@ class Stopping:
         if self._world.size == 1:
             self.by_script = self.wanted
             return self.wanted or preemption.requested.is_set()
-        with self._turn:
-            if not (self._said.is_set() or self.wanted):
-                self._next = step + 1
+        with self._turn.lock:
+            if not (self in self._turn.waiting or self.wanted):
+                self._turn.next = step + 1
                 return False
         if self._stop is None:
             self._stop = int(self._world.hear(STOP))
@@ -100,8 +104,8 @@ class Stopping:
         self.by_script = True
         if self._world.size == 1:
             return
-        with self._turn:
-            self._next = step
+        with self._turn.lock:
+            self._turn.next = step
             self._left = (progress.here.step, progress.here.posted)
         self._world.tell(LEFT, json.dumps([self._world.rank, *self._left]))
         self._settle(("left", step))
@@ -129,10 +133,11 @@ class Stopping:
         self.by_script = any(said in ("script", "left") for said, _ in words)
 
     def _say(self, word: Word) -> None:
-        with self._turn:
-            if not self._worded.is_set():
-                self._worded.set()
-                self._world.tell(f"{WORD}/{self._world.rank}", json.dumps(word))
+        with self._turn.lock:
+            if self._worded.is_set():
+                return
+            self._worded.set()
+        self._world.tell(f"{WORD}/{self._world.rank}", json.dumps(word))
 
     def _listen(self, over: threading.Event) -> None:
         with suppress(Changed):  # then it begins anew
@@ -144,9 +149,7 @@ class Stopping:
     def _agree(self, over: threading.Event) -> None:
         world = self._world
         world.tell(WANTED, "")
-        with self._turn:
-            nearest = self._next
-            self._said.set()
+        nearest = self._turn.wait(self)
         world.tell(f"{NEXT}/{world.rank}", str(nearest))
         if world.rank == 0:
             world.tell(STOP, str(max(int(world.hear(f"{NEXT}/{rank}")) for rank in range(world.size))))

@@ -1,0 +1,64 @@
+"""Boundaries are passed one after the other, and whoever waits for the training knows where it comes to them."""
+
+import threading
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.ddp.inject import Injection
+from holdfast.ddp.rehearsed import SavingAt
+from holdfast.ddp.saving import Saving
+from holdfast.ddp.turn import NEVER, Turn
+from holdfast.failure import Failure
+
+
+def test_a_boundary_at_which_somebody_waits_is_not_passed() -> None:
+    turn = Turn()
+    assert turn.passes(4)
+    assert turn.wait("somebody") == 5
+    assert turn.wait("another") == 5
+    assert not turn.passes(5)
+    turn.leave("somebody")
+    assert not turn.passes(5)
+    turn.leave("another")
+    assert turn.passes(5)
+    assert turn.wait("somebody") == 6
+
+
+def test_whoever_waits_finds_the_training_where_it_was_said_to_come() -> None:
+    for trial in range(200):
+        turn, reached = Turn(), list[int]()
+
+        def train(turn: Turn = turn, reached: list[int] = reached) -> None:
+            step = 0
+            while turn.passes(step):
+                step += 1
+            reached.append(step)
+
+        training = threading.Thread(target=train)
+        training.start()
+        threading.Event().wait(trial * 1e-6)
+        said = turn.wait("somebody")
+        training.join(30)
+        assert reached == [said]
+
+
+@given(saved=st.none() | st.integers(0, 50), every=st.integers(1, 20), step=st.integers(0, 60))
+def test_a_save_is_due_in_every_interval_once(saved: int | None, every: int, step: int) -> None:
+    saving = Saving.__new__(Saving)
+    saving.saved, saving.every = saved, every
+    assert (step >= saving.next) == (saved is None or step // every > saved // every)
+
+
+@given(saved=st.none() | st.integers(0, 20), at=st.sets(st.integers(0, 20), max_size=4), step=st.integers(0, 25))
+def test_a_rehearsal_saves_where_it_is_told_to(saved: int | None, at: set[int], step: int) -> None:
+    saving = SavingAt.__new__(SavingAt)
+    saving.saved, saving.at = saved, tuple(at)
+    assert (step >= saving.next) == (saved is None or any(saved < each <= step for each in at))
+
+
+@given(steps=st.lists(st.integers(0, 20), max_size=4), step=st.integers(0, 25))
+def test_the_next_failure_is_the_first_from_here_on(steps: list[int], step: int) -> None:
+    injection = Injection(tuple(Failure(step=each, kind="kill", targets=(0,)) for each in steps), 0, 1, (), None)
+    later = [each for each in steps if each >= step]
+    assert injection.next(step) == (min(later) if later else NEVER)
