@@ -17,6 +17,7 @@ import torch.distributed as dist
 from models import CASES, Case, megabytes
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import _global_optimizer_post_hooks
 from torch.utils.data import DataLoader, DistributedSampler
 
 from holdfast.ddp.attaching import attach
@@ -24,6 +25,7 @@ from holdfast.ddp.run import Run
 
 ARMS = ("plain", "protected", "plain again")
 WARM = 3  # blocks: DDP builds its buckets anew after its first step, the first save takes place
+BACKWARD = torch.autograd.backward
 Advance = Callable[[int], None]
 
 
@@ -73,7 +75,23 @@ def plain(run: Run, case: Case, samples: Samples) -> Advance:
             sampler.set_epoch(epoch)
             yield from loader
 
-    return advance(case, model, optimizer, batches())
+    return without_ours(advance(case, model, optimizer, batches()))
+
+
+def without_ours(go: Advance) -> Advance:
+    """The same while torch is as it was before `attach`: no guard around backward, no hook after an optimizer's step."""
+
+    def gone(steps: int) -> None:
+        guarded, hooks = torch.autograd.backward, dict(_global_optimizer_post_hooks)
+        torch.autograd.backward = BACKWARD
+        _global_optimizer_post_hooks.clear()
+        try:
+            go(steps)
+        finally:
+            torch.autograd.backward = guarded
+            _global_optimizer_post_hooks.update(hooks)
+
+    return gone
 
 
 def protected(run: Run, case: Case, samples: Samples) -> Advance:

@@ -130,6 +130,13 @@ def test_progress_fills_the_restarts_up_again(further: list[bool], limit: int) -
             break
 
 
+def test_an_error_that_no_snapshot_has_passed_is_the_same_again() -> None:
+    """The first attempt may end before its save is durable, and the second after: it came to the same step all the same."""
+    error = lost("error", "ValueError: bad sample", place="train.py:9", step=57)
+    assert words(Tries(9, 0), [(error, 0), (error, 50)]) == [None, "script-error"]
+    assert words(Tries(9, 0), [(error, 0), (error, 60), (error, 60)]) == [None, None, "script-error"]
+
+
 def test_a_store_that_does_not_say_what_it_holds_is_no_progress_and_no_end() -> None:
     assert words(Tries(2, 50), [(lost(), None), (lost(), 50), (lost(), None)]) == [None, None, "gave-up"]
 

@@ -15,7 +15,7 @@ from typing import Any
 from holdfast import progress
 from holdfast.blocks import Ids
 from holdfast.ddp import ahead, ending, generators, whence
-from holdfast.ddp.clock import Moment, clock_of
+from holdfast.ddp.clock import clock_of
 from holdfast.ddp.effort import Effort
 from holdfast.ddp.inject import Injection
 from holdfast.ddp.keeping import Keeping
@@ -27,7 +27,7 @@ from holdfast.ddp.preemption import PREEMPTED
 from holdfast.ddp.record import Record
 from holdfast.ddp.rehearsed import Watch
 from holdfast.ddp.replica import Replica, holding_back
-from holdfast.ddp.reporting import Part, Reporting, Trained
+from holdfast.ddp.reporting import Handed, Part, Reporting
 from holdfast.ddp.saving import Saves, Unsaved
 from holdfast.ddp.stopping import Apart, Stopping
 from holdfast.ddp.turn import NEVER, Turn
@@ -36,7 +36,6 @@ from holdfast.errors import BadInput, WorkerLost
 from holdfast.events import Done, Preempted, Recover, Stopped
 from holdfast.geometry import Geometry, Position
 from holdfast.progress import Phase
-from holdfast.samples import Samples
 
 FINISHED = "finished"
 
@@ -199,7 +198,7 @@ class Loop:
                     )
                 if self.watch:
                     self.watch.ends()
-                self.reporting.trained(Trained(*handed, now(), self._taken(step), self.loss.take()))
+                self.reporting.trained(handed, (now(), self._taken(step), self.loss.take()))
                 handed = None
                 if step == 0:
                     self.saves.prepare()  # again: optimizers have made their moments in the first step
@@ -245,7 +244,7 @@ class Loop:
         self.saves.close()
         self.record.close()
 
-    def _left(self, step: int, handed: tuple[int, Position, Samples, float, float, Moment] | None) -> None:
+    def _left(self, step: int, handed: Handed | None) -> None:
         """The script left the loop, which ends the run: after this window if an optimizer has stepped in it, or before.
 
         A window that was dropped because members were lost in it is over, too.
@@ -253,7 +252,7 @@ class Loop:
         progress.here.enters(Phase.CLOSING)
         if handed and ((taken := self._taken(step))[2] or (self.live and self.live.has_dropped(step))):
             now = clock_of(self.world.device)
-            self.reporting.trained(Trained(*handed, now(), taken, self.loss.take()))
+            self.reporting.trained(handed, (now(), taken, self.loss.take()))
             step += 1
         try:
             self._regroup(step, last=True)
@@ -285,7 +284,7 @@ class Loop:
         """What was done with the window that was trained."""
         reduced, held, stepped = self.effort.taken()
         if self.live:
-            self.live.ends()
+            self.live.ends(stepped)
             if self.live.has_dropped(step):
                 return reduced, held, 0  # its optimizers had no gradients to step with
         return reduced, held, stepped

@@ -42,6 +42,7 @@ class Crew(dist.ProcessGroup):
         self._link, self._size = link, size
         self.factor = 1.0
         self.sums: list[Sum] = []
+        self._spent: list[Sum] = []
         self.given: dict[int, torch.Tensor] = {}
         """Sums that others had before we came: of the next backward, by the number of the bucket."""
         self._buckets: list[list[torch.Tensor]] = []
@@ -64,25 +65,30 @@ class Crew(dist.ProcessGroup):
         """A backward comes whose gradients are summed."""
         self.sums = []
 
+    def end(self) -> None:
+        """The backward has all its sums.
+
+        To free them takes its time, so on the host they are freed while the next ones are under way; those of a device
+        at once, because gloo holds pinned memory for each.
+        """
+        self._spent, self.sums = [] if self.sums[0].values.is_cuda else self.sums, []
+
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]  # as DDP calls it
+        (values,) = tensors
         if self.watch and not self.sums:
             self.watch([], len(self._buckets))
-        work = self._sum(tensors, opts)
+        if self.given and (given := self.given.pop(len(self.sums), None)) is not None:
+            self.sums.append(Sum(values.copy_(given), Done([values]), is_done=True))
+        else:
+            if self.factor != 1.0:
+                values.mul_(self.factor)
+            self.sums.append(Sum(values, self._link.post("allreduce", tensors, opts or AllreduceOptions())))
+        work = self.sums[-1].work
         if self.watch:
             self.watch([each.work for each in self.sums], len(self._buckets))
         if len(self.sums) == len(self._buckets):
+            self._spent = []
             self.all_begun()
-        return work
-
-    def _sum(self, tensors: list[torch.Tensor], opts: Any) -> Any:
-        (values,) = tensors
-        if self.given and (given := self.given.pop(len(self.sums), None)) is not None:
-            self.sums.append(Sum(values.copy_(given), Done([values]), is_done=True))
-            return self.sums[-1].work
-        if self.factor != 1.0:
-            values.mul_(self.factor)
-        work = self._link.post("allreduce", tensors, opts or AllreduceOptions())
-        self.sums.append(Sum(values, work))
         return work
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]

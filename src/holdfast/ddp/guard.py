@@ -14,6 +14,8 @@ class Survivor(Protocol):
 
     link: Link
     crews: list[Crew]
+    adds_up: bool
+    """Whether gradients of earlier windows may be there, to which a backward would add."""
 
     def check_backward(self) -> None:
         """Refuse one that could not be mended."""
@@ -31,7 +33,8 @@ def guard_backward(live: Survivor) -> None:
 
     @functools.wraps(plain)
     def backward(*args: Any, **options: Any) -> None:
-        live.check_backward()
+        if live.adds_up:
+            live.check_backward()
         try:
             plain(*args, **options)
         except RuntimeError:

@@ -6,22 +6,13 @@ look-up in it takes longer for a while: twice in every forward, which a small mo
 
 from torch.nn.parallel import DistributedDataParallel
 
-_now: list[DistributedDataParallel] = []
+now: list[DistributedDataParallel] = []
+"""The replicated models that are in their forward, the innermost last."""
 _others = DistributedDataParallel._get_active_ddp_module
 
 
-def enter(model: DistributedDataParallel) -> None:
-    """Its forward begins."""
-    _now.append(model)
-
-
-def leave() -> None:
-    """The forward that began last has ended."""
-    _now.pop()
-
-
 def _innermost(_: type[DistributedDataParallel]) -> DistributedDataParallel | None:
-    return _now[-1] if _now else _others()  # type: ignore[no-untyped-call]
+    return now[-1] if now else _others()  # type: ignore[no-untyped-call]
 
 
 DistributedDataParallel._get_active_ddp_module = classmethod(_innermost)  # type: ignore[method-assign, assignment]

@@ -47,6 +47,7 @@ class Live:
     crews: list[Crew] = field(default_factory=list)
     step: int = 0
     begun: bool = False
+    adds_up: bool = False
     basis: tuple[int, ...] = ()  # the members among whom the window is divided
     _losses: Losses | None = None
     _passes: int = 0
@@ -122,16 +123,12 @@ class Live:
 
     def begins(self, step: int) -> None:
         """A window is handed out."""
-        self._leave_window()
         self.step, self.begun = step, True
 
-    def _leave_window(self) -> None:
-        if self.begun:
-            self._whole = max(1, self._passes)
-        self.begun, self._passes, self.buffers.synced = False, 0, 0
-
-    def ends(self) -> None:
-        """The window was trained; if others were further, what came out of it is theirs."""
+    def ends(self, stepped: int) -> None:
+        """The window was trained, in so many steps of optimizers; if others were further, what came of it is theirs."""
+        self._whole, self._passes, self.buffers.synced = max(1, self._passes), 0, 0
+        self.adds_up = not stepped
         if self._staged is not None:
             assert self.protected is not None
             self.protected.take_over(self._staged)
@@ -146,8 +143,7 @@ class Live:
 
         At the last one, after which there is no window, nobody is let in.
         """
-        self._leave_window()
-        self.step = step
+        self.step, self.begun = step, False
         while self.meeting.is_outdated or (not last and self.meeting.grows_at(step)):
             self.recover(None)
         divides = self._divides(step)
@@ -205,7 +201,7 @@ class Live:
     def passed(self, crew: Crew) -> None:
         """A backward of this model has all its sums."""
         if crew.sums:
-            crew.sums = []
+            crew.end()
             self._passes += 1
             if self._dropped == self.step:
                 crew.drop(is_scaled=self.protected is not None and self.protected.is_scaled)

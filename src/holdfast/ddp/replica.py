@@ -170,11 +170,11 @@ class _Settled(DistributedDataParallel):
         DDP makes sure of all that anew in every forward, which takes longer than a small model.
         """
         self.reducer.prepare_for_forward()
-        inside.enter(self)
+        inside.now.append(self)
         try:
-            output = self.module(*inputs, **kwargs)
+            output = self._modules["module"](*inputs, **kwargs)  # type: ignore[misc]  # `self.module` is looked for first
         finally:
-            inside.leave()
+            inside.now.pop()
         if not self.require_forward_param_sync:  # to set an attribute of a module takes long
             self.require_forward_param_sync = True
         self.reducer.prepare_for_backward([])

@@ -8,6 +8,7 @@ trained again. A save waits for none that it covers: they are settled first.
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from holdfast.ddp.clock import Moment, between, is_of_device, is_past
 from holdfast.ddp.fingerprint import Fingerprints, Sample
@@ -28,19 +29,12 @@ class Part:
     of: int
 
 
-@dataclass(slots=True, eq=False)
-class Trained:
-    """What is known of a step at its end; the rest is told by the device, later."""
-
-    step: int
-    at: Position
-    samples: Samples
-    data: float
-    stall: float
-    began: Moment
-    ended: Moment
-    effort: tuple[int, int, int]
-    loss: float | None
+Handed: TypeAlias = tuple[int, Position, Samples, float, float, Moment]
+"""What is known of a step when it begins: its number and place, its samples, the seconds that were waited for them and
+for a save, and when."""
+Ended: TypeAlias = tuple[Moment, tuple[int, int, int], float | None]
+"""What is known at its end: when, what was done, and the loss. The rest is told by the device, later."""
+# Tuples, because to make an object of a class of ours takes longer, at a moment when training waits for it.
 
 
 @dataclass(slots=True, eq=False)
@@ -51,13 +45,13 @@ class Reporting:
     fingerprints: Fingerprints
     attempt: int
     part: Part
-    _waiting: deque[tuple[float, Trained, Sample]] = field(default_factory=deque)
+    _waiting: deque[tuple[float, Handed, Ended, Sample]] = field(default_factory=deque)
     _flushed: float = 0.0
 
-    def trained(self, trained: Trained) -> None:
+    def trained(self, handed: Handed, ended: Ended) -> None:
         """A step was trained; from time to time, what is known by then goes on record."""
         waiting, now = self._waiting, time.time()
-        waiting.append((now, trained, self.fingerprints.take()))
+        waiting.append((now, handed, ended, self.fingerprints.take()))
         if len(waiting) >= TOGETHER or not 0 <= now - self._flushed < LATEST:
             while len(waiting) >= TOGETHER:
                 self._settle()
@@ -68,7 +62,7 @@ class Reporting:
     def settle_known(self) -> None:
         """Remember the steps that can be told without waiting, for the next flush."""
         waiting = self._waiting
-        while waiting and is_past(waiting[0][1].ended) and waiting[0][2].is_there:
+        while waiting and self._is_known(*waiting[0]):
             self._settle()
 
     def settle(self) -> None:
@@ -77,20 +71,24 @@ class Reporting:
             self._settle()
         self.record.flush()
 
+    @staticmethod
+    def _is_known(_: float, __: Handed, ended: Ended, sample: Sample) -> bool:
+        return is_past(ended[0]) and sample.is_there
+
     def _settle(self) -> None:
-        time, trained, sample = self._waiting.popleft()
-        compute = between(trained.began, trained.ended)
-        step = Step(
+        time, (step, at, samples, data, stall, began), (end, effort, loss), sample = self._waiting.popleft()
+        seconds = Seconds(data, between(began, end), stall, is_of_device(end))
+        trained = Step(
             self.attempt,
             self.part.of,
             self.part.rank,
-            trained.at.epoch,
-            trained.at.cursor,
-            trained.step,
-            trained.samples,
-            Seconds(trained.data, compute, trained.stall, is_of_device(trained.ended)),
+            at.epoch,
+            at.cursor,
+            step,
+            samples,
+            seconds,
             sample.digest(),
-            *trained.effort,
-            trained.loss,
+            *effort,
+            loss,
         )
-        self.record.append(step, time)
+        self.record.append(trained, time)

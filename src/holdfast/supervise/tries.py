@@ -10,7 +10,7 @@ from holdfast.supervise.verdict import Word, count
 
 
 class Tries:
-    """How many restarts are left, and which errors have come since the run last got further."""
+    """How many restarts are left, and which errors have come that no snapshot has left behind."""
 
     def __init__(self, limit: int, newest: int | None) -> None:
         self.limit = limit
@@ -26,7 +26,8 @@ class Tries:
     def after(self, lost: Casualty, newest: int | None) -> tuple[Word, str] | None:
         """Why not to try again after this failure; or nothing, and then it counts as a restart."""
         if newest is not None and self._is_further(newest):
-            self._used, self._best, self._errors = 0, newest, set(self._mistakes)
+            passed = {each for each in self._errors - self._mistakes if each[2] is None or each[2] < newest}
+            self._used, self._best, self._errors = 0, newest, self._errors - passed
         if lost.is_an_error and lost.origin == "refused":
             return "refused", lost.line
         if why := self._of_the_script(lost):
