@@ -468,7 +468,9 @@ class _Play:
                 lines.pop()
                 self.run.pasts.pop((who, self.number, step - 2))
         elif how == "redone" and self.rng.random() < 0.2 and self.wrong is None:
-            self._report(step, member, (*self.by, ("alone", member, self.number, step)), idle=False, skipped=False)
+            alone = ("alone", member, self.number, step)
+            by = (*self.by, self._trained_by() if self.recovery == "replay" else alone)
+            self._report(step, member, by, idle=False, skipped=False)
             self.shared = shared
             self.run.void.append(lines[-1])
             self.run.pasts.pop((who, self.number, step))

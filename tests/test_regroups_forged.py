@@ -96,6 +96,19 @@ class TestAShareDeclaredMissing:
         said = recoveries(run.with_other(is_regroup, missing=missing, kept=1, redone=2))
         assert (said.verdict, "rank-2 came out of step 6 as the others did" in said.because) == ("unknown", True)
 
+    def test_one_whose_window_is_replayed_came_out_of_it_as_the_others_do(self) -> None:
+        """It had all its sums, and was lost in its save; another lacked one of them, and was lost too. Seen under strikes."""
+        run, step = Survived(), LOST_AT + 1
+        mine = run.share(2, step, digest("shared", step) + digest(2, step))
+        run.says(2, mine)
+        said = Regroup(1, 2, step, "replay", run.members, (2,), (), 1, 2)
+        run.begins(2, step, 2, said)
+        for member in (0, 1, 3):
+            run.says(member, said)
+        assert worst(audit(run.ends().events)) == "pass"
+        said = recoveries(run.with_other(lambda _, what: what is mine, state=digest("other") + digest(2, step)))
+        assert (said.verdict, "otherwise than the others, who replayed it" in said.because) == ("fail", True)
+
     def test_a_step_that_is_replayed_lacks_nothing(self) -> None:
         run = Survived(2, strategy="replay")
         said = recoveries(run.ends().events)

@@ -97,6 +97,14 @@ class Memberships:
         """The window that a lost member reported and the others finished without it, if there is one."""
         return self._void.get(id(life))
 
+    def lacks(self, member: int, step: int) -> bool:
+        """Whether the share of this member is declared missing from this window."""
+        return (member, step) in self._lacking
+
+    def is_replayed(self, step: int) -> bool:
+        """Whether what was lost of this window was computed again, so that it came out as if nothing had been lost."""
+        return any(each.step == step and each.strategy == "replay" for each in self.regroups)
+
     def savers(self, step: int) -> set[int]:
         """How many ranks may have saved this step; at the boundary where they are settled it is saved before."""
         sizes = [(0, self._world), *((each.step, len(each.members)) for each in self.regroups)]

@@ -2,7 +2,7 @@
 
 A window that is declared skipped left the state as it was, and no optimizer stepped in it. One that is not has changed
 it, unless the run often waits as long from one step of its optimizers to the next. And whose share is declared missing
-did not come out of the window as the others did.
+did not come out of the window as the others did; who was lost with all sums of a window that was replayed did.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def outcomes(ledger: Ledger, memberships: Memberships) -> Iterator[tuple[Verdict
     """What speaks against the declarations of an attempt."""
     for life in ledger.attempts[memberships.number]:
         yield from _not_skipped(ledger, memberships, life)
-        yield from _not_missing(ledger, memberships, life)
+        yield from _otherwise(ledger, memberships, life)
     yield from _came_to_nothing(ledger, memberships)
 
 
@@ -43,21 +43,21 @@ def _not_skipped(ledger: Ledger, memberships: Memberships, life: Life) -> Iterat
             yield "fail", f"{name}, and changed {life.who}'s state"
 
 
-def _not_missing(ledger: Ledger, memberships: Memberships, life: Life) -> Iterator[tuple[Verdict, str]]:
-    """A lost member whose share is declared missing, and which came out of that window as the others did.
+def _otherwise(ledger: Ledger, memberships: Memberships, life: Life) -> Iterator[tuple[Verdict, str]]:
+    """A lost member that tells of the window that the others finished without it, and not what follows from theirs.
 
-    They may by chance: coarse numbers move by little.
+    Whose share is declared missing may come out as they do by chance: coarse numbers move by little.
     """
     if (step := memberships.void(life)) is None:
         return
     rows = np.flatnonzero(life.steps.step == step)
     before, after = int(states_before(ledger, life)[rows[0]]), int(life.steps.shared[rows[0]])
-    if before and after and before != after == state_after(ledger, memberships.number, step):
-        yield (
-            "unknown",
-            f"{life.who} came out of step {step} as the others did, who declare its samples missing "
-            f"(attempt {memberships.number})",
-        )
+    others = state_after(ledger, memberships.number, step)
+    name = f"{life.who} came out of step {step}"
+    if memberships.lacks(life.rank, step) and before and before != after == others:
+        yield "unknown", f"{name} as the others did, who declare its samples missing (attempt {memberships.number})"
+    if memberships.is_replayed(step) and after and others and after != others:
+        yield "fail", f"{name} otherwise than the others, who replayed it (attempt {memberships.number})"
 
 
 def _came_to_nothing(ledger: Ledger, memberships: Memberships) -> Iterator[tuple[Verdict, str]]:
