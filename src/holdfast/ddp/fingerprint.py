@@ -36,7 +36,7 @@ class Sample:
         """32 hexadecimal digits: 16 of the parameters, which all ranks share, and 16 of the buffers."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        return "".join(xxhash.xxh3_64_hexdigest(_bytes(*copy)) for copy in self._copies)
+        return "".join([_digest(*copy) for copy in self._copies])
 
 
 class Fingerprints:
@@ -123,5 +123,10 @@ def _recorded(devices: Iterable[torch.device]) -> torch.cuda.Event:
     return event
 
 
-def _bytes(here: bytes, arrived: Sequence[torch.Tensor]) -> bytes:
-    return here + b"".join(copy.numpy().tobytes() for copy in arrived)
+def _digest(here: bytes, arrived: Sequence[torch.Tensor]) -> str:
+    if arrived:
+        here += b"".join(copy.numpy().tobytes() for copy in arrived)
+    return xxhash.xxh3_64_hexdigest(here) if here else _NOTHING
+
+
+_NOTHING = xxhash.xxh3_64_hexdigest(b"")

@@ -9,7 +9,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from multiprocessing import popen_fork
 from multiprocessing.context import ForkContext, ForkProcess
 from typing import Any, Protocol
@@ -35,6 +35,7 @@ class Dataset(Protocol):
 
 SHOWN = 8  # ids that are named
 CHUNK = 1 << 14  # sample ids computed together: for few of them, the calls would take most of the time
+TOGETHER = 16  # requests made together: each takes a quarter of the time that it takes alone, between other things
 
 
 @dataclass(slots=True, eq=False)
@@ -118,8 +119,12 @@ def requests(geometry: Geometry, start: int, rank: int, world: int) -> Iterator[
     for chunk in range(start, geometry.steps, together):
         steps = range(chunk, min(chunk + together, geometry.steps))
         shares = geometry.windows(steps, places)
-        for step, ids, samples in zip(steps, shares, Samples.of_each(shares), strict=True):
-            yield Request(ids, ids.tolist(), samples, share_key(geometry, geometry.position(step), rank))
+        ahead = zip(steps, shares, Samples.of_each(shares), strict=True)
+        while several := [
+            Request(ids, ids.tolist(), samples, share_key(geometry, geometry.position(step), rank))
+            for step, ids, samples in islice(ahead, TOGETHER)
+        ]:
+            yield from several
 
 
 class Source:
