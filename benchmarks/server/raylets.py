@@ -148,9 +148,12 @@ def _kind(pid: int) -> str | None:
 
 
 def _opened(pid: int) -> set[Path]:
+    found = set()
     with suppress(OSError):
-        return {entry.readlink() for entry in Path(f"/proc/{pid}/fd").iterdir()}
-    return set()
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # it was closed meanwhile
+                found.add(entry.readlink())
+    return found
 
 
 def _parent(pid: int) -> int:
