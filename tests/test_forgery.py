@@ -939,8 +939,8 @@ def cosmetic(rng: random.Random, run: Lived) -> Files:
     elif isinstance(what, Plan):
         what = what._replace(save_every=9, writer="blocking")
     elif isinstance(what, Recover):
-        over = () if has_joined(run, place) else ({"name": "step-00000009/", "why": "bad"},)
-        what = what._replace(seconds=9.0, passed_over=over)
+        more = () if has_joined(run, place) else ({"name": "step-00000009/", "why": "bad"},)
+        what = what._replace(seconds=9.0, passed_over=(*what.passed_over, *more))  # what it says, and more
     elif isinstance(what, Regroup):
         what = what._replace(seconds=9.0)
     elif isinstance(what, Commit | Save):
