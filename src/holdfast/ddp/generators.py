@@ -17,7 +17,7 @@ import xxhash
 
 START = "start"
 WINDOW = "window"
-_python, _numpy = random._inst, np.random.mtrand._rand  # those of the functions of the modules
+_python = random._inst  # that of the functions of the module
 CHOSEN = 1 << 32  # a process begins with 64 random bits for a seed, as keys have; seeds that people choose are small
 
 
@@ -31,7 +31,7 @@ def set_all(number: int) -> None:
     # Not random.seed: it does this, once it has made sure that the seed is a number.
     _random.Random.seed(_python, number)
     _python.gauss_next = None  # type: ignore[attr-defined]  # as random.seed does
-    _numpy.seed(number & 0xFFFFFFFF)  # from more than 32 bits it takes longer than all the others together
+    np.random.seed(number & 0xFFFFFFFF)  # from more than 32 bits it takes longer than all the others together
     # Not torch.manual_seed: it looks for devices of every kind each time, which takes longer than a small step.
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():

@@ -62,7 +62,10 @@ class Reporting:
     def settle_known(self) -> None:
         """Remember the steps that can be told without waiting, for the next flush."""
         waiting = self._waiting
-        while waiting and self._is_known(*waiting[0]):
+        while waiting:
+            _, _, (end, *_), sample = waiting[0]
+            if not (is_past(end) and sample.is_there):
+                return
             self._settle()
 
     def settle(self) -> None:
@@ -70,10 +73,6 @@ class Reporting:
         while self._waiting:
             self._settle()
         self.record.flush()
-
-    @staticmethod
-    def _is_known(_: float, __: Handed, ended: Ended, sample: Sample) -> bool:
-        return is_past(ended[0]) and sample.is_there
 
     def _settle(self) -> None:
         time, (step, at, samples, data, stall, began), (end, effort, loss), sample = self._waiting.popleft()
