@@ -15,13 +15,30 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from holdfast.cost.overhead import Prices
 from holdfast.errors import BadInput, Corrupt
-from holdfast.lab import backprop_figures, backprop_tradeoff, scenarios, slowdown
+from holdfast.lab import backprop_tradeoff
+from holdfast.lab.backprop import figures, scenarios, slowdown
+from holdfast.lab.backprop.found import Found
+from holdfast.lab.backprop.remarks import remarks
+from holdfast.lab.backprop.scenarios import (
+    BASELINE,
+    BEFORE,
+    CELLS,
+    INTERRUPTED,
+    LATER,
+    MEASURED,
+    NOW,
+    PHASES,
+    POINTS,
+    Cell,
+    Outcome,
+    Scenarios,
+)
+from holdfast.lab.backprop.subjects import PANELS, WORKERS, Subject, chosen
+from holdfast.lab.backprop.training import Training
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.result import Result
-from holdfast.lab.scenarios import BASELINE, BEFORE, CELLS, INTERRUPTED, LATER, MEASURED, NOW, PHASES, Cell, Scenarios
-from holdfast.lab.subjects import PANELS, WORKERS, Subject, chosen
-from holdfast.lab.training import Training
 from holdfast.workloads.images import cifar10, tiny_imagenet
 from holdfast.workloads.nt3 import NT3, generated, tables
 from holdfast.workloads.resnet import ResNet
@@ -158,7 +175,7 @@ def test_intervals_lie_inside_their_axes(experiment: tuple[Result, Path]) -> Non
     for row in rows:
         if row["what"] == "accuracy":
             row |= {"accuracy": 0.5, "accuracy_low": 0.3, "accuracy_high": 0.6}
-    sheet = backprop_figures.tradeoff(rows, "nt3")
+    sheet = figures.tradeoff(rows, "nt3")
     for axes in sheet.axes[: 2 * len(PHASES)]:
         low, high = axes.get_ylim()
         assert 0 <= low < 0.3 < 0.6 < high <= 1
@@ -192,6 +209,41 @@ def test_the_model_predicts_replay_where_every_kernel_takes_as_long(
     found = slowdown.timed(replace(tiny(), build=lambda: deep), 1, tmp_path, lambda done: None)
     for point, predicted in found.predicted.items():
         assert predicted == pytest.approx(found.slowdown[Cell("replay", point)][0], rel=0.02)
+
+
+def _timed(replay: list[float], skip: list[float], modelled: list[float]) -> Found:
+    """A panel of one round, whose strategies took these multiples of a mini-batch at the three points."""
+    slowdown = {cell: np.ones(1) for cell in INTERRUPTED}
+    for strategy, took in (("replay", replay), ("skip", skip)):
+        slowdown |= {Cell(strategy, point): np.array([each]) for point, each in zip(POINTS, took, strict=True)}
+    (panel,) = chosen(("nt3",))
+    alike = {(phase, cell, when): 0.5 for phase in PHASES for cell, when in MEASURED}
+    return Found(
+        panel=panel,
+        data="generated",
+        quick=False,
+        phases=(0, 1, 2),
+        steps=7,
+        outcomes=[Outcome(curve=[0.5], accuracy=alike)] * 2,
+        slowdown=slowdown,
+        prices=Prices(minibatch=0.018, save=1.0, init=5.0, load=0.3),
+        predicted=dict(zip(POINTS, modelled, strict=True)),
+        replayed=(1.0, 1.0),
+    )
+
+
+def _why_the_model_fails(found: Found) -> str:
+    return next(line for line in remarks(found) if "by the performance model, over the measured one" in line)
+
+
+def test_a_model_that_fails_says_whether_uneven_gradients_are_the_cause() -> None:
+    """On NT3 the two layers whose gradients come last take most of backward: as measured on a GPU."""
+    skip, modelled = [0.293, 0.295, 0.359], [1.468, 1.645, 1.823]
+    line = _why_the_model_fails(_timed([1.288, 1.289, 1.354], skip, modelled))
+    assert "Cause: the model has all gradients take the same time. Until the failure (at 25%, 50%, 75%) 0.29" in line
+    assert "0.36 of a mini-batch passed, by the model 0.47, 0.65, 0.82" in line
+    unexplained = _why_the_model_fails(_timed([1.1, 1.1, 1.1], skip, modelled))
+    assert "Cause: not found. Until the failure" in unexplained
 
 
 def test_an_unknown_panel_is_refused() -> None:

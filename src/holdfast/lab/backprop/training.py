@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from holdfast.geometry import Geometry
-from holdfast.lab.subjects import WORKERS, Subject
+from holdfast.lab.backprop.subjects import WORKERS, Subject
 from holdfast.simulate.replicas import Share, keyed
 
 EVALUATED = 4  # workers' shares at once when accuracy is taken: no more memory than a step of several workers has

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from holdfast.lab.subjects import PANELS, WORKERS, Subject
+from holdfast.lab.backprop.subjects import PANELS, WORKERS, Subject
 from holdfast.simulate.pool import Tell
 from holdfast.simulate.strategy import stream
 
 if TYPE_CHECKING:
-    from holdfast.lab.training import State, Training
+    from holdfast.lab.backprop.training import State, Training
     from holdfast.simulate.backprop import Interruption
     from holdfast.simulate.replicas import Computed
 
@@ -81,7 +81,7 @@ class Scenarios:
         """Run a trial; tells the key and the accuracy of every cell once known."""
         import torch
 
-        from holdfast.lab.training import Training, device
+        from holdfast.lab.backprop.training import Training, device
 
         torch.set_num_threads(1)  # trials are shared out among processes, and then none depends on how many
         torch.backends.cudnn.deterministic = True

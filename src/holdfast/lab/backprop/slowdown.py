@@ -22,10 +22,10 @@ from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.cost.overhead import Prices, checkpoint_restart, rollback_slowdown
 from holdfast.errors import WorkerLost
+from holdfast.lab.backprop.scenarios import BASELINE, INTERRUPTED, Cell
+from holdfast.lab.backprop.subjects import WORKERS, Subject
+from holdfast.lab.backprop.training import State, Training, device
 from holdfast.lab.experiment import Progress
-from holdfast.lab.scenarios import BASELINE, INTERRUPTED, Cell
-from holdfast.lab.subjects import WORKERS, Subject
-from holdfast.lab.training import State, Training, device
 from holdfast.simulate.backprop import minibatch
 from holdfast.simulate.replicas import Share, computed
 from holdfast.state import flatten, unflatten
