@@ -7,7 +7,9 @@ from typing import Any
 import typer
 
 from holdfast.cli.advise import advise
+from holdfast.cli.audit import audit
 from holdfast.cli.console import complain
+from holdfast.cli.cost import cost
 from holdfast.cli.demo import demo
 from holdfast.cli.export import export
 from holdfast.cli.hints import forgotten_dashes
@@ -31,7 +33,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for commands in (run, advise, rehearse, scale, watch, report, logs, export, store, demo):
+for commands in (run, audit, cost, advise, rehearse, scale, watch, report, logs, export, store, demo):
     app.add_typer(commands)
 app.add_typer(runs, name="runs", rich_help_panel=LOOK)
 app.add_typer(lab, name="lab", rich_help_panel=LAB)

@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.audit import print_findings
 from holdfast.cli.console import say
+from holdfast.cli.cost import print_compared
 from holdfast.cli.panels import LAB
-from holdfast.cli.run import print_compared, print_findings
 from holdfast.errors import BadInput
 from holdfast.extras import missing
 

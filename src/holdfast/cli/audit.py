@@ -1,0 +1,48 @@
+"""`holdfast audit`: prove from its history what a run trained."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.cli.console import cell, say
+from holdfast.cli.panels import PROVE
+
+if TYPE_CHECKING:
+    from holdfast.audit.verdicts import Finding
+
+audit = typer.Typer()
+COLOURS = {"pass": "green", "fail": "bold red", "unknown": "yellow"}
+
+
+@audit.command("audit", rich_help_panel=PROVE)
+def audit_runs(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="The folder of a run, or of its history; or those of all its nodes."),
+    ],
+) -> None:
+    """Prove from its history that a run trained every sample exactly once, or a served run every push. Example: holdfast audit runs/train"""
+    from holdfast.audit.verdicts import audit_run, recovery_of, worst
+    from holdfast.runs.histories import command_of, histories, weights_of
+
+    with histories(paths) as files:
+        findings = audit_run(files, command_of(paths), recovery_of(paths), weights_of(paths))
+    print_findings(findings)
+    raise typer.Exit(0 if worst(findings) == "pass" else 1)
+
+
+def print_findings(findings: Sequence["Finding"]) -> None:
+    """What each check found, and the verdict on the whole."""
+    from holdfast.audit.verdicts import worst
+
+    table = Table("check", "verdict", "because", box=None)
+    for finding in findings:
+        colour = COLOURS[finding.verdict]
+        verdict = f"[{colour}]{finding.verdict}[/]"
+        table.add_row(finding.check.replace("_", " "), verdict, cell(finding.because))
+    Console().print(table)
+    say(f"audit: {worst(findings)}")
