@@ -451,9 +451,6 @@ class _Play:
         A step is written in the next backward, once the last sum of that has begun: so two steps may be lacking.
         """
         who = f"rank-{member}"
-        if (step + member) % 3 == 0:
-            self._strike(member, step, "kill", "boundary" if how == "before" else "backward=0.5")
-        self._detect(member)
         self.run.vouched.add((who, self.number, step - 1))
         lines, shared = self.run.files[who], self.shared
         told = sum(place[1:] == (self.number, step - 1) for place in self.run.pasts)
@@ -477,6 +474,27 @@ class _Play:
         elif how == "complete" and self.rng.random() < 0.3 and self.wrong is None:
             self._report(step, member, (*self.by, self._trained_by()), idle=False, skipped=False)
             self.run.vouched.add((who, self.number, step))
+        self._was_seen_to_die(member, step, how)
+
+    def _was_seen_to_die(self, member: int, step: int, how: str) -> None:
+        """Killed in the window that the others were in, or in the one before or after it; perhaps on purpose.
+
+        Who gave all its gradients may have been one window further, and who gave none may not have begun this one.
+        """
+        told = [each.what for each in self.run.files[f"rank-{member}"] if isinstance(each.what, Step | Recover)]
+        reported = isinstance(told[-1], Step) and told[-1].step == step
+        began = max(what.restored or 0 for what in told if isinstance(what, Recover) and what.attempt == self.number)
+        struck, late = (step + member) % 3 == 0, (step + 3 * member) % 4 == 0
+        if how == "before":
+            window = step - (struck or not late)
+        elif reported or how == "complete":
+            window = step + (late and not struck)
+        else:
+            window = step - (late and not struck)
+        point = "boundary" if how == "before" else "optimizer" if reported or how == "complete" else "backward=0.5"
+        if struck:
+            self._strike(member, step, "kill", point)
+        self._detect(member, window if window >= began else None)
 
     def _regrouped(self, step: int, left: tuple[int, ...], lost: tuple[int, ...], how: str) -> Regroup:
         self.membership += 1
@@ -634,11 +652,13 @@ class _Play:
             told = (each.what for each in reversed(self.run.files[f"rank-{rank}"]))
             last = next((what for what in told if isinstance(what, Step | Attempt)), None)
             reached = last.step + 1 if isinstance(last, Step) else len(self.by)
-            self._strike(rank, reached, self.rng.choice(["kill", "exit"]))
+            others = any(self.run.pasts.get((f"rank-{each}", self.number, reached)) for each in self.members)
+            self._strike(rank, reached, self.rng.choice(["kill", "exit"]), "optimizer" if others else "boundary")
         if self.supervised and (self.silent or self.rng.random() < 0.2):  # the supervisor was killed, too
             self.supervisor_lives = self.silent = False
             return ending
-        self._detect(rank)
+        steps = [step for _, number, step in self.run.pasts if number == self.number]
+        self._detect(rank, max(steps) if steps and ending != "early" else None)  # in the last that was summed
         if self.supervised and self.rng.random() < 0.1:
             self.judge("gave-up")
         return ending
@@ -648,9 +668,10 @@ class _Play:
         self.say(f"injected-{rank}", Open(2))
         self.say(f"injected-{rank}", Strike(self.number, step, kind, rank, point))
 
-    def _detect(self, rank: int) -> None:
+    def _detect(self, rank: int, step: int | None = None) -> None:
         if not self.silent:
-            self.supervisor(Detect(self.started, rank, rank, "signal", "killed", exit=-9, signal="SIGKILL"))
+            how = {"exit": -9, "signal": "SIGKILL", "step": step}
+            self.supervisor(Detect(self.started, rank, rank, "signal", "killed", **how))
 
     def judge(self, word: str) -> None:
         self.supervisor(Judged(word, self.started, "so it was"))

@@ -1075,7 +1075,11 @@ class TestReplayedStepsAgree:
         assert isinstance(first, Step)
         assert first.state
         other = changed(history, is_a(Step, "rank-1", attempt=2, step=8), state=first.state[:16] + "0" * 16)
-        assert "(step 8) came out with another state in attempt 2 than in 1 (rank-1)" in found(self.check, other)[1]
+        assert found(self.check, other)[1] == (
+            "epoch 0 cursor 8 (step 8) came out with another state in attempt 2 than in 1 (rank-1), and rank-0 came out "
+            "the same: a snapshot holds what rank 0 protects, and rank-1 had something of its own (for instance an average "
+            "of BatchNorm's buffers)"
+        )
 
     def test_ranks_whose_states_differ_after_a_step_fail_and_are_named(self) -> None:
         assert found(self.check, changed(KILLED, kept(22, "rank-2"), state="x" * 32)) == (

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from holdfast import cli
-from holdfast.audit.verdicts import audit_files
+from holdfast.audit.verdicts import audit, audit_files, audit_run, worst
 from holdfast.ddp.config import RunConfig
-from holdfast.events import Attempt, Commit, Event, Judged, Launch, Open, Restart
+from holdfast.events import Attempt, Commit, Event, Judged, Launch, Open, Recover, Restart, Save
 from holdfast.exchange.source import Source
+from holdfast.stall import Stall
 from lived import changed, digest
+from survived import Survived
 from told import written
 from two_ranks import Told, by, failed, found
 
@@ -50,10 +52,7 @@ class TestARunWithWeightsOfAnother:
     def test_is_compared_with_run_json_by_the_command(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digest: str, code: int
     ) -> None:
-        files: defaultdict[str, list[Event]] = defaultdict(list)
-        for event in self.told(MINE, MINE).events:
-            files[event.who].append(event)
-        written(tmp_path / "history", files)
+        folder_of(self.told(MINE, MINE), tmp_path)
         config = RunConfig(script="train.py", source=Source(place="w.safetensors", digest=digest))
         (tmp_path / "run.json").write_text(json.dumps(config.to_json()))
         monkeypatch.setattr(sys, "argv", ["holdfast", "audit", str(tmp_path)])
@@ -125,11 +124,74 @@ class TestTheNewestSnapshotThatASupervisorSaw:
             "supervisor saw the snapshot of step 21 when it started attempt 2, in a run of 20 steps",
         )
 
+    @pytest.mark.parametrize(("place", "code"), [(None, 1), ("s3://bucket/run", 0)])
+    @pytest.mark.parametrize("which", ["folder", "files"])
+    def test_was_the_newest_there_is_where_it_had_ended_its_workers_and_they_wrote_to_its_folder(
+        self, tmp_path: Path, place: str | None, code: int, which: str
+    ) -> None:
+        run = Told().trains(1, None, 12).saves(1, 5).saves(1, 10).trains(2, 10, 17).stops(2, 17)
+        run.supervisor(Open(2), Launch(1, 2), failed(1, 12), Restart(2, 2, newest=5), Judged("completed", 2, ""))
+        history = folder_of(run, tmp_path)
+        (tmp_path / "run.json").write_text(json.dumps({"checkpoints": place}))
+        said = found(audit_run(tmp_path if which == "folder" else sorted(history.iterdir())))
+        expected = (
+            "fail",
+            "the snapshot of step 5 was the newest when supervisor started attempt 2, and rank-0 restored step 10",
+        )
+        assert (said == expected) if code else (said[0] == "pass")
+
+    def test_may_be_older_where_workers_lived_when_it_looked_or_where_nothing_is_known_of_the_place(
+        self, tmp_path: Path
+    ) -> None:
+        run = Told().trains(1, None, 12).saves(1, 5).saves(1, 10).trains(2, 10, 17).stops(2, 17)
+        stranded = failed(1, None, -1)
+        run.supervisor(Open(2), Launch(1, 2), stranded, Restart(2, 2, newest=5), Judged("completed", 2, ""))
+        folder_of(run, tmp_path)
+        (tmp_path / "run.json").write_text(json.dumps({"checkpoints": None}))
+        assert found(audit_run(tmp_path))[0] == "pass"
+        assert self.run(5)[0] == "pass"
+
     def test_is_not_compared_where_a_supervisor_was_killed_and_its_attempts_may_be_others(self) -> None:
         run = Told().trains(1, None, 12).saves(1, 5).saves(1, 10)
         run.trains(2, 5, 11, passed_over=[10]).trains(3, 5, 17).stops(3, 17)
         told = (Open(2), Launch(1, 2), failed(1, 12), Open(2), Launch(2, 2), failed(2, 5), Restart(3, 2, newest=5))
         assert run.supervisor(*told, failed(3, None)).agree()[0] != "fail"
+
+
+def test_ranks_may_begin_with_other_parameters_where_nothing_came_back() -> None:
+    """Those of a protected average that was made before `run.replicate`, and is a copy of the model after one step."""
+    run = Survived(2).ends()
+    begun = run.with_other(
+        lambda who, what: who == "rank-1" and isinstance(what, Recover), fingerprint=digest("its own") + digest(1)
+    )
+    assert worst(audit(begun)) == "pass"
+
+
+def folder_of(run: Told, folder: Path) -> Path:
+    files: defaultdict[str, list[Event]] = defaultdict(list)
+    for event in run.events:
+        files[event.who].append(event)
+    return written(folder / "history", files)
+
+
+def test_a_commit_is_told_after_its_save_in_a_life_that_tells_of_saves() -> None:
+    run = Told().trains(1, None, 12)
+    run.says(0, *(Save(1, step, "overlapped", 4096, Stall(waited=0.5)) for step in (5, 10)))
+    run.saves(1, 5).saves(1, 10)
+    assert run.found("every_life_is_an_attempt")[0] == "pass"
+    run.saves(1, 11)
+    assert run.found("every_life_is_an_attempt") == (
+        "fail",
+        "rank-0 told of a commit of step 11 in attempt 1, and of no save of it",
+    )
+
+
+def test_a_commit_that_was_found_has_no_save_of_that_life() -> None:
+    run = Told().trains(1, None, 12).trains(2, 10, 17)
+    at = next(i for i, each in enumerate(run.events) if isinstance(each.what, Recover) and each.what.attempt == 2)
+    run.events[at:at] = by("rank-0", Commit(2, 10, 4096, found=True, state=digest("saved", 10)))
+    run.says(0, Save(2, 17, "overlapped", 4096, Stall(waited=0.5)))
+    assert run.stops(2, 17).verdict() == "pass"
 
 
 def test_a_commit_with_the_state_of_another_step_fails_if_the_parameters_have_changed_since() -> None:

@@ -9,6 +9,7 @@ import pytest
 from holdfast.audit.verdicts import audit
 from holdfast.events import Commit, Detect, Done, Event, Judged, Launch, Plan, Preempted, Stopped
 from lived import changed, extended, preempted, stopped
+from two_ranks import Told
 
 SEEDS = range(40)
 
@@ -86,6 +87,16 @@ def test_a_preemption_that_is_called_a_stop_is_caught(seed: int) -> None:
     """What was saved then says nothing of a stop; of a script that leaves its loop, it need not."""
     events = preempted(random.Random(seed)).events
     assert verdict(put(events, of(Preempted), lambda what: Stopped(what.attempt, what.step))) != "pass"
+
+
+def test_a_stop_that_its_snapshot_does_not_know_is_told_in_words() -> None:
+    run = Told().trains(1, None, 17).stops(1, 17)
+    run.events = changed(run.events, of(Commit, step=17), stops=False)
+    assert run.found("reached_the_end") == (
+        "fail",
+        "rank-0 says that its script stopped the run at step 17 in attempt 1, and the snapshot that was saved there says "
+        "nothing of a stop",
+    )
 
 
 @pytest.mark.parametrize("seed", SEEDS)

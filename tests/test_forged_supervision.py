@@ -1,6 +1,7 @@
 """Whether the audit can be fooled where a supervisor and the ranks of a run tell different stories; and true ones."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,13 +12,15 @@ from holdfast.events import (
     Judged,
     Launch,
     Open,
+    Plan,
     Preempt,
     Preempted,
     Regroup,
     Restart,
+    Step,
     Stopped,
 )
-from lived import changed, preempted
+from lived import changed, digest, preempted
 from two_ranks import Told, failed, found
 
 
@@ -182,6 +185,42 @@ class TestWhatTheScriptWasGiven:
         run = Told().trains(1, None, 12, self.mine).saves(1, 10).trains(2, 10, 17, self.other).stops(2, 17)
         told = (Open(2), Launch(1, 2, ("train.py", *self.mine)), failed(1, 12), Open(2))
         assert run.supervisor(*told).agree()[0] == "pass"
+
+
+class TestACommandThatIsNotTold:
+    """It excuses nothing: a step that is trained again comes out the same, unless both tell that they were given others."""
+
+    def run(self, attempt: int, *ranks: int) -> Told:
+        """Steps 10 and 11 come out otherwise in attempt 2, and these ranks do not tell what they were given in one."""
+        run = Told().trains(1, None, 12).saves(1, 10).trains(2, 10, 17).stops(2, 17)
+        again = changed(
+            run.events,
+            lambda each: isinstance(each.what, Step) and each.what.attempt == 2,
+            state=digest("otherwise") + digest("own"),
+        )
+        names = [f"rank-{rank}" for rank in ranks]
+        run.events = changed(
+            again,
+            lambda each: isinstance(each.what, Plan) and each.what.attempt == attempt and each.who in names,
+            command=None,
+        )
+        return run
+
+    @pytest.mark.parametrize("ranks", [(0, 1), (0,), (1,)])
+    @pytest.mark.parametrize("attempt", [1, 2])
+    def test_is_taken_for_the_same(self, attempt: int, ranks: Sequence[int]) -> None:
+        verdict, because = self.run(attempt, *ranks).found("replayed_steps_agree")
+        assert (verdict, "(step 10) came out with another state in attempt 2 than in 1" in because) == ("fail", True)
+
+    def test_is_none_of_two(self) -> None:
+        run = Told().trains(1, None, 12).saves(1, 10).trains(2, 10, 17).stops(2, 17)
+        run.events = changed(run.events, lambda each: isinstance(each.what, Plan), command=None)
+        assert run.found("replayed_steps_agree") == ("pass", "2 of 2 replayed steps came out the same")
+
+    def test_two_that_differ_by_declaration_excuse_it(self) -> None:
+        run = Told().trains(1, None, 12, ("--lr", "1")).saves(1, 10).trains(2, 10, 17, ("--lr", "2")).stops(2, 17)
+        verdict, because = run.found("replayed_steps_agree")
+        assert (verdict, "or with other arguments" in because) == ("pass", True)
 
 
 @pytest.mark.parametrize("seed", range(30))

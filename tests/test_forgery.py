@@ -57,7 +57,7 @@ def forgery(make: Forgery) -> Forgery:
 
 
 def verdict(files: Files) -> Verdict:
-    return worst(audit_files((name, event) for name in sorted(files) for event in files[name]))
+    return worst(audit_files(((name, event) for name in sorted(files) for event in files[name]), at_home=True))
 
 
 # What a forger knows.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.audit.verdicts import audit, audit_run, worst
-from holdfast.events import Commit, Event, Launch, Open, Recover, Regroup, Scale, Step
+from holdfast.events import Commit, Detect, Event, Judged, Launch, Open, Recover, Regroup, Scale, Step
 from lived import PLAN, digest
 from survived import LOST_AT, WORLD, Survived, found, is_regroup
 from told import written
@@ -37,7 +37,18 @@ def test_a_lossy_run_without_its_declaration_fails() -> None:
     run = Survived(2).ends()
     assert worst(audit(run.without(is_regroup))) == "fail"
     quiet = run.with_other(is_regroup, missing=())
-    assert "0 samples of step 6 missing" in found(audit(quiet), "live_recoveries").because
+    assert found(audit(quiet), "live_recoveries").because == (
+        "rank-0 declares 0 samples of step 6 missing in membership 1 of attempt 1, and it lacks 2 samples: those of "
+        "member 2, who was lost in it"
+    )
+    others = run.with_other(is_regroup, missing=(81, 82))
+    assert "missing in membership 1 of attempt 1, and it lacks 2 other samples" in (
+        found(audit(others), "live_recoveries").because
+    )
+    skipped = Survived(1, 2, strategy="skip").ends().with_other(is_regroup, missing=(81,))
+    assert found(audit(skipped), "live_recoveries").because.endswith(
+        "and it lacks 8 samples, the whole window: members 1, 2 were lost in it"
+    )
 
 
 def test_a_run_that_recovers_by_restart_has_no_live_recoveries(tmp_path: Path) -> None:
@@ -222,6 +233,18 @@ def test_who_falls_asleep_loses_nothing(wakes: bool) -> None:
     assert "member 2 fell asleep at step 6" in said
     assert ("member 2 joined at step 7" in said) is wakes
     assert "missing = extra = 0" in found(findings, "every_sample_trained_once").because
+
+
+def test_one_that_took_the_place_of_a_lost_member_and_falls_asleep_was_not_lost_again() -> None:
+    run = Survived(2).joins(2)
+    run.members = run.basis = (0, 1, 3)
+    for member in run.members:
+        run.says(member, Regroup(1, run.number + 1, run.reached, "forward", run.members, asleep=(2,)))
+    saw = Detect(1, 2, 2, "signal", "was killed by SIGKILL", -9, "SIGKILL", LOST_AT)
+    told = [Open(2), Launch(1, WORLD), saw, Scale(1, WORLD - 1, run.number + 1), Judged("completed", 1, "all are done")]
+    run.files["supervisor"] = [Event(1.0, "supervisor", what) for what in told]
+    findings = audit(run.ends().events, recovery="forward")
+    assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
 
 
 def test_who_falls_asleep_has_every_step_on_record_and_trains_no_more() -> None:

@@ -214,6 +214,15 @@ class TestStatesThatAreNotTold:
         said = found(audit(none), "replayed_steps_agree")
         assert (said.verdict, "rank-2" in said.because) == ("unknown", True)
 
+    @pytest.mark.parametrize("strategy", ["forward", "replay"])
+    def test_where_members_were_lost_and_nobody_tells_any_it_is_unknown(self, strategy: str) -> None:
+        run = Survived(2, strategy=strategy, how="complete").ends()
+        said = found(audit(run.with_other(is_step(*range(PLAN.steps)), state=None)), "replayed_steps_agree")
+        assert (said.verdict, said.because) == (
+            "unknown",
+            "no rank tells its state after any step of attempt 1, in which members were lost or joined",
+        )
+
 
 class TestWhoFellAsleep:
     """Members sleep because a supervisor was asked for fewer."""

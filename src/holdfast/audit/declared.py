@@ -28,6 +28,15 @@ class Joined(NamedTuple):
     woke: bool  # in the place of one that slept, and not of one that was lost
 
 
+class Lost(NamedTuple):
+    """A member that was lost, in which window, whether all sums of that were kept, and its life, if it had begun one."""
+
+    member: int
+    step: int
+    complete: bool
+    life: Life | None
+
+
 def told_by(life: Life) -> list[Told]:
     """Every regroup that a life declares, in the order in which it does."""
     starts = [rows for _, rows in life.regroups]
@@ -64,10 +73,23 @@ def shares(geometry: Geometry, regroup: Regroup, gone: Sequence[int], basis: Seq
     return [each for member in gone for each in geometry.share(at, basis.index(member), len(basis)).tolist()]
 
 
+def expected(regroup: Regroup, gone: Sequence[int], number: int) -> str:
+    """How many samples a window lacks without these members, and whose they are, as a part of a sentence."""
+    if not gone:
+        return "nobody was lost in it"
+    other = "other " * (number == len(regroup.missing))
+    was = "was" if len(gone) == 1 else "were"
+    if regroup.strategy == "skip":
+        return f"it lacks {number} {other}samples, the whole window: {names(gone)} {was} lost in it"
+    return f"it lacks {number} {other}samples: those of {names(gone)}, who {was} lost in it"
+
+
 def names(members: Sequence[int]) -> str:
     """Members in words, the first few of them."""
     some = [str(member) for member in islice(members, 8)]
-    return f"members {', '.join(some)}{' and more' if len(members) > len(some) else ''}" if some else "nobody"
+    if not some:
+        return "nobody"
+    return f"member{'s' * (len(members) > 1)} {', '.join(some)}{' and more' if len(members) > len(some) else ''}"
 
 
 def _finished(told: Told) -> tuple[int, int] | None:

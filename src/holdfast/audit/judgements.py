@@ -1,12 +1,14 @@
 """Whether the verdicts of supervisors are what the ranks of the run say of its end."""
 
+from collections import Counter
 from collections.abc import Sequence
 
+from holdfast.audit.deaths import recovers_live
 from holdfast.audit.ends import is_finished
 from holdfast.audit.finding import CannotTell, counted
 from holdfast.audit.ledger import Ledger
 from holdfast.audit.seen import fatal, meant, placed, survived
-from holdfast.audit.strikes import struck_in
+from holdfast.audit.strikes import struck_in, struck_more_often
 from holdfast.audit.supervision import Supervision
 from holdfast.events import SECOND_SIGNAL, SUPERVISED_ONLY, Done, Judged, Preempted, Stopped
 
@@ -60,9 +62,16 @@ def _untold(ledger: Ledger, several: Sequence[int], verdict: Judged) -> str | No
 
 def _unseen(ledger: Ledger, several: Sequence[int], verdict: Judged) -> str | None:
     """A worker that was ended on purpose in an attempt that is said to be completed, and of whose failure nobody tells."""
-    struck = struck_in(ledger, several[0]) if len(several) == 1 else None
-    seen = any(verdict.attempts in each.failed for each in ledger.supervisions)
-    return f"{struck}, of which no supervisor saw a failure" if struck and not seen else None
+    if len(several) > 1:
+        return None
+    seen = Counter(rank for each in ledger.supervisions for rank in each.failed.get(verdict.attempts, ()))
+    if not seen and (struck := struck_in(ledger, several[0])):
+        return f"{struck}, of which no supervisor saw a failure"
+    if several[0] not in ledger.attempts or not all(each.is_alone for each in ledger.supervisions):
+        return None
+    if more := struck_more_often(ledger, several[0], seen):
+        return f"{more}, and fewer failures of it were seen"
+    return None
 
 
 def _failed_in(ledger: Ledger, supervision: Supervision, counted: int, number: int) -> str | None:
@@ -71,9 +80,12 @@ def _failed_in(ledger: Ledger, supervision: Supervision, counted: int, number: i
     One that was to take the place of a lost one may fail before it does: then that rank fails once more than it is lost.
     """
     others = survived(ledger, number)
-    if any(rank not in others for rank in fatal(ledger, supervision, counted, number)):
+    rank = next((rank for rank in fatal(ledger, supervision, counted, number) if rank not in others), None)
+    if rank is None:
+        return None
+    if rank < 0 or number not in ledger.attempts or not recovers_live(ledger, number):
         return f"saw a worker fail in attempt {counted}"
-    return None
+    return f"saw rank {rank} fail in attempt {counted}, and no regroup tells that the others went on without it"
 
 
 def _not_done(ledger: Ledger, number: int) -> str | None:

@@ -85,6 +85,7 @@ class Ledger:
         argv: Sequence[str] | None = None,
         recovery: str | None = None,
         weights: str | None = None,
+        at_home: bool = False,
     ) -> None:
         self.events = 0
         self.recovery = recovery  # how the run was to recover, if that is known
@@ -92,6 +93,7 @@ class Ledger:
         self.torn = torn
         self.argv = argv  # what was to be run, where run.json tells it
         self.weights = weights  # the digest of what it was to begin with, told there, too
+        self.at_home = at_home  # whether its snapshots lie in its own folder, as run.json tells
         self.malformed: list[str] = []
         self.strays: list[str] = []  # lines in a file of another writer
         self.strangers: list[str] = []  # writers who say what they cannot know

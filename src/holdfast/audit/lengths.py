@@ -89,5 +89,8 @@ def _unfounded(ledger: Ledger) -> str | None:
                 and ended.step in commits
                 and not commits[ended.step].stops
             ):
-                return f"{life.who} was stopped by its script at step {ended.step} in attempt {number}, and what was saved there was not"
+                return (
+                    f"{life.who} says that its script stopped the run at step {ended.step} in attempt {number}, and the "
+                    "snapshot that was saved there says nothing of a stop"
+                )
     return None

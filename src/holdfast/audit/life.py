@@ -50,6 +50,7 @@ class Life:
         self.number: int | None = None  # of its attempt
         self.world: int | None = None
         self._saves = rank == 0
+        self._saved: set[int] = set()  # steps of which it told what their save cost
         self._trains: tuple[int, int, int] | None = None  # steps of this attempt, rank and world need no more checks
         self.wrong: str | None = None if opened else f"{who} wrote before it had opened its history"
 
@@ -135,8 +136,14 @@ class Life:
             self._complain(f"{self.who} told of a save, and only {first} saves")
         if found and self.recover:
             self._complain(f"{self.who} found the snapshot of step {what.step} after it had restored one")
-        if isinstance(what, Commit):
-            self.commits.append(what)
+        if isinstance(what, Save):
+            self._saved.add(what.step)
+            return
+        if self._saved and not what.found and what.step not in self._saved:
+            self._complain(
+                f"{self.who} told of a commit of step {what.step} in attempt {what.attempt}, and of no save of it"
+            )
+        self.commits.append(what)
 
     def _end(self, what: Done | Stopped | Preempted) -> None:
         self._place(what)

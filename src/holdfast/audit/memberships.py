@@ -15,7 +15,7 @@ import numpy as np
 
 from holdfast.audit.chains import Chains
 from holdfast.audit.columns import Numbers
-from holdfast.audit.declared import Joined, Told, is_begun, is_complete, leavers, names, shares, told_by
+from holdfast.audit.declared import Joined, Lost, Told, expected, is_begun, is_complete, leavers, names, shares, told_by
 from holdfast.audit.finding import CannotTell, counted
 from holdfast.audit.life import Life
 from holdfast.events import Regroup
@@ -34,7 +34,7 @@ class Memberships:
         self.regroups: list[Regroup] = []  # one for each number, as the first who declares it does
         self.missing: defaultdict[int, set[int]] = defaultdict(set)  # samples, by the window that lacks them
         self.skipped: set[int] = set()  # windows that nothing came of
-        self.lost: list[tuple[int, int]] = []  # members and the windows that they were lost in
+        self.lost: list[Lost] = []
         self.joined: list[Joined] = []
         self.members: Sequence[int] = range(world)  # at last
         self._world, self._lives = world, lives
@@ -64,7 +64,8 @@ class Memberships:
 
         Not how often it was declared lost: one that took its place and was not let in yet may be declared so, too.
         """
-        gone = Counter({member for member, _ in self.lost if member not in self.members})
+        there = {*self.members, *self._asleep}
+        gone = Counter({each.member for each in self.lost if each.member not in there})
         return gone + Counter(each.life.rank for each in self.joined if not each.woke)
 
     def basis(self, step: int) -> Sequence[int]:
@@ -220,10 +221,10 @@ class Memberships:
     def _lose(self, member: int, regroup: Regroup, begun: bool, lives: list[Life]) -> None:
         """A member ends here: what it wrote must end, too, and what it could no longer write is not asked for."""
         step, complete = regroup.step, is_complete(regroup)
-        if member not in regroup.asleep:
-            self.lost.append((member, step))
-            self._excused[member] |= {step - 1} | ({step} if begun else set())
         here = lives[0] if lives and self._gone.get(member) is not lives[0] else None
+        if member not in regroup.asleep:
+            self.lost.append(Lost(member, step, complete, here))
+            self._excused[member] |= {step - 1} | ({step} if begun else set())
         if lives and not (here and here.recover) and self._took_part(member, regroup):
             since, until = self._since.get(member, 0), f"lost in step {step} of attempt {self.number}"
             self._complain(
@@ -255,7 +256,7 @@ class Memberships:
 
     def _took_part(self, member: int, regroup: Regroup) -> bool:
         """Whether there are sums that a member had a part in before it was lost: earlier, it has said how it began."""
-        summed, until = self._summed, regroup.step + is_complete(regroup)
+        summed, until = self.summed, regroup.step + is_complete(regroup)
         place = int(np.searchsorted(summed, self._since.get(member, 0)))
         return place < len(summed) and int(summed[place]) < until
 
@@ -269,7 +270,7 @@ class Memberships:
         return ends
 
     @cached_property
-    def _summed(self) -> Numbers:
+    def summed(self) -> Numbers:
         """The windows in which anybody says that gradients were summed over all members."""
         return np.unique(np.concatenate([life.steps.step[life.steps.reduced > 0] for life in self._lives]))
 
@@ -303,8 +304,9 @@ class Memberships:
         none = not gone or is_complete(regroup) or again or regroup.strategy == "replay"
         declared = sorted(regroup.missing)
         if declared != sorted(planned) and not (none and not declared):
-            wanted = f"those of {names(gone)} are {counted(len(planned), 'other')}" if gone else "none was lost"
-            self._complain(f"{name} {counted(len(declared), 'sample')} of step {regroup.step} missing, and {wanted}")
+            of = f"membership {regroup.number} of attempt {self.number}"
+            said = f"{life.who} declares {counted(len(declared), 'sample')} of step {regroup.step} missing in {of}"
+            self._complain(f"{said}, and {expected(regroup, gone, len(planned))}")
         elif declared and (is_complete(regroup) or again):
             self._complain(f"{name} samples of step {regroup.step} missing, which were trained")
         elif declared and regroup.strategy == "replay":

@@ -62,7 +62,7 @@ def _otherwise(ledger: Ledger, memberships: Memberships, life: Life) -> Iterator
 
 def _came_to_nothing(ledger: Ledger, memberships: Memberships) -> Iterator[tuple[Verdict, str]]:
     """A window that members were lost in, or just after, that changed nothing and is not declared skipped."""
-    lossy = {step for _, at in memberships.lost for step in (at - 1, at)} - memberships.skipped
+    lossy = {step for each in memberships.lost for step in (each.step - 1, each.step)} - memberships.skipped
     if not lossy:
         return
     reported, moved = _moved(ledger, memberships)

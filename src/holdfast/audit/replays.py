@@ -51,6 +51,7 @@ class Replays:
     untold: set[int] = field(default_factory=set)  # a fingerprint is missing
     apart: set[int] = field(default_factory=set)  # trained by another number of ranks only
     unlike: list[Unlike] = field(default_factory=list)
+    same_on_first: set[int] = field(default_factory=set)  # on rank 0
 
 
 def replayed_steps_agree(ledger: Ledger) -> tuple[Verdict, str]:
@@ -63,7 +64,8 @@ def replayed_steps_agree(ledger: Ledger) -> tuple[Verdict, str]:
     if found.unlike:
         step, who, what, first, again = min(found.unlike, key=lambda each: (each.again, each.step, each.who))
         at = Position(*divmod(step, length))
-        return "fail", f"{at} (step {step}) came out with another {what} in attempt {again} than in {first} ({who})"
+        other = f"{at} (step {step}) came out with another {what} in attempt {again} than in {first} ({who})"
+        return "fail", f"{other}{_of_its_own(found, step, who)}"
     replayed = len(found.same | found.untold)
     left = (
         f"; {counted(len(found.apart), 'step')} trained again by another number of ranks{_given(ledger)}"
@@ -72,15 +74,25 @@ def replayed_steps_agree(ledger: Ledger) -> tuple[Verdict, str]:
     )
     if found.untold:
         return "unknown", f"{len(found.untold)} of {counted(replayed, 'replayed step')} without a fingerprint{left}"
-    if because := next(filter(None, (_untold(number, lives) for number, lives in ledger.attempts.items())), None):
+    if because := next(filter(None, (_untold(ledger, number) for number in ledger.attempts)), None):
         return "unknown", because
     if not replayed:
         return "pass", f"no step was trained again by as many ranks{left}" if left else "no step was trained again"
     return "pass", f"{replayed} of {counted(replayed, 'replayed step')} came out the same{left}"
 
 
+def _of_its_own(found: Replays, step: int, who: str) -> str:
+    """What may be the reason where only other ranks than rank 0 came out otherwise, as a part of a sentence."""
+    if step not in found.same_on_first or any(each.who == "rank-0" for each in found.unlike):
+        return ""
+    return (
+        f", and rank-0 came out the same: a snapshot holds what rank 0 protects, and {who} had something of its own (for "
+        "instance an average of BatchNorm's buffers)"
+    )
+
+
 def _given(ledger: Ledger) -> str:
-    return " or with other arguments" if len({plan.command for _, plan in ledger.plans}) > 1 else ""
+    return " or with other arguments" if len({*_commands(ledger).values()}) > 1 else ""
 
 
 def replays(ledger: Ledger) -> Replays:
@@ -88,12 +100,12 @@ def replays(ledger: Ledger) -> Replays:
     found = Replays()
     before: defaultdict[tuple[Worlds, int], list[Part]] = defaultdict(list)
     worlds: Worlds = ()
+    commands = _commands(ledger)
     reached = 0
     for number, lives in ledger.attempts.items():
         compared: set[int] = set()
-        command = next((life.plan.command for life in lives if life.plan), None)
         for first, end, what in _divided(ledger, number) if any(len(life.steps) for life in lives) else ():
-            worlds = _continued(worlds, first, (what, command))
+            worlds = _continued(worlds, first, (what, commands[number]))
             for life in lives:
                 void = ledger.memberships(number).void(life)
                 part = Part(life, max(first, life.start), min(end, life.reached if void is None else void))
@@ -103,6 +115,17 @@ def replays(ledger: Ledger) -> Replays:
         found.apart |= steps - compared
         reached = max([reached, *(life.reached for life in lives if len(life.steps))])
     return found
+
+
+def _commands(ledger: Ledger) -> dict[int, str | None]:
+    """What the script was given in each attempt: where no rank tells, as before, and before that as it was told first."""
+    told: dict[int, str | None] = dict.fromkeys(ledger.attempts)
+    for life, plan in ledger.plans:
+        told[life.number or 0] = told[life.number or 0] or plan.command
+    last = next((command for command in told.values() if command), None)
+    for number, command in told.items():
+        last = told[number] = command or last
+    return told
 
 
 def aligned(a: Life, b: Life) -> tuple[Rows, Rows]:
@@ -199,14 +222,23 @@ def _compare(earlier: Life, again: Life, within: range, found: Replays) -> set[i
             step = int(steps[unlike][0])
             found.unlike.append(Unlike(step, again.who, what, earlier.number or 0, again.number or 0))
     found.untold |= set(steps[untold].tolist())
-    found.same |= set(steps[~untold & ~states & ~losses].tolist())
+    same = set(steps[~untold & ~states & ~losses].tolist())
+    found.same |= same
+    found.same_on_first |= same if again.rank == 0 else set()
     return set(steps.tolist())
 
 
-def _untold(attempt: int, lives: Sequence[Life]) -> str | None:
-    """A step after which a rank does not tell its state, in an attempt in which it or another rank does so elsewhere."""
+def _untold(ledger: Ledger, attempt: int) -> str | None:
+    """A step after which a rank does not tell its state, in an attempt in which it or another rank does so elsewhere.
+
+    Where members were lost or joined, nothing but their states tells that those who went on had one: there all tell.
+    """
+    lives = ledger.attempts[attempt]
     blank = [life.steps.step[life.steps.shared == 0] for life in lives]
-    if sum(map(len, blank)) in (0, sum(len(life.steps) for life in lives)):
+    lacking, number = sum(map(len, blank)), sum(len(life.steps) for life in lives)
+    if lacking == number > 0 and ledger.memberships(attempt).is_live:
+        return f"no rank tells its state after any step of attempt {attempt}, in which members were lost or joined"
+    if lacking in (0, number):
         return None
     life, steps = next(each for each in zip(lives, blank, strict=True) if len(each[1]))
     others = "after other steps it does" if len(steps) < len(life.steps) else "other ranks do"

@@ -1,5 +1,7 @@
 """Whether failures that were struck on purpose are those of the ranks: each is on record before it strikes."""
 
+from collections import Counter
+
 from holdfast.audit.finding import counted
 from holdfast.audit.ledger import Ledger
 from holdfast.audit.life import Life
@@ -7,6 +9,7 @@ from holdfast.events import Strike
 
 ENDS = ("exit", "kill")  # a process that was stopped may be woken by somebody, and a slow one goes on
 STORAGE = "injected-storage"
+TRAINING = ("boundary", "forward", "backward", "optimizer")  # points that a rank comes to one after the other
 
 
 def struck_otherwise(ledger: Ledger) -> str | None:
@@ -19,6 +22,27 @@ def struck_in(ledger: Ledger, attempt: int) -> str | None:
     for who, strike in ledger.strikes:
         if strike.attempt == attempt and strike.kind in ENDS and who != STORAGE:
             return f"{who} tells that rank {strike.rank} was to end in attempt {attempt} ({strike.kind})"
+    return None
+
+
+def ending(ledger: Ledger, attempt: int, rank: int) -> list[Strike]:
+    """The failures that were to end a rank in this attempt, in the order in which they are told."""
+    strikes = (strike for who, strike in ledger.strikes if who != STORAGE and strike.kind in ENDS)
+    return [each for each in strikes if (each.attempt, each.rank) == (attempt, rank)]
+
+
+def struck_more_often(ledger: Ledger, attempt: int, seen: Counter[int]) -> str | None:
+    """A rank that was ended on purpose in this attempt more often than it was seen to fail.
+
+    One that was to fall asleep is looked for no more. A save is written beside the training, so that two failures may
+    strike at once.
+    """
+    slept = {member for each in ledger.memberships(attempt).regroups for member in each.asleep}
+    for rank in sorted({strike.rank for _, strike in ledger.strikes} - slept):
+        struck = [each for each in ending(ledger, attempt, rank) if each.point.partition("=")[0] in TRAINING]
+        if len(struck) > seen[rank]:
+            times = "once" if len(struck) == 1 else f"{len(struck)} times"
+            return f"injected-{rank} tells that rank {rank} was to end {times} in attempt {attempt}"
     return None
 
 

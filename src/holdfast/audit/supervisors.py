@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from holdfast.audit.commands import another_command, changed, given_otherwise, undeclared
+from holdfast.audit.deaths import undeclared_death
 from holdfast.audit.finding import CannotTell, Verdict, counted
 from holdfast.audit.judgements import failed_elsewhere, misjudged
 from holdfast.audit.ledger import Ledger
@@ -24,7 +25,8 @@ def supervisors_agree(ledger: Ledger) -> tuple[Verdict, str]:
     judged = [(each, verdict) for each in ledger.supervisions for verdict in each.verdicts]
     if because := next(filter(None, (misjudged(ledger, each, verdict) for each, verdict in judged)), None):
         return "fail", because
-    for check in (_cannot_be, another_command, undeclared, given_otherwise, failed_elsewhere, _other_snapshot):
+    commands = (another_command, undeclared, given_otherwise)
+    for check in (_cannot_be, *commands, failed_elsewhere, undeclared_death, _other_snapshot, _later_snapshot):
         if because := check(ledger):
             return "fail", because
     _require_every_start(ledger)
@@ -117,6 +119,26 @@ def _other_snapshot(ledger: Ledger) -> str | None:
             restore = restores.get(number)
             if restore and (restore.recover.restored or 0) < newest and not restore.passed_over(newest):
                 return f"{saw}, and {restore} and does not say that it passed it over"
+    return None
+
+
+def _later_snapshot(ledger: Ledger) -> str | None:
+    """A snapshot that came back, and was not there when a lone supervisor looked, after it had ended all its workers.
+
+    It ends them once a worker of its own has failed, before it looks; where it finds otherwise that they cannot go on,
+    it looks first. Only in the run's own folder it is certain that nothing is written for the dead: an object store may
+    finish what they had sent.
+    """
+    if not counts_alike(ledger) or not ledger.at_home:
+        return None
+    restores = {restore.recover.attempt: restore for restore in reversed(ledger.restores)}
+    for each in ledger.supervisions:
+        last = {detect.attempt: detect.rank for detect in each.detects}
+        for number, newest in each.newest.items() if each.is_alone else ():
+            restore = restores.get(number)
+            if restore and (restore.recover.restored or 0) > newest and last.get(number - 1, -1) >= 0:
+                saw = f"the snapshot of step {newest} was the newest when {each.who} started attempt {number}"
+                return f"{saw}, and {restore}"
     return None
 
 

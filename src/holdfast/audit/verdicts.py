@@ -63,9 +63,12 @@ def audit_files(
     argv: Sequence[str] | None = None,
     recovery: str | None = None,
     weights: str | None = None,
+    *,
+    at_home: bool = False,
 ) -> tuple[Finding, ...]:
     """Every check's finding on the events of a run, each with the name of the file it was read from."""
-    ledger, served = Ledger(torn=torn, argv=argv, recovery=recovery, weights=weights), ServedLedger(torn)
+    ledger = Ledger(torn=torn, argv=argv, recovery=recovery, weights=weights, at_home=at_home)
+    served = ServedLedger(torn)
     others: list[tuple[str, Event]] = []  # of writers that only a served run has
     for file, event in lines:
         if writer_of(event.who) is None:
@@ -91,17 +94,29 @@ def audit_run(
     """
     with no_collection():
         torn: list[Torn] = []
-        return audit_files(stream_history(path, torn), torn, argv, recovery or recovery_of(path), weights)
+        told = (argv, recovery or recovery_of(path), weights)
+        return audit_files(stream_history(path, torn), torn, *told, at_home=_is_at_home(path))
 
 
 def recovery_of(path: Where) -> str | None:
     """How the run in this folder was to recover, or that in the first of these folders that says so."""
-    for folder in [path] if isinstance(path, str | os.PathLike) else path:
+    said = (each.get("recovery") for each in _configs(path))
+    return next((each for each in said if isinstance(each, str)), None)
+
+
+def _is_at_home(path: Where) -> bool:
+    """Whether the snapshots of the run in this folder, or with these files, lie in its folder."""
+    return any("checkpoints" in each and each["checkpoints"] is None for each in _configs(path))
+
+
+def _configs(path: Where) -> Iterator[dict[str, object]]:
+    """What run.json says in each of these folders, or of the run that these are files of."""
+    paths = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(each) for each in path]
+    for folder in dict.fromkeys(each.parent.parent if each.suffix == ".jsonl" else each for each in paths):
         with suppress(OSError, ValueError):
-            said = json.loads(Path(folder, "run.json").read_text())
-            if isinstance(said, dict) and isinstance(said.get("recovery"), str):
-                return str(said["recovery"])
-    return None
+            said = json.loads((folder / "run.json").read_text())
+            if isinstance(said, dict):
+                yield said
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:
