@@ -22,7 +22,8 @@ from holdfast.history import HistoryWriter
 from holdfast.runs.logs import logs
 from holdfast.runs.standing import runs_in, standing
 from holdfast.samples import Samples
-from holdfast.supervise.output import LONGEST, Tail
+from holdfast.supervise import places
+from holdfast.supervise.output import LONGEST, Echo, Tail
 from holdfast.supervise.tries import Tries
 from holdfast.supervise.view import View
 
@@ -268,6 +269,40 @@ def test_logs_are_those_of_the_last_attempt_or_of_one_rank(printed: Path, monkey
         assert (code, says in err) == (2, True)
     assert holdfast(monkeypatch, capfd, "logs", printed / "logs")[0] == 2
     assert [log.who for log in logs(printed)[1]][:2] == ["rank 0", "rank 0"]
+
+
+def test_logs_of_a_rank_are_those_of_every_worker_that_was_it(printed: Path, monkeypatch: Any, capfd: Any) -> None:
+    folder = printed / "logs" / "attempt-0002"
+    (folder / "worker-12.out").write_text("hello of its successor\n")
+    became = [(0, "rank-1"), (1, "rank-10"), (0, "worker-12"), (1, "rank-1"), (10, "worker-99")]
+    (folder / places.FILE).write_text("".join(f"{json.dumps(each)}\n" for each in became) + '[0, "work')
+    code, out, _ = holdfast(monkeypatch, capfd, "logs", printed, "--rank", 0)
+    assert code == 0
+    titles = [line.partition(": ")[0] for line in out.splitlines() if line.startswith("==")]
+    assert titles == [
+        "== rank 0, attempt 2, stdout",
+        "== rank 1, later rank 0, attempt 2, stdout",
+        "== worker 12, later rank 0, attempt 2, stdout",
+    ]
+    assert [line for line in out.splitlines() if line.startswith("hello")][-1] == "hello of its successor"
+    found = [log.path.stem for log in logs(printed, rank=1)[1] if log.stream == "out"]
+    assert found == ["rank-1", "rank-10"]
+    assert "rank 10 of attempt 2 printed nothing" in holdfast(monkeypatch, capfd, "logs", printed, "--rank", 10)[1]
+
+
+def test_whoever_takes_the_place_of_another_is_shown_beside_the_others_and_once(tmp_path: Path) -> None:
+    shown: list[str] = []
+    echo = Echo(shown.append, shown.append)
+    files = [(tmp_path / f"{name}.out", tmp_path / f"{name}.err") for name in ("rank-0", "rank-1", "worker-2")]
+    for out, _ in files:
+        out.write_text(f"{out.stem}\n")
+    echo.follow(files[:2])
+    echo.leave(files[:1])
+    echo.show_too(files[1:])
+    echo.copy()
+    echo.show_too(files[1:])
+    echo.copy(last=True)
+    assert shown == ["rank-0", "rank-1", "worker-2"]
 
 
 def test_a_progress_bar_is_seen_before_its_line_ends(tmp_path: Path) -> None:

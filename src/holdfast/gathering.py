@@ -18,7 +18,7 @@ import xxhash
 
 from holdfast.checkpoint.store import Store
 from holdfast.errors import Corrupt, StorageFailed
-from holdfast.events import parse
+from holdfast.events import What, parse
 from holdfast.history import files_of
 
 PIECE = 4 << 20
@@ -37,14 +37,19 @@ def send(history: Path, store: Store) -> None:
             _send_file(path, of, there[path.name, of], store)
 
 
+def supervised(store: Store) -> Iterator[What]:
+    """What supervisors told in the histories that were sent to this store; a damaged line is for the audit to report."""
+    for (file, _), pieces in _by_file(store).items():
+        if file.startswith("supervisor"):
+            for line in b"".join(_piece(store, name) for name in pieces).splitlines():
+                with suppress(ValueError):
+                    yield parse(line).what
+
+
 def last_attempt(store: Store) -> int:
     """The number of the last attempt of which supervisors told in the histories that were sent to this store."""
-    texts = (
-        b"".join(_piece(store, name) for name in pieces)
-        for (file, _), pieces in _by_file(store).items()
-        if file.startswith("supervisor")
-    )
-    return max((_attempt(line) or 0 for text in texts for line in text.splitlines()), default=0)
+    numbers = (getattr(what, "attempt", None) for what in supervised(store))
+    return max((number for number in numbers if isinstance(number, int)), default=0)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 
 IN_RESERVE = -1
-_NUMBERS = 11  # of 8 bytes each
+_NUMBERS = 12  # of 8 bytes each
 WORDS = 4096  # bytes of last words, behind the numbers
 
 
@@ -92,6 +92,11 @@ class Progress:
         return bool(self._numbers[10])
 
     @property
+    def has_exchanged(self) -> bool:
+        """Whether its script exchanges by torch.distributed itself, so that the others cannot go on without a lost one."""
+        return bool(self._numbers[11])
+
+    @property
     def is_in_its_loop(self) -> bool:
         """Whether it has begun the loop of a run and not said that the run has ended, or was stopped, for it."""
         return self.is_checked and self.step is not None and self.phase not in (Phase.DONE, Phase.ENDED)
@@ -131,6 +136,10 @@ class Progress:
     def checks(self) -> None:
         """The steps from here on are those of a run."""
         self._numbers[10] = 1
+
+    def exchanges(self) -> None:
+        """The script exchanges by torch.distributed itself."""
+        self._numbers[11] = 1
 
     def posts(self) -> None:
         """What we do next ends only once all peers have come as far."""

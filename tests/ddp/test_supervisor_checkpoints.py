@@ -18,6 +18,7 @@ from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.supervise import checkpoints
 from holdfast.supervise.checkpoints import Checkpoints
+from holdfast.supervise.connection import listens
 
 LOOP = HERE / "loop.py"
 TASK = {"epochs": 4}
@@ -213,3 +214,21 @@ def test_histories_of_different_runs_are_not_taken_for_one(holdfast, tmp_path: P
     code, said = holdfast("audit", tmp_path / "a", tmp_path / "b")
     assert code == 2
     assert "different runs" in said
+
+
+def test_a_node_that_waits_on_an_empty_disk_hears_of_the_end_by_the_checkpoints(
+    nodes: Any, start: Start, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    completed(nodes({"epochs": 1}, checkpoints=str(shared)), attempts=1)
+    (shared / "histories").rename(tmp_path / "on-their-way")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        where = probe.getsockname()
+    task = {"nnodes": 2, "node_rank": 1, "rendezvous": f"{where[0]}:{where[1]}", "lost_after": 4.0}
+    how: dict[str, Any] = {"script": LOOP, "workers": 1, "save_every": 5, "checkpoints": str(shared)}
+    back = start({"epochs": 1}, out="empty", nodes=task, **how)
+    wait_until(lambda: listens(f"{where[0]}:{where[1]}"), "the node to wait for the other one")
+    (tmp_path / "on-their-way").rename(shared / "histories")
+    assert back.result()["verdict"] == "completed", back.said
+    assert back.result()["because"] == "this run is done, all workers have finished: nothing was started"

@@ -32,7 +32,7 @@ class Job:
             probe.bind(("127.0.0.1", 0))
             self._endpoint = f"{host}:{probe.getsockname()[1]}"
         self.nodes = [self.start(0)]  # first: of several on one machine whoever comes first keeps the store
-        wait_until(self._is_open, "the first node to listen")
+        wait_until(self.is_open, "the first node to listen")
         self.nodes += [self.start(rank) for rank in range(1, of)]
 
     def start(self, rank: int) -> Supervisor:
@@ -71,7 +71,7 @@ class Job:
         except AssertionError as error:
             raise AssertionError("\n".join([str(error), *(node.said for node in self.nodes)])) from None
 
-    def _is_open(self) -> bool:
+    def is_open(self) -> bool:
         if (namespace := self._spaces[0]) is None:
             return listens(self._endpoint)
         inside = ["ip", "netns", "exec", namespace]
@@ -140,6 +140,24 @@ def test_the_node_at_which_they_meet_may_come_back_before_it_counts_as_lost(job:
     run.await_world(2, 2)
     completed(run, [back, run.nodes[1]], attempts=2)
     assert "without" not in run.nodes[1].said
+
+
+def test_a_node_that_waits_while_the_others_come_to_the_end_ends_as_if_it_had_come_after_it(job: Any) -> None:
+    run = job(2)
+    completed(run, run.nodes, attempts=1)
+    history = run.nodes[0].out / "history"
+    files = [*history.glob("rank-*.jsonl"), history / "supervisor-0.jsonl"]
+    told = {file: file.read_bytes() for file in files}
+    for file, text in told.items():
+        ends = (b'{"event": "done"', b'{"event": "verdict"')
+        file.write_bytes(b"".join(line for line in text.splitlines(keepends=True) if not line.startswith(ends)))
+    back = run.start(1)
+    wait_until(run.is_open, "the node to wait for the other one")
+    for file, text in told.items():
+        file.write_bytes(text)
+    assert back.result()["verdict"] == "completed", back.said
+    assert back.result()["because"].startswith("this run is done, trained to its end, step 24: nothing was started")
+    assert [len(back.events(kind, "supervisor-1")) for kind in ("launch", "verdict")] == [1, 1]  # of the run itself
 
 
 def test_of_two_parts_that_do_not_reach_each_other_one_goes_on_and_the_other_comes_back_to_it(

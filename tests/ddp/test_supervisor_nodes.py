@@ -5,12 +5,14 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from listening import listening
-from supervised import Start, Supervisor, wait_until
+from supervised import WITHIN, Start, Supervisor, wait_until
 
 from holdfast.supervise.node import Node
 from holdfast.supervise.rendezvous import Meeting
@@ -151,6 +153,23 @@ def test_nodes_that_do_not_belong_together_are_refused(start: Start) -> None:
     ]
     for job in other:
         assert "differ in args" in job.result()["refused"], job.said
+
+
+def test_the_verdict_is_the_last_thing_that_the_nodes_print(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("")
+    nodes = ["--nnodes", "2", "--rendezvous", f"127.0.0.1:{free_port('127.0.0.1')}", "--out", "out"]
+    command = [sys.executable, "-m", "holdfast", "run", *nodes]
+    how: dict[str, Any] = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    both = [subprocess.Popen([*command, "--node-rank", str(rank), "script.py"], **how) for rank in (0, 1)]
+    try:
+        said = [each.communicate(timeout=WITHIN)[0] for each in both]
+    finally:
+        for each in both:
+            each.kill()
+    assert [each.returncode for each in both] == [0, 0], said
+    for text in said:
+        assert text.splitlines()[-2].startswith("completed after 1 attempt"), text
+        assert text.splitlines()[-1] == "run: out", text
 
 
 def test_a_meeting_tells_who_goes_on_without_whom_and_where_they_meet_now() -> None:

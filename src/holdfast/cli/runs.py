@@ -85,7 +85,7 @@ def runs_prune(
 @logs.command("logs", rich_help_panel=LOOK)
 def show_logs(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    rank: Annotated[int | None, typer.Option(help="Of one rank.  [default: all]")] = None,
+    rank: Annotated[int | None, typer.Option(help="Of all that were this rank.  [default: all ranks]")] = None,
     attempt: Annotated[int | None, typer.Option(help="Of one attempt.  [default: the last]")] = None,
 ) -> None:
     """Show what the workers of a RUN printed. Example: holdfast logs runs/a --rank 1 --attempt 2"""
@@ -94,14 +94,15 @@ def show_logs(
     number, found = logs(run, attempt, rank)
     shown = 0
     for log in found:
-        title = f"== {log.who}, attempt {number}, {'stdout' if log.stream == 'out' else 'stderr'}: {log.path}"
+        later = f", later rank {', '.join(map(str, log.later))}" if log.later else ""
+        title = f"== {log.who}{later}, attempt {number}, {'stdout' if log.stream == 'out' else 'stderr'}: {log.path}"
         for line in log.lines():
             if title:
                 say(title)
                 title, shown = "", shown + 1
             sys.stdout.write(safe(line) + "\n")
     if not shown:
-        say(f"the workers of attempt {number} printed nothing")
+        say(f"{'the workers' if rank is None else f'rank {rank}'} of attempt {number} printed nothing")
 
 
 def _standing(where: Path) -> list["Standing"]:

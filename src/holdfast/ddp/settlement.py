@@ -11,6 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 NOWHERE = -1
+EXCHANGES = (
+    "the script exchanges by torch.distributed itself, whose groups end with the first member that leaves; run.sum and "
+    "run.mean go on with the others"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +25,8 @@ class Stand:
     before had in all. In a backward, `buckets` says of each bucket whether its sum is done. `basis` are the members
     among whom the window is divided, and `members` those with whom this one was connected. One that is to join stands
     nowhere (`NOWHERE`). `boundaries` and `posted` are what the supervisor compares members by. `synced` counts how often
-    rank 0's buffers came in this window, and `model` is the number of the model whose backward it is.
+    rank 0's buffers came in this window, and `model` is the number of the model whose backward it is. `exchanges` says
+    that the script has used torch.distributed by itself.
     """
 
     step: int
@@ -35,6 +40,7 @@ class Stand:
     passes: int = 0
     whole: int = 1
     buckets: tuple[bool, ...] | None = None
+    exchanges: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -87,6 +93,8 @@ def settled(stands: Mapping[int, Stand], asleep: tuple[int, ...] = ()) -> Settle
     """
     joining = tuple(member for member, stand in stands.items() if stand.step == NOWHERE)
     stands = {member: stand for member, stand in stands.items() if member not in joining}
+    if any(stand.exchanges for stand in stands.values()):
+        return EXCHANGES
     top = max(stand.place for stand in stands.values())
     ahead = {member: stand for member, stand in stands.items() if stand.place == top}
     behind = tuple(member for member in stands if member not in ahead)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import BadInput
+from holdfast.supervise import places
 
 _NAME = re.compile(r"(rank|worker)-([0-9]{1,9})\.(out|err)")
 # Escape sequences: those that draw and colour, those that end in a bell or a string terminator, and the short ones.
@@ -14,11 +15,15 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What one worker printed to its stdout or stderr; `who` is its rank, or its seat if it joined later."""
+    """What one worker printed to its stdout or stderr; `who` is the rank that it began as, or its seat if it joined later.
+
+    In a run that recovers live it may have become other ranks since, which are in `later`.
+    """
 
     path: Path
     who: str
     stream: str
+    later: tuple[int, ...] = ()
 
     def lines(self) -> Iterator[str]:
         """Line by line; of a line that was written over, what stood there last."""
@@ -28,20 +33,27 @@ class Log:
 
 
 def logs(run: Path, attempt: int | None = None, rank: int | None = None) -> tuple[int, list[Log]]:
-    """The logs of an attempt, the last one if none is named, of all its workers or of one rank; and its number."""
+    """The logs of an attempt, the last one if none is named, of all its workers or of one rank; and its number.
+
+    Those of a rank are of every worker that was this rank, in that order.
+    """
     folders = _attempts(run)
     if not folders:
         raise BadInput(f"{run} holds no logs: name the folder of a run that has started workers.")
     number = max(folders) if attempt is None else attempt
     if number not in folders:
         raise BadInput(f"{run} has no logs of attempt {number}: it has those of {_listed(sorted(folders))}.")
+    changes = places.read(folders[number])
     found = sorted(
-        _logs(folders[number]), key=lambda log: (log.who.split()[0], int(log.who.split()[1]), log.stream != "out")
+        _logs(folders[number], changes),
+        key=lambda log: (log.who.split()[0], int(log.who.split()[1]), log.stream != "out"),
     )
     if rank is not None:
-        known = sorted({int(log.who.split()[1]) for log in found if log.who.startswith("rank")})
-        found = [log for log in found if log.who == f"rank {rank}"]
+        names = [f"rank-{rank}", *(name for became, name in changes if became == rank)]
+        began = [int(log.who.split()[1]) for log in found if log.who.startswith("rank")]
+        found = sorted((log for log in found if log.path.stem in names), key=lambda log: names.index(log.path.stem))
         if not found:
+            known = sorted({*began, *(became for became, _ in changes)})
             raise BadInput(f"attempt {number} has no logs of rank {rank}: it has those of {_listed(known)}.")
     return number, found
 
@@ -54,10 +66,11 @@ def _attempts(run: Path) -> dict[int, Path]:
     }
 
 
-def _logs(folder: Path) -> Iterator[Log]:
+def _logs(folder: Path, changes: list[tuple[int, str]]) -> Iterator[Log]:
     for path in folder.iterdir():
         if (match := _NAME.fullmatch(path.name)) and path.is_file():
-            yield Log(path, f"{match[1]} {match[2]}", match[3])
+            became = dict.fromkeys(rank for rank, name in changes if name == path.stem != f"rank-{rank}")
+            yield Log(path, f"{match[1]} {match[2]}", match[3], tuple(became))
 
 
 def _listed(numbers: list[int]) -> str:

@@ -33,6 +33,7 @@ from holdfast.supervise import worker
 from holdfast.supervise.awaited import Elsewhere, Seen
 from holdfast.supervise.casualty import Death
 from holdfast.supervise.environment import as_torchrun, of_holdfast
+from holdfast.supervise.places import Places
 from holdfast.supervise.processes import processor_seconds
 from holdfast.supervise.rendezvous import Rendezvous
 from holdfast.supervise.reports import Report, together
@@ -70,8 +71,10 @@ class WarmAgent(SimpleElasticAgent):
         self._judge = Judge(config.stuck_after, config.hang_after, live=config.recovery != "restart")
         self._looked = self._regrouped = 0.0
         self._roll = Roll(config.recovery, config.workers)
+        self._places = Places(out, 0)
         self._wanted: int | None = None  # how many are to train, if somebody has asked
         self._joined = 0  # how many were started in this attempt to join the others
+        self.exchanges = False  # whether the script exchanges by torch.distributed itself: then a loss is a restart
         self.elsewhere = Elsewhere()
         self.suspected = False  # that members are lost of which nobody knows
         worker.pools()
@@ -99,7 +102,8 @@ class WarmAgent(SimpleElasticAgent):
 
     def can_go_on(self) -> bool:
         """Whether others could go on without those that have failed; of other nodes, whoever decides knows that."""
-        if any(each.task.progress.has_fallen_back for each in self._running):
+        told = [each.task.progress for each in self._running]
+        if self.exchanges or any(each.has_fallen_back or each.has_exchanged for each in told):
             return False
         report = together([self.report(), *(self._nodes.peers.reports() or {}).values()])
         return report.goes_on and (bool(report.inside) or not self._nodes.peers.decides)
@@ -179,6 +183,16 @@ class WarmAgent(SimpleElasticAgent):
         self._judge.forgive()
         for each in self._running:
             each.rank = self._roll.number(each.seat)
+        self._places.follow(self._roll.current, {each.rank: each.task.stdout.stem for each in self._members()})
+
+    def _members(self) -> list[Running]:
+        return [each for each in self._running if self._roll.is_member(each.seat)]
+
+    def news(self) -> list[str]:
+        """Lines on who is which rank since this was asked last, and that all train again, once they do."""
+        now = self._roll.current
+        together = all(each.membership == now.number for each in self._members())
+        return self._places.news(all_train=self._roll.wanted * (together and len(now.members) == self._roll.wanted))
 
     def members_of(self, nodes: list[int]) -> list[int]:
         """Which members are workers of these other nodes."""
@@ -206,7 +220,7 @@ class WarmAgent(SimpleElasticAgent):
         used = [each.worker.local_rank for each in self._running]
         free = [each for each in group.workers if each.local_rank not in used]
         with held_back(), _forking_allowed():
-            while len(self._running) < len(group.workers) + self._config.spares:
+            while len(self._running) < len(group.workers) + (0 if self.exchanges else self._config.spares):
                 model = free.pop(0) if free else group.workers[self._joined % len(group.workers)]
                 self._start(model, joins=True)
 
@@ -286,9 +300,12 @@ class WarmAgent(SimpleElasticAgent):
         return [Worker(i, first + i, first + i, world, world) for i in range(workers[seat])]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self.exchanges |= any(each.task.progress.has_exchanged for each in [*self._running, *self._leaving])
         self._running, self._joined = [], 0
+        self._places = Places(self._out, self._nodes.meeting.attempt if self._nodes.meeting else 0)
         self._roll = Roll(self._config.recovery, worker_group.workers[0].world_size)
-        self._roll.wanted = min(self._roll.wanted, self._wanted or self._roll.wanted)
+        if self._wanted and not self.exchanges:
+            self._roll.wanted = min(self._roll.wanted, self._wanted)
         self._judge.begin()
         self.elsewhere = Elsewhere()
         try:
@@ -304,7 +321,7 @@ class WarmAgent(SimpleElasticAgent):
         meeting = self._nodes.meeting
         if meeting is None:
             raise AssertionError("workers start after a meeting")
-        logs = self._out / "logs" / f"attempt-{meeting.attempt:04d}"
+        logs = self._out / self._places.logs
         name = f"worker-{seat}" if joins else f"rank-{member.global_rank}"
         error = logs / f"{name}.error.json"
         with suppress(OSError):  # a worker works without a log, too

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast import gathering
 from holdfast.checkpoint import snapshot, terms
@@ -18,18 +18,23 @@ from holdfast.checkpoint.store import DirectoryStore, Store
 from holdfast.checkpoint.terms import Term
 from holdfast.ddp.config import read_config
 from holdfast.errors import BadInput, HoldfastError
-from holdfast.events import JSON
+from holdfast.events import JSON, Judged
 from holdfast.supervise.aside import Aside
+from holdfast.supervise.verdict import completion
 
 ANSWERS_WITHIN = 30.0
 SENT_WITHIN = 120.0
 
 
 class Found(NamedTuple):
-    """What a place holds when a supervisor comes: its newest snapshot, and the last attempt that histories there tell of."""
+    """What a place holds when a supervisor comes: its newest snapshot, and what histories there tell.
+
+    That is the last attempt, and the verdict on it if it was completed.
+    """
 
     newest: int | None
     attempt: int
+    completed: Judged | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -61,8 +66,8 @@ class Checkpoints:
         if self.place is None:
             found = Found(self.newest(), 0)
         else:
-            told = self._ask(lambda store: [_newest(store), gathering.last_attempt(store)], store_for)
-            found = Found(*told)  # type: ignore[misc]
+            told: Any = self._ask(_looked, store_for)
+            found = Found(told[0], told[1], _judged(told[2]))
         if found.newest is None:
             self._check_not_moved()
         return found
@@ -73,6 +78,12 @@ class Checkpoints:
             found = self._ask(_newest) if self.place else _newest(DirectoryStore(str(self)))
             return found if isinstance(found, int) else None
         return None
+
+    def completed(self) -> Judged | None:
+        """The verdict on the last attempt that histories at a place of its own tell of, if that was completed."""
+        if self.place is None or self.wrong:
+            return None
+        return _judged(self._ask(_completed))
 
     def term(self) -> Term | None:
         """The newest term of the run's nodes."""
@@ -154,6 +165,19 @@ def _resolved(path: Path, option: str) -> Path:
 
 def _newest(store: Store) -> int | None:
     return max(snapshot.steps(store), default=None)
+
+
+def _looked(store: Store) -> JSON:
+    return [_newest(store), gathering.last_attempt(store), _completed(store)]
+
+
+def _completed(store: Store) -> JSON:
+    found = completion(gathering.supervised(store))
+    return list(found) if found else None
+
+
+def _judged(told: Any) -> Judged | None:
+    return Judged(*told) if told else None
 
 
 def _import(place: str) -> None:

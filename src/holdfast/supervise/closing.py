@@ -89,12 +89,17 @@ def refusal(starting: Sequence[Greeting], of: int) -> str | None:
     return f"node {wrong['node']} cannot use the checkpoints: {wrong['wrong']}" if wrong else None
 
 
+def greetings(store: Store, number: int) -> list[Greeting]:
+    """What those said that have come for this round."""
+    said_by_each = (said(store, f"came/{number}/{i}") for i in range(1, store.add(f"came/{number}", 0) + 1))
+    return [each for each in said_by_each if each]
+
+
 def _listened(number: int, at: Connection, last: Peers, heard: Heard) -> list[Greeting]:
     """All that have come for this round; and note which supervisors are alive."""
 
     def look(store: Store) -> tuple[dict[str, Greeting], dict[str, int]]:
-        greeted = [said(store, f"came/{number}/{i}") for i in range(1, store.add(f"came/{number}", 0) + 1)]
-        came = {each["who"]: each for each in greeted if each}
+        came = {each["who"]: each for each in greetings(store, number)}
         return came, beats(store, [*came, *last.members])
 
     came, counts = at.ask(look)

@@ -1,24 +1,30 @@
 """A connection to a store in which nodes meet: it keeps nobody waiting, and says again and again that we are alive.
 
 A machine that is cut off closes no connection, and torch would wait for its answer for ever. So a thread asks, and
-whoever wants to know waits for the thread, for a limited time.
+whoever wants to know waits for the thread, for a limited time. No such thread may outlast the interpreter: one that
+comes back from torch into a Python that shuts down takes the process with it, and its exit status.
 """
 
+import ipaddress
 import json
+import os
 import queue
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # they are public
 
 BEAT = 0.5
 CONNECTS_WITHIN = 2.0
+CUT_WITHIN = 2 * CONNECTS_WITHIN  # seconds for a thread to find its connection cut, or to end its attempt to connect
 Answer = TypeVar("Answer")
 
 
@@ -31,14 +37,14 @@ class Connection(threading.Thread):
 
     def __init__(self, where: str, who: str, patience: float) -> None:
         super().__init__(name="holdfast-rendezvous", daemon=True)
-        self.where, self._who, self._patience = where, who, patience
-        self._work: queue.SimpleQueue[tuple[Callable[[Store], Any], Future[Any]] | None] = queue.SimpleQueue()
+        self.where, self.who, self._patience = where, who, patience
+        self._work: queue.SimpleQueue[tuple[Callable[[Store], Any], Future[Any], bool]] = queue.SimpleQueue()
         self.start()
 
-    def ask(self, what: Callable[[Store], Answer], within: float | None = None) -> Answer:
-        """What the store says."""
+    def ask(self, what: Callable[[Store], Answer], within: float | None = None, *, last: bool = False) -> Answer:
+        """What the store says; after a `last` question nothing more is said to it, not even that we are alive."""
         answer: Future[Answer] = Future()
-        self._work.put((what, answer))
+        self._work.put((what, answer, last))
         limit = self._patience if within is None else within
         try:
             return answer.result(limit)
@@ -49,7 +55,7 @@ class Connection(threading.Thread):
 
     def end(self) -> None:
         """Say nothing more."""
-        self._work.put(None)
+        self._work.put((lambda _: None, Future(), True))
 
     def run(self) -> None:
         try:
@@ -62,17 +68,64 @@ class Connection(threading.Thread):
         while True:
             if time.monotonic() >= due:
                 due = time.monotonic() + BEAT
-                with suppress(RuntimeError):  # whoever asks next finds out
-                    store.add(beat(self._who), 1)
-            with suppress(queue.Empty):
-                job = self._work.get(timeout=max(0.0, due - time.monotonic()))
-                if job is None:
+                try:
+                    store.add(beat(self.who), 1)
+                except RuntimeError as error:  # for good: torch connects once
+                    self._refuse(error)
                     return
-                _do(store, *job)
+            with suppress(queue.Empty):
+                what, answer, last = self._work.get(timeout=max(0.0, due - time.monotonic()))
+                _do(store, what, answer)
+                if last:
+                    return
 
     def _refuse(self, error: Exception) -> None:
-        while (job := self._work.get()) is not None:
-            job[1].set_exception(error)
+        """Whoever asks finds out."""
+        last = False
+        while not last:
+            _, answer, last = self._work.get()
+            answer.set_exception(error)
+
+
+def end_all(who: str, within: float) -> bool:
+    """End every connection of a supervisor; one that has no answer in so many seconds is cut. Whether all have ended."""
+    several = [each for each in threading.enumerate() if isinstance(each, Connection) and each.who == who]
+    for each in several:
+        each.end()
+    _join(several, within)
+    deadline = time.monotonic() + CUT_WITHIN
+    while (left := [each for each in several if each.is_alive()]) and time.monotonic() < deadline:
+        for each in left:
+            _cut(each.where)
+        _join(left, BEAT)  # one that is about to connect tries again, for a while
+    return not left
+
+
+def _join(several: Iterable[Connection], within: float) -> None:
+    deadline = time.monotonic() + within
+    for each in several:
+        each.join(max(0.0, deadline - time.monotonic()))
+
+
+def _cut(where: str) -> None:
+    """Shut down every socket of this process that is connected to there: torch does not let go of its own."""
+    for number in (int(each.name) for each in Path("/proc/self/fd").iterdir()):
+        with suppress(OSError, ValueError):  # it is closed by now, or is no socket that is connected
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                with socket.socket(fileno=os.dup(number)) as found:
+                    if found.family in (socket.AF_INET, socket.AF_INET6) and _is_at(found.getpeername(), where):
+                        found.shutdown(socket.SHUT_RDWR)
+
+
+def _is_at(peer: Any, where: str) -> bool:
+    host, port = split(where)
+    return peer[1] == port and _plain(peer[0]) == _plain(host)
+
+
+def _plain(address: str) -> object:
+    """An address of version 4 may be written as one of version 6."""
+    found = ipaddress.ip_address(address)
+    return getattr(found, "ipv4_mapped", None) or found
 
 
 def _do(store: Store, what: Callable[[Store], Any], answer: Future[Any]) -> None:

@@ -22,25 +22,27 @@ from contextlib import suppress
 from typing import Any
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # they are public
-from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousInfo, RendezvousTimeoutError
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousTimeoutError
 
 from holdfast.checkpoint.terms import Term
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.events import JSON
 from holdfast.supervise.checkpoints import Checkpoints
-from holdfast.supervise.closing import Closing
-from holdfast.supervise.connection import Connection, Unreachable, joined, said
+from holdfast.supervise.closing import Closing, greetings
+from holdfast.supervise.connection import Connection, Unreachable, end_all, joined, said
 from holdfast.supervise.greeting import Answer, Greeting
 from holdfast.supervise.network import listen
-from holdfast.supervise.node import Node
+from holdfast.supervise.node import Node, several
 from holdfast.supervise.peers import OtherNodes
 from holdfast.supervise.quorum import Heard
-from holdfast.supervise.rendezvous import Meeting, Rendezvous
+from holdfast.supervise.rendezvous import Meeting, Over, Rendezvous
 from holdfast.supervise.whereabouts import Whereabouts
 
 _MEETS_WITHIN = 600.0
 _SPEAKS_WITHIN = 60.0  # seconds for a node to look for the checkpoints, and say what it found
+_SAYS_AFTER = 10.0
 _LEAVES_WITHIN = 10.0
+_ENDS_WITHIN = 1.0
 _LOOK = 0.02
 
 
@@ -60,7 +62,9 @@ class Nodes(Rendezvous):
         self._at: Connection | None = None  # to the store in which we meet
         self._heard = Heard()
         self._awaited = self._round = 0  # the round we have come for; the one that was closed with us
-        self._together = 0  # how many are in that
+        self._together: set[str] = set()  # the supervisors that are in that, by their names
+        self._since = self._looked = 0.0  # when we began to wait for others; when we last looked for the run's end
+        self._has_said = False  # for whom we wait
 
     @property
     def _keeps_store(self) -> bool:
@@ -68,7 +72,8 @@ class Nodes(Rendezvous):
         return self._at is not None and self._at.where == self._own
 
     def next_rendezvous(self) -> RendezvousInfo:
-        self.waiting = True
+        self.waiting, self._has_said = True, False
+        self._since = self._looked = time.monotonic()
         try:
             answer = self._meet(time.monotonic() + _MEETS_WITHIN)
         finally:
@@ -92,9 +97,10 @@ class Nodes(Rendezvous):
     def _meet(self, deadline: float) -> Answer:
         """Come to where the others are, until a round is closed that we are in."""
         while time.monotonic() < deadline:
+            self._meanwhile()
             try:
                 if self._at is None:
-                    self._come_to(self._whereabouts.find(self.peers))
+                    self._come_to(self._whereabouts.find(self.peers, self._meanwhile))
                 if answer := self._await(time.monotonic() + self._whereabouts.look_every):
                     self._check(answer)
                     return answer
@@ -105,8 +111,30 @@ class Nodes(Rendezvous):
                 self._part()
         raise RendezvousTimeoutError
 
+    def _meanwhile(self) -> None:
+        """What is done while we wait: see whether the run has ended without us, and say once for whom we wait."""
+        now = time.monotonic()
+        if now - self._looked >= self._whereabouts.look_every:
+            if (verdict := self.ended()) is not None:
+                raise Over(verdict)
+            self._looked = time.monotonic()
+        if not self._has_said and now - self._since >= _SAYS_AFTER:
+            self._has_said = True
+            self.say(self._awaits())
+
+    def _awaits(self) -> str:
+        came = {self._node.rank}
+        if self._at is not None and self._awaited:
+            awaited = self._awaited
+            with suppress(Unreachable):
+                came |= {each["node"] for each in self._at.ask(lambda store: greetings(store, awaited))}
+        others = [node for node in range(self._node.of) if node not in came]
+        where = self._at.where if self._at else self._node.endpoint
+        whom = several(others) if others else "the other nodes"
+        return f"waiting for {whom} at {where}, for {_MEETS_WITHIN / 60:g} minutes at most"
+
     def _come_to(self, at: Connection) -> None:
-        self._at, self._awaited, self._heard = at, 0, Heard()
+        self._at, self._awaited, self._heard, self._together = at, 0, Heard(), set()
 
     def _part(self) -> None:
         """Leave the store in which we met: the node that keeps it is lost, or the others are elsewhere."""
@@ -121,7 +149,8 @@ class Nodes(Rendezvous):
             self._awaited, answer = at.ask(functools.partial(self._look, awaited=self._awaited))
             if answer:
                 if any(each["who"] == self._who for each in answer["nodes"]):
-                    self._round, self._awaited, self._together = self._awaited, 0, len(answer["nodes"])
+                    self._round, self._awaited = self._awaited, 0
+                    self._together = {each["who"] for each in answer["nodes"]}
                     return answer
                 self._awaited = 0  # it was closed before we came: the next one
             elif self._keeps_store:
@@ -135,7 +164,7 @@ class Nodes(Rendezvous):
         It changes nothing here: it may end in its thread long after we gave it up, and have come elsewhere.
         """
         if store.check(["over"]):
-            raise _Over
+            raise Over(store.get("over").decode())
         if not awaited:
             awaited = store.add("closed", 0) + 1
             place = store.add(f"came/{awaited}", 1)
@@ -205,8 +234,8 @@ class Nodes(Rendezvous):
                 return False
         except HoldfastError:
             return False
-        self._together = len(left)
         peers.go_on_without(nodes, term)
+        self._together = set(peers.members)
         return True
 
     def num_nodes_waiting(self) -> int:
@@ -225,27 +254,31 @@ class Nodes(Rendezvous):
     def shutdown(self) -> bool:
         if self._at and self.meeting:
             with suppress(Unreachable):
-                self._at.ask(lambda store: store.set("over", ""))
+                self._at.ask(lambda store: store.set("over", self.verdict))
         return True
 
     def leave(self) -> None:
-        if self._at is None or not self._together:
-            return
-        deadline = time.monotonic() + _LEAVES_WITHIN
         with suppress(Unreachable):  # its keeper may be gone already
-            left = self._at.ask(lambda store: store.add("left", 1))
-            while self._keeps_store and left < self._together and time.monotonic() < deadline:
-                time.sleep(0.05)
-                left = self._at.ask(lambda store: store.add("left", 0))
+            if self._keeps_store:
+                self._see_others_off(self._connection(), time.monotonic() + _LEAVES_WITHIN)
+            else:
+                self._connection().ask(lambda store: store.set(f"left/{self._who}", ""), _ENDS_WITHIN, last=True)
+        end_all(self._who, _ENDS_WITHIN)
+
+    def _see_others_off(self, at: Connection, deadline: float) -> None:
+        """Keep our store until those that started with us, and those that have come since, have left it."""
+        if not self._together:
+            return
+        came = at.ask(lambda store: greetings(store, store.add("closed", 0) + 1))
+        others = {*self._together, *(each["who"] for each in came)} - {self._who}
+        keys = [f"left/{who}" for who in others]
+        while not at.ask(lambda store: store.check(keys)) and time.monotonic() < deadline:
+            time.sleep(_LOOK)
 
     def _connection(self) -> Connection:
         if self._at is None:
             raise Unreachable("the nodes have not met")
         return self._at
-
-
-class _Over(RendezvousClosedError):
-    """The run is over."""
 
 
 def _kept_by(node: Node) -> tuple[TCPStore, str]:

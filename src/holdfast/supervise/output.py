@@ -51,21 +51,26 @@ class Tail:
 
 
 class Echo:
-    """The output of all workers of an attempt."""
+    """The output of all workers of an attempt, also of those that take the place of others."""
 
     def __init__(self, out: Show, err: Show) -> None:
         self._out, self._err = out, err
         self._tails: list[Tail] = []
 
     def bars(self) -> list[str]:
-        """The progress bars that workers draw now, each once, in the order of ranks."""
+        """The progress bars that workers draw now, each once, in the order in which they were started."""
         return list(dict.fromkeys(bar for tail in self._tails if (bar := tail.bar.strip())))
 
     def follow(self, printed: Sequence[tuple[Path, Path]]) -> None:
         """Show the rest of the last attempt's output, and from now on that of another."""
         self.copy(last=True)
-        pairs = [(Tail(out, self._out), Tail(err, self._err)) for out, err in printed]
-        self._tails = [tail for pair in pairs for tail in pair]
+        self.show_too(printed)
+
+    def show_too(self, printed: Sequence[tuple[Path, Path]]) -> None:
+        """Show these files from now on, beside those that are shown already."""
+        shown = {tail.path for tail in self._tails}
+        new = [pair for pair in printed if not shown & {*pair}]
+        self._tails += [tail for out, err in new for tail in (Tail(out, self._out), Tail(err, self._err))]
 
     def leave(self, printed: Sequence[tuple[Path, Path]]) -> None:
         """Show what these files hold by now, and nothing that comes later."""

@@ -5,10 +5,16 @@ in `nodes.py`; what a node hears of the others while its workers train is in `pe
 """
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # it is public
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
 
 from holdfast.supervise.network import LOOPBACK, listen
 from holdfast.supervise.node import several
@@ -38,6 +44,10 @@ class Meeting:
         return lines
 
 
+class Over(RendezvousClosedError):
+    """The run is over; the verdict on it, as text, if whoever ended it has said so."""
+
+
 class Rendezvous(RendezvousHandler):
     """How a supervisor meets the other nodes, and how it ends the run with them; by itself, for one that has none."""
 
@@ -47,6 +57,9 @@ class Rendezvous(RendezvousHandler):
         self.next_attempt = 1
         self.workers = 1  # that we are to start
         self.waiting = False  # for other nodes: a signal may interrupt us then, and only then
+        self.say: Callable[[str], None] = lambda _: None  # to whoever watches
+        self.ended: Callable[[], str | None] = lambda: None  # the verdict on a run that has ended without us
+        self.verdict = ""  # our own, for nodes that come to what is over
 
     def drop(self, nodes: list[int]) -> bool:
         """Let the workers that are left go on without these lost nodes; whether we may."""
@@ -60,7 +73,7 @@ class Rendezvous(RendezvousHandler):
         return None
 
     def leave(self) -> None:
-        """Go; the node that keeps the store waits until the others have read there how the run ended."""
+        """Go, the node that keeps the store after the others: they have read there how the run ended."""
 
     def _begin(self, meeting: Meeting, address: str, port: int) -> RendezvousInfo:
         """Start from this meeting, with the workers' store at this address."""

@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+from holdfast.ddp.settlement import EXCHANGES
 from holdfast.events import Scale
 from holdfast.supervise.agent import WarmAgent
 from holdfast.supervise.record import Record
@@ -28,10 +29,16 @@ class Scaling:
         if now - self._looked >= LOOK:
             self._looked = now
             if (workers := self._wishes.new()) is not None and 1 <= workers <= self._workers:
-                self._agent.scale(workers)
-                self._wanted = (workers, now)
+                self._scale(workers, now)
         if self._wanted and (found := self._agent.scaled()):
             (workers, began), self._wanted = self._wanted, None
             self._record.note(Scale(attempt, workers, found.number, time.monotonic() - began))
             asleep = self._workers - workers
             self._view.say(f"{count(workers, 'worker')} of {self._workers} train, {asleep} sleep")
+
+    def _scale(self, workers: int, now: float) -> None:
+        if self._agent.exchanges:
+            self._view.say(f"no worker can be put to sleep, and all train: {EXCHANGES}", style="yellow")
+            return
+        self._agent.scale(workers)
+        self._wanted = (workers, now)

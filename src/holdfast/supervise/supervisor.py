@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 from torch.distributed.elastic.agent.server.api import WorkerState
-from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousTimeoutError
+from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
 from holdfast.ddp.config import RunConfig
 from holdfast.ddp.past import Finish, finish, following
@@ -29,16 +29,17 @@ from holdfast.supervise.board import require as require_tensorboard
 from holdfast.supervise.casualty import Casualty, casualty, lost_peer
 from holdfast.supervise.checkpoints import Checkpoints, local, settled
 from holdfast.supervise.connection import Unreachable
+from holdfast.supervise.ended import Ended
 from holdfast.supervise.folder import claimed, continued
 from holdfast.supervise.home import Home
 from holdfast.supervise.learned import import_for
 from holdfast.supervise.node import LOST_AFTER, Node, several
 from holdfast.supervise.nodes import Nodes
 from holdfast.supervise.record import Record, last_attempt
-from holdfast.supervise.rendezvous import Alone, Meeting, Rendezvous
+from holdfast.supervise.rendezvous import Alone, Meeting, Over, Rendezvous
 from holdfast.supervise.scaling import Scaling
 from holdfast.supervise.tries import Tries
-from holdfast.supervise.verdict import Verdict, Word, count, done_before
+from holdfast.supervise.verdict import Verdict, Word, count, done_before, done_elsewhere
 from holdfast.supervise.view import View
 from holdfast.supervise.warm import warm
 
@@ -92,6 +93,7 @@ def supervise(
     board = boarded(out, who) if tensorboard and node_rank == 0 else nullcontext()
     with asked.listening(), claimed(out, config, node_rank, may_change=may_change, alone=nnodes == 1):
         require_files(out / "history")  # before a worker meets it, and is started again and again for it
+        ended = Ended(out, checkpoints, found, extends=config.extend)  # before we look: what comes later is news
         if (end := finish(out / "history")) and not config.extend:
             return done_before(end, found.newest)
         attempt = following(max(last_attempt(out / "history" / f"{who}.jsonl"), found.attempt), out)
@@ -102,7 +104,8 @@ def supervise(
                 warm(preload or (), script.resolve().parent)
                 if preload is None:
                     import_for(script.resolve(), view.say)
-            verdict = _Supervisor(config, out, node, record, view, tries, attempt, checkpoints, found.newest).run()
+            work = _Supervisor(config, out, node, record, view, tries, attempt, checkpoints, found.newest, ended)
+            verdict = work.run()
             _send(checkpoints, view)
             return verdict
 
@@ -121,15 +124,19 @@ class _Supervisor:
         attempt: int,
         checkpoints: Checkpoints,
         newest: int | None,
+        ended: Ended,
     ) -> None:
         self._config, self._out, self._node, self._checkpoints = config, out, node, checkpoints
         self._record, self._view, self._tries = record, view, tries
         command = config.identity | {"script": Path(config.script).name}  # its folder may differ from node to node
         self._nodes: Rendezvous = Nodes(node, command, checkpoints) if node.of > 1 else Alone()
         self._nodes.next_attempt = attempt
+        self._nodes.say, self._nodes.ended = view.say, self._ended_by_others
         self._agent = WarmAgent(config, out, self._nodes)
         self._restarts = self._passed_on = 0
         self._newest = newest
+        self._ended = ended
+        self._theirs: Verdict | None = None
         self._asked_nodes = self._compared = 0.0
         self._scaling = Scaling(out, config.workers, self._agent, record, view)
         self._home = Home(out)
@@ -185,6 +192,7 @@ class _Supervisor:
             return lost_peer(str(error))
         except Unreachable as error:
             return self._lost_host(error)
+        self._tell_places()
         return lost_peer("the other nodes go on without this one") if self._nodes.peers.is_left_behind() else None
 
     def _casualty(self) -> Casualty:
@@ -297,6 +305,7 @@ class _Supervisor:
         why = self._tries.after(first, self._agent.reached())  # every step is progress: nothing is rolled back
         if not why:
             self._agent.go_on()  # first: those that are left wait for it
+            self._view.echo.show_too(self._agent.printed())
         for each in lost:
             self._record.detect(self._attempt, each)
         for death in others:
@@ -310,7 +319,14 @@ class _Supervisor:
         here = " of this node" if self._node.of > 1 else ""
         go = "goes" if left == 1 else "go"
         self._view.say(f"{count(left, 'worker')} of {self._config.workers}{here} {go} on ({self._config.recovery})")
+        self._tell_places()
         return None
+
+    def _tell_places(self) -> None:
+        """Say who is which rank now, if that has changed; what they printed before is shown before."""
+        for line in self._agent.news():
+            self._view.echo.copy()
+            self._view.say(line)
 
     def _launch(self) -> Verdict | None:
         workers = self._config.workers_at(self._restarts)
@@ -320,11 +336,8 @@ class _Supervisor:
             self._agent.launch(workers)
         except Interrupted:
             return self._verdict("preempted", "stopped while waiting for the other nodes")
-        except RendezvousClosedError:
-            said = None
-            with suppress(Unreachable):
-                said = self._nodes.stopped()
-            return Verdict.from_text(said) if said else self._verdict("gave-up", "the other nodes have ended the run")
+        except Over as over:
+            return self._heed_end(str(over))
         except RendezvousTimeoutError:
             too_few = self._node.too_few(have_met=self._nodes.meeting is not None)
             return self._verdict("gave-up", f"{too_few} in time; the same command goes on")
@@ -338,6 +351,20 @@ class _Supervisor:
         self._view.say(f"attempt {self._attempt}: {count(workers, 'worker')} started{left}")
         self._checkpoints.send()  # while they train: what earlier attempts left
         return None
+
+    def _ended_by_others(self) -> str | None:
+        """The verdict on a run that the other nodes have completed without this one."""
+        self._theirs = self._ended.look()
+        return self._theirs.to_text() if self._theirs else None
+
+    def _heed_end(self, said: str) -> Verdict:
+        """The verdict of the other nodes, which have ended the run while this one waited for them."""
+        verdict = Verdict.from_text(said) if said else None
+        if verdict is None or verdict.verdict == "completed":
+            self._theirs = self._theirs or self._ended.look()
+            if verdict and not self._theirs:
+                self._theirs = done_elsewhere(verdict.attempts, verdict.because)
+        return self._theirs or verdict or self._verdict("gave-up", "the other nodes have ended the run")
 
     def _tell_nodes(self) -> None:
         """Say which nodes go on, if not all; and where they meet, if that has changed."""
@@ -364,7 +391,9 @@ class _Supervisor:
         return Verdict(verdict=word, attempts=self._attempt, because=because)
 
     def _conclude(self, verdict: Verdict) -> Verdict:
-        self._record.note(Judged(verdict.verdict, verdict.attempts, verdict.because))
+        if verdict is not self._theirs:  # what they have completed they have put on record, too
+            self._record.note(Judged(verdict.verdict, verdict.attempts, verdict.because))
+        self._nodes.verdict = verdict.to_text()
         self._view.refresh(now=True)
         if verdict.verdict != "completed":
             self._nodes.stop(verdict.to_text())

@@ -1,11 +1,13 @@
 """How a run ends. Pure."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 from holdfast.ddp.past import Finish
 from holdfast.ddp.preemption import PREEMPTED
+from holdfast.events import Judged, Launch, Restart, What
 
 Word = Literal["completed", "gave-up", "preempted", "refused", "script-error"]
 _EXIT_CODES: dict[Word, int] = {
@@ -53,6 +55,23 @@ def done_before(end: Finish, newest: int | None) -> Verdict:
         left = "none is left" if newest is None else f"the newest that is left is of step {newest}"
         because += f"; its last snapshot is gone, {left}"
     return Verdict(verdict="completed", attempts=end.attempt, because=because)
+
+
+def done_elsewhere(attempts: int, because: str) -> Verdict:
+    """The verdict on a run that other nodes have completed, as they say."""
+    return Verdict(verdict="completed", attempts=attempts, because=f"this run is done, {because}: nothing was started")
+
+
+def completion(told: Iterable[What]) -> Judged | None:
+    """By what supervisors told: the verdict on the newest attempt, if one of them says that it was completed."""
+    newest, found = 0, None
+    for what in told:
+        match what:
+            case Launch(attempt=number) | Restart(attempt=number):
+                newest = max(newest, number)
+            case Judged(verdict="completed") if found is None or what.attempts > found.attempts:
+                found = what
+    return found if found and found.attempts >= newest else None
 
 
 def count(number: int, noun: str) -> str:

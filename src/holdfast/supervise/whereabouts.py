@@ -6,6 +6,7 @@ are left come together at the lowest that answers.
 """
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from holdfast.checkpoint.terms import Term
@@ -27,13 +28,14 @@ class Whereabouts:
         self._seen: tuple[float, Term | None] = (0.0, None)  # when we looked for terms last, and what there was
         self.look_every = min(_SOON, node.lost_after / 2)  # seconds
 
-    def find(self, last: Peers) -> Connection:
+    def find(self, last: Peers, meanwhile: Callable[[], None]) -> Connection:
         """A connection to where the nodes meet; `last` are those that we started with last."""
         deadline = time.monotonic() + _COMES_UP_WITHIN
         while True:
             for where, token in self._places(last):
                 if found := self._reached(where, token):
                     return found
+            meanwhile()
             if time.monotonic() > deadline:
                 raise BadInput(
                     f"nobody listens at the rendezvous {self._node.endpoint}: start the node that has this address."

@@ -1,0 +1,131 @@
+"""A connection ends when it is told to, also where nobody answers: else its thread would outlast the interpreter."""
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is public
+
+from holdfast.supervise.connection import Connection, Unreachable, beat, end_all
+
+KEEPER = """
+import time
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print(store.port, flush=True)
+time.sleep(100)
+"""
+
+# Its thread is inside of the store when it ends; the store's keeper is killed while the interpreter shuts down.
+ASKER = """
+import os, signal, sys, time, types
+from holdfast.supervise.connection import Connection, Unreachable, end_all
+where, keeper = sys.argv[1], int(sys.argv[2])
+
+class Last:
+    def __del__(self, keeper=keeper, kill=os.kill, sleep=time.sleep):
+        kill(keeper, 9)
+        sleep(0.5)
+
+at = Connection(where, "asker", 1.0)
+at.ask(lambda store: store.check(["a"]))
+os.kill(keeper, signal.SIGSTOP)
+try:
+    while True:  # to stop takes a moment
+        at.ask(lambda store: store.check(["a"]))
+except Unreachable:
+    pass
+assert end_all("asker", 0.1)  # without it: SIGABRT
+sys.modules["late"] = types.ModuleType("late")
+sys.modules["late"].last = Last()  # it goes when the interpreter has begun to shut down
+print("the verdict", file=sys.stderr, flush=True)
+sys.exit(75)
+"""
+
+
+@pytest.fixture
+def keeper() -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process that keeps a store, and where."""
+    with subprocess.Popen([sys.executable, "-c", KEEPER], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, f"127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.kill()
+
+
+def threads(who: str) -> list[Connection]:
+    return [each for each in threading.enumerate() if isinstance(each, Connection) and each.who == who]
+
+
+def ask_for_ever(at: Connection) -> None:
+    while True:
+        at.ask(lambda store: store.check(["a"]))
+
+
+def test_after_the_last_question_nothing_is_said_any_more() -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    at = Connection(f"127.0.0.1:{store.port}", "a", 5.0)
+    said = at.ask(lambda store: store.add("said", 1), last=True)
+    at.join(5.0)
+    assert not at.is_alive()
+    assert (said, store.add("said", 0)) == (1, 1)
+    counted = store.add(beat("a"), 0)
+    assert counted == 1
+    with pytest.raises(Unreachable):
+        at.ask(lambda store: store.add("said", 1), 0.1)
+
+
+def test_a_connection_that_is_lost_says_so_to_whoever_asks(keeper: tuple[subprocess.Popen[str], str]) -> None:
+    process, where = keeper
+    at = Connection(where, "b", 5.0)
+    assert at.ask(lambda store: store.check(["a"])) is False
+    process.kill()
+    process.wait()
+    for _ in range(3):
+        with pytest.raises(Unreachable):
+            at.ask(lambda store: store.check(["a"]))
+    assert end_all("b", 5.0)
+
+
+def test_a_connection_to_a_keeper_that_says_nothing_is_cut(keeper: tuple[subprocess.Popen[str], str]) -> None:
+    process, where = keeper
+    at = Connection(where, "c", 0.2)
+    at.ask(lambda store: store.check(["a"]), 5.0)
+    process.send_signal(signal.SIGSTOP)
+    with pytest.raises(Unreachable, match="did not answer"):
+        ask_for_ever(at)  # to stop takes it a moment
+    assert end_all("c", 0.1)
+    assert threads("c") == []
+
+
+def test_whoever_is_accepted_and_not_answered_is_let_go_of() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        Connection(f"127.0.0.1:{server.getsockname()[1]}", "d", 0.2)
+        begun = time.monotonic()
+        assert end_all("d", 0.1)
+        assert time.monotonic() - begun < 10.0
+
+
+def test_only_ones_own_connections_are_ended() -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    mine, other = (Connection(f"127.0.0.1:{store.port}", who, 5.0) for who in "ef")
+    assert end_all("e", 5.0)
+    assert not mine.is_alive()
+    assert other.ask(lambda store: store.check(["a"])) is False
+    assert end_all("f", 5.0)
+
+
+def test_a_process_whose_connection_was_not_answered_keeps_its_status(
+    keeper: tuple[subprocess.Popen[str], str],
+) -> None:
+    process, where = keeper
+    command = [sys.executable, "-c", ASKER, where, str(process.pid)]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 75, ended.stderr
+    assert ended.stderr.splitlines()[-1] == "the verdict", ended.stderr
