@@ -6,8 +6,13 @@ from typing import Any
 import pytest
 from supervised import HERE, Start
 from torch import nn
+from torch.distributed import HashStore
 
+from holdfast.ddp.live import Live
+from holdfast.ddp.meeting import Meeting
 from holdfast.ddp.protected import unwrapped
+from holdfast.ddp.replica import Replica
+from holdfast.errors import BadInput
 
 Found = list[dict[str, Any]]
 WAYS = ("default", "uneven", "views", "uneven views", "small buckets", "unused", "static")
@@ -89,3 +94,26 @@ def test_a_replicated_model_can_be_copied(sums: Found) -> None:
 def test_a_model_that_is_not_wrapped_is_itself() -> None:
     net = nn.Linear(1, 1)
     assert unwrapped(net) is net
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "named"),
+    [
+        (
+            nn.Linear(2, 2),
+            {"find_unused_parameters": True},
+            "find_unused_parameters: leave it out and use every parameter",
+        ),
+        (nn.Linear(2, 2), {"static_graph": True}, "static_graph: leave it out, or choose restart"),
+        (nn.Sequential(nn.Embedding(3, 2, sparse=True)), {}, "sparse gradients, and 0 has such: leave out sparse=True"),
+        (nn.EmbeddingBag(3, 2, sparse=True), {}, "sparse gradients, and the model has such"),
+    ],
+    ids=["unused", "static", "embedding", "bag"],
+)
+def test_what_live_recovery_does_not_go_with_is_refused_in_one_line(
+    model: nn.Module, options: dict[str, Any], named: str
+) -> None:
+    live = Live("forward", 2, Meeting(0, (0, 1), HashStore, seat=0))
+    with pytest.raises(BadInput, match=f"^live recovery does not go with .*{named}") as refused:
+        Replica(model, options, live)
+    assert "\n" not in str(refused.value)

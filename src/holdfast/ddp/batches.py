@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast import progress
 from holdfast.blocks import Ids
-from holdfast.ddp import ahead, ending, generators, whence
+from holdfast.ddp import ahead, ending, generators, own_exchange, whence
 from holdfast.ddp.clock import clock_of
 from holdfast.ddp.effort import Effort
 from holdfast.ddp.inject import Injection
@@ -389,6 +389,8 @@ class Loop:
     def _save(self, step: int, at: Position) -> float:
         """Save the state before this window; a run that goes on from there is stopped, if a script has asked for it."""
         self.reporting.settle()  # no snapshot covers a step that is not on record
+        if self.live:
+            own_exchange.has_exchanged()  # whoever watches hears of it now, and not only once somebody is lost
         # What is captured is what a resumed run will have: the generators as they are keyed for the next window.
         self._key(at)
         with progress.during(Phase.SAVING):

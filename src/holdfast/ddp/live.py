@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from holdfast import progress
-from holdfast.ddp import handover
+from holdfast.ddp import handover, own_exchange
 from holdfast.ddp.buffers import Buffers
 from holdfast.ddp.crew import Crew
 from holdfast.ddp.guard import guard_backward
@@ -107,6 +107,7 @@ class Live:
             except Broken:
                 self.meeting.leave()
         self.meeting.joins = False
+        own_exchange.outlive(self.me, self.size)
         progress.here.enters(Phase.TRAINING)
         progress.here.regroups(self.meeting.number)
         return found.step
@@ -217,6 +218,7 @@ class Live:
                     break
                 except Broken:
                     progress.here.suspects(self.meeting.number)
+        own_exchange.outlive(self.me, self.size)
         progress.here.regroups(self.meeting.number)
 
     def _regroup(self, crew: Crew | None, began: float) -> Settlement:
@@ -259,6 +261,7 @@ class Live:
                 whole=self._passes + 1,
                 boundaries=progress.here.boundaries,
                 posted=progress.here.posted,
+                exchanges=own_exchange.has_exchanged(),
             )
         return Stand(
             step=self.step,
@@ -272,6 +275,7 @@ class Live:
             model=self.crews.index(crew) if crew else 0,
             boundaries=progress.here.boundaries,
             posted=progress.here.posted,
+            exchanges=own_exchange.has_exchanged(),
         )
 
     def _divide(self, found: Settlement) -> None:

@@ -38,7 +38,7 @@ class Replica:
         """Whether gradients of this rank alone wait for a backward whose gradients are summed."""
         self._summed: bool | None = None  # of the backward that is due: whether it will be; nothing if none is
         if self._crew:
-            _check_live(options)
+            _check_live(model, options)
             options = {**options, "process_group": self._crew}
         self.ddp = _Settled(model, self.before_forward, self._live, **options)
         self.ddp.settle()
@@ -219,10 +219,17 @@ class _Settled(DistributedDataParallel):
         return (parameters[::-1], sparse[::-1]) if self._rebuilds else (parameters, sparse)
 
 
-def _check_live(options: dict[str, Any]) -> None:
+def _check_live(model: nn.Module, options: dict[str, Any]) -> None:
     for name in ("find_unused_parameters", "static_graph", "gradient_as_bucket_view", "mixed_precision"):
         if options.get(name):
-            raise BadInput(f"live recovery does not go with DDP's option {name}: leave it out, or choose restart")
+            use = " and use every parameter, if only by 0 * p.sum()," if name == "find_unused_parameters" else ","
+            raise BadInput(f"live recovery does not go with DDP's option {name}: leave it out{use} or choose restart")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise BadInput(
+                f"live recovery does not go with sparse gradients, and {name or 'the model'} has such: leave out "
+                "sparse=True, or choose restart"
+            )
 
 
 def _accumulator(parameter: nn.Parameter) -> Node:

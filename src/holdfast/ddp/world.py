@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # they are public
 from torch.distributed.rendezvous import rendezvous
 
+from holdfast.ddp import own_exchange
 from holdfast.errors import BadInput, WorkerLost
 
 SUPERVISED = "HOLDFAST_ROUND"
@@ -151,7 +152,9 @@ def join(timeout: float) -> World:
     store = _store(timedelta(seconds=timeout))
     group = PrefixStore("group", store)
     limit, backend = timedelta(seconds=patience), _backend()
-    if JOINS not in os.environ:  # its peers formed their group without it
+    if JOINS in os.environ:  # its peers formed their group without it
+        own_exchange.outlive(rank % size, size)
+    else:
         dist.init_process_group(backend, store=group, rank=rank, world_size=size, timeout=limit)
     run = PrefixStore("run", store)
 
@@ -170,16 +173,9 @@ def join(timeout: float) -> World:
     )
 
 
-# A group that a model outlives would be freed with the model, which waits for a thread while holding the interpreter's
-# lock, and at times for ever (torch 2.13 with gloo). So it is never freed.
-_kept: list[object] = []
-
-
 def leave() -> None:
     """Part from our peers in order: a peer that goes without a word may be taken for one that crashed."""
-    if dist.is_initialized():
-        _kept.append(dist.group.WORLD)
-        dist.destroy_process_group()
+    own_exchange.let_go()
 
 
 def _store(patience: timedelta) -> Store:
