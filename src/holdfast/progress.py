@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from enum import IntEnum
 
 IN_RESERVE = -1
-_NUMBERS = 12  # of 8 bytes each
+_NUMBERS = 13  # of 8 bytes each
 WORDS = 4096  # bytes of last words, behind the numbers
 
 
@@ -97,6 +97,11 @@ class Progress:
         return bool(self._numbers[11])
 
     @property
+    def is_up(self) -> bool:
+        """Whether it has begun, and nothing that its fork took along keeps it from going on."""
+        return bool(self._numbers[12])
+
+    @property
     def is_in_its_loop(self) -> bool:
         """Whether it has begun the loop of a run and not said that the run has ended, or was stopped, for it."""
         return self.is_checked and self.step is not None and self.phase not in (Phase.DONE, Phase.ENDED)
@@ -140,6 +145,10 @@ class Progress:
     def exchanges(self) -> None:
         """The script exchanges by torch.distributed itself."""
         self._numbers[11] = 1
+
+    def comes_up(self) -> None:
+        """We have begun."""
+        self._numbers[12] = 1
 
     def posts(self) -> None:
         """What we do next ends only once all peers have come as far."""

@@ -223,6 +223,8 @@ class WarmAgent(SimpleElasticAgent):
             while len(self._running) < len(group.workers) + (0 if self.exchanges else self._config.spares):
                 model = free.pop(0) if free else group.workers[self._joined % len(group.workers)]
                 self._start(model, joins=True)
+            for each in self._running:
+                each.come_up()
 
     def _start(self, member: Worker, *, joins: bool = False) -> None:
         seat = self._free_seat(member.world_size) if joins else member.global_rank

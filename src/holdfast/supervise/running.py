@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import time
 from contextlib import suppress
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -17,6 +18,9 @@ from holdfast.supervise.casualty import Death
 from holdfast.supervise.processes import leaving, state
 from holdfast.supervise.worker import Task
 
+UP_WITHIN = 1.0  # seconds for a fork to begin: it takes a thousandth, and more only where a machine is starved
+FORKS = 3
+LOOK = 0.0005
 NO_CORE = 1  # bytes: the kernel takes 0 for no limit where a program receives core dumps
 
 
@@ -28,14 +32,29 @@ class Running:
         self.rank: int = member.global_rank
         self.exit: int | None = None
         """Its exit status when it was last looked at, minus the signal that killed it; nothing if it ran."""
-        # The name is what scripts and libraries look for when they ask whether they are the main process.
-        self._process: ForkProcess = multiprocessing.get_context("fork").Process(
-            target=worker.main, args=(task,), name="MainProcess"
-        )
-        self._process.start()
+        self._process = self._forked()
         self.pid = int(self._process.pid or 0)
+
+    def _forked(self) -> ForkProcess:
+        # The name is what scripts and libraries look for when they ask whether they are the main process.
+        process = multiprocessing.get_context("fork").Process(target=worker.main, args=(self.task,), name="MainProcess")
+        process.start()
         with suppress(OSError):  # it does the same: whichever comes first
-            os.setpgid(self.pid, self.pid)
+            os.setpgid(int(process.pid or 0), int(process.pid or 0))
+        return process
+
+    def come_up(self) -> None:
+        """Wait until it has begun; a fork that took a lock along which another thread held waits for ever, and is forked again."""
+        for _ in range(FORKS):
+            deadline = time.monotonic() + UP_WITHIN
+            while not self.task.progress.is_up and self._process.is_alive() and time.monotonic() < deadline:
+                time.sleep(LOOK)
+            if self.task.progress.is_up or not self._process.is_alive():
+                return
+            self._process.kill()
+            self._process.join()
+            self._process = self._forked()
+            self.pid = int(self._process.pid or 0)
 
     def look(self) -> None:
         """Find out whether it has ended. Between two looks nothing changes: workers that die at once are seen so."""

@@ -5,6 +5,7 @@ interpreter under torchrun would have it, only that torch is already imported.
 """
 
 import atexit
+import ctypes
 import faulthandler
 import io
 import os
@@ -46,6 +47,8 @@ class Task:
 def main(task: Task) -> NoReturn:
     """Run the task in this process, which was forked for it."""
     _die_with(task.supervisor)
+    _resolve()
+    task.progress.comes_up()
     _print_to(task.stdout, task.stderr)
     os.environ.update(task.environment)
     progress.adopt(task.progress)
@@ -63,6 +66,17 @@ def _die_with(supervisor: int) -> None:
     if os.getppid() != supervisor:
         os._exit(1)  # it died before we could ask
     os.setpgid(0, 0)
+
+
+def _resolve() -> None:
+    """Take the lock of the C library's resolver once.
+
+    The thread that keeps the workers' store in the supervisor holds it for a moment whenever somebody connects. A fork
+    in that moment takes it along held, with nobody to release it, and we would wait for it when we connect (glibc frees
+    most of its locks in a fork, and not this one). Here the supervisor sees it, and forks again.
+    """
+    if init := getattr(ctypes.CDLL(None), "__res_init", None):
+        init()
 
 
 def _print_to(stdout: Path, stderr: Path) -> None:

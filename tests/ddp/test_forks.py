@@ -1,0 +1,70 @@
+"""A worker that its fork keeps from beginning, because it took a lock along that another thread held, is forked again."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.agent.server.api import Worker
+
+from holdfast.ddp.config import RunConfig
+from holdfast.progress import Progress
+from holdfast.supervise import running
+from holdfast.supervise.running import Running
+from holdfast.supervise.worker import Task, _resolve
+
+
+def _task(folder: Path) -> Task:
+    return Task(
+        config=RunConfig(script="none.py"),
+        environment={},
+        supervisor=os.getpid(),
+        progress=Progress(),
+        stdout=folder / "out",
+        stderr=folder / "err",
+        error=folder / "error",
+    )
+
+
+def _started(folder: Path) -> int:
+    return len((folder / "out").read_text()) if (folder / "out").exists() else 0
+
+
+def _main(stuck: int) -> object:
+    """A worker of which so many forks never begin."""
+
+    def main(task: Task) -> None:
+        with task.stdout.open("a") as file:
+            file.write("x")
+        if _started(task.stdout.parent) > stuck:
+            task.progress.comes_up()
+        time.sleep(60)
+
+    return main
+
+
+@pytest.mark.parametrize("stuck", [0, 1, 2])
+def test_a_fork_that_never_begins_is_forked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: int) -> None:
+    monkeypatch.setattr(running.worker, "main", _main(stuck))
+    monkeypatch.setattr(running, "UP_WITHIN", 0.3)
+    worker = Running(Worker(0, 0, 0, 1, 1), _task(tmp_path), 0)
+    try:
+        first = worker.pid
+        worker.come_up()
+        assert worker.task.progress.is_up
+        assert (worker.pid != first) is bool(stuck)
+        assert _started(tmp_path) == stuck + 1
+    finally:
+        worker.kill()
+
+
+def test_one_that_has_ended_is_not_forked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running.worker, "main", lambda task: os._exit(3))
+    worker = Running(Worker(0, 0, 0, 1, 1), _task(tmp_path), 0)
+    first = worker.pid
+    worker.come_up()
+    assert worker.pid == first
+
+
+def test_the_resolver_of_this_process_is_free() -> None:
+    _resolve()
