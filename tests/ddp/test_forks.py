@@ -11,7 +11,7 @@ from holdfast.ddp.config import RunConfig
 from holdfast.progress import Progress
 from holdfast.supervise import running
 from holdfast.supervise.running import Running
-from holdfast.supervise.worker import Task, _resolve
+from holdfast.supervise.worker import Task
 
 
 def _task(folder: Path) -> Task:
@@ -64,7 +64,3 @@ def test_one_that_has_ended_is_not_forked_again(tmp_path: Path, monkeypatch: pyt
     first = worker.pid
     worker.come_up()
     assert worker.pid == first
-
-
-def test_the_resolver_of_this_process_is_free() -> None:
-    _resolve()

@@ -17,9 +17,10 @@ from holdfast.blocks import Ids
 from holdfast.ddp import ahead, ending, generators, own_exchange, whence
 from holdfast.ddp.clock import clock_of
 from holdfast.ddp.effort import Effort
+from holdfast.ddp.falling_back import fallen_back
 from holdfast.ddp.inject import Injection
 from holdfast.ddp.keeping import Keeping
-from holdfast.ddp.live import Live, fallen_back
+from holdfast.ddp.live import Live
 from holdfast.ddp.loading import Source, divided, share_key
 from holdfast.ddp.meeting import Asleep
 from holdfast.ddp.nested import moved

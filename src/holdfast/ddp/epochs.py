@@ -9,10 +9,10 @@ import weakref
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
-from holdfast import progress
 from holdfast.ddp import whence
 from holdfast.ddp.ahead import WAY, check_holder
 from holdfast.ddp.batches import Batch, Opening
+from holdfast.ddp.falling_back import fallen_back
 from holdfast.ddp.loading import Dataset
 from holdfast.errors import BadInput, WorkerLost
 from holdfast.geometry import Geometry
@@ -197,8 +197,4 @@ def _batch(turn: Batch | Opening) -> Batch:
 
 def _woken(epoch: int) -> WorkerLost:
     """Whoever slept through the end of an epoch has not done what the script does there."""
-    progress.here.falls_back()
-    return WorkerLost(
-        f"this worker slept in epoch {epoch} and was woken in another, whose beginning it has not seen: the run starts "
-        "again from its newest snapshot"
-    )
+    return fallen_back(f"this worker slept in epoch {epoch} and was woken in another, whose beginning it has not seen")

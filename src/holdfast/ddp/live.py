@@ -16,6 +16,7 @@ from holdfast import progress
 from holdfast.ddp import handover, own_exchange
 from holdfast.ddp.buffers import Buffers
 from holdfast.ddp.crew import Crew
+from holdfast.ddp.falling_back import fallen_back
 from holdfast.ddp.guard import guard_backward
 from holdfast.ddp.link import Broken, Link
 from holdfast.ddp.losses import Losses
@@ -23,7 +24,7 @@ from holdfast.ddp.meeting import Meeting
 from holdfast.ddp.protected import Protected
 from holdfast.ddp.record import Enrolled
 from holdfast.ddp.settlement import NOWHERE, Settlement, Stand, settled
-from holdfast.errors import BadInput, WorkerLost
+from holdfast.errors import BadInput
 from holdfast.events import Regroup
 from holdfast.geometry import Geometry
 from holdfast.progress import IN_RESERVE, Phase
@@ -393,9 +394,3 @@ class Live:
             )
         )
         self.record.flush()
-
-
-def fallen_back(why: str) -> WorkerLost:
-    """Say, to the supervisor too, that only a restart helps."""
-    progress.here.falls_back()
-    return WorkerLost(f"{why}: the run starts again from its newest snapshot")

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.distributed import HashStore, ProcessGroup, Store, distributed_c10d  # type: ignore[attr-defined]  # public
 
 from holdfast import progress
+from holdfast.ddp.falling_back import fallen_back
 from holdfast.ddp.settlement import EXCHANGES
-from holdfast.errors import WorkerLost
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +80,7 @@ def _outlived(store: Store, rank: int, size: int, timeout: timedelta) -> Outlive
 
 def _fall_back(*_: Any, **__: Any) -> NoReturn:
     progress.here.exchanges()
-    progress.here.falls_back()
-    raise WorkerLost(f"{EXCHANGES}: the run starts again from its newest snapshot")
+    raise fallen_back(EXCHANGES)
 
 
 def _has_been_used(group: ProcessGroup) -> bool:

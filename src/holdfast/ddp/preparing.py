@@ -22,10 +22,11 @@ from holdfast.ddp.conditions import Conditions
 from holdfast.ddp.config import RunConfig
 from holdfast.ddp.effort import Effort
 from holdfast.ddp.epochs import Turns
+from holdfast.ddp.falling_back import fallen_back
 from holdfast.ddp.fingerprint import Fingerprints
 from holdfast.ddp.inject import Injection
 from holdfast.ddp.keeping import Keeping
-from holdfast.ddp.live import Live, fallen_back
+from holdfast.ddp.live import Live
 from holdfast.ddp.loading import Dataset, Loads
 from holdfast.ddp.protected import Protected
 from holdfast.ddp.record import Record

@@ -17,7 +17,8 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from holdfast import progress
-from holdfast.ddp.live import Live, fallen_back
+from holdfast.ddp.falling_back import fallen_back
+from holdfast.ddp.live import Live
 from holdfast.ddp.world import Changed, World
 from holdfast.errors import BadInput
 
