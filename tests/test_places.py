@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 from holdfast.ddp.membership import Membership
-from holdfast.supervise.places import Places, read
+from holdfast.supervise.places import FILE, Places, read
 
 LOGS = "logs/attempt-0002"
 
@@ -53,3 +55,9 @@ def test_a_disk_that_refuses_changes_nothing_of_what_is_said(tmp_path: Path) -> 
     here.follow(Membership(1, (0, 1), {0: 2}), {0: "worker-2", 1: "rank-1"})
     assert here.news(all_train=0) == [f"rank 0 is now worker-2, {LOGS}/worker-2.out"]
     assert read(tmp_path / "gone" / LOGS) == []
+
+
+@pytest.mark.parametrize("line", ["[0", "[0]", "{}", "7", '[1e400, "worker-3"]', "\x00\xff"])
+def test_lines_that_are_none_of_ours_are_passed_over(tmp_path: Path, line: str) -> None:
+    (tmp_path / FILE).write_text(f'{line}\n[0, "worker-3"]\n')
+    assert read(tmp_path) == [(0, "worker-3")]

@@ -64,7 +64,7 @@ def read(folder: Path) -> list[tuple[int, str]]:
     """Which ranks workers became after they were started, by the names of their files in this folder, in that order."""
     path, found = folder / FILE, []
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
-        with suppress(ValueError, TypeError):  # a line that was cut off
+        with suppress(ValueError, TypeError, OverflowError):  # a line that was cut off, or is none of ours
             rank, name = json.loads(line)
             found.append((int(rank), str(name)))
     return found
