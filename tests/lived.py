@@ -38,8 +38,8 @@ from holdfast.events import (
     Strike,
     What,
 )
-from holdfast.geometry import Geometry
-from holdfast.samples import Samples
+from holdfast.sampler.digest import Samples
+from holdfast.sampler.plan import Geometry
 from holdfast.stall import Stall
 
 PLAN = Geometry(samples=83, batch=8, epochs=2, seed=11)  # 2 epochs of 10 windows, 3 samples are left over

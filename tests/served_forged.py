@@ -28,7 +28,7 @@ from holdfast.events import (
     Struck,
     What,
 )
-from holdfast.samples import Samples
+from holdfast.sampler.digest import Samples
 from holdfast.server.partition import PartitionMap
 from served_lived import Lived
 

@@ -11,7 +11,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from holdfast.blocks import Ids
+from holdfast.blocks.division import Ids
+from holdfast.blocks.policy import Policy
 from holdfast.events import (
     Applied,
     Chosen,
@@ -30,8 +31,7 @@ from holdfast.events import (
     Struck,
     What,
 )
-from holdfast.policy import Policy
-from holdfast.samples import Samples
+from holdfast.sampler.digest import Samples
 from holdfast.server.partition import PartitionMap
 
 NOON = 1.7e9

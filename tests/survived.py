@@ -5,7 +5,7 @@ from typing import Any
 
 from holdfast.audit.verdicts import Finding
 from holdfast.events import Attempt, Commit, Done, Event, Open, Plan, Recover, Regroup, Seconds, Step, What
-from holdfast.samples import Samples
+from holdfast.sampler.digest import Samples
 from lived import PLAN, digest
 
 WORLD, LOST_AT = 4, 6

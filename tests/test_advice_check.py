@@ -9,14 +9,13 @@ from holdfast.advice.estimate import INFERRED, Estimate
 from holdfast.advice.measured import measured
 from holdfast.advice.prices import prices
 from holdfast.advice.question import Question
-from holdfast.failure import Failure
-from holdfast.lab import advice_check
-from holdfast.lab.advised import runs, trials
+from holdfast.faults.schedule import Failure
+from holdfast.lab.advised import advice_check, runs, trials
 from holdfast.lab.advised.cases import Case, coverage
 from holdfast.lab.advised.drive import driving
 from holdfast.lab.advised.sweep import FACTORS, Sweep, around, resampled, schedule
+from holdfast.lab.blocks.panels import PANELS
 from holdfast.lab.experiment import Options
-from holdfast.lab.panels import PANELS
 from test_advice import calm
 
 

@@ -8,7 +8,7 @@ from holdfast.advice.advice import failure_rate
 from holdfast.advice.durations import DAY
 from holdfast.advice.estimate import GIVEN, PUBLISHED, Estimate
 from holdfast.advice.jobs import LLAMA_SAVE, checked
-from holdfast.advice.large import large
+from holdfast.advice.large_job import large
 from holdfast.advice.measured import measured
 from holdfast.advice.outlook import outlooks
 from holdfast.advice.prices import prices

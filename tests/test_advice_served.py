@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import served_lived
-from holdfast.advice.asking import advice_on
 from holdfast.advice.question import Question
-from holdfast.advice.served import FEW, bound, expected, iterations_lost, noise, served_costs, served_prices
-from holdfast.advice.served_advice import ServedAdvice, advise_served
+from holdfast.cli.asking import advice_on
 from holdfast.errors import BadInput
 from holdfast.events import Iterate
-from holdfast.theory import iteration_cost_bound
+from holdfast.server.advice import ServedAdvice, advise_served
+from holdfast.server.prices import FEW, bound, expected, iterations_lost, noise, served_costs, served_prices
+from holdfast.theory.bounds import iteration_cost_bound
 from test_cost_served import contracting, perturbed, told
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.arguments import Change, changes, plain
+from holdfast.runs.arguments import Change, changes, plain
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.audit import finding
-from holdfast.audit.finding import Verdict
+from holdfast import finding
 from holdfast.audit.verdicts import CHECKS, Finding, audit, audit_files, audit_run, worst
 from holdfast.errors import Corrupt
 from holdfast.events import (
@@ -39,9 +38,10 @@ from holdfast.events import (
     from_json,
     to_json,
 )
-from holdfast.geometry import Geometry, Position
-from holdfast.history import HistoryWriter, read_history
-from holdfast.samples import Samples
+from holdfast.finding import Verdict
+from holdfast.history.log import HistoryWriter, read_history
+from holdfast.sampler.digest import Samples
+from holdfast.sampler.plan import Geometry, Position
 from lived import changed, digest
 
 LENGTH = 10  # windows in an epoch of the histories below

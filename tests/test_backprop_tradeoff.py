@@ -15,11 +15,11 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from holdfast.cost.overhead import Prices
 from holdfast.errors import BadInput, Corrupt
-from holdfast.lab import backprop_tradeoff
 from holdfast.lab.backprop import figures, scenarios, slowdown
+from holdfast.lab.backprop import tradeoff as backprop_tradeoff
 from holdfast.lab.backprop.found import Found
+from holdfast.lab.backprop.overhead import Prices
 from holdfast.lab.backprop.remarks import remarks
 from holdfast.lab.backprop.scenarios import (
     BASELINE,

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.blocks import Blocks, along, euclidean, partition, ragged, whole
+from holdfast.blocks.division import Blocks, along, euclidean, partition, ragged, whole
 from holdfast.errors import BadInput
 
 

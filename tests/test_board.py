@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from holdfast.ddp.config import RunConfig
 from holdfast.errors import BadInput
 from holdfast.events import Judged, Launch, Recover, Restart, Save, Seconds, Step
-from holdfast.history import HistoryWriter
-from holdfast.samples import Samples
+from holdfast.history.log import HistoryWriter
+from holdfast.runs.config import RunConfig
+from holdfast.sampler.digest import Samples
 from holdfast.stall import Stall
 from holdfast.supervise import board as module
 from holdfast.supervise.board import Board, follow
+from holdfast.supervise.display import Growing
 from holdfast.supervise.supervisor import supervise
-from holdfast.supervise.view import Growing
 
 
 class Recording:

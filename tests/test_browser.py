@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.audit.verdicts import audit
+from holdfast.cli import pages as reading
 from holdfast.events import line
-from holdfast.report import html, reading, runs, writing
-from holdfast.report.ran import told_run
+from holdfast.report import files as writing
+from holdfast.report import formats as html
+from holdfast.report import runs
+from holdfast.report.run_data import told_run
 from holdfast.watch import web
 from test_report import killed_once
 from told import Told, written

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from holdfast.lab.cause import Facts, cause
-from holdfast.lab.comparison import Compared
-from holdfast.lab.contraction import Contraction
+from holdfast.lab.blocks.cause import Facts, cause
+from holdfast.lab.blocks.comparison import Compared
+from holdfast.lab.blocks.measure import Costs, Measurement
+from holdfast.lab.blocks.partial_recovery import LOST, rises, strategy
+from holdfast.lab.bounds.contraction import Contraction
 from holdfast.lab.interval import Interval
-from holdfast.lab.measure import Costs, Measurement
-from holdfast.lab.partial_recovery import LOST, rises, strategy
 from holdfast.lab.result import Claim
 
 FACTS = Facts(

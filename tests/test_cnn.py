@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from holdfast.errors import BadInput
-from holdfast.simulate.trajectory import trajectory
+from holdfast.lab.simulate.trajectory import trajectory
 from holdfast.workloads.architecture import Architecture
 from holdfast.workloads.cnn import ConvolutionalNetwork, cnn
 from holdfast.workloads.convnet import Network, one_thread

@@ -4,8 +4,8 @@ import io
 
 import pytest
 
+from holdfast.cost.breakdown import CAUSES, Spent, spent
 from holdfast.cost.compare import COLOURS, by_cause, compare, figure
-from holdfast.cost.spent import CAUSES, Spent, spent
 from told import Told
 
 

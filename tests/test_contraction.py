@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.blocks import Floats
-from holdfast.lab import contraction as module
-from holdfast.lab.contraction import contraction
-from holdfast.simulate.trajectory import trajectory
-from holdfast.theory import iteration_cost_bound
-from holdfast.workloads.one_state import Stacked
+from holdfast.blocks.division import Floats
+from holdfast.lab.bounds import contraction as module
+from holdfast.lab.bounds.contraction import contraction
+from holdfast.lab.simulate.trajectory import trajectory
+from holdfast.theory.bounds import iteration_cost_bound
+from holdfast.workloads.simple_model import Stacked
 from holdfast.workloads.workload import Arrays
 
 

@@ -8,14 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cost.formulas import (
-    RunTime,
-    daly_interval,
-    expected_run_time,
-    expected_waste,
-    goodput,
-    young_interval,
-)
+from holdfast.cost.formulas import RunTime, daly_interval, expected_run_time, expected_waste, goodput, young_interval
 from holdfast.errors import BadInput
 from holdfast.stall import Stall
 

@@ -9,11 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from holdfast.cli import app
-from holdfast.cost.served import contraction, is_served, measured_cost, prediction, served_cost
 from holdfast.errors import BadInput
 from holdfast.events import Chosen, Commit, Event, Iterate, Lost, Open, Restored, Serve, Struck, What
-from holdfast.history import HistoryWriter
-from holdfast.samples import Samples
+from holdfast.history.log import HistoryWriter
+from holdfast.sampler.digest import Samples
+from holdfast.server.cost import contraction, is_served, measured_cost, prediction, served_cost
 
 PLAN = Serve(0, "quadratic", 4, 2, 1, 1, "full", "1", 2, "partial", 7, 0, 1e-3, 99)
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from holdfast.ddp.device_link import NCCL, _Sums, link_for, why_not
-from holdfast.ddp.link import Broken, Link
+from holdfast.distributed.gloo_link import Broken, Link
+from holdfast.distributed.nccl_link import NCCL, _Sums, link_for, why_not
 
 
 class Work:

@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 
 from holdfast.errors import BadInput
-from holdfast.lab.panels import PANELS
-from holdfast.simulate.trajectory import trajectory
-from holdfast.workloads.in_rounds import InRounds
-from holdfast.workloads.named import WORKLOADS, load_workload
+from holdfast.lab.blocks.panels import PANELS
+from holdfast.lab.simulate.trajectory import trajectory
+from holdfast.workloads.local_server import InRounds
+from holdfast.workloads.registry import WORKLOADS, load_workload
 from holdfast.workloads.workload import Clock, stacked, unstacked
 
 KMEANS = Path(__file__).parent.parent / "examples" / "kmeans.py"
 
 MEAN = '''
 import numpy as np
-from holdfast.workloads.divided import Push
+from holdfast.workloads.rounds import Push
 from holdfast.workloads.model import Model
 
 class Mean(Model):

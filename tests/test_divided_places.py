@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.blocks import Blocks, Ids, along, ragged, whole
+from holdfast.blocks.division import Blocks, Ids, along, ragged, whole
 from holdfast.errors import BadInput
-from holdfast.workloads.places import Places, added, together
+from holdfast.workloads.block_slices import Places, added, together
 from holdfast.workloads.workload import Arrays
 
 STATE: Arrays = {

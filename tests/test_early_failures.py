@@ -6,17 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.lab import early_failures
-from holdfast.lab.early_failures import EARLY_FULL, FIRST, FRESH, OVER, WAYS
+from holdfast.lab.blocks import early_failures
+from holdfast.lab.blocks.early_failures import EARLY_FULL, FIRST, FRESH, OVER, WAYS
 from holdfast.lab.experiment import Options, Progress
-from holdfast.report.results import write
-from holdfast.simulate.iterations import as_given, iterations
-from holdfast.simulate.strategy import CheckpointedRun, Trial, stream
-from holdfast.simulate.trajectory import trajectories
-from holdfast.workloads.fresh import renewed
+from holdfast.lab.result_page import write
+from holdfast.lab.simulate.iterations import as_given, iterations
+from holdfast.lab.simulate.strategy import CheckpointedRun, Trial, stream
+from holdfast.lab.simulate.trajectory import trajectories
 from holdfast.workloads.mf import MatrixFactorization
 from holdfast.workloads.qp import QuadraticProgram
 from holdfast.workloads.ratings import Ratings
+from holdfast.workloads.reinit import renewed
 
 STEP, TRIALS = 4, 6
 

@@ -52,7 +52,7 @@ from holdfast.events import (
     parse,
     to_json,
 )
-from holdfast.samples import Samples
+from holdfast.sampler.digest import Samples
 from holdfast.stall import Stall
 
 STEP = Step(2, 4, 1, 0, 17, 17, Samples.of([3, 4]), Seconds(0.25, 0.5, 0.0))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.server.partition import PartitionMap
 from holdfast.server.shard import Moved, Shard, restored
-from holdfast.workloads.divided import When
+from holdfast.workloads.rounds import When
 from marks import (
     COLUMNS,
     COUNT,

@@ -17,14 +17,14 @@ from torch import nn
 import holdfast as hf
 from holdfast import cli
 from holdfast.checkpoint import retention, snapshot
+from holdfast.checkpoint.state_tree import flatten
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import BadInput, Corrupt, NoSnapshot
 from holdfast.events import Commit, Recover
-from holdfast.exchange.gone import gone
-from holdfast.exchange.keys import own_keys
-from holdfast.exchange.write import export
-from holdfast.history import HistoryWriter
-from holdfast.state import flatten
+from holdfast.history.log import HistoryWriter
+from holdfast.train.state.keys import own_keys
+from holdfast.weights.export import export
+from holdfast.weights.gone import gone
 
 
 def network() -> nn.Module:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import BadInput
-from holdfast.failure import Failure, at, geometric_steps, lost_blocks, poisson
+from holdfast.faults.schedule import Failure, at, geometric_steps, lost_blocks, poisson
 
 seeds = st.integers(0, 2**32)
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.blocks import Array
+from holdfast.blocks.division import Array
 from holdfast.checkpoint import scrub, snapshot
-from holdfast.checkpoint.faulty import KINDS, POINTS, Faulty
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.checkpoint.writer import Saved, Writer, blocking, overlapped
 from holdfast.errors import BadInput, StorageFailed
-from holdfast.failure import Failure, at
+from holdfast.faults.schedule import Failure, at
+from holdfast.faults.storage import KINDS, POINTS, Faulty
 
 BEFORE, STRUCK, AFTER = 20, 30, 40
 STATE = "step-00000030/manifest.json"

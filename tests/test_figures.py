@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from holdfast.lab import partial_recovery, prediction, priority_checkpoint
-from holdfast.lab.appearance import COLOURS
-from holdfast.lab.comparison import Compared, _row
-from holdfast.lab.contraction import Contraction
-from holdfast.lab.measure import Costs, Measurement
-from holdfast.lab.panels import PANELS
-from holdfast.policy import RANKINGS
-from holdfast.simulate.strategy import Strategy
+from holdfast.blocks.policy import RANKINGS
+from holdfast.lab.blocks import partial_recovery, prediction, priority_checkpoint
+from holdfast.lab.blocks.comparison import Compared, _row
+from holdfast.lab.blocks.measure import Costs, Measurement
+from holdfast.lab.blocks.panels import PANELS
+from holdfast.lab.bounds.contraction import Contraction
+from holdfast.lab.plot_style import COLOURS
+from holdfast.lab.simulate.strategy import Strategy
 
 FULL = priority_checkpoint.traditional(8)
 PARTIAL = [partial_recovery.strategy(how, lost, 8) for lost in partial_recovery.LOST for how in ("full", "partial")]

@@ -6,12 +6,12 @@ import pytest
 
 from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.store import DirectoryStore
-from holdfast.ddp.config import RunConfig, read_config
 from holdfast.errors import BadInput
 from holdfast.events import Attempt, Seconds, Step
-from holdfast.history import HistoryWriter
-from holdfast.samples import Samples
-from holdfast.supervise.folder import claimed
+from holdfast.history.log import HistoryWriter
+from holdfast.runs.config import RunConfig, read_config
+from holdfast.sampler.digest import Samples
+from holdfast.supervise.run_folder import claimed
 
 
 def config(args: str, **how: object) -> RunConfig:

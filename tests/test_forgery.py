@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.audit.finding import Verdict
 from holdfast.audit.verdicts import audit_files, worst
 from holdfast.events import (
     Attempt,
@@ -40,7 +39,8 @@ from holdfast.events import (
     from_json,
     to_json,
 )
-from holdfast.samples import Samples
+from holdfast.finding import Verdict
+from holdfast.sampler.digest import Samples
 from lived import PLAN, WRONGS, Lived, digest, live
 
 Files: TypeAlias = dict[str, list[Event]]

@@ -5,19 +5,19 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from holdfast.blocks import Ids, euclidean
+from holdfast.blocks.division import Ids, euclidean
+from holdfast.blocks.lost_blocks import fresh, partial
+from holdfast.blocks.policy import Policy
 from holdfast.errors import BadInput
-from holdfast.policy import Policy
-from holdfast.recovery import fresh, partial
-from holdfast.simulate.ages import ages, recovered
-from holdfast.simulate.strategy import CheckpointedRun, Strategy, Trial
-from holdfast.simulate.trajectory import proceed
+from holdfast.lab.simulate.ages import ages, recovered
+from holdfast.lab.simulate.strategy import CheckpointedRun, Strategy, Trial
+from holdfast.lab.simulate.trajectory import proceed
 from holdfast.workloads.cnn import cnn
-from holdfast.workloads.fresh import added, renewed, rule_of
 from holdfast.workloads.lda import lda
 from holdfast.workloads.mf import mf
 from holdfast.workloads.mlr import mlr
 from holdfast.workloads.qp import QuadraticProgram
+from holdfast.workloads.reinit import added, renewed, rule_of
 from holdfast.workloads.workload import Arrays, Workload, stacked
 
 WORKLOADS: dict[str, Workload] = {

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import gathering
 from holdfast.checkpoint.store import DirectoryStore, Store
 from holdfast.errors import Corrupt, StorageFailed
 from holdfast.events import Attempt, Done, Launch, Restart, What
-from holdfast.gathering import gathered, last_attempt, send
-from holdfast.history import HistoryWriter, read_history, stream_history
+from holdfast.history import gather as gathering
+from holdfast.history.gather import gathered, last_attempt, send
+from holdfast.history.log import HistoryWriter, read_history, stream_history
 
 
 @pytest.fixture

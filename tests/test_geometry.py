@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import permutation
 from holdfast.errors import BadInput
-from holdfast.geometry import Geometry, Position
-from holdfast.samples import Samples
+from holdfast.sampler import shuffle as permutation
+from holdfast.sampler.digest import Samples
+from holdfast.sampler.plan import Geometry, Position
 
 HUGE = Geometry(samples=10**9, batch=256, epochs=3, seed=5)
 
@@ -163,7 +163,7 @@ class TestWork:
 
     def test_a_share_costs_the_share(self, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[int] = []
-        monkeypatch.setattr("holdfast.geometry.permuted", lambda places, *_: asked.append(places.size) or places)
+        monkeypatch.setattr("holdfast.sampler.plan.permuted", lambda places, *_: asked.append(places.size) or places)
         HUGE.share(Position(2, 10**6), 3, 4)
         assert asked == [64]
 

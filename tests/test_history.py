@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from holdfast.audit.verdicts import audit_run
 from holdfast.errors import BadInput, Corrupt, FutureVersion, StorageFailed
 from holdfast.events import VERSION, Commit, Done, Event, Malformed, Other, Recover, Save, Seconds, Step
-from holdfast.history import HistoryWriter, Torn, backwards, read_history, stream_history
-from holdfast.samples import Samples
+from holdfast.history.log import HistoryWriter, Torn, backwards, read_history, stream_history
+from holdfast.sampler.digest import Samples
 from holdfast.stall import Stall
 
 
@@ -248,7 +248,7 @@ import resource, sys
 from pathlib import Path
 from holdfast.errors import StorageFailed
 from holdfast.events import Done
-from holdfast.history import HistoryWriter
+from holdfast.history.log import HistoryWriter
 
 history = HistoryWriter(Path(sys.argv[1]), "rank-0")
 history.append(Done(1, 0))

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from holdfast.errors import BadInput, StorageFailed
-from holdfast.lab import mlr_bound, mlr_reset, partial_recovery, qp_bound
-from holdfast.lab.bound import Measured
+from holdfast.lab import result_page as results
+from holdfast.lab.blocks import partial_recovery
+from holdfast.lab.bounds import mlr_bound, mlr_reset, qp_bound
+from holdfast.lab.bounds.bound import Measured
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.registry import EXPERIMENTS, experiment
 from holdfast.lab.result import Claim, Result, Table, command_line, prepare, replace_text
-from holdfast.rate import Rate
-from holdfast.report import results
+from holdfast.theory.rate import Rate
 
 QUICK = Options(quick=True, trials=20)
 

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.events import Attempt, Commit, Launch, Plan, Recover, Regroup, Restart, Seconds, Step, What
-from holdfast.lineage import EVERY_STEP, Lineage
-from holdfast.samples import Samples
+from holdfast.history.lineage import EVERY_STEP, Lineage
+from holdfast.sampler.digest import Samples
 
 
 def told(*several: What) -> Lineage:

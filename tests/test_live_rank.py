@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from holdfast.ddp import handover
-from holdfast.ddp.link import Broken
-from holdfast.ddp.live import Live
-from holdfast.ddp.losses import Losses
-from holdfast.ddp.membership import Membership
-from holdfast.ddp.settlement import Stand
-from holdfast.ddp.turn import Turn
+from holdfast.distributed.boundary import Turn
+from holdfast.distributed.gloo_link import Broken
+from holdfast.distributed.membership import Membership
 from holdfast.events import Regroup
-from holdfast.geometry import Geometry
+from holdfast.live import state_transfer as handover
+from holdfast.live.losses import Losses
+from holdfast.live.recovery import Live
+from holdfast.live.settlement import Stand
+from holdfast.sampler.plan import Geometry
 
 ALL = (0, 1, 2)
 LEFT = (1, 2)

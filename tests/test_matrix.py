@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from holdfast.events import Event, Seconds, Step
-from holdfast.failure import Failure
-from holdfast.lab import recovery_matrix
-from holdfast.lab.matrix import bootstrap
+from holdfast.faults.schedule import Failure
+from holdfast.lab.matrix import bootstrap, recovery_matrix
 from holdfast.lab.matrix import runs as matrix_runs
 from holdfast.lab.matrix.analysis import Analysis, divergence
 from holdfast.lab.matrix.claims import claims
@@ -24,7 +23,7 @@ from holdfast.lab.matrix.runs import PAUSES, STOLEN, Runs
 from holdfast.lab.matrix.stolen import Ticks, stolen, ticks
 from holdfast.lab.matrix.suites import Suite, Unit, suites, units
 from holdfast.lab.matrix.tables import aggregate, complete, divergences, per_suite, sliced, stalls, tables, wall_clock
-from holdfast.samples import Samples
+from holdfast.sampler.digest import Samples
 
 MATRIX = Matrix(
     steps=100,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from holdfast.errors import BadInput, Corrupt, DataMissing
-from holdfast.failure import Failure
-from holdfast.lab import recovery_matrix
+from holdfast.faults.schedule import Failure
 from holdfast.lab.experiment import Options, Progress
+from holdfast.lab.matrix import recovery_matrix
 from holdfast.lab.matrix.config import Matrix, read_matrix
 from holdfast.lab.matrix.data import Ready, make_ready
 from holdfast.lab.matrix.lines import line_of

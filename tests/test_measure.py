@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 
 from holdfast.errors import BadInput, StorageFailed
-from holdfast.lab import interval, priority_checkpoint
+from holdfast.lab import interval
+from holdfast.lab.blocks import priority_checkpoint
+from holdfast.lab.blocks.measure import Measurement, concentration, measure
+from holdfast.lab.blocks.panels import chosen
+from holdfast.lab.blocks.partial_recovery import strategy
 from holdfast.lab.experiment import Options, Progress
-from holdfast.lab.journal import Journal
-from holdfast.lab.measure import Measurement, concentration, measure
-from holdfast.lab.panels import chosen
-from holdfast.lab.partial_recovery import strategy
 from holdfast.lab.result import Claim
-from holdfast.report.results import write
-from holdfast.simulate.trajectory import Trajectory
+from holdfast.lab.result_page import write
+from holdfast.lab.simulate.trajectory import Trajectory
+from holdfast.lab.trial_log import Journal
 from holdfast.workloads.mlr import mlr
 
 

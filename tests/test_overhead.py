@@ -2,7 +2,8 @@
 
 import pytest
 
-from holdfast.cost.overhead import (
+from holdfast.errors import BadInput
+from holdfast.lab.backprop.overhead import (
     Overhead,
     Prices,
     checkpoint_restart,
@@ -11,7 +12,6 @@ from holdfast.cost.overhead import (
     mean_checkpoint_restart,
     rollback_slowdown,
 )
-from holdfast.errors import BadInput
 
 RESNET50 = Prices(minibatch=0.17, save=0.48, init=3.0, load=4.09)
 NT3 = Prices(minibatch=2.2, save=3.4, init=1.9, load=2.5)

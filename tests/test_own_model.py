@@ -15,14 +15,15 @@ from typer.testing import CliRunner
 import holdfast as hf
 from holdfast.cli import app
 from holdfast.errors import BadInput
-from holdfast.lab import on_ray, partial_recovery, priority_checkpoint
-from holdfast.lab.checking import check
+from holdfast.lab.blocks import partial_recovery, priority_checkpoint
+from holdfast.lab.blocks.model_check import check
+from holdfast.lab.blocks.own_model import compared
 from holdfast.lab.experiment import Options, Progress
-from holdfast.lab.own_model import compared
 from holdfast.lab.result import Result
-from holdfast.workloads.fresh import has_rule
-from holdfast.workloads.named import load_for_lab
-from holdfast.workloads.one_state import LossAt, Stacked
+from holdfast.lab.server import on_ray
+from holdfast.workloads.registry import load_for_lab
+from holdfast.workloads.reinit import has_rule
+from holdfast.workloads.simple_model import LossAt, Stacked
 from holdfast.workloads.workload import Arrays, Clock, Stack
 
 EXAMPLE = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "docs/workloads.md").read_text(), flags=re.S)[

@@ -7,7 +7,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from holdfast.blocks import Array
+from holdfast.blocks.division import Array
 from holdfast.checkpoint import payload, snapshot
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import BadInput, Corrupt

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import permutation
-from holdfast.blocks import Ids
+from holdfast.blocks.division import Ids
 from holdfast.errors import BadInput
-from holdfast.permutation import LARGEST, permuted
+from holdfast.sampler import shuffle as permutation
+from holdfast.sampler.shuffle import LARGEST, permuted
 
 SEED = 20240229  # of what is drawn below; a test that fails says it
 keys = st.integers(0, 2**64 - 1)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from holdfast import perturb
 from holdfast.errors import BadInput
+from holdfast.theory import perturb
 
 Floats = npt.NDArray[np.float64]
 

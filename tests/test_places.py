@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.ddp.membership import Membership
-from holdfast.supervise.places import FILE, Places, read
+from holdfast.distributed.membership import Membership
+from holdfast.runs.rank_log import FILE, Places, read
 
 LOGS = "logs/attempt-0002"
 

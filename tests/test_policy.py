@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.blocks.policy import RANKINGS, SAVES, Policy, Standing
 from holdfast.errors import BadInput
-from holdfast.policy import RANKINGS, SAVES, Policy, Standing
 
 fractions = st.sampled_from([Fraction(1), Fraction(1, 2), Fraction(1, 3), Fraction(1, 4), Fraction(1, 8)])
 sizes = st.lists(st.integers(0, 50), min_size=1, max_size=40).map(lambda s: np.array(s, dtype=np.int64))

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.progress import Phase, Progress
-from holdfast.supervise.processes import leaving
-from holdfast.supervise.running import Running
+from holdfast.supervise.workers.process import Running
+from holdfast.supervise.workers.processes import leaving
 
 EXIT = {"x86_64": 60, "aarch64": 93}  # the system call that ends one thread, not the process
 DEADLINE = 30.0

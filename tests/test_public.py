@@ -24,7 +24,7 @@ def test_the_command_starts_without_torch() -> None:
 
 
 # Torch's restricted reader of weights, and a reader of DCP's index that knows the classes that one is made of.
-RESTRICTED = [("dcp.py", "import pickle"), ("foreign.py", "torch.load")]
+RESTRICTED = [("dcp.py", "import pickle"), ("read_foreign.py", "torch.load")]
 
 
 def test_nothing_is_ever_unpickled() -> None:
@@ -32,6 +32,6 @@ def test_nothing_is_ever_unpickled() -> None:
     words = ("import pickle", "torch.load", "allow_pickle=True", "cloudpickle")
     found = [(path.name, word) for path in source.rglob("*.py") for word in words if word in path.read_text()]
     assert sorted(found) == RESTRICTED
-    assert (source / "exchange/foreign.py").read_text().count("torch.load(") == 1
-    assert 'torch.load(path, map_location="cpu", weights_only=True' in (source / "exchange/foreign.py").read_text()
-    assert "pickle.load" not in (source / "exchange/dcp.py").read_text()
+    assert (source / "weights/read_foreign.py").read_text().count("torch.load(") == 1
+    assert 'torch.load(path, map_location="cpu", weights_only=True' in (source / "weights/read_foreign.py").read_text()
+    assert "pickle.load" not in (source / "weights/dcp.py").read_text()

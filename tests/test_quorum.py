@@ -2,7 +2,7 @@
 
 import pytest
 
-from holdfast.supervise.quorum import Came, Heard, lost, present
+from holdfast.supervise.nodes.quorum import Came, Heard, lost, present
 
 LIMITS = {"of": 4, "least": 2, "lost_after": 10.0}
 MEMBERS = {name: node for node, name in enumerate("abcd")}

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import perturb
 from holdfast.errors import BadInput
-from holdfast.rate import OnlineRate, Rate, fitted_rate, worst_rate
-from holdfast.theory import iteration_cost_bound
+from holdfast.theory import perturb
+from holdfast.theory.bounds import iteration_cost_bound
+from holdfast.theory.rate import OnlineRate, Rate, fitted_rate, worst_rate
 
 Floats = npt.NDArray[np.float64]
 

@@ -13,10 +13,10 @@ import pytest
 from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.read_ahead import read_ahead
 from holdfast.checkpoint.store import DirectoryStore
-from holdfast.ddp import attempt
-from holdfast.ddp.config import RunConfig
-from holdfast.ddp.world import join
+from holdfast.distributed.ranks import join
 from holdfast.errors import Corrupt
+from holdfast.runs.config import RunConfig
+from holdfast.train.state import attempt
 
 DEADLINE = 30.0
 MANY = 3_000_000  # values of 4 bytes: several requests to read ahead
@@ -115,7 +115,7 @@ def test_no_more_is_read_ahead_than_was_committed_whatever_the_file_has(store: D
 def test_a_snapshot_for_which_there_is_no_memory_is_not_read_ahead(
     store: DirectoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.checkpoint.memory.available", lambda: 1 << 20)
+    monkeypatch.setattr("holdfast.memory.available", lambda: 1 << 20)
     read_ahead(store)
     wait_until_over()
     assert cached(tensors_of(store, 2)) < 0.1

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.blocks import along, euclidean
+from holdfast.blocks.division import along, euclidean
+from holdfast.blocks.lost_blocks import fresh, full, partial, recover, recovery, unsaved
 from holdfast.errors import BadInput
-from holdfast.recovery import fresh, full, partial, recover, recovery, unsaved
-from holdfast.theory import full_size, partial_size
+from holdfast.theory.bounds import full_size, partial_size
 
 
 @given(st.integers(1, 8), st.data())

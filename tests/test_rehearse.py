@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import Corrupt
-from holdfast.rehearse import boundaries
 from holdfast.rehearse.cause import Case, Cause, of_a_killed_run, of_unkilled_runs
 from holdfast.rehearse.compare import Divergence, begins, divergence, left_behind, restless, unmatched
-from holdfast.rehearse.observed import Ending, Held, Observed, Window, line, parse
 from holdfast.rehearse.report import Rehearsed, lines
+from holdfast.train.observe import boundaries
+from holdfast.train.observe.observations import Ending, Held, Observed, Window, line, parse
 
 
 def window(step: int, state: str = "", *, attempt: int = 1, rank: int = 0, **more: Any) -> Window:

@@ -10,15 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.cli import pages as reading
 from holdfast.errors import BadInput
 from holdfast.events import Commit, Detect, Event, Regroup, Seconds, Step
-from holdfast.report import csv, html, markdown, pictures, reading, runs, writing
+from holdfast.report import csv, markdown, pictures, runs
+from holdfast.report import files as writing
+from holdfast.report import formats as html
 from holdfast.report.activity import activity
 from holdfast.report.page import Column, Page, Statement, Table
-from holdfast.report.ran import names, told_run
+from holdfast.report.run_data import names, told_run
 from holdfast.report.thinning import Piece, thinned, thinned_line, thinned_marks
 from holdfast.report.timeline import COLUMNS, left_out, standalone, timeline
-from holdfast.samples import Samples
+from holdfast.sampler.digest import Samples
 from test_cost_served import perturbed
 from told import Told, written
 

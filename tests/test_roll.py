@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.ddp.membership import Membership
-from holdfast.supervise.roll import Roll, Seen
+from holdfast.distributed.membership import Membership
+from holdfast.supervise.workers.members import Roll, Seen
 
 
 def members(*seats: int, of: int = 0) -> list[Seen]:

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from holdfast.blocks import Array, Blocks, Ids, along, ragged, whole
+from holdfast.blocks.division import Array, Blocks, Ids, along, ragged, whole
 from holdfast.checkpoint import running as running_module
 from holdfast.checkpoint import scrub
 from holdfast.checkpoint.index import generations

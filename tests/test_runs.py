@@ -15,17 +15,17 @@ from rich.console import Console
 from holdfast import cli
 from holdfast.checkpoint import retention, snapshot
 from holdfast.checkpoint.store import DirectoryStore
-from holdfast.ddp import lock
-from holdfast.ddp.config import RunConfig
 from holdfast.events import Commit, Done, Iterate, Judged, Launch, Recover, Seconds, Serve, Step
-from holdfast.history import HistoryWriter
+from holdfast.history.log import HistoryWriter
+from holdfast.runs import lock
+from holdfast.runs import rank_log as places
+from holdfast.runs.config import RunConfig
 from holdfast.runs.logs import logs
-from holdfast.runs.standing import runs_in, standing
-from holdfast.samples import Samples
-from holdfast.supervise import places
+from holdfast.runs.status import runs_in, standing
+from holdfast.sampler.digest import Samples
+from holdfast.supervise.display import View
 from holdfast.supervise.output import LONGEST, Echo, Tail
-from holdfast.supervise.tries import Tries
-from holdfast.supervise.view import View
+from holdfast.supervise.restart_policy import Tries
 
 
 def holdfast(monkeypatch: pytest.MonkeyPatch, capfd: Any, *arguments: object) -> tuple[int, str, str]:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import BadInput
-from holdfast.salvage import STRATEGIES, missing, normal, weights
+from holdfast.live.lossy_gradient import STRATEGIES, missing, normal, weights
 
 worlds = st.lists(st.integers(0, 1000), min_size=1, max_size=12).filter(any)
 

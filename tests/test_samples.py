@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import BadInput, Corrupt
-from holdfast.samples import Samples
+from holdfast.sampler.digest import Samples
 
 identifiers = st.integers(-(2**63), 2**63 - 1)
 several = st.lists(identifiers, max_size=50)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.blocks import Ids, partition
-from holdfast.exact import at_most, exact_sum
-from holdfast.policy import RANKINGS, Choice, Policy, Standing
+from holdfast.blocks.division import Ids, partition
+from holdfast.blocks.exact import at_most, exact_sum
+from holdfast.blocks.policy import RANKINGS, Choice, Policy, Standing
 from holdfast.server.candidates import Candidates
 from holdfast.server.questions import (
     Answer,

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from holdfast.errors import BadInput
-from holdfast.lab import server_overhead
+from holdfast.lab import result_page as results
 from holdfast.lab.experiment import Options, Progress
-from holdfast.lab.journal import Journal
 from holdfast.lab.registry import EXPERIMENTS
 from holdfast.lab.result import Result
-from holdfast.lab.server_overhead import (
+from holdfast.lab.server import overhead as server_overhead
+from holdfast.lab.server.overhead import (
     Found,
     _lengths,
     _projection,
@@ -26,8 +26,8 @@ from holdfast.lab.server_overhead import (
     share,
     sooner,
 )
-from holdfast.lab.server_projection import PAPER, Projection, Rates, project
-from holdfast.lab.server_trials import (
+from holdfast.lab.server.projection import PAPER, Projection, Rates, project
+from holdfast.lab.server.server_trials import (
     ARMS,
     FULL,
     INTERVAL,
@@ -39,7 +39,7 @@ from holdfast.lab.server_trials import (
     Trial,
     run_trials,
 )
-from holdfast.report import results
+from holdfast.lab.trial_log import Journal
 
 RATES = Rates(sample=1e-9, transfer=1e8, tally=1e-8, select=1e-6, set_aside=1e8, write=1e7, message=0.005, work=0.05)
 
@@ -166,7 +166,7 @@ def test_trials_that_are_done_are_not_run_again(tmp_path: Path, monkeypatch: pyt
             journal.note(f"scar/5/12/{name}/{number}", number + 0.5)
     journal.note("scar/5/12/length", 2)
     journal.close()
-    monkeypatch.setattr("holdfast.lab.server_trials.serve", lambda *_, **__: pytest.fail("it ran"))
+    monkeypatch.setattr("holdfast.lab.server.server_trials.serve", lambda *_, **__: pytest.fail("it ran"))
 
     def silent(what: str, total: int) -> Progress:
         return lambda done: None

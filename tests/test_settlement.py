@@ -1,6 +1,6 @@
 """How members go on after a loss, by where each of them stands."""
 
-from holdfast.ddp.settlement import NOWHERE, Settlement, Stand, settled
+from holdfast.live.settlement import NOWHERE, Settlement, Stand, settled
 
 ALL = (0, 1, 2)
 

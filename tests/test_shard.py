@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.blocks.policy import Policy
 from holdfast.errors import BadInput
-from holdfast.policy import Policy
 from holdfast.server.candidates import Candidates
 from holdfast.server.partition import PartitionMap
 from holdfast.server.selection import converse, exchange
 from holdfast.server.shard import Holding, Moved, Shard, restored
 from holdfast.workloads.cnn import cnn
-from holdfast.workloads.divided import Push
 from holdfast.workloads.lda import lda
 from holdfast.workloads.mf import mf
 from holdfast.workloads.mlr import mlr
+from holdfast.workloads.rounds import Push
 from marks import (
     COLUMNS,
     COUNT,

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.blocks import Floats, along
+from holdfast.blocks.division import Floats, along
+from holdfast.blocks.lost_blocks import full, partial
+from holdfast.blocks.policy import Policy
 from holdfast.errors import BadInput, WorkerLost
-from holdfast.policy import Policy
-from holdfast.recovery import full, partial
-from holdfast.simulate.ages import ages, checkpoint, recovered
-from holdfast.simulate.iterations import as_given, iterations
-from holdfast.simulate.lanes import Start
-from holdfast.simulate.trajectory import Trajectory, crossing, proceed, trajectory
+from holdfast.lab.simulate.ages import ages, checkpoint, recovered
+from holdfast.lab.simulate.iterations import as_given, iterations
+from holdfast.lab.simulate.lanes import Start
+from holdfast.lab.simulate.trajectory import Trajectory, crossing, proceed, trajectory
 from holdfast.workloads.mlr import LogisticRegression, mlr
 from holdfast.workloads.qp import QuadraticProgram
 from holdfast.workloads.workload import Arrays, Clock, Stack

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.blocks import Array
+from holdfast.blocks.division import Array
 from holdfast.checkpoint import payload, retention, scrub, snapshot
 from holdfast.checkpoint.sealed import seal
 from holdfast.checkpoint.store import DirectoryStore, Reader, Store, refusal

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.cost.spent import CAUSES, Spent, spent
+from holdfast.cost.breakdown import CAUSES, Spent, spent
 from holdfast.errors import BadInput
 from holdfast.events import Attempt as Began
 from holdfast.events import (
@@ -27,7 +27,7 @@ from holdfast.events import (
     Step,
     Strike,
 )
-from holdfast.history import read_history
+from holdfast.history.log import read_history
 from holdfast.stall import Stall
 from told import Told, detected, written
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint import snapshot
+from holdfast.checkpoint.state_tree import flatten, unflatten
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import BadInput, Corrupt
-from holdfast.state import flatten, unflatten
 
 
 def through_json(state: Any) -> Any:

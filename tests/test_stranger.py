@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import xxhash
 
-from holdfast import cli
-from holdfast.blocks import along
-from holdfast.checkpoint import memory, payload, retention, scrub, snapshot
+from holdfast import cli, memory
+from holdfast.blocks.division import along
+from holdfast.checkpoint import payload, retention, scrub, snapshot
 from holdfast.checkpoint.index import index_name
 from holdfast.checkpoint.running import RunningCheckpoint
 from holdfast.checkpoint.sealed import seal

@@ -5,9 +5,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from holdfast.blocks import along, euclidean
-from holdfast.policy import Policy
-from holdfast.simulate.strategy import CheckpointedRun, Strategy, Trial, stream
+from holdfast.blocks.division import along, euclidean
+from holdfast.blocks.policy import Policy
+from holdfast.lab.simulate.strategy import CheckpointedRun, Strategy, Trial, stream
 
 FULL = Policy(ranking="full", interval=4)
 PRIORITY = Policy(ranking="priority", interval=4, fraction=Fraction(1, 4))

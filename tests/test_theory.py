@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from holdfast import perturb
 from holdfast.errors import BadInput
-from holdfast.theory import (
+from holdfast.theory import perturb
+from holdfast.theory.bounds import (
     endless_cost_bound,
     expected_partial_square,
     full_size,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.errors import BadInput
-from holdfast.theory import harmonic, sgd_cost_bound, sgd_iterations
+from holdfast.theory.bounds import harmonic, sgd_cost_bound, sgd_iterations
 
 Floats = npt.NDArray[np.float64]
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.policy import Policy
-from holdfast.simulate.strategy import Strategy, stream
-from holdfast.simulate.trajectory import trajectories, trajectory
-from holdfast.simulate.trials import Outcomes, Trials
+from holdfast.blocks.policy import Policy
+from holdfast.lab.simulate.strategy import Strategy, stream
+from holdfast.lab.simulate.trajectory import trajectories, trajectory
+from holdfast.lab.simulate.trials import Outcomes, Trials
 from holdfast.workloads.cnn import cnn
 from holdfast.workloads.mf import mf
 from holdfast.workloads.mlr import mlr

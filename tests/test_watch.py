@@ -16,13 +16,13 @@ from threading import Thread
 import pytest
 from rich.console import Console
 
-from holdfast.cost.spent import spent
-from holdfast.ddp import lock
+from holdfast.cost.breakdown import spent
 from holdfast.errors import BadInput
 from holdfast.events import Event, Iterate, Lost, Open, Plan, Regroup, Seconds, Serve, Step, line
-from holdfast.samples import Samples
+from holdfast.runs import lock
+from holdfast.sampler.digest import Samples
 from holdfast.watch import metrics, screen, web
-from holdfast.watch.seen import LATEST, Now, Seen, Watching
+from holdfast.watch.run_state import LATEST, Now, Seen, Watching
 from test_report import killed_once
 from told import Told, written
 

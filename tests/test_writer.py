@@ -18,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.blocks import Array
+from holdfast.blocks.division import Array
 from holdfast.checkpoint import payload, scrub, snapshot
 from holdfast.checkpoint.buffers import Image, Images
 from holdfast.checkpoint.capture import PIECE, Capture, make_ready

@@ -23,7 +23,7 @@ from holdfast.events import (
     What,
     line,
 )
-from holdfast.samples import Samples
+from holdfast.sampler.digest import Samples
 from holdfast.stall import Stall
 
 NOON = 1.7e9

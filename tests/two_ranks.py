@@ -6,19 +6,7 @@ from collections.abc import Sequence
 import xxhash
 
 from holdfast.audit.verdicts import Finding, audit, worst
-from holdfast.events import (
-    Attempt,
-    Commit,
-    Detect,
-    Event,
-    Open,
-    Plan,
-    Recover,
-    Seconds,
-    Step,
-    Stopped,
-    What,
-)
+from holdfast.events import Attempt, Commit, Detect, Event, Open, Plan, Recover, Seconds, Step, Stopped, What
 from lived import PLAN, digest, trained
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from bench import Training, about, command
 from job import Ended, Hung, Job, kill
 
-from holdfast.supervise.wish import scale
+from holdfast.supervise.scale_request import scale
 
 
 def main() -> None:

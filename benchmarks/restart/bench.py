@@ -69,7 +69,7 @@ def command(who: str, folder: Path) -> list[str]:
 
 def supervise(folder: Path) -> int:
     """Be holdfast's side of the comparison."""
-    from holdfast.ddp.config import RunConfig
+    from holdfast.runs.config import RunConfig
     from holdfast.supervise.supervisor import supervise
 
     config = RunConfig(script=str(SCRIPT), args=(str(folder),), workers=WORKERS, max_restarts=1)

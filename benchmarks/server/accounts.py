@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from holdfast import events
-from holdfast.history import read_history
-from holdfast.samples import Samples
+from holdfast.history.log import read_history
+from holdfast.sampler.digest import Samples
 
 
 def unaccounted(out: Path) -> list[str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from driven import Driven, embedded, settings
 
-from holdfast.policy import Policy
+from holdfast.blocks.policy import Policy
 
 NODES, WORKERS = 4, 2
 QUARTERS = Policy(ranking="priority", interval=4, fraction=Fraction(1, 4))

@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import ray
 
-from holdfast.policy import Policy
+from holdfast.blocks.policy import Policy
 from holdfast.server.calls import Member
 from holdfast.server.members import Members
 from holdfast.server.node import Node
 from holdfast.server.questions import Answer, AskSurvey, Question
-from holdfast.server.recovering import first_map
+from holdfast.server.recovery import first_map
 from holdfast.server.selection import BINS, FEW, converse, exchange
 from holdfast.server.settings import Settings
 from holdfast.server.worker import Turn, Worker
-from holdfast.workloads.divided import When
+from holdfast.workloads.rounds import When
 
 WIDE = str(Path(__file__).with_name("wide.py").absolute())
 OBJECTS = 3 << 30  # bytes of memory for what actors send each other

@@ -20,8 +20,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from holdfast.blocks import Ids, partition
-from holdfast.policy import Choice, Policy, Standing
+from holdfast.blocks.division import Ids, partition
+from holdfast.blocks.policy import Choice, Policy, Standing
 from holdfast.server.candidates import Candidates
 from holdfast.server.questions import Answer, Question, wire_bytes
 from holdfast.server.selection import Conversation, central, converse, exchange

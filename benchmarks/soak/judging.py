@@ -14,7 +14,7 @@ from holdfast.checkpoint.snapshot import Snapshot
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import HoldfastError
 from holdfast.events import Step, Strike
-from holdfast.history import read_history
+from holdfast.history.log import read_history
 
 Trained = Mapping[tuple[int, int], tuple[float | None, str | None]]  # by rank and step: the loss, a digest of the state
 AUDITED_WITHIN = 300.0

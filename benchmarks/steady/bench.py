@@ -82,7 +82,7 @@ def supervise(folder: str, recovery: str, workers: str, device: str, *args: str)
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-    from holdfast.ddp.config import RunConfig
+    from holdfast.runs.config import RunConfig
     from holdfast.supervise.supervisor import supervise
 
     config = RunConfig(

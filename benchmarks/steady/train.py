@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_post_hooks
 from torch.utils.data import DataLoader, DistributedSampler
 
-from holdfast.ddp.attaching import attach
-from holdfast.ddp.run import Run
+from holdfast.train.attach import attach
+from holdfast.train.run import Run
 
 ARMS = ("plain", "protected", "plain again")
 WARM = 3  # blocks: DDP builds its buckets anew after its first step, the first save takes place

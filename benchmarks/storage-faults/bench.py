@@ -19,7 +19,7 @@ import torch.distributed as dist
 from savers import SAVERS, Fault, Loaded, Saver, state_of
 
 import holdfast
-from holdfast.checkpoint.faulty import KINDS
+from holdfast.faults.storage import KINDS
 
 GOOD, STRUCK = (10, 20), 30
 WRONG, NOTHING = "**WRONG VALUES, no word**", "**nothing loads**"

@@ -20,10 +20,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from holdfast.checkpoint import scrub, snapshot
-from holdfast.checkpoint.faulty import POINTS, Faulty
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.checkpoint.writer import overlapped
-from holdfast.failure import at
+from holdfast.faults.schedule import at
+from holdfast.faults.storage import POINTS, Faulty
 
 State = dict[str, Any]
 RAISED = {"io-error": errno.EIO, "enospc": errno.ENOSPC}

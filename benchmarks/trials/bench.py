@@ -17,13 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.failure import geometric_steps, lost_blocks
-from holdfast.policy import Policy
-from holdfast.recovery import partial
-from holdfast.simulate.ages import ages, recovered
-from holdfast.simulate.iterations import as_given, iterations
-from holdfast.simulate.lanes import Start
-from holdfast.simulate.trajectory import crossing, trajectory
+from holdfast.blocks.lost_blocks import partial
+from holdfast.blocks.policy import Policy
+from holdfast.faults.schedule import geometric_steps, lost_blocks
+from holdfast.lab.simulate.ages import ages, recovered
+from holdfast.lab.simulate.iterations import as_given, iterations
+from holdfast.lab.simulate.lanes import Start
+from holdfast.lab.simulate.trajectory import crossing, trajectory
 from holdfast.workloads.mlr import LogisticRegression, mlr
 
 INTERVAL, LENGTH = 8, 66  # the unperturbed run takes 66 iterations

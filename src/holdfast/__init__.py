@@ -7,11 +7,14 @@ if TYPE_CHECKING:
     from holdfast import lab
     from holdfast.audit.ledger import Ledger
     from holdfast.audit.verdicts import CHECKS, Finding, audit_run, worst
-    from holdfast.blocks import Blocks, along, euclidean, partition, ragged, whole
+    from holdfast.blocks.division import Blocks, along, euclidean, partition, ragged, whole
+    from holdfast.blocks.lost_blocks import full, partial, recover
+    from holdfast.blocks.policy import Policy, Standing
     from holdfast.checkpoint.objects import ObjectStore
     from holdfast.checkpoint.place import open_store
     from holdfast.checkpoint.running import RunningCheckpoint
     from holdfast.checkpoint.snapshot import Manifest, Snapshot
+    from holdfast.checkpoint.state_tree import flatten, unflatten
     from holdfast.checkpoint.store import DirectoryStore, Store
     from holdfast.checkpoint.writer import Saved, Writer, blocking, overlapped
     from holdfast.cost.formulas import (
@@ -22,9 +25,6 @@ if TYPE_CHECKING:
         goodput,
         young_interval,
     )
-    from holdfast.ddp.attaching import attach
-    from holdfast.ddp.batches import Batch
-    from holdfast.ddp.run import Run
     from holdfast.errors import (
         BadInput,
         CommitConflict,
@@ -38,17 +38,17 @@ if TYPE_CHECKING:
         WorkerLost,
     )
     from holdfast.events import Event
-    from holdfast.exchange.load import load
-    from holdfast.failure import Failure
-    from holdfast.geometry import Geometry, Position
-    from holdfast.history import History, HistoryWriter, read_history
-    from holdfast.policy import Policy, Standing
-    from holdfast.rate import OnlineRate, Rate, fitted_rate, worst_rate
-    from holdfast.recovery import full, partial, recover
-    from holdfast.samples import Samples
+    from holdfast.faults.schedule import Failure
+    from holdfast.history.log import History, HistoryWriter, read_history
+    from holdfast.sampler.digest import Samples
+    from holdfast.sampler.plan import Geometry, Position
     from holdfast.stall import Stall
-    from holdfast.state import flatten, unflatten
-    from holdfast.theory import endless_cost_bound, irreducible_error, iteration_cost_bound, sgd_cost_bound
+    from holdfast.theory.bounds import endless_cost_bound, irreducible_error, iteration_cost_bound, sgd_cost_bound
+    from holdfast.theory.rate import OnlineRate, Rate, fitted_rate, worst_rate
+    from holdfast.train.attach import attach
+    from holdfast.train.loop import Batch
+    from holdfast.train.run import Run
+    from holdfast.weights.load import load
 
 __version__ = "0.1.0"
 
@@ -57,69 +57,69 @@ __version__ = "0.1.0"
 _LATER = {
     "CHECKS": "audit.verdicts",
     "BadInput": "errors",
-    "Batch": "ddp.batches",
-    "Blocks": "blocks",
+    "Batch": "train.loop",
+    "Blocks": "blocks.division",
     "CommitConflict": "errors",
     "Corrupt": "errors",
     "DataMissing": "errors",
     "DirectoryStore": "checkpoint.store",
     "Event": "events",
-    "Failure": "failure",
+    "Failure": "faults.schedule",
     "Finding": "audit.verdicts",
     "FutureVersion": "errors",
-    "Geometry": "geometry",
-    "History": "history",
-    "HistoryWriter": "history",
+    "Geometry": "sampler.plan",
+    "History": "history.log",
+    "HistoryWriter": "history.log",
     "HoldfastError": "errors",
     "Ledger": "audit.ledger",
     "Manifest": "checkpoint.snapshot",
     "NoSnapshot": "errors",
     "NotAStore": "errors",
     "ObjectStore": "checkpoint.objects",
-    "OnlineRate": "rate",
-    "Policy": "policy",
-    "Position": "geometry",
-    "Rate": "rate",
-    "Run": "ddp.run",
+    "OnlineRate": "theory.rate",
+    "Policy": "blocks.policy",
+    "Position": "sampler.plan",
+    "Rate": "theory.rate",
+    "Run": "train.run",
     "RunTime": "cost.formulas",
     "RunningCheckpoint": "checkpoint.running",
-    "Samples": "samples",
+    "Samples": "sampler.digest",
     "Saved": "checkpoint.writer",
     "Snapshot": "checkpoint.snapshot",
     "Stall": "stall",
-    "Standing": "policy",
+    "Standing": "blocks.policy",
     "StorageFailed": "errors",
     "Store": "checkpoint.store",
     "WorkerLost": "errors",
     "Writer": "checkpoint.writer",
-    "along": "blocks",
-    "attach": "ddp.attaching",
+    "along": "blocks.division",
+    "attach": "train.attach",
     "audit_run": "audit.verdicts",
     "blocking": "checkpoint.writer",
     "daly_interval": "cost.formulas",
-    "endless_cost_bound": "theory",
-    "euclidean": "blocks",
+    "endless_cost_bound": "theory.bounds",
+    "euclidean": "blocks.division",
     "expected_run_time": "cost.formulas",
     "expected_waste": "cost.formulas",
-    "fitted_rate": "rate",
-    "flatten": "state",
-    "full": "recovery",
+    "fitted_rate": "theory.rate",
+    "flatten": "checkpoint.state_tree",
+    "full": "blocks.lost_blocks",
     "goodput": "cost.formulas",
-    "irreducible_error": "theory",
-    "iteration_cost_bound": "theory",
-    "load": "exchange.load",
+    "irreducible_error": "theory.bounds",
+    "iteration_cost_bound": "theory.bounds",
+    "load": "weights.load",
     "open_store": "checkpoint.place",
     "overlapped": "checkpoint.writer",
-    "partial": "recovery",
-    "partition": "blocks",
-    "ragged": "blocks",
-    "read_history": "history",
-    "recover": "recovery",
-    "sgd_cost_bound": "theory",
-    "unflatten": "state",
-    "whole": "blocks",
+    "partial": "blocks.lost_blocks",
+    "partition": "blocks.division",
+    "ragged": "blocks.division",
+    "read_history": "history.log",
+    "recover": "blocks.lost_blocks",
+    "sgd_cost_bound": "theory.bounds",
+    "unflatten": "checkpoint.state_tree",
+    "whole": "blocks.division",
     "worst": "audit.verdicts",
-    "worst_rate": "rate",
+    "worst_rate": "theory.rate",
     "young_interval": "cost.formulas",
 }
 

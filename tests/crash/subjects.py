@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.blocks import Array, along
+from holdfast.blocks.division import Array, along
 from holdfast.checkpoint import retention, snapshot
 from holdfast.checkpoint.running import RunningCheckpoint
 from holdfast.checkpoint.store import DirectoryStore, read

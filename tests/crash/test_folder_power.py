@@ -5,8 +5,8 @@ from pathlib import Path
 import power
 import pytest
 
-from holdfast.ddp.config import RunConfig, read_config
-from holdfast.supervise.folder import claimed
+from holdfast.runs.config import RunConfig, read_config
+from holdfast.supervise.run_folder import claimed
 
 
 @pytest.mark.parametrize("kept", power.KEPT)

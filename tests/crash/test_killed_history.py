@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from holdfast.events import Detect
-from holdfast.history import History, HistoryWriter, read_history
+from holdfast.history.log import History, HistoryWriter, read_history
 
 # Flushes one long event after another, telling each on stdout once its flush has returned.
 WRITE_FOR_EVER = """
 import sys
 from pathlib import Path
 from holdfast.events import Detect
-from holdfast.history import HistoryWriter
+from holdfast.history.log import HistoryWriter
 
 history = HistoryWriter(Path(sys.argv[1]), "rank-0")
 step = 0
@@ -33,7 +33,7 @@ while True:
 DIE_INSIDE_A_WRITE = """
 import os, signal, sys
 from pathlib import Path
-import holdfast.history as module
+import holdfast.history.log as module
 from holdfast.events import Detect
 
 def write_a_part_and_die(file, data):

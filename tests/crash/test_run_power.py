@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 from holdfast.audit.verdicts import audit_run, worst
 from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.store import DirectoryStore
-from holdfast.ddp.attaching import attach
+from holdfast.train.attach import attach
 
 STEPS = 12
 
@@ -60,6 +60,6 @@ def test_a_run_whose_power_was_cut_after_a_commit_goes_on_and_passes_its_audit(t
 def test_the_same_check_catches_a_commit_that_does_not_wait_for_the_history(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.history.HistoryWriter.sync", lambda self: None)
+    monkeypatch.setattr("holdfast.history.log.HistoryWriter.sync", lambda self: None)
     with pytest.raises(AssertionError):
         test_a_run_whose_power_was_cut_after_a_commit_goes_on_and_passes_its_audit(tmp_path, "synced")

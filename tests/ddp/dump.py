@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from holdfast.ddp.attaching import attach
+from holdfast.train.attach import attach
 
 SAMPLES, EPOCHS, BATCH, STEP = 90, 12, 18, 7
 WIDTH, LAYERS = 16, 4

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import holdfast as hf
-from holdfast.ddp.world import JOINS
+from holdfast.distributed.ranks import JOINS
 
 torch.manual_seed(3)
 KILLED = int(sys.argv[1])  # in which evaluation

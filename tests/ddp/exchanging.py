@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from loop import CLASSES, SAMPLES, WIDTH, Points
 from torch import nn
 
-from holdfast.ddp.attaching import attach
+from holdfast.train.attach import attach
 
 EPOCHS, BATCH = 4, 16
 

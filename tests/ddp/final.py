@@ -9,7 +9,7 @@ from holdfast.audit.verdicts import audit_run
 from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.snapshot import Snapshot
 from holdfast.checkpoint.store import DirectoryStore
-from holdfast.history import read_history
+from holdfast.history.log import read_history
 
 
 def last(out: Path) -> Snapshot:

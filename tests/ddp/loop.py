@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from holdfast.ddp.attaching import attach
-from holdfast.ddp.run import Run
-from holdfast.ddp.world import JOINS
+from holdfast.distributed.ranks import JOINS
+from holdfast.train.attach import attach
+from holdfast.train.run import Run
 
 SAMPLES, WIDTH, CLASSES = 96, 20, 5
 SECONDS = 2.5  # of trouble: more than the 1.5 after which one that others wait for is given up

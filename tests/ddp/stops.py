@@ -7,7 +7,7 @@ import sys
 import torch
 from torch import nn
 
-from holdfast.ddp.attaching import attach
+from holdfast.train.attach import attach
 
 TASK = {
     "stop_at": None,

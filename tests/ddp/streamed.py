@@ -11,8 +11,8 @@ from torch.utils.data import IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import RandomSampler, StatefulDistributedSampler
 
-from holdfast.ddp.attaching import attach
-from holdfast.ddp.run import Run
+from holdfast.train.attach import attach
+from holdfast.train.run import Run
 
 SAMPLES, BATCH, STEPS = 10, 4, 8  # 3 batches an epoch, the last one small
 

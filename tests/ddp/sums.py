@@ -18,9 +18,9 @@ from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 
-from holdfast.ddp import world
-from holdfast.ddp.replica import Replica
+from holdfast.distributed import ranks as world
 from holdfast.errors import BadInput
+from holdfast.train.replicate import Replica
 
 WORDS, STEPS = 3000, 3
 UNEVEN = (0.5, 0.2, 0.3)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from holdfast.history import Event, read_history
+from holdfast.history.log import Event, read_history
 
 HERE = Path(__file__).parent
 TRAINEE = HERE / "trainee.py"

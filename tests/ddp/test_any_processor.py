@@ -20,7 +20,7 @@ from loop import Task, train
 from threadpoolctl import threadpool_limits
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from holdfast.ddp.attaching import attach
+from holdfast.train.attach import attach
 from holdfast.workloads.mlr import mlr
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ import pytest
 from supervised import alive, wait_until
 
 from holdfast.errors import BadInput, StorageFailed
-from holdfast.supervise.aside import Aside
+from holdfast.supervise.child_call import Aside
 
 
 def test_what_came_of_it_comes_back_as_a_value_or_as_the_error_it_was() -> None:

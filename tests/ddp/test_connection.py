@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is public
 
-from holdfast.supervise.connection import Connection, Unreachable, beat, end_all
+from holdfast.supervise.nodes.connection import Connection, Unreachable, beat, end_all
 
 KEEPER = """
 import time
@@ -24,7 +24,7 @@ time.sleep(100)
 # Its thread is inside of the store when it ends; the store's keeper is killed while the interpreter shuts down.
 ASKER = """
 import os, signal, sys, time, types
-from holdfast.supervise.connection import Connection, Unreachable, end_all
+from holdfast.supervise.nodes.connection import Connection, Unreachable, end_all
 where, keeper = sys.argv[1], int(sys.argv[2])
 
 class Last:

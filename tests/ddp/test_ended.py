@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import gathering
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.events import SUPERVISED_ONLY, Attempt, Done, Judged, Launch, Restart, What
-from holdfast.history import HistoryWriter
-from holdfast.supervise.checkpoints import Checkpoints, Found
-from holdfast.supervise.ended import Ended
+from holdfast.history import gather as gathering
+from holdfast.history.log import HistoryWriter
+from holdfast.supervise.checkpoint_place import Checkpoints, Found
+from holdfast.supervise.nodes.run_end import Ended
 from holdfast.supervise.verdict import completion
 
 NOTHING = Found(None, 0)

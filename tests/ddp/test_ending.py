@@ -14,10 +14,10 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # it is p
 
 from holdfast import progress
 from holdfast.audit.verdicts import audit_run
-from holdfast.ddp.stopping import Apart, Stopping, apart
-from holdfast.ddp.world import World
+from holdfast.distributed.ranks import World
 from holdfast.progress import Progress
-from holdfast.supervise import errorfile
+from holdfast.supervise import error_file as errorfile
+from holdfast.train.stopping import Apart, Stopping, apart
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "stops.py"

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from final import complaints, different, events, last
 from torch import nn
 
-from holdfast.ddp import attaching as module
-from holdfast.ddp.run import Run
 from holdfast.errors import BadInput
+from holdfast.train import attach as module
+from holdfast.train.run import Run
 
 SAMPLES, BATCH, EPOCHS = 14, 4, 3  # 3 windows an epoch, two samples wait for the next shuffle
 WINDOWS = SAMPLES // BATCH

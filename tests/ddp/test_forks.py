@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.agent.server.api import Worker
 
-from holdfast.ddp.config import RunConfig
 from holdfast.progress import Progress
-from holdfast.supervise import running
-from holdfast.supervise.running import Running
-from holdfast.supervise.worker import Task
+from holdfast.runs.config import RunConfig
+from holdfast.supervise.workers import process as running
+from holdfast.supervise.workers.entry import Task
+from holdfast.supervise.workers.process import Running
 
 
 def _task(folder: Path) -> Task:

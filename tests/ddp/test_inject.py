@@ -13,17 +13,18 @@ from supervised import HERE, Start, Supervisor
 from test_live import LOOP, WORKERS, fingerprints, lived_through
 from torch import Tensor, nn
 
-from holdfast.cost.spent import spent
-from holdfast.ddp import inject, points
-from holdfast.ddp.config import RunConfig
-from holdfast.ddp.inject import Injection
-from holdfast.ddp.past import read_past
+from holdfast.cost.breakdown import spent
 from holdfast.errors import BadInput
-from holdfast.failure import Failure
-from holdfast.geometry import Geometry
-from holdfast.history import read_history
-from holdfast.simulate.backprop import Interruption, update
-from holdfast.simulate.replicas import Share, computed
+from holdfast.faults import points
+from holdfast.faults.schedule import Failure
+from holdfast.history.log import read_history
+from holdfast.history.tail import read_past
+from holdfast.lab.simulate.backprop import Interruption, update
+from holdfast.lab.simulate.replicas import Share, computed
+from holdfast.runs.config import RunConfig
+from holdfast.sampler.plan import Geometry
+from holdfast.train import inject
+from holdfast.train.inject import Injection
 
 INSIDE = [
     {"step": 3, "point": "forward", "targets": [1, 2]},

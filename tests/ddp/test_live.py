@@ -10,15 +10,15 @@ import torch
 from final import complaints, different, events
 from supervised import HERE, Start, Supervisor, wait_until
 
-from holdfast.cost.spent import spent
-from holdfast.ddp.config import RunConfig
-from holdfast.ddp.crew import Crew
-from holdfast.ddp.live import Live
-from holdfast.ddp.meeting import Meeting
-from holdfast.ddp.settlement import Settlement
+from holdfast.cost.breakdown import spent
+from holdfast.distributed.process_group import Crew
 from holdfast.errors import BadInput
-from holdfast.history import read_history
-from holdfast.supervise.wish import scale
+from holdfast.history.log import read_history
+from holdfast.live.coordination import Meeting
+from holdfast.live.recovery import Live
+from holdfast.live.settlement import Settlement
+from holdfast.runs.config import RunConfig
+from holdfast.supervise.scale_request import scale
 
 LOOP = HERE / "loop.py"
 WORKERS = 4

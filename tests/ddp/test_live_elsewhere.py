@@ -8,9 +8,9 @@ from supervised import HERE, Start
 SCRIPT = f"""
 import json, sys
 sys.path.insert(0, {str(HERE)!r})
-from holdfast.ddp import device_link
+from holdfast.distributed import nccl_link as device_link
 device_link.why_not = lambda backend: "this NCCL cannot abort"
-from holdfast.ddp.attaching import attach
+from holdfast.train.attach import attach
 from loop import Task, train
 train(attach(), Task(**json.loads(sys.argv[1])))
 """

@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 
 from holdfast.checkpoint.terms import Term
-from holdfast.supervise import nodes
-from holdfast.supervise.checkpoints import Checkpoints
-from holdfast.supervise.connection import Connection
-from holdfast.supervise.node import Node
-from holdfast.supervise.nodes import Nodes
-from holdfast.supervise.rendezvous import Over
+from holdfast.supervise.checkpoint_place import Checkpoints
+from holdfast.supervise.nodes import multi_node as nodes
+from holdfast.supervise.nodes.connection import Connection
+from holdfast.supervise.nodes.multi_node import Nodes
+from holdfast.supervise.nodes.node import Node
+from holdfast.supervise.nodes.rendezvous import Over
 
 WITHIN = 30.0
 

@@ -9,10 +9,10 @@ from final import complaints, different, events
 from supervised import HERE, Start, Supervisor
 
 from holdfast import progress
-from holdfast.ddp import own_exchange
-from holdfast.ddp.own_exchange import Outlived
-from holdfast.ddp.settlement import EXCHANGES, NOWHERE, Stand, settled
+from holdfast.distributed import script_collectives as own_exchange
+from holdfast.distributed.script_collectives import Outlived
 from holdfast.errors import WorkerLost
+from holdfast.live.settlement import EXCHANGES, NOWHERE, Stand, settled
 
 SCRIPT = HERE / "exchanging.py"
 

@@ -18,14 +18,14 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from holdfast.checkpoint import retention, snapshot
 from holdfast.checkpoint.store import DirectoryStore
-from holdfast.ddp import attaching as module
-from holdfast.ddp import inject
-from holdfast.ddp.batches import Batch
-from holdfast.ddp.probe import PROBES
-from holdfast.ddp.run import Run
 from holdfast.errors import BadInput, StorageFailed
-from holdfast.failure import at
-from holdfast.samples import Samples
+from holdfast.faults.schedule import at
+from holdfast.sampler.digest import Samples
+from holdfast.train import attach as module
+from holdfast.train import inject
+from holdfast.train.loop import Batch
+from holdfast.train.probe import PROBES
+from holdfast.train.run import Run
 
 TASK = Task(epochs=3)  # 18 steps
 

@@ -11,10 +11,10 @@ from loop import Task, train
 from test_run import _attached, attach, run_to_end
 from torch import nn
 
-from holdfast.ddp import config
-from holdfast.ddp.asked_for import overridden, seed_of_run
-from holdfast.ddp.config import RunConfig
 from holdfast.errors import BadInput
+from holdfast.runs import config
+from holdfast.runs.config import RunConfig
+from holdfast.train.seed import overridden, seed_of_run
 
 TASK = Task(epochs=1)
 

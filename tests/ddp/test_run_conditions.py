@@ -11,8 +11,8 @@ from loop import Crash
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from holdfast.ddp import attaching
 from holdfast.errors import BadInput
+from holdfast.train import attach as attaching
 
 
 def data(seed: int = 1) -> TensorDataset:

@@ -21,15 +21,15 @@ from torch.distributed import HashStore
 from torch.utils.data import DataLoader
 
 from holdfast import progress
-from holdfast.ddp.membership import Membership
-from holdfast.ddp.protected import Protected
-from holdfast.ddp.shard import Shard
-from holdfast.ddp.together import MOST, Together
-from holdfast.ddp.world import World
+from holdfast.distributed.membership import Membership
+from holdfast.distributed.ranks import World
 from holdfast.errors import BadInput, WorkerLost
 from holdfast.progress import Phase
 from holdfast.supervise.awaited import Elsewhere, Seen
-from holdfast.supervise.stuck import LEAST, Judge
+from holdfast.supervise.hang_detection import LEAST, Judge
+from holdfast.train.evaluation import MOST, Together
+from holdfast.train.shard import Shard
+from holdfast.train.state.protected import Protected
 
 
 @pytest.fixture(autouse=True)

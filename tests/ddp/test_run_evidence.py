@@ -12,12 +12,12 @@ from loop import Crash
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from holdfast.ddp import attaching as module
-from holdfast.ddp.fingerprint import Fingerprints
-from holdfast.ddp.probe import probe
-from holdfast.ddp.protected import Protected
-from holdfast.ddp.run import Run
 from holdfast.errors import BadInput
+from holdfast.train import attach as module
+from holdfast.train.probe import probe
+from holdfast.train.run import Run
+from holdfast.train.state.fingerprint import Fingerprints
+from holdfast.train.state.protected import Protected
 
 STEPS = 12
 Body = Callable[[Run, nn.Module, torch.optim.Optimizer], Callable[[Any], None]]

@@ -18,18 +18,19 @@ from torch import nn
 import holdfast as hf
 from holdfast.audit.verdicts import audit, worst
 from holdfast.checkpoint.store import DirectoryStore
-from holdfast.ddp import generators, world
-from holdfast.ddp.config import RunConfig
-from holdfast.ddp.protected import Protected
-from holdfast.ddp.run import Run
+from holdfast.distributed import ranks as world
 from holdfast.errors import BadInput, Corrupt, HoldfastError
-from holdfast.exchange.fitting import fit
-from holdfast.exchange.given import read, settled
-from holdfast.exchange.source import Source
-from holdfast.exchange.taking import take
-from holdfast.exchange.write import export
-from holdfast.history import read_history
+from holdfast.history.log import read_history
+from holdfast.runs.config import RunConfig
+from holdfast.runs.source import Source
 from holdfast.supervise.beginning import beginning
+from holdfast.train.run import Run
+from holdfast.train.state import rng as generators
+from holdfast.train.state.protected import Protected
+from holdfast.weights.export import export
+from holdfast.weights.initial import read, settled
+from holdfast.weights.match_names import fit
+from holdfast.weights.taking import take
 
 TASK = Task(epochs=1)  # 6 steps
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.ddp import generators
+from holdfast.train.state import rng as generators
 
 PLACES = st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3))
 

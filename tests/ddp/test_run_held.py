@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.ddp import marks
-from holdfast.ddp.held import frames_of_script, held
+from holdfast.train.observe import value_digests as marks
+from holdfast.train.observe.script_state import frames_of_script, held
 
 
 @pytest.fixture(autouse=True)

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Subset, default_collate, get_worker_info
 
-from holdfast.ddp import loader_options, loading
-from holdfast.ddp.loading import Shares
 from holdfast.errors import BadInput
-from holdfast.geometry import Geometry
-from holdfast.samples import Samples
+from holdfast.sampler.digest import Samples
+from holdfast.sampler.plan import Geometry
+from holdfast.train.data import loader as loading
+from holdfast.train.data import loader_options
+from holdfast.train.data.loader import Shares
 
 
 class Drawn:

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint.store import DirectoryStore
-from holdfast.ddp import inject
-from holdfast.ddp.attaching import attach
-from holdfast.ddp.inject import Injection, faulty
-from holdfast.ddp.past import Past, has_commit, read_past
 from holdfast.errors import Corrupt, StorageFailed
 from holdfast.events import Attempt, Commit, Recover, Seconds, Step, Strike, What
-from holdfast.failure import Failure
-from holdfast.history import HistoryWriter, backwards, read_history
-from holdfast.samples import Samples
+from holdfast.faults.schedule import Failure
+from holdfast.history.log import HistoryWriter, backwards, read_history
+from holdfast.history.tail import Past, has_commit, read_past
+from holdfast.sampler.digest import Samples
+from holdfast.train import inject
+from holdfast.train.attach import attach
+from holdfast.train.inject import Injection, faulty
 
 
 def write(folder: Path, who: str, *events: What) -> None:

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from holdfast.ddp.protected import SHOWN, Protected, listed
+from holdfast.checkpoint.state_tree import flatten, unflatten
 from holdfast.errors import BadInput
-from holdfast.state import flatten, unflatten
+from holdfast.train.state.protected import SHOWN, Protected, listed
 
 SCHEDULERS: dict[str, dict[str, Any]] = {
     "StepLR": {"step_size": 2},

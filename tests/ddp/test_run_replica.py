@@ -8,11 +8,11 @@ from supervised import HERE, Start
 from torch import nn
 from torch.distributed import HashStore
 
-from holdfast.ddp.live import Live
-from holdfast.ddp.meeting import Meeting
-from holdfast.ddp.protected import unwrapped
-from holdfast.ddp.replica import Replica
 from holdfast.errors import BadInput
+from holdfast.live.coordination import Meeting
+from holdfast.live.recovery import Live
+from holdfast.train.replicate import Replica
+from holdfast.train.state.protected import unwrapped
 
 Found = list[dict[str, Any]]
 WAYS = ("default", "uneven", "views", "uneven views", "small buckets", "unused", "static")

@@ -12,8 +12,8 @@ SLOW = """
 import os, sys, time, torch
 from torch.utils.data import TensorDataset
 from holdfast.checkpoint.store import DirectoryStore
-from holdfast.ddp import world
-from holdfast.ddp.attaching import attach
+from holdfast.distributed import ranks as world
+from holdfast.train.attach import attach
 
 world.BEAT = 0.05
 what = "put" if os.environ["HOLDFAST_ATTEMPT"] == "1" else "open"

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # it is public
 
-from holdfast.ddp import preemption
-from holdfast.ddp.stopping import Stopping
-from holdfast.ddp.world import World
+from holdfast import process as preemption
+from holdfast.distributed.ranks import World
+from holdfast.train.stopping import Stopping
 
 STEPS = 100_000
 

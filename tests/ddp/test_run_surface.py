@@ -13,11 +13,11 @@ from torch import nn
 from torch.utils.data import default_collate
 
 import holdfast as hf
-from holdfast.ddp.batches import Batch
-from holdfast.ddp.nested import moved
-from holdfast.ddp.protected import Protected
-from holdfast.ddp.unwrapping import plain_state
 from holdfast.errors import BadInput
+from holdfast.train.loop import Batch
+from holdfast.train.nested import moved
+from holdfast.train.state.module_names import plain_state
+from holdfast.train.state.protected import Protected
 
 pytestmark = pytest.mark.usefixtures("closed")
 Pair = namedtuple("Pair", "x y")

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # it is public
 
-from holdfast.ddp import world as module
-from holdfast.ddp.world import World
+from holdfast.distributed import ranks as module
+from holdfast.distributed.ranks import World
 from holdfast.errors import WorkerLost
 
 

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from holdfast.audit.verdicts import audit_run
-from holdfast.ddp.restoring import Restored
-from holdfast.ddp.stream import Feed
 from holdfast.errors import BadInput, Corrupt
+from holdfast.train.data.stream import Feed
+from holdfast.train.state.restore import Restored
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it, and torch warns
 

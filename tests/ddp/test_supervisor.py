@@ -11,10 +11,10 @@ from supervised import TRAINEE, Start, Supervisor, alive, wait_until
 
 from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.store import DirectoryStore
-from holdfast.ddp import lock
-from holdfast.ddp.config import RunConfig
 from holdfast.errors import BadInput
 from holdfast.events import Detect, Restart
+from holdfast.runs import lock
+from holdfast.runs.config import RunConfig
 from holdfast.supervise.supervisor import supervise
 
 
@@ -294,7 +294,7 @@ def test_a_worker_finds_what_a_fresh_interpreter_under_torchrun_would_give_it(st
 ATTACHED = """
 import sys, time, torch
 from torch.utils.data import TensorDataset
-from holdfast.ddp.attaching import attach
+from holdfast.train.attach import attach
 run = attach()
 model = run.replicate(torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

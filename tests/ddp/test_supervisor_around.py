@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 from supervised import HERE, TRAINEE, Start, alive, descendants, wait_until
 
-from holdfast.ddp import lock
-from holdfast.ddp.config import RunConfig
 from holdfast.errors import BadInput
-from holdfast.history import read_history
-from holdfast.supervise.worker import Log
+from holdfast.history.log import read_history
+from holdfast.runs import lock
+from holdfast.runs.config import RunConfig
+from holdfast.supervise.workers.entry import Log
 
 LOADING = """
 import sys, time, torch
-from holdfast.ddp.attaching import attach
+from holdfast.train.attach import attach
 class Data(torch.utils.data.Dataset):
     def __len__(self): return 64
     def __getitem__(self, index): return torch.tensor([float(index)]), torch.tensor([1.0])
@@ -38,7 +38,7 @@ for x, y in run.batches(Data(), global_batch=8, epochs=10_000, workers=1):
 
 INTERRUPTED = """
 import signal, time
-from holdfast.ddp import preemption
+from holdfast import process as preemption
 flag = type(preemption.requested)()
 signal.signal(signal.SIGALRM, lambda *_: flag.set())
 signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-3)
@@ -117,10 +117,10 @@ def test_an_orphan_of_a_worker_does_not_keep_the_folder_locked(start: Start, tmp
 def test_whoever_attaches_without_a_supervisor_holds_the_folder_until_it_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.ddp.attaching import attach
+    from holdfast.train.attach import attach
 
     other = (
-        "import sys; from pathlib import Path; from holdfast.ddp import lock; lock.FREE_WITHIN = 0.0; "
+        "import sys; from pathlib import Path; from holdfast.runs import lock; lock.FREE_WITHIN = 0.0; "
         "lock.hold(Path(sys.argv[1]))"
     )
     run = attach(tmp_path)
@@ -170,7 +170,7 @@ def test_a_loop_left_one_step_before_its_end_ends_the_worker_and_is_named(start:
 CONFIGURED = """
 import os
 from pathlib import Path
-from holdfast.ddp.config import handed_over
+from holdfast.runs.config import handed_over
 out = Path(os.environ["HOLDFAST_OUT"])
 assert handed_over(out).save_every == 7
 (out / "run.json").write_text("{")

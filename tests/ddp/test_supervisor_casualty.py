@@ -7,10 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.ddp.past import Finish
-from holdfast.supervise.casualty import Casualty, Death, casualty
-from holdfast.supervise.errorfile import Raised
-from holdfast.supervise.tries import Tries
+from holdfast.history.tail import Finish
+from holdfast.supervise.error_file import Raised
+from holdfast.supervise.failure_cause import Casualty, Death, casualty
+from holdfast.supervise.restart_policy import Tries
 from holdfast.supervise.verdict import Verdict, done_before
 
 # What peers of a dead worker were seen to raise.

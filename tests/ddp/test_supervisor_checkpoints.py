@@ -16,9 +16,9 @@ from supervised import HERE, Start, Supervisor, alive, wait_until
 from holdfast import cli
 from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.store import DirectoryStore
-from holdfast.supervise import checkpoints
-from holdfast.supervise.checkpoints import Checkpoints
-from holdfast.supervise.connection import listens
+from holdfast.supervise import checkpoint_place as checkpoints
+from holdfast.supervise.checkpoint_place import Checkpoints
+from holdfast.supervise.nodes.connection import listens
 
 LOOP = HERE / "loop.py"
 TASK = {"epochs": 4}

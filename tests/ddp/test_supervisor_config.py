@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.ddp.config import FAULTS, IDENTITY, WRITERS, RunConfig, read_config
 from holdfast.errors import BadInput
 from holdfast.events import Seconds, Step
-from holdfast.failure import Failure
-from holdfast.history import HistoryWriter
-from holdfast.samples import Samples
-from holdfast.supervise.folder import continued, differing
+from holdfast.faults.schedule import Failure
+from holdfast.history.log import HistoryWriter
+from holdfast.runs.config import FAULTS, IDENTITY, WRITERS, RunConfig, read_config
+from holdfast.sampler.digest import Samples
+from holdfast.supervise.run_folder import continued, differing
 
 counts = st.integers(1, 64)
 configs = st.builds(

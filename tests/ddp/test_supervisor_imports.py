@@ -10,11 +10,11 @@ import pytest
 
 from holdfast.errors import BadInput
 from holdfast.supervise import learned, trial
-from holdfast.supervise import warm as module
+from holdfast.supervise import preload as module
 from holdfast.supervise.imports import imports_of
 from holdfast.supervise.learned import import_for
+from holdfast.supervise.preload import warm
 from holdfast.supervise.trial import tried
-from holdfast.supervise.warm import warm
 
 PACKAGES = {
     "plain_one": "VALUE = 1",

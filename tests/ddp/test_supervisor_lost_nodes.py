@@ -14,7 +14,7 @@ import pytest
 from supervised import HERE, Start, Supervisor, alive, wait_until
 
 from holdfast import cli
-from holdfast.supervise.connection import listens, split
+from holdfast.supervise.nodes.connection import listens, split
 
 LOOP = HERE / "loop.py"
 LOST_AFTER = 4.0

@@ -14,8 +14,8 @@ import pytest
 from listening import listening
 from supervised import WITHIN, Start, Supervisor, wait_until
 
-from holdfast.supervise.node import Node
-from holdfast.supervise.rendezvous import Meeting
+from holdfast.supervise.nodes.node import Node
+from holdfast.supervise.nodes.rendezvous import Meeting
 
 
 def free_port(address: str) -> int:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.progress import Phase
 from holdfast.supervise.awaited import Elsewhere, Seen
-from holdfast.supervise.stuck import FOUND_WITHIN, GENEROUS, LEAST, SOON, STOPPED, TIMES, Judge, Stuck
+from holdfast.supervise.hang_detection import FOUND_WITHIN, GENEROUS, LEAST, SOON, STOPPED, TIMES, Judge, Stuck
 
 TRAINING = {"boundaries": 5, "posted": 9, "phase": Phase.TRAINING}
 

@@ -12,19 +12,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from holdfast.ddp.config import RunConfig
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.events import Commit, Launch, Plan, Preempt, Recover, Restart, Seconds, Step, line
-from holdfast.history import HistoryWriter, recall
+from holdfast.history.log import HistoryWriter, recall
 from holdfast.progress import Progress
-from holdfast.samples import Samples
-from holdfast.supervise import errorfile
-from holdfast.supervise.casualty import Casualty
-from holdfast.supervise.errorfile import Raised
+from holdfast.runs.config import RunConfig
+from holdfast.sampler.digest import Samples
+from holdfast.supervise import error_file as errorfile
+from holdfast.supervise.display import Growing, Tally, View
+from holdfast.supervise.error_file import Raised
+from holdfast.supervise.failure_cause import Casualty
+from holdfast.supervise.journal import Record, last_attempt
 from holdfast.supervise.output import Tail
-from holdfast.supervise.record import Record, last_attempt
-from holdfast.supervise.tries import Tries
-from holdfast.supervise.view import Growing, Tally, View
+from holdfast.supervise.restart_policy import Tries
 
 
 def step(number: int) -> Step:

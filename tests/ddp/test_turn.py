@@ -5,11 +5,11 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.ddp.inject import Injection
-from holdfast.ddp.rehearsed import SavingAt
-from holdfast.ddp.saving import Saving
-from holdfast.ddp.turn import NEVER, Turn
-from holdfast.failure import Failure
+from holdfast.distributed.boundary import NEVER, Turn
+from holdfast.faults.schedule import Failure
+from holdfast.train.inject import Injection
+from holdfast.train.observe.observer import SavingAt
+from holdfast.train.state.save import Saving
 
 
 def test_a_boundary_at_which_somebody_waits_is_not_passed() -> None:

@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from holdfast import process as preemption
 from holdfast import progress
 from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.store import DirectoryStore
-from holdfast.ddp import preemption
 from holdfast.errors import NoSnapshot, StorageFailed
 from holdfast.progress import Phase
 

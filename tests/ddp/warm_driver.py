@@ -14,11 +14,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holdfast.ddp.config import RunConfig
 from holdfast.errors import HoldfastError
-from holdfast.supervise import worker
+from holdfast.runs.config import RunConfig
+from holdfast.supervise.preload import warm
 from holdfast.supervise.supervisor import supervise
-from holdfast.supervise.warm import warm
+from holdfast.supervise.workers import entry as worker
 
 CLONE_NEWNET = 0x40000000
 

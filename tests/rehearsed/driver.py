@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from holdfast.ddp.config import RunConfig
 from holdfast.errors import HoldfastError
 from holdfast.rehearse.rehearsal import rehearse
 from holdfast.rehearse.report import lines
+from holdfast.runs.config import RunConfig
 
 
 def found(folder: Path, task: dict[str, Any]) -> dict[str, Any]:

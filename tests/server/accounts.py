@@ -8,9 +8,9 @@ from served import checkpoint, told
 
 from holdfast import events
 from holdfast.audit.verdicts import audit_run
-from holdfast.history import read_history
-from holdfast.samples import Samples
-from holdfast.workloads.divided import Divided
+from holdfast.history.log import read_history
+from holdfast.sampler.digest import Samples
+from holdfast.workloads.rounds import Divided
 
 
 def assert_accounted(out: Path, workload: Divided, iterations: int) -> None:

@@ -19,8 +19,8 @@ from holdfast.server.outcome import Outcome
 from holdfast.server.settings import Settings
 from holdfast.server.shard import Moved
 from holdfast.server.worker import Worker
-from holdfast.workloads.divided import Divided
-from holdfast.workloads.named import load_workload
+from holdfast.workloads.registry import load_workload
+from holdfast.workloads.rounds import Divided
 
 
 class Killed(BaseException):

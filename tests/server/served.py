@@ -6,11 +6,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from holdfast.blocks.policy import Policy
 from holdfast.checkpoint.running import RunningCheckpoint
 from holdfast.checkpoint.store import DirectoryStore
-from holdfast.failure import Failure
-from holdfast.history import read_history
-from holdfast.policy import Policy
+from holdfast.faults.schedule import Failure
+from holdfast.history.log import read_history
 from holdfast.server.job import serve
 from holdfast.server.outcome import Outcome
 from holdfast.server.settings import Settings

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from holdfast.cli import app, main
 from holdfast.errors import HoldfastError
 from holdfast.server import cluster
-from holdfast.workloads.named import own_error
+from holdfast.workloads.registry import own_error
 
 WITHOUT_RAY = "import sys; sys.modules['ray'] = None; from holdfast.cli import main; main()"
 HALF_A_MODEL = """

@@ -13,7 +13,7 @@ from served import settings
 
 from holdfast.server.node import THREADS, Node
 from holdfast.server.questions import AskSurvey
-from holdfast.workloads.divided import When
+from holdfast.workloads.rounds import When
 
 WITHIN = 60.0  # seconds
 ALL = np.arange(500)
@@ -23,7 +23,7 @@ SLOW = f"""
 import importlib.util, time
 from pathlib import Path
 
-from holdfast.blocks import euclidean
+from holdfast.blocks.division import euclidean
 
 found = importlib.util.spec_from_file_location("pagerank", {str(EXAMPLE)!r})
 pagerank = importlib.util.module_from_spec(found)

@@ -1,6 +1,6 @@
 """Who is silent for too long is found, and nobody else."""
 
-from holdfast.server.detector import Detector
+from holdfast.server.failure_detector import Detector
 
 
 def detector() -> Detector[str]:

@@ -9,12 +9,12 @@ from served import QUARTERS, settings, told
 
 from holdfast import events
 from holdfast.audit.verdicts import audit, worst
-from holdfast.history import read_history
-from holdfast.recovery import RECOVERIES
+from holdfast.blocks.lost_blocks import RECOVERIES
+from holdfast.history.log import read_history
 from holdfast.server.calls import Member
 from holdfast.server.node import Node
 from holdfast.server.shard import Moved
-from holdfast.workloads.divided import Push, When
+from holdfast.workloads.rounds import Push, When
 
 COMES = 66  # the call at which a fourth node arrives: it joins when the iteration is done
 

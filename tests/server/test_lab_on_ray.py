@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import BadInput
-from holdfast.lab import partial_recovery, priority_checkpoint
+from holdfast.lab.blocks import partial_recovery, priority_checkpoint
 from holdfast.lab.experiment import Options, Progress
-from holdfast.lab.on_ray import OnRay, elsewhere
-from holdfast.simulate.pool import Tell
-from holdfast.workloads.named import load_for_lab
+from holdfast.lab.server.on_ray import OnRay, elsewhere
+from holdfast.lab.simulate.pool import Tell
+from holdfast.workloads.registry import load_for_lab
 
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("ray_cluster")]
 EXAMPLE = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs/workloads.md").read_text(), flags=re.S)[

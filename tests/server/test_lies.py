@@ -11,9 +11,9 @@ from served import settings
 from holdfast import events
 from holdfast.audit.verdicts import audit_files, worst
 from holdfast.events import Event
-from holdfast.failure import Failure
-from holdfast.history import read_history
-from holdfast.samples import Samples
+from holdfast.faults.schedule import Failure
+from holdfast.history.log import read_history
+from holdfast.sampler.digest import Samples
 from holdfast.server.calls import Member
 
 Files: TypeAlias = dict[str, list[Event]]

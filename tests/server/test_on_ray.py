@@ -11,8 +11,8 @@ from served import served, told
 
 from holdfast import events
 from holdfast.audit.verdicts import audit, worst
-from holdfast.failure import Failure
-from holdfast.history import read_history
+from holdfast.faults.schedule import Failure
+from holdfast.history.log import read_history
 
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("ray_cluster")]
 EXAMPLES = Path(__file__).parents[2] / "examples"

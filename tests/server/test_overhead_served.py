@@ -8,10 +8,12 @@ from in_process import run_in_process
 from served import loss_of, settings, simulated, told
 
 from holdfast import events
-from holdfast.failure import Failure
-from holdfast.lab import server_messages, server_overhead, server_trials
+from holdfast.blocks.policy import Policy
+from holdfast.faults.schedule import Failure
 from holdfast.lab.experiment import Options, Progress
-from holdfast.policy import Policy
+from holdfast.lab.server import messages as server_messages
+from holdfast.lab.server import overhead as server_overhead
+from holdfast.lab.server import server_trials
 from holdfast.server.settings import Settings
 from holdfast.workloads.mlr import mlr
 

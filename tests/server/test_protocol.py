@@ -14,20 +14,20 @@ from served import advanced, checkpoint, loss_of, settings, simulated, told
 
 from holdfast import events
 from holdfast.audit.verdicts import audit_run
+from holdfast.blocks.lost_blocks import RECOVERIES
+from holdfast.blocks.policy import RANKINGS, SAVES, Policy
 from holdfast.errors import BadInput
-from holdfast.failure import Failure
-from holdfast.policy import RANKINGS, SAVES, Policy
-from holdfast.recovery import RECOVERIES
-from holdfast.samples import Samples
+from holdfast.faults.schedule import Failure
+from holdfast.lab.simulate.ages import ages, recovered
+from holdfast.sampler.digest import Samples
 from holdfast.server.calls import Member
+from holdfast.server.join_request import Wish
 from holdfast.server.settings import Settings
-from holdfast.server.wish import Wish
-from holdfast.simulate.ages import ages, recovered
-from holdfast.theory import partial_size
-from holdfast.workloads.fresh import renewed
+from holdfast.theory.bounds import partial_size
 from holdfast.workloads.lda import lda
 from holdfast.workloads.mf import mf
 from holdfast.workloads.mlr import mlr
+from holdfast.workloads.reinit import renewed
 from holdfast.workloads.workload import Workload
 
 WORKLOADS = {"mlr-digits": mlr("digits"), "mf-generated": mf("generated")}

@@ -9,13 +9,13 @@ from in_process import run_in_process
 from served import advanced, loss_of, settings, told
 
 from holdfast import events
-from holdfast.cost.served import contraction, measured_cost, prediction, served_cost
-from holdfast.failure import Failure
-from holdfast.history import read_history
-from holdfast.recovery import RECOVERIES
+from holdfast.blocks.lost_blocks import RECOVERIES
+from holdfast.faults.schedule import Failure
+from holdfast.history.log import read_history
+from holdfast.lab.simulate.ages import ages, recovered
+from holdfast.server.cost import contraction, measured_cost, prediction, served_cost
 from holdfast.server.outcome import Outcome
-from holdfast.simulate.ages import ages, recovered
-from holdfast.theory import iteration_cost_bound
+from holdfast.theory.bounds import iteration_cost_bound
 from holdfast.workloads.mf import mf
 from holdfast.workloads.mlr import mlr
 from holdfast.workloads.workload import Arrays, Workload

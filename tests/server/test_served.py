@@ -13,7 +13,7 @@ from served import loss_of, served, settings, simulated, told
 
 from holdfast import events
 from holdfast.errors import BadInput, CommitConflict, StorageFailed
-from holdfast.failure import Failure
+from holdfast.faults.schedule import Failure
 from holdfast.server.cluster import require_answer
 from holdfast.server.job import _Job, serve
 from holdfast.workloads.mlr import mlr

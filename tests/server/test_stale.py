@@ -9,7 +9,7 @@ from served import settings, told
 
 from holdfast import events
 from holdfast.audit.verdicts import audit, worst
-from holdfast.history import read_history
+from holdfast.history.log import read_history
 from holdfast.server.calls import Member
 
 ALL_OF_TWO_ITERATIONS = 2 * 6 * 2 * 3  # of 6 rounds, from 2 parts, to 3 nodes

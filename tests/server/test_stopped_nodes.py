@@ -13,7 +13,7 @@ from holdfast.server.calls import Member
 from holdfast.server.members import Members
 from holdfast.server.partition import PartitionMap
 from holdfast.server.worker import Worker
-from holdfast.workloads.divided import When
+from holdfast.workloads.rounds import When
 
 SILENT = "it did not answer within 1.25 s"
 

@@ -8,7 +8,7 @@ from holdfast.advice import published
 from holdfast.advice.convergence import Convergence
 from holdfast.advice.durations import in_words
 from holdfast.advice.estimate import GIVEN, MEASURED, Estimate
-from holdfast.advice.large import Large, large
+from holdfast.advice.large_job import Large, large
 from holdfast.advice.measured import Measured, measured
 from holdfast.advice.outlook import Outlook, outlooks
 from holdfast.advice.prices import EXACT, LARGE, PROMISES, Price, prices, regroup, replacement, stall

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.advice.estimate import INFERRED, Estimate
-from holdfast.blocks import Floats
+from holdfast.blocks.division import Floats
 
 FEWEST = 30  # losses
 DRAWS = 1000

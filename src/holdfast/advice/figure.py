@@ -10,7 +10,7 @@ from holdfast.advice.estimate import Estimate
 from holdfast.advice.outlook import saving_of
 from holdfast.advice.question import Question
 from holdfast.advice.saving import Interval, Saving, slowdown
-from holdfast.advice.served_advice import ServedAdvice
+from holdfast.server.advice import ServedAdvice
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ from holdfast import events
 from holdfast.advice.convergence import Convergence, convergence
 from holdfast.advice.estimate import MEASURED, Estimate, mean_of, next_of, spread_of
 from holdfast.cost.attempts import Attempt, Save, attempts
-from holdfast.cost.spent import FailureCost, Spent, spent
+from holdfast.cost.breakdown import FailureCost, Spent, spent
 from holdfast.cost.timeline import RANK_0, timeline
 from holdfast.errors import BadInput
 from holdfast.events import Event, Launch, Plan, Recover, Regroup, Restart

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.blocks import Floats
+from holdfast.blocks.division import Floats
 from holdfast.cost.formulas import daly_interval, young_interval
 from holdfast.errors import BadInput
 

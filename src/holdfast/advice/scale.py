@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.advice.estimate import GIVEN, NORMAL, Estimate
-from holdfast.blocks import Floats
+from holdfast.blocks.division import Floats
 from holdfast.errors import BadInput
 
 REPLICATIONS = 200

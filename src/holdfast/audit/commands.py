@@ -6,9 +6,9 @@ from pathlib import PurePath
 
 import xxhash
 
-from holdfast.arguments import changes
 from holdfast.audit.ledger import Ledger
 from holdfast.audit.seen import last_start
+from holdfast.runs.arguments import changes
 
 
 def another_command(ledger: Ledger) -> str | None:

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from holdfast.audit.columns import Numbers
 from holdfast.audit.declared import Lost
 from holdfast.audit.ledger import Ledger
 from holdfast.audit.seen import placed
+from holdfast.audit.step_columns import Numbers
 from holdfast.audit.strikes import ending
 from holdfast.audit.supervision import Supervision
 from holdfast.events import Detect, Strike

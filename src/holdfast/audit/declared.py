@@ -8,7 +8,7 @@ import numpy as np
 
 from holdfast.audit.life import Life
 from holdfast.events import Regroup
-from holdfast.geometry import Geometry
+from holdfast.sampler.plan import Geometry
 
 
 class Told(NamedTuple):

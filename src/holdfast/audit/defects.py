@@ -11,13 +11,13 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from holdfast.audit.columns import Numbers
-from holdfast.audit.finding import SHOWN, CannotTell
 from holdfast.audit.ledger import Ledger, Report
 from holdfast.audit.life import Life
-from holdfast.blocks import Ids
-from holdfast.geometry import Geometry, Position
-from holdfast.samples import Samples
+from holdfast.audit.step_columns import Numbers
+from holdfast.blocks.division import Ids
+from holdfast.finding import SHOWN, CannotTell
+from holdfast.sampler.digest import Samples
+from holdfast.sampler.plan import Geometry, Position
 
 _TOGETHER = 1 << 14  # ids whose intermediate results stay in the processor's cache
 _WINDOW = 1 << 28  # ids of one window that are computed: no training has more, and a forged plan may say anything

@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from holdfast.audit.deaths import recovers_live
-from holdfast.audit.ends import is_finished
-from holdfast.audit.finding import CannotTell, counted
 from holdfast.audit.ledger import Ledger
+from holdfast.audit.plan import is_finished
 from holdfast.audit.seen import fatal, meant, placed, survived
 from holdfast.audit.strikes import struck_in, struck_more_often
 from holdfast.audit.supervision import Supervision
 from holdfast.events import SECOND_SIGNAL, SUPERVISED_ONLY, Done, Judged, Preempted, Stopped
+from holdfast.finding import CannotTell, counted
 
 WORDS = ("completed", "gave-up", "preempted", "refused", "script-error")
 

@@ -14,27 +14,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from holdfast.audit.columns import Numbers
 from holdfast.audit.declared import Joined
-from holdfast.audit.finding import SHOWN, CannotTell, where
 from holdfast.audit.life import Life
 from holdfast.audit.memberships import Memberships
+from holdfast.audit.step_columns import Numbers
 from holdfast.audit.supervision import Supervision
 from holdfast.errors import BadInput
-from holdfast.events import (
-    Commit,
-    Event,
-    Malformed,
-    Open,
-    Other,
-    Plan,
-    Recover,
-    Strike,
-)
-from holdfast.geometry import Geometry
-from holdfast.history import Torn
-from holdfast.lineage import Lineage
-from holdfast.samples import Samples
+from holdfast.events import Commit, Event, Malformed, Open, Other, Plan, Recover, Strike
+from holdfast.finding import SHOWN, CannotTell, where
+from holdfast.history.lineage import Lineage
+from holdfast.history.log import Torn
+from holdfast.sampler.digest import Samples
+from holdfast.sampler.plan import Geometry
 
 _INJECTOR = re.compile(r"injected-(storage|0|[1-9][0-9]{0,17})")
 

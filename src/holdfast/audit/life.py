@@ -10,7 +10,7 @@ rank 0 told the plan, and a first attempt told no recover.
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from holdfast.audit.columns import Columns
+from holdfast.audit.step_columns import Columns
 from holdfast.events import (
     Attempt,
     Commit,

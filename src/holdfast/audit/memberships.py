@@ -14,12 +14,12 @@ from itertools import takewhile
 import numpy as np
 
 from holdfast.audit.chains import Chains
-from holdfast.audit.columns import Numbers
 from holdfast.audit.declared import Joined, Lost, Told, expected, is_begun, is_complete, leavers, names, shares, told_by
-from holdfast.audit.finding import CannotTell, counted
 from holdfast.audit.life import Life
+from holdfast.audit.step_columns import Numbers
 from holdfast.events import Regroup
-from holdfast.geometry import Geometry
+from holdfast.finding import CannotTell, counted
+from holdfast.sampler.plan import Geometry
 
 STRATEGIES = ("replay", "forward", "skip")
 _MOST = 1 << 20  # members of a run that recovers live: a forged world may be any number

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from holdfast.audit.columns import Numbers
-from holdfast.audit.finding import Verdict
 from holdfast.audit.ledger import Ledger
 from holdfast.audit.life import Life
 from holdfast.audit.memberships import Memberships
+from holdfast.audit.step_columns import Numbers
 from holdfast.audit.training import changed, state_after, states_before
+from holdfast.finding import Verdict
 
 
 def outcomes(ledger: Ledger, memberships: Memberships) -> Iterator[tuple[Verdict, str]]:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from holdfast.audit.finding import SHOWN, Verdict, counted
 from holdfast.audit.ledger import Ledger
 from holdfast.audit.life import Life
 from holdfast.audit.strikes import struck_otherwise
+from holdfast.finding import SHOWN, Verdict, counted
 
 
 def history_is_readable(ledger: Ledger) -> tuple[Verdict, str]:

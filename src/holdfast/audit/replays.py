@@ -14,11 +14,11 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.audit.finding import Verdict, counted
 from holdfast.audit.ledger import Ledger
 from holdfast.audit.life import Life
-from holdfast.geometry import Position
-from holdfast.lineage import EVERY_STEP
+from holdfast.finding import Verdict, counted
+from holdfast.history.lineage import EVERY_STEP
+from holdfast.sampler.plan import Position
 
 # Numbers of ranks, or what else steps depend on, each with the step from which on it was so.
 Worlds: TypeAlias = tuple[tuple[int, object], ...]

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 
 from holdfast.audit.beginnings import beginning, other_beginning
-from holdfast.audit.columns import shared_part
-from holdfast.audit.finding import CannotTell, Verdict, counted
 from holdfast.audit.ledger import Ledger, Restore, Save
+from holdfast.audit.step_columns import shared_part
 from holdfast.audit.training import state_after
 from holdfast.events import Commit
-from holdfast.geometry import Geometry
+from holdfast.finding import CannotTell, Verdict, counted
+from holdfast.sampler.plan import Geometry
 
 
 def restores_only_committed(ledger: Ledger) -> tuple[Verdict, str]:

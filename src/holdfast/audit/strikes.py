@@ -2,10 +2,10 @@
 
 from collections import Counter
 
-from holdfast.audit.finding import counted
 from holdfast.audit.ledger import Ledger
 from holdfast.audit.life import Life
 from holdfast.events import Strike
+from holdfast.finding import counted
 
 ENDS = ("exit", "kill")  # a process that was stopped may be woken by somebody, and a slow one goes on
 STORAGE = "injected-storage"

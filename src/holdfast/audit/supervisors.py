@@ -6,11 +6,11 @@ from itertools import pairwise
 
 from holdfast.audit.commands import another_command, changed, given_otherwise, undeclared
 from holdfast.audit.deaths import undeclared_death
-from holdfast.audit.finding import CannotTell, Verdict, counted
 from holdfast.audit.judgements import failed_elsewhere, misjudged
 from holdfast.audit.ledger import Ledger
 from holdfast.audit.seen import counts_alike, fatal, last_start, meant, placed, survived
 from holdfast.audit.supervision import Supervision
+from holdfast.finding import CannotTell, Verdict, counted
 
 UNWRITTEN = (
     1024  # steps that a rank may have trained and not written down when it was killed: those of a tenth of a second

@@ -3,12 +3,12 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.audit.columns import Numbers, shared_part
-from holdfast.audit.finding import Verdict, counted
 from holdfast.audit.ledger import Ledger
 from holdfast.audit.life import Life
 from holdfast.audit.replays import together
-from holdfast.geometry import Position
+from holdfast.audit.step_columns import Numbers, shared_part
+from holdfast.finding import Verdict, counted
+from holdfast.sampler.plan import Position
 
 
 def every_window_was_trained(ledger: Ledger) -> tuple[Verdict, str]:

@@ -10,13 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from holdfast.audit import ends, record, regroups, replays, restores, supervisors, training, windows
-from holdfast.audit.finding import CannotTell, Verdict, counted
+from holdfast.audit import live as regroups
+from holdfast.audit import plan as ends
+from holdfast.audit import record, replays, restores, supervisors, training, windows
 from holdfast.audit.ledger import Ledger
-from holdfast.audit.served.checks import CHECKS as SERVED_CHECKS
-from holdfast.audit.served.ledger import ServedLedger, writer_of
 from holdfast.events import Event
-from holdfast.history import Torn, Where, stream_history
+from holdfast.finding import CannotTell, Verdict, counted
+from holdfast.history.log import Torn, Where, stream_history
+from holdfast.server.audit.checks import CHECKS as SERVED_CHECKS
+from holdfast.server.audit.server_ledger import ServedLedger, writer_of
 
 Check: TypeAlias = Callable[[Ledger], tuple[Verdict, str]]
 SEVERITY: Sequence[Verdict] = ("pass", "unknown", "fail")

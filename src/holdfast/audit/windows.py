@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from holdfast.audit.columns import Numbers
 from holdfast.audit.defects import defects, described
-from holdfast.audit.ends import leftover
-from holdfast.audit.finding import CannotTell, Verdict, counted
 from holdfast.audit.ledger import Ledger
 from holdfast.audit.life import Life
-from holdfast.geometry import Geometry
+from holdfast.audit.plan import leftover
+from holdfast.audit.step_columns import Numbers
+from holdfast.finding import CannotTell, Verdict, counted
+from holdfast.sampler.plan import Geometry
 
 
 def every_cursor_advances_once(ledger: Ledger) -> tuple[Verdict, str]:

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 
-from holdfast.blocks import Array
+from holdfast.blocks.division import Array
 from holdfast.checkpoint import payload
 from holdfast.checkpoint.payload import Layout
 from holdfast.errors import BadInput

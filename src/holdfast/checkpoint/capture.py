@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 
-from holdfast.blocks import Array, State
+from holdfast.blocks.division import Array, State
 from holdfast.checkpoint import payload
 from holdfast.checkpoint.buffers import Image
 from holdfast.checkpoint.device import Departure, Sender, pin

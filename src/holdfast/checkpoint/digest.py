@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from holdfast.checkpoint import memory
+from holdfast import memory
 from holdfast.checkpoint.sealed import is_count
 from holdfast.checkpoint.store import DIRECT, Reader, Store, is_page_aligned
 from holdfast.errors import BadInput, Corrupt

@@ -3,7 +3,7 @@
 import numpy as np
 import xxhash
 
-from holdfast.blocks import Array, Blocks, Family, Ids, State
+from holdfast.blocks.division import Array, Blocks, Family, Ids, State
 
 
 def packed_blocks(blocks: Blocks, ids: Ids) -> tuple[Blocks, Ids]:

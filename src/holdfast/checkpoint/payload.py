@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.blocks import Array, State
+from holdfast.blocks.division import Array, State
 from holdfast.checkpoint.sealed import is_count
 from holdfast.checkpoint.store import Reader
 from holdfast.errors import BadInput, Corrupt

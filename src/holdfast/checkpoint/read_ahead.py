@@ -6,7 +6,8 @@ The overlapped writer writes past the system's cache, so that a restart has to r
 import threading
 from contextlib import suppress
 
-from holdfast.checkpoint import memory, snapshot
+from holdfast import memory
+from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.store import DirectoryStore, Store
 from holdfast.errors import HoldfastError
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.blocks import Array, Blocks, Ids, State
+from holdfast.blocks.division import Array, Blocks, Ids, State
 from holdfast.checkpoint import digest, payload
 from holdfast.checkpoint.digest import Digest
 from holdfast.checkpoint.index import (

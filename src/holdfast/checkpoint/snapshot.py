@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeAlias
 
-from holdfast.blocks import Array, State
+from holdfast.blocks.division import Array, State
 from holdfast.checkpoint import digest, payload
 from holdfast.checkpoint.digest import Digest, Progress, unwatched
 from holdfast.checkpoint.sealed import is_count, seal, unseal

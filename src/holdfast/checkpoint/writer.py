@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from holdfast.blocks import Array
+from holdfast.blocks.division import Array
 from holdfast.checkpoint import payload, retention, snapshot
 from holdfast.checkpoint.buffers import Image, Images
 from holdfast.checkpoint.capture import Capture, device_of, make_ready

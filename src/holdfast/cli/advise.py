@@ -14,10 +14,10 @@ from holdfast.errors import BadInput, StorageFailed
 from holdfast.extras import require
 
 if TYPE_CHECKING:
-    from holdfast.advice.asking import Given
     from holdfast.advice.estimate import Estimate
-    from holdfast.advice.large import Large
+    from holdfast.advice.large_job import Large
     from holdfast.advice.question import Question
+    from holdfast.cli.asking import Given
 
 advise = typer.Typer()
 
@@ -50,10 +50,10 @@ def advise_run(
     """Say which recovery to choose, how often to save and what a failure will cost. Example: holdfast advise runs/train --mtbf 4h"""
     if out:
         require("lab", "--out")
-    from holdfast.advice.asking import advice_on
     from holdfast.advice.durations import fraction_of, seconds_of
     from holdfast.advice.question import Question
-    from holdfast.history import read_history
+    from holdfast.cli.asking import advice_on
+    from holdfast.history.log import read_history
     from holdfast.runs.histories import histories
 
     question = Question(

@@ -15,7 +15,7 @@ from holdfast.errors import BadInput
 from holdfast.extras import require
 
 if TYPE_CHECKING:
-    from holdfast.cost.spent import Spent
+    from holdfast.cost.breakdown import Spent
 
 cost = typer.Typer()
 SHOWN = 10  # saves; a run may have thousands
@@ -33,12 +33,12 @@ def cost_of(
     """Show what a run spent its time on. Example: holdfast cost runs/blocking runs/overlapped --figure cost.png"""
     if figure:
         require("lab", "--figure")
-    from holdfast.cli.served import print_served
+    from holdfast.cli.serve_cost import print_served
     from holdfast.cost import compare
-    from holdfast.cost.served import is_served
-    from holdfast.cost.spent import spent
-    from holdfast.history import read_history
+    from holdfast.cost.breakdown import spent
+    from holdfast.history.log import read_history
     from holdfast.runs.histories import histories
+    from holdfast.server.cost import is_served
 
     told = {}
     for path in paths:
@@ -95,8 +95,8 @@ def print_compared(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _print_one(found: "Spent") -> None:
-    from holdfast.audit.finding import counted
     from holdfast.cost.compare import by_cause
+    from holdfast.finding import counted
 
     if not found.trained:
         attempts = counted(len(found.attempts), "attempt")

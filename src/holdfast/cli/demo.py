@@ -62,9 +62,9 @@ def _clear(folders: list[Path]) -> None:
 
 
 def _print_advice(folder: Path) -> None:
-    from holdfast.advice.asking import advice_on
     from holdfast.advice.question import Question
-    from holdfast.history import read_history
+    from holdfast.cli.asking import advice_on
+    from holdfast.history.log import read_history
 
     advice = advice_on(read_history(folder).events, Question(mtbf=4 * 3600))
     say(advice.line)
@@ -77,8 +77,9 @@ def _write_report(out: Path) -> None:
     if missing("lab"):
         say("report: none, since the page is drawn by the extra lab: pip install 'holdfast[lab]'")
         return
+    from holdfast.cli import pages as reading
     from holdfast.demo import demo as parts
-    from holdfast.report import reading, writing
+    from holdfast.report import files as writing
 
     page = reading.page(list(parts.folders(out).values()), "holdfast demo", datetime.now(UTC))
     say(f"report: {writing.write(page, out / 'report.html')}")

@@ -9,7 +9,7 @@ from holdfast.cli.panels import STORE
 from holdfast.errors import BadInput
 
 if TYPE_CHECKING:
-    from holdfast.exchange.load import Learned
+    from holdfast.weights.load import Learned
 
 export = typer.Typer()
 
@@ -33,9 +33,9 @@ def export_run(
     force: Annotated[bool, typer.Option(help="Replace what is there.")] = False,
 ) -> None:
     """Write the weights that a RUN has learned, with your model's own keys. Example: holdfast export runs/a model.safetensors"""
-    from holdfast.exchange.load import learned_by
-    from holdfast.exchange.where import gone_from
-    from holdfast.exchange.write import export, writer_for
+    from holdfast.weights.export import export, writer_for
+    from holdfast.weights.load import learned_by
+    from holdfast.weights.locate import gone_from
 
     if only and everything:
         raise BadInput("--only and --all contradict each other: give one of them.")

@@ -57,12 +57,12 @@ def lab_run(
 ) -> None:
     """Run an experiment, print its claims, write its report. Example: holdfast lab run qp-bound --quick"""
     require("lab", "`holdfast lab`")
+    from holdfast.lab import result_page as results
     from holdfast.lab.experiment import Options
-    from holdfast.lab.on_ray import elsewhere
     from holdfast.lab.registry import experiment
     from holdfast.lab.result import command_line, prepare
-    from holdfast.report import results
-    from holdfast.workloads.named import load_for_lab, own_errors
+    from holdfast.lab.server.on_ray import elsewhere
+    from holdfast.workloads.registry import load_for_lab, own_errors
 
     chosen = experiment(name)
     if panel and not chosen.panels:
@@ -105,8 +105,8 @@ def lab_check(
 ) -> None:
     """Find what is wrong with a model of your own before trials are run. Example: holdfast lab check my_model.py"""
     require("lab", "`holdfast lab`")
-    from holdfast.lab.checking import LIMIT, check
-    from holdfast.workloads.named import own_errors
+    from holdfast.lab.blocks.model_check import LIMIT, check
+    from holdfast.workloads.registry import own_errors
 
     with own_errors(workload), meter() as begin:
         found = check(workload, data=data, progress=begin("training to the criterion", LIMIT))
@@ -135,7 +135,7 @@ def _print_remarks(result: "Result") -> None:
 
 
 def _print_claims(result: "Result") -> None:
-    from holdfast.report.results import expected, measured, verdict
+    from holdfast.lab.result_page import expected, measured, verdict
 
     table = Table(result.experiment, "claim", "expected", "measured", title_justify="left")
     for claim in result.claims:

@@ -37,7 +37,7 @@ def rehearse_script(
 ) -> None:
     """Prove that SCRIPT resumes exactly: train a little, once more, and once more with kills, and compare every bit.
     Example: holdfast rehearse train.py -- --epochs 3"""
-    from holdfast.supervise.asked import asked
+    from holdfast.supervise.stop_signals import asked
 
     drawn = random.SystemRandom().randrange(1 << 16) if kill_seed is None else kill_seed
     if not script.is_file():
@@ -49,8 +49,8 @@ def rehearse_script(
     if out is not None and out.exists() and any(out.iterdir()):
         raise BadInput(f"{out} is not empty: name another --out.")
     with asked.listening(), tempfile.TemporaryDirectory(prefix="holdfast-rehearsal-") as temporary:
-        from holdfast.ddp.config import RunConfig
         from holdfast.rehearse import rehearsal
+        from holdfast.runs.config import RunConfig
 
         _tell(f"random kills by --kill-seed {drawn}")
         config = RunConfig(script=str(script), args=tuple(args or ()), workers=workers, seed=seed)

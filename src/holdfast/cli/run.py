@@ -11,8 +11,8 @@ from holdfast.cli.panels import TRAIN
 from holdfast.errors import BadInput
 
 if TYPE_CHECKING:
-    from holdfast.exchange.source import Source
-    from holdfast.failure import Schedule
+    from holdfast.faults.schedule import Schedule
+    from holdfast.runs.source import Source
     from holdfast.supervise.verdict import Verdict
 
 run = typer.Typer()
@@ -136,12 +136,12 @@ def run_script(
     partial: Annotated[bool, typer.Option(help="Begin with what fits of --from; what does not is named.")] = False,
 ) -> None:
     """Train SCRIPT until it is done, whatever fails. Example: holdfast run --workers 4 train.py -- --epochs 3"""
-    from holdfast.supervise.asked import asked
+    from holdfast.supervise.stop_signals import asked
 
     _fill_standard_files()
     folder = out or Path("runs") / script.stem
     with asked.listening():  # before torch is imported, which takes seconds: to be asked to stop then is no crash
-        from holdfast.ddp.config import RunConfig
+        from holdfast.runs.config import RunConfig
 
         config = RunConfig(
             script=str(script),
@@ -183,7 +183,7 @@ def run_script(
 
 
 def _source(place: str | None, take: str, partial: bool) -> "Source | None":
-    from holdfast.exchange.source import Source
+    from holdfast.runs.source import Source
 
     if place is None:
         if take or partial:
@@ -217,7 +217,7 @@ def _end(verdict: "Verdict", folder: Path) -> NoReturn:
 
 
 def _failures(places: str, kind: str, ranks: str) -> "Schedule":
-    from holdfast.failure import Failure
+    from holdfast.faults.schedule import Failure
 
     targets = tuple(sorted(set(_numbers(ranks, "--fail-rank"))))
     found = [_place(part.strip(), places) for part in places.split(",") if part.strip()]

@@ -16,7 +16,7 @@ from holdfast.cli.panels import LOOK
 from holdfast.errors import BadInput, HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.runs.standing import Standing
+    from holdfast.runs.status import Standing
 
 DAY = 86400.0
 Where = Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to look for runs.")]
@@ -52,7 +52,7 @@ def runs_rm(
 ) -> None:
     """Remove runs with all they saved; never one that is being trained. Example: holdfast runs rm runs/old"""
     from holdfast.runs.removal import check_removable
-    from holdfast.runs.standing import standing
+    from holdfast.runs.status import standing
 
     for path in paths:
         check_removable(path)
@@ -106,7 +106,7 @@ def show_logs(
 
 
 def _standing(where: Path) -> list["Standing"]:
-    from holdfast.runs.standing import runs_in, standing
+    from holdfast.runs.status import runs_in, standing
 
     if not where.is_dir():
         raise BadInput(f"there is no folder {where} to look for runs in: name the one that holds yours.")

@@ -18,7 +18,7 @@ def scale_run(
     workers: Annotated[int, typer.Option(help="How many workers are to train; the others sleep.")],
 ) -> None:
     """Put workers to sleep, or wake them, without a restart. Example: holdfast scale runs/train --workers 2"""
-    from holdfast.supervise.wish import scale
+    from holdfast.supervise.scale_request import scale
 
     with Console(stderr=True).status(f"waiting until {workers} train"):
         done = scale(path, workers)

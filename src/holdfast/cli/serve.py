@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from holdfast.audit.finding import counted
 from holdfast.cli.console import say
 from holdfast.errors import BadInput
+from holdfast.finding import counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.failure import Failure
+    from holdfast.faults.schedule import Failure
     from holdfast.server.outcome import Status
 
 serve = typer.Typer(help="A fault-tolerant parameter server on Ray.", no_args_is_help=True)
@@ -69,7 +69,7 @@ def train(
     address: Annotated[str | None, typer.Option(help="A Ray cluster, HOST:PORT.  [default: this machine]")] = None,
 ) -> None:
     """Train on a parameter server. Example: holdfast serve train --workload mlr-digits --out runs/digits --kill-at 7"""
-    from holdfast.policy import Policy
+    from holdfast.blocks.policy import Policy
     from holdfast.server.job import serve as train_on_server
     from holdfast.server.settings import Settings
 
@@ -108,7 +108,7 @@ def train(
 @serve.command("status")
 def status(run: Run) -> None:
     """How a served run stands, from its history. Example: holdfast serve status runs/digits"""
-    from holdfast.server.standing import standing
+    from holdfast.server.status import standing
 
     say("\n".join(standing(run)))
 
@@ -119,8 +119,8 @@ def join(
     nodes: Annotated[int, typer.Option(help="How many nodes join.")] = 1,
 ) -> None:
     """Let nodes join a run that goes on, and take over their share of blocks. Example: holdfast serve join runs/digits"""
-    from holdfast.server.standing import require_going_on
-    from holdfast.server.wish import Wish
+    from holdfast.server.join_request import Wish
+    from holdfast.server.status import require_going_on
 
     require_going_on(run)
     Wish(run).make(nodes)
@@ -146,7 +146,7 @@ def _failures(steps: list[int], targets: list[str], iterations: int) -> "tuple[F
 
 
 def _failure(step: int, text: str) -> "Failure":
-    from holdfast.failure import Failure
+    from holdfast.faults.schedule import Failure
 
     who, _, point = text.partition("@")
     kind, _, numbers = who.partition(":")

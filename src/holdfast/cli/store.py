@@ -20,7 +20,7 @@ def inspect(
 ) -> None:
     """Show what a checkpoint STORE holds, by its commit records. Example: holdfast inspect runs/a"""
     from holdfast.checkpoint.scrub import inspect as contents_of
-    from holdfast.exchange.where import store_of
+    from holdfast.weights.locate import store_of
 
     contents = contents_of(store_of(place))
     table = Table("snapshot", "epoch", "cursor", "workers", "size", "saved")
@@ -45,9 +45,9 @@ def verify(
     place: Annotated[str, typer.Argument(metavar="RUN|STORE", help=PLACE)],
 ) -> None:
     """Read every byte of a checkpoint STORE; exit 1 and name what is bad. Example: holdfast verify runs/a"""
-    from holdfast.audit.finding import counted
     from holdfast.checkpoint import scrub
-    from holdfast.exchange.where import gone_from, store_of
+    from holdfast.finding import counted
+    from holdfast.weights.locate import gone_from, store_of
 
     opened = store_of(place)
     with meter() as begin:

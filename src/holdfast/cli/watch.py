@@ -16,7 +16,7 @@ from holdfast.errors import BadInput
 from holdfast.extras import require
 
 if TYPE_CHECKING:
-    from holdfast.watch.seen import Watching
+    from holdfast.watch.run_state import Watching
 
 watch = typer.Typer()
 REFRESH = 0.5
@@ -65,13 +65,13 @@ def _serve(run: Path, port: int) -> None:
 
 def _print_metrics(run: Path) -> None:
     from holdfast.watch import metrics
-    from holdfast.watch.seen import Watching
+    from holdfast.watch.run_state import Watching
 
     sys.stdout.write(metrics.text(*Watching(run).look()))
 
 
 def _show(run: Path) -> None:
-    from holdfast.watch.seen import Watching
+    from holdfast.watch.run_state import Watching
 
     watching, console = Watching(run), Console()
     if console.is_terminal:

@@ -13,8 +13,8 @@ from holdfast import events
 from holdfast.cost.timeline import Moment, Stretch
 from holdfast.errors import BadInput
 from holdfast.events import JSON, Commit, Detect, Done, Event, Judged, Malformed, Preempted, Regroup, Stopped, Strike
-from holdfast.failure import ENDING
-from holdfast.lineage import Lineage
+from holdfast.faults.schedule import ENDING
+from holdfast.history.lineage import Lineage
 from holdfast.stall import Stall
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from holdfast.cost.spent import CAUSES, Spent
+from holdfast.cost.breakdown import CAUSES, Spent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

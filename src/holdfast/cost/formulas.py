@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.blocks import Floats
+from holdfast.blocks.division import Floats
 from holdfast.errors import BadInput
 
 

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.audit.verdicts import Finding, audit_run
-from holdfast.cost.spent import Spent, spent
-from holdfast.ddp.config import RunConfig
-from holdfast.failure import at
-from holdfast.history import read_history
+from holdfast.cost.breakdown import Spent, spent
+from holdfast.faults.schedule import at
+from holdfast.history.log import read_history
+from holdfast.runs.config import RunConfig
+from holdfast.supervise.preload import warm
 from holdfast.supervise.supervisor import supervise
 from holdfast.supervise.verdict import Verdict
-from holdfast.supervise.warm import warm
 
 SCRIPT = Path(__file__).with_name("train.py")
 WORKERS, KILLED_AT, KILLED_RANK = 4, (50, 110), 2

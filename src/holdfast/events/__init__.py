@@ -7,10 +7,10 @@ it has that value. Readers keep kinds that they do not know (`Other`) and events
 or when a new one must be there.
 """
 
-from holdfast.events.either import JSON, VERSION, Commit, Done, Malformed, Open, Other
+from holdfast.events.common import JSON, VERSION, Commit, Done, Malformed, Open, Other
 from holdfast.events.kinds import KINDS, What
 from holdfast.events.lines import Event, from_json, line, parse, to_json
-from holdfast.events.served import (
+from holdfast.events.server_run import (
     Applied,
     Chosen,
     Dropped,
@@ -23,7 +23,7 @@ from holdfast.events.served import (
     Serve,
     Struck,
 )
-from holdfast.events.trained import (
+from holdfast.events.training_run import (
     SECOND_SIGNAL,
     SUPERVISED_ONLY,
     Attempt,

@@ -7,11 +7,11 @@ from dataclasses import asdict, fields
 from typing import Any, TypeAlias, get_type_hints
 
 from holdfast.errors import Corrupt
-from holdfast.events.either import JSON
+from holdfast.events.common import JSON
 from holdfast.events.kinds import KINDS
-from holdfast.events.served import Serve
-from holdfast.events.trained import Attempt, Detect, Plan, Recover, Seconds
-from holdfast.samples import Samples
+from holdfast.events.server_run import Serve
+from holdfast.events.training_run import Attempt, Detect, Plan, Recover, Seconds
+from holdfast.sampler.digest import Samples
 from holdfast.stall import Stall
 
 LARGEST = (1 << 63) - 1

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from holdfast.events.either import Commit, Done, Malformed, Open, Other
-from holdfast.events.served import (
+from holdfast.events.common import Commit, Done, Malformed, Open, Other
+from holdfast.events.server_run import (
     Applied,
     Chosen,
     Dropped,
@@ -17,7 +17,7 @@ from holdfast.events.served import (
     Serve,
     Struck,
 )
-from holdfast.events.trained import (
+from holdfast.events.training_run import (
     Attempt,
     Detect,
     Judged,

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from holdfast.errors import BadInput
-from holdfast.events.either import JSON, Malformed, Other
+from holdfast.events.common import JSON, Malformed, Other
 from holdfast.events.fields import READERS, plain, why
 from holdfast.events.kinds import KINDS, What, word
 from holdfast.events.steps import read_step, step_line
-from holdfast.events.trained import Step
+from holdfast.events.training_run import Step
 
 _ENCODER = json.JSONEncoder(allow_nan=False)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from holdfast.errors import Corrupt
 from holdfast.events.fields import LARGEST
-from holdfast.events.trained import Seconds, Step
-from holdfast.samples import Samples
+from holdfast.events.training_run import Seconds, Step
+from holdfast.sampler.digest import Samples
 
 _INT, _FLOAT = {int}, {float}
 _digits = float.__repr__  # as JSON's own encoder writes a number

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from holdfast.blocks import Floats
+from holdfast.blocks.division import Floats
 
 RESAMPLES = 2000
 # Student's t at 97.5 %, for 1 degree of freedom and up; from 30 on the normal quantile is within 4 % of it.

@@ -1,20 +1,13 @@
 """The experiments there are, by name."""
 
 from holdfast.errors import BadInput
-from holdfast.lab import (
-    advice_check,
-    backprop_tradeoff,
-    early_failures,
-    lda_reset,
-    mlr_bound,
-    mlr_reset,
-    partial_recovery,
-    priority_checkpoint,
-    qp_bound,
-    recovery_matrix,
-    server_overhead,
-)
+from holdfast.lab.advised import advice_check
+from holdfast.lab.backprop import tradeoff as backprop_tradeoff
+from holdfast.lab.blocks import early_failures, partial_recovery, priority_checkpoint
+from holdfast.lab.bounds import lda_reset, mlr_bound, mlr_reset, qp_bound
 from holdfast.lab.experiment import Experiment
+from holdfast.lab.matrix import recovery_matrix
+from holdfast.lab.server import overhead as server_overhead
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT

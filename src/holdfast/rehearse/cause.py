@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from holdfast.rehearse.compare import Divergence, by_step, changed, lost
-from holdfast.rehearse.observed import Held, Observed, Window, differing, endings, is_tensor, windows
+from holdfast.train.observe.observations import Held, Observed, Window, differing, endings, is_tensor, windows
 
 Word: TypeAlias = Literal[
     "refused",

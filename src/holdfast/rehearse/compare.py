@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.rehearse.observed import Held, Observed, Window, differing, is_tensor, windows
+from holdfast.train.observe.observations import Held, Observed, Window, differing, is_tensor, windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,23 +13,24 @@ from rich.console import Console
 
 from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.store import DirectoryStore
-from holdfast.ddp.config import RunConfig
-from holdfast.ddp.rehearsed import REHEARSAL, Rehearsal
 from holdfast.errors import BadInput
 from holdfast.events import Plan, Step
-from holdfast.failure import Failure
-from holdfast.history import read_history
+from holdfast.faults.schedule import Failure
+from holdfast.history.log import read_history
 from holdfast.progress import Progress
-from holdfast.rehearse import boundaries, cause
-from holdfast.rehearse.boundaries import Kill
+from holdfast.rehearse import cause
 from holdfast.rehearse.cause import Case, Cause
 from holdfast.rehearse.compare import begins, divergence, left_behind, restless, unmatched
-from holdfast.rehearse.observed import Observed, parse, windows
 from holdfast.rehearse.report import Rehearsed
-from holdfast.supervise import errorfile
+from holdfast.runs.config import RunConfig
+from holdfast.supervise import error_file as errorfile
+from holdfast.supervise.preload import warm
 from holdfast.supervise.supervisor import supervise
 from holdfast.supervise.verdict import Verdict, count
-from holdfast.supervise.warm import warm
+from holdfast.train.observe import boundaries
+from holdfast.train.observe.boundaries import Kill
+from holdfast.train.observe.observations import Observed, parse, windows
+from holdfast.train.observe.observer import REHEARSAL, Rehearsal
 
 REFERENCE, AGAIN, KILLED = "reference", "again", "killed"
 Tell = Callable[[str], None]

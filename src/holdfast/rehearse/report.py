@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from holdfast.rehearse.boundaries import Kill
 from holdfast.rehearse.cause import Cause
 from holdfast.rehearse.compare import Divergence
-from holdfast.rehearse.observed import Held, is_tensor
+from holdfast.train.observe.boundaries import Kill
+from holdfast.train.observe.observations import Held, is_tensor
 
 SHOWN = 6
 

@@ -10,7 +10,7 @@ from holdfast import events
 from holdfast.cost.attempts import Attempt, attempts
 from holdfast.cost.timeline import Stretch, timeline
 from holdfast.events import Commit, Detect, Event, Regroup, Strike
-from holdfast.lineage import Lineage
+from holdfast.history.lineage import Lineage
 from holdfast.report.thinning import Piece, Point
 
 # In the order in which they are drawn: what comes later is drawn over what came before.

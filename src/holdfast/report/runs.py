@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
-from holdfast.audit.finding import counted
 from holdfast.audit.verdicts import SEVERITY, Finding
 from holdfast.cost import compare
-from holdfast.cost.spent import CAUSES
+from holdfast.cost.breakdown import CAUSES
+from holdfast.finding import counted
 from holdfast.report import figures
 from holdfast.report.page import Cell, Column, Number, Page, Picture, Statement, Table, slug
 from holdfast.report.pictures import picture, styled
-from holdfast.report.ran import Ran
+from holdfast.report.run_data import Ran
 from holdfast.report.timeline import described, duration, left_out, standalone, timeline
 
 FOLDED = 12  # rows from which a table is folded

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from math import log10
 
-from holdfast.audit.finding import counted
+from holdfast.finding import counted
 from holdfast.report.activity import KINDS, Activity, Line
 from holdfast.report.thinning import Piece, thinned, thinned_line, thinned_marks
 

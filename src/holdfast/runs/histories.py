@@ -6,9 +6,9 @@ from pathlib import Path
 
 from holdfast.checkpoint.place import open_store
 from holdfast.checkpoint.store import Store
-from holdfast.ddp.config import RUN, RunConfig, read_config
 from holdfast.errors import BadInput, HoldfastError
-from holdfast.gathering import gathered
+from holdfast.history.gather import gathered
+from holdfast.runs.config import RUN, RunConfig, read_config
 
 
 @contextmanager

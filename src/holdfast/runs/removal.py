@@ -5,10 +5,10 @@ import secrets
 import shutil
 from pathlib import Path
 
-from holdfast.ddp import lock
-from holdfast.ddp.config import RUN, read_config
 from holdfast.errors import BadInput, HoldfastError
-from holdfast.runs.standing import begins_as_a_history, has_config, is_run, trains
+from holdfast.runs import lock
+from holdfast.runs.config import RUN, read_config
+from holdfast.runs.status import begins_as_a_history, has_config, is_run, trains
 from holdfast.runs.written import foreign
 
 

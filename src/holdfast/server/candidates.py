@@ -5,9 +5,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.blocks import Floats, Ids
+from holdfast.blocks.division import Floats, Ids
+from holdfast.blocks.policy import Policy, Standing, moved_a_value, moved_in_all, moved_in_proportion
 from holdfast.errors import BadInput
-from holdfast.policy import Policy, Standing, moved_a_value, moved_in_all, moved_in_proportion
 from holdfast.server.questions import (
     Answer,
     AskBlocks,

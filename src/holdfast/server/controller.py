@@ -17,19 +17,19 @@ import ray
 from ray.actor import ActorHandle
 
 from holdfast import events
-from holdfast.history import HistoryWriter
-from holdfast.samples import Samples
+from holdfast.history.log import HistoryWriter
+from holdfast.sampler.digest import Samples
 from holdfast.server.calls import Member
 from holdfast.server.coordinator import Coordinator, NodesLost, Selected
 from holdfast.server.members import Members
 from holdfast.server.node import Account
 from holdfast.server.outcome import Outcome, Status, Times
-from holdfast.server.past import Past
-from holdfast.server.recovering import Recovering, first_map, gathered_map
+from holdfast.server.recovery import Recovering, first_map, gathered_map
 from holdfast.server.rounds import Rounds
 from holdfast.server.settings import Settings
-from holdfast.server.stale import Stale
-from holdfast.workloads.divided import When
+from holdfast.server.stale_workers import Stale
+from holdfast.server.takeover import Past
+from holdfast.workloads.rounds import When
 
 
 class Controller:

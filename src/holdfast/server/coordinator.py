@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from holdfast import events
-from holdfast.blocks import Ids
+from holdfast.blocks.division import Ids
 from holdfast.checkpoint.index import generations
 from holdfast.checkpoint.running import RunningCheckpoint, Segment
 from holdfast.checkpoint.store import Store
 from holdfast.errors import StorageFailed
-from holdfast.samples import Samples
+from holdfast.sampler.digest import Samples
 from holdfast.server.calls import call, gather
 from holdfast.server.members import Members
 from holdfast.server.questions import Answer, Question
 from holdfast.server.selection import converse, exchange
 from holdfast.server.settings import Settings
-from holdfast.workloads.divided import Divided
+from holdfast.workloads.rounds import Divided
 
 Record = Callable[[events.What], None]
 PATIENCE = 120.0  # seconds for the store to take a save

@@ -10,10 +10,10 @@ from holdfast.checkpoint.place import store_for
 from holdfast.errors import BadInput, CommitConflict, HoldfastError, WorkerLost
 from holdfast.room import require_room
 from holdfast.server.cluster import cluster
+from holdfast.server.join_request import Wish
 from holdfast.server.settings import Settings
-from holdfast.server.wish import Wish
-from holdfast.workloads.fresh import rule_of
-from holdfast.workloads.named import own_error
+from holdfast.workloads.registry import own_error
+from holdfast.workloads.reinit import rule_of
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle

@@ -18,20 +18,20 @@ import numpy as np
 import ray
 
 from holdfast import events
-from holdfast.blocks import Ids
+from holdfast.blocks.division import Ids
+from holdfast.blocks.policy import Standing
 from holdfast.checkpoint.packed import block_bytes
 from holdfast.checkpoint.running import Segment, load_blocks, write_segments
-from holdfast.history import HistoryWriter
-from holdfast.policy import Standing
-from holdfast.samples import Samples
+from holdfast.history.log import HistoryWriter
+from holdfast.sampler.digest import Samples
 from holdfast.server.candidates import Candidates
 from holdfast.server.health import raylet_lives
 from holdfast.server.layout import Layout, put
 from holdfast.server.questions import Answer, Question, Verdict
 from holdfast.server.settings import Settings
 from holdfast.server.shard import Holding, Moved, Shard, restored
-from holdfast.workloads.divided import Push, When
-from holdfast.workloads.fresh import rule_of
+from holdfast.workloads.reinit import rule_of
+from holdfast.workloads.rounds import Push, When
 from holdfast.workloads.workload import Arrays
 
 MEASURED = ("priority", "relative", "threshold")  # policies that look at how far blocks have moved

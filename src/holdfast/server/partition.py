@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.blocks import Ids, partition
+from holdfast.blocks.division import Ids, partition
 from holdfast.errors import BadInput
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.blocks import Ids
+from holdfast.blocks.division import Ids
 
 Codes: TypeAlias = npt.NDArray[np.uint64]
 Place: TypeAlias = tuple[int, int, int]

@@ -11,15 +11,15 @@ from ray import ObjectRef
 
 from holdfast import events
 from holdfast.errors import WorkerLost
-from holdfast.samples import Samples
+from holdfast.sampler.digest import Samples
 from holdfast.server.calls import Member
 from holdfast.server.coordinator import Record
 from holdfast.server.members import Members
 from holdfast.server.outcome import Times
-from holdfast.server.recovering import Place, Recovering
+from holdfast.server.recovery import Place, Recovering
 from holdfast.server.settings import Settings
 from holdfast.server.worker import Turn
-from holdfast.workloads.divided import Divided, When
+from holdfast.workloads.rounds import Divided, When
 
 TRIES = 20  # of a round in which nobody is found to be lost
 

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
-from holdfast.policy import Policy, mean
+from holdfast.blocks.policy import Policy, mean
 from holdfast.server.questions import (
     AFTER_ALL,
     BEFORE_ALL,

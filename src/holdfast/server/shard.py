@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from holdfast.blocks import Blocks, Floats, Ids
-from holdfast.policy import Standing
+from holdfast.blocks.division import Blocks, Floats, Ids
+from holdfast.blocks.policy import Standing
 from holdfast.server.layout import Layout, Layouts, add, join, put, require_fit, room, take
-from holdfast.workloads.divided import Divided, Push, When
+from holdfast.workloads.rounds import Divided, Push, When
 from holdfast.workloads.workload import Arrays
 
 

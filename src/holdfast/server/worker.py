@@ -15,16 +15,16 @@ import ray
 from ray.actor import ActorHandle
 
 from holdfast import events
-from holdfast.blocks import Ids
-from holdfast.history import HistoryWriter
-from holdfast.samples import Samples
+from holdfast.blocks.division import Ids
+from holdfast.history.log import HistoryWriter
+from holdfast.sampler.digest import Samples
 from holdfast.server.calls import call, gather
 from holdfast.server.health import raylet_lives
 from holdfast.server.partition import PartitionMap
 from holdfast.server.settings import Settings
 from holdfast.server.shard import Moved
-from holdfast.workloads.divided import Push, When
-from holdfast.workloads.places import Places, together
+from holdfast.workloads.block_slices import Places, together
+from holdfast.workloads.rounds import Push, When
 from holdfast.workloads.workload import Arrays
 
 PATIENCE = 20.0  # seconds for one call of a node

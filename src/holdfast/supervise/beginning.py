@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from holdfast.ddp.config import RUN, read_config
 from holdfast.errors import BadInput
 from holdfast.events import JSON
-from holdfast.exchange.source import Source
-from holdfast.supervise.aside import Aside
+from holdfast.runs.config import RUN, read_config
+from holdfast.runs.source import Source
+from holdfast.supervise.child_call import Aside
 
 READ_WITHIN = 3600.0
 
@@ -29,6 +29,6 @@ def beginning(wished: Source | None, out: Path, *, has_begun: bool) -> Source | 
 
 
 def _look(wished: Source) -> JSON:
-    from holdfast.exchange.given import settled
+    from holdfast.weights.initial import settled
 
     return settled(wished).to_json()

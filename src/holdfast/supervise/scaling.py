@@ -3,13 +3,13 @@
 import time
 from pathlib import Path
 
-from holdfast.ddp.settlement import EXCHANGES
 from holdfast.events import Scale
-from holdfast.supervise.agent import WarmAgent
-from holdfast.supervise.record import Record
+from holdfast.live.settlement import EXCHANGES
+from holdfast.supervise.display import View
+from holdfast.supervise.journal import Record
+from holdfast.supervise.scale_request import Wishes
 from holdfast.supervise.verdict import count
-from holdfast.supervise.view import View
-from holdfast.supervise.wish import Wishes
+from holdfast.supervise.workers.agent import WarmAgent
 
 LOOK = 0.1  # seconds between two looks for a wish
 

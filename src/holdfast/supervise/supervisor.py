@@ -14,34 +14,34 @@ from rich.console import Console
 from torch.distributed.elastic.agent.server.api import WorkerState
 from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
-from holdfast.ddp.config import RunConfig
-from holdfast.ddp.past import Finish, finish, following
-from holdfast.ddp.preemption import PREEMPTED
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.events import SECOND_SIGNAL, SUPERVISED_ONLY, Judged, Preempt, Restart
-from holdfast.history import require_files
-from holdfast.supervise.agent import Stranded, WarmAgent
-from holdfast.supervise.asked import Interrupted, asked
+from holdfast.history.log import require_files
+from holdfast.history.tail import Finish, finish, following
+from holdfast.process import PREEMPTED
+from holdfast.runs.config import RunConfig
 from holdfast.supervise.awaited import Elsewhere
 from holdfast.supervise.beginning import beginning
 from holdfast.supervise.board import boarded
 from holdfast.supervise.board import require as require_tensorboard
-from holdfast.supervise.casualty import Casualty, casualty, lost_peer
-from holdfast.supervise.checkpoints import Checkpoints, local, settled
-from holdfast.supervise.connection import Unreachable
-from holdfast.supervise.ended import Ended
-from holdfast.supervise.folder import claimed, continued
+from holdfast.supervise.checkpoint_place import Checkpoints, local, settled
+from holdfast.supervise.display import View
+from holdfast.supervise.failure_cause import Casualty, casualty, lost_peer
 from holdfast.supervise.home import Home
+from holdfast.supervise.journal import Record, last_attempt
 from holdfast.supervise.learned import import_for
-from holdfast.supervise.node import LOST_AFTER, Node, several
-from holdfast.supervise.nodes import Nodes
-from holdfast.supervise.record import Record, last_attempt
-from holdfast.supervise.rendezvous import Alone, Meeting, Over, Rendezvous
+from holdfast.supervise.nodes.connection import Unreachable
+from holdfast.supervise.nodes.multi_node import Nodes
+from holdfast.supervise.nodes.node import LOST_AFTER, Node, several
+from holdfast.supervise.nodes.rendezvous import Alone, Meeting, Over, Rendezvous
+from holdfast.supervise.nodes.run_end import Ended
+from holdfast.supervise.preload import warm
+from holdfast.supervise.restart_policy import Tries
+from holdfast.supervise.run_folder import claimed, continued
 from holdfast.supervise.scaling import Scaling
-from holdfast.supervise.tries import Tries
+from holdfast.supervise.stop_signals import Interrupted, asked
 from holdfast.supervise.verdict import Verdict, Word, count, done_before, done_elsewhere
-from holdfast.supervise.view import View
-from holdfast.supervise.warm import warm
+from holdfast.supervise.workers.agent import Stranded, WarmAgent
 
 TICK = 0.02
 ASK_NODES = 0.2

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import xxhash
 
 from holdfast.events import JSON
-from holdfast.supervise.aside import Aside
+from holdfast.supervise.child_call import Aside
 from holdfast.supervise.imports import INSTALLED
-from holdfast.supervise.warm import cuda_started
+from holdfast.supervise.preload import cuda_started
 from holdfast.workloads.fetch import cache_folder
 
 WITHIN = 120.0

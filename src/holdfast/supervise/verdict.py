@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from holdfast.ddp.past import Finish
-from holdfast.ddp.preemption import PREEMPTED
 from holdfast.events import Judged, Launch, Restart, What
+from holdfast.history.tail import Finish
+from holdfast.process import PREEMPTED
 
 Word = Literal["completed", "gave-up", "preempted", "refused", "script-error"]
 _EXIT_CODES: dict[Word, int] = {

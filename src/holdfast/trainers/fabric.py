@@ -17,9 +17,10 @@ accumulate=4)`, and not `fabric.no_backward_sync`.
 
 from typing import Any
 
-from holdfast.ddp import attaching, world
-from holdfast.ddp.run import Run
+from holdfast.distributed import ranks as world
 from holdfast.errors import BadInput
+from holdfast.train import attach as attaching
+from holdfast.train.run import Run
 
 
 def attach(fabric: Any, **options: Any) -> Run:

@@ -40,12 +40,12 @@ from typing import Any, TypeVar
 
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-from holdfast.ddp.attaching import attach
-from holdfast.ddp.epochs import Batches
-from holdfast.ddp.run import Run
 from holdfast.errors import BadInput
-from holdfast.trainers.each_rank import EachRank
-from holdfast.trainers.figures import Figures
+from holdfast.train.attach import attach
+from holdfast.train.iterators import Batches
+from holdfast.train.run import Run
+from holdfast.trainers.metrics import Figures
+from holdfast.trainers.per_rank import EachRank
 from holdfast.trainers.windows import Windows
 
 AnyTrainer = TypeVar("AnyTrainer", bound=Any)

@@ -40,12 +40,12 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from holdfast import progress
-from holdfast.ddp import world
-from holdfast.ddp.attaching import attach
-from holdfast.ddp.epochs import Batches
-from holdfast.ddp.run import Run
+from holdfast.distributed import ranks as world
 from holdfast.errors import BadInput
-from holdfast.trainers.each_rank import EachRank
+from holdfast.train.attach import attach
+from holdfast.train.iterators import Batches
+from holdfast.train.run import Run
+from holdfast.trainers.per_rank import EachRank
 from holdfast.trainers.windows import Windows
 
 AnyTrainer = TypeVar("AnyTrainer", bound=Any)

@@ -7,11 +7,11 @@ does at the end of a step or of an epoch, and is saved with it.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from holdfast.ddp.batches import Batch
-from holdfast.ddp.epochs import Batches
-from holdfast.ddp.loading import Collate, Dataset, divided, size
-from holdfast.ddp.run import Run
 from holdfast.errors import BadInput
+from holdfast.train.data.loader import Collate, Dataset, divided, size
+from holdfast.train.iterators import Batches
+from holdfast.train.loop import Batch
+from holdfast.train.run import Run
 
 
 class Windows:

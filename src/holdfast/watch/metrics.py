@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from holdfast.watch.seen import Now, Seen
+from holdfast.watch.run_state import Now, Seen
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

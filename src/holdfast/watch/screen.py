@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.watch.seen import Now, Seen
+from holdfast.watch.run_state import Now, Seen
 
 MOST_RANKS = 16
 STATES = {"trains": "bold cyan", "completed": "bold green", "preempted": "bold yellow"}

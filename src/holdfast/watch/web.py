@@ -15,12 +15,13 @@ from socket import socket
 from threading import BoundedSemaphore, Event, Lock, Thread
 from typing import Any
 
+from holdfast.cli import pages as reading
 from holdfast.errors import BadInput, HoldfastError
-from holdfast.report import html, reading
+from holdfast.report import formats as html
 from holdfast.report.page import Page
-from holdfast.runs.standing import trains
+from holdfast.runs.status import trains
 from holdfast.watch import metrics
-from holdfast.watch.seen import Watching
+from holdfast.watch.run_state import Watching
 
 LOOPBACK = "127.0.0.1"
 MOST_AT_ONCE = 8  # requests that are answered at the same time; more are turned away

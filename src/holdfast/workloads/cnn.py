@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.blocks import Blocks, Floats, Ids, Norm, along, euclidean, whole
+from holdfast.blocks.division import Blocks, Floats, Ids, Norm, along, euclidean, whole
 from holdfast.errors import BadInput
 from holdfast.workloads.architecture import Architecture
 from holdfast.workloads.datasets import Dataset, load
-from holdfast.workloads.divided import Push, When, share, writable
+from holdfast.workloads.rounds import Push, When, share, writable
 from holdfast.workloads.workload import Arrays, Clock, Stack, stacked, unstacked
 
 if TYPE_CHECKING:

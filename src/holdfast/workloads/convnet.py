@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from numba import njit
 
-from holdfast.blocks import Ids
+from holdfast.blocks.division import Ids
 from holdfast.workloads.architecture import Architecture
 
 Reals: TypeAlias = npt.NDArray[np.float32]

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.blocks import Blocks, Floats, Ids, Norm, along, euclidean
+from holdfast.blocks.division import Blocks, Floats, Ids, Norm, along, euclidean
 from holdfast.errors import BadInput
 from holdfast.workloads.datasets import Dataset, load
-from holdfast.workloads.divided import Push, When, share
+from holdfast.workloads.rounds import Push, When, share
 from holdfast.workloads.workload import Arrays, Clock, Stack
 
 _ROWS = 2000  # samples handled at once: enough for efficient products, few enough for scores to stay in the cache

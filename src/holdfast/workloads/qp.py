@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from holdfast.blocks import Blocks, Floats, Norm, along, euclidean
+from holdfast.blocks.division import Blocks, Floats, Norm, along, euclidean
 from holdfast.workloads.workload import Arrays, Clock, Stack
 
 

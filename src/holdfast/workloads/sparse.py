@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numba import njit
 
-from holdfast.blocks import Floats, Ids
+from holdfast.blocks.division import Floats, Ids
 
 
 @dataclass(frozen=True, slots=True, eq=False)

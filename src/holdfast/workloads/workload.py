@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.blocks import Blocks, Floats, Ids, Norm
+from holdfast.blocks.division import Blocks, Floats, Ids, Norm
 
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 Stack: TypeAlias = dict[str, npt.NDArray[Any]]

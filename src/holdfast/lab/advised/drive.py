@@ -12,8 +12,8 @@ from pathlib import Path
 from subprocess import PIPE, Popen, TimeoutExpired
 from threading import Timer
 
-from holdfast.ddp.config import RunConfig
 from holdfast.errors import HoldfastError, WorkerLost
+from holdfast.runs.config import RunConfig
 
 ENDS_WITHIN = 600.0  # seconds for a run
 LEAVES_WITHIN = 30.0
@@ -55,8 +55,8 @@ def _ask(driver: "Popen[str]", config: RunConfig, folder: Path) -> str:
 
 def main() -> None:
     """Do every run that is asked for."""
+    from holdfast.supervise.preload import warm
     from holdfast.supervise.supervisor import supervise
-    from holdfast.supervise.warm import warm
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what workers print is no answer

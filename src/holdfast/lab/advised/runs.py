@@ -11,16 +11,16 @@ import numpy as np
 from holdfast.advice.measured import Measured, measured, recoveries, restart_seconds
 from holdfast.advice.prices import RECOVERIES, Price, prices
 from holdfast.advice.question import Question
-from holdfast.cost.spent import spent
+from holdfast.cost.breakdown import spent
 from holdfast.errors import WorkerLost
 from holdfast.events import Event
-from holdfast.failure import Failure
-from holdfast.history import read_history
+from holdfast.faults.schedule import Failure
+from holdfast.history.log import read_history
 from holdfast.lab.advised.cases import Case
 from holdfast.lab.experiment import Meter, Options
 
 if TYPE_CHECKING:
-    from holdfast.ddp.config import RunConfig
+    from holdfast.runs.config import RunConfig
 
 SCRIPT = Path(__file__).with_name("train.py")
 WORKERS, STEPS, SAVE_EVERY = 3, 300, 40
@@ -89,7 +89,7 @@ def config(
     save_every: int = SAVE_EVERY,
 ) -> "RunConfig":
     """How a run of a workload is done."""
-    from holdfast.ddp.config import RunConfig
+    from holdfast.runs.config import RunConfig
 
     return RunConfig(
         script=str(SCRIPT),

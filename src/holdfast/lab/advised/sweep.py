@@ -11,9 +11,9 @@ from holdfast.advice.measured import Measured
 from holdfast.advice.prices import replacement, stall
 from holdfast.advice.question import Question
 from holdfast.advice.saving import Saving, best_interval
-from holdfast.blocks import Floats
-from holdfast.cost.spent import spent
-from holdfast.failure import Failure
+from holdfast.blocks.division import Floats
+from holdfast.cost.breakdown import spent
+from holdfast.faults.schedule import Failure
 from holdfast.lab.advised.runs import KILLED, config, done
 from holdfast.lab.experiment import Meter, Options
 

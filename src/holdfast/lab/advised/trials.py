@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from holdfast.advice.estimate import Estimate
-from holdfast.advice.served import RECOVERIES, ServedCosts, iterations_lost, served_costs
+from holdfast.blocks.policy import Policy
 from holdfast.events import Event, Iterate, Serve, What
 from holdfast.lab.advised.cases import Case
-from holdfast.lab.comparison import trials_folder
+from holdfast.lab.blocks.comparison import trials_folder
+from holdfast.lab.blocks.measure import measure
+from holdfast.lab.blocks.panels import PANELS
 from holdfast.lab.experiment import Meter, Options
-from holdfast.lab.measure import measure
-from holdfast.lab.panels import PANELS
-from holdfast.policy import Policy
-from holdfast.simulate.strategy import Strategy
-from holdfast.simulate.trajectory import trajectory
+from holdfast.lab.simulate.strategy import Strategy
+from holdfast.lab.simulate.trajectory import trajectory
+from holdfast.server.prices import RECOVERIES, ServedCosts, iterations_lost, served_costs
 from holdfast.workloads.workload import Workload
 
 WORKLOADS = ("mlr-mnist", "mf-movielens", "lda-20news", "cnn-mnist-shard")  # by panel; here their quick relatives

@@ -4,7 +4,7 @@ from math import isnan
 
 import numpy as np
 
-from holdfast.blocks import Floats
+from holdfast.blocks.division import Floats
 from holdfast.lab import interval
 from holdfast.lab.backprop.found import Found
 from holdfast.lab.backprop.scenarios import INTERRUPTED, PHASES, POINTS, Cell

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from holdfast.lab.appearance import legend, sheet
+from holdfast.lab.plot_style import legend, sheet
 from holdfast.lab.result import Row
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from holdfast.blocks import Floats
-from holdfast.cost.overhead import Prices, mean_checkpoint_restart
+from holdfast.blocks.division import Floats
 from holdfast.lab import interval
+from holdfast.lab.backprop.overhead import Prices, mean_checkpoint_restart
 from holdfast.lab.backprop.scenarios import BASELINE, INTERRUPTED, NOW, PHASES, POINTS, Cell, Outcome
 from holdfast.lab.backprop.subjects import Panel
 from holdfast.lab.interval import Interval

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from holdfast.cost.overhead import Overhead, immediate_rollback, mean_checkpoint_restart
 from holdfast.lab import interval
 from holdfast.lab.backprop.claims import claims
 from holdfast.lab.backprop.found import Found
+from holdfast.lab.backprop.overhead import Overhead, immediate_rollback, mean_checkpoint_restart
 from holdfast.lab.backprop.scenarios import BASELINE, INTERRUPTED, LATER, NOW, PHASES, POINTS, Cell
 from holdfast.lab.result import Claim
 

@@ -17,18 +17,18 @@ import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from holdfast.blocks import Floats
+from holdfast.blocks.division import Floats
 from holdfast.checkpoint import snapshot
+from holdfast.checkpoint.state_tree import flatten, unflatten
 from holdfast.checkpoint.store import DirectoryStore
-from holdfast.cost.overhead import Prices, checkpoint_restart, rollback_slowdown
 from holdfast.errors import WorkerLost
+from holdfast.lab.backprop.overhead import Prices, checkpoint_restart, rollback_slowdown
 from holdfast.lab.backprop.scenarios import BASELINE, INTERRUPTED, Cell
 from holdfast.lab.backprop.subjects import WORKERS, Subject
 from holdfast.lab.backprop.training import State, Training, device
 from holdfast.lab.experiment import Progress
-from holdfast.simulate.backprop import minibatch
-from holdfast.simulate.replicas import Share, computed
-from holdfast.state import flatten, unflatten
+from holdfast.lab.simulate.backprop import minibatch
+from holdfast.lab.simulate.replicas import Share, computed
 
 REPLAYED = 10  # mini-batches that are replayed after a restart, to compare the performance model with
 START_WITHIN = 300.0  # seconds for a fresh process to reach its device

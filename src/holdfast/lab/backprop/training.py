@@ -14,9 +14,9 @@ import xxhash
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from holdfast.geometry import Geometry
 from holdfast.lab.backprop.subjects import WORKERS, Subject
-from holdfast.simulate.replicas import Share, keyed
+from holdfast.lab.simulate.replicas import Share, keyed
+from holdfast.sampler.plan import Geometry
 
 EVALUATED = 4  # workers' shares at once when accuracy is taken: no more memory than a step of several workers has
 

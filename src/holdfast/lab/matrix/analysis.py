@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from holdfast.blocks import Floats
+from holdfast.blocks.division import Floats
 from holdfast.lab.interval import Interval
 from holdfast.lab.matrix import bootstrap
 from holdfast.lab.matrix.bootstrap import Figure

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from holdfast.blocks import Floats
+from holdfast.blocks.division import Floats
 from holdfast.lab.interval import RESAMPLES, Interval
 
 Figure: TypeAlias = Callable[[Sequence[Floats]], Floats]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from holdfast.checkpoint.faulty import KINDS
+from holdfast.faults.storage import KINDS
 from holdfast.lab.interval import Interval
 from holdfast.lab.matrix.analysis import Analysis
 from holdfast.lab.matrix.bootstrap import gain, reduction, share_above

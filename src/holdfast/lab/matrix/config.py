@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from holdfast.checkpoint import faulty
-from holdfast.ddp import points
-from holdfast.ddp.config import FAULTS
 from holdfast.errors import BadInput
-from holdfast.failure import Failure, Schedule
+from holdfast.faults import points
+from holdfast.faults import storage as faulty
+from holdfast.faults.schedule import Failure, Schedule
 from holdfast.lab.matrix.data import DATASETS
 from holdfast.lab.matrix.lines import line_of
 from holdfast.lab.matrix.networks import NETWORKS
 from holdfast.lab.matrix.variants import VARIANTS
+from holdfast.runs.config import FAULTS
 
 OPTIMIZERS = ("sgd", "adamw")
 COUNTS = {"workers": 4, "save_every": 50, "max_inflight": 4}  # settings of a run, and the paper's values

@@ -14,15 +14,15 @@ import numpy as np
 from holdfast.audit.verdicts import audit_run, worst
 from holdfast.checkpoint import snapshot
 from holdfast.cost.attempts import strikes
-from holdfast.cost.spent import Spent, spent
+from holdfast.cost.breakdown import Spent, spent
 from holdfast.errors import HoldfastError
 from holdfast.events import Event, Step, Strike
-from holdfast.exchange.load import learned_by
-from holdfast.exchange.where import store_of
-from holdfast.history import read_history
+from holdfast.history.log import read_history
 from holdfast.lab.matrix.measured import Distances, Measured, Struck
 from holdfast.lab.matrix.suites import Unit
 from holdfast.supervise.verdict import Verdict
+from holdfast.weights.load import learned_by
+from holdfast.weights.locate import store_of
 
 THREADS = 2  # that compare snapshots: each has two of them in memory
 

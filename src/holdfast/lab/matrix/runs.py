@@ -19,7 +19,6 @@ import xxhash
 from rich.console import Console
 
 from holdfast.checkpoint.place import store_at
-from holdfast.ddp.config import RunConfig
 from holdfast.errors import HoldfastError, StorageFailed
 from holdfast.lab.experiment import Meter
 from holdfast.lab.matrix.config import Matrix
@@ -30,10 +29,11 @@ from holdfast.lab.matrix.stolen import stolen, ticks
 from holdfast.lab.matrix.suites import Suite, Unit, digest, run_config, units
 from holdfast.lab.matrix.variants import REFERENCE
 from holdfast.lab.result import replace_text
-from holdfast.supervise.aside import Aside
+from holdfast.runs.config import RunConfig
+from holdfast.supervise.child_call import Aside
+from holdfast.supervise.preload import warm
 from holdfast.supervise.supervisor import supervise
 from holdfast.supervise.verdict import Verdict
-from holdfast.supervise.warm import warm
 
 MEMORY = Path("/dev/shm")
 STOLEN = 0.1  # of the processors' time: a run from which others took more is done again

@@ -10,12 +10,12 @@ from typing import Any
 import xxhash
 
 from holdfast import __version__
-from holdfast.ddp.config import RunConfig
 from holdfast.errors import BadInput
-from holdfast.failure import ENDING, Schedule
+from holdfast.faults.schedule import ENDING, Schedule
 from holdfast.lab.matrix.config import Matrix
 from holdfast.lab.matrix.data import Ready
 from holdfast.lab.matrix.variants import VARIANTS, Variant
+from holdfast.runs.config import RunConfig
 
 SCRIPT = Path(__file__).with_name("train.py")
 SPARE_RESTARTS = 3  # beyond those that the schedule makes: a matrix is not to end at a failure of the machine's own

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Callable, Sequence
 
-from holdfast.audit.finding import counted
-from holdfast.cost.spent import CAUSES, PARTS
+from holdfast.cost.breakdown import CAUSES, PARTS
+from holdfast.finding import counted
 from holdfast.lab.interval import Interval
 from holdfast.lab.matrix.analysis import Analysis, Metric
 from holdfast.lab.matrix.bootstrap import difference, gain, reduction

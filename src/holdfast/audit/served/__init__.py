@@ -1,1 +1,0 @@
-"""Whether a run of the parameter server was right: every block, every round, every push, every loss, from its history."""

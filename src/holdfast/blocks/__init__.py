@@ -1,0 +1,1 @@
+"""State divided into blocks: which blocks to save and which to restore."""

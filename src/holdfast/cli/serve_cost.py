@@ -1,0 +1,80 @@
+"""How `holdfast cost` shows a run of the parameter server: parts of an iteration, and failures with what they cost."""
+
+import json
+from collections.abc import Mapping, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from holdfast.cli.console import cell, say, size
+from holdfast.events import Event
+from holdfast.finding import counted
+from holdfast.server.cost import FEWEST, Served, contraction, measured_cost, prediction, served_cost
+
+
+def print_served(
+    histories: Mapping[str, Sequence[Event]], reference: Sequence[Event] | None, *, as_json: bool = False
+) -> None:
+    """What each of these runs cost, beside one without failures if there is one."""
+    runs = {name: served_cost(history) for name, history in histories.items()}
+    other = served_cost(reference) if reference is not None else None
+    measured = {name: measured_cost(run, other) if other else None for name, run in runs.items()}
+    if as_json:
+        told = {name: {**run.to_json(), "measured_cost": measured[name]} for name, run in runs.items()}
+        say(json.dumps(told, indent=1))
+        return
+    for name, run in runs.items():
+        if len(runs) > 1:
+            say(name)
+        _print_one(run, measured[name])
+
+
+def _print_one(run: Served, measured: float | None) -> None:
+    last = next((loss for loss in reversed(run.losses) if loss is not None), None)
+    loss = "" if last is None else f"; loss {last:.6g}, criterion {run.criterion:.6g}"
+    say(f"{run.workload}: {counted(run.iterations, 'iteration')} in {run.wall:.1f} s{loss}")
+    saved = f"{counted(run.saves, 'save')} of {size(run.bytes)} together"
+    say(f"checkpoints took {run.checkpoint_share:.1%} of the time of iterations: {saved}")
+    Console().print(_parts(run))
+    if run.failures:
+        Console().print(_failures(run))
+        say(_costs(run, measured))
+
+
+def _parts(run: Served) -> Table:
+    table = Table("part of an iteration", "milliseconds", "share", box=None)
+    total = sum(run.seconds.values()) or 1.0
+    for part, seconds in run.seconds.items():
+        table.add_row(part, f"{1000 * seconds / max(run.iterations, 1):.2f}", f"{seconds / total:.1%}")
+    return table
+
+
+def _failures(run: Served) -> Table:
+    table = Table("lost", "iteration", "blocks lost", "restored", "perturbation", "goes on after", box=None)
+    for each in run.failures:
+        table.add_row(
+            cell(", ".join(each.members)),
+            str(each.iteration),
+            str(each.blocks),
+            str(each.restored),
+            "unknown" if each.size is None and each.restored else f"{each.size or 0:.4g}",
+            "" if each.seconds is None else f"{each.seconds:.2f} s",
+        )
+    return table
+
+
+def _costs(run: Served, measured: float | None) -> str:
+    rate, predicted = contraction(run), prediction(run)
+    if predicted is None:
+        unknown = f"a rate is read off {FEWEST} losses or more before the first failure, each lower than the last"
+        why = unknown if rate is None else "not every perturbation's size is on record"
+        theory = f"Theorem 3.2 predicts nothing: {why}"
+    elif rate is None:
+        theory = "no block went back, so nothing is predicted to be lost"
+    else:
+        theory = f"Theorem 3.2 predicts up to {predicted:.2f} iterations (c = {rate.c:.4f}, read off the losses)"
+    return f"iteration cost: {theory}" + (
+        "; give --reference RUN, a run without failures, to measure it"
+        if measured is None
+        else f"; measured {measured:.2f}"
+    )

@@ -1,0 +1,163 @@
+"""Connections among members with a device each: NCCL sums what lies on the devices, and gloo carries all else.
+
+NCCL waits for ever for a peer that is lost, and says of an operation that was aborted that it is complete. So whoever
+learns of a loss aborts the communicator, and every operation ends on the device; it counts as done only if it was seen
+to be so before that. DDP gets operations that end once this is known: unlike NCCL's own they keep backward waiting until
+the device has summed the last bucket, so the next step is not queued behind it.
+
+Not tried: anything of this with two or more devices. Nobody has seen it survive the loss of a peer, nor measured it;
+what was tried is what can be without NCCL, and a world of one is the most that one device allows. A communicator whose
+members die while it is built is left behind with its thread.
+"""
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # they are public
+from torch.futures import Future
+
+from holdfast.distributed.gloo_link import LOOK, Broken, Link
+
+NCCL = "cpu:gloo,cuda:nccl"
+
+
+def why_not(backend: str) -> str | None:
+    """Why the connections of a world with this backend cannot be broken and replaced, if they cannot."""
+    if backend == "gloo":
+        return None
+    if backend != NCCL:
+        return f"the backend {backend} is not known to end operations whose peer is lost"
+    if not dist.is_nccl_available() or not hasattr(dist.ProcessGroupNCCL, "abort"):
+        return "this NCCL cannot abort operations whose peer is lost"
+    return None
+
+
+def link_for(backend: str, device: torch.device) -> Link:
+    """The connections of a world with this backend."""
+    return Link() if backend == "gloo" else DeviceLink(device)
+
+
+class DeviceLink(Link):
+    """A link whose sums over tensors on this device are NCCL's."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device, self._sums = device, _Sums()
+
+    def hang_up(self) -> None:
+        self.is_broken = True
+        self._sums.abort()
+        super().hang_up()
+
+    def connect(self, store: Callable[[], Store], rank: int, size: int, outdated: Callable[[], bool]) -> None:
+        super().connect(store, rank, size, outdated)
+        sums = _Sums()
+        built = threading.Thread(
+            target=sums.build, args=(PrefixStore("nccl", store()), rank, size, self._device), daemon=True
+        )
+        built.start()
+        while built.is_alive():
+            if outdated() or self.is_broken:
+                raise Broken("the membership has changed while its communicator was built")
+            time.sleep(LOOK)
+        if sums.error:
+            raise Broken(str(sums.error)) from sums.error
+        self._sums, self._group = sums, _Both(self._group, sums)
+
+
+class _Both:
+    """Gloo's operations, and NCCL's for sums of what lies on the devices."""
+
+    def __init__(self, host: Any, sums: "_Sums") -> None:
+        self._host, self._sums = host, sums
+        self.broadcast, self.allgather = host.broadcast, host.allgather  # where some ranks may have it on the host
+        self.send, self.recv = host.send, host.recv
+
+    def allreduce(self, tensors: list[torch.Tensor], *options: Any) -> Any:
+        return (self._sums if tensors[0].is_cuda else self._host).allreduce(tensors, *options)
+
+
+class _Sums:
+    """One communicator, and a thread that sees which of its operations have ended on the device, in their order."""
+
+    def __init__(self) -> None:
+        self.is_aborted, self.error, self._group = False, None, None  # type: tuple[bool, Exception | None, Any]
+        self._posted: queue.SimpleQueue[Watched] = queue.SimpleQueue()
+
+    def build(self, store: Store, rank: int, size: int, device: torch.device) -> None:
+        """Build it, to be called in a thread of its own; the first operation connects its members."""
+        # Else a thread of NCCL's ends this process when it finds that a peer is lost.
+        os.environ |= {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+        try:
+            torch.cuda.set_device(device)
+            group: Any = dist.ProcessGroupNCCL(store, rank, size, dist.ProcessGroupNCCL.Options())
+            group.allreduce([torch.zeros(1, device=device)]).wait()
+            torch.cuda.current_stream(device).synchronize()
+        except (RuntimeError, ValueError) as error:
+            self.error = error
+            return
+        self._group = group
+        threading.Thread(target=self._watch, name="holdfast-sums", daemon=True).start()
+
+    def allreduce(self, tensors: list[torch.Tensor], *options: Any) -> "Watched":
+        posted = Watched(self._group.allreduce(tensors, *options), tensors, self)
+        self._posted.put(posted)
+        return posted
+
+    def abort(self) -> None:
+        """End every operation; what is not known to be done by now has failed."""
+        was_aborted, self.is_aborted = self.is_aborted, True
+        if self._group is not None and not was_aborted:
+            with suppress(RuntimeError):
+                self._group.abort()
+
+    def _watch(self) -> None:
+        while True:
+            posted = self._posted.get()
+            while not posted.has_ended():
+                time.sleep(LOOK)
+            posted.conclude()
+
+
+class Watched(dist.Work):
+    """An operation of the device, which ends when it has ended there."""
+
+    def __init__(self, work: Any, tensors: list[torch.Tensor], sums: _Sums) -> None:
+        super().__init__()
+        self._work, self._tensors, self._sums = work, tensors, sums
+        self._is_over: Future[None] = Future()
+        self._future = self._is_over.then(lambda _: self._outcome())  # what this raises, DDP's own code sees
+
+    def has_ended(self) -> bool:
+        """Whether the device has done with it."""
+        try:
+            return bool(self._work.is_completed())
+        except RuntimeError:
+            return True
+
+    def conclude(self) -> None:
+        """It has ended: tell whoever waits."""
+        self._is_over.set_result(None)
+
+    def _outcome(self) -> list[torch.Tensor]:
+        if self._sums.is_aborted or not self._work.is_success():
+            raise Broken("the membership has changed")
+        return self._tensors
+
+    def get_future(self) -> Future[Any]:
+        return self._future
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._future.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return self._is_over.done()

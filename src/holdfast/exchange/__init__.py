@@ -1,1 +1,0 @@
-"""Weights on their way out of a run, for other programs, and into a new run, from other programs."""

@@ -1,0 +1,1 @@
+"""Experiments on partial recovery and priority checkpoints."""

@@ -1,0 +1,80 @@
+"""Figures of many panels, laid out like the paper's: up to four in a row, one legend for all.
+
+In go panels and a function that draws one of them; out comes a figure.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from holdfast.lab import interval
+from holdfast.lab.blocks.comparison import Compared
+from holdfast.lab.plot_style import BAND, COLOURS, kind, legend, sheet
+from holdfast.lab.result import Row
+from holdfast.lab.simulate.strategy import Strategy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH, HEIGHT = 3.4, 2.9  # inches of one panel
+
+
+def grid(panels: Sequence[Compared], draw: Callable[["Axes", Compared], None], *, across: str) -> "Figure":
+    """Draw every panel in a place of its own; costs go up."""
+    columns = min(4, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = sheet(WIDTH * max(columns, 1.4), HEIGHT * rows + 0.5)
+    places = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, compared in zip(places, panels, strict=False):
+        draw(axes, compared)
+        axes.set_title(title(compared), fontsize=9)
+        axes.set_xlabel(across)
+        axes.set_ylabel("iteration cost")
+    for axes in places[len(panels) :]:
+        axes.set_axis_off()
+    legend(figure, list(places[: len(panels)]))
+    return figure
+
+
+def title(compared: Compared) -> str:
+    """What a panel shows, in words; nobody takes a quick run for the real one."""
+    quick = "quick, " if compared.quick else ""
+    return f"{compared.title or compared.label} ({quick}{compared.measurement.unperturbed:.0f} iterations)"
+
+
+def series(axes: "Axes", rows: Sequence[Row], *, over: str, name: str, shift: float = 0) -> None:
+    """Mean costs with their confidence intervals, one place for each row; a shift keeps neighbours apart."""
+    places = [place + shift for place in range(len(rows))]
+    means = [row["cost_mean"] for row in rows]
+    half = [row["cost_high"] - row["cost_mean"] for row in rows]
+    axes.errorbar(places, means, yerr=half, marker="o", markersize=4, capsize=3, label=name, color=COLOURS[name])
+    axes.set_xticks(range(len(rows)), [str(row[over]) for row in rows])
+
+
+def late(axes: "Axes", compared: Compared, strategies: Sequence[Strategy], *, shift: float = 0) -> None:
+    """The same means over the failures after the first full checkpoint alone, as a series of its own."""
+    later = compared.measurement.steps >= strategies[0].policy.interval
+    if not later.any():
+        return
+    name = kind(strategies[-1])
+    means = [interval.mean(interval.finite(compared.measurement.of(each).cost[later])).value for each in strategies]
+    axes.plot(
+        np.arange(len(means)) + shift,
+        means,
+        marker="v",
+        markersize=3,
+        linestyle=":",
+        color=COLOURS[name],
+        label=f"{name}, late failures",
+    )
+
+
+def band(axes: "Axes", place: float, low: float, high: float) -> None:
+    """The range of costs that the paper gives, at one place."""
+    if not (np.isfinite(low) and np.isfinite(high)):
+        return
+    axes.fill_between(
+        [place - 0.3, place + 0.3], low, high, color=BAND, alpha=0.5, linewidth=0, zorder=0, label="range in the paper"
+    )

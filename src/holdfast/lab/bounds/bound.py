@@ -1,0 +1,110 @@
+"""Measured iteration costs beside the bound of Theorem 3.2: the rows, what they show, and the figure.
+
+In go the sizes of perturbations, their costs and a rate; out come bounds, rows, a claim and a figure.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.blocks.division import Floats
+from holdfast.lab.plot_style import sheet
+from holdfast.lab.result import Claim, Row
+from holdfast.theory.bounds import iteration_cost_bound
+from holdfast.theory.rate import Rate
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Measured:
+    """Trials of one kind: the size of each trial's perturbations at given steps, and the cost it had."""
+
+    kind: str
+    sizes: Floats  # (trials, perturbations of a trial)
+    steps: npt.NDArray[np.int64]
+    costs: Floats
+
+    def bounds(self, rate: Rate) -> Floats:
+        """Theorem 3.2 for every trial."""
+        return iteration_cost_bound(rate.c, rate.distance, self.sizes, self.steps)
+
+    def aggregate(self, rate: Rate) -> Floats:
+        """Δ/D of Theorem 3.2, which is ‖δ‖ at the last step measured in units of the distance left there."""
+        return np.asarray(np.expm1(self.bounds(rate) * -np.log(rate.c)))
+
+    def rows(self, rate: Rate) -> list[Row]:
+        """One row for each trial."""
+        columns = (self.sizes.sum(axis=-1), self.aggregate(rate), self.costs, self.bounds(rate))
+        names = ("size", "aggregate", "cost", "bound")
+        return [
+            {"kind": self.kind, **dict(zip(names, map(float, values), strict=True))}
+            for values in zip(*columns, strict=True)
+        ]
+
+    def within(self, rate: Rate) -> float:
+        """The fraction of trials within the bound, rounded up to a whole iteration: so the theorem is proved for counts."""
+        return float(np.mean(self.costs <= self.bounds(rate) + 1))
+
+    def strictly(self, rate: Rate) -> float:
+        """The fraction of trials within the bound as it stands."""
+        return float(np.mean(self.costs <= self.bounds(rate)))
+
+    def closeness(self, rate: Rate) -> Floats:
+        """Each cost as a fraction of its bound: 1 is the worst case that the theorem allows."""
+        return self.costs / self.bounds(rate)
+
+
+def within_claim(measured: Measured, rate: Rate, source: str, at_least: float) -> Claim:
+    """The claim that trials of this kind obey the bound."""
+    return Claim(
+        id=f"within-bound-{measured.kind}",
+        claim=f"fraction of {len(measured.costs)} trials ({measured.kind}) whose cost is within the bound, "
+        f"rounded up to a whole iteration (without rounding {measured.strictly(rate):.3g})",
+        source=source,
+        expected=(at_least, 1),
+        measured=measured.within(rate),
+    )
+
+
+def printed_form_remark(groups: Sequence[Measured], rate: Rate, start: float) -> str:
+    """How the theorem would fare with the distance of the start, which is the letter of the paper."""
+    literal = Rate(rate.c, start)
+    over = sum(int((1 - group.within(literal)) * len(group.costs) + 0.5) for group in groups)
+    total = sum(len(group.costs) for group in groups)
+    return (
+        f"The bound uses the effective distance D = {rate.distance:.4g}, what is left of the start's distance "
+        f"{start:.4g} in the slowest direction, because costs are counted from the measured unperturbed run. "
+        f"With D = {start:.4g}, as the theorem is printed, {over} of {total} trials would exceed it."
+    )
+
+
+def figure(groups: Sequence[Measured], rate: Rate, title: str) -> "Figure":
+    """One panel for each kind: costs as points, the bound as a red line, over the size of the perturbation."""
+    drawn = sheet(max(4.2 * len(groups), 4.8), 3.6)
+    for axes, group in zip(drawn.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
+        _panel(axes, group, rate)
+    drawn.suptitle(title)
+    return drawn
+
+
+CAPTION = (
+    "Every trial as a point: the iterations that a perturbation cost over its size, in units of the distance that is left to "
+    "the optimum. The line is the bound of Theorem 3.2."
+)
+
+
+def _panel(axes: "Axes", group: Measured, rate: Rate) -> None:
+    size = group.aggregate(rate)
+    order = np.argsort(size)
+    axes.scatter(size, group.costs, s=7, alpha=0.5, linewidths=0, label="trials")
+    axes.plot(size[order], group.bounds(rate)[order], color="tab:red", label="bound (Theorem 3.2)")
+    axes.set_title(f"{group.kind}, {len(size)} trials")
+    axes.set_xlabel("size of the perturbation, Δ/D")
+    axes.set_ylabel("iteration cost")
+    axes.legend(frameon=False)

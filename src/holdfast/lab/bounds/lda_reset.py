@@ -1,0 +1,89 @@
+"""Figure 6b: topic models after a random subset of documents is reset to its initial topics."""
+
+from fractions import Fraction
+
+import numpy as np
+
+from holdfast.blocks.division import Floats
+from holdfast.blocks.policy import Policy
+from holdfast.lab.bounds.bound import CAPTION, Measured, figure, within_claim
+from holdfast.lab.bounds.contraction import FAR, contraction
+from holdfast.lab.experiment import Experiment, Meter, Options, each
+from holdfast.lab.result import Claim, Result
+from holdfast.lab.simulate.iterations import iterations
+from holdfast.lab.simulate.strategy import CheckpointedRun, Strategy, Trial
+from holdfast.lab.simulate.trajectory import trajectory
+from holdfast.workloads.workload import Workload, norm_order
+
+SOURCE = "Theorem 3.2, figure 6(b)"
+FRACTIONS = tuple(Fraction(n, 10) for n in range(1, 11))
+NEVER = Policy(ranking="full", interval=10**9)  # whatever goes back goes back to the start
+
+
+def run(options: Options, meter: Meter) -> Result:
+    """Measure resets of a tenth to all of the documents, half-way through the run."""
+    from holdfast.workloads.lda import lda  # compiled: slow to import
+
+    trials = options.count(full=100, quick=30)
+    workload = lda("generated" if options.quick else "newsgroups20", options.data)
+    unperturbed = trajectory(workload, progress=meter(f"{workload.name}: unperturbed run", 25))
+    step = unperturbed.length // 2
+    checkpointed = CheckpointedRun(
+        unperturbed.states, workload.blocks, workload.norm, {NEVER}, options.seed, norm_order(workload)
+    )
+    resets = [Trial(_reset(FRACTIONS[i % len(FRACTIONS)]), step, i) for i in range(trials)]
+    costs = _costs(workload, checkpointed, resets, 10 * unperturbed.length, options, meter)
+    sizes = np.array([checkpointed.size(trial) for trial in resets])
+    rate = contraction(workload, unperturbed)
+    measured = Measured("reset", sizes[:, None], np.array([step]), costs)
+    return Result(
+        experiment="lda-reset",
+        config={
+            "workload": workload.name,
+            "seed": options.seed,
+            "trials": trials,
+            "step": step,
+            "criterion": workload.criterion,
+            "unperturbed": unperturbed.length,
+            "c": rate.c,
+            "optimum": f"iterate {round(FAR[-1] * unperturbed.length)}",
+        },
+        rows=[{**row, "lost": str(FRACTIONS[i % 10])} for i, row in enumerate(measured.rows(rate))],
+        claims=[within_claim(measured, rate, SOURCE, 0.95), _rises(costs)],
+        remarks=[f"Median cost as a fraction of the bound: {np.median(measured.closeness(rate)):.2f}."],
+        figures={"lda-reset": figure([measured], rate, f"Documents reset to their initial topics: {workload.name}")},
+        captions={"lda-reset": CAPTION},
+    )
+
+
+def _reset(fraction: Fraction) -> Strategy:
+    return Strategy(policy=NEVER, recovery="partial", lost=fraction)
+
+
+def _costs(
+    workload: Workload, run: CheckpointedRun, resets: list[Trial], limit: int, options: Options, meter: Meter
+) -> Floats:
+    """Iterations of each reset beyond those of an unperturbed run that draws the same numbers from the same step on."""
+    both = [*resets, *(Trial(None, trial.step, trial.number) for trial in resets)]
+    progress = each(meter(f"{workload.name}: trials", len(both)))
+    counts = iterations(workload, both, run, limit=limit, jobs=options.jobs, done=progress)
+    return counts[: len(resets)] - counts[len(resets) :]
+
+
+def _rises(costs: Floats) -> Claim:
+    fraction = np.array([float(FRACTIONS[i % 10]) for i in range(len(costs))])
+    return Claim(
+        id="rises",
+        claim="correlation of the cost with the fraction of documents reset",
+        source="figure 6(b)",
+        expected=(0.5, 1),
+        measured=float(np.corrcoef(fraction, costs)[0, 1]),
+    )
+
+
+EXPERIMENT = Experiment(
+    name="lda-reset",
+    title="iteration costs of resetting a random fraction of a topic model's documents, on 20 Newsgroups",
+    source="SCAR, figure 6b",
+    run=run,
+)

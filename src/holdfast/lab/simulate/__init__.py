@@ -1,0 +1,1 @@
+"""Simulated trials: training without failures, with failures, and many at once."""

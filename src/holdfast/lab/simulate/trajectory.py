@@ -1,0 +1,88 @@
+"""Unperturbed runs: in goes a workload, out come every state and its loss, from the start to the criterion."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from holdfast.blocks.division import Floats
+from holdfast.errors import BadInput
+from holdfast.workloads.workload import Arrays, Clock, Workload, stacked, unstacked
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trajectory:
+    """States and losses of iterations 0..length; iteration `length` is the first under the criterion."""
+
+    states: list[Arrays]
+    losses: Floats
+
+    @property
+    def length(self) -> int:
+        """Iterations to the criterion without any failure."""
+        return len(self.states) - 1
+
+    def crossed(self, criterion: float) -> float:
+        """The same in fractions of an iteration: what iteration costs are counted from."""
+        before, after = map(float, self.losses[-2:])
+        return self.length - 1 + crossing(before, after, criterion)
+
+
+def crossing(before: float, after: float, criterion: float) -> float:
+    """Where in an iteration the loss meets the criterion, on a straight line from before to after: in (0, 1]."""
+    if not np.isfinite(before):
+        return 1.0
+    return max((before - criterion) / (before - after), 1e-9)  # above 0: the iteration before was not there yet
+
+
+def trajectory(
+    workload: Workload, *, limit: int = 10_000, progress: Callable[[int], None] = lambda done: None
+) -> Trajectory:
+    """Run a workload without failures until its criterion, on stream 0."""
+    return _runs(workload, [0], 1, limit, progress)[0]
+
+
+def trajectories(workload: Workload, streams: Sequence[int], *, limit: int = 10_000) -> list[Trajectory]:
+    """The runs of some streams side by side, in a stack as wide as every other; at most as many as it has lanes."""
+    padding = [streams[0]] * (workload.lanes - len(streams))
+    return _runs(workload, [*streams, *padding], len(streams), limit, lambda done: None)
+
+
+def _runs(
+    workload: Workload, streams: Sequence[int], wanted: int, limit: int, progress: Callable[[int], None]
+) -> list[Trajectory]:
+    """The first `wanted` of the runs of a stack; one that is done goes on, unrecorded, until all are."""
+    stack = stacked([workload.start(stream) for stream in streams])
+    states: list[list[Arrays]] = [[] for _ in range(wanted)]
+    losses: list[list[float]] = [[] for _ in range(wanted)]
+    under_way, iteration = list(range(wanted)), 0
+    with threadpool_limits(1):  # the number of threads would show in the last bits
+        while under_way:
+            found = workload.loss(stack)
+            for lane in under_way:
+                states[lane].append(unstacked(stack, lane))
+                losses[lane].append(float(found[lane]))
+            under_way = [lane for lane in under_way if not found[lane] < workload.criterion]
+            if under_way and iteration == limit:
+                raise BadInput(
+                    f"{workload.name} is not under its criterion {workload.criterion:g} after {limit} iterations "
+                    f"(loss {losses[under_way[0]][-1]:g}): raise the criterion or the limit"
+                )
+            if under_way:
+                stack = workload.advance(stack, Clock(np.full(len(streams), iteration), np.array(streams)))
+                iteration += 1
+                progress(1)
+    return [Trajectory(*run) for run in zip(states, map(np.array, losses), strict=True)]
+
+
+def proceed(
+    workload: Workload, state: Arrays, first: int, last: int, *, progress: Callable[[int], None] = lambda done: None
+) -> Arrays:
+    """The state before iteration `last`, from that before iteration `first`, on stream 0."""
+    stack = stacked([state])
+    with threadpool_limits(1):
+        for iteration in range(first, last):
+            stack = workload.advance(stack, Clock(np.array([iteration]), np.array([0])))
+            progress(1)
+    return unstacked(stack, 0)

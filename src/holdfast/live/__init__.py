@@ -1,0 +1,1 @@
+"""Live recovery: the surviving workers continue without a restart."""

@@ -1,0 +1,83 @@
+"""Pages as files: one HTML file, Markdown with its figures, or a folder with all of it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.errors import BadInput, StorageFailed
+from holdfast.lab.result import prepare, replace_bytes, replace_text
+from holdfast.report import csv, markdown, pictures
+from holdfast.report import formats as html
+from holdfast.report.page import Page, Picture
+
+PAGE, SUMMARY = "report.html", "summary.md"
+NEITHER = (".pdf", ".csv", ".png", ".svg", ".json", ".txt")  # endings that a page does not come in
+
+
+def check(out: Path) -> None:
+    """Refuse a name that no page can be written to, before anything is read for it."""
+    if out.suffix in NEITHER:
+        raise BadInput(f"--out {out} is no page: name a .html or a .md file, or a folder for those, figures and CSV.")
+    is_file = out.suffix in WRITERS
+    if out.is_dir() if is_file else out.is_file():
+        raise BadInput(f"--out {out} is {'a folder' if is_file else 'a file'}: name another.")
+
+
+def write(page: Page, out: Path) -> Path:
+    """Write the page as the ending of the name says; a name without one is a folder. Returns the page's path."""
+    return WRITERS.get(out.suffix, write_folder)(page, out)
+
+
+def write_folder(page: Page, out: Path) -> Path:
+    """The page as HTML and Markdown, its figures as PNG, PDF or SVG, and its tables as CSV."""
+    prepare(out)
+    _write_figures(page, out)
+    _make(out / "tables")
+    for table in page.tables:
+        replace_text(out / "tables" / f"{table.name}.csv", csv.text(table))
+    replace_text(out / SUMMARY, markdown.text(page))
+    replace_text(out / PAGE, html.text(page))
+    return out / PAGE
+
+
+def _write_html(page: Page, out: Path) -> Path:
+    _make(out.parent)
+    replace_text(out, html.text(page))
+    return out
+
+
+def _write_markdown(page: Page, out: Path) -> Path:
+    _make(out.parent)
+    _write_figures(page, out.parent)
+    replace_text(out, markdown.text(page))
+    return out
+
+
+def _write_figures(page: Page, out: Path) -> None:
+    if page.pictures or page.timelines:
+        _make(out / "figures")
+    for picture in (*page.pictures, *page.timelines):
+        for ending, data in _formats(picture).items():
+            replace_bytes(out / "figures" / f"{picture.name}.{ending}", data)
+
+
+def _formats(picture: Picture) -> dict[str, bytes]:
+    """The files of a figure: those that can be drawn, or the one that there is."""
+    if picture.file:
+        return {"svg": picture.file.encode()}
+    if picture.figure is None:
+        return {"png": picture.png}
+    return {"png": picture.png or pictures.png(picture.figure), "pdf": pictures.pdf(picture.figure)}
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageFailed(f"cannot write to {folder}: {error.strerror}; name another --out.") from error
+
+
+WRITERS: dict[str, Callable[[Page, Path], Path]] = {
+    ".html": _write_html,
+    ".htm": _write_html,
+    ".md": _write_markdown,
+}

@@ -1,0 +1,1 @@
+"""Decides which samples each step and rank trains, and digests them."""

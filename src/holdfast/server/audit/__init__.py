@@ -1,0 +1,1 @@
+"""The audit of a run on the parameter server."""

@@ -1,0 +1,166 @@
+"""The page about served runs, those of a parameter server: parts of an iteration, losses, and what failures took."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.audit.verdicts import Finding, audit_run, worst
+from holdfast.finding import counted
+from holdfast.history.log import read_history
+from holdfast.report import figures
+from holdfast.report.page import Cell, Column, Number, Page, Picture, Statement, Table
+from holdfast.report.pictures import picture
+from holdfast.report.timeline import duration
+from holdfast.server.cost import PARTS, Served, contraction, prediction, served_cost
+
+COLOURS = {
+    "pull": "#90cdf4",
+    "compute": "#2b6cb0",
+    "push": "#63b3ed",
+    "apply": "#2c5282",
+    "checkpoint": "#dd6b20",
+    "other": "#a0aec0",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedRun:
+    """One served run; there are no `findings` while it goes on."""
+
+    name: str
+    cost: Served
+    findings: Sequence[Finding] | None
+
+
+def served_run(path: Path, name: str, *, audited: bool = True) -> ServedRun:
+    """The served run in this folder."""
+    findings = audit_run(path) if audited else None
+    return ServedRun(name=name, cost=served_cost(read_history(path).events), findings=findings)
+
+
+def page(runs: Sequence[ServedRun], facts: Mapping[str, str], *, live: bool = False) -> Page:
+    """What these runs did and cost."""
+    one = runs[0] if len(runs) == 1 else None
+    return Page(
+        title=one.name if one else f"{len(runs)} served runs",
+        lead=_lead(runs),
+        statements=_checks(one) if one else _audits(runs),
+        scoreboard="checks of the audit pass" if one else "audits pass",
+        brief=one is not None,
+        numbers=_numbers(one.cost) if one else [],
+        pictures=list(_pictures(runs)),
+        tables=list(_tables(runs)),
+        remarks=[remark for run in runs for remark in _remarks(run)],
+        facts=facts,
+        live=live,
+    )
+
+
+def _lead(runs: Sequence[ServedRun]) -> str:
+    return "; ".join(
+        f"{run.name}: {run.cost.workload}, {counted(run.cost.iterations, 'iteration')} in {duration(run.cost.wall)}, "
+        f"{counted(len(run.cost.failures), 'failure')}"
+        for run in runs[:6]
+    ) + ("; ..." if len(runs) > 6 else ".")
+
+
+def _checks(run: ServedRun) -> list[Statement]:
+    return [
+        Statement(
+            verdict=each.verdict, claim=each.check.replace("_", " "), source="audit", measured=each.because
+        )
+        for each in run.findings or ()
+    ]  # fmt: skip
+
+
+def _audits(runs: Sequence[ServedRun]) -> list[Statement]:
+    return [
+        Statement(
+            verdict=worst(run.findings),
+            claim=f"{run.name}: every block, push and save is accounted for",
+            source="audit",
+            measured=counted(len(run.findings), "check"),
+        )
+        for run in runs
+        if run.findings is not None
+    ]
+
+
+def _numbers(cost: Served) -> list[Number]:
+    milliseconds = 1000 * sum(cost.seconds.values()) / max(cost.iterations, 1)
+    last = next((loss for loss in reversed(cost.losses) if loss is not None), None)
+    numbers = [
+        Number("iterations", f"{cost.iterations:,}", f"of {milliseconds:.1f} ms each"),
+        Number("wall clock", duration(cost.wall)),
+        Number("waiting for saves", f"{cost.checkpoint_share:.1%}", f"of an iteration, {counted(cost.saves, 'save')}"),
+        Number("failures", f"{len(cost.failures)}", f"{sum(each.blocks for each in cost.failures):,} blocks lost"),
+    ]
+    if last is not None:
+        numbers.insert(0, Number("loss", f"{last:.5g}", f"criterion {cost.criterion:.5g}"))
+    return numbers
+
+
+def _pictures(runs: Sequence[ServedRun]) -> Iterator[Picture]:
+    parts = {
+        run.name: {part: 1000 * seconds / max(run.cost.iterations, 1) for part, seconds in run.cost.seconds.items()}
+        for run in runs
+        if run.cost.iterations
+    }
+    if parts:
+        told = "; ".join(
+            f"{name}: " + ", ".join(f"{part} {value:.1f} ms" for part, value in each.items())
+            for name, each in parts.items()
+        )
+        yield picture(
+            figures.shares(parts, COLOURS, "milliseconds of an iteration"),
+            name="parts",
+            title="Parts of an iteration",
+            caption="The mean over all iterations; of workers and nodes that do a part side by side, the slowest.",
+            alt=f"Parts of an iteration. {told}.",
+            wide=True,
+        )
+    lines = {
+        run.name: [(float(at), loss) for at, loss in enumerate(run.cost.losses) if loss is not None] for run in runs
+    }
+    if lines := {name: points for name, points in lines.items() if points}:
+        failures = [float(each.iteration) for each in runs[0].cost.failures] if len(runs) == 1 else []
+        yield picture(
+            figures.losses(lines, failures, over="iteration"),
+            name="loss",
+            title="Loss",
+            caption="The loss after each iteration." + (" Dashed: iterations in which something failed." if failures else ""),
+            alt="; ".join(f"{name} ends at a loss of {points[-1][1]:.4g}" for name, points in lines.items()) + ".",
+        )  # fmt: skip
+
+
+def _tables(runs: Sequence[ServedRun]) -> Iterator[Table]:
+    columns = [*PARTS, "other"]
+    yield Table(
+        title="Parts of an iteration, milliseconds",
+        columns=[Column("run"), Column("iterations"), Column("saves"), *(Column(part, ".2f") for part in columns)],
+        rows=[
+            [
+                run.name,
+                run.cost.iterations,
+                run.cost.saves,
+                *(1000 * run.cost.seconds[part] / max(run.cost.iterations, 1) for part in columns),
+            ]
+            for run in runs
+        ],
+    )
+    rows: list[list[Cell]] = [
+        [run.name, ", ".join(each.members), each.iteration, each.blocks, each.restored, each.size, each.seconds]
+        for run in runs
+        for each in run.cost.failures
+    ]
+    if rows:
+        names = ("run", "lost", "iteration", "blocks lost", "restored", "perturbation")
+        yield Table(title="Failures", columns=[*map(Column, names), Column("goes on after, s", ".2f")], rows=rows)
+
+
+def _remarks(run: ServedRun) -> Iterator[str]:
+    if run.findings is None:
+        yield f"{run.name} goes on: the audit judges it once it has ended."
+    predicted, rate = prediction(run.cost), contraction(run.cost)
+    if run.cost.failures and predicted is not None and rate is not None:
+        yield f"{run.name}: Theorem 3.2 allows for its perturbations up to {predicted:.2f} iterations (c = {rate.c:.4f})."

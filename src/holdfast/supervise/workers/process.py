@@ -1,0 +1,195 @@
+"""One worker process, from its fork to the end of everything it started, as its supervisor sees it."""
+
+import multiprocessing
+import os
+import resource
+import signal
+import time
+from contextlib import suppress
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+
+from torch.distributed.elastic.agent.server.api import Worker
+
+from holdfast.process import IN_ORDER
+from holdfast.progress import Phase
+from holdfast.supervise import awaited
+from holdfast.supervise import error_file as errorfile
+from holdfast.supervise.failure_cause import Death
+from holdfast.supervise.workers import entry as worker
+from holdfast.supervise.workers import members as roll
+from holdfast.supervise.workers.entry import Task
+from holdfast.supervise.workers.processes import leaving, state
+
+UP_WITHIN = 1.0  # seconds for a fork to begin: it takes a thousandth, and more only where a machine is starved
+FORKS = 3
+LOOK = 0.0005
+NO_CORE = 1  # bytes: the kernel takes 0 for no limit where a program receives core dumps
+
+
+class Running:
+    """A worker process; its seat is its own, and its rank may be another one's before it and after it."""
+
+    def __init__(self, member: Worker, task: Task, seat: int) -> None:
+        self.worker, self.task, self.seat, self.hung = member, task, seat, ""
+        self.rank: int = member.global_rank
+        self.exit: int | None = None
+        """Its exit status when it was last looked at, minus the signal that killed it; nothing if it ran."""
+        self._process = self._forked()
+        self.pid = int(self._process.pid or 0)
+
+    def _forked(self) -> ForkProcess:
+        # The name is what scripts and libraries look for when they ask whether they are the main process.
+        process = multiprocessing.get_context("fork").Process(target=worker.main, args=(self.task,), name="MainProcess")
+        process.start()
+        with suppress(OSError):  # it does the same: whichever comes first
+            os.setpgid(int(process.pid or 0), int(process.pid or 0))
+        return process
+
+    def come_up(self) -> None:
+        """Wait until it has begun; a fork that took a lock along which another thread held waits for ever, and is forked again."""
+        for _ in range(FORKS):
+            deadline = time.monotonic() + UP_WITHIN
+            while not self.task.progress.is_up and self._process.is_alive() and time.monotonic() < deadline:
+                time.sleep(LOOK)
+            if self.task.progress.is_up or not self._process.is_alive():
+                return
+            self._process.kill()
+            self._process.join()
+            self._process = self._forked()
+            self.pid = int(self._process.pid or 0)
+
+    def look(self) -> None:
+        """Find out whether it has ended. Between two looks nothing changes: workers that die at once are seen so."""
+        # Not by its sentinel: that is a pipe, and everything the worker has forked keeps it open.
+        if self.exit is None and self._has_ended():
+            self._end(self._process.exitcode)
+
+    def look_closer(self) -> None:
+        """Find out whether it was killed, even if some of its threads have yet to go."""
+        self.look()
+        if self.exit is None and (status := leaving(self.pid)) is not None and status not in IN_ORDER:
+            self._kill_group()
+            self._end(status)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing of it is left: its memory and its share of a GPU are free."""
+        return self.exit is not None and self._process.exitcode is not None
+
+    def _end(self, status: int | None) -> None:
+        """A worker whose script had ended has done what it was to do: what meets it on the way out changes nothing."""
+        told = self.task.progress
+        self.exit = told.status if told.phase is Phase.ENDED and told.status is not None else status
+
+    @property
+    def membership(self) -> int | None:
+        """The membership that it is in; none while it is in reserve."""
+        return found if (found := self.task.progress.membership) >= 0 else None
+
+    @property
+    def joins(self) -> bool:
+        """Whether it is in reserve: it comes up, or waits to be let in."""
+        return self.membership is None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can be let in."""
+        return self.task.progress.phase is Phase.JOINING
+
+    @property
+    def has_fallen(self) -> bool:
+        """Whether it has failed: it ended out of order, or is stuck."""
+        return bool(self.hung) or (self.exit is not None and self.exit not in IN_ORDER) or self.left_midway
+
+    @property
+    def left_midway(self) -> bool:
+        """Whether it ended as if all were well, and the run had not ended for it."""
+        return self.exit == 0 and self.task.progress.is_in_its_loop
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is where the loss of a peer can be survived: in its loop, not before and not after it."""
+        return self.exit is None and self.task.progress.phase in (Phase.TRAINING, Phase.SAVING, Phase.RECOVERING)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is left to train for it."""
+        return self.task.progress.phase in (Phase.CLOSING, Phase.DONE, Phase.ENDED) or self.exit is not None
+
+    def _has_ended(self) -> bool:
+        try:
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # multiprocessing collects the dead when it starts another
+            return True
+        in_order = ended and ended.si_code == os.CLD_EXITED and ended.si_status in IN_ORDER
+        if ended and (not in_order or self.task.progress.is_in_its_loop):
+            self._kill_group()  # before we collect it: until then no other process can have its number
+        return ended is not None
+
+    def present(self) -> roll.Seen:
+        """Whether it is a member."""
+        return roll.Seen(seat=self.seat, is_ready=self.is_ready, membership=self.membership)
+
+    def seen(self, is_member: bool) -> awaited.Seen:
+        """How far it is; a member is one that was told so, whether or not it has joined the others yet."""
+        told, doing = self.task.progress, state(self.pid)
+        return awaited.Seen(
+            seat=self.seat,
+            boundaries=told.boundaries,
+            posted=told.posted,
+            moved=told.moved,
+            evaluated=told.evaluated,
+            phase=told.phase,
+            stopped=doing in ("T", "t"),
+            asleep=doing == "S",
+            is_member=is_member or not self.joins,
+        )
+
+    def tell(self, number: signal.Signals) -> None:
+        """Send it a signal, if it runs."""
+        self.look()
+        if self.exit is None:
+            os.kill(self.pid, number)
+
+    def abort(self) -> None:
+        """Let it print the stacks of its threads, if it runs, which is the end of it."""
+        self.look()
+        if self.exit is None:
+            with suppress(OSError):  # gone meanwhile
+                resource.prlimit(self.pid, resource.RLIMIT_CORE, (NO_CORE, NO_CORE))
+                os.kill(self.pid, signal.SIGABRT)
+                os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Kill the worker, if it runs, and all that it started."""
+        self.look()
+        if self.exit is None:
+            self._kill_group()
+
+    def _kill_group(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def keep_last_words(self) -> None:
+        """Append what it raised to its log; a disk that refuses is no matter."""
+        raised = errorfile.read(self.task.error, self.task.progress)
+        if raised and (raised.traceback or raised.message):
+            with suppress(OSError), self.task.stderr.open("a") as log:
+                log.write(f"{raised.traceback or raised.message}".rstrip() + "\n")
+
+    def death(self, idle: float, out: Path) -> Death:
+        """How it ended, or that it has not, for how long it had come no further."""
+        told = self.task.progress
+        return Death(
+            rank=self.rank,
+            local_rank=self.worker.local_rank,
+            exit=self.exit,
+            midway=self.left_midway,
+            hung=self.hung,
+            raised=errorfile.read(self.task.error, told),
+            step=told.step,
+            place=(told.boundaries, told.posted),
+            idle=idle,
+            log=str(self.task.stderr.relative_to(out)),
+        )

@@ -1,0 +1,1 @@
+"""The theory of perturbations: iteration cost bounds and convergence rates."""

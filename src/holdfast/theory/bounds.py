@@ -1,0 +1,212 @@
+"""What a perturbation of an iteration can cost: the paper's theorems as functions of numbers.
+
+Iterations obey y[k+1] = f(y[k] + δ[k]) (2), with f a contraction towards x*: ‖f(y) - x*‖ ≤ c ‖y - x*‖ (3, 5). The
+iteration cost (4) is how many iterations later than the unperturbed run they come, and stay, within ε of x*. Equation
+numbers are those of Qiao et al., "Fault Tolerance in Iterative-Convergent Machine Learning" (2018). Nothing here runs
+an iteration; c and the distance come from `holdfast.theory.rate`.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.blocks.division import Floats
+from holdfast.errors import BadInput
+
+Schedule: TypeAlias = Callable[[int], float]
+"""The α[k] of (15), by iteration."""
+
+
+def iteration_cost_bound(
+    c: npt.ArrayLike, distance: npt.ArrayLike, sizes: npt.ArrayLike, steps: npt.ArrayLike
+) -> Floats:
+    """Theorem 3.2: log(1 + Δ/D) / log(1/c), where Δ = Σ c^-l ‖δ[l]‖ over perturbations of these sizes at these steps.
+
+    The last axis of `sizes` and `steps` runs over the perturbations of one trial; the axes before it are trials and
+    broadcast with `c` and `distance`. So n trials of one perturbation each have `sizes` of shape (n, 1). All is done in
+    logarithms: neither c^-l nor Δ/D is ever formed, and both may lie far outside the range of a float.
+
+    `distance` decides whether measured costs obey the bound: it must not exceed min d[k] c^-k of the unperturbed
+    run. ‖x[0] - x*‖ often does; `holdfast.theory.rate` says why, and finds the right one.
+    """
+    log_c = np.log(_contraction(c))
+    log_distance = np.log(_positive("distance to the optimum", distance))
+    lengths, at = _sizes(sizes), np.asarray(steps, dtype=np.float64)
+    if not np.all(at >= 0):
+        raise BadInput(
+            f"iterations are counted from 0, so none is perturbed at {np.min(at):g}: give steps of 0 or more"
+        )
+    with np.errstate(divide="ignore"):  # log 0 = -inf: a perturbation of size 0 adds nothing
+        terms = np.log(np.atleast_1d(lengths)) - at * log_c[..., np.newaxis]
+    log_ratio = np.logaddexp.reduce(terms, axis=-1) - log_distance
+    # log(1 + ratio); logaddexp takes log1p of the smaller term, so that tiny ratios keep their digits.
+    return np.asarray(np.logaddexp(0.0, log_ratio) / -log_c)
+
+
+def irreducible_error(c: npt.ArrayLike, size: npt.ArrayLike) -> Floats:
+    """The limit of (13), cΔ/(1-c): how near x* an iteration still comes that is perturbed by up to Δ every time."""
+    rate = _contraction(c)
+    return np.asarray(rate * _sizes(size) / (1 - rate))
+
+
+def endless_cost_bound(
+    c: npt.ArrayLike, distance: npt.ArrayLike, size: npt.ArrayLike, epsilon: npt.ArrayLike
+) -> Floats:
+    """The iteration cost of a perturbation of up to `size` at every iteration, without end; infinite if ε is out of reach.
+
+    Let e = cΔ/(1-c). Summing the series in (13) gives ‖y[k] - x*‖ ≤ c^k D + e(1 - c^k) = e + c^k (D - e).
+    This is below ε > e if and only if c^k (D - e) < ε - e, that is k > log((D - e)/(ε - e)) / log(1/c).
+    Less κ(x) = log(D/ε) / log(1/c), the cost is at most log((1 - e/D) / (1 - e/ε)) / log(1/c). Printed (14) has lost ε.
+    If D ≤ ε (so also if D ≤ e < ε), both runs are within ε from the start and never leave: the cost is 0.
+
+    The bound grows with D (Theorem 3.2's falls), so here ‖x[0] - x*‖ itself, or anything larger, is the safe distance.
+    """
+    rate, error = _contraction(c), irreducible_error(c, size)
+    far, near = _positive("distance to the optimum", distance), _positive("epsilon", epsilon)
+    with np.errstate(divide="ignore", invalid="ignore"):  # where e ≥ D or e ≥ ε the formula is not the answer
+        cost = (np.log1p(-error / far) - np.log1p(-error / near)) / -np.log(rate)
+    return np.where(near <= error, np.inf, np.where(far <= near, 0.0, cost))
+
+
+def harmonic(scale: float, offset: float) -> Schedule:
+    """α[k] = scale / (k + offset), the step sizes under which SGD converges as 1/k when the scale exceeds 1."""
+    if not 0 < scale <= offset:
+        raise BadInput(f"scale {scale} with offset {offset} makes α[0] leave (0, 1]: choose 0 < scale <= offset")
+    return lambda k: scale / (k + offset)
+
+
+def sgd_iterations(
+    alpha: Schedule,
+    gradient: float,
+    distance: float,
+    epsilon: float,
+    *,
+    sizes: Sequence[float] = (),
+    steps: Sequence[int] = (),
+    limit: int = 1_000_000,
+) -> float:
+    """The first k from which SGD's bound on √E‖y[k] - x*‖² stays below ε; infinite if that is not before `limit`.
+
+    With r[k] the L2 norm √E‖y[k] - x*‖² and s[k] = √E‖δ[k]‖², Minkowski gives √E‖y[k] + δ[k] - x*‖² ≤ r[k] + s[k], and
+    (15) from there on: r[k+1]² ≤ (1 - α[k]) (r[k] + s[k])² + α[k]² G². The analogue printed in appendix B.2 adds
+    ‖δ‖, a length, to α²G², a square, and drops the cross term 2 r s. By Jensen E‖y - x*‖ ≤ r, so r < ε is enough.
+
+    `gradient` is G. α must not rise: the bound then stays below ε once it is, as soon as α G² ≤ ε².
+    """
+    _positive("distance to the optimum", distance)
+    _positive("epsilon", epsilon)
+    perturbation = _by_step(sizes, steps)
+    last = max(perturbation, default=-1)
+    norm, since = distance, math.inf
+    for k in range(limit + 1):
+        since = math.inf if norm >= epsilon else min(since, k)
+        rate = alpha(k)
+        if not 0 < rate <= 1:
+            raise BadInput(f"α[{k}] = {rate} makes no contraction in (15): give a schedule within (0, 1]")
+        if k > last and since <= k and math.sqrt(rate) * gradient <= epsilon:
+            return since
+        norm = math.hypot(math.sqrt(1 - rate) * (norm + perturbation.get(k, 0.0)), rate * gradient)
+    return math.inf
+
+
+def sgd_cost_bound(
+    alpha: Schedule,
+    gradient: float,
+    distance: float,
+    epsilon: float,
+    *,
+    sizes: Sequence[float],
+    steps: Sequence[int],
+    limit: int = 1_000_000,
+) -> float:
+    """The iteration cost (4) for SGD: its bound's iterations with these perturbations less those without."""
+    without = sgd_iterations(alpha, gradient, distance, epsilon, limit=limit)
+    if math.isinf(without):
+        raise BadInput(
+            f"even unperturbed, the bound is not below {epsilon} after {limit} iterations: raise one of the two"
+        )
+    return sgd_iterations(alpha, gradient, distance, epsilon, sizes=sizes, steps=steps, limit=limit) - without
+
+
+def full_size(distances: Floats, order: float = 2) -> float:
+    """‖δ‖ of full recovery: every block returns to its saved value, at these distances from the live one.
+
+    `order` says how distances of blocks make up that of the state: 2 for lengths, whose squares add up, 1 for distances
+    that add up themselves, such as numbers of tokens that differ, infinity for the largest of them.
+    """
+    return _norm(distances, order)
+
+
+def partial_size(distances: Floats, lost: npt.ArrayLike, order: float = 2) -> float:
+    """‖δ'‖ of partial recovery: only the lost blocks return. `order` is as for `full_size`.
+
+    Theorem 4.1, for every order, is ‖δ'‖ ≤ ‖δ‖; with equality (the paper prints <) when no surviving block has moved since it was saved.
+    """
+    ids = np.asarray(lost, dtype=np.int64)
+    if ids.size and (ids.min() < 0 or ids.max() >= len(distances)):
+        raise BadInput(
+            f"lost blocks {ids.min()}..{ids.max()} are not all among the {len(distances)} blocks, numbered from 0"
+        )
+    # Zeros, not a selection: the same sum in the same order, so that rounding cannot break Theorem 4.1.
+    moved = np.zeros(len(distances))
+    moved[ids] = distances[ids]
+    return _norm(moved, order)
+
+
+def expected_partial_square(distances: Floats, p: float) -> float:
+    """Theorem 4.2: E‖δ'‖² = p‖δ‖² when every block is lost with probability p.
+
+    How the losses depend on each other does not matter; m of n blocks, drawn uniformly, is p = m/n exactly.
+    """
+    if not 0 <= p <= 1:
+        raise BadInput(f"the lost fraction p={p} is no probability: give 0 <= p <= 1")
+    return p * float(np.sum(np.square(distances)))
+
+
+def _norm(distances: Floats, order: float) -> float:
+    if not order >= 1:
+        raise BadInput(f"order {order:g} is that of no norm: give 1 (a sum), 2 (lengths) or inf (the largest)")
+    if order == 2:
+        return float(np.sqrt(np.sum(np.square(distances))))
+    return float(np.linalg.norm(distances, order)) if distances.size else 0.0
+
+
+def _by_step(sizes: Sequence[float], steps: Sequence[int]) -> dict[int, float]:
+    """The total size at each step: of two perturbations at one step, the triangle inequality."""
+    if len(sizes) != len(steps):
+        raise BadInput(f"{len(sizes)} sizes and {len(steps)} steps do not pair: give one step for each perturbation")
+    _sizes(sizes)
+    total: defaultdict[int, float] = defaultdict(float)
+    for size, step in zip(sizes, steps, strict=True):
+        total[step] += size
+    return total
+
+
+def _contraction(c: npt.ArrayLike) -> Floats:
+    rate = np.asarray(c, dtype=np.float64)
+    if not np.all((rate > 0) & (rate < 1)):
+        raise BadInput(f"c={_span(rate)} is no rate of linear convergence: the bounds need 0 < c < 1")
+    return rate
+
+
+def _positive(what: str, value: npt.ArrayLike) -> Floats:
+    number = np.asarray(value, dtype=np.float64)
+    if not np.all((number > 0) & np.isfinite(number)):
+        raise BadInput(f"the {what} is {_span(number)}: the bounds need a positive, finite one")
+    return number
+
+
+def _sizes(sizes: npt.ArrayLike) -> Floats:
+    lengths = np.asarray(sizes, dtype=np.float64)
+    if not np.all((lengths >= 0) & np.isfinite(lengths)):
+        raise BadInput(f"a perturbation's size is a norm, not {_span(lengths)}: give finite sizes of 0 or more")
+    return lengths
+
+
+def _span(values: Floats) -> str:
+    low, high = np.min(values), np.max(values)
+    return f"{low:g}" if low == high else f"{low:g}..{high:g}"

@@ -1,0 +1,76 @@
+"""How a process comes into its run: what `holdfast.attach()` does.
+
+Started by `holdfast run`, by torchrun, or alone with `python train.py`, the same script works. Without a folder
+nothing is saved, and the loop is a plain one.
+"""
+
+import logging
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from holdfast.distributed import ranks as world
+from holdfast.distributed.ranks import World
+from holdfast.history.tail import first_seed
+from holdfast.runs.config import RunConfig, handed_over
+from holdfast.train import kernels
+from holdfast.train.run import Run
+from holdfast.train.seed import overridden, seed_of_run
+from holdfast.train.state import rng as generators
+
+logger = logging.getLogger(__name__)
+SEED = "seed"
+
+
+def attach(
+    out: str | os.PathLike[str] | None = None,
+    *,
+    save_every: int | None = None,
+    writer: str | None = None,
+    max_inflight: int | None = None,
+    keep_last: int | None = None,
+    seed: int | None = None,
+    timeout: float = 1800.0,
+    extend: bool = False,
+) -> Run:
+    """The run this process belongs to. Under `holdfast run` its command says how to save and where; else these do.
+
+    By default a save comes every 50 steps, by the writer `overlapped` with at most 2 under way, and 2 are kept. The
+    random generators are keyed from the seed: every rank and every attempt draws the same first weights. The seed is
+    that of the command if it gives one, else this one, else what the script gave to `torch.manual_seed` before, else 0.
+
+    Under `holdfast run` the supervisor finds a peer that is stuck; without it, a collective that waits for one fails after
+    `timeout` seconds. To `extend` a run is to train it for longer than it was to be.
+    """
+    how = {"save_every": save_every, "writer": writer, "max_inflight": max_inflight, "keep_last": keep_last}
+    folder = os.environ.get("HOLDFAST_OUT")
+    if folder is not None:
+        config = handed_over(Path(folder))
+        line = overridden({**how, "out": out and str(out)}, {**config.to_json(), "out": folder})
+    else:
+        given: dict[str, Any] = {name: value for name, value in how.items() if value is not None}
+        config, line = RunConfig(script=sys.argv[0], args=tuple(sys.argv[1:]), extend=extend, **given), None
+        folder = None if out is None else str(out)
+    kernels.settle()
+    script = generators.seeded()  # before anything keys them
+    peers = world.join(timeout)
+    config = replace(config, seed=_seed(peers, config.seed, seed, script, folder))
+    if line and peers.rank == 0:
+        logger.warning("%s", line)
+    run = Run(config, peers, folder)
+    generators.set_all(generators.key(run.seed, generators.START))
+    return run
+
+
+def _seed(peers: World, command: int | None, attached: int | None, script: int | None, out: str | None) -> int:
+    """The seed of the run, which rank 0 finds out for all."""
+    if peers.rank:
+        return int(peers.hear(SEED))
+    recorded = first_seed(Path(out) / "history") if out is not None else None
+    seed, line = seed_of_run(command, attached, script, recorded)
+    if line:
+        logger.warning("%s", line)
+    peers.tell(SEED, str(seed))
+    return seed

@@ -1,0 +1,1 @@
+"""Loads the samples of each step."""

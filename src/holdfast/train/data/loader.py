@@ -1,0 +1,287 @@
+"""Samples from a dataset, share by share, through torch's DataLoader: in this process, or ahead of it in others.
+
+The generators are keyed before a share is loaded, whoever loads it, and training goes on from where loading left them:
+worker processes change the speed and nothing else.
+"""
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from multiprocessing import popen_fork
+from multiprocessing.context import ForkContext, ForkProcess
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from holdfast import process as preemption
+from holdfast.blocks.division import Ids
+from holdfast.errors import BadInput
+from holdfast.sampler.digest import Samples
+from holdfast.sampler.plan import Geometry, Position
+from holdfast.train.state import rng as generators
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Dataset(Protocol):
+    """A map-style dataset: so many samples, each by its number."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+SHOWN = 8  # ids that are named
+CHUNK = 1 << 14  # sample ids computed together: for few of them, the calls would take most of the time
+TOGETHER = 16  # requests made together: each takes a quarter of the time that it takes alone, between other things
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A share to be loaded: its samples, and the key under which they are loaded and trained."""
+
+    ids: Ids
+    numbers: list[int]  # the same, as a dataset takes them
+    samples: Samples
+    key: int
+
+
+Loaded = tuple[Request, list[Any]]  # what was requested, collated in parts
+
+
+class Loads(Protocol):
+    """Gives the share that is requested, in so many parts."""
+
+    @property
+    def dataset(self) -> Dataset: ...
+    @property
+    def parts(self) -> int: ...
+    def __getitem__(self, request: Request, /) -> Loaded: ...
+    def position(self) -> tuple[int, str] | None:
+        """Where it is, if that cannot be told from the number of the window."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shares:
+    """Loads the share that is requested, collated in so many parts; a dataset of shares, to torch."""
+
+    dataset: Dataset
+    parts: int
+    collate: Collate
+
+    def __getitem__(self, request: Request) -> Loaded:
+        generators.set_all(request.key)
+        samples = list(self._samples(request.numbers))
+        if self.parts == 1:
+            return request, [self.collate(samples)]
+        return request, [self.collate(samples[part.start : part.stop]) for part in divided(len(samples), self.parts)]
+
+    def position(self) -> None:
+        """Nowhere: a share is known by its window."""
+
+    def _samples(self, ids: list[int]) -> Sequence[Any]:
+        several: Callable[[list[int]], Sequence[Any]] | None = getattr(self.dataset, "__getitems__", None)
+        samples: list[Any] = []
+        try:
+            if several:
+                return several(ids)
+            samples.extend(self.dataset[each] for each in ids)
+        except Exception as error:
+            which = _one_of(ids) if several else f"sample {ids[len(samples)]}"
+            error.add_note(f"{which} raised this")
+            raise
+        return samples
+
+
+def _one_of(ids: list[int]) -> str:
+    return f"one of samples {', '.join(map(str, ids[:SHOWN]))}{' and more' if len(ids) > SHOWN else ''}"
+
+
+def size(dataset: Dataset) -> int:
+    """How many samples a dataset has; one that cannot say is refused."""
+    try:
+        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+            raise TypeError("its samples have no numbers")
+        return len(dataset)
+    except TypeError as error:
+        raise BadInput(
+            f"a {type(dataset).__name__} is not a map-style dataset ({error}): give one with __len__ and __getitem__, or "
+            "write run.stream(loader, steps=N) if it is a loader with state_dict and load_state_dict"
+        ) from error
+
+
+def requests(geometry: Geometry, start: int, rank: int, world: int) -> Iterator[Request]:
+    """This rank's share of every window from number `start` to the last."""
+    places = geometry.places(rank, world)
+    together = max(1, CHUNK // len(places))
+    for chunk in range(start, geometry.steps, together):
+        steps = range(chunk, min(chunk + together, geometry.steps))
+        shares = geometry.windows(steps, places)
+        ahead = zip(steps, shares, Samples.of_each(shares), strict=True)
+        while several := [
+            Request(ids, ids.tolist(), samples, share_key(geometry, geometry.position(step), rank))
+            for step, ids, samples in islice(ahead, TOGETHER)
+        ]:
+            yield from several
+
+
+class Source:
+    """This rank's shares one after the other, loaded; if the windows are divided anew, from there on those."""
+
+    def __init__(self, shares: Loads, geometry: Geometry, options: Mapping[str, Any]) -> None:
+        self._shares, self._geometry, self._options = shares, geometry, options
+        self._wanted = Ahead(iter(()))
+        self._loaded: Iterator[Loaded] = iter(())
+
+    def divide(self, start: int, rank: int, world: int) -> None:
+        """From this window on, be this rank of so many."""
+        self._wanted = Ahead(requests(self._geometry, start, rank, world))
+        self._loaded = load(self._shares, self._wanted, **self._options)
+
+    def prepare(self) -> None:
+        """Do what can be done for the next share without loading it."""
+        self._wanted.prepare()
+
+    def __next__(self) -> Loaded:
+        return next(self._loaded)
+
+
+class Ahead:
+    """Requests of which the next one may be made before it is asked for, when there is time."""
+
+    def __init__(self, wanted: Iterator[Request]) -> None:
+        self._wanted = wanted
+        self._next: Request | None = None
+
+    def __iter__(self) -> Iterator[Request]:
+        return self
+
+    def __next__(self) -> Request:
+        request, self._next = self._next, None
+        return request or next(self._wanted)
+
+    def prepare(self) -> None:
+        """Make the next request now; nothing is loaded, so nothing is drawn."""
+        if self._next is None:
+            self._next = next(self._wanted, None)
+
+
+def share_key(geometry: Geometry, at: Position, share: int) -> int:
+    """The key of one share of the window at this position."""
+    return generators.key(geometry.seed, generators.WINDOW, at.epoch, at.cursor, share)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Elsewhere:
+    """The same in another process, which also says where its generators are then, if it drew from them."""
+
+    shares: Loads
+
+    def __getitem__(self, request: Request) -> tuple[Loaded, generators.States | None]:
+        loaded = self.shares[request]
+        states = generators.States.now()
+        generators.set_all(request.key)
+        return loaded, None if states == generators.States.now() else states
+
+
+def load(
+    shares: Loads,
+    wanted: Iterable[Request],
+    num_workers: int,
+    *,
+    worker_init_fn: Callable[[int], object] | None = None,
+    multiprocessing_context: Any = None,
+    **options: Any,
+) -> Iterator[Loaded]:
+    """The requested shares in order, with the generators to train them with; loaded ahead by so many processes."""
+    if not (num_workers or options):
+        return map(shares.__getitem__, wanted)  # as a DataLoader would, without what it does beside
+    if num_workers:
+        options["worker_init_fn"] = _Serve(os.getpid(), shares.dataset, worker_init_fn)
+        options["multiprocessing_context"] = _context(multiprocessing_context)
+    options.setdefault("pin_memory", torch.cuda.is_initialized())
+    try:
+        loader: DataLoader[Any] = DataLoader(
+            Elsewhere(shares) if num_workers else shares,  # type: ignore[arg-type]  # all that torch calls is __getitem__
+            batch_size=None,
+            sampler=wanted,
+            collate_fn=_as_it_is,
+            num_workers=num_workers,
+            generator=torch.Generator(),  # else the loader draws from the one that training draws from
+            **options,
+        )
+    except (ValueError, TypeError) as error:
+        raise BadInput(f"the DataLoader of the run refuses its options: {error}") from error
+    with preemption.held_back():  # until the processes are ready to outlast it
+        return map(_taken_over, iter(loader)) if num_workers else iter(loader)
+
+
+def _taken_over(loaded: tuple[Loaded, generators.States | None]) -> Loaded:
+    """What another process has loaded; our generators go on from where it left its own."""
+    share, states = loaded
+    generators.set_all(share[0].key)
+    if states is not None:
+        states.restore()
+    return share
+
+
+def _context(given: Any) -> Any:
+    """How processes are started: by the user's choice or the platform's, asked so that it stays a choice."""
+    chosen = given or multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    name = chosen if isinstance(chosen, str) else chosen.get_start_method()
+    return Loaders() if name == "fork" else given
+
+
+class _Serve:
+    """What a process that loads does first: outlast requests to stop, which the worker answers, and die with it.
+
+    Then it does what the script wants, to which the data set is the script's own.
+    """
+
+    def __init__(self, worker: int, dataset: Dataset, then: Callable[[int], object] | None) -> None:
+        self._worker, self._dataset, self._then = worker, dataset, then
+        # The kernel goes by the thread that forks: one that ends while the worker goes on must not end the loading.
+        self._stays = threading.current_thread() is threading.main_thread()
+
+    def __call__(self, number: int) -> None:
+        preemption.outlast()
+        if self._stays:
+            preemption.die_with_parent()
+            if os.getppid() != self._worker:
+                os._exit(1)  # it died before we could ask
+        if about := get_worker_info():
+            object.__setattr__(about, "dataset", self._dataset)
+        if self._then:
+            self._then(number)
+
+
+class _Killed(popen_fork.Popen):
+    """Torch and Python terminate a process that does not end by itself; ours outlast that, so it is killed."""
+
+    def terminate(self) -> None:
+        self.kill()
+
+
+class _Loader(ForkProcess):
+    @staticmethod
+    def _Popen(process: Any) -> popen_fork.Popen:
+        return _Killed(process)
+
+
+class Loaders(ForkContext):
+    """How processes that load are started and ended."""
+
+    Process = _Loader
+
+
+def divided(count: int, parts: int) -> list[range]:
+    """So many things in so many contiguous parts that differ by at most one."""
+    ends = [part * count // parts for part in range(parts + 1)]
+    return [range(first, end) for first, end in pairwise(ends)]
+
+
+def _as_it_is(value: Any) -> Any:
+    return value

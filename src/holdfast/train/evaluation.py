@@ -1,0 +1,207 @@
+"""Numbers of all ranks brought together, as the results of an evaluation are: sums and weighted means.
+
+They go through the store of the workers, not through a collective: they are few, and whoever waits for a rank that is
+lost finds out. Floats are added without rounding in between, so a sum does not depend on the order of the ranks.
+"""
+
+import json
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # they are public
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from holdfast import progress
+from holdfast.distributed.ranks import Changed, World
+from holdfast.errors import BadInput
+from holdfast.falling_back import fallen_back
+from holdfast.live.recovery import Live
+
+MOST = 1 << 16  # numbers at once: the store is for words, not for gradients
+Number = int | float
+Leaf = Number | list[Number]
+
+
+class Together:
+    """Brings numbers together; all ranks call alike, in the same order."""
+
+    def __init__(self, world: World, live: Live | None) -> None:
+        self._world, self._live = world, live
+        self._at, self._calls = -2, 0
+        self._own: Store | None = None
+        self._told: deque[tuple[int, str]] = deque()
+        self._division: tuple[int, tuple[int, ...]] | None = None  # when data were divided last, and among whom
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Who takes part now."""
+        return self._live.members if self._live else tuple(range(self._world.size))
+
+    def place(self) -> tuple[int, int]:
+        """Our rank among how many, as data that are evaluated are divided now."""
+        if self._is_in_reserve:
+            return 0, 1  # until we are a member: the data are divided anew before they are evaluated
+        self._division = progress.here.boundaries, self.members
+        return self.members.index(self._me), len(self.members)
+
+    def sum(self, value: Any) -> Any:
+        """The sum over all ranks of a number, of a tensor, or of every one in a structure of them."""
+        return self._combined(value, 1.0, lambda each, _: each, lambda total, _: total)
+
+    def mean(self, value: Any, weight: float) -> Any:
+        """The mean over all ranks, each of which counts by its weight."""
+        if not weight >= 0 or math.isinf(weight):
+            raise BadInput(f"a rank cannot have the weight {weight} in a mean: give how many samples its value is of")
+        return self._combined(value, float(weight), _weighed, lambda total, weights: total / weights)
+
+    def _combined(
+        self,
+        value: Any,
+        weight: float,
+        part: Callable[[Number, float], Number],
+        whole: Callable[[Number, float], Number],
+    ) -> Any:
+        leaves, form = tree_flatten(value)
+        said = [str(form), weight, [_spoken(leaf) for leaf in leaves]]
+        told = json.loads(self._exchanged(json.dumps(said), lambda several: json.dumps(_added(several, part, whole))))
+        return tree_unflatten([_as(leaf, each) for leaf, each in zip(leaves, told, strict=True)], form)
+
+    def _exchanged(self, said: str, combine: Callable[[list[str]], str]) -> str:
+        """What the first of the members makes of what all have said."""
+        members, me = self.members, self._me
+        if self._live and self._division and self._division[0] == progress.here.boundaries != 0:
+            self._check_division(self._division[1])
+        topic = self._topic()
+        progress.here.evaluates()
+        if self._is_in_reserve:  # the others did this long ago, before the first window
+            return replace(self._world, store=self._store).hear(f"{topic}/all")
+        progress.here.posts()  # the first waits for all, and all for it
+        self._tell(f"{topic}/{me}", said)
+        if me == members[0]:
+            total = combine([self._hear(f"{topic}/{member}", member) for member in members])
+            self._tell(f"{topic}/all", total)
+            return total
+        return self._hear(f"{topic}/all", members[0])
+
+    def _check_division(self, members: tuple[int, ...]) -> None:
+        if members != self.members:
+            raise fallen_back("a rank was lost or joined while its part of a data set was evaluated")
+
+    def _topic(self) -> str:
+        """The same on all ranks, also on one that joins in the middle: by the window, and the calls in it."""
+        at = -1 if progress.here.step is None else progress.here.step
+        self._calls = self._calls + 1 if at == self._at else 1
+        self._at = at
+        while self._told and self._told[0][0] < at - 1:  # nobody asks for these any more, not even one that joins
+            self._store.delete_key(self._told.popleft()[1])
+        return f"together/{at}/{self._calls}"
+
+    def _tell(self, key: str, value: str) -> None:
+        self._store.set(key, value)
+        if self._at >= 0:  # what came before the first window, whoever joins asks for
+            self._told.append((self._at, key))
+
+    def _hear(self, key: str, member: int) -> str:
+        """What a member has said; if it is lost and has not, it never will."""
+        try:
+            return replace(self._world, store=self._store, has_changed=lambda: self._is_lost(member)).hear(key)
+        except Changed as error:
+            raise fallen_back("a rank is lost that has not said what came out of its part of an evaluation") from error
+
+    def _is_lost(self, member: int) -> bool:
+        if self._live is None:
+            return False
+        meeting = self._live.meeting
+        return meeting.newest.number > meeting.number and meeting.newest.has_lost([member])
+
+    @property
+    def _is_in_reserve(self) -> bool:
+        return self._live is not None and self._live.joins
+
+    @property
+    def _me(self) -> int:
+        return self._live.me if self._live else self._world.rank
+
+    @property
+    def _store(self) -> Store:
+        if self._live is None:
+            return self._world.store
+        if self._own is None:  # that of the world is another one after every loss
+            self._own = PrefixStore("evaluation", self._live.meeting.store())
+        return self._own
+
+
+def _added(
+    said: list[str], part: Callable[[Number, float], Number], whole: Callable[[Number, float], Number]
+) -> list[Leaf]:
+    ranks = [json.loads(each) for each in said]
+    if len({form for form, _, _ in ranks}) > 1 or len({json.dumps(_sizes(leaves)) for _, _, leaves in ranks}) > 1:
+        raise BadInput("the ranks bring different things together: call run.sum and run.mean alike on all ranks")
+    counting = [(weight, leaves) for _, weight, leaves in ranks if weight]
+    if not counting:
+        raise BadInput("no rank has a weight in this mean: give how many samples its value is of")
+    weights = _exact([weight for weight, _ in counting])
+
+    def combined(several: list[tuple[float, Number]]) -> Number:
+        return whole(_exact([part(value, weight) for weight, value in several]), float(weights))
+
+    total: list[Leaf] = []
+    for number, leaf in enumerate(counting[0][1]):
+        if isinstance(leaf, list):
+            columns = range(len(leaf))
+            total.append([combined([(weight, leaves[number][i]) for weight, leaves in counting]) for i in columns])
+        else:
+            total.append(combined([(weight, leaves[number]) for weight, leaves in counting]))
+    return total
+
+
+def _weighed(value: Number, weight: float) -> Number:
+    return value * weight
+
+
+def _sizes(leaves: list[Leaf]) -> list[int]:
+    return [len(leaf) if isinstance(leaf, list) else -1 for leaf in leaves]
+
+
+def _exact(values: list[Number]) -> Number:
+    """The sum, rounded once."""
+    if all(isinstance(value, int) for value in values):
+        return sum(values)
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):  # infinities of both signs, or too large a number
+        return sum(map(float, values))
+
+
+def _spoken(leaf: Any) -> Leaf:
+    """A number or the numbers of a tensor, as JSON has them: every bit of a float comes back."""
+    if isinstance(leaf, torch.Tensor):
+        if leaf.numel() > MOST:
+            raise BadInput(
+                f"a tensor of {leaf.numel()} numbers is too large to be brought together: give at most {MOST}"
+            )
+        if not leaf.is_complex():
+            values: list[Number] = leaf.detach().flatten().tolist()
+            return [int(value) if isinstance(value, bool) else value for value in values]
+    if isinstance(leaf, np.generic):
+        leaf = leaf.item()
+    if isinstance(leaf, bool | int):
+        return int(leaf)
+    if isinstance(leaf, float):
+        return leaf
+    raise BadInput(f"a {type(leaf).__name__} cannot be brought together: give numbers or tensors of them")
+
+
+def _as(leaf: Any, told: Leaf) -> Any:
+    """What was told, in the form of what we have said."""
+    if not isinstance(leaf, torch.Tensor):
+        return told
+    assert isinstance(told, list)
+    is_whole = not leaf.is_floating_point() and all(isinstance(value, int) for value in told)
+    kind = leaf.dtype if leaf.is_floating_point() else torch.int64 if is_whole else torch.get_default_dtype()
+    return torch.tensor(told, dtype=kind).reshape(leaf.shape).to(leaf.device)

@@ -1,0 +1,1 @@
+"""Records what a script holds in each step, for `holdfast rehearse`."""

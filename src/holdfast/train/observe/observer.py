@@ -1,0 +1,160 @@
+"""A worker of a rehearsal: its loop ends early as if that were the plan, saves where it is told to, and writes down what
+the script holds in every window.
+
+The supervisor's environment tells a worker that it is one. What the script sees of its schedule is unchanged.
+"""
+
+import atexit
+import gc
+import itertools
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import GeneratorType
+from typing import Any
+
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from holdfast.blocks.division import Ids
+from holdfast.distributed.boundary import NEVER
+from holdfast.sampler.plan import Geometry
+from holdfast.train.observe import value_digests as marks
+from holdfast.train.observe.boundaries import length
+from holdfast.train.observe.observations import Ending, Held, Observed, Window, line
+from holdfast.train.observe.script_state import frames_of_script, held
+from holdfast.train.state import rng as generators
+from holdfast.train.state.protected import Protected
+from holdfast.train.state.save import Saving
+
+REHEARSAL = "HOLDFAST_REHEARSAL"
+AROUND = (itertools.groupby, itertools.islice, itertools.chain, itertools.tee, map, filter, zip, enumerate)
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """What a worker of a rehearsal is told."""
+
+    folder: str  # where it writes down what it sees
+    steps: int | None = None
+    saves: tuple[int, ...] = ()
+
+    def to_text(self) -> str:
+        """For the environment."""
+        return json.dumps({"folder": self.folder, "steps": self.steps, "saves": self.saves})
+
+    def end(self, geometry: Geometry) -> int:
+        """The step at which the loop ends."""
+        return length(self.steps, geometry.steps, geometry.steps_per_epoch)
+
+
+def asked() -> Rehearsal | None:
+    """What this process was told, if it is a worker of a rehearsal."""
+    if (text := os.environ.get(REHEARSAL)) is None:
+        return None
+    told = json.loads(text)
+    return Rehearsal(folder=told["folder"], steps=told["steps"], saves=tuple(told["saves"]))
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class SavingAt(Saving):
+    """Saves before the steps it is told, whatever the interval."""
+
+    at: tuple[int, ...]
+
+    @property
+    def next(self) -> int:
+        saved = self.saved
+        return 0 if saved is None else min((each for each in self.at if each > saved), default=NEVER)
+
+
+class Watch:
+    """Writes down what one rank holds in every window."""
+
+    def __init__(self, rehearsal: Rehearsal, protected: Protected, dataset: Any, rank: int, attempt: int) -> None:
+        self._protected, self._dataset, self._rank, self._attempt = protected, dataset, rank, attempt
+        folder = Path(rehearsal.folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / f"rank-{rank}.jsonl").open("a")
+        self._seen: dict[str, Any] = {}
+        self._backwards = self._stepped = 0
+        self._midway: dict[str, str] | None = None
+        self._first: int | None = None  # the parameter whose gradients count: one of them a backward
+        self._holders: tuple[str, ...] | None = None
+        for model in protected.models:
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(self._backward)
+        register_optimizer_step_post_hook(self._step)
+        atexit.register(self._leave)
+
+    def begins(self, step: int, epoch: int, ids: Ids, parts: list[Any]) -> None:
+        """A window is about to be handed out, in these parts."""
+        if self._holders is None:
+            self._holders = _holders()
+        self._seen = {
+            "rank": self._rank,
+            "attempt": self._attempt,
+            "step": step,
+            "epoch": epoch,
+            "ids": marks.mark(ids),
+            "batch": marks.mark(marks.marks(parts)),
+            "drawn": {name: marks.mark(state) for name, state in generators.capture().items()},
+            "begun": self._state(),
+            "held": self._held(),
+            "holders": self._holders,
+        }
+        self._backwards = self._stepped = 0
+        self._midway = None
+
+    def ends(self) -> None:
+        """The script is done with it: it asks for the next."""
+        window = Window(
+            **self._seen,
+            midway=self._midway,
+            after=marks.marks(self._protected.capture()),
+            kept=self._held(),
+            backwards=self._backwards,
+            stepped=self._stepped,
+        )
+        self._backwards = self._stepped = 0
+        self._write(window)
+
+    def _state(self) -> dict[str, str]:
+        return marks.marks(self._protected.capture(), cheap=True)
+
+    def _held(self) -> Mapping[str, Held]:
+        return held(frames_of_script(sys._getframe()), {"dataset": self._dataset}, self._protected.things)
+
+    def _backward(self, parameter: Tensor) -> None:
+        if self._first is None:
+            self._first = id(parameter)
+        if self._midway is None:
+            self._midway = self._state()
+        self._backwards += id(parameter) == self._first
+
+    def _step(self, *_: Any) -> None:
+        self._stepped += 1
+
+    def _leave(self) -> None:
+        self._write(Ending(rank=self._rank, attempt=self._attempt, backwards=self._backwards, stepped=self._stepped))
+
+    def _write(self, what: Observed) -> None:
+        self._file.write(line(what))
+        self._file.flush()
+
+
+def _holders() -> tuple[str, ...]:
+    """Which of itertools' iterators run around a loop of ours."""
+    around = [each for each in gc.get_objects() if type(each) in AROUND]
+    return tuple(sorted({type(each).__name__ for each in around if any(map(_is_ours, gc.get_referents(each)))}))
+
+
+def _is_ours(value: object) -> bool:
+    if isinstance(value, GeneratorType):
+        return value.gi_code.co_filename.startswith(_PACKAGE)
+    return type(value).__module__.startswith("holdfast")

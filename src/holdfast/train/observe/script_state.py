@@ -1,0 +1,230 @@
+"""What a script holds beside what it protects: found from its variables, wherever they lead, for a rehearsal to compare.
+
+Looked at are the variables of its functions that are running, of its modules, of its dataset and of what it protects.
+"""
+
+import functools
+import random
+import sys
+import sysconfig
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from types import FrameType, FunctionType, GeneratorType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+import holdfast
+from holdfast.train.observe import value_digests as marks
+from holdfast.train.observe.observations import Held
+
+DEEPEST, MOST, LONGEST = 8, 20_000, 256  # levels, things, and entries of one container that are looked at
+GENERATORS = (
+    torch.Generator,
+    random.Random,
+    np.random.Generator,
+    np.random.RandomState,
+    np.random.BitGenerator,
+)
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_HOLDFAST = str(Path(holdfast.__file__).parent)
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """A value, and how it was come to."""
+
+    value: Any
+    path: str
+    where: str = ""  # of which function it is a variable
+    depth: int = 0
+    foreign: bool = False  # inside of something that a library made
+    in_module: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.path} in {self.where}()" if self.where else self.path
+
+    def parts(self) -> Iterator["_Place"]:
+        """What it leads to."""
+        foreign = self.foreign or _is_foreign(self.value)
+        in_module = isinstance(self.value, nn.Module)
+        for key, value in _parts(self.value):
+            path = self.path if key is None else f"{self.path}.{key}" if isinstance(key, str) else f"{self.path}[{key}]"
+            yield _Place(value, path, self.where, self.depth + 1, foreign, in_module)
+
+
+def held(frames: Iterable[FrameType], roots: Mapping[str, Any], protected: Mapping[str, Any]) -> dict[str, Held]:
+    """Everything with a state that is reached from these frames and these things, and is not protected."""
+    seen = _Seen(protected)
+    found: dict[str, Held] = {}
+    waiting = deque(_starts(frames, {**protected, **roots}))
+    while waiting and seen.count < MOST:
+        with suppress(Exception):  # a script may hold anything, such as a proxy of something that is not there yet
+            _look(waiting.popleft(), seen, found, waiting)
+    return found
+
+
+def _look(place: _Place, seen: "_Seen", found: dict[str, Held], waiting: deque[_Place]) -> None:
+    """Note what is there, or go on to what it leads to."""
+    if seen.before(place.value):
+        return
+    if kind := _kind(place, seen):
+        if kind != "value" or not place.foreign or place.in_module:
+            about = Held(kind=kind, type=type(place.value).__name__, mark=_mark(place.value, kind))
+            found.setdefault(place.name, about)
+    elif place.depth < DEEPEST:
+        waiting.extend(place.parts())
+
+
+def frames_of_script(frame: FrameType | None) -> list[FrameType]:
+    """The functions of the script that are running, the innermost first."""
+    found = []
+    while frame:
+        if not _is_of_library(frame.f_code.co_filename):
+            found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+class _Seen:
+    """What was looked at, and the memory of what is protected."""
+
+    def __init__(self, protected: Mapping[str, Any]) -> None:
+        self.things = {id(thing) for thing in protected.values()}
+        states = {name: thing.state_dict() for name, thing in protected.items()}
+        tensors = [value for _, value in marks.leaves(states) if isinstance(value, torch.Tensor)]
+        self.memory = {each.data_ptr() for each in tensors if each.numel()}
+        self._ids: set[int] = set()
+        self._kept: list[object] = []  # or an id may be given to another
+        self.count = 0
+
+    def before(self, value: object) -> bool:
+        """Whether it was looked at before; plain values are nobody's own."""
+        self.count += 1
+        if isinstance(value, PLAIN):
+            return False
+        if id(value) in self._ids:
+            return True
+        self._ids.add(id(value))
+        self._kept.append(value)
+        return False
+
+
+def _starts(frames: Iterable[FrameType], roots: Mapping[str, Any]) -> Iterator[_Place]:
+    for name, value in roots.items():
+        yield _Place(value, name)
+    spaces: dict[int, Mapping[str, Any]] = {}
+    for frame in frames:
+        function = frame.f_code.co_name
+        if function != "<module>":
+            yield from (_Place(value, name, function) for name, value in frame.f_locals.items())
+        spaces[id(frame.f_globals)] = frame.f_globals
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and not _is_of_library(file) and isinstance(module, ModuleType):
+            spaces.setdefault(id(vars(module)), vars(module))
+    for space in spaces.values():
+        yield from (_Place(value, name) for name, value in list(space.items()) if not name.startswith("__"))
+
+
+def _kind(place: _Place, seen: _Seen) -> str | None:
+    """What it is, if it has a state of its own that is not protected."""
+    value = place.value
+    if isinstance(value, GENERATORS):
+        ours = (torch.default_generator, random._inst, np.random.mtrand._rand)
+        return None if any(value is each for each in ours) else "generator"
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic):
+        if isinstance(value, torch.Tensor) and value.numel() and value.data_ptr() in seen.memory:
+            return None
+        return "buffer" if place.in_module else "tensor"
+    if isinstance(value, LRScheduler | Optimizer) and id(value) not in seen.things:
+        return "scheduler" if isinstance(value, LRScheduler) else "optimizer"
+    return "value" if isinstance(value, PLAIN) else None
+
+
+def _mark(value: Any, kind: str) -> str:
+    if kind == "generator":
+        return marks.of_generator(value)
+    if kind in ("scheduler", "optimizer"):
+        state = marks.marks(value.state_dict(), cheap=True)
+        return f"at step {state['last_epoch']}" if "last_epoch" in state else marks.mark(state)
+    return marks.mark(value, cheap=True)
+
+
+def _parts(value: Any) -> Iterable[tuple[str | int | None, Any]]:
+    """What a value leads to, by name or number; by nothing where it is not worth one."""
+    if isinstance(value, nn.Module):
+        return [*_named(value._parameters), *_named(value._buffers), *_named(value._modules), *_own(value, _MODULE)]
+    if isinstance(value, Mapping):
+        return _named(value)
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return enumerate(islice(value, LONGEST))
+    if isinstance(value, MethodType):
+        return [(None, value.__self__)]
+    if isinstance(value, functools.partial):
+        return [(None, value.func), *enumerate(value.args), *value.keywords.items()]
+    if isinstance(value, FunctionType):
+        return [] if _is_of_library(value.__code__.co_filename) else _enclosed(value)
+    if isinstance(value, GeneratorType):
+        inside = value.gi_frame
+        return list(inside.f_locals.items()) if inside and not _is_of_library(inside.f_code.co_filename) else []
+    if isinstance(value, ModuleType | type | LRScheduler | Optimizer) or type(value).__module__.startswith("holdfast"):
+        return []
+    return _own(value, frozenset())
+
+
+def _named(several: Mapping[Any, Any]) -> list[tuple[str, Any]]:
+    return [(str(key), value) for key, value in islice(several.items(), LONGEST)]
+
+
+def _own(value: Any, apart_from: Iterable[str]) -> list[tuple[str, Any]]:
+    """The attributes of an object, without calling anything of its own."""
+    attributes = dict(islice(getattr(value, "__dict__", {}).items(), LONGEST))
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            descriptor = kind.__dict__.get(name)
+            if isinstance(descriptor, MemberDescriptorType):
+                try:
+                    attributes[name] = descriptor.__get__(value)
+                except AttributeError:
+                    continue  # it was never given
+    return [(name, each) for name, each in attributes.items() if name not in apart_from]
+
+
+def _enclosed(function: FunctionType) -> list[tuple[str, Any]]:
+    """The variables that a function has from around it."""
+    found = []
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found.append((name, cell.cell_contents))
+        except ValueError:
+            continue  # it is not set yet
+    return found
+
+
+_MODULE = frozenset(vars(nn.Module())) - {"training"}
+
+
+def _is_foreign(value: Any) -> bool:
+    """Whether it is an object of a class that the script did not write."""
+    if isinstance(value, Mapping | list | tuple | set | frozenset | deque | FunctionType | MethodType | GeneratorType):
+        return False
+    module = sys.modules.get(type(value).__module__)
+    file = getattr(module, "__file__", None)
+    return not (isinstance(file, str) and not _is_of_library(file))
+
+
+@functools.cache
+def _is_of_library(file: str) -> bool:
+    return file.startswith(("<", _HOLDFAST, *_LIBRARIES))

@@ -1,0 +1,338 @@
+"""The run that a training script belongs to: what `holdfast.attach()` gives, and what a script says to it."""
+
+import atexit
+import logging
+import os
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from torch import nn
+from torch.utils.data import default_collate
+
+from holdfast import progress
+from holdfast.checkpoint.state_tree import flatten
+from holdfast.checkpoint.writer import Writer
+from holdfast.distributed import ranks as world
+from holdfast.distributed.ranks import World
+from holdfast.errors import BadInput
+from holdfast.live.going_live import live_for
+from holdfast.progress import Phase
+from holdfast.runs.config import RunConfig
+from holdfast.sampler.plan import Geometry
+from holdfast.train import whence
+from holdfast.train.ahead import WAY
+from holdfast.train.data import loader as loading
+from holdfast.train.data import loader_options
+from holdfast.train.data.draws import LONG, Draws
+from holdfast.train.data.loader import Collate, Dataset, Loads, Shares
+from holdfast.train.data.stream import Feed, Loader, Streamed
+from holdfast.train.evaluation import Together
+from holdfast.train.iterators import Batches, Course, Epochs, Turns, within_a_loop
+from holdfast.train.loop import Loss
+from holdfast.train.observe import observer as rehearsed
+from holdfast.train.replicate import Replica
+from holdfast.train.setup import Preparing
+from holdfast.train.shard import Shard
+from holdfast.train.state import restore as restoring
+from holdfast.train.state.attempt import begin
+from holdfast.train.state.module_names import unwrapped
+from holdfast.train.state.protected import Protectable, Protected, Value
+from holdfast.train.state.record import Enrolled, Record, Unrecorded
+from holdfast.train.state.restore import Restored
+from holdfast.train.stopping import Stopping
+from holdfast.train.writing import writer_for
+
+if TYPE_CHECKING:
+    from holdfast.advice.advice import Advice
+
+logger = logging.getLogger(__name__)
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class Run:
+    """This process's part in a run. `attach` makes one."""
+
+    def __init__(self, config: RunConfig, peers: World, out: str | os.PathLike[str] | None) -> None:
+        self._config, self._world, self._pid = config, peers, os.getpid()
+        self._rehearsal = rehearsed.asked()
+        self._live = live_for(config, peers)
+        self._attempt = None if out is None else begin(Path(out), peers, config)
+        self._record: Record = self._attempt.record if self._attempt else Unrecorded()
+        if self._live and isinstance(self._record, Enrolled):
+            self._live.record, self._live.attempt = self._record, self.attempt
+        self._models: list[nn.Module] = []
+        self._replicas: list[Replica] = []
+        self._protected: Protected | None = None
+        self._writer: Writer | None = None
+        self._restored = Restored()
+        self._loss = Loss()
+        self._together = Together(peers, self._live)
+        self._loop: weakref.ref[Turns] | None = None
+        self._stopping: Stopping | None = None
+        self._in_a_loop = whence.in_a_loop()  # then one loop of it is one run
+        atexit.register(self.close)
+
+    @property
+    def rank(self) -> int:
+        """The number of this process among those that train together, from 0."""
+        return self._world.rank
+
+    @property
+    def main(self) -> bool:
+        """Whether this process is rank 0: the one to print, log and upload."""
+        return self.rank == 0
+
+    @property
+    def world(self) -> int:
+        """How many processes train together."""
+        return self._world.size
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank's model and batches belong."""
+        return self._world.device
+
+    @property
+    def seed(self) -> int:
+        """What the order of samples and all that is random come from."""
+        return self._config.seed or 0
+
+    @property
+    def attempt(self) -> int:
+        """How often the run was started in its folder, this time included."""
+        return self._attempt.number if self._attempt else 1
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the others go on where one is lost, instead of a restart of all."""
+        return self._live is not None
+
+    def replicate(self, model: Model, **options: object) -> Model:
+        """The model with rank 0's weights everywhere, and its gradients averaged over the window by every backward.
+
+        A loss is the mean over a batch, as PyTorch's are. The model is wrapped in torch's DistributedDataParallel,
+        which gets the options; alone, it is the model itself.
+        """
+        self._models.append(model)
+        if not self._world.grouped:
+            return model
+        self._replicas.append(Replica(model, options, self._live))
+        return cast(Model, self._replicas[-1].ddp)
+
+    def protect(self, **things: Protectable | Value) -> None:
+        """Name what comes back after a failure, and on a resume put it back here. Generators and position always do.
+
+        Beside what has a state_dict, dicts and lists of plain values are taken, and tensors: they are put back in place,
+        on every rank what it had. With live recovery a rank that replaces a lost one gets those of another.
+        """
+        if self._protected is not None:
+            raise BadInput("protect() was called before: name everything in one call")
+        self._protected = Protected(things)
+        if self._live:
+            self._live.protected = self._protected
+        if self._attempt and not (self._live and self._live.joins):
+            with progress.during(Phase.RESTORING):
+                self._restored = restoring.restore(self._attempt, self._world, self._protected)
+                self._begin()
+            if self.rank == 0:
+                self._writer = writer_for(self._config, self._attempt, self._world)
+                self._writer.prepare(flatten(self._protected.capture()).tensors)  # while the script goes on
+
+    def batches(
+        self,
+        dataset: Dataset,
+        *,
+        global_batch: int,
+        epochs: int | None = None,
+        steps: int | None = None,
+        seed: int | None = None,
+        accumulate: int = 1,
+        workers: int = 0,
+        collate: Collate = default_collate,
+        loader: Mapping[str, Any] | None = None,
+    ) -> Batches:
+        """Every window that is still to be trained, this rank's share of it at a time; `next` is the step boundary.
+
+        `global_batch` samples a step, whatever the number of ranks, for so many `epochs`, or so many `steps`.
+        `accumulate` hands out a share in so many micro-batches, and gradients are exchanged in the last one. `workers`
+        processes load ahead; `loader` has further options for their DataLoader, such as {"prefetch_factor": 4}.
+        """
+        plan = self._planned(dataset, global_batch, epochs, steps, seed)
+        options = loader_options.checked(workers, loader)
+        return Batches(*self._prepare(Shares(dataset, accumulate, collate), plan, options, by_epoch=False))
+
+    def epochs(
+        self,
+        dataset: Dataset,
+        *,
+        global_batch: int,
+        epochs: int | None = None,
+        steps: int | None = None,
+        seed: int | None = None,
+        accumulate: int = 1,
+        workers: int = 0,
+        collate: Collate = default_collate,
+        loader: Mapping[str, Any] | None = None,
+    ) -> Epochs:
+        """Every epoch that is still to be trained; an epoch is iterated over as `batches` are, and takes what they take.
+
+        What the script does after the batches of an epoch belongs to it: the boundary, and with it a save, comes when
+        the next epoch is asked for. A run that goes on in the middle of an epoch hands out the rest of it.
+        """
+        plan = self._planned(dataset, global_batch, epochs, steps, seed)
+        options = loader_options.checked(workers, loader)
+        return Epochs(*self._prepare(Shares(dataset, accumulate, collate), plan, options, by_epoch=True))
+
+    def stop(self) -> None:
+        """End the run in order, at the next boundary: its state is saved, and the loop hands out nothing more.
+
+        One rank may call it for all. Called after the batches of an epoch, it ends the run with that epoch.
+        """
+        if self._stopping is None:
+            raise BadInput("stop() came before batches() or epochs(): there is no loop to be ended yet")
+        self._stopping.wanted = True
+
+    def _planned(
+        self, dataset: Dataset, global_batch: int, epochs: int | None, steps: int | None, seed: int | None
+    ) -> Geometry:
+        return Geometry.planned(
+            samples=loading.size(dataset),
+            batch=global_batch,
+            epochs=epochs,
+            steps=steps,
+            seed=self.seed if seed is None else seed,
+        )
+
+    def draws(self, steps: int, *, global_batch: int, accumulate: int = 1) -> Batches:
+        """So many windows whose samples the script draws itself: as many as `batch.data` says, of `global_batch` in all.
+
+        It draws from torch's, numpy's or Python's own generators, in the window that it is for: they are keyed for it, so
+        after a failure the same are drawn, by as many ranks. The audit counts them, and cannot say which they were.
+        """
+        samples = Draws(global_batch * LONG)
+        return self.batches(samples, global_batch=global_batch, steps=steps, accumulate=accumulate, collate=len)
+
+    def stream(self, loader: Loader, *, steps: int, accumulate: int = 1) -> Batches:
+        """So many steps fed by a loader of this rank's own with `state_dict` and `load_state_dict`, a batch of it each.
+
+        Where the loader is comes back after a failure, on every rank its own, so the number of ranks stays. Give each
+        rank its part of the data, and leave the loader out of `protect`. Where it ends it is iterated over anew; if it,
+        its sampler or its data set has `set_epoch`, that is called before. `accumulate` takes so many batches a step.
+        All batches count alike, of whatever size. The audit counts them, and cannot say which samples they hold.
+        """
+        if self._live:
+            raise BadInput(
+                "run.stream goes with --recovery restart alone: where the loader of a lost rank was, no other rank knows"
+            )
+        if self._protected and any(thing is loader for thing in self._protected.things.values()):
+            raise BadInput("run.stream saves where its loader is, for every rank: leave the loader out of protect()")
+        feed, batches = Feed(loader), self.world * accumulate
+        feed.go_on(self._restored, self.rank, self.world)
+        if self.main and self.attempt == 1 and feed.caveat:
+            logger.warning("%s", feed.caveat)
+        counted = Draws(batches * LONG)
+        plan = self._planned(counted, batches, None, steps, None)
+        return Batches(*self._prepare(Streamed(counted, accumulate, feed), plan, {"num_workers": 0}, by_epoch=False))
+
+    def note(self, *, loss: float) -> None:
+        """Put the loss of the step that is being trained on record."""
+        self._loss.note(loss)
+
+    def shard(self, dataset: Dataset) -> Shard:
+        """This rank's part of a data set that is evaluated, itself a data set; the parts of all ranks are the whole.
+
+        Parts may differ in size by one: bring results together by `run.sum`, or by `run.mean` with how many each is of.
+        """
+        return Shard(dataset, self._together.place)
+
+    def sum(self, value: Any) -> Any:
+        """The sum of a number, a tensor or a structure of them over all ranks, on every rank; all ranks must call it."""
+        return self._together.sum(value)
+
+    def mean(self, value: Any, weight: float = 1.0) -> Any:
+        """The mean over all ranks, on every rank, each counting by its weight: of how many samples its value is.
+
+        All ranks must call it. A rank without samples has the weight 0, and then its value, such as nan, counts nothing.
+        """
+        return self._together.mean(value, weight)
+
+    def print(
+        self,
+        *values: object,
+        sep: str | None = " ",
+        end: str | None = "\n",
+        file: Any = None,
+        flush: bool = True,
+    ) -> None:
+        """Print on rank 0 alone, with the options of Python's own; it is seen at once, unless `flush` is false."""
+        if self.main:
+            print(*values, sep=sep, end=end, file=file, flush=flush)
+
+    def advise(self, **asked: Any) -> "Advice":
+        """Which recovery to choose and how often to save, by this run's own history so far; `print` it to read why.
+
+        Takes what `advice.question.Question` does, such as mtbf="4h". It reads the whole history: ask seldom.
+        """
+        from holdfast.cli.asking import advise_so_far  # few runs need it
+
+        return advise_so_far(self._record, self._attempt.folder if self._attempt else None, **asked)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The module as the script made it, without what `replicate` and torch.compile have put around it."""
+        return unwrapped(model)
+
+    def close(self) -> None:
+        """End the loop if it goes on, close the record, part from the peers: done at exit, if not before."""
+        atexit.unregister(self.close)
+        if os.getpid() != self._pid:  # a process that the script has forked
+            return
+        try:
+            if self._loop and (loop := self._loop()):
+                loop.close()
+        finally:
+            self._record.close()
+            world.leave()
+            if self._attempt and self._attempt.lock:
+                self._attempt.lock.release()
+
+    def _begin(self) -> None:
+        """Where nothing came back, begin with the weights that the run was started with, if it was."""
+        if self._config.source and self._restored.step is None and self._protected:
+            from holdfast.weights.taking import take  # few runs need it
+
+            weights = take(self._config.source, self._protected, tells=self.rank == 0)
+            self._restored = replace(self._restored, weights=weights)
+
+    def _prepare(
+        self, shares: Loads, geometry: Geometry, options: Mapping[str, Any], *, by_epoch: bool
+    ) -> tuple[Course, Turns]:
+        """The one loop of the run, over this plan; it is yet to begin."""
+        if self._protected is None:
+            raise BadInput("batches() came before protect(): first name what is to come back after a failure")
+        if self._loop:
+            raise BadInput(f"batches() was called before, and a run has one loop, over all its epochs: write {WAY}")
+        if whence.in_a_loop() and not self._in_a_loop:
+            raise within_a_loop("run.batches(...)")
+        preparing = Preparing(
+            config=self._config,
+            world=self._world,
+            attempt=self._attempt,
+            record=self._record,
+            rehearsal=self._rehearsal,
+            live=self._live,
+            models=self._models,
+            replicas=self._replicas,
+            protected=self._protected,
+            restored=self._restored,
+            writer=self._writer,
+            loss=self._loss,
+        )
+        loop = preparing.loop(shares, geometry, options, by_epoch=by_epoch)
+        self._stopping, turns = loop.stopping, loop.run()
+        preparing.end_if_done(geometry, turns)
+        self._loop = weakref.ref(turns)  # weak: to leave the loop is to end it
+        return Course(shares.dataset, geometry, shares.parts, loop.start, self._in_a_loop), turns

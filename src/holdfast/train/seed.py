@@ -1,0 +1,65 @@
+"""What a run is to do where its command and its script say different things: one rule, and one line that says so. Pure.
+
+The seed is that of `holdfast run --seed` if it is given, else that of `attach(seed=...)`, else what the script gave to
+`torch.manual_seed` before attach, else 0; and a run that goes on has the one that it began with. Of all else that attach
+is given, the command's word counts.
+"""
+
+from collections.abc import Mapping
+
+from holdfast.errors import BadInput
+from holdfast.sampler.plan import SEEDS
+
+UNSAVED = "holdfast: nothing is saved, since the run has no folder: give attach(out=...), or start the script by `holdfast run`."
+
+
+def seed_of_run(
+    command: int | None, attached: int | None, script: int | None, recorded: int | None
+) -> tuple[int, str | None]:
+    """The seed, and a line about those that were given and have no effect."""
+    if command is None and recorded is not None and attached not in (None, recorded):
+        raise BadInput(
+            f"the seed is {attached}, not {recorded} with which this run began: give attach() the same, or name another "
+            "folder for a run with another seed"
+        )
+    given = {
+        f"--seed {command}": command,
+        "the one this run began with": recorded,
+        f"attach(seed={attached})": attached,
+        f"torch.manual_seed({script})": script,
+    }
+    said = {words: seed for words, seed in given.items() if seed is not None}
+    if not said:
+        return 0, None
+    winner, seed = next(iter(said.items()))
+    if not 0 <= seed < SEEDS:
+        raise BadInput(f"the seed {seed} does not fit 64 bits: give 0 to {SEEDS - 1}")
+    without_effect = [
+        words for words, other in said.items() if other != seed and words != "the one this run began with"
+    ]
+    if not without_effect:
+        return seed, None
+    return seed, f"holdfast: the seed is {seed} ({winner}): {_without_effect(without_effect)}."
+
+
+def seeded_late(script: int | None) -> str | None:
+    """A line about a seed that the script has given since attach."""
+    if script is None:
+        return None
+    return (
+        f"holdfast: torch.manual_seed({script}) after attach() has no effect on the order of samples or on what is drawn in "
+        f"the loop: call it before attach(), or write attach(seed={script})."
+    )
+
+
+def overridden(given: Mapping[str, object], command: Mapping[str, object]) -> str | None:
+    """A line about arguments of attach that the command of the run says otherwise."""
+    lost = {name: value for name, value in given.items() if value is not None and value != command[name]}
+    if not lost:
+        return None
+    says = ", ".join(f"--{name.replace('_', '-')} {command[name]}" for name in lost)
+    return f"holdfast: the command says {says}: {_without_effect([f'attach({name}={value!r})' for name, value in lost.items()])}."
+
+
+def _without_effect(several: list[str]) -> str:
+    return f"{' and '.join(several)} {'has' if len(several) == 1 else 'have'} no effect"

@@ -1,0 +1,256 @@
+"""A loop is made ready: from what a script has named and what came back, everything that its boundaries need.
+
+What cannot be trained is refused here, before the first window. Nothing of it is done again in a step.
+"""
+
+import functools
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from holdfast import progress
+from holdfast.checkpoint.writer import Writer
+from holdfast.distributed.boundary import Turn
+from holdfast.distributed.ranks import SUPERVISED, World
+from holdfast.errors import BadInput
+from holdfast.events import Recover
+from holdfast.falling_back import fallen_back
+from holdfast.live.recovery import Live
+from holdfast.progress import Phase
+from holdfast.runs.config import RunConfig
+from holdfast.sampler.plan import Geometry
+from holdfast.train import inject, planning
+from holdfast.train import loop_checks as outside
+from holdfast.train.data import loader as loading
+from holdfast.train.data.loader import Dataset, Loads
+from holdfast.train.effort import Effort
+from holdfast.train.inject import Injection
+from holdfast.train.iterators import Turns
+from holdfast.train.keeping import Keeping
+from holdfast.train.loop import Loop, Loss
+from holdfast.train.observe.observer import Rehearsal, SavingAt, Watch
+from holdfast.train.replicate import Replica
+from holdfast.train.seed import UNSAVED, seeded_late
+from holdfast.train.state import restore as restoring
+from holdfast.train.state import rng as generators
+from holdfast.train.state.attempt import Attempt
+from holdfast.train.state.fingerprint import Fingerprints
+from holdfast.train.state.protected import Protected
+from holdfast.train.state.record import Record
+from holdfast.train.state.restore import Restored
+from holdfast.train.state.save import Saves, Saving, Unsaved
+from holdfast.train.state.snapshot_extra import Conditions
+from holdfast.train.step_log import Part, Reporting
+from holdfast.train.stopping import Stopping
+from holdfast.train.writing import writer_for
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Preparing:
+    """What a rank has when its script asks for its loop."""
+
+    config: RunConfig
+    world: World
+    attempt: Attempt | None
+    record: Record
+    rehearsal: Rehearsal | None
+    live: Live | None
+    models: list[nn.Module]
+    replicas: list[Replica]
+    protected: Protected
+    restored: Restored
+    writer: Writer | None
+    loss: Loss
+
+    def loop(self, shares: Loads, geometry: Geometry, options: Mapping[str, Any], *, by_epoch: bool) -> Loop:
+        """The loop over this plan, which is yet to begin."""
+        self._check_named()
+        self._start()
+        self._check(geometry, shares.parts)
+        injection = self._injection()
+        start = self.restored.step or 0
+        fingerprint = planning.identity(geometry, self.protected)
+        conditions = self._conditions(geometry, shares)
+        self._plan(geometry, fingerprint, shares, conditions.data)
+        fingerprints = Fingerprints(self.protected if self.attempt else None)
+        part = Part(self.world.rank, self.world.size)
+        turn = self.live.meeting.turn if self.live else Turn()
+        loop = Loop(
+            geometry=geometry,
+            start=start,
+            end=self.rehearsal.end(geometry) if self.rehearsal else geometry.steps,
+            world=self.world,
+            attempt=self._number,
+            record=self.record,
+            recover=lambda start, rank: self._recover(start, rank, geometry, fingerprints),
+            reporting=Reporting(self.record, fingerprints, self._number, part),
+            effort=Effort(self.replicas, self.protected),
+            saves=self._saves(geometry, fingerprint, injection, shares, conditions),
+            turn=turn,
+            stopping=Stopping(self.world, start, turn, wanted=self._was_stopped),
+            injection=injection,
+            loss=self.loss,
+            replicas=self.replicas,
+            source=loading.Source(shares, geometry, options),
+            part=part,
+            live=self.live,
+            by_epoch=by_epoch,
+            keeping=Keeping(self.protected, fingerprints, self._put_back),
+            watch=self._watch(shares.dataset),
+        )
+        for replica in self.replicas:
+            replica.meanwhile = loop.meanwhile
+        if self.live:
+            self.live.settle = loop.reporting.settle
+            self.live.injected = injection.recovers
+            self.live.is_pending = lambda: loop.effort.is_pending
+        return loop
+
+    def end_if_done(self, geometry: Geometry, turns: Turns) -> None:
+        """Say that a run is done of which nothing is left to train; under a supervisor, end.
+
+        Scripts expect that their loop has had a turn when it ends.
+        """
+        if self._is_done(geometry) and SUPERVISED in os.environ:
+            for _ in turns:
+                raise AssertionError("nothing was left to train")
+            raise SystemExit(0)
+
+    @property
+    def _number(self) -> int:
+        return self.attempt.number if self.attempt else 1
+
+    @property
+    def _joins(self) -> bool:
+        """Whether this rank takes the place of one that was lost."""
+        return self.live is not None and self.live.joins
+
+    @property
+    def _was_stopped(self) -> bool:
+        """Whether what came back is where the script had stopped the run, for good."""
+        return self.restored.stopped and not self.config.extend
+
+    def _is_done(self, geometry: Geometry) -> bool:
+        """Whether nothing of this plan is left to train."""
+        if self._joins:
+            return False
+        at_end = self.restored.step == geometry.steps or self._was_stopped
+        if at_end and self.world.rank == 0:
+            logger.warning("this run is done at step %d: nothing is left to train", self.restored.step)
+        return at_end
+
+    def _check_named(self) -> None:
+        """Refuse to train what would not come back as it was."""
+        for model in self.models:
+            self.protected.check_covers(model)
+        self.protected.check_schedules()
+        if self.live:
+            self.protected.check_replicated(self.models)
+
+    def _start(self) -> None:
+        """The steps from here on are those of the run; say what the script may not expect of it."""
+        if not self._joins:
+            progress.here.enters(Phase.TRAINING)
+        outside.begun()
+        if self.world.rank == 0 and self._number == 1:
+            for line in (seeded_late(generators.seeded()), None if self.attempt else UNSAVED):
+                if line:
+                    logger.warning("%s", line)
+
+    def _check(self, geometry: Geometry, accumulate: int) -> None:
+        """Refuse what cannot be trained; all ranks refuse alike."""
+        rank, size = self.world.rank, self.world.size
+        least = geometry.share_size(0, size)
+        if not 1 <= accumulate <= least:
+            raise BadInput(f"{least} samples a rank cannot be accumulated in {accumulate} parts: give 1 to {least}")
+        inject.check(self.config.failures, geometry.steps)
+        if self.attempt:
+            restoring.check_config(self.attempt.store, self.restored, geometry, extend=self.config.extend)
+        if self.live:
+            self.live.weigh(geometry)
+            return
+        share = geometry.share_size(rank, size)
+        for replica in self.replicas:
+            replica.weight = share / geometry.batch
+
+    def _injection(self) -> Injection:
+        struck = self.attempt.past.struck if self.attempt else ()
+        folder = self.attempt.folder if self.attempt else None
+        injection = Injection(self.config.failures, self.world.rank, self._number, struck, folder, self.world)
+        injection.watch(self.models, self.replicas)
+        return injection
+
+    def _conditions(self, geometry: Geometry, shares: Loads) -> Conditions:
+        """What bits depend on beside the state, compared with what it was when that was saved."""
+        if self.attempt is None:
+            return Conditions.now(None)
+        now = Conditions.now(planning.data_digest(geometry, shares))
+        same_world = self.restored.world == self.world.size
+        now.check(self.restored.conditions, same_world=same_world, tells=self.world.rank == 0)
+        return now
+
+    def _plan(self, geometry: Geometry, fingerprint: str, shares: Loads, data: str | None) -> None:
+        """Say what is to be done."""
+        if self.attempt:
+            self.record.append(planning.plan(self.config, self._number, geometry, fingerprint, shares, data))
+            self.record.flush()
+
+    def _recover(self, start: int, rank: int, geometry: Geometry, fingerprints: Fingerprints) -> Recover:
+        """What the first step begins with."""
+        restored = self.restored
+        if start != (restored.step or 0):
+            restored = Restored(step=start)  # by another rank's state
+        at = geometry.position(start)
+        key = loading.share_key(geometry, at, rank)
+        return Recover(
+            attempt=self._number,
+            restored=restored.step,
+            epoch=at.epoch,
+            cursor=at.cursor,
+            rng=restoring.key_generators(key, restored, self.world),
+            seconds=restored.seconds,
+            passed_over=restored.passed_over,
+            state=restored.state(self.protected),
+            weights=restored.weights,
+            fingerprint=fingerprints.take().digest(),
+        )
+
+    def _put_back(self) -> None:
+        """What is protected is again as it came back."""
+        if self.attempt is None or self.restored.step is None:
+            raise fallen_back("a script that changes what is protected before an epoch's batches cannot join in one")
+        restoring.put_back(self.attempt, self.world, self.restored.step, self.protected)
+
+    def _saves(
+        self, geometry: Geometry, fingerprint: str, injection: Injection, shares: Loads, conditions: Conditions
+    ) -> Saves:
+        if self.attempt is None:
+            return Unsaved()
+        saving = functools.partial(SavingAt, at=self.rehearsal.saves) if self.rehearsal else Saving
+        return saving(
+            world=self.world,
+            writer=self.writer,
+            word=self.config.writer,
+            every=self.config.save_every,
+            record=self.record,
+            attempt=self._number,
+            protected=self.protected,
+            config=geometry.to_json(),
+            conditions=conditions,
+            fingerprint=fingerprint,
+            saved=self.restored.step,
+            make_writer=functools.partial(writer_for, self.config, self.attempt, self.world),
+            position=shares.position,
+            injected=injection.saves,
+        )
+
+    def _watch(self, dataset: Dataset) -> Watch | None:
+        if self.rehearsal is None:
+            return None
+        return Watch(self.rehearsal, self.protected, dataset, self.world.rank, self._number)

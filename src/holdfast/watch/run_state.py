@@ -1,0 +1,261 @@
+"""How a run stands and what happened in it, from its histories, which are read as they grow and never twice."""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.cost.formulas import goodput
+from holdfast.errors import BadInput
+from holdfast.events import (
+    Commit,
+    Detect,
+    Event,
+    Iterate,
+    Joined,
+    Judged,
+    Launch,
+    Lost,
+    Preempt,
+    Recover,
+    Regroup,
+    Restart,
+    Restored,
+    Save,
+    Scale,
+    Serve,
+    Step,
+    What,
+    parse,
+)
+from holdfast.history.lineage import Lineage
+from holdfast.runs.status import ENDS, STAMPS, is_run, state_of, wall
+from holdfast.supervise.display import Growing
+
+STEP = b'{"event": "step"'  # as a line begins that tells of a step
+LEADS = ("supervisor", "controller")  # who begins and ends a run, if somebody does beside its ranks
+TELLERS = (*LEADS, "rank-")  # whose files tell how a run goes on
+LATEST = 60  # steps of a rank from which the present speed follows
+SHOWN = 8  # of what happened last
+
+
+@dataclass(slots=True)
+class Rank:
+    """How far one rank has come, and when it said so; its latest steps, for its speed."""
+
+    step: int = 0
+    heard: float = 0.0
+    latest: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=LATEST))
+
+
+class Now(NamedTuple):
+    """How a run stands at this moment: whether it trains or how it ended, and committed steps per second so far."""
+
+    folder: Path
+    state: str
+    goodput: float | None
+
+    @property
+    def trains(self) -> bool:
+        """Whether somebody trains in it now."""
+        return self.state == "trains"
+
+
+@dataclass(slots=True)
+class Seen:
+    """All that was seen of a run so far."""
+
+    run: Lineage = field(default_factory=Lineage)
+    ranks: dict[int, Rank] = field(default_factory=dict)
+    loss: float | None = None
+    saves: int = 0
+    saved_bytes: int = 0
+    stalled: float = 0.0
+    failures: Counter[str] = field(default_factory=Counter)
+    samples_lost: int = 0
+    happened: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=SHOWN))
+    served: Serve | None = None
+    iterations: int = 0
+    _controller: Rank = field(default_factory=Rank)  # of a served run: how far all of it has come
+    _stamps: dict[str, list[Event]] = field(default_factory=dict)  # of each writer, when it began and ended
+    _last: Event | None = None
+    _regroups: set[tuple[int, int]] = field(default_factory=set)
+
+    @property
+    def reached(self) -> int:
+        """Steps that are trained, or iterations of a served run."""
+        return self.iterations if self.served else self.run.reached
+
+    @property
+    def planned(self) -> int | None:
+        """Steps that are to be trained, if the run has said so."""
+        if self.served:
+            return self.served.iterations
+        plan = self.run.plan
+        if plan is None or not plan.batch:
+            return None
+        return plan.limit or plan.samples // plan.batch * plan.epochs
+
+    @property
+    def committed(self) -> int:
+        """The steps that would come back after a failure now."""
+        return self.iterations if self.served else max(self.run.committed, self.run.restored or 0)
+
+    @property
+    def speed(self) -> float | None:
+        """Steps in a second, of late, of the rank that has come furthest."""
+        lead = self._controller if self.served else max(self.ranks.values(), key=lambda rank: rank.step, default=Rank())
+        if len(lead.latest) < 2:
+            return None
+        (begin, first), (end, last) = lead.latest[0], lead.latest[-1]
+        return (last - first) / (end - begin) if end > begin and last > first else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """How long the rest takes at the present speed."""
+        if self.planned is None or self.speed is None:
+            return None
+        return max(0, self.planned - self.reached) / self.speed
+
+    @property
+    def goodput(self) -> float | None:
+        """Committed steps per second of wall clock, up to the last that anybody said."""
+        lead = next((who for who in sorted(self._stamps) if who.startswith(LEADS)), "rank-0")
+        stamps = self._stamps.get(lead, [])
+        if self._last and not (stamps and isinstance(stamps[-1].what, ENDS)):
+            stamps = [*stamps, self._last]
+        seconds = wall(stamps)
+        return goodput(self.committed, seconds) if seconds > 0 and self.committed else None
+
+    def add(self, event: Event) -> None:
+        """Take one event into account."""
+        what = event.what
+        self.run.add(what)
+        self._last = event if self._last is None or event.time >= self._last.time else self._last
+        if isinstance(what, STAMPS):
+            self._stamps.setdefault(event.who, []).append(event)
+        if event.who.startswith("rank-") and event.who.removeprefix("rank-").isdigit():
+            self._add_rank(self.ranks.setdefault(int(event.who.removeprefix("rank-")), Rank()), event)
+        match what:
+            case Save(bytes=size, seconds=stall):
+                self.saves, self.saved_bytes = self.saves + 1, self.saved_bytes + size
+                self.stalled += stall.waited
+            case Commit(found=False, bytes=size) if event.who == "controller":
+                self.saves, self.saved_bytes = self.saves + 1, self.saved_bytes + size
+            case Detect(kind=kind) if kind != "peer":
+                self.failures[kind] += 1
+            case Lost(kind=kind):
+                self.failures[kind] += 1
+            case Serve():
+                self.served = what
+            case Iterate(iteration=iteration, loss=loss, checkpoint=waited):
+                self.iterations, self.loss = iteration + 1, loss if loss is not None else self.loss
+                self.stalled += waited
+                self._add_speed(self._controller, event.time, iteration)
+            case _:
+                pass
+        if text := self._said(event):
+            self.happened.append((event.time, text))
+
+    def _add_rank(self, rank: Rank, event: Event) -> None:
+        rank.heard = max(rank.heard, event.time)
+        match event.what:
+            case Step(step=step, loss=loss):
+                self.loss = loss if loss is not None else self.loss
+                self._add_speed(rank, event.time, step)
+            case Recover(restored=restored):
+                rank.step = restored or 0
+                rank.latest.clear()
+            case _:
+                pass
+
+    def _add_speed(self, rank: Rank, time: float, step: int) -> None:
+        rank.step, rank.heard = step + 1, time
+        rank.latest.append((time, step))
+
+    def _said(self, event: Event) -> str:
+        """An event in words, if it is one that a reader wants to hear of; of those that all ranks tell, once."""
+        match event.what:
+            case Regroup(attempt=attempt, number=number, lost=lost, missing=missing):
+                if (attempt, number) in self._regroups:
+                    return ""
+                self._regroups.add((attempt, number))
+                self.samples_lost += len(missing)
+                return _regrouped(event.what) if lost or number else ""
+            case what:
+                return _told(what)
+
+
+def _regrouped(what: Regroup) -> str:
+    members = f"{len(what.members)} workers go on with step {what.step}"
+    if not what.lost:
+        return members
+    ranks = ", ".join(map(str, what.lost))
+    return f"rank {ranks} lost: {members} ({what.strategy})"
+
+
+def _told(what: What) -> str:
+    match what:
+        case Launch(workers=workers):
+            return f"launched with {workers} workers"
+        case Restart(workers=workers, newest=newest):
+            return f"restarted with {workers} workers" + (f" from step {newest}" if newest is not None else "")
+        case Detect(rank=rank, message=message, step=step):
+            where = f" in step {step}" if step is not None else ""
+            return f"rank {rank} {message.splitlines()[0] if message else 'failed'}{where}"
+        case Scale(workers=workers):
+            return f"{workers} workers train now, as was asked for"
+        case Preempt():
+            return "asked to stop"
+        case Judged(verdict=verdict, because=because):
+            return f"{verdict}: {because}"
+        case Lost(kind=kind, number=number, iteration=iteration):
+            return f"{kind} {number} lost in iteration {iteration}"
+        case Restored(node=node, blocks=blocks):
+            return f"{len(blocks)} blocks restored on node {node}"
+        case Joined(kind=kind, number=number):
+            return f"{kind} {number} joined"
+        case _:
+            return ""
+
+
+class Watching:
+    """A run that is looked at again and again."""
+
+    def __init__(self, folder: Path) -> None:
+        if not is_run(folder):
+            raise BadInput(f"{folder} is not the folder of a run: name one that `holdfast runs` lists.")
+        self.folder = folder
+        self.seen = Seen()
+        self._files: dict[Path, Growing] = {}
+
+    def look(self) -> tuple[Seen, Now]:
+        """What is known of it by now."""
+        for path in sorted((self.folder / "history").glob("*.jsonl")):
+            if path not in self._files and path.stem.startswith(TELLERS):
+                self._files[path] = Growing(path, from_start=True)
+        events = [event for file in self._files.values() for event in _new(file)]
+        for event in sorted(events, key=lambda event: event.time):
+            self.seen.add(event)
+        return self.seen, Now(self.folder, state_of(self.folder, self.seen.reached), self.seen.goodput)
+
+
+def _new(file: Growing) -> Iterator[Event]:
+    """What was added to a file; of a great many steps the latest, which say where the rank is and how fast."""
+    lines: list[bytes] = []
+    while more := file.lines():
+        lines = [*_last_steps(lines + more)]
+    for line in lines:
+        with suppress(ValueError):  # the audit reports damage, not the view
+            yield parse(line)
+
+
+def _last_steps(lines: list[bytes]) -> Iterable[bytes]:
+    skipped = sum(line.startswith(STEP) for line in lines) - LATEST
+    for line in lines:
+        if line.startswith(STEP) and skipped > 0:
+            skipped -= 1
+        else:
+            yield line

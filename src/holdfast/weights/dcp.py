@@ -1,0 +1,116 @@
+"""A folder of torch's distributed checkpoint (DCP), read without trust: only its tensors, and nothing runs.
+
+Its index `.metadata` is a pickle, which torch would read with all that pickles can do. Here it may name the few classes
+that an index is made of, and nothing else. Tensors are read by torch's restricted reader; anything that is no tensor
+stays where it is.
+"""
+
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from holdfast import memory
+from holdfast.errors import Corrupt
+
+_INDEX = ".metadata"
+_LONGEST = 256 << 20  # bytes of an index
+_OF_METADATA = {
+    "BytesStorageMetadata",
+    "ChunkStorageMetadata",
+    "Metadata",
+    "MetadataIndex",
+    "StorageMeta",
+    "TensorProperties",
+    "TensorStorageMetadata",
+    "_MEM_FORMAT_ENCODING",
+}
+_ALLOWED = {
+    *(("torch.distributed.checkpoint.metadata", name) for name in _OF_METADATA),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("pathlib", "PosixPath"),
+    ("pathlib._local", "PosixPath"),  # its home since Python 3.13
+}
+
+
+def read_dcp(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a DCP folder, whole, by their names."""
+    try:
+        index = _index(folder)
+        tensors = {
+            key: each for key, each in index.state_dict_metadata.items() if isinstance(each, TensorStorageMetadata)
+        }
+        _check(folder, index, tensors)
+        state = {key: torch.empty(each.size, dtype=each.properties.dtype) for key, each in tensors.items()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there is one process: so it is meant
+            planner = DefaultLoadPlanner(flatten_state_dict=False)
+            load(state, storage_reader=_Reader(folder, index), planner=planner, no_dist=True)
+        return state
+    except (Exception, CheckpointException) as error:  # a stranger's index may make torch raise anything
+        text = " ".join(str(error).split())
+        raise Corrupt(
+            f"{folder} is not a whole folder of torch.distributed.checkpoint ({type(error).__name__}: {text:.120}): "
+            "name another, or copy it again"
+        ) from error
+
+
+class _Reader(FileSystemReader):
+    """Torch's reader, with an index that was read already."""
+
+    def __init__(self, folder: Path, index: Metadata) -> None:
+        super().__init__(folder)
+        self._index = index
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        return self._index
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads an index, and refuses whatever none is made of."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _ALLOWED or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"an index has no {module}.{name}, and to unpickle it could run code")
+
+
+def _index(folder: Path) -> Metadata:
+    path = folder / _INDEX
+    if path.stat().st_size > _LONGEST:
+        raise ValueError("its index is too long")
+    with path.open("rb") as file:
+        index = _Unpickler(file).load()
+    if not isinstance(index, Metadata):
+        raise TypeError("its index is something else")
+    return index
+
+
+def _check(folder: Path, index: Metadata, tensors: dict[str, TensorStorageMetadata]) -> None:
+    """Refuse what cannot be had from these files: parts that lie elsewhere, more bytes than there are, holes."""
+    for each in (index.storage_data or {}).values():
+        if Path(each.relative_path).name != each.relative_path or (folder / each.relative_path).is_symlink():
+            raise ValueError(f"a part of it lies elsewhere, in {each.relative_path}")
+        if each.offset + each.length > (folder / each.relative_path).stat().st_size:
+            raise ValueError(f"{each.relative_path} was cut off")
+    for key, each in tensors.items():
+        covered = sum(_count(chunk.sizes) for chunk in each.chunks)
+        if covered != _count(each.size):
+            raise ValueError(f"{key} has {covered} of {_count(each.size)} values")
+    total = sum(_count(each.size) * each.properties.dtype.itemsize for each in tensors.values())
+    if total > sum(file.stat().st_size for file in folder.iterdir() if file.is_file()):
+        raise ValueError(f"{total} bytes of tensors are more than its files have")
+    memory.require(str(folder), total)
+
+
+def _count(shape: Any) -> int:
+    return int(torch.Size(shape).numel())

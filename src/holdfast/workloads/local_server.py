@@ -1,0 +1,130 @@
+"""Iterations of a divided workload in one process, round by round, as a parameter server does them.
+
+Blocks lie packed in nodes, workers have parts of the input, and all that passes between them is what would pass over a
+network. What comes out depends on the number of workers, in its last bits, and not at all on which node holds what.
+"""
+
+from functools import reduce
+from typing import NamedTuple
+
+import numpy as np
+
+from holdfast.blocks.division import Ids
+from holdfast.errors import BadInput
+from holdfast.workloads.block_slices import Places, added, together
+from holdfast.workloads.rounds import Divided, Push, When
+from holdfast.workloads.workload import Arrays
+
+
+class _Route(NamedTuple):
+    """Blocks that a worker pulls from one node: where they are there, and where among all that it pulls."""
+
+    node: int
+    there: Places
+    here: Places
+
+
+class _Delivery(NamedTuple):
+    """Blocks of one node for which workers push: which, where in the node, and where for each worker that does."""
+
+    node: int
+    ids: Ids
+    held: Places
+    pieces: tuple[tuple[int, Places, Places], ...]  # a worker, places in its push, places among all that are pushed
+
+
+class InRounds:
+    """A workload with its input divided among workers; `owners` says which node has each block, by default one has all."""
+
+    def __init__(self, workload: Divided, workers: int = 1, owners: Ids | None = None) -> None:
+        if workers < 1:
+            raise BadInput(f"an iteration cannot be divided among {workers} workers: give 1 or more")
+        self._workload, self._blocks = workload, workload.blocks
+        owners = np.zeros(len(self._blocks), np.int64) if owners is None else owners
+        self._nodes: list[Ids] = [np.flatnonzero(owners == node) for node in np.unique(owners)]
+        everything = np.arange(len(self._blocks))
+        self._everywhere = [Places(self._blocks, everything, ids) for ids in self._nodes]
+        self._parts = [workload.part(worker, workers) for worker in range(workers)]
+        self._routes: dict[tuple[int, int], list[_Route]] = {}
+        self._deliveries: dict[int, tuple[list[Ids], list[_Delivery]]] = {}
+
+    def advance(self, state: Arrays, iteration: int, stream: int = 0) -> Arrays:
+        """The state after one iteration."""
+        held = self._dealt(state)
+        for round in range(self._workload.rounds):
+            when, summed = When(iteration, round, stream), self._summed(held)
+            pushes = [
+                self._workload.compute(part, when, self._pulled(held, worker, round), summed)
+                for worker, part in enumerate(self._parts)
+            ]
+            self._apply(held, when, pushes)
+        return self._gathered(held)
+
+    def loss(self, state: Arrays) -> float:
+        """The loss, from what each worker measures."""
+        held, last = self._dealt(state), self._workload.rounds
+        summed = self._summed(held)
+        return self._workload.total(
+            [
+                self._workload.measure(part, self._pulled(held, worker, last), summed)
+                for worker, part in enumerate(self._parts)
+            ]
+        )
+
+    def _dealt(self, state: Arrays) -> list[Arrays]:
+        """A copy of the blocks of every node."""
+        taken = [places.take(state) for places in self._everywhere]
+        return [{name: value.copy() for name, value in arrays.items()} for arrays in taken]
+
+    def _gathered(self, held: list[Arrays]) -> Arrays:
+        return together(list(zip(self._everywhere, held, strict=True)))
+
+    def _summed(self, held: list[Arrays]) -> Arrays:
+        said = [self._workload.summary(ids, arrays) for ids, arrays in zip(self._nodes, held, strict=True)]
+        return reduce(lambda a, b: {name: a[name] + b[name] for name in a}, said)
+
+    def _pulled(self, held: list[Arrays], worker: int, round: int) -> Arrays:
+        if (worker, round) not in self._routes:
+            self._routes[worker, round] = self._routed(self._workload.pulls(self._parts[worker], round))
+        routes = self._routes[worker, round]
+        return together([(route.here, route.there.take(held[route.node])) for route in routes])
+
+    def _routed(self, wanted: Ids) -> list[_Route]:
+        found = []
+        for node, ids in enumerate(self._nodes):
+            here = np.intersect1d(wanted, ids, assume_unique=True)
+            if len(here):
+                found.append(_Route(node, Places(self._blocks, ids, here), Places(self._blocks, wanted, here)))
+        return found
+
+    def _apply(self, held: list[Arrays], when: When, pushes: list[Push]) -> None:
+        for node, ids, places, pieces in self._delivered(when.round, [push.ids for push in pushes]):
+            pushed = added([(to, out.take(pushes[worker].values)) for worker, out, to in pieces])
+            changed = places.take(held[node])
+            self._workload.apply(when, ids, changed, pushed)
+            if not places.everything:
+                places.put(changed, held[node])
+
+    def _delivered(self, round: int, pushed: list[Ids]) -> list[_Delivery]:
+        """Who pushes what to whom: as in the last iteration, if workers push for the same blocks."""
+        known, deliveries = self._deliveries.get(round, ([], []))
+        if len(known) != len(pushed) or not all(map(_same, known, pushed)):
+            deliveries = [found for node in range(len(self._nodes)) if (found := self._delivery(node, pushed))]
+            self._deliveries[round] = pushed, deliveries
+        return deliveries
+
+    def _delivery(self, node: int, pushed: list[Ids]) -> _Delivery | None:
+        own = [np.intersect1d(ids, self._nodes[node], assume_unique=True) for ids in pushed]
+        changed = np.unique(np.concatenate(own))
+        if not len(changed):
+            return None
+        pieces = [
+            (worker, Places(self._blocks, ids, mine), Places(self._blocks, changed, mine))
+            for worker, (ids, mine) in enumerate(zip(pushed, own, strict=True))
+            if len(mine)
+        ]
+        return _Delivery(node, changed, Places(self._blocks, self._nodes[node], changed), tuple(pieces))
+
+
+def _same(a: Ids, b: Ids) -> bool:
+    return a is b or np.array_equal(a, b)

@@ -1,0 +1,184 @@
+"""Workloads by name, and a model of one's own by the path of the Python file that defines it.
+
+A file has a function `workload(data)`. For the parameter server it returns a model that is divided, see `Divided`; for the
+lab a workload, see `Workload`, or a model that is written for one state, see `OneState`.
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from traceback import format_exception
+from types import ModuleType
+from typing import Any, cast
+
+from holdfast.errors import BadInput, HoldfastError
+from holdfast.extras import require
+from holdfast.workloads.rounds import Divided
+from holdfast.workloads.simple_model import ASKED, Stacked
+from holdfast.workloads.workload import Workload
+
+FUNCTION = "workload"  # what a file defines: from the data folder, or None, to the model
+
+
+WORKLOADS: dict[str, tuple[str, str]] = {  # of each name the model and its data
+    "mlr-digits": ("mlr", "digits"),
+    "mlr-mnist": ("mlr", "mnist"),
+    "mlr-covtype": ("mlr", "covtype"),
+    "mf-generated": ("mf", "generated"),
+    "mf-movielens": ("mf", "movielens"),
+    "mf-jester": ("mf", "jester"),
+    "lda-generated": ("lda", "generated"),
+    "lda-20news": ("lda", "newsgroups20"),
+    "lda-20news-200": ("lda", "newsgroups20-200"),
+    "lda-reuters": ("lda", "reuters"),
+    "cnn-digits": ("cnn", "digits"),
+    "cnn-mnist": ("cnn", "mnist"),
+}
+
+
+def load_workload(name: str, data: Path | None = None) -> Divided:
+    """The workload of a name, with the settings and the data that belong to it, or the model that a file defines."""
+    if name in WORKLOADS:
+        return _known(*WORKLOADS[name], data)
+    if name.endswith(".py") or Path(name).is_file():
+        return _own(Path(name), data)
+    raise BadInput(f"there is no workload {name!r}; choose one of {', '.join(WORKLOADS)}, or give a Python file")
+
+
+def load_for_lab(name: str, data: Path | None = None) -> Workload:
+    """The workload of a name or of a file, for the simulator."""
+    if name in WORKLOADS:
+        return _known(*WORKLOADS[name], data)
+    if name.endswith(".py") or Path(name).is_file():
+        return cast(Workload, _FromFile(Path(name).absolute(), data))
+    raise BadInput(f"there is no workload {name!r}; choose one of {', '.join(WORKLOADS)}, or give a Python file")
+
+
+def as_workload(model: Any, whose: str) -> Workload:
+    """A model as a workload, if it has all that is asked of one; `whose` names it where something is missing."""
+    asked = ASKED if _has(model, "step") and not _has(model, "advance") else _asked(Workload)
+    if lacks := [name for name in asked if not _has(model, name)]:
+        hint = "" if _has(model, "advance") else f" (a model for one state at a time has {', '.join(ASKED)})"
+        raise BadInput(f"{whose}, a {type(model).__name__}, lacks {', '.join(lacks)}{hint}")
+    return cast(Workload, model) if _has(model, "advance") else Stacked(model)
+
+
+def own_error(traceback: str, workload: str) -> str | None:
+    """Where a model of one's own has failed, by the traceback of the process in which it did, and with what."""
+    if not workload.endswith(".py"):
+        return None
+    file = re.escape(Path(workload).name)
+    places = re.findall(rf'File "[^"]*{file}", line (\d+), in (\w+)', traceback)
+    if not places:
+        return None
+    (line, function), what = places[-1], traceback.strip().splitlines()[-1].strip()
+    return f"{workload} has failed in {function}, line {line}: {what}"
+
+
+@contextmanager
+def own_errors(workload: str) -> Iterator[None]:
+    """What a model of one's own raises, as one line that says where."""
+    try:
+        yield
+    except HoldfastError:
+        raise
+    except Exception as error:
+        if line := own_error("".join(format_exception(error)), workload):
+            raise BadInput(line) from error
+        raise
+
+
+class _FromFile:
+    """The workload that a file defines; another process gets the path, since the file alone can define it there."""
+
+    def __init__(self, path: Path, data: Path | None) -> None:
+        self._path, self._data = path, data
+        self._workload = as_workload(_made(path, data), f"the model of {path.name}")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._workload, name)
+
+    def __reduce__(self) -> tuple[type["_FromFile"], tuple[Path, Path | None]]:
+        return _FromFile, (self._path, self._data)
+
+
+def _known(model: str, dataset: str, data: Path | None) -> Divided:
+    # Imported here, because each brings a compiler or PyTorch, and the names alone need neither.
+    if model == "mlr":
+        from holdfast.workloads.mlr import mlr
+
+        return mlr(dataset, data)
+    require("lab", f"a workload such as {model}-{dataset}")
+    if model == "mf":
+        from holdfast.workloads.mf import mf
+
+        return mf(dataset, data)
+    if model == "lda":
+        from holdfast.workloads.lda import lda
+
+        return lda(dataset, data)
+    from holdfast.workloads.cnn import cnn
+
+    return cnn("shard", data, dataset=dataset)
+
+
+def _own(path: Path, data: Path | None) -> Divided:
+    """The divided model that a file defines."""
+    return _checked(path, _made(path, data))
+
+
+def _made(path: Path, data: Path | None) -> Any:
+    """What the function of a file returns."""
+    make = getattr(_module(path), FUNCTION, None)
+    if not callable(make):
+        raise BadInput(f"{path} has no function {FUNCTION}(data) that returns the model: define it")
+    try:
+        return make(data)
+    except HoldfastError:
+        raise
+    except Exception as error:
+        raise BadInput(f"{path} cannot make its model: {_in_one_line(error)}") from error
+
+
+def _module(path: Path) -> ModuleType:
+    """The file, imported under a name of its own."""
+    name = f"holdfast_workload_{path.stem}"
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise BadInput(f"there is no Python file {path}: give the path of the file that defines the model")
+    module = sys.modules[name] = module_from_spec(spec)  # dataclasses look for their module there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise BadInput(f"{path} cannot be imported: {_in_one_line(error)}") from error
+    return module
+
+
+def _checked(path: Path, model: Any) -> Divided:
+    """The model, if it has all that is asked of one, and no array that belongs to no block."""
+    if lacks := [name for name in _asked(Workload, Divided) if not _has(model, name)]:
+        raise BadInput(f"the model of {path}, a {type(model).__name__}, lacks {', '.join(lacks)}")
+    divided = cast(Divided, model)
+    if outside := sorted(set(divided.start()) - set(divided.blocks.members)):
+        raise BadInput(f"array {outside[0]!r} of the model of {path} belongs to no block, so no node would hold it")
+    return divided
+
+
+def _has(model: Any, name: str) -> bool:
+    """Whether a model has this, without computing it."""
+    return inspect.getattr_static(model, name, None) is not None
+
+
+def _asked(*protocols: type) -> list[str]:
+    """The functions and properties of protocols."""
+    return [name for protocol in protocols for name in vars(protocol) if not name.startswith("_")]
+
+
+def _in_one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
