@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 import lived
 from holdfast.advice.advice import advise, choose, failure_rate
 from holdfast.advice.convergence import convergence
-from holdfast.advice.durations import fraction_of, in_words, seconds_of
 from holdfast.advice.estimate import (
     BENCHMARK,
     GIVEN,
@@ -29,9 +28,8 @@ from holdfast.advice.estimate import (
     student,
 )
 from holdfast.advice.measured import Measured, measured
-from holdfast.advice.outlook import Outlook
-from holdfast.advice.prices import prices, replacement
-from holdfast.advice.question import Question
+from holdfast.advice.prices import Outlook, prices, replacement
+from holdfast.advice.question import Question, fraction_of, in_words, seconds_of
 from holdfast.advice.saving import Interval, Saving, best_interval, slowdown
 from holdfast.cost.formulas import daly_interval, expected_run_time
 from holdfast.errors import BadInput

@@ -5,16 +5,12 @@ import time
 import pytest
 
 from holdfast.advice.advice import failure_rate
-from holdfast.advice.durations import DAY
 from holdfast.advice.estimate import GIVEN, PUBLISHED, Estimate
-from holdfast.advice.jobs import LLAMA_SAVE, checked
-from holdfast.advice.large_job import large
+from holdfast.advice.large_job import LLAMA_SAVE, Job, checked, effective, large, summary
 from holdfast.advice.measured import measured
-from holdfast.advice.outlook import outlooks
-from holdfast.advice.prices import prices
-from holdfast.advice.question import Question
+from holdfast.advice.prices import outlooks, prices
+from holdfast.advice.question import DAY, Question
 from holdfast.advice.saving import Saving, best_interval, slowdown
-from holdfast.advice.scale import Job, effective, summary
 from holdfast.cost.formulas import expected_waste
 from holdfast.errors import BadInput
 from test_advice import calm

@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from holdfast.errors import BadInput, Corrupt
 from holdfast.lab.backprop import figures, scenarios, slowdown
 from holdfast.lab.backprop import tradeoff as backprop_tradeoff
+from holdfast.lab.backprop.claims import remarks
 from holdfast.lab.backprop.found import Found
 from holdfast.lab.backprop.overhead import Prices
-from holdfast.lab.backprop.remarks import remarks
 from holdfast.lab.backprop.scenarios import (
     BASELINE,
     BEFORE,

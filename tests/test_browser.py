@@ -14,8 +14,7 @@ from holdfast.audit.verdicts import audit
 from holdfast.cli import pages as reading
 from holdfast.events import line
 from holdfast.report import files as writing
-from holdfast.report import formats as html
-from holdfast.report import runs
+from holdfast.report import formats, runs
 from holdfast.report.run_data import told_run
 from holdfast.watch import web
 from test_report import killed_once
@@ -179,7 +178,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that is followed, and asks, several times a second."""
     monkeypatch.setattr(web, "OFTEN", SOON)
     monkeypatch.setattr(web, "SELDOM", 1.0)
-    monkeypatch.setattr(html, "REFRESH", SOON)
+    monkeypatch.setattr(formats, "REFRESH", SOON)
 
 
 @pytest.mark.usefixtures("soon")

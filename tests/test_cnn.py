@@ -9,9 +9,8 @@ from torch.nn import functional
 
 from holdfast.errors import BadInput
 from holdfast.lab.simulate.trajectory import trajectory
-from holdfast.workloads.architecture import Architecture
 from holdfast.workloads.cnn import ConvolutionalNetwork, cnn
-from holdfast.workloads.convnet import Network, one_thread
+from holdfast.workloads.convnet import Architecture, Network, one_thread
 from holdfast.workloads.datasets import Dataset
 from holdfast.workloads.workload import Arrays, Clock, stacked, unstacked
 

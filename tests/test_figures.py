@@ -9,7 +9,8 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from holdfast.blocks.policy import RANKINGS
-from holdfast.lab.blocks import partial_recovery, prediction, priority_checkpoint
+from holdfast.lab.blocks import grid as prediction
+from holdfast.lab.blocks import partial_recovery, priority_checkpoint
 from holdfast.lab.blocks.comparison import Compared, _row
 from holdfast.lab.blocks.measure import Costs, Measurement
 from holdfast.lab.blocks.panels import PANELS

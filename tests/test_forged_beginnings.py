@@ -11,8 +11,7 @@ import pytest
 from holdfast import cli
 from holdfast.audit.verdicts import audit, audit_files, audit_run, worst
 from holdfast.events import Attempt, Commit, Event, Judged, Launch, Open, Recover, Restart, Save
-from holdfast.runs.config import RunConfig
-from holdfast.runs.source import Source
+from holdfast.runs.config import RunConfig, Source
 from holdfast.stall import Stall
 from lived import changed, digest
 from survived import Survived

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import StorageFailed
-from holdfast.supervise.home import Home
+from holdfast.supervise.run_folder import Home
 
 
 def test_a_folder_is_missed_when_it_is_moved_and_when_another_has_its_name(tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ from holdfast.distributed.gloo_link import Broken
 from holdfast.distributed.membership import Membership
 from holdfast.events import Regroup
 from holdfast.live import state_transfer as handover
-from holdfast.live.losses import Losses
 from holdfast.live.recovery import Live
-from holdfast.live.settlement import Stand
+from holdfast.live.settlement import Losses, Stand
 from holdfast.sampler.plan import Geometry
 
 ALL = (0, 1, 2)

@@ -12,9 +12,8 @@ from holdfast.errors import BadInput, Corrupt, DataMissing
 from holdfast.faults.schedule import Failure
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.matrix import recovery_matrix
-from holdfast.lab.matrix.config import Matrix, read_matrix
+from holdfast.lab.matrix.config import Matrix, line_of, read_matrix
 from holdfast.lab.matrix.data import Ready, make_ready
-from holdfast.lab.matrix.lines import line_of
 from holdfast.lab.matrix.suites import Suite, Unit, chosen, digest, restarts, run_config, schedule, suites, units
 from holdfast.workloads.images import cifar100
 

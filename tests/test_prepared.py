@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.workloads.prepared import WORTH, Named, kept
+from holdfast.workloads.fetch import WORTH, Named, kept
 
 
 class Reader:

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.progress import Phase, Progress
-from holdfast.supervise.workers.process import Running
-from holdfast.supervise.workers.processes import leaving
+from holdfast.supervise.workers.process import Running, leaving
 
 EXIT = {"x86_64": 60, "aarch64": 93}  # the system call that ends one thread, not the process
 DEADLINE = 30.0

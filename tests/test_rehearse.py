@@ -11,7 +11,7 @@ from holdfast.errors import Corrupt
 from holdfast.rehearse.cause import Case, Cause, of_a_killed_run, of_unkilled_runs
 from holdfast.rehearse.compare import Divergence, begins, divergence, left_behind, restless, unmatched
 from holdfast.rehearse.report import Rehearsed, lines
-from holdfast.train.observe import boundaries
+from holdfast.train.observe import observations as boundaries
 from holdfast.train.observe.observations import Ending, Held, Observed, Window, line, parse
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from holdfast.cli import pages as reading
 from holdfast.errors import BadInput
 from holdfast.events import Commit, Detect, Event, Regroup, Seconds, Step
-from holdfast.report import csv, markdown, pictures, runs
+from holdfast.report import figures as pictures
 from holdfast.report import files as writing
-from holdfast.report import formats as html
+from holdfast.report import formats, runs
 from holdfast.report.activity import activity
 from holdfast.report.page import Column, Page, Statement, Table
 from holdfast.report.run_data import names, told_run
@@ -228,7 +228,7 @@ class TestPage:
         assert names([Path("/x/a"), Path("/y/a")]) == ["x/a", "y/a"]
 
     def test_the_page_asks_no_network_and_every_figure_has_a_description(self) -> None:
-        text = html.text(runs.page([told_run(killed_once(), "a"), told_run(killed_once(), "b")], {}))
+        text = formats.html_text(runs.page([told_run(killed_once(), "a"), told_run(killed_once(), "b")], {}))
         elements = Pieces(text)
         asked = [
             each
@@ -246,7 +246,7 @@ class TestPage:
         assert len(elements.of("main")) == len(elements.of("header")) == len(elements.of("footer")) == 1
 
     def test_names_out_of_a_strangers_folder_are_text(self) -> None:
-        text = html.text(runs.page([told_run(killed_once(), "<img src=x onerror=alert(1)>")], {}))
+        text = formats.html_text(runs.page([told_run(killed_once(), "<img src=x onerror=alert(1)>")], {}))
         assert "<img src=x" not in text
 
     def test_a_scoreboard_counts_what_is_good_and_takes_the_tone_of_the_worst(self) -> None:
@@ -258,7 +258,7 @@ class TestPage:
             "open",
             "bad",
         ]
-        assert "1 of 3 claims hold" in html.text(Page(title="t", lead="l", statements=claims))
+        assert "1 of 3 claims hold" in formats.html_text(Page(title="t", lead="l", statements=claims))
 
 
 class TestTables:
@@ -270,19 +270,21 @@ class TestTables:
 
     def test_a_page_shows_the_first_of_very_many_rows_and_says_so_and_the_csv_has_all(self) -> None:
         table = Table(title="t", columns=[Column("n")], rows=[[n] for n in range(5000)])
-        text = html.text(Page(title="t", lead="l", statements=[], tables=[table]))
+        text = formats.html_text(Page(title="t", lead="l", statements=[], tables=[table]))
         assert text.count("<tr>") == 301
         assert "The first 300 of 5,000 rows" in text
-        assert csv.text(table).count("\n") == 5001
+        assert formats.csv_text(table).count("\n") == 5001
 
     def test_markdown_has_the_same_with_bars_that_do_not_end_a_cell(self) -> None:
-        text = markdown.text(Page(title="t", lead="l", statements=[], tables=[self.TABLE], facts={"Made": "today"}))
+        text = formats.markdown_text(
+            Page(title="t", lead="l", statements=[], tables=[self.TABLE], facts={"Made": "today"})
+        )
         assert "| a\\|b | 1.2 |" in text
         assert "|---|---:|" in text
         assert "Made: today." in text
 
     def test_csv_has_numbers_as_they_are(self) -> None:
-        assert csv.text(self.TABLE) == "run,cost\na|b,1.25\nc,\n"
+        assert formats.csv_text(self.TABLE) == "run,cost\na|b,1.25\nc,\n"
 
 
 class TestPictures:

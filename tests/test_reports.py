@@ -1,8 +1,7 @@
 """What the nodes report of their workers, and what follows for all of them."""
 
 from holdfast.distributed.membership import Membership
-from holdfast.supervise.workers.members import Roll, Seen
-from holdfast.supervise.workers.reports import Report, together
+from holdfast.supervise.workers.members import Report, Roll, Seen, together
 
 HERE = Report((Seen(seat=0, membership=1), Seen(seat=4, is_ready=True)), goes_on=True)
 THERE = Report((Seen(seat=2, membership=0),), broken=True, ended=True, goes_on=False)

@@ -23,8 +23,7 @@ from holdfast.runs.config import RunConfig
 from holdfast.runs.logs import logs
 from holdfast.runs.status import runs_in, standing
 from holdfast.sampler.digest import Samples
-from holdfast.supervise.display import View
-from holdfast.supervise.output import LONGEST, Echo, Tail
+from holdfast.supervise.display import LONGEST, Echo, Tail, View
 from holdfast.supervise.restart_policy import Tries
 
 

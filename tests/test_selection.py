@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.blocks.division import Ids, partition
-from holdfast.blocks.exact import at_most, exact_sum
-from holdfast.blocks.policy import RANKINGS, Choice, Policy, Standing
+from holdfast.blocks.policy import RANKINGS, Choice, Policy, Standing, at_most, exact_sum
 from holdfast.server.candidates import Candidates
 from holdfast.server.questions import (
     Answer,

@@ -6,7 +6,7 @@ from contextlib import nullcontext, suppress
 
 import pytest
 
-from holdfast.train.whence import left_in_order
+from holdfast.train.loop_checks import left_in_order
 
 seen: list[bool] = []
 

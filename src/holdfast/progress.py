@@ -3,12 +3,16 @@
 The memory is made before the fork, so a worker tells of its progress by writing a number: no file system, no message
 and no second thread is involved, and a supervisor sees it even while the worker holds the interpreter's lock. Without a
 supervisor the numbers are written all the same, and nobody reads them.
+
+Where live recovery ends: only a restart of all workers helps, and the supervisor is told so.
 """
 
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+
+from holdfast.errors import WorkerLost
 
 IN_RESERVE = -1
 _NUMBERS = 13  # of 8 bytes each
@@ -192,3 +196,9 @@ def adopt(progress: Progress) -> None:
     """Tell of our progress here from now on."""
     global here
     here = progress
+
+
+def fallen_back(why: str) -> WorkerLost:
+    """Say, to the supervisor too, that only a restart helps."""
+    here.falls_back()
+    return WorkerLost(f"{why}: the run starts again from its newest snapshot")

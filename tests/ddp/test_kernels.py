@@ -8,13 +8,15 @@ import pytest
 import torch
 from supervised import Start
 
-from holdfast.train import kernels
+from holdfast.train import attach as kernels
 
-CHOSEN = "from holdfast.train import kernels; print('chosen:', kernels.settle.cache_info().currsize, flush=True)\n"
+CHOSEN = (
+    "from holdfast.train import attach as kernels; print('chosen:', kernels.settle.cache_info().currsize, flush=True)\n"
+)
 ALONE = """
 import os, torch
 import holdfast
-from holdfast.train import kernels
+from holdfast.train import attach as kernels
 before = len(os.listdir("/proc/self/task"))
 kernels.settle()
 print(len(os.listdir("/proc/self/task")) - before)

@@ -6,7 +6,7 @@ import pytest
 from supervised import HERE, Start
 
 from holdfast.runs.logs import logs
-from holdfast.runs.written import foreign
+from holdfast.runs.status import foreign
 
 STEPS = 42
 LOG = "logs/attempt-0001"

@@ -24,8 +24,8 @@ from holdfast.sampler.digest import Samples
 from holdfast.train import attach as module
 from holdfast.train import inject
 from holdfast.train.loop import Batch
-from holdfast.train.probe import PROBES
 from holdfast.train.run import Run
+from holdfast.train.setup import PROBES
 
 TASK = Task(epochs=3)  # 18 steps
 

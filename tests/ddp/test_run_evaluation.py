@@ -25,10 +25,8 @@ from holdfast.distributed.membership import Membership
 from holdfast.distributed.ranks import World
 from holdfast.errors import BadInput, WorkerLost
 from holdfast.progress import Phase
-from holdfast.supervise.awaited import Elsewhere, Seen
-from holdfast.supervise.hang_detection import LEAST, Judge
-from holdfast.train.evaluation import MOST, Together
-from holdfast.train.shard import Shard
+from holdfast.supervise.hang_detection import LEAST, Elsewhere, Judge, Seen
+from holdfast.train.evaluation import MOST, Shard, Together
 from holdfast.train.state.protected import Protected
 
 

@@ -14,8 +14,8 @@ from torch.utils.data import TensorDataset
 
 from holdfast.errors import BadInput
 from holdfast.train import attach as module
-from holdfast.train.probe import probe
 from holdfast.train.run import Run
+from holdfast.train.setup import probe
 from holdfast.train.state.fingerprint import Fingerprints
 from holdfast.train.state.protected import Protected
 

@@ -21,16 +21,13 @@ from holdfast.checkpoint.store import DirectoryStore
 from holdfast.distributed import ranks as world
 from holdfast.errors import BadInput, Corrupt, HoldfastError
 from holdfast.history.log import read_history
-from holdfast.runs.config import RunConfig
-from holdfast.runs.source import Source
-from holdfast.supervise.beginning import beginning
+from holdfast.runs.config import RunConfig, Source
+from holdfast.supervise.checkpoint_place import beginning
 from holdfast.train.run import Run
 from holdfast.train.state import rng as generators
 from holdfast.train.state.protected import Protected
 from holdfast.weights.export import export
-from holdfast.weights.initial import read, settled
-from holdfast.weights.match_names import fit
-from holdfast.weights.taking import take
+from holdfast.weights.initial import fit, read, settled, take
 
 TASK = Task(epochs=1)  # 6 steps
 

@@ -13,8 +13,8 @@ from torch.utils.data import Subset, default_collate, get_worker_info
 from holdfast.errors import BadInput
 from holdfast.sampler.digest import Samples
 from holdfast.sampler.plan import Geometry
+from holdfast.train.data import loader as loader_options
 from holdfast.train.data import loader as loading
-from holdfast.train.data import loader_options
 from holdfast.train.data.loader import Shares
 
 

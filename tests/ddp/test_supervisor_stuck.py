@@ -9,8 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.progress import Phase
-from holdfast.supervise.awaited import Elsewhere, Seen
-from holdfast.supervise.hang_detection import FOUND_WITHIN, GENEROUS, LEAST, SOON, STOPPED, TIMES, Judge, Stuck
+from holdfast.supervise.hang_detection import (
+    FOUND_WITHIN,
+    GENEROUS,
+    LEAST,
+    SOON,
+    STOPPED,
+    TIMES,
+    Elsewhere,
+    Judge,
+    Seen,
+    Stuck,
+)
 
 TRAINING = {"boundaries": 5, "posted": 9, "phase": Phase.TRAINING}
 

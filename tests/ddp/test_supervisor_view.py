@@ -19,11 +19,10 @@ from holdfast.progress import Progress
 from holdfast.runs.config import RunConfig
 from holdfast.sampler.digest import Samples
 from holdfast.supervise import error_file as errorfile
-from holdfast.supervise.display import Growing, Tally, View
+from holdfast.supervise.display import Growing, Tail, Tally, View
 from holdfast.supervise.error_file import Raised
 from holdfast.supervise.failure_cause import Casualty
 from holdfast.supervise.journal import Record, last_attempt
-from holdfast.supervise.output import Tail
 from holdfast.supervise.restart_policy import Tries
 
 

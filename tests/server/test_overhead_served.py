@@ -11,9 +11,9 @@ from holdfast import events
 from holdfast.blocks.policy import Policy
 from holdfast.faults.schedule import Failure
 from holdfast.lab.experiment import Options, Progress
-from holdfast.lab.server import messages as server_messages
 from holdfast.lab.server import overhead as server_overhead
 from holdfast.lab.server import server_trials
+from holdfast.lab.server import server_trials as server_messages
 from holdfast.server.settings import Settings
 from holdfast.workloads.mlr import mlr
 

@@ -21,8 +21,8 @@ from holdfast.faults.schedule import Failure
 from holdfast.lab.simulate.ages import ages, recovered
 from holdfast.sampler.digest import Samples
 from holdfast.server.calls import Member
-from holdfast.server.join_request import Wish
 from holdfast.server.settings import Settings
+from holdfast.server.status import Wish
 from holdfast.theory.bounds import partial_size
 from holdfast.workloads.lda import lda
 from holdfast.workloads.mf import mf

@@ -4,15 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from holdfast.advice import published
+from holdfast.advice import estimate as published
 from holdfast.advice.convergence import Convergence
-from holdfast.advice.durations import in_words
 from holdfast.advice.estimate import GIVEN, MEASURED, Estimate
 from holdfast.advice.large_job import Large, large
 from holdfast.advice.measured import Measured, measured
-from holdfast.advice.outlook import Outlook, outlooks
-from holdfast.advice.prices import EXACT, LARGE, PROMISES, Price, prices, regroup, replacement, stall
-from holdfast.advice.question import Question
+from holdfast.advice.prices import EXACT, LARGE, PROMISES, Outlook, Price, outlooks, prices, regroup, replacement, stall
+from holdfast.advice.question import Question, in_words
 from holdfast.events import Event
 
 WORTH_LOSING_SAMPLES = 0.01  # of the wall clock, which an inexact recovery has to gain

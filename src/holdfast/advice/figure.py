@@ -7,7 +7,7 @@ import numpy as np
 
 from holdfast.advice.advice import Advice
 from holdfast.advice.estimate import Estimate
-from holdfast.advice.outlook import saving_of
+from holdfast.advice.prices import saving_of
 from holdfast.advice.question import Question
 from holdfast.advice.saving import Interval, Saving, slowdown
 from holdfast.server.advice import ServedAdvice

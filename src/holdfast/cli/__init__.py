@@ -8,13 +8,11 @@ import typer
 
 from holdfast.cli.advise import advise
 from holdfast.cli.audit import audit
-from holdfast.cli.console import complain
+from holdfast.cli.console import LAB, LOOK, TRAIN, ByWhatIsWanted, complain, forgotten_dashes
 from holdfast.cli.cost import cost
 from holdfast.cli.demo import demo
 from holdfast.cli.export import export
-from holdfast.cli.hints import forgotten_dashes
 from holdfast.cli.lab import lab
-from holdfast.cli.panels import LAB, LOOK, TRAIN, ByWhatIsWanted
 from holdfast.cli.rehearse import rehearse
 from holdfast.cli.report import report
 from holdfast.cli.run import run

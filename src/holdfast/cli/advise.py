@@ -8,8 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.cli.console import say
-from holdfast.cli.panels import LOOK
+from holdfast.cli.console import LOOK, say
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.extras import require
 
@@ -50,8 +49,7 @@ def advise_run(
     """Say which recovery to choose, how often to save and what a failure will cost. Example: holdfast advise runs/train --mtbf 4h"""
     if out:
         require("lab", "--out")
-    from holdfast.advice.durations import fraction_of, seconds_of
-    from holdfast.advice.question import Question
+    from holdfast.advice.question import Question, fraction_of, seconds_of
     from holdfast.cli.asking import advice_on
     from holdfast.history.log import read_history
     from holdfast.runs.histories import histories
@@ -92,7 +90,7 @@ def _print(advice: "Given") -> None:
 
 
 def _prices(advice: "Given") -> Table:
-    from holdfast.advice.durations import in_words
+    from holdfast.advice.question import in_words
 
     table = Table("a failure costs", "seconds", "9 of 10 cases", "iterations", "9 of 10 cases", box=None)
     for name, price in advice.prices.items():
@@ -108,7 +106,7 @@ def _prices(advice: "Given") -> Table:
 
 
 def _print_large(large: "Large") -> None:
-    from holdfast.advice.jobs import checked
+    from holdfast.advice.large_job import checked
 
     say(f"\nThe same as a job of {large.workers} workers, simulated:")
     table = Table("recovery", "trains, of the wall clock", "9 of 10 cases", "save every", box=None)

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from holdfast.advice.advice import Advice, advise
-from holdfast.advice.durations import seconds_of
-from holdfast.advice.question import Question
+from holdfast.advice.question import Question, seconds_of
 from holdfast.errors import BadInput
 from holdfast.events import Event
 from holdfast.history.log import read_history
@@ -14,7 +13,7 @@ from holdfast.server.advice import ServedAdvice, advise_served
 from holdfast.server.cost import is_served
 
 if TYPE_CHECKING:
-    from holdfast.train.state.record import Record
+    from holdfast.train.state.attempt import Record
 
 Given: TypeAlias = Advice | ServedAdvice
 

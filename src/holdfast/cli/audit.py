@@ -8,8 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.cli.console import cell, say
-from holdfast.cli.panels import PROVE
+from holdfast.cli.console import PROVE, cell, say
 
 if TYPE_CHECKING:
     from holdfast.audit.verdicts import Finding

@@ -1,12 +1,40 @@
-"""What all commands print alike: progress on stderr, sizes, and one line when something is wrong."""
+"""What all commands print alike: progress on stderr, sizes, and one line when something is wrong.
 
-from collections.abc import Iterator
+What a person wants, as `holdfast --help` groups the commands.
+
+What to say beside a usage error, where the likely mistake is known. Pure.
+"""
+
+import shlex
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import filesize
 from rich.console import Console
 from rich.text import Text
+from typer.core import TyperGroup
+
+TRAIN, LOOK, PROVE, STORE, LAB = ORDER = ("Train", "Look", "Prove", "Store", "Lab")
+
+
+class ByWhatIsWanted(TyperGroup):
+    """Commands in the order of their panels; those of one panel as they were added."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        panels = {name: getattr(command, "rich_help_panel", None) for name, command in self.commands.items()}
+        place = {panel: number for number, panel in enumerate(ORDER)}
+        return sorted(super().list_commands(ctx), key=lambda name: place.get(str(panels[name]), len(ORDER)))
+
+
+def forgotten_dashes(argv: Sequence[str], option: str | None) -> str:
+    """How the command was meant, if an option that we do not know stands behind a script: it is the script's own."""
+    given = next((i for i, each in enumerate(argv) if option and each.partition("=")[0] == option), None)
+    if given is None or argv[:1] != ["run"] or not any(each.endswith(".py") for each in argv[1:given]):
+        return ""
+    meant = shlex.join(["holdfast", *argv[:given], "--", *argv[given:]])
+    return f"What the script is given comes after --: {meant}"
+
 
 if TYPE_CHECKING:
     from holdfast.lab.experiment import Meter, Progress

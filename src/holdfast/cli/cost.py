@@ -9,8 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from holdfast.cli.console import cell, say, size
-from holdfast.cli.panels import LOOK
+from holdfast.cli.console import LOOK, cell, say, size
 from holdfast.errors import BadInput
 from holdfast.extras import require
 

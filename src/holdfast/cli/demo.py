@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.audit import print_findings
-from holdfast.cli.console import say
+from holdfast.cli.console import LAB, say
 from holdfast.cli.cost import print_compared
-from holdfast.cli.panels import LAB
 from holdfast.errors import BadInput
 from holdfast.extras import missing
 

@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from holdfast.cli.console import complain, say
-from holdfast.cli.panels import STORE
+from holdfast.cli.console import STORE, complain, say
 from holdfast.errors import BadInput
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from holdfast.cli.console import safe, say
-from holdfast.cli.panels import PROVE
+from holdfast.cli.console import PROVE, safe, say
 from holdfast.errors import BadInput
 
 if TYPE_CHECKING:

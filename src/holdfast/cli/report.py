@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.console import say
-from holdfast.cli.panels import LOOK
+from holdfast.cli.console import LOOK, say
 from holdfast.extras import require
 
 report = typer.Typer()

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from holdfast.cli.panels import TRAIN
+from holdfast.cli.console import TRAIN
 from holdfast.errors import BadInput
 
 if TYPE_CHECKING:
     from holdfast.faults.schedule import Schedule
-    from holdfast.runs.source import Source
+    from holdfast.runs.config import Source
     from holdfast.supervise.verdict import Verdict
 
 run = typer.Typer()
@@ -183,7 +183,7 @@ def run_script(
 
 
 def _source(place: str | None, take: str, partial: bool) -> "Source | None":
-    from holdfast.runs.source import Source
+    from holdfast.runs.config import Source
 
     if place is None:
         if take or partial:

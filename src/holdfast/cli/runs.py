@@ -11,8 +11,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from typer.core import TyperGroup
 
-from holdfast.cli.console import cell, complain, safe, say, size
-from holdfast.cli.panels import LOOK
+from holdfast.cli.console import LOOK, cell, complain, safe, say, size
 from holdfast.errors import BadInput, HoldfastError
 
 if TYPE_CHECKING:

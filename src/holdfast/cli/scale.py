@@ -6,8 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from holdfast.cli.console import say
-from holdfast.cli.panels import TRAIN
+from holdfast.cli.console import TRAIN, say
 
 scale = typer.Typer()
 

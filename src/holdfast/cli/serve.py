@@ -119,8 +119,7 @@ def join(
     nodes: Annotated[int, typer.Option(help="How many nodes join.")] = 1,
 ) -> None:
     """Let nodes join a run that goes on, and take over their share of blocks. Example: holdfast serve join runs/digits"""
-    from holdfast.server.join_request import Wish
-    from holdfast.server.status import require_going_on
+    from holdfast.server.status import Wish, require_going_on
 
     require_going_on(run)
     Wish(run).make(nodes)

@@ -7,8 +7,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from holdfast.cli.console import cell, meter, safe, say, size
-from holdfast.cli.panels import STORE
+from holdfast.cli.console import STORE, cell, meter, safe, say, size
 
 store = typer.Typer()
 PLACE = "The folder of a run; or a store itself, a directory or a URL such as s3://bucket/run."

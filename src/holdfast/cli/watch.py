@@ -10,8 +10,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from holdfast.cli.console import say
-from holdfast.cli.panels import LOOK
+from holdfast.cli.console import LOOK, say
 from holdfast.errors import BadInput
 from holdfast.extras import require
 

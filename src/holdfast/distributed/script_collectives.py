@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.distributed import HashStore, ProcessGroup, Store, distributed_c10d  # type: ignore[attr-defined]  # public
 
 from holdfast import progress
-from holdfast.falling_back import fallen_back
 from holdfast.live.settlement import EXCHANGES
+from holdfast.progress import fallen_back
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ or when a new one must be there.
 """
 
 from holdfast.events.common import JSON, VERSION, Commit, Done, Malformed, Open, Other
-from holdfast.events.kinds import KINDS, What
+from holdfast.events.fields import KINDS, What
 from holdfast.events.lines import Event, from_json, line, parse, to_json
 from holdfast.events.server_run import (
     Applied,

@@ -1,4 +1,7 @@
-"""How each field of an event is written as JSON, and read back: by its type, and never as something else."""
+"""How each field of an event is written as JSON, and read back: by its type, and never as something else.
+
+The registry of events: every kind, and the word that names it in a history.
+"""
 
 import json
 import math
@@ -7,12 +10,112 @@ from dataclasses import asdict, fields
 from typing import Any, TypeAlias, get_type_hints
 
 from holdfast.errors import Corrupt
-from holdfast.events.common import JSON
-from holdfast.events.kinds import KINDS
-from holdfast.events.server_run import Serve
-from holdfast.events.training_run import Attempt, Detect, Plan, Recover, Seconds
+from holdfast.events.common import JSON, Commit, Done, Malformed, Open, Other
+from holdfast.events.server_run import (
+    Applied,
+    Chosen,
+    Dropped,
+    Iterate,
+    Joined,
+    Lost,
+    Moved,
+    Pushed,
+    Restored,
+    Serve,
+    Struck,
+)
+from holdfast.events.training_run import (
+    Attempt,
+    Detect,
+    Judged,
+    Launch,
+    Plan,
+    Preempt,
+    Preempted,
+    Recover,
+    Regroup,
+    Restart,
+    Save,
+    Scale,
+    Seconds,
+    Step,
+    Stopped,
+    Strike,
+)
 from holdfast.sampler.digest import Samples
 from holdfast.stall import Stall
+
+What: TypeAlias = (
+    Open
+    | Attempt
+    | Plan
+    | Recover
+    | Step
+    | Save
+    | Commit
+    | Strike
+    | Done
+    | Preempted
+    | Stopped
+    | Regroup
+    | Launch
+    | Restart
+    | Detect
+    | Scale
+    | Preempt
+    | Judged
+    | Serve
+    | Iterate
+    | Pushed
+    | Applied
+    | Chosen
+    | Struck
+    | Lost
+    | Restored
+    | Dropped
+    | Joined
+    | Moved
+    | Other
+    | Malformed
+)
+KINDS: Mapping[str, type[Any]] = {
+    "open": Open,
+    "attempt": Attempt,
+    "plan": Plan,
+    "recover": Recover,
+    "step": Step,
+    "save": Save,
+    "commit": Commit,
+    "failure": Strike,
+    "done": Done,
+    "preempted": Preempted,
+    "stopped": Stopped,
+    "regroup": Regroup,
+    "launch": Launch,
+    "restart": Restart,
+    "detect": Detect,
+    "scale": Scale,
+    "preempt": Preempt,
+    "verdict": Judged,
+    "serve": Serve,
+    "iterate": Iterate,
+    "pushed": Pushed,
+    "applied": Applied,
+    "chosen": Chosen,
+    "struck": Struck,
+    "lost": Lost,
+    "restored": Restored,
+    "dropped": Dropped,
+    "joined": Joined,
+    "moved": Moved,
+}
+_WORDS = {kind: word for word, kind in KINDS.items()}
+
+
+def word(what: What) -> str:
+    """The word that names the kind of an event in a history."""
+    return what.kind if isinstance(what, Other | Malformed) else _WORDS[type(what)]
+
 
 LARGEST = (1 << 63) - 1
 

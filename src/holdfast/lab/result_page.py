@@ -10,8 +10,8 @@ from holdfast.errors import BadInput
 from holdfast.lab import result as lab
 from holdfast.lab.result import Claim, Result, Row, environment, prepare, write_json
 from holdfast.report import files as writing
+from holdfast.report.figures import picture
 from holdfast.report.page import Cell, Column, Number, Page, Picture, Statement, Table
-from holdfast.report.pictures import picture
 
 RESULT = "result.json"
 

@@ -3,8 +3,12 @@
 Everything happens in the thread that trains. A backward whose sums did not come raises, and is caught here; a loss that
 is heard of between two windows is dealt with at the boundary. Either way this rank waits for the supervisor's next
 membership, says where it stands, connects with the other members, and does what the settlement of all their stands says.
+
+Whether and how a rank recovers live: as its run wants, if what its ranks talk over allows it.
 """
 
+import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -13,22 +17,23 @@ from typing import Any
 import torch
 
 from holdfast import progress
+from holdfast.distributed import nccl_link as device_link
+from holdfast.distributed import ranks as world
 from holdfast.distributed import script_collectives as own_exchange
 from holdfast.distributed.gloo_link import Broken, Link
-from holdfast.distributed.guard import guard_backward
-from holdfast.distributed.process_group import Crew
+from holdfast.distributed.process_group import Crew, guard_backward
+from holdfast.distributed.ranks import World
 from holdfast.errors import BadInput
 from holdfast.events import Regroup
-from holdfast.falling_back import fallen_back
 from holdfast.live import state_transfer as handover
-from holdfast.live.buffers import Buffers
 from holdfast.live.coordination import Meeting
-from holdfast.live.losses import Losses
-from holdfast.live.settlement import NOWHERE, Settlement, Stand, settled
-from holdfast.progress import IN_RESERVE, Phase
+from holdfast.live.settlement import NOWHERE, Losses, Settlement, Stand, settled
+from holdfast.live.state_transfer import Buffers
+from holdfast.progress import IN_RESERVE, Phase, fallen_back
+from holdfast.runs.config import RunConfig
 from holdfast.sampler.plan import Geometry
+from holdfast.train.state.attempt import Enrolled
 from holdfast.train.state.protected import Protected
-from holdfast.train.state.record import Enrolled
 
 
 @dataclass(slots=True, eq=False)
@@ -395,3 +400,33 @@ class Live:
             )
         )
         self.record.flush()
+
+
+logger = logging.getLogger(__name__)
+
+
+def live_for(config: RunConfig, peers: World) -> Live | None:
+    """How this rank recovers live, if the run does."""
+    if config.recovery == "restart" or not peers.grouped or peers.connect is None:
+        return None
+    joins = world.JOINS in os.environ
+    if why := device_link.why_not(peers.backend):
+        _say_not_live(config, why, joins=joins)
+        return None
+    members = () if joins else tuple(range(peers.size))
+    meeting = Meeting(peers.rank, members, peers.connect, seat=peers.rank, joins=joins)
+    live = Live(config.recovery, peers.size, meeting, link=device_link.link_for(peers.backend, peers.device))
+    live.join()
+    peers.has_changed = lambda: meeting.is_outdated
+    peers.lost = meeting.lost
+    return live
+
+
+def _say_not_live(config: RunConfig, why: str, *, joins: bool) -> None:
+    """Say, to the supervisor too, that a failure is survived by a restart."""
+    progress.here.falls_back()
+    line = f"--recovery {config.recovery} is not possible here ({why})"
+    if joins:
+        raise BadInput(f"{line}, and spares have nothing to do: leave them out.")
+    if not int(os.environ.get("RANK", "0")):
+        logger.warning("%s: after a failure the run starts again from its newest snapshot, as with restart.", line)

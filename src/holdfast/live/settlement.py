@@ -4,11 +4,16 @@ Members recover at two kinds of places: in a backward whose sums did not all com
 anywhere holds everybody's gradients, the casualties' too, and is handed to those who lack it; one that is done nowhere
 is summed again. Ranks may be on both sides of a boundary: who passed it had every sum of the step, and somebody who
 lacks one can have it from nobody, so it takes over the parameters that came out of it.
+
+What the loss of members means for a window: how much each of the others counts, and which samples it lacks. Pure.
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from holdfast.live import lossy_gradient as salvage
+from holdfast.sampler.plan import Geometry
 
 NOWHERE = -1
 EXCHANGES = (
@@ -147,3 +152,42 @@ def _too_far(member: int, stand: Stand, top: tuple[int, int], ahead: Mapping[int
     if top == (stand.step + 1, 0) and stand.buckets is not None and last:
         return None
     return f"member {member} is at pass {stand.passes} of step {stand.step}, and others at {top[1]} of {top[0]}"
+
+
+@dataclass(slots=True, eq=False)
+class Losses:
+    """The losses of one run, by its strategy."""
+
+    strategy: str
+    geometry: Geometry
+    _spared: tuple[int, tuple[int, ...]] = (-1, ())  # a window, and those lost in it whose gradients are in all sums
+
+    def weight(self, me: int, basis: tuple[int, ...]) -> float:
+        """How much a member counts where nobody is lost."""
+        return salvage.normal(self._samples(basis))[basis.index(me)]
+
+    def weight_left(self, me: int, basis: tuple[int, ...], members: tuple[int, ...]) -> float:
+        """How much a member counts in a window divided among `basis`, of whom only `members` are left."""
+        lost = [rank for rank, member in enumerate(basis) if member not in members]
+        found = salvage.weights("forward", completed=False, samples=self._samples(basis), casualties=lost)
+        assert found is not None
+        return found[basis.index(me)]
+
+    def missing(self, found: Settlement) -> tuple[int, ...]:
+        """The samples that the window lacks for good."""
+        before = self._spared[1] if self._spared[0] == found.step else ()
+        lost = [*before, *(member for member in found.lost if member in found.basis and member not in before)]
+        if found.is_complete:  # for now: whoever has a sum that others lack may be lost before it is handed over
+            self._spared = (found.step, tuple(lost))
+            return ()
+        self._spared = (found.step, ())
+        if not found.begun or not lost or self.strategy == "replay":
+            return ()
+        at, world = self.geometry.position(found.step), len(found.basis)
+        if self.strategy == "skip":
+            return tuple(self.geometry.window(at).tolist())
+        ranks = [found.basis.index(member) for member in lost]
+        return tuple(int(each) for rank in ranks for each in self.geometry.share(at, rank, world))
+
+    def _samples(self, basis: tuple[int, ...]) -> list[int]:
+        return [self.geometry.share_size(rank, len(basis)) for rank in range(len(basis))]

@@ -27,9 +27,8 @@ from holdfast.supervise import error_file as errorfile
 from holdfast.supervise.preload import warm
 from holdfast.supervise.supervisor import supervise
 from holdfast.supervise.verdict import Verdict, count
-from holdfast.train.observe import boundaries
-from holdfast.train.observe.boundaries import Kill
-from holdfast.train.observe.observations import Observed, parse, windows
+from holdfast.train.observe import observations as boundaries
+from holdfast.train.observe.observations import Kill, Observed, parse, windows
 from holdfast.train.observe.observer import REHEARSAL, Rehearsal
 
 REFERENCE, AGAIN, KILLED = "reference", "again", "killed"

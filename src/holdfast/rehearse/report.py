@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from holdfast.rehearse.cause import Cause
 from holdfast.rehearse.compare import Divergence
-from holdfast.train.observe.boundaries import Kill
-from holdfast.train.observe.observations import Held, is_tensor
+from holdfast.train.observe.observations import Held, Kill, is_tensor
 
 SHOWN = 6
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.lab.result import prepare, replace_bytes, replace_text
-from holdfast.report import csv, markdown, pictures
-from holdfast.report import formats as html
+from holdfast.report import figures as pictures
+from holdfast.report import formats
 from holdfast.report.page import Page, Picture
 
 PAGE, SUMMARY = "report.html", "summary.md"
@@ -33,22 +33,22 @@ def write_folder(page: Page, out: Path) -> Path:
     _write_figures(page, out)
     _make(out / "tables")
     for table in page.tables:
-        replace_text(out / "tables" / f"{table.name}.csv", csv.text(table))
-    replace_text(out / SUMMARY, markdown.text(page))
-    replace_text(out / PAGE, html.text(page))
+        replace_text(out / "tables" / f"{table.name}.csv", formats.csv_text(table))
+    replace_text(out / SUMMARY, formats.markdown_text(page))
+    replace_text(out / PAGE, formats.html_text(page))
     return out / PAGE
 
 
 def _write_html(page: Page, out: Path) -> Path:
     _make(out.parent)
-    replace_text(out, html.text(page))
+    replace_text(out, formats.html_text(page))
     return out
 
 
 def _write_markdown(page: Page, out: Path) -> Path:
     _make(out.parent)
     _write_figures(page, out.parent)
-    replace_text(out, markdown.text(page))
+    replace_text(out, formats.markdown_text(page))
     return out
 
 

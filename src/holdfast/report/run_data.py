@@ -7,7 +7,7 @@ from pathlib import Path
 
 from holdfast.audit.verdicts import Finding, audit_run, no_collection, recovery_of, worst
 from holdfast.cost.breakdown import Spent, spent
-from holdfast.cost.leading import leading
+from holdfast.cost.timeline import leading
 from holdfast.events import Event, Launch, Plan, Step
 from holdfast.history.log import read_history
 from holdfast.report.activity import Activity, activity

@@ -8,8 +8,8 @@ from holdfast.cost import compare
 from holdfast.cost.breakdown import CAUSES
 from holdfast.finding import counted
 from holdfast.report import figures
+from holdfast.report.figures import picture, styled
 from holdfast.report.page import Cell, Column, Number, Page, Picture, Statement, Table, slug
-from holdfast.report.pictures import picture, styled
 from holdfast.report.run_data import Ran
 from holdfast.report.timeline import described, duration, left_out, standalone, timeline
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.runs import lock
 from holdfast.runs.config import RUN, read_config
-from holdfast.runs.status import begins_as_a_history, has_config, is_run, trains
-from holdfast.runs.written import foreign
+from holdfast.runs.status import begins_as_a_history, foreign, has_config, is_run, trains
 
 
 def check_removable(folder: Path) -> None:

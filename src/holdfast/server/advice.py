@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from holdfast.advice import published
-from holdfast.advice.durations import in_words
+from holdfast.advice import estimate as published
 from holdfast.advice.estimate import GIVEN, Estimate
-from holdfast.advice.question import Question
+from holdfast.advice.question import Question, in_words
 from holdfast.errors import BadInput
 from holdfast.events import Event
 from holdfast.server.prices import ServedCosts, ServedPrice, served_costs, served_prices

@@ -2,9 +2,16 @@
 
 Ray tells of a killed process within milliseconds. It says nothing of one that hangs, and of a machine that is cut off
 only after a quarter of a minute or more: so every member is asked again and again, and must answer within a deadline.
+
+Whether the machine's part of Ray that a process depends on still runs.
+
+A process whose raylet was stopped or killed goes on answering small calls for a while, and cannot send or receive
+anything large. So a member that is asked whether it lives looks at its raylet too.
 """
 
+import os
 from collections.abc import Hashable
+from pathlib import Path
 from typing import Generic, TypeVar
 
 Member = TypeVar("Member", bound=Hashable)
@@ -70,3 +77,18 @@ class Detector(Generic[Member]):
 
     def _allowed(self, member: Member) -> float:
         return self._deadline if member in self._settled else self._at_first
+
+
+RAYLET = "RAY_RAYLET_PID"  # set by Ray in every process that it starts
+
+
+def raylet_lives() -> bool:
+    """Whether our raylet runs and is not stopped; yes where that cannot be seen."""
+    pid = os.environ.get(RAYLET)
+    if pid is None or not Path("/proc/self/stat").exists():
+        return True
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "TtZX"

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from holdfast.checkpoint.index import generations
 from holdfast.checkpoint.place import store_for
 from holdfast.errors import BadInput, CommitConflict, HoldfastError, WorkerLost
-from holdfast.room import require_room
+from holdfast.memory import require_room
 from holdfast.server.cluster import cluster
-from holdfast.server.join_request import Wish
 from holdfast.server.settings import Settings
+from holdfast.server.status import Wish
 from holdfast.workloads.registry import own_error
 from holdfast.workloads.reinit import rule_of
 

@@ -13,8 +13,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
 from holdfast.server.calls import Answers, Member, call, gather, reason
-from holdfast.server.failure_detector import Detector
-from holdfast.server.health import raylet_lives
+from holdfast.server.failure_detector import Detector, raylet_lives
 
 PATIENCE = 60.0  # seconds for a task, however slow the machine: whoever lives answers heartbeats meanwhile
 

@@ -25,7 +25,7 @@ from holdfast.checkpoint.running import Segment, load_blocks, write_segments
 from holdfast.history.log import HistoryWriter
 from holdfast.sampler.digest import Samples
 from holdfast.server.candidates import Candidates
-from holdfast.server.health import raylet_lives
+from holdfast.server.failure_detector import raylet_lives
 from holdfast.server.layout import Layout, put
 from holdfast.server.questions import Answer, Question, Verdict
 from holdfast.server.settings import Settings

@@ -8,8 +8,8 @@ from holdfast.audit.verdicts import Finding, audit_run, worst
 from holdfast.finding import counted
 from holdfast.history.log import read_history
 from holdfast.report import figures
+from holdfast.report.figures import picture
 from holdfast.report.page import Cell, Column, Number, Page, Picture, Statement, Table
-from holdfast.report.pictures import picture
 from holdfast.report.timeline import duration
 from holdfast.server.cost import PARTS, Served, contraction, prediction, served_cost
 

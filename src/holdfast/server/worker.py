@@ -19,7 +19,7 @@ from holdfast.blocks.division import Ids
 from holdfast.history.log import HistoryWriter
 from holdfast.sampler.digest import Samples
 from holdfast.server.calls import call, gather
-from holdfast.server.health import raylet_lives
+from holdfast.server.failure_detector import raylet_lives
 from holdfast.server.partition import PartitionMap
 from holdfast.server.settings import Settings
 from holdfast.server.shard import Moved

@@ -2,6 +2,8 @@
 
 It is a directory or an object store (`--checkpoints`), or else a folder in the run's own. Snapshots are for all nodes,
 so all must see one and the same place; their histories go there too, since `--out` may be local to each.
+
+Where a run's first weights come from: looked at once, before anything is made, and remembered by the run's folder.
 """
 
 import re
@@ -18,7 +20,7 @@ from holdfast.checkpoint.terms import Term
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.events import JSON, Judged
 from holdfast.history import gather as gathering
-from holdfast.runs.config import read_config
+from holdfast.runs.config import RUN, Source, read_config
 from holdfast.supervise.child_call import Aside
 from holdfast.supervise.verdict import completion
 
@@ -187,3 +189,29 @@ def _import(place: str) -> None:
 
         with suppress(ImportError, ValueError):  # opening it says what is wrong
             fsspec.get_filesystem_class(place.partition("://")[0])
+
+
+READ_WITHIN = 3600.0
+
+
+def beginning(wished: Source | None, out: Path, *, has_begun: bool) -> Source | None:
+    """The source that the run in this folder began with, if it has; or else the one that is wished for, as it is now.
+
+    A source that is no longer there, or has changed, is no obstacle to a run that has saved a step. It is read in a
+    process of its own: to read tensors may start threads, which no fork survives.
+    """
+    before = read_config(out).source if has_begun and (out / RUN).exists() else None
+    if before and (wished is None or wished.wish == before.wish):
+        return before
+    if wished is None:
+        return None
+    if wished.place == str(out):
+        raise BadInput(f"{out} cannot begin with its own weights: name another --out, or leave out --from.")
+    told = Aside(lambda: _look(wished), wished.place).result(READ_WITHIN)
+    return Source.from_json(told)
+
+
+def _look(wished: Source) -> JSON:
+    from holdfast.weights.initial import settled
+
+    return settled(wished).to_json()

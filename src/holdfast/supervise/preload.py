@@ -32,7 +32,7 @@ def warm(preload: Sequence[str] = (), beside: Path | None = None) -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for name in MODULES:
         import_module(name)
-    import_module("holdfast.train.kernels").settle()  # for every worker at once
+    import_module("holdfast.train.attach").settle()  # for every worker at once
     with _found_in(beside):
         for name in preload:
             try:

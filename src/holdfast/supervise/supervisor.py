@@ -20,14 +20,12 @@ from holdfast.history.log import require_files
 from holdfast.history.tail import Finish, finish, following
 from holdfast.process import PREEMPTED
 from holdfast.runs.config import RunConfig
-from holdfast.supervise.awaited import Elsewhere
-from holdfast.supervise.beginning import beginning
 from holdfast.supervise.board import boarded
 from holdfast.supervise.board import require as require_tensorboard
-from holdfast.supervise.checkpoint_place import Checkpoints, local, settled
+from holdfast.supervise.checkpoint_place import Checkpoints, beginning, local, settled
 from holdfast.supervise.display import View
 from holdfast.supervise.failure_cause import Casualty, casualty, lost_peer
-from holdfast.supervise.home import Home
+from holdfast.supervise.hang_detection import Elsewhere
 from holdfast.supervise.journal import Record, last_attempt
 from holdfast.supervise.learned import import_for
 from holdfast.supervise.nodes.connection import Unreachable
@@ -37,7 +35,7 @@ from holdfast.supervise.nodes.rendezvous import Alone, Meeting, Over, Rendezvous
 from holdfast.supervise.nodes.run_end import Ended
 from holdfast.supervise.preload import warm
 from holdfast.supervise.restart_policy import Tries
-from holdfast.supervise.run_folder import claimed, continued
+from holdfast.supervise.run_folder import Home, claimed, continued
 from holdfast.supervise.scaling import Scaling
 from holdfast.supervise.stop_signals import Interrupted, asked
 from holdfast.supervise.verdict import Verdict, Word, count, done_before, done_elsewhere

@@ -10,12 +10,12 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 from holdfast.errors import BadInput, WorkerLost
-from holdfast.falling_back import fallen_back
+from holdfast.progress import fallen_back
 from holdfast.sampler.plan import Geometry
-from holdfast.train import whence
-from holdfast.train.ahead import WAY, check_holder
+from holdfast.train import loop_checks as whence
 from holdfast.train.data.loader import Dataset
 from holdfast.train.loop import Batch, Opening
+from holdfast.train.loop_checks import WAY, check_holder
 
 Turns = Generator[Batch | Opening]
 

@@ -2,43 +2,70 @@
 
 The generator's `next` is the boundary: put the step that was trained on record, save if it is due, stop if asked to,
 let a due failure strike, hand out the next window.
+
+What is protected stays as it came back, while a script does again what it does before the batches of an epoch.
+
+A run that goes on in the middle of an epoch hands out the rest of it. What the script does before an epoch's batches
+(set a learning rate, step a schedule) it has done before, and that is in the state that came back: it must not count
+twice.
 """
 
 import os
 import sys
 from collections.abc import Callable, Generator, ItemsView, Iterator, KeysView, Mapping, ValuesView
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
 from holdfast import progress
 from holdfast.blocks.division import Ids
+from holdfast.checkpoint.state_tree import flatten
 from holdfast.distributed import script_collectives as own_exchange
 from holdfast.distributed.boundary import NEVER, Turn
 from holdfast.distributed.ranks import Changed, World
 from holdfast.errors import BadInput, WorkerLost
 from holdfast.events import Done, Preempted, Recover, Stopped
-from holdfast.falling_back import fallen_back
 from holdfast.live.coordination import Asleep
 from holdfast.live.recovery import Live
 from holdfast.process import PREEMPTED
-from holdfast.progress import Phase
+from holdfast.progress import Phase, fallen_back
 from holdfast.sampler.plan import Geometry, Position
-from holdfast.train import ahead, ending, whence
-from holdfast.train.clock import clock_of
+from holdfast.train import loop_checks as ahead
+from holdfast.train import loop_checks as whence
+from holdfast.train import stopping as ending
 from holdfast.train.data.loader import Source, divided, share_key
-from holdfast.train.effort import Effort
 from holdfast.train.inject import Injection
-from holdfast.train.keeping import Keeping
 from holdfast.train.nested import moved
 from holdfast.train.observe.observer import Watch
 from holdfast.train.replicate import Replica, holding_back
 from holdfast.train.state import rng as generators
-from holdfast.train.state.record import Record
+from holdfast.train.state.attempt import Record
+from holdfast.train.state.fingerprint import Fingerprints
+from holdfast.train.state.protected import Protected, tree_digest
 from holdfast.train.state.save import Saves, Unsaved
-from holdfast.train.step_log import Handed, Part, Reporting
+from holdfast.train.step_log import Effort, Handed, Part, Reporting, clock_of
 from holdfast.train.stopping import Apart, Stopping
+
+
+class Keeping:
+    """Puts back what is protected, if it was changed."""
+
+    def __init__(self, protected: Protected, fingerprints: Fingerprints, put_back: Callable[[], None]) -> None:
+        self._protected, self._fingerprints, self._put_back = protected, fingerprints, put_back
+
+    @contextmanager
+    def state(self, again: bool) -> Iterator[None]:
+        """If this is done again, what is protected is afterwards what it was before."""
+        before = self._mark() if again else None
+        yield
+        if before is not None and self._mark() != before:
+            self._put_back()
+
+    def _mark(self) -> tuple[str | None, str]:
+        """Cheap, since it is taken twice: a few values of every tensor, and all else."""
+        return self._fingerprints.take().digest(), tree_digest(flatten(self._protected.capture()))
+
 
 FINISHED = "finished"
 

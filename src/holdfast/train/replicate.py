@@ -5,6 +5,11 @@ of every process; the ring behind an all-reduce adds up the ranks in an order th
 its bucket. So a resumed process, which has yet to learn, would round differently from one that was never stopped
 (seen from three ranks and about a megabyte on). Ours is told the order before the first backward, and then learns no
 other: it depends on nothing but the model.
+
+Which replicated model is in its forward: torch.compile asks DDP for it when it compiles something inside.
+
+DDP keeps it in an attribute of its class. To set one makes Python forget all that it has learned of the class, and every
+look-up in it takes longer for a while: twice in every forward, which a small model feels. So ours are kept beside.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +27,17 @@ from torch.nn.parallel import DistributedDataParallel
 from holdfast import progress
 from holdfast.errors import BadInput
 from holdfast.live.recovery import Live
-from holdfast.train import inside
+
+now: list[DistributedDataParallel] = []
+"""The replicated models that are in their forward, the innermost last."""
+_others = DistributedDataParallel._get_active_ddp_module
+
+
+def _innermost(_: type[DistributedDataParallel]) -> DistributedDataParallel | None:
+    return now[-1] if now else _others()  # type: ignore[no-untyped-call]
+
+
+DistributedDataParallel._get_active_ddp_module = classmethod(_innermost)  # type: ignore[method-assign, assignment]
 
 
 class Replica:
@@ -170,11 +185,11 @@ class _Settled(DistributedDataParallel):
         DDP makes sure of all that anew in every forward, which takes longer than a small model.
         """
         self.reducer.prepare_for_forward()
-        inside.now.append(self)
+        now.append(self)
         try:
             output = self._modules["module"](*inputs, **kwargs)  # type: ignore[misc]  # `self.module` is looked for first
         finally:
-            inside.now.pop()
+            now.pop()
         if not self.require_forward_param_sync:  # to set an attribute of a module takes long
             self.require_forward_param_sync = True
         self.reducer.prepare_for_backward([])

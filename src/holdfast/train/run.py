@@ -19,29 +19,26 @@ from holdfast.checkpoint.writer import Writer
 from holdfast.distributed import ranks as world
 from holdfast.distributed.ranks import World
 from holdfast.errors import BadInput
-from holdfast.live.going_live import live_for
+from holdfast.live.recovery import live_for
 from holdfast.progress import Phase
 from holdfast.runs.config import RunConfig
 from holdfast.sampler.plan import Geometry
-from holdfast.train import whence
-from holdfast.train.ahead import WAY
+from holdfast.train import loop_checks as whence
+from holdfast.train.data import loader as loader_options
 from holdfast.train.data import loader as loading
-from holdfast.train.data import loader_options
-from holdfast.train.data.draws import LONG, Draws
 from holdfast.train.data.loader import Collate, Dataset, Loads, Shares
-from holdfast.train.data.stream import Feed, Loader, Streamed
-from holdfast.train.evaluation import Together
+from holdfast.train.data.stream import LONG, Draws, Feed, Loader, Streamed
+from holdfast.train.evaluation import Shard, Together
 from holdfast.train.iterators import Batches, Course, Epochs, Turns, within_a_loop
 from holdfast.train.loop import Loss
+from holdfast.train.loop_checks import WAY
 from holdfast.train.observe import observer as rehearsed
 from holdfast.train.replicate import Replica
 from holdfast.train.setup import Preparing
-from holdfast.train.shard import Shard
 from holdfast.train.state import restore as restoring
-from holdfast.train.state.attempt import begin
+from holdfast.train.state.attempt import Enrolled, Record, Unrecorded, begin
 from holdfast.train.state.module_names import unwrapped
 from holdfast.train.state.protected import Protectable, Protected, Value
-from holdfast.train.state.record import Enrolled, Record, Unrecorded
 from holdfast.train.state.restore import Restored
 from holdfast.train.stopping import Stopping
 from holdfast.train.writing import writer_for
@@ -302,7 +299,7 @@ class Run:
     def _begin(self) -> None:
         """Where nothing came back, begin with the weights that the run was started with, if it was."""
         if self._config.source and self._restored.step is None and self._protected:
-            from holdfast.weights.taking import take  # few runs need it
+            from holdfast.weights.initial import take  # few runs need it
 
             weights = take(self._config.source, self._protected, tells=self.rank == 0)
             self._restored = replace(self._restored, weights=weights)

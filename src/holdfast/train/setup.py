@@ -1,15 +1,26 @@
 """A loop is made ready: from what a script has named and what came back, everything that its boundaries need.
 
 What cannot be trained is refused here, before the first window. Nothing of it is done again in a step.
+
+A digest of a few samples: whether all ranks, in all attempts, train on the same data.
+
+A data set that was split or shuffled without a seed is another one in every process, though it has the same length and
+the same sample ids.
+
+What a rank says it is to train, and what makes a snapshot one of this run.
 """
 
 import functools
+import json
 import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
+import xxhash
 from torch import nn
 
 from holdfast import progress
@@ -17,36 +28,103 @@ from holdfast.checkpoint.writer import Writer
 from holdfast.distributed.boundary import Turn
 from holdfast.distributed.ranks import SUPERVISED, World
 from holdfast.errors import BadInput
-from holdfast.events import Recover
-from holdfast.falling_back import fallen_back
+from holdfast.events import JSON, Plan, Recover
 from holdfast.live.recovery import Live
-from holdfast.progress import Phase
+from holdfast.progress import Phase, fallen_back
 from holdfast.runs.config import RunConfig
-from holdfast.sampler.plan import Geometry
-from holdfast.train import inject, planning
+from holdfast.sampler.plan import LENGTH, Geometry
+from holdfast.train import inject
 from holdfast.train import loop_checks as outside
 from holdfast.train.data import loader as loading
 from holdfast.train.data.loader import Dataset, Loads
-from holdfast.train.effort import Effort
+from holdfast.train.data.stream import Draws, Streamed
 from holdfast.train.inject import Injection
 from holdfast.train.iterators import Turns
-from holdfast.train.keeping import Keeping
-from holdfast.train.loop import Loop, Loss
+from holdfast.train.loop import Keeping, Loop, Loss
 from holdfast.train.observe.observer import Rehearsal, SavingAt, Watch
 from holdfast.train.replicate import Replica
 from holdfast.train.seed import UNSAVED, seeded_late
 from holdfast.train.state import restore as restoring
 from holdfast.train.state import rng as generators
-from holdfast.train.state.attempt import Attempt
+from holdfast.train.state.attempt import Attempt, Record
 from holdfast.train.state.fingerprint import Fingerprints
 from holdfast.train.state.protected import Protected
-from holdfast.train.state.record import Record
 from holdfast.train.state.restore import Restored
 from holdfast.train.state.save import Saves, Saving, Unsaved
 from holdfast.train.state.snapshot_extra import Conditions
-from holdfast.train.step_log import Part, Reporting
+from holdfast.train.step_log import Effort, Part, Reporting
 from holdfast.train.stopping import Stopping
 from holdfast.train.writing import writer_for
+
+PROBES = 4
+PROBE = "probe"
+
+
+def probe(dataset: Dataset, count: int, seed: int) -> str:
+    """The digest of a few samples, spread over the data set; random augmentation draws the same numbers each time."""
+    hasher = xxhash.xxh3_64()
+    for index in sorted({i * (count - 1) // (PROBES - 1) for i in range(PROBES)}):
+        generators.set_all(generators.key(seed, PROBE, index))
+        _add(hasher, dataset[index])
+    return str(hasher.hexdigest())
+
+
+def _add(hasher: Any, value: Any) -> None:
+    """Add what a sample holds: numbers, text, arrays and tensors, nested in any way; of anything else its type."""
+    hasher.update(type(value).__name__.encode())
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            hasher.update(str(key).encode())
+            _add(hasher, item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _add(hasher, item)
+    elif isinstance(value, np.ndarray | np.generic):
+        hasher.update(repr((value.dtype.str, value.shape)).encode())
+        hasher.update(np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, bytes | str):
+        hasher.update(value if isinstance(value, bytes) else value.encode())
+    elif isinstance(value, int | float | complex | None):
+        hasher.update(repr(value).encode())
+    elif hasattr(value, "tobytes"):  # an image
+        hasher.update(value.tobytes())
+
+
+def plan(
+    config: RunConfig, attempt: int, geometry: Geometry, fingerprint: str, shares: Loads, data: str | None
+) -> Plan:
+    """What is to be done in this attempt."""
+    return Plan(
+        attempt=attempt,
+        samples=geometry.samples,
+        batch=geometry.batch,
+        epochs=geometry.epochs,
+        seed=geometry.seed,
+        save_every=config.save_every,
+        writer=config.writer,
+        config=fingerprint,
+        data=data,
+        own=isinstance(shares.dataset, Draws),
+        loader=isinstance(shares, Streamed),
+        limit=geometry.limit,
+        extends=config.extend,
+        command=xxhash.xxh3_64_hexdigest(json.dumps(config.args).encode()),
+    )
+
+
+def data_digest(geometry: Geometry, shares: Loads) -> str | None:
+    """A digest of a few samples; none where the script draws them itself."""
+    return None if isinstance(shares.dataset, Draws) else probe(shares.dataset, geometry.samples, geometry.seed)
+
+
+def identity(geometry: Geometry, protected: Protected) -> str:
+    """A digest of what makes a snapshot this run's: the geometry, and what the protected things are."""
+    order = {name: value for name, value in geometry.to_json().items() if name not in LENGTH}  # a run may be extended
+    told: Mapping[str, JSON] = {"geometry": order, "protected": protected.signature()}
+    return xxhash.xxh3_128_hexdigest(json.dumps(told, sort_keys=True).encode())
+
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +153,7 @@ class Preparing:
         self._check(geometry, shares.parts)
         injection = self._injection()
         start = self.restored.step or 0
-        fingerprint = planning.identity(geometry, self.protected)
+        fingerprint = identity(geometry, self.protected)
         conditions = self._conditions(geometry, shares)
         self._plan(geometry, fingerprint, shares, conditions.data)
         fingerprints = Fingerprints(self.protected if self.attempt else None)
@@ -190,7 +268,7 @@ class Preparing:
         """What bits depend on beside the state, compared with what it was when that was saved."""
         if self.attempt is None:
             return Conditions.now(None)
-        now = Conditions.now(planning.data_digest(geometry, shares))
+        now = Conditions.now(data_digest(geometry, shares))
         same_world = self.restored.world == self.world.size
         now.check(self.restored.conditions, same_world=same_world, tells=self.world.rank == 0)
         return now
@@ -198,7 +276,7 @@ class Preparing:
     def _plan(self, geometry: Geometry, fingerprint: str, shares: Loads, data: str | None) -> None:
         """Say what is to be done."""
         if self.attempt:
-            self.record.append(planning.plan(self.config, self._number, geometry, fingerprint, shares, data))
+            self.record.append(plan(self.config, self._number, geometry, fingerprint, shares, data))
             self.record.flush()
 
     def _recover(self, start: int, rank: int, geometry: Geometry, fingerprints: Fingerprints) -> Recover:

@@ -3,19 +3,142 @@
 On a device that is a little later than the boundary; and lines are written several at a time, because a loop of short
 steps would feel every one. So the last steps before a kill may be missing from a history: they are lost in any case, and
 trained again. A save waits for none that it covers: they are settled first.
+
+How long a step took: by the clock of the process, or on a device by events in its own queue.
+
+A process only hands work to a device, and may be done with that long before the device is: what it would measure is the
+time to launch. Events are marks in the device's queue; nobody waits for them.
+
+What is done with a window: backward passes of the replicas, steps of the optimizers, and gradients that wait for one.
+
+That a window was trained, and not only handed out, goes on record; and a state is saved only where no gradients wait for
+their optimizer, since gradients are no part of it.
 """
 
 import time
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from time import perf_counter
+from typing import Any, TypeAlias
 
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from holdfast.errors import BadInput
 from holdfast.events import Seconds, Step
 from holdfast.sampler.digest import Samples
 from holdfast.sampler.plan import Position
-from holdfast.train.clock import Moment, between, is_of_device, is_past
+from holdfast.train.replicate import Replica
+from holdfast.train.state.attempt import Record
 from holdfast.train.state.fingerprint import Fingerprints, Sample
-from holdfast.train.state.record import Record
+from holdfast.train.state.protected import Protected
+
+Moment = float | torch.cuda.Event
+"""A moment of the training: when everything queued before it is done."""
+
+
+def clock_of(device: torch.device) -> Callable[[], Moment]:
+    """What tells the moment that it is, for a training on this device."""
+    if device.type != "cuda":
+        return perf_counter
+
+    def now() -> Moment:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(device))
+        return event
+
+    return now
+
+
+def is_past(moment: Moment) -> bool:
+    """Whether it has come."""
+    return isinstance(moment, float) or moment.query()
+
+
+def is_of_device(moment: Moment) -> bool:
+    """Whether it is a moment of a device."""
+    return not isinstance(moment, float)
+
+
+def between(earlier: Moment, later: Moment) -> float:
+    """Seconds from one moment to a later one; waits until that has come."""
+    if isinstance(earlier, torch.cuda.Event) and isinstance(later, torch.cuda.Event):
+        later.synchronize()
+        return float(earlier.elapsed_time(later)) / 1000
+    assert isinstance(earlier, float)
+    assert isinstance(later, float)
+    return later - earlier
+
+
+LONGEST = 1000  # windows that gradients are waited for; a script that never steps is saved all the same
+
+
+class Effort:
+    """Counts what is done with each window."""
+
+    def __init__(self, replicas: Iterable[Replica], protected: Protected) -> None:
+        self._replicas, self._protected = list(replicas), protected
+        self._stepped = 0
+        self._before = (0, 0, 0)
+        self._waited = 0  # windows since the last step of an optimizer
+        self._known: set[int] = set()
+        self._hook = register_optimizer_step_post_hook(self._after_step)
+
+    def taken(self) -> tuple[int, int, int]:
+        """Since the last time: backward passes that were summed over the ranks, those held back, steps of optimizers."""
+        reduced = held = 0
+        for each in self._replicas:
+            reduced, held = reduced + each.reduced, held + each.held
+        before, self._before = self._before, (reduced, held, self._stepped)
+        stepped = self._stepped - before[2]
+        self._waited = 0 if stepped else self._waited + 1
+        return reduced - before[0], held - before[1], stepped
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing was done since the last time: no backward pass, no step, and no gradients are there."""
+        passes = sum(each.reduced + each.held for each in self._replicas)
+        return passes == sum(self._before[:2]) and self._stepped == self._before[2] and not self._has_gradients
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether gradients of earlier windows wait for their optimizer to step."""
+        return 0 < self._waited <= LONGEST and self._has_gradients
+
+    @property
+    def _has_gradients(self) -> bool:
+        return any(
+            parameter.grad is not None
+            for optimizer in self._protected.optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        )
+
+    def close(self) -> None:
+        """Count no more."""
+        self._hook.remove()
+
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if id(optimizer) not in self._known:
+            self._protected.check_trainer(optimizer)
+            self._known.add(id(optimizer))
+        for each in self._replicas:
+            if each.holds_back:
+                _check_summed(optimizer, each)
+        self._stepped += 1
+
+
+def _check_summed(optimizer: Optimizer, replica: Replica) -> None:
+    """Refuse a step by the gradients of one rank: from then on no two ranks would have the same weights."""
+    held = {id(each) for each in replica.ddp.parameters()}
+    if any(id(each) in held for group in optimizer.param_groups for each in group["params"]):
+        raise BadInput(
+            f"{type(optimizer).__name__} stepped before the gradients of all ranks were summed: with accumulate, step "
+            "only where batch.last is true"
+        )
+
 
 TOGETHER = 64  # steps that wait at most
 LATEST = 0.1  # seconds that a step waits at most, if another follows

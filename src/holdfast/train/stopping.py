@@ -11,19 +11,40 @@ left, says that. From these words all know how the run ends; a loop that some ra
 mistake, which is named.
 
 A thread listens for the wish, because a rank may hear of it while it waits for a peer in the middle of a window.
+
+How a worker ends where nothing that it raises is heard: as its script lets go of the loop, Python ignores errors.
 """
 
 import json
+import os
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Literal
+from typing import Literal, NoReturn
 
 from holdfast import process as preemption
 from holdfast import progress
 from holdfast.distributed.boundary import Turn
 from holdfast.distributed.ranks import Changed, World
 from holdfast.errors import BadInput
+
+_last: list[Callable[[BaseException], None]] = []
+
+
+def tell(last_words: Callable[[BaseException], None]) -> None:
+    """Have this called with the error that ends the process, before it ends."""
+    _last.append(last_words)
+
+
+def die(error: BaseException) -> NoReturn:
+    """End this process at once, for this reason: closing our connections is how peers learn of it."""
+    for each in _last:
+        each(error)
+    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)  # noqa: T201 - nobody else can say it
+    sys.stdout.flush()
+    os._exit(1)
+
 
 WANTED = "stop-wanted"
 NEXT = "stop-next"

@@ -17,7 +17,7 @@ from typing import Any
 
 from holdfast.cli import pages as reading
 from holdfast.errors import BadInput, HoldfastError
-from holdfast.report import formats as html
+from holdfast.report import formats
 from holdfast.report.page import Page
 from holdfast.runs.status import trains
 from holdfast.watch import metrics
@@ -75,7 +75,7 @@ class Site:
             page = reading.live_page(self._folder, self._command)
         except HoldfastError as error:  # such as a run in which nobody has written anything yet
             page = Page(title=self._folder.name, lead=str(error), statements=[], live=True)
-        body = html.text(page).encode()
+        body = formats.html_text(page).encode()
         return Ready(body, f'"{sha256(body).hexdigest()[:32]}"', "ended" if over else "trains")
 
     def _written(self) -> object:

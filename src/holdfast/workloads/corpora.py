@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from rich.progress import Progress
 
 from holdfast.errors import BadInput, Corrupt, StorageFailed
-from holdfast.workloads.fetch import DataFile, cache_folder, data_folder, find, obtain
-from holdfast.workloads.prepared import Named, kept
+from holdfast.workloads.fetch import DataFile, Named, cache_folder, data_folder, find, kept, obtain
 
 Locate = Callable[["Source"], Path]
 

@@ -16,8 +16,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import njit, types
 from numba.extending import intrinsic
 
-from holdfast.workloads.prefetch import CACHE_LINE, first_element, prefetch
-from holdfast.workloads.tally import Bounds, Counts, Tokens, Topics
+from holdfast.workloads.tally import CACHE_LINE, Bounds, Counts, Tokens, Topics, first_element, prefetch
 
 TOPICS = 20  # unless a model has more
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from holdfast.advice.jobs import checked
+from holdfast.advice.large_job import checked
 from holdfast.lab import interval
 from holdfast.lab.advised.cases import Case, coverage
 from holdfast.lab.advised.runs import real

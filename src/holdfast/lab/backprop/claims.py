@@ -1,5 +1,9 @@
-"""What the paper and the project claim of failures inside back-propagation, and whether one panel agrees."""
+"""What the paper and the project claim of failures inside back-propagation, and whether one panel agrees.
 
+What a reader should know of a panel beside its claims, and why those fail that do.
+"""
+
+from collections.abc import Sequence
 from math import isnan
 
 import numpy as np
@@ -7,7 +11,8 @@ import numpy as np
 from holdfast.blocks.division import Floats
 from holdfast.lab import interval
 from holdfast.lab.backprop.found import Found
-from holdfast.lab.backprop.scenarios import INTERRUPTED, PHASES, POINTS, Cell
+from holdfast.lab.backprop.overhead import Overhead, immediate_rollback, mean_checkpoint_restart
+from holdfast.lab.backprop.scenarios import BASELINE, INTERRUPTED, LATER, NOW, PHASES, POINTS, Cell
 from holdfast.lab.interval import Interval
 from holdfast.lab.result import Claim
 
@@ -101,3 +106,108 @@ def _distances(found: Found, strategy: str) -> Floats:
     cells = [cell for cell in INTERRUPTED if cell.strategy == strategy]
     apart = np.stack([np.abs(found.deviation(phase, cell)) for phase in PHASES for cell in cells])
     return np.asarray(apart.mean(axis=0))
+
+
+TOLERANCE = 0.05  # two ratios of times that differ by less agree
+
+
+def remarks(found: Found) -> list[str]:
+    """What a reader should know beside the claims, and the cause of those that fail."""
+    lines = [] if found.quick or not found.panel.note else [f"{found.panel.name}: {found.panel.note}"]
+    lines += [_moved(found)]
+    lines += [_deviations(found, when) for when in (NOW, LATER)]
+    lines += [_restarts(found)]
+    return lines + [_cause(found, claim) for claim in claims(found) if claim.resolved and not claim.holds]
+
+
+def _moved(found: Found) -> str:
+    """How much of the accuracy one mini-batch moves at all: what a deviation should be seen beside."""
+    moved = [interval.few(found.deviation(phase, Cell("before"))) for phase in PHASES]
+    words = ", ".join(f"{phase} {each.value:+.1%}" for phase, each in zip(PHASES, moved, strict=True))
+    late = float(found.accuracy(PHASES[-1], BASELINE).mean())
+    return f"{found.label}: Before against Baseline, relative: {words}; Baseline's accuracy, late: {late:.3f}."
+
+
+def _deviations(found: Found, when: str) -> str:
+    parts = []
+    for strategy in ("replay", "forward", "skip"):
+        cells = [cell for cell in INTERRUPTED if cell.strategy == strategy]
+        signed = np.mean([found.deviation(phase, cell, when) for phase in PHASES for cell in cells], axis=0)
+        of = interval.few(signed)
+        parts.append(f"{strategy} {of.value:+.1%} ({of.low:+.1%} to {of.high:+.1%})")
+    return f"{found.label}: accuracy against Baseline {when}, mean over all scenarios: {', '.join(parts)}."
+
+
+def _restarts(found: Found) -> str:
+    prices = found.prices
+    whole = mean_checkpoint_restart(prices, epoch=found.panel.epoch)
+    rolled: Overhead = immediate_rollback(prices)
+    return (
+        f"{found.label}: a worker's mini-batch takes {_time(prices.minibatch)}, a save {_time(prices.save)}, a fresh process "
+        f"{_time(prices.init)}, a load {_time(prices.load)}. By the performance model a failure costs checkpoint-restart "
+        f"{_time(whole.replay)} of work done again and {_time(whole.restart)} of restart, and a save in every epoch; replay "
+        f"{_time(rolled.replay)}, and {_time(rolled.restart)} where no spare waits; forward nothing. With the starts of "
+        f"both counted, checkpoint-restart is {whole.total / rolled.total:.1f} times as dear as replay."
+    )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def _cause(found: Found, claim: Claim) -> str:
+    """Why a claim fails, as far as the measurements say."""
+    start = f"{claim.claim}: does not hold."
+    if "-dearer-than-" in claim.id:
+        half, needed = found.panel.epoch / 2, 100 * (claim.measured and found.panel.epoch / 2 / claim.measured)
+        return (
+            f"{start} Cause: an epoch of {found.panel.epoch} mini-batches loses {half:g} on average; to be 100 times as "
+            f"dear it would have to lose {needed:.0f}. That follows from the paper's own epoch length and slowdowns."
+        )
+    if claim.id.endswith("-deviation"):
+        strategy = claim.id.removesuffix("-deviation").rpartition("-")[2]
+        phase, cell, _ = found.worst(strategy)
+        before, base = (float(found.accuracy(phase, each).mean()) for each in (Cell("before"), BASELINE))
+        return (
+            f"{start} In that scenario accuracy is {before:.3f} before the mini-batch, {base:.3f} after it and "
+            f"{float(found.accuracy(phase, cell).mean()):.3f} under {strategy}: the mini-batch alone moves it by "
+            f"{abs(before / max(base, 1e-9) - 1):.1%}."
+        )
+    if claim.id.endswith("-overhead"):
+        spread = ", ".join(f"{each:.2f}" for each in np.percentile(np.stack(list(found.slowdown.values())), (5, 95)))
+        return f"{start} 5th and 95th percentile of all slowdowns: {spread}."
+    if claim.id.endswith("-forward-nearer"):
+        phases = ", ".join(f"{phase} {_pair(found, phase)}" for phase in PHASES)
+        return f"{start} Mean distance of forward and of replay from Baseline, and Baseline's accuracy: {phases}."
+    if claim.id.endswith("-model-restart"):
+        return (
+            f"{start} {_time(found.replayed[0])} were predicted and {_time(found.replayed[1])} measured: the prices and the "
+            "replay were not taken at the same moment. Cause: not found; other work on the machine may be one."
+        )
+    return f"{start} Cause: {_uneven(found)}"
+
+
+def _uneven(found: Found) -> str:
+    """The model of replay has all gradients take the same time: do they not, and does that explain what it took?"""
+    until = [found.took("skip", point).value for point in POINTS]  # skip computes up to the failure, and no further
+    taken = [found.took("replay", point).value for point in POINTS]
+    modelled = [found.predicted[point] - 1 for point in POINTS]
+    explained = all(abs((1 + part) / whole - 1) <= TOLERANCE for part, whole in zip(until, taken, strict=True))
+    return (
+        f"{'the model has all gradients take the same time' if explained else 'not found'}. Until the failure (at "
+        f"{', '.join(f'{point:.0%}' for point in POINTS)}) {_listed(until)} of a mini-batch passed, by the model "
+        f"{_listed(modelled)}; with a mini-batch after it that is {_listed([1 + part for part in until])}, and replay took "
+        f"{_listed(taken)}."
+    )
+
+
+def _listed(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:.2f}" for value in values)
+
+
+def _pair(found: Found, phase: str) -> str:
+    apart = [
+        np.mean([np.abs(found.deviation(phase, cell)).mean() for cell in INTERRUPTED if cell.strategy == strategy])
+        for strategy in ("forward", "replay")
+    ]
+    return f"{apart[0]:.1%} and {apart[1]:.1%} at {found.accuracy(phase, BASELINE).mean():.3f}"

@@ -9,10 +9,9 @@ import numpy as np
 
 from holdfast.lab import interval
 from holdfast.lab.backprop import figures
-from holdfast.lab.backprop.claims import claims
+from holdfast.lab.backprop.claims import claims, remarks
 from holdfast.lab.backprop.found import Found
 from holdfast.lab.backprop.overhead import checkpoint_restart, mean_checkpoint_restart
-from holdfast.lab.backprop.remarks import remarks
 from holdfast.lab.backprop.scenarios import INTERRUPTED, MEASURED, PHASES, Cell, Outcome, Scenarios, loaded
 from holdfast.lab.backprop.subjects import WORKERS, Panel, chosen
 from holdfast.lab.blocks.comparison import trials_folder

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from holdfast.blocks.policy import Policy
 from holdfast.errors import BadInput
 from holdfast.extras import require
-from holdfast.lab.blocks import prediction
+from holdfast.lab.blocks import grid as prediction
 from holdfast.lab.blocks.comparison import Compared, criteria
 from holdfast.lab.blocks.comparison import compare as compare_panels
 from holdfast.lab.blocks.cost_table import cost_table, unconverged

@@ -9,7 +9,7 @@ import numpy as np
 
 from holdfast.blocks.division import Floats
 from holdfast.blocks.policy import Policy
-from holdfast.lab.blocks import prediction
+from holdfast.lab.blocks import grid as prediction
 from holdfast.lab.blocks.cause import remark
 from holdfast.lab.blocks.comparison import Compared, compare, criteria
 from holdfast.lab.blocks.cost_table import cost_table, unconverged

@@ -5,7 +5,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from holdfast.blocks.policy import Policy
-from holdfast.lab.blocks import prediction
+from holdfast.lab.blocks import grid as prediction
 from holdfast.lab.blocks.cause import remark
 from holdfast.lab.blocks.comparison import Compared, compare, criteria
 from holdfast.lab.blocks.cost_table import cost_table, unconverged

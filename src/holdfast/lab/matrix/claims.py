@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 from holdfast.faults.storage import KINDS
 from holdfast.lab.interval import Interval
-from holdfast.lab.matrix.analysis import Analysis
-from holdfast.lab.matrix.bootstrap import gain, reduction, share_above
+from holdfast.lab.matrix.analysis import Analysis, gain, reduction, share_above
 from holdfast.lab.matrix.variants import BLOCKING, OVERLAPPED, REFERENCE, VARIANTS
 from holdfast.lab.result import Claim
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from holdfast.cost.compare import COLOURS as CAUSES
 from holdfast.lab import plot_style as appearance
-from holdfast.lab.matrix.analysis import Analysis
-from holdfast.lab.matrix.bootstrap import difference, gain
+from holdfast.lab.matrix.analysis import Analysis, difference, gain
 from holdfast.lab.matrix.variants import BLOCKING, OVERLAPPED, REFERENCE
 
 if TYPE_CHECKING:

@@ -4,6 +4,8 @@
 <out>/runs/<suite>/<run>/         the folder of a `holdfast run`; its snapshots go once they are compared
 <out>/runs/<suite>/<run>.log      what its supervisor said
 <out>/runs/<suite>/<run>.json     what was measured: with this file the run is done
+
+How much of a virtual machine's processors its host gave to others: runs are compared by the clock, and this spoils it.
 """
 
 import json
@@ -13,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 from rich.console import Console
@@ -23,9 +25,7 @@ from holdfast.errors import HoldfastError, StorageFailed
 from holdfast.lab.experiment import Meter
 from holdfast.lab.matrix.config import Matrix
 from holdfast.lab.matrix.data import Ready, make_ready
-from holdfast.lab.matrix.measured import Distances, Measured, read_measured
-from holdfast.lab.matrix.measuring import distances, measure
-from holdfast.lab.matrix.stolen import stolen, ticks
+from holdfast.lab.matrix.measured import Distances, Measured, distances, measure, read_measured
 from holdfast.lab.matrix.suites import Suite, Unit, digest, run_config, units
 from holdfast.lab.matrix.variants import REFERENCE
 from holdfast.lab.result import replace_text
@@ -34,6 +34,34 @@ from holdfast.supervise.child_call import Aside
 from holdfast.supervise.preload import warm
 from holdfast.supervise.supervisor import supervise
 from holdfast.supervise.verdict import Verdict
+
+STATISTICS = Path("/proc/stat")
+
+
+class Ticks(NamedTuple):
+    """What the kernel has counted since it started, in ticks of all processors."""
+
+    stolen: int
+    total: int
+
+
+def ticks(statistics: Path = STATISTICS) -> Ticks | None:
+    """What is counted now; nothing where the system does not say."""
+    try:
+        # Guests' time, which follows these eight, is counted among them already.
+        kind, *counts = statistics.read_text().split("\n", 1)[0].split()[:9]
+        numbers = [int(each) for each in counts]
+    except (OSError, ValueError):
+        return None
+    return Ticks(numbers[7], sum(numbers)) if kind == "cpu" and len(numbers) == 8 else None
+
+
+def stolen(before: Ticks | None, after: Ticks | None) -> float | None:
+    """The part of all processors' time between two counts that others had; nothing if that is not known."""
+    if before is None or after is None or after.total <= before.total:
+        return None
+    return (after.stolen - before.stolen) / (after.total - before.total)
+
 
 MEMORY = Path("/dev/shm")
 STOLEN = 0.1  # of the processors' time: a run from which others took more is done again

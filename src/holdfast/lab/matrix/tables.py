@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from holdfast.cost.breakdown import CAUSES, PARTS
 from holdfast.finding import counted
 from holdfast.lab.interval import Interval
-from holdfast.lab.matrix.analysis import Analysis, Metric
-from holdfast.lab.matrix.bootstrap import difference, gain, reduction
+from holdfast.lab.matrix.analysis import Analysis, Metric, difference, gain, reduction
 from holdfast.lab.matrix.measured import Measured
 from holdfast.lab.matrix.suites import Suite
 from holdfast.lab.matrix.variants import BLOCKING, OVERLAPPED, REFERENCE

@@ -13,7 +13,6 @@ from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.interval import Interval
 from holdfast.lab.plot_style import COLOURS, legend, sheet
 from holdfast.lab.result import Claim, Result, Row, prepare
-from holdfast.lab.server.messages import message_seconds
 from holdfast.lab.server.server_trials import (
     ARMS,
     FAILS,
@@ -28,6 +27,7 @@ from holdfast.lab.server.server_trials import (
     WORKERS,
     Arm,
     Trial,
+    message_seconds,
     run_trials,
 )
 from holdfast.lab.simulate.trajectory import crossing

@@ -2,8 +2,11 @@
 
 Every trial starts the processes of a server, trains, and is read from the history that the server wrote. What is read is
 kept in the journal, so a trial that is done is never run again.
+
+What a message to all nodes takes that asks nothing: the part of a checkpoint that no faster node could save.
 """
 
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -11,6 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -161,3 +165,50 @@ def _known(journal: Journal, arm: Arm, seed: int, iterations: int) -> dict[str, 
 
 def _key(arm: Arm, seed: int, iterations: int, *what: object) -> str:
     return "/".join(map(str, (arm.name, seed, iterations, *what)))
+
+
+if TYPE_CHECKING:
+    from holdfast.server.members import Members
+
+TIMES = 25
+PATIENCE = 120.0  # seconds for nodes to load everything
+KEY = "message/seconds"
+
+
+def message_seconds(workload: str, options: Options) -> float:
+    """The median of some such messages, there and back; measured once and kept in the journal."""
+    with closing(Journal(trials_folder(options) / f"server-{workload}.jsonl")) as journal:
+        if KEY not in journal.known:
+            with TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder, cluster():
+                out = Path(folder).absolute() / "run"
+                journal.note(KEY, measured(trial_settings(workload, 1, SCAR_ALONE, 0, out, options.data)))
+        return journal.known[KEY]
+
+
+def measured(settings: Settings) -> float:
+    """Start nodes that hold nothing, and send them messages."""
+    import ray
+
+    from holdfast.server.calls import Member
+    from holdfast.server.members import Members
+    from holdfast.server.node import THREADS, Node
+
+    members = Members()
+    options: Any = {"num_cpus": 0, "concurrency_groups": THREADS}
+    made: Any = ray.remote(**options)(Node)
+    for number in range(NODES):
+        members.admit(Member("node", number), made.remote(number, settings))
+    try:
+        _sent(members)  # they load everything first
+        return statistics.median(_sent(members) for _ in range(TIMES))
+    finally:
+        for member in members.all():
+            members.expel(member)
+
+
+def _sent(members: "Members") -> float:
+    began = time.perf_counter()
+    missing = members.ask("node", "ready", dict.fromkeys(members.nodes, ()), PATIENCE).missing
+    if missing:
+        raise WorkerLost(f"nodes did not answer a message that asks nothing: {missing}; run the experiment again")
+    return time.perf_counter() - began

@@ -6,8 +6,7 @@ from itertools import pairwise
 from holdfast.events import Applied
 from holdfast.finding import CannotTell, Verdict, counted
 from holdfast.sampler.digest import Samples
-from holdfast.server.audit.block_owners import Tenure, in_force
-from holdfast.server.audit.saves import adds_up
+from holdfast.server.audit.block_owners import Tenure, adds_up, in_force
 from holdfast.server.audit.server_ledger import ServedLedger
 from holdfast.server.audit.stale_rounds import applied_as_they_came
 

@@ -16,8 +16,7 @@ from holdfast.errors import BadInput
 from holdfast.events import Chosen, Commit, Done, Dropped, Iterate, Joined, Lost, Moved, Restored, Serve, Struck, What
 from holdfast.finding import CannotTell
 from holdfast.sampler.digest import Samples
-from holdfast.server.audit.block_owners import NOBODY, Blocks, Tenure, first_owners, numbers
-from holdfast.server.audit.saves import Choice, Saves, adds_up
+from holdfast.server.audit.block_owners import NOBODY, Blocks, Choice, Saves, Tenure, adds_up, first_owners, numbers
 
 
 class Replay:

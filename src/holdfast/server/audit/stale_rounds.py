@@ -10,8 +10,7 @@ from typing import TypeAlias
 from holdfast.events import Applied, Pushed
 from holdfast.finding import CannotTell, Verdict, counted
 from holdfast.sampler.digest import Samples
-from holdfast.server.audit.block_owners import by_map
-from holdfast.server.audit.saves import adds_up
+from holdfast.server.audit.block_owners import adds_up, by_map
 from holdfast.server.audit.server_ledger import ServedLedger, Writer
 
 MOST = 16  # applications of one push that may have been undone: beyond them there are too many cases

@@ -15,10 +15,8 @@ from holdfast.checkpoint.terms import Term
 from holdfast.errors import HoldfastError
 from holdfast.supervise.checkpoint_place import Checkpoints
 from holdfast.supervise.nodes import quorum
-from holdfast.supervise.nodes.connection import Connection, beats, said
-from holdfast.supervise.nodes.greeting import Answer, Greeting
-from holdfast.supervise.nodes.network import listen
-from holdfast.supervise.nodes.node import Node
+from holdfast.supervise.nodes.connection import Answer, Connection, Greeting, beats, said
+from holdfast.supervise.nodes.node import Node, listen
 from holdfast.supervise.nodes.peers import Peers
 from holdfast.supervise.nodes.quorum import Came, Heard
 

@@ -3,6 +3,8 @@
 A machine that is cut off closes no connection, and torch would wait for its answer for ever. So a thread asks, and
 whoever wants to know waits for the thread, for a limited time. No such thread may outlast the interpreter: one that
 comes back from torch into a Python that shuts down takes the process with it, and its exit status.
+
+What nodes say when they meet: each greets, and the node that keeps the store answers with who starts. Plain JSON.
 """
 
 import ipaddress
@@ -13,19 +15,47 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NotRequired, TypedDict, TypeVar
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # they are public
+
+
+class Greeting(TypedDict):
+    """What a node says when it has come for the next start."""
+
+    node: int
+    of: int  # how many nodes there are, as its user said
+    who: str  # a name that this supervisor alone has: one that was started anew for the same node has another
+    attempt: int  # the number that it would give the next attempt
+    workers: int  # how many it starts
+    term: int  # the term that it was in last; 0 if it has met nobody yet
+    where: str  # it keeps a store of its own there, in which the others meet if the one at the endpoint is lost
+    wrong: str | None  # why it cannot use the checkpoints
+    command: Mapping[str, Any]  # what must be the same on all nodes
+
+
+class Answer(TypedDict):
+    """What closes a round: those that start, and with what; or why they cannot start together."""
+
+    nodes: list[Greeting]
+    host: int  # the node that says so
+    refused: str | None
+    # If nothing is refused:
+    term: NotRequired[list[Any]]
+    round: NotRequired[str]
+    address: NotRequired[str]  # of the workers' store
+    port: NotRequired[int]
+
 
 BEAT = 0.5
 CONNECTS_WITHIN = 2.0
 CUT_WITHIN = 2 * CONNECTS_WITHIN  # seconds for a thread to find its connection cut, or to end its attempt to connect
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 
 
 class Unreachable(Exception):
@@ -41,9 +71,9 @@ class Connection(threading.Thread):
         self._work: queue.SimpleQueue[tuple[Callable[[Store], Any], Future[Any], bool]] = queue.SimpleQueue()
         self.start()
 
-    def ask(self, what: Callable[[Store], Answer], within: float | None = None, *, last: bool = False) -> Answer:
+    def ask(self, what: Callable[[Store], T], within: float | None = None, *, last: bool = False) -> T:
         """What the store says; after a `last` question nothing more is said to it, not even that we are alive."""
-        answer: Future[Answer] = Future()
+        answer: Future[T] = Future()
         self._work.put((what, answer, last))
         limit = self._patience if within is None else within
         try:

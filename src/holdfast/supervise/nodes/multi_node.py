@@ -29,11 +29,9 @@ from holdfast.errors import BadInput, HoldfastError
 from holdfast.events import JSON
 from holdfast.supervise.checkpoint_place import Checkpoints
 from holdfast.supervise.nodes.close_round import Closing, greetings
-from holdfast.supervise.nodes.connection import Connection, Unreachable, end_all, joined, said
+from holdfast.supervise.nodes.connection import Answer, Connection, Greeting, Unreachable, end_all, joined, said
 from holdfast.supervise.nodes.find_host import Whereabouts
-from holdfast.supervise.nodes.greeting import Answer, Greeting
-from holdfast.supervise.nodes.network import listen
-from holdfast.supervise.nodes.node import Node, several
+from holdfast.supervise.nodes.node import Node, listen, several
 from holdfast.supervise.nodes.peers import OtherNodes
 from holdfast.supervise.nodes.quorum import Heard
 from holdfast.supervise.nodes.rendezvous import Meeting, Over, Rendezvous

@@ -17,11 +17,10 @@ from holdfast.distributed.membership import LIVE, Membership, publish
 from holdfast.distributed.ranks import ours
 from holdfast.events import JSON
 from holdfast.supervise.nodes import quorum
-from holdfast.supervise.nodes.connection import Connection, beats, refuses, said
-from holdfast.supervise.nodes.greeting import Answer
+from holdfast.supervise.nodes.connection import Answer, Connection, beats, refuses, said
 from holdfast.supervise.nodes.node import Node
 from holdfast.supervise.nodes.quorum import Heard
-from holdfast.supervise.workers.reports import Report
+from holdfast.supervise.workers.members import Report
 
 _AGAIN = 0.2  # seconds after which a report is repeated though nothing has changed
 

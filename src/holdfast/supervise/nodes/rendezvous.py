@@ -16,8 +16,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 
-from holdfast.supervise.nodes.network import LOOPBACK, listen
-from holdfast.supervise.nodes.node import several
+from holdfast.supervise.nodes.node import LOOPBACK, listen, several
 from holdfast.supervise.nodes.peers import Peers
 
 

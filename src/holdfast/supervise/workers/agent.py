@@ -30,17 +30,14 @@ from holdfast.process import IN_ORDER, held_back
 from holdfast.progress import IN_RESERVE, Phase, Progress
 from holdfast.runs.config import RunConfig
 from holdfast.runs.rank_log import Places
-from holdfast.supervise.awaited import Elsewhere, Seen
 from holdfast.supervise.failure_cause import Death
-from holdfast.supervise.hang_detection import Judge
+from holdfast.supervise.hang_detection import Elsewhere, Judge, Seen
 from holdfast.supervise.nodes.rendezvous import Rendezvous
 from holdfast.supervise.workers import entry as worker
 from holdfast.supervise.workers.entry import Task
 from holdfast.supervise.workers.environment import as_torchrun, of_holdfast
-from holdfast.supervise.workers.members import Roll
-from holdfast.supervise.workers.process import Running
-from holdfast.supervise.workers.processes import processor_seconds
-from holdfast.supervise.workers.reports import Report, together
+from holdfast.supervise.workers.members import Report, Roll, together
+from holdfast.supervise.workers.process import Running, processor_seconds
 
 LOOK = 0.25
 REAPED_WITHIN = 60.0

@@ -31,8 +31,8 @@ from holdfast.progress import Progress
 from holdfast.runs import config, lock
 from holdfast.runs.config import RunConfig
 from holdfast.supervise import error_file as errorfile
-from holdfast.train import ending
 from holdfast.train import loop_checks as outside
+from holdfast.train import stopping as ending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 
 from holdfast.distributed.ranks import NODE, TERM
-from holdfast.supervise.nodes.network import interface
+from holdfast.supervise.nodes.node import interface
 from holdfast.supervise.nodes.rendezvous import Meeting
 
 

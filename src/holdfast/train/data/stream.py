@@ -4,6 +4,11 @@ torchdata's StatefulDataLoader.
 Every rank has its own. A step takes the next batch of it, or the next few if they are accumulated, and takes none
 ahead: at a boundary the loader is just after the last batch that was trained. Where it is then is saved for every rank.
 The run counts these batches, and knows nothing of their samples.
+
+Windows whose samples the script draws itself, as from random offsets into a text.
+
+The run counts them, and keys the generators before every one: a window that is trained again draws the same samples,
+with as many ranks. Which samples those are, nobody but the script knows.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,11 +18,29 @@ from typing import Any, Protocol
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from holdfast.errors import BadInput, Corrupt
-from holdfast.train.data.draws import Draws
 from holdfast.train.data.loader import Loaded, Request
 from holdfast.train.state import plain_values as plain
 from holdfast.train.state import rng as generators
 from holdfast.train.state.restore import Restored
+
+LONG = 1 << 20  # windows that an epoch has: whichever there are, so that a run can be extended
+
+
+class Draws:
+    """Stands for so many samples of which the run knows nothing but that they are to be drawn."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return indices
+
 
 LOADER = "loader"
 DRAWING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)

@@ -23,8 +23,7 @@ from holdfast.blocks.division import Ids
 from holdfast.distributed.boundary import NEVER
 from holdfast.sampler.plan import Geometry
 from holdfast.train.observe import value_digests as marks
-from holdfast.train.observe.boundaries import length
-from holdfast.train.observe.observations import Ending, Held, Observed, Window, line
+from holdfast.train.observe.observations import Ending, Held, Observed, Window, length, line
 from holdfast.train.observe.script_state import frames_of_script, held
 from holdfast.train.state import rng as generators
 from holdfast.train.state.protected import Protected

@@ -21,8 +21,8 @@ from holdfast.events import JSON, Commit, Save
 from holdfast.sampler.plan import Position
 from holdfast.stall import Stall
 from holdfast.train.state import rng as generators
+from holdfast.train.state.attempt import Record
 from holdfast.train.state.protected import Protected, tree_digest
-from holdfast.train.state.record import Record
 from holdfast.train.state.restore import POSITIONS, STOPPED, state_digest
 from holdfast.train.state.snapshot_extra import CONDITIONS, Conditions
 
