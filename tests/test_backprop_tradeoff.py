@@ -16,8 +16,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.errors import BadInput, Corrupt
-from holdfast.lab.backprop import figures, scenarios, slowdown
-from holdfast.lab.backprop import tradeoff as backprop_tradeoff
+from holdfast.lab.backprop import figures, scenarios, slowdown, tradeoff
 from holdfast.lab.backprop.claims import remarks
 from holdfast.lab.backprop.found import Found
 from holdfast.lab.backprop.overhead import Prices
@@ -72,7 +71,7 @@ def tiny() -> Subject:
 def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     threads = torch.get_num_threads()
     monkeypatch.setattr(scenarios, "loaded", lambda panel, quick, data: tiny())
-    monkeypatch.setattr(backprop_tradeoff, "loaded", lambda panel, quick, data: tiny())
+    monkeypatch.setattr(tradeoff, "loaded", lambda panel, quick, data: tiny())
     yield
     torch.set_num_threads(threads)
 
@@ -136,11 +135,11 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
     """What the experiment finds for two trials of the small network, and where it wrote them."""
     folder, threads = tmp_path_factory.mktemp("backprop"), torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patched:
-        for module in (scenarios, backprop_tradeoff):
+        for module in (scenarios, tradeoff):
             patched.setattr(module, "loaded", lambda panel, quick, data: tiny())
         patched.setattr(slowdown, "_start", lambda on: 1.0)  # a fresh process is the slow part
         options = Options(quick=True, trials=2, panels=("nt3",), out=folder / "result", jobs=1)
-        result = backprop_tradeoff.run(options, silent)
+        result = tradeoff.run(options, silent)
     torch.set_num_threads(threads)
     return result, folder
 

@@ -9,8 +9,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from holdfast.blocks.policy import RANKINGS
-from holdfast.lab.blocks import grid as prediction
-from holdfast.lab.blocks import partial_recovery, priority_checkpoint
+from holdfast.lab.blocks import grid, partial_recovery, priority_checkpoint
 from holdfast.lab.blocks.comparison import Compared, _row
 from holdfast.lab.blocks.measure import Costs, Measurement
 from holdfast.lab.blocks.panels import PANELS
@@ -39,7 +38,7 @@ def panels(count: int, strategies: list[Strategy]) -> list[Compared]:
 
 def drawn(which: str, count: int) -> Any:
     if which == "bound":
-        return prediction.figure(panels(count, PRIORITY))
+        return grid.figure(panels(count, PRIORITY))
     if which == "partial":
         return partial_recovery.figure(panels(count, PARTIAL), 8, paper=True)
     return priority_checkpoint.figure(panels(count, PRIORITY), 8, paper=True)

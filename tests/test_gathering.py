@@ -9,7 +9,7 @@ import pytest
 from holdfast.checkpoint.store import DirectoryStore, Store
 from holdfast.errors import Corrupt, StorageFailed
 from holdfast.events import Attempt, Done, Launch, Restart, What
-from holdfast.history import gather as gathering
+from holdfast.history import gather
 from holdfast.history.gather import gathered, last_attempt, send
 from holdfast.history.log import HistoryWriter, read_history, stream_history
 
@@ -87,7 +87,7 @@ def test_a_torn_line_of_one_of_a_ranks_files_is_still_reported(tmp_path: Path, t
 
 
 def test_sending_again_writes_only_what_is_new(tmp_path: Path, tell, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(gathering, "PIECE", 200)
+    monkeypatch.setattr(gather, "PIECE", 200)
     written: list[str] = []
 
     class Noting(DirectoryStore):
@@ -109,7 +109,7 @@ def test_sending_again_writes_only_what_is_new(tmp_path: Path, tell, monkeypatch
 
 
 def test_what_a_power_cut_took_back_is_taken_back_in_the_store(tmp_path: Path, tell, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(gathering, "PIECE", 200)
+    monkeypatch.setattr(gather, "PIECE", 200)
     store = DirectoryStore(tmp_path / "store")
     tell("a", "rank-0", *(Done(1, step) for step in range(20)))
     path = tmp_path / "a" / "history" / "rank-0.jsonl"
@@ -133,7 +133,7 @@ def test_the_attempts_of_a_run_go_on_counting_on_a_fresh_node(tmp_path: Path, te
 
 
 def test_a_missing_piece_and_what_is_no_file_are_said_in_one_line(tmp_path: Path, tell, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(gathering, "PIECE", 200)
+    monkeypatch.setattr(gather, "PIECE", 200)
     store = DirectoryStore(tmp_path / "store")
     tell("a", "rank-0", *(Done(1, step) for step in range(20)))
     send(tmp_path / "a" / "history", store)

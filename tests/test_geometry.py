@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import BadInput
-from holdfast.sampler import shuffle as permutation
+from holdfast.sampler import shuffle
 from holdfast.sampler.digest import Samples
 from holdfast.sampler.plan import Geometry, Position
 
@@ -150,13 +150,13 @@ class TestWork:
     def test_a_window_costs_itself_wherever_it_is(
         self, samples: int, where: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        through, passed = permutation._through, []
+        through, passed = shuffle._through, []
 
         def counting(x: np.ndarray, *others: object) -> np.ndarray:
             passed.append(x.size)
             return through(x, *others)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(permutation, "_through", counting)
+        monkeypatch.setattr(shuffle, "_through", counting)
         geometry = Geometry(samples=samples, batch=256, epochs=2)
         geometry.window(geometry.position(0 if where == "first" else geometry.steps_per_epoch - 1))
         assert geometry.batch <= sum(passed) <= geometry.batch + 5

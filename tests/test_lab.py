@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from holdfast.errors import BadInput, StorageFailed
-from holdfast.lab import result_page as results
+from holdfast.lab import result_page
 from holdfast.lab.blocks import partial_recovery
 from holdfast.lab.bounds import mlr_bound, mlr_reset, qp_bound
 from holdfast.lab.bounds.bound import Measured
@@ -56,7 +56,7 @@ def test_a_claim_that_fails_is_shown_failing_on_every_page(tmp_path: Path) -> No
     result = Result(
         experiment="e", config={"seed": 1}, rows=[{"cost": math.inf}], claims=[claim(1, 2, 3), claim(3, 3, 3)]
     )
-    page = results.write(result, tmp_path).read_text()
+    page = result_page.write(result, tmp_path).read_text()
     assert "DOES NOT HOLD" in page
     assert "1 of 2 claims hold" in page
     assert "| DOES NOT HOLD | b (c) | 1 to 2 | 3 |" in (tmp_path / "summary.md").read_text()
@@ -84,7 +84,7 @@ def test_the_command_in_a_result_does_not_name_the_folders_of_a_person() -> None
 
 def test_markup_in_a_claim_is_text_on_the_page(tmp_path: Path) -> None:
     odd = Claim(id="a", claim="<script>alert(1)</script>", source="c", expected=(0, 1), measured=0)
-    page = results.write(Result(experiment="e", config={}, rows=[], claims=[odd]), tmp_path).read_text()
+    page = result_page.write(Result(experiment="e", config={}, rows=[], claims=[odd]), tmp_path).read_text()
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
 
@@ -93,7 +93,7 @@ def test_qp_bound_holds_and_writes_all_its_files(tmp_path: Path) -> None:
     result = qp_bound.run(QUICK, silent)
     assert result.holds
     assert {row["kind"] for row in result.rows} == {"one perturbation", "many perturbations", "adversarial"}
-    results.write(result, tmp_path)
+    result_page.write(result, tmp_path)
     written = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
     pages = ["report.html", "result.json", "summary.md"]
     assert written == ["figures/qp-bound.pdf", "figures/qp-bound.png", *pages, "tables/every-row.csv"]

@@ -10,7 +10,7 @@ from holdfast.distributed.boundary import Turn
 from holdfast.distributed.gloo_link import Broken
 from holdfast.distributed.membership import Membership
 from holdfast.events import Regroup
-from holdfast.live import state_transfer as handover
+from holdfast.live import state_transfer
 from holdfast.live.recovery import Live
 from holdfast.live.settlement import Losses, Stand
 from holdfast.sampler.plan import Geometry
@@ -53,8 +53,8 @@ def crew() -> Any:
 
 
 def handing(monkeypatch: pytest.MonkeyPatch, hand: Callable[..., Any], meet: Callable[..., Any]) -> None:
-    monkeypatch.setattr(handover, "hand", hand)
-    monkeypatch.setattr(handover, "meet", meet)
+    monkeypatch.setattr(state_transfer, "hand", hand)
+    monkeypatch.setattr(state_transfer, "meet", meet)
 
 
 def broken(*_: Any) -> Any:

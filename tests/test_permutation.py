@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from holdfast.blocks.division import Ids
 from holdfast.errors import BadInput
-from holdfast.sampler import shuffle as permutation
+from holdfast.sampler import shuffle
 from holdfast.sampler.shuffle import LARGEST, permuted
 
 SEED = 20240229  # of what is drawn below; a test that fails says it
@@ -153,7 +153,7 @@ def test_no_memory_is_taken_for_what_is_not_asked() -> None:
 
 @given(st.integers(64, LARGEST), keys)
 def test_few_elements_go_through_the_network_more_than_once(size: int, key: int) -> None:
-    through, passed = permutation._through, 0
+    through, passed = shuffle._through, 0
 
     def counting(x: np.ndarray, *others: object) -> np.ndarray:
         nonlocal passed
@@ -161,7 +161,7 @@ def test_few_elements_go_through_the_network_more_than_once(size: int, key: int)
         return through(x, *others)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(permutation, "_through", counting)
+        patch.setattr(shuffle, "_through", counting)
         permuted(np.arange(min(size, 500)), size, key)
     assert passed < 4 * min(size, 500)
 

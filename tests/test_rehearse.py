@@ -11,7 +11,7 @@ from holdfast.errors import Corrupt
 from holdfast.rehearse.cause import Case, Cause, of_a_killed_run, of_unkilled_runs
 from holdfast.rehearse.compare import Divergence, begins, divergence, left_behind, restless, unmatched
 from holdfast.rehearse.report import Rehearsed, lines
-from holdfast.train.observe import observations as boundaries
+from holdfast.train.observe import observations
 from holdfast.train.observe.observations import Ending, Held, Observed, Window, line, parse
 
 
@@ -67,8 +67,8 @@ def judged(reference: list[Observed], run: list[Observed], ignored: frozenset[st
 def test_kills_are_inside_of_the_training_and_one_a_step(
     steps: int, per_epoch: int, ranks: int, at_random: int, seed: int
 ) -> None:
-    found = boundaries.kills(steps, per_epoch, ranks=ranks, at_random=at_random, seed=seed)
-    assert found == boundaries.kills(steps, per_epoch, ranks=ranks, at_random=at_random, seed=seed)
+    found = observations.kills(steps, per_epoch, ranks=ranks, at_random=at_random, seed=seed)
+    assert found == observations.kills(steps, per_epoch, ranks=ranks, at_random=at_random, seed=seed)
     assert [each.step for each in found] == sorted({each.step for each in found})
     assert all(0 < each.step < steps and 0 <= each.saved <= each.step and 0 <= each.rank < ranks for each in found)
     assert bool(found) == (steps > 1)
@@ -78,10 +78,10 @@ def test_kills_are_inside_of_the_training_and_one_a_step(
 
 
 def test_a_rehearsal_sees_two_ends_of_epochs_if_they_are_near() -> None:
-    assert boundaries.length(None, 220, 22) == 55
-    assert boundaries.length(None, 5, 22) == 5
-    assert boundaries.length(None, 10_000, 1000) == boundaries.LONGEST
-    assert boundaries.length(2500, 10_000, 1000) == 2500
+    assert observations.length(None, 220, 22) == 55
+    assert observations.length(None, 5, 22) == 5
+    assert observations.length(None, 10_000, 1000) == observations.LONGEST
+    assert observations.length(2500, 10_000, 1000) == 2500
 
 
 # What was seen
@@ -255,7 +255,7 @@ def test_what_did_not_come_back_without_a_difference_is_remembered() -> None:
 
 
 def test_the_answer_comes_first() -> None:
-    kill = boundaries.Kill(step=4, saved=4, rank=0, why="the end of an epoch")
+    kill = observations.Kill(step=4, saved=4, rank=0, why="the end of an epoch")
     right = Rehearsed(run="killed", steps=6, kills=(kill,), began=(3,), unseen="no epoch ended in these steps")
     said = list(lines(right))
     assert said[0].startswith("resumes exactly: 6 steps")

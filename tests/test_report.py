@@ -10,12 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cli import pages as reading
+from holdfast.cli import pages
 from holdfast.errors import BadInput
 from holdfast.events import Commit, Detect, Event, Regroup, Seconds, Step
-from holdfast.report import figures as pictures
-from holdfast.report import files as writing
-from holdfast.report import formats, runs
+from holdfast.report import figures, files, formats, runs
 from holdfast.report.activity import activity
 from holdfast.report.page import Column, Page, Statement, Table
 from holdfast.report.run_data import names, told_run
@@ -238,9 +236,9 @@ class TestPage:
         ]
         assert asked == []
         assert not re.search(r"url\(\s*['\"]?http|@import", text)
-        pictures = [each for _, each in elements.found if each.get("role") == "img"]
-        assert len(pictures) == 6
-        assert all(each.get("aria-label") for each in pictures)
+        figures = [each for _, each in elements.found if each.get("role") == "img"]
+        assert len(figures) == 6
+        assert all(each.get("aria-label") for each in figures)
         ids = [each["id"] for _, each in elements.found if "id" in each]
         assert len(ids) == len(set(ids))
         assert len(elements.of("main")) == len(elements.of("header")) == len(elements.of("footer")) == 1
@@ -299,16 +297,16 @@ class TestPictures:
         for number in range(6):
             axes.plot([0, 1], [0, number], label=f"a long name, number {number}")
         sheet.legend(loc="outside lower center", ncols=6)
-        wide, _ = Image.open(io.BytesIO(pictures.png(sheet))).size
-        assert wide > 3 * 2 * pictures.DOTS
-        (box,) = re.findall(r'viewBox="([^"]*)"', pictures.svg(sheet, "a"))
+        wide, _ = Image.open(io.BytesIO(figures.png(sheet))).size
+        assert wide > 3 * 2 * figures.DOTS
+        (box,) = re.findall(r'viewBox="([^"]*)"', figures.svg(sheet, "a"))
         assert float(box.split()[2]) > 3 * 2 * 72
 
     def test_a_pdf_has_its_fonts_embedded_and_none_of_type_3(self) -> None:
         page = runs.page([told_run(killed_once(), "a")], {})
         (picture,) = page.pictures
         assert picture.figure is not None
-        document = pictures.pdf(picture.figure)
+        document = figures.pdf(picture.figure)
         assert b"/FontFile2" in document
         assert b"/Type3" not in document
 
@@ -333,43 +331,43 @@ class TestFolders:
     def test_a_folder_of_runs_stands_for_all_of_them(self, tmp_path: Path) -> None:
         self.run(tmp_path / "runs/a")
         self.run(tmp_path / "runs/b")
-        page = reading.page([tmp_path / "runs"], "holdfast report runs", self.NOW)
+        page = pages.page([tmp_path / "runs"], "holdfast report runs", self.NOW)
         assert page.title == "2 runs"
         assert page.facts["Made"] == "2026-01-02 03:04 UTC"
         assert [claim.claim.partition(":")[0] for claim in page.statements] == ["a", "b"]
 
     def test_a_history_alone_is_a_run_too(self, tmp_path: Path) -> None:
-        assert reading.page([self.run(tmp_path / "a") / "history"], "c").tables
+        assert pages.page([self.run(tmp_path / "a") / "history"], "c").tables
 
     def test_a_page_is_one_file_markdown_has_its_figures_beside_it_and_a_folder_has_all(self, tmp_path: Path) -> None:
         page = runs.page([told_run(killed_once(), "a")], {})
-        writing.write(page, tmp_path / "one/report.html")
+        files.write(page, tmp_path / "one/report.html")
         assert [path.name for path in (tmp_path / "one").iterdir()] == ["report.html"]
-        writing.write(page, tmp_path / "two/report.md")
+        files.write(page, tmp_path / "two/report.md")
         beside = {path.name for path in (tmp_path / "two/figures").iterdir()}
         assert beside == {"wall-clock.png", "wall-clock.pdf", "timeline-a.svg"}
         assert all(
             f"figures/{name}" in (tmp_path / "two/report.md").read_text() for name in beside if "pdf" not in name
         )
-        writing.write(page, tmp_path / "three")
+        files.write(page, tmp_path / "three")
         assert (tmp_path / "three/report.html").exists()
         assert (tmp_path / "three/tables/failures.csv").read_text().startswith("attempt,step,failure")
 
     def test_what_is_neither_and_what_is_mixed_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "other").mkdir()
         with pytest.raises(BadInput, match="neither a run nor a result"):
-            reading.page([tmp_path / "other"], "c")
+            pages.page([tmp_path / "other"], "c")
         with pytest.raises(BadInput, match="there is no folder"):
-            reading.page([tmp_path / "nowhere"], "c")
+            pages.page([tmp_path / "nowhere"], "c")
         result = Path(__file__).parent.parent / "docs/results/partial-recovery"
         with pytest.raises(BadInput, match=r"is of runs and .* is of results of the lab"):
-            reading.page([self.run(tmp_path / "a"), result], "c")
+            pages.page([self.run(tmp_path / "a"), result], "c")
         (tmp_path / "bad").mkdir()
         (tmp_path / "bad/result.json").write_text('{"experiment": "e"}')
         with pytest.raises(BadInput, match="no result of this holdfast's lab"):
-            reading.page([tmp_path / "bad"], "c")
+            pages.page([tmp_path / "bad"], "c")
         with pytest.raises(BadInput, match="is no page"):
-            writing.check(tmp_path / "report.pdf")
+            files.check(tmp_path / "report.pdf")
 
     def test_a_served_run_has_its_parts_losses_and_failures(self, tmp_path: Path) -> None:
         served = Told()
@@ -377,19 +375,19 @@ class TestFolders:
             served.passes("compute", 1.0)
             served.says("controller", what)
         written(tmp_path / "a/history", {"controller": served.events})
-        page = reading.page([tmp_path / "a"], "c")
+        page = pages.page([tmp_path / "a"], "c")
         assert [picture.name for picture in page.pictures] == ["parts", "loss"]
         assert {"Parts of an iteration, milliseconds", "Failures"} == {table.title for table in page.tables}
         assert page.numbers[0].name == "loss"
         assert "Theorem 3.2" in page.remarks[0]
         with pytest.raises(BadInput, match=r"is of runs of a parameter server and .* is of runs"):
-            reading.page([tmp_path / "a", self.run(tmp_path / "b")], "c")
+            pages.page([tmp_path / "a", self.run(tmp_path / "b")], "c")
 
     def test_results_of_the_lab_are_read_as_they_were_written(self) -> None:
         results = Path(__file__).parent.parent / "docs/results"
-        page = reading.page([results / "partial-recovery"], "c")
+        page = pages.page([results / "partial-recovery"], "c")
         assert (page.title, len(page.statements), len(page.pictures)) == ("partial-recovery", 32, 2)
-        both = reading.page([results / "partial-recovery", results / "priority-checkpoint"], "c")
+        both = pages.page([results / "partial-recovery", results / "priority-checkpoint"], "c")
         assert both.title == "2 results"
         assert {claim.source.partition(",")[0] for claim in both.statements} == {
             "partial-recovery",

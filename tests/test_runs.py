@@ -17,8 +17,7 @@ from holdfast.checkpoint import retention, snapshot
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.events import Commit, Done, Iterate, Judged, Launch, Recover, Seconds, Serve, Step
 from holdfast.history.log import HistoryWriter
-from holdfast.runs import lock
-from holdfast.runs import rank_log as places
+from holdfast.runs import lock, rank_log
 from holdfast.runs.config import RunConfig
 from holdfast.runs.logs import logs
 from holdfast.runs.status import runs_in, standing
@@ -274,7 +273,7 @@ def test_logs_of_a_rank_are_those_of_every_worker_that_was_it(printed: Path, mon
     folder = printed / "logs" / "attempt-0002"
     (folder / "worker-12.out").write_text("hello of its successor\n")
     became = [(0, "rank-1"), (1, "rank-10"), (0, "worker-12"), (1, "rank-1"), (10, "worker-99")]
-    (folder / places.FILE).write_text("".join(f"{json.dumps(each)}\n" for each in became) + '[0, "work')
+    (folder / rank_log.FILE).write_text("".join(f"{json.dumps(each)}\n" for each in became) + '[0, "work')
     code, out, _ = holdfast(monkeypatch, capfd, "logs", printed, "--rank", 0)
     assert code == 0
     titles = [line.partition(": ")[0] for line in out.splitlines() if line.startswith("==")]
@@ -343,7 +342,7 @@ def test_the_view_shows_progress_bars(tmp_path: Path, terminal: bool) -> None:
 
 def test_help_is_grouped_by_what_a_person_wants(monkeypatch: Any, capfd: Any) -> None:
     _, out, _ = holdfast(monkeypatch, capfd, "--help")
-    places = [out.index(f" {word} ─") for word in ("Train", "Look", "Prove", "Store", "Lab")]
-    assert places == sorted(places)
+    rank_log = [out.index(f" {word} ─") for word in ("Train", "Look", "Prove", "Store", "Lab")]
+    assert rank_log == sorted(rank_log)
     assert "holdfast runs rm" in holdfast(monkeypatch, capfd, "runs", "rm", "--help")[1]
     assert "prune" in holdfast(monkeypatch, capfd, "runs", "--help")[1]

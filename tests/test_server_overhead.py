@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from holdfast.errors import BadInput
-from holdfast.lab import result_page as results
+from holdfast.lab import result_page
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.registry import EXPERIMENTS
 from holdfast.lab.result import Result
-from holdfast.lab.server import overhead as server_overhead
+from holdfast.lab.server import overhead
 from holdfast.lab.server.overhead import (
     Found,
     _lengths,
@@ -129,7 +129,7 @@ def test_the_projection_is_marked_and_names_its_rates_and_assumptions(tmp_path: 
         remarks=[*remarks(found()), *_projection(found())],
         figures={"server-overhead": figure(found())},
     )
-    results.write(result, tmp_path)
+    result_page.write(result, tmp_path)
     page = (tmp_path / "summary.md").read_text()
     assert "PROJECTION, not measured" in page
     assert "It assumes: 8 workers a machine" in page
@@ -152,9 +152,7 @@ def test_the_projection_is_what_one_machine_does() -> None:
 
 def test_a_panel_that_there_is_not_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"there is no panel 'mlr-mnist'; choose among lda-20news, lda-20news-200"):
-        server_overhead.run(
-            Options(out=tmp_path, data=tmp_path, panels=("mlr-mnist",)), lambda what, total: lambda done: None
-        )
+        overhead.run(Options(out=tmp_path, data=tmp_path, panels=("mlr-mnist",)), lambda what, total: lambda done: None)
 
 
 def test_trials_that_are_done_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +178,7 @@ def test_every_arm_but_one_writes_as_much_as_the_others() -> None:
 
 
 def test_the_experiments_can_be_listed_without_ray() -> None:
-    assert EXPERIMENTS["server-overhead"] is server_overhead.EXPERIMENT
+    assert EXPERIMENTS["server-overhead"] is overhead.EXPERIMENT
     import subprocess
 
     code = "import sys, holdfast.lab.registry; sys.exit('ray' in sys.modules)"

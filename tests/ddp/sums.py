@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torch.nn.parallel import DistributedDataParallel
 
-from holdfast.distributed import ranks as world
+from holdfast.distributed import ranks
 from holdfast.errors import BadInput
 from holdfast.train.replicate import Replica
 
@@ -184,7 +184,7 @@ def steps_inside(rank: int) -> str:
 
 def main() -> None:
     torch.set_num_threads(1)
-    rank = world.join(60.0).rank
+    rank = ranks.join(60.0).rank
     found: dict[str, Any] = {way: report(way, rank) for way in WAYS}
     found["errors"] = {way: error(way, rank) for way in ("default", "uneven", "uneven views")}
     one, other = Trained("default", rank), Trained("default", rank)
@@ -196,7 +196,7 @@ def main() -> None:
     found["asked"] = asked_inside(rank)
     found["copied"] = torch.equal(copy.deepcopy(one.replica.ddp).module.embed.weight, one.state()["embed.weight"])
     Path(os.environ["HOLDFAST_OUT"], f"sums-{rank}.json").write_text(json.dumps(found))
-    world.leave()
+    ranks.leave()
 
 
 if __name__ == "__main__":

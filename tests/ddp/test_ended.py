@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.events import SUPERVISED_ONLY, Attempt, Done, Judged, Launch, Restart, What
-from holdfast.history import gather as gathering
+from holdfast.history import gather
 from holdfast.history.log import HistoryWriter
 from holdfast.supervise.checkpoint_place import Checkpoints, Found
 from holdfast.supervise.nodes.run_end import Ended
@@ -73,14 +73,14 @@ def test_where_folders_are_not_shared_the_place_of_the_checkpoints_tells(tmp_pat
     store = DirectoryStore(place)
     tell(here, "supervisor-1", LAUNCH)
     tell(other, "supervisor-0", LAUNCH, AGAIN)
-    gathering.send(other / "history", store)
+    gather.send(other / "history", store)
     checkpoints = Checkpoints(here, str(place))
     found = checkpoints.try_out(alone=False)
     assert found == Found(None, 2)
     ended = Ended(here, checkpoints, found, extends=False)
     assert ended.look() is None
     tell(other, "supervisor-0", COMPLETED)
-    gathering.send(other / "history", store)
+    gather.send(other / "history", store)
     assert "this run is done, all workers have finished" in str(ended.look())
     again = checkpoints.try_out(alone=False)
     assert again == Found(None, 2, COMPLETED)

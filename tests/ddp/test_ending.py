@@ -16,7 +16,7 @@ from holdfast import progress
 from holdfast.audit.verdicts import audit_run
 from holdfast.distributed.ranks import World
 from holdfast.progress import Progress
-from holdfast.supervise import error_file as errorfile
+from holdfast.supervise import error_file
 from holdfast.train.stopping import Apart, Stopping, apart
 
 HERE = Path(__file__).parent
@@ -251,8 +251,8 @@ def test_a_sample_that_raises_is_named_by_its_id(tmp_path: Path) -> None:
         list(batches)
     assert error.value.__notes__ == ["sample 7 raised this"]
     memory = Progress()
-    errorfile.leave(tmp_path / "error.json", memory, error.value, __file__)
-    raised = errorfile.read(tmp_path / "error.json", memory)
+    error_file.leave(tmp_path / "error.json", memory, error.value, __file__)
+    raised = error_file.read(tmp_path / "error.json", memory)
     assert raised is not None
     assert raised.message == "OSError: cannot read the image (sample 7 raised this)"
 

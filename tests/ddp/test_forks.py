@@ -9,7 +9,7 @@ from torch.distributed.elastic.agent.server.api import Worker
 
 from holdfast.progress import Progress
 from holdfast.runs.config import RunConfig
-from holdfast.supervise.workers import process as running
+from holdfast.supervise.workers import process
 from holdfast.supervise.workers.entry import Task
 from holdfast.supervise.workers.process import Running
 
@@ -45,8 +45,8 @@ def _main(stuck: int) -> object:
 
 @pytest.mark.parametrize("stuck", [0, 1, 2])
 def test_a_fork_that_never_begins_is_forked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: int) -> None:
-    monkeypatch.setattr(running.worker, "main", _main(stuck))
-    monkeypatch.setattr(running, "UP_WITHIN", 0.3)
+    monkeypatch.setattr(process.worker, "main", _main(stuck))
+    monkeypatch.setattr(process, "UP_WITHIN", 0.3)
     worker = Running(Worker(0, 0, 0, 1, 1), _task(tmp_path), 0)
     try:
         first = worker.pid
@@ -59,7 +59,7 @@ def test_a_fork_that_never_begins_is_forked_again(tmp_path: Path, monkeypatch: p
 
 
 def test_one_that_has_ended_is_not_forked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running.worker, "main", lambda task: os._exit(3))
+    monkeypatch.setattr(process.worker, "main", lambda task: os._exit(3))
     worker = Running(Worker(0, 0, 0, 1, 1), _task(tmp_path), 0)
     first = worker.pid
     worker.come_up()

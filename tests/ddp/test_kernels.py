@@ -8,7 +8,7 @@ import pytest
 import torch
 from supervised import Start
 
-from holdfast.train import attach as kernels
+from holdfast.train import attach
 
 CHOSEN = (
     "from holdfast.train import attach as kernels; print('chosen:', kernels.settle.cache_info().currsize, flush=True)\n"
@@ -52,5 +52,5 @@ def test_no_thread_is_started_for_it(alone: tuple[int, int]) -> None:
 
 def test_what_optimizers_and_losses_use_is_among_them() -> None:
     used = {"sqrt", "rsqrt", "exp", "log", "log1p", "expm1", "erf", "tanh", "sigmoid"}
-    assert used <= set(kernels.FUNCTIONS)
-    assert all(callable(getattr(torch, name)) for name in kernels.FUNCTIONS)
+    assert used <= set(attach.FUNCTIONS)
+    assert all(callable(getattr(torch, name)) for name in attach.FUNCTIONS)

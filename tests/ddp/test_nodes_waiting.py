@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.checkpoint.terms import Term
 from holdfast.supervise.checkpoint_place import Checkpoints
-from holdfast.supervise.nodes import multi_node as nodes
+from holdfast.supervise.nodes import multi_node
 from holdfast.supervise.nodes.connection import Connection
 from holdfast.supervise.nodes.multi_node import Nodes
 from holdfast.supervise.nodes.node import Node
@@ -87,7 +87,7 @@ def test_the_keeper_of_the_store_goes_last_and_no_connection_is_left(
         leaving.result(0.5)
     other.shutdown()
     other.leave()
-    leaving.result(nodes._LEAVES_WITHIN / 2)
+    leaving.result(multi_node._LEAVES_WITHIN / 2)
     assert connections() == []
     del keeper, leaving
     assert "TCPStore" not in capfd.readouterr().err
@@ -108,14 +108,14 @@ def test_a_node_that_comes_back_as_the_run_ends_is_told_how_it_ended(job: Job) -
     with pytest.raises(TimeoutError):
         leaving.result(0.5)
     back.leave()
-    leaving.result(nodes._LEAVES_WITHIN / 2)
+    leaving.result(multi_node._LEAVES_WITHIN / 2)
     assert connections() == []
 
 
 def test_a_node_that_waits_in_its_own_store_sees_that_the_run_has_ended_without_it(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nodes, "_SAYS_AFTER", 0.0)
+    monkeypatch.setattr(multi_node, "_SAYS_AFTER", 0.0)
     said: list[str] = []
     ends = iter([None, "as it ended"])
     alone = job.node(1)
@@ -128,7 +128,7 @@ def test_a_node_that_waits_in_its_own_store_sees_that_the_run_has_ended_without_
 
 
 def test_so_does_one_that_finds_nobody_at_the_rendezvous(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "_SAYS_AFTER", 0.0)
+    monkeypatch.setattr(multi_node, "_SAYS_AFTER", 0.0)
     said: list[str] = []
     ends = iter([None, "as it ended"])
     with socket.socket() as taken:  # by somebody who does not listen

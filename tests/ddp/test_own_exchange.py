@@ -9,7 +9,7 @@ from final import complaints, different, events
 from supervised import HERE, Start, Supervisor
 
 from holdfast import progress
-from holdfast.distributed import script_collectives as own_exchange
+from holdfast.distributed import script_collectives
 from holdfast.distributed.script_collectives import Outlived
 from holdfast.errors import WorkerLost
 from holdfast.live.settlement import EXCHANGES, NOWHERE, Stand, settled
@@ -80,8 +80,8 @@ def outlived(monkeypatch: pytest.MonkeyPatch) -> progress.Progress:
     """A default group that the run has outlived, as rank 1 of 3; and what the supervisor hears."""
     here = progress.Progress()
     monkeypatch.setattr(progress, "here", here)
-    own_exchange.outlive(1, 3)
-    monkeypatch.setattr(own_exchange, "_kept", [])
+    script_collectives.outlive(1, 3)
+    monkeypatch.setattr(script_collectives, "_kept", [])
     return here
 
 
@@ -105,10 +105,10 @@ def test_nothing_can_be_exchanged_over_a_group_that_the_run_has_outlived(
     try:
         assert isinstance(dist.group.WORLD, Outlived)
         assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (1, 3, "gloo")
-        assert not own_exchange.has_exchanged()
+        assert not script_collectives.has_exchanged()
         with pytest.raises(WorkerLost, match=EXCHANGES):
             EXCHANGED[name](torch.ones(2))
         assert outlived.has_exchanged
         assert outlived.has_fallen_back
     finally:
-        own_exchange.let_go()
+        script_collectives.let_go()

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from holdfast.errors import BadInput
-from holdfast.train import attach as attaching
+from holdfast.train import attach
 
 
 def data(seed: int = 1) -> TensorDataset:
@@ -21,7 +21,7 @@ def data(seed: int = 1) -> TensorDataset:
 
 
 def train(out: Path, samples: TensorDataset, *, until: int = 12, unfreezes: bool = False) -> None:
-    run = attaching.attach(out, save_every=4, writer="blocking")
+    run = attach.attach(out, save_every=4, writer="blocking")
     try:
         model = run.replicate(nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 1)))
         optimizer = torch.optim.SGD(model[-1].parameters() if unfreezes else model.parameters(), lr=0.1)  # type: ignore[index]

@@ -18,13 +18,13 @@ from torch import nn
 import holdfast as hf
 from holdfast.audit.verdicts import audit, worst
 from holdfast.checkpoint.store import DirectoryStore
-from holdfast.distributed import ranks as world
+from holdfast.distributed import ranks
 from holdfast.errors import BadInput, Corrupt, HoldfastError
 from holdfast.history.log import read_history
 from holdfast.runs.config import RunConfig, Source
 from holdfast.supervise.checkpoint_place import beginning
 from holdfast.train.run import Run
-from holdfast.train.state import rng as generators
+from holdfast.train.state import rng
 from holdfast.train.state.protected import Protected
 from holdfast.weights.export import export
 from holdfast.weights.initial import fit, read, settled, take
@@ -47,8 +47,8 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def begin(out: Path, source: Source | None = None, seed: int = 0) -> Run:
     """A run of one process, in a folder and from a source."""
     config = RunConfig(script="train.py", save_every=3, source=source, seed=seed)
-    run = Run(config, world.join(60.0), out)
-    generators.set_all(generators.key(config.seed, generators.START))
+    run = Run(config, ranks.join(60.0), out)
+    rng.set_all(rng.key(config.seed, rng.START))
     return run
 
 

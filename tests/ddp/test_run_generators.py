@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.train.state import rng as generators
+from holdfast.train.state import rng
 
 PLACES = st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 3))
 
@@ -27,17 +27,17 @@ def draw() -> tuple[object, ...]:
 
 @given(number=st.integers(0, 2**64 - 1))
 def test_a_key_decides_what_every_generator_draws(number: int) -> None:
-    generators.set_all(number)
+    rng.set_all(number)
     before = draw()
     draw()
-    generators.set_all(number)
+    rng.set_all(number)
     assert draw() == before
 
 
 @given(number=st.integers(0, 2**64 - 1))
 def test_a_key_is_a_seed_as_everybody_gives_it(number: int) -> None:
     draw()  # a second normal number is kept for the next time, by two of them
-    generators.set_all(number)
+    rng.set_all(number)
     keyed = draw()
     random.seed(number)
     np.random.seed(number % 2**32)
@@ -47,35 +47,35 @@ def test_a_key_is_a_seed_as_everybody_gives_it(number: int) -> None:
 
 @given(number=st.integers(0, 2**64 - 1), other=st.integers(0, 2**64 - 1))
 def test_what_is_captured_tells_states_apart_and_survives_json(number: int, other: int) -> None:
-    generators.set_all(number)
-    states = generators.capture()
-    generators.set_all(other)
-    assert (generators.capture() == states) == (number == other)
-    generators.set_all(number)
-    assert json.loads(json.dumps(generators.capture())) == states
+    rng.set_all(number)
+    states = rng.capture()
+    rng.set_all(other)
+    assert (rng.capture() == states) == (number == other)
+    rng.set_all(number)
+    assert json.loads(json.dumps(rng.capture())) == states
     draw()
-    assert all(generators.capture()[name] != state for name, state in states.items())
+    assert all(rng.capture()[name] != state for name, state in states.items())
 
 
 @given(seeds=st.tuples(st.integers(0, 3), st.integers(0, 3)), places=st.tuples(PLACES, PLACES))
 def test_another_seed_purpose_or_place_has_another_key(
     seeds: tuple[int, int], places: tuple[tuple[int, ...], ...]
 ) -> None:
-    purposes = (generators.START, generators.WINDOW)
+    purposes = (rng.START, rng.WINDOW)
     asked = {(seed, purpose, *place) for seed in seeds for purpose in purposes for place in places}
-    keys = {generators.key(seed, str(purpose), *place) for seed, purpose, *place in asked}  # type: ignore[arg-type]
+    keys = {rng.key(seed, str(purpose), *place) for seed, purpose, *place in asked}  # type: ignore[arg-type]
     assert len(keys) == len(asked)
     assert all(0 <= key < 2**64 for key in keys)
 
 
 @given(number=st.integers(0, 2**64 - 1), draws=st.integers(0, 2))
 def test_who_goes_on_from_handed_over_states_draws_what_would_have_been_drawn(number: int, draws: int) -> None:
-    generators.set_all(number)
+    rng.set_all(number)
     for _ in range(draws):
         draw()
-    states = generators.States.now()
+    states = rng.States.now()
     expected = draw()
-    generators.set_all(0)
+    rng.set_all(0)
     states.restore()
-    assert generators.States.now() == states
+    assert rng.States.now() == states
     assert draw() == expected

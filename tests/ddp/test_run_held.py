@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from holdfast.train.observe import value_digests as marks
+from holdfast.train.observe import value_digests
 from holdfast.train.observe.script_state import frames_of_script, held
 
 
@@ -121,22 +121,22 @@ def test_marks_are_equal_if_and_only_if_the_values_are() -> None:
         0.0,
         "0",
     ]
-    seen = [marks.mark(value) for value in values]
+    seen = [value_digests.mark(value) for value in values]
     assert len(set(seen)) == len(values)
-    assert seen == [marks.mark(value) for value in values]
-    assert marks.mark(object()) == marks.mark(object())
+    assert seen == [value_digests.mark(value) for value in values]
+    assert value_digests.mark(object()) == value_digests.mark(object())
 
 
 def test_a_cheap_mark_looks_at_a_few_values_of_a_large_tensor() -> None:
-    large = torch.zeros(2 * marks.WHOLE)
+    large = torch.zeros(2 * value_digests.WHOLE)
     other = large.clone()
     other[1] = 1
-    assert marks.mark(large) != marks.mark(other)
-    assert marks.mark(large, cheap=True) == marks.mark(other, cheap=True)
+    assert value_digests.mark(large) != value_digests.mark(other)
+    assert value_digests.mark(large, cheap=True) == value_digests.mark(other, cheap=True)
     other[0] = 1
-    assert marks.mark(large, cheap=True) != marks.mark(other, cheap=True)
+    assert value_digests.mark(large, cheap=True) != value_digests.mark(other, cheap=True)
 
 
 def test_long_texts_are_marked_by_their_digest() -> None:
-    assert len(marks.mark("a" * 10_000)) < 100
-    assert marks.mark("a" * 10_000) != marks.mark("a" * 9_999 + "b")
+    assert len(value_digests.mark("a" * 10_000)) < 100
+    assert value_digests.mark("a" * 10_000) != value_digests.mark("a" * 9_999 + "b")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # it is public
 
-from holdfast import process as preemption
+from holdfast import process
 from holdfast.distributed.ranks import World
 from holdfast.train.stopping import Stopping
 
@@ -16,8 +16,8 @@ STEPS = 100_000
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that was asked to stop."""
-    monkeypatch.setattr(preemption, "requested", preemption.Request())
-    preemption.requested.set()
+    monkeypatch.setattr(process, "requested", process.Request())
+    process.requested.set()
 
 
 def world(store: HashStore, rank: int, size: int) -> World:

@@ -16,7 +16,7 @@ from supervised import HERE, Start, Supervisor, alive, wait_until
 from holdfast import cli
 from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.store import DirectoryStore
-from holdfast.supervise import checkpoint_place as checkpoints
+from holdfast.supervise import checkpoint_place
 from holdfast.supervise.checkpoint_place import Checkpoints
 from holdfast.supervise.nodes.connection import listens
 
@@ -129,7 +129,7 @@ def test_the_client_of_an_object_store_is_imported_before_a_process_is_forked_to
             return 7
 
     monkeypatch.setattr(fsspec, "get_filesystem_class", lambda kind: done.append(f"imported {kind}"))
-    monkeypatch.setattr(checkpoints, "Aside", Asked)
+    monkeypatch.setattr(checkpoint_place, "Aside", Asked)
     assert Checkpoints(tmp_path, "s3://bucket/run").newest() == 7
     assert done == ["imported s3", "asked"]
 

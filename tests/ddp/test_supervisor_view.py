@@ -18,7 +18,7 @@ from holdfast.history.log import HistoryWriter, recall
 from holdfast.progress import Progress
 from holdfast.runs.config import RunConfig
 from holdfast.sampler.digest import Samples
-from holdfast.supervise import error_file as errorfile
+from holdfast.supervise import error_file
 from holdfast.supervise.display import Growing, Tail, Tally, View
 from holdfast.supervise.error_file import Raised
 from holdfast.supervise.failure_cause import Casualty
@@ -198,28 +198,28 @@ def test_an_error_file_says_what_was_raised_in_the_form_that_torch_reads(tmp_pat
     try:
         raise KeyError("w")
     except KeyError as error:
-        errorfile.leave(path, memory, error, __file__)
-    raised = errorfile.read(path, Progress())
+        error_file.leave(path, memory, error, __file__)
+    raised = error_file.read(path, Progress())
     assert raised is not None
-    assert raised == errorfile.read(tmp_path / "none", memory)  # where the disk took nothing
+    assert raised == error_file.read(tmp_path / "none", memory)  # where the disk took nothing
     assert (raised.message, raised.origin) == ("KeyError: 'w'", "script")
     assert raised.place.startswith(f"{__file__}:")
     assert 'raise KeyError("w")' in raised.traceback
     failure = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(path))
     assert failure.message["message"] == "KeyError: 'w'"  # type: ignore[index]
-    errorfile.leave(path, memory, BadInput("give a batch of 1 or more"), __file__)
-    assert errorfile.read(path, memory) == Raised("give a batch of 1 or more", "", ANY, "refused", "")
-    errorfile.leave(tmp_path, memory, StorageFailed("no space"), __file__)
-    assert errorfile.read(tmp_path, memory) == Raised("no space", "", ANY, "storage", "")
+    error_file.leave(path, memory, BadInput("give a batch of 1 or more"), __file__)
+    assert error_file.read(path, memory) == Raised("give a batch of 1 or more", "", ANY, "refused", "")
+    error_file.leave(tmp_path, memory, StorageFailed("no space"), __file__)
+    assert error_file.read(tmp_path, memory) == Raised("no space", "", ANY, "storage", "")
     path.write_text('{"message": {"mess')
-    assert errorfile.read(path, Progress()) is None
-    assert errorfile.read(tmp_path / "none", Progress()) is None
+    assert error_file.read(path, Progress()) is None
+    assert error_file.read(tmp_path / "none", Progress()) is None
 
 
 @given(st.text(min_size=1, max_size=30).map(lambda text: text * 200))
 def test_last_words_of_any_length_reach_the_supervisor(text: str) -> None:
     memory = Progress()
-    errorfile.leave(Path("/dev/full"), memory, RuntimeError(text), __file__)
-    raised = errorfile.read(Path("/dev/null"), memory)
+    error_file.leave(Path("/dev/full"), memory, RuntimeError(text), __file__)
+    raised = error_file.read(Path("/dev/null"), memory)
     assert raised is not None
     assert raised.message.removeprefix("RuntimeError: ") == text[: len(raised.message) - 14]

@@ -17,8 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from holdfast import process as preemption
-from holdfast import progress
+from holdfast import process, progress
 from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import NoSnapshot, StorageFailed
@@ -53,7 +52,7 @@ def main() -> None:
         fail(step)
         if asked():
             save(store, step, net)
-            sys.exit(preemption.PREEMPTED)
+            sys.exit(process.PREEMPTED)
         if step > first and step % TASK["save_every"] == 0:
             save(store, step, net)
         torch.manual_seed(1000 * step + RANK)
@@ -97,7 +96,7 @@ def save(store: DirectoryStore, step: int, net: torch.nn.Module) -> None:
 def asked() -> bool:
     """Whether any rank was asked to stop."""
     progress.here.posts()
-    flag = torch.tensor(int(preemption.requested.is_set()))
+    flag = torch.tensor(int(process.requested.is_set()))
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
     return bool(flag)
 

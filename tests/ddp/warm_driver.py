@@ -18,7 +18,7 @@ from holdfast.errors import HoldfastError
 from holdfast.runs.config import RunConfig
 from holdfast.supervise.preload import warm
 from holdfast.supervise.supervisor import supervise
-from holdfast.supervise.workers import entry as worker
+from holdfast.supervise.workers import entry
 
 CLONE_NEWNET = 0x40000000
 
@@ -26,7 +26,7 @@ CLONE_NEWNET = 0x40000000
 def main() -> None:
     """Fork a supervisor for every line."""
     warm(sys.argv[1:])
-    worker.pools()
+    entry.pools()
     gc.collect()
     gc.freeze()  # as a supervisor does before it forks: else each of ours would copy all pages of torch to look at them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them: their results are files

@@ -11,8 +11,7 @@ from holdfast import events
 from holdfast.blocks.policy import Policy
 from holdfast.faults.schedule import Failure
 from holdfast.lab.experiment import Options, Progress
-from holdfast.lab.server import overhead as server_overhead
-from holdfast.lab.server import server_trials
+from holdfast.lab.server import overhead, server_trials
 from holdfast.lab.server import server_trials as server_messages
 from holdfast.server.settings import Settings
 from holdfast.workloads.mlr import mlr
@@ -60,13 +59,13 @@ def test_the_experiment_runs_every_arm_and_measures_it(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(server_trials, "serve", serve)
     monkeypatch.setattr(server_trials, "cluster", lambda: pytest.MonkeyPatch.context())
-    monkeypatch.setattr(server_overhead, "message_seconds", lambda *_: 0.005)
+    monkeypatch.setattr(overhead, "message_seconds", lambda *_: 0.005)
     done = []
 
     def meter(what: str, total: int) -> Progress:
         return done.append
 
-    result = server_overhead.run(Options(quick=True, out=tmp_path / "server-overhead"), meter)
+    result = overhead.run(Options(quick=True, out=tmp_path / "server-overhead"), meter)
     claimed = [claim.id for claim in result.claims]
     assert claimed == [f"lda-generated-{each}" for each in ("sooner", "share", "goal", "added")]
     assert len(done) == 4

@@ -10,9 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from holdfast.audit import live as regroups
-from holdfast.audit import plan as ends
-from holdfast.audit import record, replays, restores, supervisors, training, windows
+from holdfast.audit import live, plan, record, replays, restores, supervisors, training, windows
 from holdfast.audit.ledger import Ledger
 from holdfast.events import Event
 from holdfast.finding import CannotTell, Verdict, counted
@@ -29,13 +27,13 @@ CHECKS: Mapping[str, Check] = {
         record.history_is_readable,
         record.all_ranks_are_on_record,
         record.every_life_is_an_attempt,
-        ends.one_plan,
-        ends.reached_the_end,
+        plan.one_plan,
+        plan.reached_the_end,
         supervisors.supervisors_agree,
         restores.restores_only_committed,
         restores.restored_states_agree,
         restores.generators_restored,
-        regroups.live_recoveries,
+        live.live_recoveries,
         windows.every_cursor_advances_once,
         windows.shares_agree,
         windows.every_sample_trained_once,

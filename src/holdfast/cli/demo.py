@@ -76,9 +76,9 @@ def _write_report(out: Path) -> None:
     if missing("lab"):
         say("report: none, since the page is drawn by the extra lab: pip install 'holdfast[lab]'")
         return
-    from holdfast.cli import pages as reading
+    from holdfast.cli import pages
     from holdfast.demo import demo as parts
-    from holdfast.report import files as writing
+    from holdfast.report import files
 
-    page = reading.page(list(parts.folders(out).values()), "holdfast demo", datetime.now(UTC))
-    say(f"report: {writing.write(page, out / 'report.html')}")
+    page = pages.page(list(parts.folders(out).values()), "holdfast demo", datetime.now(UTC))
+    say(f"report: {files.write(page, out / 'report.html')}")

@@ -57,7 +57,7 @@ def lab_run(
 ) -> None:
     """Run an experiment, print its claims, write its report. Example: holdfast lab run qp-bound --quick"""
     require("lab", "`holdfast lab`")
-    from holdfast.lab import result_page as results
+    from holdfast.lab import result_page
     from holdfast.lab.experiment import Options
     from holdfast.lab.registry import experiment
     from holdfast.lab.result import command_line, prepare
@@ -94,7 +94,7 @@ def lab_run(
         raise Interrupted(f"interrupted{kept}") from None
     result = replace(result, command=command_line(sys.argv[1:]), date=date.today().isoformat())
     _print_claims(result) if result.claims else _print_costs(result)
-    say(f"report: {results.write(result, folder)}")
+    say(f"report: {result_page.write(result, folder)}")
     raise typer.Exit(0 if result.holds or workload else 1)
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from holdfast.errors import BadInput
 from holdfast.history.log import files_of, read_history
-from holdfast.lab import result_page as results
+from holdfast.lab import result_page
 from holdfast.lab.result import environment
 from holdfast.lab.result_page import RESULT, environment_line
 from holdfast.report import runs
 from holdfast.report.page import Page
 from holdfast.report.run_data import names, ran
 from holdfast.runs.status import is_run, runs_in, trains
-from holdfast.server import report as served
+from holdfast.server import report
 from holdfast.server.cost import is_served
 
 RESULTS, RUNS, SERVED = "results of the lab", "runs", "runs of a parameter server"
@@ -28,11 +28,11 @@ def page(paths: Sequence[Path], command: str, now: datetime | None = None) -> Pa
         said = " and ".join(f"{folder} is of {kinds[folder]}" for folder in ones)
         raise BadInput(f"these do not go on one page: {said}; ask for a report of each kind.")
     if kinds[folders[0]] == RESULTS:
-        return results.combined([results.read(folder) for folder in folders])
+        return result_page.combined([result_page.read(folder) for folder in folders])
     facts = made(command, now)
     called = names(folders)
     if kinds[folders[0]] == SERVED:
-        return served.page([served.served_run(*each) for each in zip(folders, called, strict=True)], facts)
+        return report.page([report.served_run(*each) for each in zip(folders, called, strict=True)], facts)
     return runs.page([ran(*each, audited=not trains(each[0])) for each in zip(folders, called, strict=True)], facts)
 
 
@@ -41,7 +41,7 @@ def live_page(folder: Path, command: str) -> Page:
     facts, over = made(command, None), not trains(folder)
     name = names([folder])[0]
     if _kind(folder) == SERVED:
-        return served.page([served.served_run(folder, name, audited=over)], facts, live=True)
+        return report.page([report.served_run(folder, name, audited=over)], facts, live=True)
     return runs.page([ran(folder, name, audited=over)], facts, live=True)
 
 

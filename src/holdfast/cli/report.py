@@ -25,10 +25,10 @@ def write_report(
 ) -> None:
     """Show what runs did and cost on one page, with figures. Example: holdfast report runs/blocking runs/overlapped"""
     require("lab", "`holdfast report`")
-    from holdfast.cli import pages as reading
+    from holdfast.cli import pages
     from holdfast.lab.result import command_line
-    from holdfast.report import files as writing
+    from holdfast.report import files
 
-    writing.check(out)
-    page = reading.page(paths, command_line(sys.argv[1:]), datetime.now(UTC))
-    say(f"report: {writing.write(page, out)}")
+    files.check(out)
+    page = pages.page(paths, command_line(sys.argv[1:]), datetime.now(UTC))
+    say(f"report: {files.write(page, out)}")

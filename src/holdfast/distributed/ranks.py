@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # they are public
 from torch.distributed.rendezvous import rendezvous
 
-from holdfast.distributed import script_collectives as own_exchange
+from holdfast.distributed import script_collectives
 from holdfast.errors import BadInput, WorkerLost
 
 SUPERVISED = "HOLDFAST_ROUND"
@@ -153,7 +153,7 @@ def join(timeout: float) -> World:
     group = PrefixStore("group", store)
     limit, backend = timedelta(seconds=patience), _backend()
     if JOINS in os.environ:  # its peers formed their group without it
-        own_exchange.outlive(rank % size, size)
+        script_collectives.outlive(rank % size, size)
     else:
         dist.init_process_group(backend, store=group, rank=rank, world_size=size, timeout=limit)
     run = PrefixStore("run", store)
@@ -175,7 +175,7 @@ def join(timeout: float) -> World:
 
 def leave() -> None:
     """Part from our peers in order: a peer that goes without a word may be taken for one that crashed."""
-    own_exchange.let_go()
+    script_collectives.let_go()
 
 
 def _store(patience: timedelta) -> Store:

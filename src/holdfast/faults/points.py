@@ -16,7 +16,7 @@ The faults of storage have points of their own, in a save.
 from collections import defaultdict
 
 from holdfast.errors import BadInput
-from holdfast.faults import storage as faulty
+from holdfast.faults import storage
 from holdfast.faults.schedule import ENDING, Failure, Schedule
 
 BACKWARD = "backward="
@@ -35,9 +35,9 @@ def summed(failure: Failure, buckets: int) -> int:
 
 def check(failure: Failure, recovery: str) -> None:
     """Refuse a point that no step has, or that this fault or this way to recover never comes to."""
-    if failure.kind in faulty.KINDS:
-        if failure.point not in ("boundary", *faulty.POINTS):
-            raise BadInput(f"{failure.kind} cannot strike at {failure.point!r}: a save has {_listed(faulty.POINTS)}.")
+    if failure.kind in storage.KINDS:
+        if failure.point not in ("boundary", *storage.POINTS):
+            raise BadInput(f"{failure.kind} cannot strike at {failure.point!r}: a save has {_listed(storage.POINTS)}.")
         return
     if failure.point == "backward":
         raise BadInput("backward has many points: say after which part of the buckets, such as backward=0.5.")

@@ -2,12 +2,12 @@
 
 from holdfast.errors import BadInput
 from holdfast.lab.advised import advice_check
-from holdfast.lab.backprop import tradeoff as backprop_tradeoff
+from holdfast.lab.backprop import tradeoff
 from holdfast.lab.blocks import early_failures, partial_recovery, priority_checkpoint
 from holdfast.lab.bounds import lda_reset, mlr_bound, mlr_reset, qp_bound
 from holdfast.lab.experiment import Experiment
 from holdfast.lab.matrix import recovery_matrix
-from holdfast.lab.server import overhead as server_overhead
+from holdfast.lab.server import overhead
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT
@@ -19,8 +19,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         partial_recovery,
         priority_checkpoint,
         early_failures,
-        backprop_tradeoff,
-        server_overhead,
+        tradeoff,
+        overhead,
         advice_check,
         recovery_matrix,
     )

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.errors import BadInput
 from holdfast.lab import result as lab
 from holdfast.lab.result import Claim, Result, Row, environment, prepare, write_json
-from holdfast.report import files as writing
+from holdfast.report import files
 from holdfast.report.figures import picture
 from holdfast.report.page import Cell, Column, Number, Page, Picture, Statement, Table
 
@@ -20,7 +20,7 @@ def write(result: Result, out: Path) -> Path:
     """Write result.json, summary.md, figures, tables and report.html; returns the path of the report."""
     prepare(out)
     write_json(result, out)
-    return writing.write_folder(page(result, [_drawn(result, name) for name in result.figures], environment()), out)
+    return files.write_folder(page(result, [_drawn(result, name) for name in result.figures], environment()), out)
 
 
 def read(folder: Path) -> Page:

@@ -17,15 +17,14 @@ from typing import Any
 import torch
 
 from holdfast import progress
-from holdfast.distributed import nccl_link as device_link
+from holdfast.distributed import nccl_link, script_collectives
 from holdfast.distributed import ranks as world
-from holdfast.distributed import script_collectives as own_exchange
 from holdfast.distributed.gloo_link import Broken, Link
 from holdfast.distributed.process_group import Crew, guard_backward
 from holdfast.distributed.ranks import World
 from holdfast.errors import BadInput
 from holdfast.events import Regroup
-from holdfast.live import state_transfer as handover
+from holdfast.live import state_transfer
 from holdfast.live.coordination import Meeting
 from holdfast.live.settlement import NOWHERE, Losses, Settlement, Stand, settled
 from holdfast.live.state_transfer import Buffers
@@ -114,7 +113,7 @@ class Live:
             except Broken:
                 self.meeting.leave()
         self.meeting.joins = False
-        own_exchange.outlive(self.me, self.size)
+        script_collectives.outlive(self.me, self.size)
         progress.here.enters(Phase.TRAINING)
         progress.here.regroups(self.meeting.number)
         return found.step
@@ -225,7 +224,7 @@ class Live:
                     break
                 except Broken:
                     progress.here.suspects(self.meeting.number)
-        own_exchange.outlive(self.me, self.size)
+        script_collectives.outlive(self.me, self.size)
         progress.here.regroups(self.meeting.number)
 
     def _regroup(self, crew: Crew | None, began: float) -> Settlement:
@@ -268,7 +267,7 @@ class Live:
                 whole=self._passes + 1,
                 boundaries=progress.here.boundaries,
                 posted=progress.here.posted,
-                exchanges=own_exchange.has_exchanged(),
+                exchanges=script_collectives.has_exchanged(),
             )
         return Stand(
             step=self.step,
@@ -282,7 +281,7 @@ class Live:
             model=self.crews.index(crew) if crew else 0,
             boundaries=progress.here.boundaries,
             posted=progress.here.posted,
-            exchanges=own_exchange.has_exchanged(),
+            exchanges=script_collectives.has_exchanged(),
         )
 
     def _divide(self, found: Settlement) -> None:
@@ -304,7 +303,7 @@ class Live:
         if self.me == found.giver:
             self.settle()  # whoever joins may outlive us all: what came before it must be on record
         state = self._hand(found.giver, found.joining, self.protected.capture)
-        handover.meet(self.link)
+        state_transfer.meet(self.link)
         if self.joins:
             self.protected.restore(state)
             progress.here.catches_up(stands[found.giver].boundaries - found.begun, stands[found.giver].posted)
@@ -313,11 +312,11 @@ class Live:
     def _hand(self, giver: int, takers: tuple[int, ...], state: Callable[[], Any]) -> Any:
         """What we got of the giver's state, if we are one of the takers."""
         ranks = [self.members.index(each) for each in takers]
-        return handover.hand(self.link, self.meeting.rank, self.members.index(giver), ranks, state)
+        return state_transfer.hand(self.link, self.meeting.rank, self.members.index(giver), ranks, state)
 
     def _hand_buffers(self, found: Settlement) -> None:
         values = self._hand(found.syncer, found.synced, self.buffers.values)
-        handover.meet(self.link)
+        state_transfer.meet(self.link)
         if self.me in found.synced:
             self.buffers.use(values)
 
@@ -340,12 +339,12 @@ class Live:
             if holder is None or bucket in found.shared:
                 continue
             if crew:
-                handover.broadcast(self.link, self.members.index(holder), crew.sums[bucket].values)
+                state_transfer.broadcast(self.link, self.members.index(holder), crew.sums[bucket].values)
                 crew.sums[bucket].is_done = True
             else:  # we join
                 late = self.crews[found.model]
                 late.given[bucket] = late.empty(bucket)
-                handover.broadcast(self.link, self.members.index(holder), late.given[bucket])
+                state_transfer.broadcast(self.link, self.members.index(holder), late.given[bucket])
 
     def _hand_over(self, found: Settlement, crew: Crew | None) -> None:
         """Those that are behind get what came out of the window from one that is ahead."""
@@ -358,7 +357,7 @@ class Live:
                 if not each.is_done:
                     crew.pack(bucket)  # anything finite: what comes of it is replaced at the boundary
                     each.is_done = True
-        handover.meet(self.link)
+        state_transfer.meet(self.link)
 
     def _sum_again(self, found: Settlement, crew: Crew) -> None:
         again = [bucket for bucket, holder in enumerate(found.given) if holder is None]
@@ -410,12 +409,12 @@ def live_for(config: RunConfig, peers: World) -> Live | None:
     if config.recovery == "restart" or not peers.grouped or peers.connect is None:
         return None
     joins = world.JOINS in os.environ
-    if why := device_link.why_not(peers.backend):
+    if why := nccl_link.why_not(peers.backend):
         _say_not_live(config, why, joins=joins)
         return None
     members = () if joins else tuple(range(peers.size))
     meeting = Meeting(peers.rank, members, peers.connect, seat=peers.rank, joins=joins)
-    live = Live(config.recovery, peers.size, meeting, link=device_link.link_for(peers.backend, peers.device))
+    live = Live(config.recovery, peers.size, meeting, link=nccl_link.link_for(peers.backend, peers.device))
     live.join()
     peers.has_changed = lambda: meeting.is_outdated
     peers.lost = meeting.lost

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from holdfast.live import lossy_gradient as salvage
+from holdfast.live import lossy_gradient
 from holdfast.sampler.plan import Geometry
 
 NOWHERE = -1
@@ -164,12 +164,12 @@ class Losses:
 
     def weight(self, me: int, basis: tuple[int, ...]) -> float:
         """How much a member counts where nobody is lost."""
-        return salvage.normal(self._samples(basis))[basis.index(me)]
+        return lossy_gradient.normal(self._samples(basis))[basis.index(me)]
 
     def weight_left(self, me: int, basis: tuple[int, ...], members: tuple[int, ...]) -> float:
         """How much a member counts in a window divided among `basis`, of whom only `members` are left."""
         lost = [rank for rank, member in enumerate(basis) if member not in members]
-        found = salvage.weights("forward", completed=False, samples=self._samples(basis), casualties=lost)
+        found = lossy_gradient.weights("forward", completed=False, samples=self._samples(basis), casualties=lost)
         assert found is not None
         return found[basis.index(me)]
 

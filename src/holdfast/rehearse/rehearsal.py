@@ -23,11 +23,11 @@ from holdfast.rehearse.cause import Case, Cause
 from holdfast.rehearse.compare import begins, divergence, left_behind, restless, unmatched
 from holdfast.rehearse.report import Rehearsed
 from holdfast.runs.config import RunConfig
-from holdfast.supervise import error_file as errorfile
+from holdfast.supervise import error_file
 from holdfast.supervise.preload import warm
 from holdfast.supervise.supervisor import supervise
 from holdfast.supervise.verdict import Verdict, count
-from holdfast.train.observe import observations as boundaries
+from holdfast.train.observe import observations
 from holdfast.train.observe.observations import Kill, Observed, parse, windows
 from holdfast.train.observe.observer import REHEARSAL, Rehearsal
 
@@ -62,7 +62,7 @@ def rehearse(
     plan = _plan(out / REFERENCE)
     per_epoch = plan.samples // plan.batch
     trained = 1 + windows(reference)[-1].step
-    kills = boundaries.kills(trained, per_epoch, ranks=config.workers, at_random=at_random, seed=seed)
+    kills = observations.kills(trained, per_epoch, ranks=config.workers, at_random=at_random, seed=seed)
     return _judged(stage, reference, again, kills, trained, per_epoch)
 
 
@@ -118,7 +118,7 @@ class _Stage:
         failures = tuple(Failure(step=each.step, kind="kill", targets=(each.rank,)) for each in kills)
         config = replace(self.config, failures=failures, max_restarts=len(kills))
         seen = folder / "rehearsal"
-        order = Rehearsal(folder=str(seen.resolve()), steps=self.steps, saves=boundaries.saves(kills))
+        order = Rehearsal(folder=str(seen.resolve()), steps=self.steps, saves=observations.saves(kills))
         self.tell(f"{name}: {_about(kills)}")
         began = monotonic()
         self.out.mkdir(parents=True, exist_ok=True)
@@ -192,7 +192,7 @@ def _failure(verdict: Verdict, folder: Path) -> Cause:
         raise KeyboardInterrupt
     when = "after a kill" if folder.name == KILLED else "without a kill"
     files = sorted(folder.glob("logs/attempt-*/*.error.json"))
-    raised = [each for file in files[-1:] if (each := errorfile.read(file, Progress()))]
+    raised = [each for file in files[-1:] if (each := error_file.read(file, Progress()))]
     if raised and raised[0].origin == "refused":
         return Cause(word="refused", why=f"holdfast refuses it {when}: {raised[0].message}")
     return Cause(word="the script failed", why=f"the script fails {when}: {verdict.because}")

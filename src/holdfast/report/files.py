@@ -5,8 +5,7 @@ from pathlib import Path
 
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.lab.result import prepare, replace_bytes, replace_text
-from holdfast.report import figures as pictures
-from holdfast.report import formats
+from holdfast.report import figures, formats
 from holdfast.report.page import Page, Picture
 
 PAGE, SUMMARY = "report.html", "summary.md"
@@ -66,7 +65,7 @@ def _formats(picture: Picture) -> dict[str, bytes]:
         return {"svg": picture.file.encode()}
     if picture.figure is None:
         return {"png": picture.png}
-    return {"png": picture.png or pictures.png(picture.figure), "pdf": pictures.pdf(picture.figure)}
+    return {"png": picture.png or figures.png(picture.figure), "pdf": figures.pdf(picture.figure)}
 
 
 def _make(folder: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import BadInput
-from holdfast.runs import rank_log as places
+from holdfast.runs import rank_log
 
 _NAME = re.compile(r"(rank|worker)-([0-9]{1,9})\.(out|err)")
 # Escape sequences: those that draw and colour, those that end in a bell or a string terminator, and the short ones.
@@ -43,7 +43,7 @@ def logs(run: Path, attempt: int | None = None, rank: int | None = None) -> tupl
     number = max(folders) if attempt is None else attempt
     if number not in folders:
         raise BadInput(f"{run} has no logs of attempt {number}: it has those of {_listed(sorted(folders))}.")
-    changes = places.read(folders[number])
+    changes = rank_log.read(folders[number])
     found = sorted(
         _logs(folders[number], changes),
         key=lambda log: (log.who.split()[0], int(log.who.split()[1]), log.stream != "out"),

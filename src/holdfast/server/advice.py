@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from holdfast.advice import estimate as published
+from holdfast.advice import estimate
 from holdfast.advice.estimate import GIVEN, Estimate
 from holdfast.advice.question import Question, in_words
 from holdfast.errors import BadInput
@@ -71,7 +71,7 @@ def _mtbf(costs: ServedCosts, question: Question) -> Estimate:
         return Estimate.exact(question.mtbf, GIVEN)
     if question.mtbf_per_worker is not None:
         return Estimate.exact(question.mtbf_per_worker / costs.nodes, GIVEN)
-    return published.mtbf(costs.nodes)
+    return estimate.mtbf(costs.nodes)
 
 
 def _reasons(
@@ -111,7 +111,7 @@ def _unknown(costs: ServedCosts, mtbf: Estimate) -> list[str]:
         )
     if mtbf.basis != GIVEN:
         lines.append(
-            f"How often something fails is taken from {published.OF_A_WORKER.source}, for as many GPUs as there are nodes. "
+            f"How often something fails is taken from {estimate.OF_A_WORKER.source}, for as many GPUs as there are nodes. "
             "Give --mtbf if you know better."
         )
     if costs.rate is None:

@@ -19,7 +19,7 @@ from holdfast.checkpoint.store import DirectoryStore, Store
 from holdfast.checkpoint.terms import Term
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.events import JSON, Judged
-from holdfast.history import gather as gathering
+from holdfast.history import gather
 from holdfast.runs.config import RUN, Source, read_config
 from holdfast.supervise.child_call import Aside
 from holdfast.supervise.verdict import completion
@@ -111,7 +111,7 @@ class Checkpoints:
         """Begin to send this folder's histories there, if it is a place of its own; one sending at a time."""
         self._under_way = [each for each in self._under_way if not each.is_over()]
         if self.place is not None and not self._under_way:
-            self._under_way.append(self._aside(lambda store: gathering.send(self.out / "history", store)))
+            self._under_way.append(self._aside(lambda store: gather.send(self.out / "history", store)))
 
     def settle(self) -> None:
         """Wait for what we began."""
@@ -170,11 +170,11 @@ def _newest(store: Store) -> int | None:
 
 
 def _looked(store: Store) -> JSON:
-    return [_newest(store), gathering.last_attempt(store), _completed(store)]
+    return [_newest(store), gather.last_attempt(store), _completed(store)]
 
 
 def _completed(store: Store) -> JSON:
-    found = completion(gathering.supervised(store))
+    found = completion(gather.supervised(store))
     return list(found) if found else None
 
 

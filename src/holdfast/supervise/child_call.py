@@ -14,11 +14,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from holdfast import errors
-from holdfast import process as preemption
+from holdfast import errors, process
 from holdfast.errors import HoldfastError, StorageFailed
 from holdfast.events import JSON
-from holdfast.supervise.workers import entry as worker
+from holdfast.supervise.workers import entry
 
 
 class Aside:
@@ -29,7 +28,7 @@ class Aside:
         self._answer, writing = os.pipe()
         self._said = b""
         supervisor = os.getpid()
-        with preemption.held_back(), warnings.catch_warnings():
+        with process.held_back(), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of threads beside a fork: see `agent.py`
             self._pid = os.fork()
             if self._pid == 0:
@@ -75,8 +74,8 @@ class Aside:
 def _do(work: Callable[[], JSON], writing: int, supervisor: int) -> NoReturn:
     """In the process of its own: work, say what came of it, and end without a trace of the supervisor's own end."""
     try:
-        worker._die_with(supervisor)
-        preemption.outlast()  # the signals are meant for the supervisor
+        entry._die_with(supervisor)
+        process.outlast()  # the signals are meant for the supervisor
         told: dict[str, JSON]
         try:
             told = {"result": work()}

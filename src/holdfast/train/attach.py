@@ -21,13 +21,13 @@ from typing import Any
 
 import torch
 
-from holdfast.distributed import ranks as world
+from holdfast.distributed import ranks
 from holdfast.distributed.ranks import World
 from holdfast.history.tail import first_seed
 from holdfast.runs.config import RunConfig, handed_over
 from holdfast.train.run import Run
 from holdfast.train.seed import overridden, seed_of_run
-from holdfast.train.state import rng as generators
+from holdfast.train.state import rng
 
 FUNCTIONS = (
     *("acos", "acosh", "asin", "asinh", "atan", "atanh", "ceil", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "exp2"),
@@ -79,13 +79,13 @@ def attach(
         config, line = RunConfig(script=sys.argv[0], args=tuple(sys.argv[1:]), extend=extend, **given), None
         folder = None if out is None else str(out)
     settle()
-    script = generators.seeded()  # before anything keys them
-    peers = world.join(timeout)
+    script = rng.seeded()  # before anything keys them
+    peers = ranks.join(timeout)
     config = replace(config, seed=_seed(peers, config.seed, seed, script, folder))
     if line and peers.rank == 0:
         logger.warning("%s", line)
     run = Run(config, peers, folder)
-    generators.set_all(generators.key(run.seed, generators.START))
+    rng.set_all(rng.key(run.seed, rng.START))
     return run
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from holdfast.errors import BadInput, WorkerLost
 from holdfast.progress import fallen_back
 from holdfast.sampler.plan import Geometry
-from holdfast.train import loop_checks as whence
+from holdfast.train import loop_checks
 from holdfast.train.data.loader import Dataset
 from holdfast.train.loop import Batch, Opening
 from holdfast.train.loop_checks import WAY, check_holder
@@ -62,7 +62,7 @@ class Batches:
         turns, self._turns = self._turns, None
         if turns is None:
             raise BadInput(f"the batches of a run come once: a run has one loop, over all its epochs. Write {WAY}")
-        if not (self._begun or self._course.in_a_loop) and whence.in_a_loop():
+        if not (self._begun or self._course.in_a_loop) and loop_checks.in_a_loop():
             raise within_a_loop("the loop over the batches of a run")
         return _handed_out(turns, self)
 

@@ -21,7 +21,7 @@ from typing import Any
 from holdfast import progress
 from holdfast.blocks.division import Ids
 from holdfast.checkpoint.state_tree import flatten
-from holdfast.distributed import script_collectives as own_exchange
+from holdfast.distributed import script_collectives
 from holdfast.distributed.boundary import NEVER, Turn
 from holdfast.distributed.ranks import Changed, World
 from holdfast.errors import BadInput, WorkerLost
@@ -31,15 +31,14 @@ from holdfast.live.recovery import Live
 from holdfast.process import PREEMPTED
 from holdfast.progress import Phase, fallen_back
 from holdfast.sampler.plan import Geometry, Position
-from holdfast.train import loop_checks as ahead
-from holdfast.train import loop_checks as whence
+from holdfast.train import loop_checks
 from holdfast.train import stopping as ending
 from holdfast.train.data.loader import Source, divided, share_key
 from holdfast.train.inject import Injection
 from holdfast.train.nested import moved
 from holdfast.train.observe.observer import Watch
 from holdfast.train.replicate import Replica, holding_back
-from holdfast.train.state import rng as generators
+from holdfast.train.state import rng
 from holdfast.train.state.attempt import Record
 from holdfast.train.state.fingerprint import Fingerprints
 from holdfast.train.state.protected import Protected, tree_digest
@@ -241,7 +240,7 @@ class Loop:
         except GeneratorExit:
             if not self._is_ours:
                 raise
-            if whence.left_in_order(sys._getframe()):
+            if loop_checks.left_in_order(sys._getframe()):
                 self._left(step, handed)
             else:
                 self._abandon()
@@ -264,7 +263,7 @@ class Loop:
 
         def check() -> None:
             if self.effort.is_idle and self.reporting.fingerprints.take().digest() == before:
-                raise ahead.refused()
+                raise loop_checks.refused()
 
         return check
 
@@ -420,14 +419,14 @@ class Loop:
         """Save the state before this window; a run that goes on from there is stopped, if a script has asked for it."""
         self.reporting.settle()  # no snapshot covers a step that is not on record
         if self.live:
-            own_exchange.has_exchanged()  # whoever watches hears of it now, and not only once somebody is lost
+            script_collectives.has_exchanged()  # whoever watches hears of it now, and not only once somebody is lost
         # What is captured is what a resumed run will have: the generators as they are keyed for the next window.
         self._key(at)
         with progress.during(Phase.SAVING):
             return self.saves.take(step, at, stops=self.stopping.wanted and step < self.geometry.steps)
 
     def _key(self, at: Position) -> None:
-        generators.set_all(share_key(self.geometry, at, self.part.rank))
+        rng.set_all(share_key(self.geometry, at, self.part.rank))
 
     def _stop(self, step: int, at: Position, *, left: bool = False) -> None:
         progress.here.enters(Phase.CLOSING)

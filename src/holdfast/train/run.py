@@ -16,14 +16,14 @@ from torch.utils.data import default_collate
 from holdfast import progress
 from holdfast.checkpoint.state_tree import flatten
 from holdfast.checkpoint.writer import Writer
-from holdfast.distributed import ranks as world
+from holdfast.distributed import ranks
 from holdfast.distributed.ranks import World
 from holdfast.errors import BadInput
 from holdfast.live.recovery import live_for
 from holdfast.progress import Phase
 from holdfast.runs.config import RunConfig
 from holdfast.sampler.plan import Geometry
-from holdfast.train import loop_checks as whence
+from holdfast.train import loop_checks
 from holdfast.train.data import loader as loader_options
 from holdfast.train.data import loader as loading
 from holdfast.train.data.loader import Collate, Dataset, Loads, Shares
@@ -32,10 +32,10 @@ from holdfast.train.evaluation import Shard, Together
 from holdfast.train.iterators import Batches, Course, Epochs, Turns, within_a_loop
 from holdfast.train.loop import Loss
 from holdfast.train.loop_checks import WAY
-from holdfast.train.observe import observer as rehearsed
+from holdfast.train.observe import observer
 from holdfast.train.replicate import Replica
 from holdfast.train.setup import Preparing
-from holdfast.train.state import restore as restoring
+from holdfast.train.state import restore
 from holdfast.train.state.attempt import Enrolled, Record, Unrecorded, begin
 from holdfast.train.state.module_names import unwrapped
 from holdfast.train.state.protected import Protectable, Protected, Value
@@ -55,7 +55,7 @@ class Run:
 
     def __init__(self, config: RunConfig, peers: World, out: str | os.PathLike[str] | None) -> None:
         self._config, self._world, self._pid = config, peers, os.getpid()
-        self._rehearsal = rehearsed.asked()
+        self._rehearsal = observer.asked()
         self._live = live_for(config, peers)
         self._attempt = None if out is None else begin(Path(out), peers, config)
         self._record: Record = self._attempt.record if self._attempt else Unrecorded()
@@ -70,7 +70,7 @@ class Run:
         self._together = Together(peers, self._live)
         self._loop: weakref.ref[Turns] | None = None
         self._stopping: Stopping | None = None
-        self._in_a_loop = whence.in_a_loop()  # then one loop of it is one run
+        self._in_a_loop = loop_checks.in_a_loop()  # then one loop of it is one run
         atexit.register(self.close)
 
     @property
@@ -133,7 +133,7 @@ class Run:
             self._live.protected = self._protected
         if self._attempt and not (self._live and self._live.joins):
             with progress.during(Phase.RESTORING):
-                self._restored = restoring.restore(self._attempt, self._world, self._protected)
+                self._restored = restore.restore(self._attempt, self._world, self._protected)
                 self._begin()
             if self.rank == 0:
                 self._writer = writer_for(self._config, self._attempt, self._world)
@@ -292,7 +292,7 @@ class Run:
                 loop.close()
         finally:
             self._record.close()
-            world.leave()
+            ranks.leave()
             if self._attempt and self._attempt.lock:
                 self._attempt.lock.release()
 
@@ -312,7 +312,7 @@ class Run:
             raise BadInput("batches() came before protect(): first name what is to come back after a failure")
         if self._loop:
             raise BadInput(f"batches() was called before, and a run has one loop, over all its epochs: write {WAY}")
-        if whence.in_a_loop() and not self._in_a_loop:
+        if loop_checks.in_a_loop() and not self._in_a_loop:
             raise within_a_loop("run.batches(...)")
         preparing = Preparing(
             config=self._config,

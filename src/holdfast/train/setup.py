@@ -33,9 +33,8 @@ from holdfast.live.recovery import Live
 from holdfast.progress import Phase, fallen_back
 from holdfast.runs.config import RunConfig
 from holdfast.sampler.plan import LENGTH, Geometry
-from holdfast.train import inject
-from holdfast.train import loop_checks as outside
-from holdfast.train.data import loader as loading
+from holdfast.train import inject, loop_checks
+from holdfast.train.data import loader
 from holdfast.train.data.loader import Dataset, Loads
 from holdfast.train.data.stream import Draws, Streamed
 from holdfast.train.inject import Injection
@@ -44,8 +43,7 @@ from holdfast.train.loop import Keeping, Loop, Loss
 from holdfast.train.observe.observer import Rehearsal, SavingAt, Watch
 from holdfast.train.replicate import Replica
 from holdfast.train.seed import UNSAVED, seeded_late
-from holdfast.train.state import restore as restoring
-from holdfast.train.state import rng as generators
+from holdfast.train.state import restore, rng
 from holdfast.train.state.attempt import Attempt, Record
 from holdfast.train.state.fingerprint import Fingerprints
 from holdfast.train.state.protected import Protected
@@ -64,7 +62,7 @@ def probe(dataset: Dataset, count: int, seed: int) -> str:
     """The digest of a few samples, spread over the data set; random augmentation draws the same numbers each time."""
     hasher = xxhash.xxh3_64()
     for index in sorted({i * (count - 1) // (PROBES - 1) for i in range(PROBES)}):
-        generators.set_all(generators.key(seed, PROBE, index))
+        rng.set_all(rng.key(seed, PROBE, index))
         _add(hasher, dataset[index])
     return str(hasher.hexdigest())
 
@@ -175,7 +173,7 @@ class Preparing:
             injection=injection,
             loss=self.loss,
             replicas=self.replicas,
-            source=loading.Source(shares, geometry, options),
+            source=loader.Source(shares, geometry, options),
             part=part,
             live=self.live,
             by_epoch=by_epoch,
@@ -235,9 +233,9 @@ class Preparing:
         """The steps from here on are those of the run; say what the script may not expect of it."""
         if not self._joins:
             progress.here.enters(Phase.TRAINING)
-        outside.begun()
+        loop_checks.begun()
         if self.world.rank == 0 and self._number == 1:
-            for line in (seeded_late(generators.seeded()), None if self.attempt else UNSAVED):
+            for line in (seeded_late(rng.seeded()), None if self.attempt else UNSAVED):
                 if line:
                     logger.warning("%s", line)
 
@@ -249,7 +247,7 @@ class Preparing:
             raise BadInput(f"{least} samples a rank cannot be accumulated in {accumulate} parts: give 1 to {least}")
         inject.check(self.config.failures, geometry.steps)
         if self.attempt:
-            restoring.check_config(self.attempt.store, self.restored, geometry, extend=self.config.extend)
+            restore.check_config(self.attempt.store, self.restored, geometry, extend=self.config.extend)
         if self.live:
             self.live.weigh(geometry)
             return
@@ -285,13 +283,13 @@ class Preparing:
         if start != (restored.step or 0):
             restored = Restored(step=start)  # by another rank's state
         at = geometry.position(start)
-        key = loading.share_key(geometry, at, rank)
+        key = loader.share_key(geometry, at, rank)
         return Recover(
             attempt=self._number,
             restored=restored.step,
             epoch=at.epoch,
             cursor=at.cursor,
-            rng=restoring.key_generators(key, restored, self.world),
+            rng=restore.key_generators(key, restored, self.world),
             seconds=restored.seconds,
             passed_over=restored.passed_over,
             state=restored.state(self.protected),
@@ -303,7 +301,7 @@ class Preparing:
         """What is protected is again as it came back."""
         if self.attempt is None or self.restored.step is None:
             raise fallen_back("a script that changes what is protected before an epoch's batches cannot join in one")
-        restoring.put_back(self.attempt, self.world, self.restored.step, self.protected)
+        restore.put_back(self.attempt, self.world, self.restored.step, self.protected)
 
     def _saves(
         self, geometry: Geometry, fingerprint: str, injection: Injection, shares: Loads, conditions: Conditions

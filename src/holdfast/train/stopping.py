@@ -23,8 +23,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Literal, NoReturn
 
-from holdfast import process as preemption
-from holdfast import progress
+from holdfast import process, progress
 from holdfast.distributed.boundary import Turn
 from holdfast.distributed.ranks import Changed, World
 from holdfast.errors import BadInput
@@ -96,7 +95,7 @@ class Stopping:
         """Whether all ranks stop before the window with this number, or could have before; asked at every boundary."""
         if self._world.size == 1:
             self.by_script = self.wanted
-            return self.wanted or preemption.requested.is_set()
+            return self.wanted or process.requested.is_set()
         with self._turn.lock:
             if not (self in self._turn.waiting or self.wanted):
                 self._turn.next = step + 1
@@ -105,7 +104,7 @@ class Stopping:
             self._stop = int(self._world.hear(STOP))
         if self._stop > step:
             return False
-        word = "script" if self.wanted else "asked" if preemption.requested.is_set() else "here"
+        word = "script" if self.wanted else "asked" if process.requested.is_set() else "here"
         self._settle((word, step))  # type: ignore[arg-type]  # one of those
         return True
 
@@ -163,7 +162,7 @@ class Stopping:
     def _listen(self, over: threading.Event) -> None:
         with suppress(Changed):  # then it begins anew
             while not over.wait(LOOK):
-                if self.wanted or preemption.requested.is_set() or any(map(self._world.is_told, (WANTED, LEFT))):
+                if self.wanted or process.requested.is_set() or any(map(self._world.is_told, (WANTED, LEFT))):
                     self._agree(over)
                     return
 

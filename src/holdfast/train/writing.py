@@ -3,11 +3,11 @@
 import os
 
 from holdfast import progress
-from holdfast.checkpoint import writer as writers
+from holdfast.checkpoint import writer
 from holdfast.checkpoint.store import Store
 from holdfast.checkpoint.terms import Fenced, Term
 from holdfast.checkpoint.writer import Writer
-from holdfast.distributed import ranks as world
+from holdfast.distributed import ranks
 from holdfast.distributed.ranks import World
 from holdfast.runs.config import RunConfig
 from holdfast.train import inject
@@ -16,12 +16,12 @@ from holdfast.train.state.attempt import Attempt
 
 def _fenced(store: Store, peers: World) -> Store:
     """The store; of several nodes, only as long as others have not gone on without this one."""
-    term, connect = os.environ.get(world.TERM), peers.connect
+    term, connect = os.environ.get(ranks.TERM), peers.connect
     if term is None or connect is None:
         return store
 
     def is_ours(newer: Term) -> bool:
-        return bool(connect().check([world.ours(newer.token, int(os.environ[world.NODE]))]))
+        return bool(connect().check([ranks.ours(newer.token, int(os.environ[ranks.NODE]))]))
 
     return Fenced(store, int(term), is_ours)
 
@@ -33,5 +33,5 @@ def writer_for(config: RunConfig, attempt: Attempt, peers: World) -> Writer:
     )
     moves = progress.here.moves
     if config.writer == "blocking":
-        return writers.blocking(store, keep_last=config.keep_last, progress=moves)
-    return writers.overlapped(store, keep_last=config.keep_last, max_inflight=config.max_inflight, progress=moves)
+        return writer.blocking(store, keep_last=config.keep_last, progress=moves)
+    return writer.overlapped(store, keep_last=config.keep_last, max_inflight=config.max_inflight, progress=moves)

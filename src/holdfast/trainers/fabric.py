@@ -17,7 +17,7 @@ accumulate=4)`, and not `fabric.no_backward_sync`.
 
 from typing import Any
 
-from holdfast.distributed import ranks as world
+from holdfast.distributed import ranks
 from holdfast.errors import BadInput
 from holdfast.train import attach as attaching
 from holdfast.train.run import Run
@@ -32,7 +32,7 @@ def attach(fabric: Any, **options: Any) -> Run:
     strategy = fabric.strategy
     if (name := type(strategy).__name__) not in ("DDPStrategy", "SingleDeviceStrategy"):
         raise BadInput(f"a run does not go with Fabric's {name}: every worker must hold the whole model; choose ddp")
-    world.leave()  # Fabric may have formed a group: the run forms its own, which finds a lost peer
+    ranks.leave()  # Fabric may have formed a group: the run forms its own, which finds a lost peer
     run = attaching.attach(**options)
     if fabric.world_size != run.world:
         raise BadInput(

@@ -40,7 +40,7 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from holdfast import progress
-from holdfast.distributed import ranks as world
+from holdfast.distributed import ranks
 from holdfast.errors import BadInput
 from holdfast.train.attach import attach
 from holdfast.train.iterators import Batches
@@ -66,7 +66,7 @@ _CLOCKS = ("_runtime", "_per_second")
 def protect(trainer: AnyTrainer) -> AnyTrainer:
     """Have this Trainer train as a part of the run this process belongs to; the same Trainer comes back."""
     _check(trainer)
-    world.leave()  # Accelerate has formed a group: the run forms its own, which finds a lost peer
+    ranks.leave()  # Accelerate has formed a group: the run forms its own, which finds a lost peer
     run = attach(seed=trainer.args.seed)
     _check_world(trainer, run)
     trainer.__dict__.update(_Protection(trainer, run).methods())

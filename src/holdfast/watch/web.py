@@ -15,7 +15,7 @@ from socket import socket
 from threading import BoundedSemaphore, Event, Lock, Thread
 from typing import Any
 
-from holdfast.cli import pages as reading
+from holdfast.cli import pages
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.report import formats
 from holdfast.report.page import Page
@@ -72,7 +72,7 @@ class Site:
     def _made(self) -> Ready:
         over = not trains(self._folder)
         try:
-            page = reading.live_page(self._folder, self._command)
+            page = pages.live_page(self._folder, self._command)
         except HoldfastError as error:  # such as a run in which nobody has written anything yet
             page = Page(title=self._folder.name, lead=str(error), statements=[], live=True)
         body = formats.html_text(page).encode()

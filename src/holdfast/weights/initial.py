@@ -22,7 +22,7 @@ from holdfast.errors import BadInput
 from holdfast.runs.config import Source
 from holdfast.train.state.module_names import own_keys, without_wrappers
 from holdfast.train.state.protected import Protected, digest, listed
-from holdfast.weights import read_foreign as foreign
+from holdfast.weights import read_foreign
 from holdfast.weights.export import SAFETENSORS, TORCH
 from holdfast.weights.load import learned_by
 from holdfast.weights.locate import is_run
@@ -56,9 +56,9 @@ def read(source: Source) -> Given:
         why = "is no regular file" if path.exists() else "does not exist"
         raise BadInput(f"there are no weights at {path}: it {why}.")
     if path.suffix in SAFETENSORS:
-        return _of_file(path, foreign.read_safetensors(path))
+        return _of_file(path, read_foreign.read_safetensors(path))
     if path.suffix in (*TORCH, ".bin", ".ckpt"):
-        return _of_file(path, foreign.read_torch(path))
+        return _of_file(path, read_foreign.read_torch(path))
     raise BadInput(
         f"{path} does not say its format: name a run's folder, a folder of DCP, or a file that ends in "
         f"{', '.join((*SAFETENSORS, *TORCH, '.bin', '.ckpt'))}."

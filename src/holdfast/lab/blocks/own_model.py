@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from holdfast.blocks.policy import Policy
 from holdfast.errors import BadInput
 from holdfast.extras import require
-from holdfast.lab.blocks import grid as prediction
+from holdfast.lab.blocks import grid
 from holdfast.lab.blocks.comparison import Compared, criteria
 from holdfast.lab.blocks.comparison import compare as compare_panels
 from holdfast.lab.blocks.cost_table import cost_table, unconverged
@@ -130,10 +130,10 @@ def compared(options: Options, meter: Meter, trials: int, lost: Fraction) -> Res
         },
         rows=[row for each in panels for row in each.rows],
         claims=[],
-        remarks=[*unconverged(panels), *prediction.remarks(panels)],
+        remarks=[*unconverged(panels), *grid.remarks(panels)],
         tables=[cost_table(panels)],
-        figures={NAME: figure(panels[0], strategies), "bound": prediction.figure(panels)},
-        captions={NAME: CAPTION, "bound": prediction.CAPTION},
+        figures={NAME: figure(panels[0], strategies), "bound": grid.figure(panels)},
+        captions={NAME: CAPTION, "bound": grid.CAPTION},
     )
 
 

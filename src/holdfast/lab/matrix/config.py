@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from holdfast.errors import BadInput
-from holdfast.faults import points
-from holdfast.faults import storage as faulty
+from holdfast.faults import points, storage
 from holdfast.faults.schedule import Failure, Schedule
 from holdfast.lab.matrix.data import DATASETS
 from holdfast.lab.matrix.networks import NETWORKS
@@ -174,7 +173,7 @@ class _Reader:
         ranks = self._list(given, "ranks", table, self._is_seed, "ranks", nth) if "ranks" in given else (0,)
         found = []
         for step in self._list(given, "steps", table, self._is_seed, "steps of 0 or more", nth):
-            targets = () if kind in faulty.KINDS else ranks
+            targets = () if kind in storage.KINDS else ranks
             found.append(Failure(step=step, kind=kind, point=str(given.get("point", "boundary")), targets=targets))
             try:
                 points.check(found[-1], "restart")

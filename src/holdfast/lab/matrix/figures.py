@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from holdfast.cost.compare import COLOURS as CAUSES
-from holdfast.lab import plot_style as appearance
+from holdfast.lab import plot_style
 from holdfast.lab.matrix.analysis import Analysis, difference, gain
 from holdfast.lab.matrix.variants import BLOCKING, OVERLAPPED, REFERENCE
 
@@ -57,7 +57,7 @@ def goodput(found: Analysis) -> "Figure":
         axes.bar(places + number * width, heights, width, label=variant, color=COLOURS[variant])
     axes.set_xticks(places + 0.425 - width / 2, _names(found), rotation=30, ha="right", fontsize=8)
     axes.set_ylabel("goodput / the reference's" if REFERENCE in found.variants else "goodput, steps/s")
-    appearance.legend(sheet, [axes])
+    plot_style.legend(sheet, [axes])
     return sheet
 
 
@@ -89,7 +89,7 @@ def stall_and_gain(found: Analysis) -> "Figure":
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xlabel("stall saved a run, s")
     axes.set_ylabel("goodput of overlapped over blocking, %")
-    appearance.legend(sheet, [axes])
+    plot_style.legend(sheet, [axes])
     return sheet
 
 
@@ -107,14 +107,14 @@ def wall_clock(found: Analysis) -> "Figure":
         ends += widths
     axes.invert_yaxis()
     axes.set_xlabel("wall clock of a run, s")
-    appearance.legend(sheet, [axes])
+    plot_style.legend(sheet, [axes])
     return sheet
 
 
 def sweep(found: Analysis) -> "Figure":
     """Goodput over the values of each axis that is swept over, a line for each variant."""
     axes_swept = list(found.matrix.sweep)
-    sheet = appearance.sheet(4.6 * len(axes_swept) + 0.6, 4.0)
+    sheet = plot_style.sheet(4.6 * len(axes_swept) + 0.6, 4.0)
     places = sheet.subplots(1, len(axes_swept), squeeze=False)[0]
     for axes, axis in zip(places, axes_swept, strict=True):
         values = list(dict.fromkeys(suite.axes[axis] for suite in found.counted))
@@ -125,7 +125,7 @@ def sweep(found: Analysis) -> "Figure":
         axes.set_xlabel(axis)
         axes.set_ylabel("goodput, steps/s")
         axes.spines[["top", "right"]].set_visible(False)
-    appearance.legend(sheet, [places[0]])
+    plot_style.legend(sheet, [places[0]])
     return sheet
 
 
@@ -142,7 +142,7 @@ def distance(found: Analysis) -> "Figure":
         axes.plot(steps, [float(np.mean(told[step])) for step in steps], label=variant, color=COLOURS[variant])
     axes.set_xlabel("step of the snapshot")
     axes.set_ylabel("distance / length of the model")
-    appearance.legend(sheet, [axes])
+    plot_style.legend(sheet, [axes])
     return sheet
 
 
@@ -159,7 +159,7 @@ def _names(found: Analysis) -> list[str]:
 
 
 def _sheet(width: float, height: float) -> "tuple[Figure, Axes]":
-    figure = appearance.sheet(width, height)
+    figure = plot_style.sheet(width, height)
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes

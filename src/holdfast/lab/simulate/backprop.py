@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from holdfast.errors import BadInput
 from holdfast.lab.simulate.replicas import Computed, Loss, Share, computed, put
-from holdfast.live import lossy_gradient as salvage
+from holdfast.live import lossy_gradient
 from holdfast.live.lossy_gradient import Weights
 
 Layers: TypeAlias = tuple[tuple[str, ...], ...]
@@ -88,7 +88,7 @@ def update(
     order = layers(model)
     samples = [worker.samples for worker in workers]
     if interruption is None or not interruption.casualties:
-        entering: dict[str, Weights | None] = dict.fromkeys(_all(order), salvage.normal(samples))
+        entering: dict[str, Weights | None] = dict.fromkeys(_all(order), lossy_gradient.normal(samples))
         _apply(model, optimizer, order, workers, entering, inside=inside)
         put(workers[0].buffers, dict(model.named_buffers()))
         return False
@@ -111,14 +111,16 @@ def _entering(
     strategy, casualties = interruption.strategy, interruption.casualties
     done = completed(order, interruption.point)
     entering = {
-        name: salvage.weights(strategy, completed=name in done, samples=samples, casualties=casualties)
+        name: lossy_gradient.weights(strategy, completed=name in done, samples=samples, casualties=casualties)
         for name in _all(order)
     }
     if not inside:
         return entering
     if strategy == "replay":  # the step was abandoned; it is exact only in the mini-batch that runs again
         entering = dict.fromkeys(entering)
-    return entering | dict.fromkeys(done, salvage.normal(samples))  # applied before the failure: nobody takes it back
+    return entering | dict.fromkeys(
+        done, lossy_gradient.normal(samples)
+    )  # applied before the failure: nobody takes it back
 
 
 def _apply(

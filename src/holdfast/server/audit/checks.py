@@ -11,9 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from holdfast.finding import SHOWN, Verdict, counted
-from holdfast.server.audit import applied_rounds as rounds
-from holdfast.server.audit import pushes
-from holdfast.server.audit import stale_rounds as stale
+from holdfast.server.audit import applied_rounds, pushes, stale_rounds
 from holdfast.server.audit.server_ledger import ServedLedger, Writer
 
 
@@ -154,9 +152,9 @@ CHECKS: Mapping[str, Check] = {
         iterations_follow,
         reached_the_end,
         every_block_has_one_owner,
-        rounds.every_round_reaches_every_block,
+        applied_rounds.every_round_reaches_every_block,
         pushes.every_push_is_applied_once,
-        stale.nobody_was_too_far_ahead,
+        stale_rounds.nobody_was_too_far_ahead,
         pushes.parts_change_hands_only_by_loss,
         lost_blocks_came_back,
         saves_were_chosen,

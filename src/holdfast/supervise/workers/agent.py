@@ -33,7 +33,7 @@ from holdfast.runs.rank_log import Places
 from holdfast.supervise.failure_cause import Death
 from holdfast.supervise.hang_detection import Elsewhere, Judge, Seen
 from holdfast.supervise.nodes.rendezvous import Rendezvous
-from holdfast.supervise.workers import entry as worker
+from holdfast.supervise.workers import entry
 from holdfast.supervise.workers.entry import Task
 from holdfast.supervise.workers.environment import as_torchrun, of_holdfast
 from holdfast.supervise.workers.members import Report, Roll, together
@@ -58,7 +58,7 @@ class WarmAgent(SimpleElasticAgent):
             role="trainer",
             local_world_size=config.workers,
             rdzv_handler=nodes,
-            entrypoint=worker.main,
+            entrypoint=entry.main,
             max_restarts=config.max_restarts,
         )
         super().__init__(spec)
@@ -74,7 +74,7 @@ class WarmAgent(SimpleElasticAgent):
         self.exchanges = False  # whether the script exchanges by torch.distributed itself: then a loss is a restart
         self.elsewhere = Elsewhere()
         self.suspected = False  # that members are lost of which nobody knows
-        worker.pools()
+        entry.pools()
 
     def launch(self, workers: int) -> None:
         """Meet the other nodes and start this many workers here."""

@@ -24,15 +24,13 @@ import numpy as np
 import torch
 from threadpoolctl import ThreadpoolController
 
-from holdfast import process as preemption
-from holdfast import progress
-from holdfast.distributed import ranks as world
+from holdfast import process, progress
+from holdfast.distributed import ranks
 from holdfast.progress import Progress
 from holdfast.runs import config, lock
 from holdfast.runs.config import RunConfig
-from holdfast.supervise import error_file as errorfile
-from holdfast.train import loop_checks as outside
-from holdfast.train import stopping as ending
+from holdfast.supervise import error_file
+from holdfast.train import loop_checks, stopping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +58,13 @@ def main(task: Task) -> NoReturn:
     lock.keep_from_children()
     _listen()
     _be_fresh()
-    outside.watch()
+    loop_checks.watch()
     sys.exit(_run(task))
 
 
 def _die_with(supervisor: int) -> None:
     """Be killed by the kernel when the supervisor dies, however it dies; and lead a group that can be killed as one."""
-    preemption.die_with_parent()
+    process.die_with_parent()
     if os.getppid() != supervisor:
         os._exit(1)  # it died before we could ask
     os.setpgid(0, 0)
@@ -120,9 +118,9 @@ class Log(io.FileIO):
 
 def _listen() -> None:
     """SIGTERM asks for a last save. Ctrl-C reaches the supervisor, which passes it on as SIGTERM."""
-    signal.signal(signal.SIGTERM, lambda *_: preemption.requested.set())
+    signal.signal(signal.SIGTERM, lambda *_: process.requested.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, preemption.SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, process.SIGNALS)
 
 
 def _be_fresh() -> None:
@@ -145,7 +143,7 @@ def pools() -> ThreadpoolController:
 
 def _run(task: Task) -> int:
     script, me = task.config.script, os.getpid()
-    ending.tell(lambda error: errorfile.leave(task.error, task.progress, error, script))
+    stopping.tell(lambda error: error_file.leave(task.error, task.progress, error, script))
     sys.argv = [script, *task.config.args]
     sys.path.insert(0, str(Path(script).parent))
     try:
@@ -157,7 +155,7 @@ def _run(task: Task) -> int:
         if os.getpid() != me:
             traceback.print_exc()
             _leave_at_once(1)
-        errorfile.leave(task.error, task.progress, error, script)
+        error_file.leave(task.error, task.progress, error, script)
         _leave_at_once(1)
     if os.getpid() != me:  # a process that the script has forked has no part in the run
         _leave_at_once(status)
@@ -168,10 +166,10 @@ def _run(task: Task) -> int:
 def _status(end: SystemExit, task: Task) -> int:
     """The status that a script's `sys.exit` asks for; a failure it chose itself is recorded like one it raised."""
     status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-    if status not in preemption.IN_ORDER:
+    if status not in process.IN_ORDER:
         message = end.code if isinstance(end.code, str) else f"exited with status {status}"
         why = SystemExit(message).with_traceback(end.__traceback__)
-        errorfile.leave(task.error, task.progress, why, task.config.script)
+        error_file.leave(task.error, task.progress, why, task.config.script)
     return status
 
 
@@ -184,9 +182,9 @@ def _leave_at_once(status: int) -> NoReturn:
 
 def _leave_in_order(status: int, memory: Progress) -> None:
     """What an interpreter does at its end, and a forked child would leave out."""
-    if status in preemption.IN_ORDER and not memory.is_in_its_loop:
+    if status in process.IN_ORDER and not memory.is_in_its_loop:
         memory.ends(status)
-    world.leave()
+    ranks.leave()
     # The interpreter's own: before it waits for threads, it tells idle pools to end, which would wait for ever.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

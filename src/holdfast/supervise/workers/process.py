@@ -17,10 +17,9 @@ from torch.distributed.elastic.agent.server.api import Worker
 
 from holdfast.process import IN_ORDER
 from holdfast.progress import Phase
-from holdfast.supervise import error_file as errorfile
-from holdfast.supervise import hang_detection as awaited
+from holdfast.supervise import error_file, hang_detection
 from holdfast.supervise.failure_cause import Death
-from holdfast.supervise.workers import entry as worker
+from holdfast.supervise.workers import entry
 from holdfast.supervise.workers import members as roll
 from holdfast.supervise.workers.entry import Task
 
@@ -96,7 +95,7 @@ class Running:
 
     def _forked(self) -> ForkProcess:
         # The name is what scripts and libraries look for when they ask whether they are the main process.
-        process = multiprocessing.get_context("fork").Process(target=worker.main, args=(self.task,), name="MainProcess")
+        process = multiprocessing.get_context("fork").Process(target=entry.main, args=(self.task,), name="MainProcess")
         process.start()
         with suppress(OSError):  # it does the same: whichever comes first
             os.setpgid(int(process.pid or 0), int(process.pid or 0))
@@ -187,10 +186,10 @@ class Running:
         """Whether it is a member."""
         return roll.Seen(seat=self.seat, is_ready=self.is_ready, membership=self.membership)
 
-    def seen(self, is_member: bool) -> awaited.Seen:
+    def seen(self, is_member: bool) -> hang_detection.Seen:
         """How far it is; a member is one that was told so, whether or not it has joined the others yet."""
         told, doing = self.task.progress, state(self.pid)
-        return awaited.Seen(
+        return hang_detection.Seen(
             seat=self.seat,
             boundaries=told.boundaries,
             posted=told.posted,
@@ -229,7 +228,7 @@ class Running:
 
     def keep_last_words(self) -> None:
         """Append what it raised to its log; a disk that refuses is no matter."""
-        raised = errorfile.read(self.task.error, self.task.progress)
+        raised = error_file.read(self.task.error, self.task.progress)
         if raised and (raised.traceback or raised.message):
             with suppress(OSError), self.task.stderr.open("a") as log:
                 log.write(f"{raised.traceback or raised.message}".rstrip() + "\n")
@@ -243,7 +242,7 @@ class Running:
             exit=self.exit,
             midway=self.left_midway,
             hung=self.hung,
-            raised=errorfile.read(self.task.error, told),
+            raised=error_file.read(self.task.error, told),
             step=told.step,
             place=(told.boundaries, told.posted),
             idle=idle,

@@ -24,7 +24,7 @@ from holdfast.blocks.division import Ids
 from holdfast.errors import BadInput
 from holdfast.sampler.digest import Samples
 from holdfast.sampler.plan import Geometry, Position
-from holdfast.train.state import rng as generators
+from holdfast.train.state import rng
 
 Collate = Callable[[list[Any]], Any]
 
@@ -75,7 +75,7 @@ class Shares:
     collate: Collate
 
     def __getitem__(self, request: Request) -> Loaded:
-        generators.set_all(request.key)
+        rng.set_all(request.key)
         samples = list(self._samples(request.numbers))
         if self.parts == 1:
             return request, [self.collate(samples)]
@@ -173,7 +173,7 @@ class Ahead:
 
 def share_key(geometry: Geometry, at: Position, share: int) -> int:
     """The key of one share of the window at this position."""
-    return generators.key(geometry.seed, generators.WINDOW, at.epoch, at.cursor, share)
+    return rng.key(geometry.seed, rng.WINDOW, at.epoch, at.cursor, share)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,11 +182,11 @@ class Elsewhere:
 
     shares: Loads
 
-    def __getitem__(self, request: Request) -> tuple[Loaded, generators.States | None]:
+    def __getitem__(self, request: Request) -> tuple[Loaded, rng.States | None]:
         loaded = self.shares[request]
-        states = generators.States.now()
-        generators.set_all(request.key)
-        return loaded, None if states == generators.States.now() else states
+        states = rng.States.now()
+        rng.set_all(request.key)
+        return loaded, None if states == rng.States.now() else states
 
 
 def load(
@@ -221,10 +221,10 @@ def load(
         return map(_taken_over, iter(loader)) if num_workers else iter(loader)
 
 
-def _taken_over(loaded: tuple[Loaded, generators.States | None]) -> Loaded:
+def _taken_over(loaded: tuple[Loaded, rng.States | None]) -> Loaded:
     """What another process has loaded; our generators go on from where it left its own."""
     share, states = loaded
-    generators.set_all(share[0].key)
+    rng.set_all(share[0].key)
     if states is not None:
         states.restore()
     return share

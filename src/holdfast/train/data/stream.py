@@ -19,8 +19,7 @@ from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, Wei
 
 from holdfast.errors import BadInput, Corrupt
 from holdfast.train.data.loader import Loaded, Request
-from holdfast.train.state import plain_values as plain
-from holdfast.train.state import rng as generators
+from holdfast.train.state import plain_values, rng
 from holdfast.train.state.restore import Restored
 
 LONG = 1 << 20  # windows that an epoch has: whichever there are, so that a run can be extended
@@ -89,7 +88,7 @@ class Feed:
             )
         try:
             self._epoch, text = restored.positions[rank]
-            state = plain.heard(LOADER, text)
+            state = plain_values.heard(LOADER, text)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Corrupt(
                 f"the snapshot of step {restored.step} does not say where the loader of rank {rank} was ({error!r:.200})"
@@ -104,10 +103,10 @@ class Feed:
 
     def position(self) -> tuple[int, str]:
         """Where the loader is: in which epoch, and where in it as text."""
-        text = plain.as_text(LOADER, self.loader.state_dict())
-        if len(text) > plain.MOST:
+        text = plain_values.as_text(LOADER, self.loader.state_dict())
+        if len(text) > plain_values.MOST:
             raise BadInput(
-                f"where the loader is takes {len(text)} bytes to say, and may take {plain.MOST}: its state_dict must be small"
+                f"where the loader is takes {len(text)} bytes to say, and may take {plain_values.MOST}: its state_dict must be small"
             )
         return self._epoch, text
 
@@ -140,9 +139,9 @@ class Streamed:
     feed: Feed
 
     def __getitem__(self, request: Request) -> Loaded:
-        generators.set_all(request.key)
+        rng.set_all(request.key)
         batches = [next(self.feed) for _ in range(self.parts)]
-        generators.set_all(request.key)
+        rng.set_all(request.key)
         return request, batches
 
     def position(self) -> tuple[int, str]:

@@ -22,10 +22,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from holdfast.blocks.division import Ids
 from holdfast.distributed.boundary import NEVER
 from holdfast.sampler.plan import Geometry
-from holdfast.train.observe import value_digests as marks
+from holdfast.train.observe import value_digests
 from holdfast.train.observe.observations import Ending, Held, Observed, Window, length, line
 from holdfast.train.observe.script_state import frames_of_script, held
-from holdfast.train.state import rng as generators
+from holdfast.train.state import rng
 from holdfast.train.state.protected import Protected
 from holdfast.train.state.save import Saving
 
@@ -100,9 +100,9 @@ class Watch:
             "attempt": self._attempt,
             "step": step,
             "epoch": epoch,
-            "ids": marks.mark(ids),
-            "batch": marks.mark(marks.marks(parts)),
-            "drawn": {name: marks.mark(state) for name, state in generators.capture().items()},
+            "ids": value_digests.mark(ids),
+            "batch": value_digests.mark(value_digests.marks(parts)),
+            "drawn": {name: value_digests.mark(state) for name, state in rng.capture().items()},
             "begun": self._state(),
             "held": self._held(),
             "holders": self._holders,
@@ -115,7 +115,7 @@ class Watch:
         window = Window(
             **self._seen,
             midway=self._midway,
-            after=marks.marks(self._protected.capture()),
+            after=value_digests.marks(self._protected.capture()),
             kept=self._held(),
             backwards=self._backwards,
             stepped=self._stepped,
@@ -124,7 +124,7 @@ class Watch:
         self._write(window)
 
     def _state(self) -> dict[str, str]:
-        return marks.marks(self._protected.capture(), cheap=True)
+        return value_digests.marks(self._protected.capture(), cheap=True)
 
     def _held(self) -> Mapping[str, Held]:
         return held(frames_of_script(sys._getframe()), {"dataset": self._dataset}, self._protected.things)

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 import holdfast
-from holdfast.train.observe import value_digests as marks
+from holdfast.train.observe import value_digests
 from holdfast.train.observe.observations import Held
 
 DEEPEST, MOST, LONGEST = 8, 20_000, 256  # levels, things, and entries of one container that are looked at
@@ -102,7 +102,7 @@ class _Seen:
     def __init__(self, protected: Mapping[str, Any]) -> None:
         self.things = {id(thing) for thing in protected.values()}
         states = {name: thing.state_dict() for name, thing in protected.items()}
-        tensors = [value for _, value in marks.leaves(states) if isinstance(value, torch.Tensor)]
+        tensors = [value for _, value in value_digests.leaves(states) if isinstance(value, torch.Tensor)]
         self.memory = {each.data_ptr() for each in tensors if each.numel()}
         self._ids: set[int] = set()
         self._kept: list[object] = []  # or an id may be given to another
@@ -154,11 +154,11 @@ def _kind(place: _Place, seen: _Seen) -> str | None:
 
 def _mark(value: Any, kind: str) -> str:
     if kind == "generator":
-        return marks.of_generator(value)
+        return value_digests.of_generator(value)
     if kind in ("scheduler", "optimizer"):
-        state = marks.marks(value.state_dict(), cheap=True)
-        return f"at step {state['last_epoch']}" if "last_epoch" in state else marks.mark(state)
-    return marks.mark(value, cheap=True)
+        state = value_digests.marks(value.state_dict(), cheap=True)
+        return f"at step {state['last_epoch']}" if "last_epoch" in state else value_digests.mark(state)
+    return value_digests.mark(value, cheap=True)
 
 
 def _parts(value: Any) -> Iterable[tuple[str | int | None, Any]]:

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from holdfast.checkpoint.state_tree import Flat, flatten
 from holdfast.errors import BadInput
-from holdfast.train.state import plain_values as plain
+from holdfast.train.state import plain_values
 from holdfast.train.state.module_names import load_plain, plain_name, plain_state, unwrapped
 from holdfast.train.state.plain_values import Plain
 
@@ -35,8 +35,10 @@ class Protected:
         if not things:
             raise BadInput("protect() was given nothing: name what is to come back, as in protect(model=model)")
         for name, thing in things.items():
-            plain.check(name, thing)
-            if not (plain.is_plain(thing) or (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"))):
+            plain_values.check(name, thing)
+            if not (
+                plain_values.is_plain(thing) or (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"))
+            ):
                 raise BadInput(
                     f"{name} is a {type(thing).__name__}, without state_dict and load_state_dict: give it both"
                 )
@@ -58,11 +60,13 @@ class Protected:
 
     def own(self) -> dict[str, str]:
         """The plain values, which may be this rank's own, as text."""
-        return {name: plain.spoken(name, each.state_dict()) for name, each in self._things.items() if _is_own(each)}
+        return {
+            name: plain_values.spoken(name, each.state_dict()) for name, each in self._things.items() if _is_own(each)
+        }
 
     def restore_own(self, saved: Mapping[str, str]) -> dict[str, Any]:
         """Put this rank's own plain values back; the states that they have then."""
-        states = {name: plain.heard(name, text) for name, text in saved.items()}
+        states = {name: plain_values.heard(name, text) for name, text in saved.items()}
         for name, state in states.items():
             _restore(self._things[name], state)
         return states
@@ -218,7 +222,7 @@ def _is_own(thing: Protectable) -> bool:
 
 
 def _inner(thing: Protectable | Value) -> Protectable:
-    if plain.is_plain(thing):
+    if plain_values.is_plain(thing):
         return Plain(thing)
     return cast(Protectable, unwrapped(thing) if isinstance(thing, nn.Module) else thing)
 

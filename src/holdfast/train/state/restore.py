@@ -18,7 +18,7 @@ from holdfast.distributed.ranks import World
 from holdfast.errors import BadInput, Corrupt, StorageFailed
 from holdfast.events import JSON, Commit
 from holdfast.sampler.plan import LENGTH, Geometry
-from holdfast.train.state import rng as generators
+from holdfast.train.state import rng
 from holdfast.train.state.attempt import Attempt
 from holdfast.train.state.protected import Protected, digest, listed, tree_digest
 from holdfast.train.state.snapshot_extra import CONDITIONS
@@ -37,7 +37,7 @@ class Restored:
     world: int = 0
     config: Mapping[str, JSON] | None = None
     conditions: Mapping[str, JSON] = field(default_factory=dict)
-    generators: tuple[Mapping[str, Any], ...] = ()
+    rng: tuple[Mapping[str, Any], ...] = ()
     positions: tuple[Any, ...] = ()
     passed_over: tuple[Mapping[str, JSON], ...] = ()
     seconds: float = 0.0
@@ -126,10 +126,10 @@ def _check_length(store: Store, step: int, plan: Geometry, before: Geometry, *, 
 
 def key_generators(key: int, restored: Restored, world: World) -> str:
     """Key the generators for the first window, and say how that compares with what was captured before it."""
-    generators.set_all(key)
+    rng.set_all(key)
     if restored.step is None or restored.world != world.size:
         return "keyed"  # there is no captured state of this very share
-    same = generators.capture() == restored.generators[world.rank]
+    same = rng.capture() == restored.generators[world.rank]
     return "restored" if same else "none"  # not the same: a library that seeds its generator in another way
 
 
@@ -153,13 +153,13 @@ def check_of_a_run(found: Snapshot) -> None:
     extra = found.extra
     if not isinstance(unflatten(found.tensors, extra), dict):
         raise Corrupt(f"the snapshot of step {found.step} does not hold the state of a run: fall back to an older one")
-    generators, world = extra.get("generators"), found.manifest.world
-    if not (isinstance(extra.get("config"), dict) and isinstance(generators, list) and len(generators) == world):
+    rng, world = extra.get("generators"), found.manifest.world
+    if not (isinstance(extra.get("config"), dict) and isinstance(rng, list) and len(rng) == world):
         raise Corrupt(
             f"the snapshot of step {found.step} lacks the config of a run, or generators of {world} ranks: fall back to "
             "an older one"
         )
-    positions = extra.get(POSITIONS, generators)
+    positions = extra.get(POSITIONS, rng)
     if not (isinstance(positions, list) and len(positions) == world):
         raise Corrupt(
             f"the snapshot of step {found.step} does not say where the loaders of {world} ranks were: fall back to an older one"

@@ -20,7 +20,7 @@ from holdfast.errors import HoldfastError
 from holdfast.events import JSON, Commit, Save
 from holdfast.sampler.plan import Position
 from holdfast.stall import Stall
-from holdfast.train.state import rng as generators
+from holdfast.train.state import rng
 from holdfast.train.state.attempt import Record
 from holdfast.train.state.protected import Protected, tree_digest
 from holdfast.train.state.restore import POSITIONS, STOPPED, state_digest
@@ -126,7 +126,7 @@ class Saving:
         began = perf_counter()
         progress.here.posts()  # rank 0 waits for all
         with self.world.busy():
-            said = json.dumps([generators.capture(), self.protected.own(), self.position(), stops])
+            said = json.dumps([rng.capture(), self.protected.own(), self.position(), stops])
             if self.writer is not None:
                 self._save(self.writer, step, at, said, began)
             else:
