@@ -39,10 +39,10 @@ from holdfast.events import (
     What,
 )
 from holdfast.sampler.digest import Samples
-from holdfast.sampler.plan import Geometry
+from holdfast.sampler.plan import SamplePlan
 from holdfast.stall import Stall
 
-PLAN = Geometry(samples=83, batch=8, epochs=2, seed=11)  # 2 epochs of 10 windows, 3 samples are left over
+PLAN = SamplePlan(samples=83, batch=8, epochs=2, seed=11)  # 2 epochs of 10 windows, 3 samples are left over
 NOON = 1.7e9
 # Ways in which a run can be wrong from within: each writes what such a run would write.
 WRONGS = (
@@ -120,12 +120,12 @@ def digest(*parts: object) -> str:
 
 
 @cache
-def trained(plan: Geometry, step: int, rank: int, world: int) -> Samples:
+def trained(plan: SamplePlan, step: int, rank: int, world: int) -> Samples:
     """What a rank trains of a window; thousands of runs of one plan are played."""
     return Samples.of(plan.share(plan.position(step), rank, world))
 
 
-def live(rng: random.Random, plan: Geometry = PLAN, wrong: str | None = None) -> Lived:
+def live(rng: random.Random, plan: SamplePlan = PLAN, wrong: str | None = None) -> Lived:
     """A run; with a wrong, it is wrong in this way if there was an opportunity."""
     return _Play(rng, plan, wrong).play()
 
@@ -161,7 +161,7 @@ def extended(rng: random.Random, *, stops: bool = False) -> Lived:
 class _Play:
     """The run as it goes."""
 
-    def __init__(self, rng: random.Random, plan: Geometry, wrong: str | None) -> None:
+    def __init__(self, rng: random.Random, plan: SamplePlan, wrong: str | None) -> None:
         self.rng, self.plan, self.wrong = rng, plan, wrong
         self.extends = False
         self.run = Lived()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.blocks.division import Blocks, Floats, Ids, Norm, along, euclidean, ragged, whole
-from holdfast.server.layout import Layout, Layouts, join, take
+from holdfast.server.layout import BlockLayout, Layouts, join, take
 from holdfast.server.shard import Shard, restored
 from holdfast.workloads.rounds import Push, When
 from holdfast.workloads.workload import Arrays, Clock, Stack
@@ -104,7 +104,7 @@ def push_of(worker: int, when: When, ids: Ids = EVERY) -> Push:
 def _push_of(worker: int, when: When, chosen: tuple[int, ...]) -> Push:
     ids = np.array(chosen, np.int64)
     everything = WORKLOAD.compute(worker, when, {}, {})
-    layout = Layout(WORKLOAD.blocks, everything.ids)
+    layout = BlockLayout(WORKLOAD.blocks, everything.ids)
     return Push(ids, take(everything.values, layout.places(layout.positions(ids))))
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from holdfast.audit.verdicts import Finding, audit_files
+from holdfast.blocks.partition import PartitionMap
 from holdfast.events import (
     Applied,
     Chosen,
@@ -29,7 +30,6 @@ from holdfast.events import (
     What,
 )
 from holdfast.sampler.digest import Samples
-from holdfast.server.partition import PartitionMap
 from served_lived import Lived
 
 Files: TypeAlias = dict[str, list[Event]]

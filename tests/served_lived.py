@@ -12,6 +12,7 @@ from fractions import Fraction
 import numpy as np
 
 from holdfast.blocks.division import Ids
+from holdfast.blocks.partition import PartitionMap
 from holdfast.blocks.policy import Policy
 from holdfast.events import (
     Applied,
@@ -32,7 +33,6 @@ from holdfast.events import (
     What,
 )
 from holdfast.sampler.digest import Samples
-from holdfast.server.partition import PartitionMap
 
 NOON = 1.7e9
 

@@ -27,10 +27,10 @@ from holdfast.advice.estimate import (
     next_of,
     student,
 )
-from holdfast.advice.measured import Measured, measured
+from holdfast.advice.measured import RunCosts, measured
 from holdfast.advice.prices import Outlook, prices, replacement
 from holdfast.advice.question import Question, fraction_of, in_words, seconds_of
-from holdfast.advice.saving import Interval, Saving, best_interval, slowdown
+from holdfast.advice.saving import SaveCosts, SaveInterval, best_interval, slowdown
 from holdfast.cost.formulas import daly_interval, expected_run_time
 from holdfast.errors import BadInput
 from holdfast.events import Commit, Plan, Regroup, Seconds
@@ -106,7 +106,7 @@ def test_a_sum_of_estimates_is_as_well_known_as_the_worse_of_them() -> None:
 def test_more_failures_are_a_reason_to_save_no_less_often(
     stall: float, mtbf: float, restart: float, durable: float, step: float
 ) -> None:
-    saving = Saving(step=step, stall=stall, mtbf=mtbf, restart=restart, durable=durable)
+    saving = SaveCosts(step=step, stall=stall, mtbf=mtbf, restart=restart, durable=durable)
     often, seldom = best_interval(saving), best_interval(replace(saving, mtbf=3 * mtbf))
     assert often.best <= seldom.best
     assert often.effective <= seldom.effective + 1e-12
@@ -115,12 +115,12 @@ def test_more_failures_are_a_reason_to_save_no_less_often(
 
 @given(mtbf=st.floats(60, 1e7), step=st.floats(1e-3, 10), restart=st.floats(0, 600))
 def test_what_costs_nothing_is_done_after_every_step(mtbf: float, step: float, restart: float) -> None:
-    assert best_interval(Saving(step=step, stall=0.0, mtbf=mtbf, restart=restart)).best == 1
+    assert best_interval(SaveCosts(step=step, stall=0.0, mtbf=mtbf, restart=restart)).best == 1
 
 
 @given(stall=st.floats(0.01, 60), mtbf=st.floats(600, 1e6), step=st.floats(0.01, 1))
 def test_a_dearer_save_is_made_less_often(stall: float, mtbf: float, step: float) -> None:
-    saving = Saving(step=step, stall=stall, mtbf=mtbf)
+    saving = SaveCosts(step=step, stall=stall, mtbf=mtbf)
     assert best_interval(saving).best <= best_interval(replace(saving, stall=2 * stall)).best
 
 
@@ -129,13 +129,13 @@ def test_where_saves_are_durable_at_once_the_time_is_dalys(
     stall: float, mtbf: float, restart: float, every: int
 ) -> None:
     assume(every < 20 * mtbf)
-    ours = slowdown(every, Saving(step=1.0, stall=stall, mtbf=mtbf, restart=restart))
+    ours = slowdown(every, SaveCosts(step=1.0, stall=stall, mtbf=mtbf, restart=restart))
     dalys = expected_run_time(float(every), solve=1.0, dump=stall, mtbf=mtbf, restart=restart)
     assert float(ours) == pytest.approx(float(dalys), rel=1e-9)
 
 
 def test_the_best_interval_is_dalys_and_no_other_step_is_better() -> None:
-    saving = Saving(step=0.5, stall=5.0, mtbf=4 * HOUR, restart=60.0)
+    saving = SaveCosts(step=0.5, stall=5.0, mtbf=4 * HOUR, restart=60.0)
     found = best_interval(saving)
     assert found.best == pytest.approx(daly_interval(5.0, 4 * HOUR) / 0.5, rel=0.01)
     assert found.daly == round(daly_interval(5.0, 4 * HOUR) / 0.5)
@@ -156,16 +156,16 @@ def test_the_expected_time_with_slow_writes_is_that_of_simulated_failures() -> N
         saves = max(0, math.floor((since - durable) / (work + stall)))
         safe += saves * work
         since = 0.0
-    model = slowdown(5, Saving(step=1.0, stall=stall, mtbf=mtbf, restart=restart, durable=durable))
+    model = slowdown(5, SaveCosts(step=1.0, stall=stall, mtbf=mtbf, restart=restart, durable=durable))
     assert clock / safe == pytest.approx(float(model), rel=0.02)
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: Saving(step=0.0, stall=1.0, mtbf=1.0),
-        lambda: Saving(step=1.0, stall=-1.0, mtbf=1.0),
-        lambda: slowdown(0, Saving(step=1.0, stall=1.0, mtbf=1.0)),
+        lambda: SaveCosts(step=0.0, stall=1.0, mtbf=1.0),
+        lambda: SaveCosts(step=1.0, stall=-1.0, mtbf=1.0),
+        lambda: slowdown(0, SaveCosts(step=1.0, stall=1.0, mtbf=1.0)),
         lambda: Question(workers=0),
         lambda: Question(mtbf=1.0, mtbf_per_worker=1.0),
     ],
@@ -306,7 +306,7 @@ def test_a_live_recovery_that_was_seen_is_what_training_stood_still_for() -> Non
     assert prices(costs, Question())["forward"].stands.basis == MEASURED
 
 
-def costs_of(**changed: object) -> Measured:
+def costs_of(**changed: object) -> RunCosts:
     return replace(measured(calm().events), **changed)  # type: ignore[arg-type]
 
 
@@ -340,7 +340,7 @@ def test_nobody_goes_on_alone_or_where_all_are_lost() -> None:
 
 
 def outlook(effective: float) -> Outlook:
-    return Outlook("any", Interval(1, 1, 1, 1, 1, effective), effective, effective)
+    return Outlook("any", SaveInterval(1, 1, 1, 1, 1, effective), effective, effective)
 
 
 @pytest.mark.parametrize(

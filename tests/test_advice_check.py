@@ -11,7 +11,7 @@ from holdfast.advice.prices import prices
 from holdfast.advice.question import Question
 from holdfast.faults.schedule import Failure
 from holdfast.lab.advised import advice_check, runs, trials
-from holdfast.lab.advised.cases import Case, coverage
+from holdfast.lab.advised.cases import AdviceCase, coverage
 from holdfast.lab.advised.drive import driving
 from holdfast.lab.advised.sweep import FACTORS, Sweep, around, resampled, schedule
 from holdfast.lab.blocks.panels import PANELS
@@ -19,8 +19,10 @@ from holdfast.lab.experiment import Options
 from test_advice import calm
 
 
-def case(cost: float, *, strategy: str = "restart", unit: str = "seconds", failure: str = "killed in step 3") -> Case:
-    return Case("small", failure, strategy, unit, Estimate(2.0, 1.0, 4.0, INFERRED), cost)
+def case(
+    cost: float, *, strategy: str = "restart", unit: str = "seconds", failure: str = "killed in step 3"
+) -> AdviceCase:
+    return AdviceCase("small", failure, strategy, unit, Estimate(2.0, 1.0, 4.0, INFERRED), cost)
 
 
 def test_a_case_holds_if_its_cost_lies_in_the_interval() -> None:

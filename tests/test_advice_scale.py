@@ -10,7 +10,7 @@ from holdfast.advice.large_job import LLAMA_SAVE, Job, checked, effective, large
 from holdfast.advice.measured import measured
 from holdfast.advice.prices import outlooks, prices
 from holdfast.advice.question import DAY, Question
-from holdfast.advice.saving import Saving, best_interval, slowdown
+from holdfast.advice.saving import SaveCosts, best_interval, slowdown
 from holdfast.cost.formulas import expected_waste
 from holdfast.errors import BadInput
 from test_advice import calm
@@ -38,7 +38,7 @@ def test_the_share_that_trains_is_dalys(mtbf: float, work: float) -> None:
 
 def test_saves_that_are_durable_later_cost_what_the_formula_says() -> None:
     found = effective(job(mtbf=HOUR, work=300.0, durable=120.0)).mean()
-    saving = Saving(step=1.0, stall=30.0, mtbf=HOUR, restart=600.0, durable=120.0)
+    saving = SaveCosts(step=1.0, stall=30.0, mtbf=HOUR, restart=600.0, durable=120.0)
     assert found == pytest.approx(1 / float(slowdown(300, saving)), abs=0.004)
 
 
@@ -95,7 +95,7 @@ def test_published_jobs_come_out_as_published() -> None:
 def test_llama_3_is_effective_for_90_percent_whatever_of_its_stated_saves_is_taken(save: float) -> None:
     """419 unexpected interruptions in 54 days; 6.5 TB, or at most 4 GB a GPU, written at 2 TB/s; 10 minutes a restart."""
     mtbf = 54 * DAY / 419
-    every = best_interval(Saving(step=1.0, stall=save, mtbf=mtbf, restart=600.0)).best
+    every = best_interval(SaveCosts(step=1.0, stall=save, mtbf=mtbf, restart=600.0)).best
     found = effective(job(mtbf=mtbf, work=float(every), stall=Estimate.exact(save, PUBLISHED)))
     assert found.mean() == pytest.approx(0.90, abs=0.03)
 

@@ -41,11 +41,11 @@ from holdfast.events import (
 from holdfast.finding import Verdict
 from holdfast.history.log import HistoryWriter, read_history
 from holdfast.sampler.digest import Samples
-from holdfast.sampler.plan import Geometry, Position
+from holdfast.sampler.plan import Position, SamplePlan
 from lived import changed, digest
 
 LENGTH = 10  # windows in an epoch of the histories below
-PLAN = Geometry(samples=167, batch=16, epochs=3, seed=11)
+PLAN = SamplePlan(samples=167, batch=16, epochs=3, seed=11)
 EVERY = 4  # steps between the commits of a life
 assert PLAN.steps_per_epoch == LENGTH
 
@@ -63,7 +63,7 @@ def is_a(kind: type[Any], who: str | None = None, **fields: object) -> Callable[
     )
 
 
-def life(*attempts: tuple[int, int], plan: Geometry = PLAN) -> list[Event]:
+def life(*attempts: tuple[int, int], plan: SamplePlan = PLAN) -> list[Event]:
     """A run, attempt by attempt: how many ranks, and before which step they are killed, `plan.steps` being the end.
 
     When they are killed, rank 0 has reported one step more than the others. What a step leaves behind follows from
@@ -90,7 +90,7 @@ def life(*attempts: tuple[int, int], plan: Geometry = PLAN) -> list[Event]:
 
 
 def begun(
-    attempt: int, world: int, saved: tuple[int, ...] | None, plan: Geometry = PLAN, saver: int | None = None
+    attempt: int, world: int, saved: tuple[int, ...] | None, plan: SamplePlan = PLAN, saver: int | None = None
 ) -> list[Event]:
     """What ranks say before they train: the snapshot with this past came back, or none."""
     start = len(saved or ())
@@ -114,7 +114,7 @@ def trained(
     number: int,
     attempt: int,
     world: int,
-    plan: Geometry = PLAN,
+    plan: SamplePlan = PLAN,
     at: Position | None = None,
     past: tuple[int, ...] | None = None,
 ) -> list[Event]:
@@ -137,7 +137,7 @@ def trained(
 
 
 @cache  # lives of many ranks are made again and again
-def share(plan: Geometry, at: Position, rank: int, world: int) -> Samples:
+def share(plan: SamplePlan, at: Position, rank: int, world: int) -> Samples:
     return Samples.of(plan.share(at, rank, world))
 
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from holdfast.errors import BadInput, Corrupt
 from holdfast.lab.backprop import figures, scenarios, slowdown, tradeoff
 from holdfast.lab.backprop.claims import remarks
-from holdfast.lab.backprop.found import Found
+from holdfast.lab.backprop.found import PanelResults
 from holdfast.lab.backprop.overhead import Prices
 from holdfast.lab.backprop.scenarios import (
     BASELINE,
@@ -31,8 +31,8 @@ from holdfast.lab.backprop.scenarios import (
     PHASES,
     POINTS,
     Cell,
-    Outcome,
     Scenarios,
+    TrialOutcome,
 )
 from holdfast.lab.backprop.subjects import PANELS, WORKERS, Subject, chosen
 from holdfast.lab.backprop.training import Training
@@ -76,7 +76,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def trial(known: dict[str, float] | None = None) -> tuple[scenarios.Outcome, list[str]]:
+def trial(known: dict[str, float] | None = None) -> tuple[scenarios.TrialOutcome, list[str]]:
     told: list[str] = []
     found = Scenarios("nt3", True, None, 0, {} if known is None else known)(0, lambda key, value: told.append(key))
     return found, told
@@ -210,20 +210,20 @@ def test_the_model_predicts_replay_where_every_kernel_takes_as_long(
         assert predicted == pytest.approx(found.slowdown[Cell("replay", point)][0], rel=0.02)
 
 
-def _timed(replay: list[float], skip: list[float], modelled: list[float]) -> Found:
+def _timed(replay: list[float], skip: list[float], modelled: list[float]) -> PanelResults:
     """A panel of one round, whose strategies took these multiples of a mini-batch at the three points."""
     slowdown = {cell: np.ones(1) for cell in INTERRUPTED}
     for strategy, took in (("replay", replay), ("skip", skip)):
         slowdown |= {Cell(strategy, point): np.array([each]) for point, each in zip(POINTS, took, strict=True)}
     (panel,) = chosen(("nt3",))
     alike = {(phase, cell, when): 0.5 for phase in PHASES for cell, when in MEASURED}
-    return Found(
+    return PanelResults(
         panel=panel,
         data="generated",
         quick=False,
         phases=(0, 1, 2),
         steps=7,
-        outcomes=[Outcome(curve=[0.5], accuracy=alike)] * 2,
+        outcomes=[TrialOutcome(curve=[0.5], accuracy=alike)] * 2,
         slowdown=slowdown,
         prices=Prices(minibatch=0.018, save=1.0, init=5.0, load=0.3),
         predicted=dict(zip(POINTS, modelled, strict=True)),
@@ -231,7 +231,7 @@ def _timed(replay: list[float], skip: list[float], modelled: list[float]) -> Fou
     )
 
 
-def _why_the_model_fails(found: Found) -> str:
+def _why_the_model_fails(found: PanelResults) -> str:
     return next(line for line in remarks(found) if "by the performance model, over the measured one" in line)
 
 

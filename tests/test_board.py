@@ -7,13 +7,13 @@ import pytest
 
 from holdfast.errors import BadInput
 from holdfast.events import Judged, Launch, Recover, Restart, Save, Seconds, Step
+from holdfast.history.follow import Growing
 from holdfast.history.log import HistoryWriter
 from holdfast.runs.config import RunConfig
 from holdfast.sampler.digest import Samples
 from holdfast.stall import Stall
 from holdfast.supervise import board as module
 from holdfast.supervise.board import Board, follow
-from holdfast.supervise.display import Growing
 from holdfast.supervise.supervisor import supervise
 
 

@@ -3,6 +3,7 @@
 import shutil
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from threading import Event as Flag
 from threading import Thread
@@ -195,7 +196,10 @@ def test_a_live_page_follows_its_run_and_keeps_what_a_reader_did(browser: "Brows
         files[event.who].append(event)
     folder = written(tmp_path / "run/history", files)  # type: ignore[arg-type]
     so_far = len(told.events)
-    site, stop = web.Site(tmp_path / "run", "holdfast watch run --web"), Flag()
+    site, stop = (
+        web.Site(tmp_path / "run", partial(reading.live_page, tmp_path / "run", "holdfast watch run --web")),
+        Flag(),
+    )
     with web.served(site) as address, Opened(browser, address, DESK) as opened:
         following = Thread(target=web.follow, args=(site, stop))
         following.start()
@@ -225,7 +229,7 @@ def test_a_live_page_follows_its_run_and_keeps_what_a_reader_did(browser: "Brows
 @pytest.mark.usefixtures("soon")
 def test_a_live_page_says_when_nobody_serves_it_any_more(browser: "Browser", tmp_path: Path) -> None:
     written(tmp_path / "run/history", {"rank-0": [event for event in killed_once() if event.who == "rank-0"]})
-    site = web.Site(tmp_path / "run", "c")
+    site = web.Site(tmp_path / "run", partial(reading.live_page, tmp_path / "run", "c"))
     with web.served(site) as address:
         opened = Opened(browser, address, DESK)
     with opened:

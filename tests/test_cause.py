@@ -10,14 +10,14 @@ from holdfast.lab.blocks.comparison import Compared
 from holdfast.lab.blocks.measure import Costs, Measurement
 from holdfast.lab.blocks.partial_recovery import LOST, rises, strategy
 from holdfast.lab.bounds.contraction import Contraction
-from holdfast.lab.interval import Interval
+from holdfast.lab.interval import ConfidenceInterval
 from holdfast.lab.result import Claim
 
 FACTS = Facts(
     trials=100,
     whole=0.6,
     early=20,
-    later=Interval(0.6, 0.5, 0.7),
+    later=ConfidenceInterval(0.6, 0.5, 0.7),
     smaller=0.55,
     scaled=0.5,
     concentration=0.4,
@@ -34,7 +34,7 @@ def failing(measured: float) -> Claim:
     ("found", "measured", "says"),
     [
         (replace(FACTS, early=100), 0.6, "every failure comes before the first full checkpoint"),
-        (replace(FACTS, later=Interval(0.8, 0.7, 0.9)), 0.6, "the early failures"),
+        (replace(FACTS, later=ConfidenceInterval(0.8, 0.7, 0.9)), 0.6, "the early failures"),
         (replace(FACTS, whole=0.8), 0.6, "the counting"),
         (FACTS, 0.97, "survivors bring the restored blocks forward"),
         (replace(FACTS, largest=0.7), 0.6, "one block holds 70% of the values"),

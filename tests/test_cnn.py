@@ -11,7 +11,7 @@ from holdfast.errors import BadInput
 from holdfast.lab.simulate.trajectory import trajectory
 from holdfast.workloads.cnn import ConvolutionalNetwork, cnn
 from holdfast.workloads.convnet import Architecture, Network, one_thread
-from holdfast.workloads.datasets import Dataset
+from holdfast.workloads.datasets import LabeledData
 from holdfast.workloads.workload import Arrays, Clock, stacked, unstacked
 
 FIRST = Clock(np.array([0]), np.array([0]))
@@ -22,7 +22,7 @@ def small(side: int = 28, kernel: int = 5, stride: int = 2, **changes: object) -
     rng = np.random.default_rng(0)
     x = rng.random((512, side * side), dtype=np.float32)
     x[x < 0.6] = 0  # blank regions, as digits have: all four of a pooling window are then equal
-    data = Dataset("random", x, rng.integers(0, 10, 512), classes=10)
+    data = LabeledData("random", x, rng.integers(0, 10, 512), classes=10)
     architecture = Architecture(side, 10, kernel=kernel, stride=stride, channels=(8, 16), hidden=(24, 12))
     settings = {"partition": "layer", "batches": 3, "evaluated": 128, "criterion": 0.1} | changes
     return ConvolutionalNetwork(data, architecture, **settings)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from holdfast.blocks.division import Blocks, Ids, along, ragged, whole
 from holdfast.errors import BadInput
-from holdfast.workloads.block_slices import Places, added, together
+from holdfast.workloads.block_slices import BlockSlices, added, together
 from holdfast.workloads.workload import Arrays
 
 STATE: Arrays = {
@@ -40,21 +40,21 @@ def same(a: Arrays, b: Arrays) -> bool:
 @given(ids=some_blocks, data=st.data())
 def test_blocks_taken_out_of_others_are_those_of_the_state(ids: Ids, data: st.DataObject) -> None:
     wanted = np.array(sorted(data.draw(st.sets(st.sampled_from(ids.tolist()), min_size=1))))
-    assert same(Places(BLOCKS, ids, wanted).take(packed(ids)), packed(wanted))
+    assert same(BlockSlices(BLOCKS, ids, wanted).take(packed(ids)), packed(wanted))
 
 
 @given(ids=some_blocks, seed=st.integers(0, 99))
 def test_blocks_dealt_to_several_sides_come_together_to_the_bit(ids: Ids, seed: int) -> None:
     owner = np.random.default_rng(seed).integers(3, size=len(ids))
     sides = [ids[owner == side] for side in range(3) if np.any(owner == side)]
-    assert same(together([(Places(BLOCKS, ids, side), packed(side)) for side in sides]), packed(ids))
-    assert same(added([(Places(BLOCKS, ids, side), packed(side)) for side in sides]), packed(ids))
+    assert same(together([(BlockSlices(BLOCKS, ids, side), packed(side)) for side in sides]), packed(ids))
+    assert same(added([(BlockSlices(BLOCKS, ids, side), packed(side)) for side in sides]), packed(ids))
 
 
 @given(ids=some_blocks, data=st.data())
 def test_what_two_sides_have_is_added_up(ids: Ids, data: st.DataObject) -> None:
     other = np.array(sorted(data.draw(st.sets(st.sampled_from(ids.tolist()), min_size=1))))
-    total = added([(Places(BLOCKS, ids, ids), packed(ids)), (Places(BLOCKS, ids, other), packed(other))])
+    total = added([(BlockSlices(BLOCKS, ids, ids), packed(ids)), (BlockSlices(BLOCKS, ids, other), packed(other))])
     expected = {name: value.copy() for name, value in STATE.items()}
     twice = {name: np.asarray(value + value) for name, value in packed(other).items()}
     BLOCKS.unpack(twice, other, expected)
@@ -63,16 +63,16 @@ def test_what_two_sides_have_is_added_up(ids: Ids, data: st.DataObject) -> None:
 
 def test_what_is_pushed_may_be_wider_than_the_block_and_leave_out_companions() -> None:
     sums = {"rows": np.ones((2, 4))}
-    total = added([(Places(BLOCKS, ALL[:3], ALL[:2]), sums), (Places(BLOCKS, ALL[:3], ALL[1:3]), sums)])
+    total = added([(BlockSlices(BLOCKS, ALL[:3], ALL[:2]), sums), (BlockSlices(BLOCKS, ALL[:3], ALL[1:3]), sums)])
     assert total["rows"].tolist() == [[1] * 4, [2] * 4, [1] * 4]
     assert list(total) == ["rows"]
 
 
 def test_a_push_for_an_array_without_such_blocks_is_refused() -> None:
     with pytest.raises(BadInput, match="no block of an array 'texts' among those it was pushed for"):
-        added([(Places(BLOCKS, ALL, ALL[:2]), {"texts": np.ones(2)})])
+        added([(BlockSlices(BLOCKS, ALL, ALL[:2]), {"texts": np.ones(2)})])
 
 
 def test_a_block_that_is_not_there_is_refused() -> None:
     with pytest.raises(BadInput, match="block 3 is not among the 2 blocks that are packed"):
-        Places(BLOCKS, np.array([2, 4]), np.array([2, 3]))
+        BlockSlices(BLOCKS, np.array([2, 4]), np.array([2, 3]))

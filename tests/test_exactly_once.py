@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.server.partition import PartitionMap
-from holdfast.server.shard import Moved, Shard, restored
+from holdfast.blocks.partition import PartitionMap
+from holdfast.server.shard import BlocksMoved, Shard, restored
 from holdfast.workloads.rounds import When
 from marks import (
     COLUMNS,
@@ -105,7 +105,7 @@ class Cluster:
         for index in self.rng.integers(0, len(self.sent), self.rng.poisson(0.7)):
             node, message = self.sent[index]
             if node in self.shards:
-                with suppress(Moved):
+                with suppress(BlocksMoved):
                     message(self.shards[node])
 
     def messages_of_round(self) -> list[tuple[int, Callable[[Shard], Any]]]:

@@ -11,7 +11,7 @@ import pytest
 from holdfast import cli
 from holdfast.audit.verdicts import audit, audit_files, audit_run, worst
 from holdfast.events import Attempt, Commit, Event, Judged, Launch, Open, Recover, Restart, Save
-from holdfast.runs.config import RunConfig, Source
+from holdfast.runs.config import RunConfig, WeightsSource
 from holdfast.stall import Stall
 from lived import changed, digest
 from survived import Survived
@@ -52,7 +52,7 @@ class TestARunWithWeightsOfAnother:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digest: str, code: int
     ) -> None:
         folder_of(self.told(MINE, MINE), tmp_path)
-        config = RunConfig(script="train.py", source=Source(place="w.safetensors", digest=digest))
+        config = RunConfig(script="train.py", source=WeightsSource(place="w.safetensors", digest=digest))
         (tmp_path / "run.json").write_text(json.dumps(config.to_json()))
         monkeypatch.setattr(sys, "argv", ["holdfast", "audit", str(tmp_path)])
         with pytest.raises(SystemExit) as end:

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from holdfast.errors import BadInput
 from holdfast.sampler import shuffle
 from holdfast.sampler.digest import Samples
-from holdfast.sampler.plan import Geometry, Position
+from holdfast.sampler.plan import Position, SamplePlan
 
-HUGE = Geometry(samples=10**9, batch=256, epochs=3, seed=5)
+HUGE = SamplePlan(samples=10**9, batch=256, epochs=3, seed=5)
 
 
 @st.composite
-def geometries(draw: st.DrawFn, samples: int = 300) -> Geometry:
+def geometries(draw: st.DrawFn, samples: int = 300) -> SamplePlan:
     count = draw(st.integers(1, samples))
     batch = draw(st.integers(1, min(count, 200)))
-    return Geometry(samples=count, batch=batch, epochs=draw(st.integers(1, 4)), seed=draw(st.integers(0, 2**64 - 1)))
+    return SamplePlan(samples=count, batch=batch, epochs=draw(st.integers(1, 4)), seed=draw(st.integers(0, 2**64 - 1)))
 
 
 class TestPosition:
@@ -29,12 +29,12 @@ class TestPosition:
         assert str(Position(1, 3)) == "epoch 1 cursor 3"
 
     @given(geometries(10**9), st.data())
-    def test_step_and_position_are_inverse(self, geometry: Geometry, data: st.DataObject) -> None:
+    def test_step_and_position_are_inverse(self, geometry: SamplePlan, data: st.DataObject) -> None:
         number = data.draw(st.integers(0, geometry.steps))
         assert geometry.step(geometry.position(number)) == number
 
     @given(geometries())
-    def test_positions_advance_by_one_window_from_the_start_to_the_end(self, geometry: Geometry) -> None:
+    def test_positions_advance_by_one_window_from_the_start_to_the_end(self, geometry: SamplePlan) -> None:
         places = [geometry.position(step) for step in range(geometry.steps + 1)]
         assert places[0] == Position()
         assert places[-1] == Position(geometry.epochs, 0)
@@ -44,25 +44,25 @@ class TestPosition:
     @pytest.mark.parametrize("step", [-1, 13])
     def test_a_step_outside_is_refused(self, step: int) -> None:
         with pytest.raises(BadInput, match=rf"step {step} is not in 0\.\.12"):
-            Geometry(samples=40, batch=10, epochs=3).position(step)
+            SamplePlan(samples=40, batch=10, epochs=3).position(step)
 
     @pytest.mark.parametrize("at", [Position(0, 4), Position(0, -1), Position(-1, 0), Position(3, 1), Position(4, 0)])
     def test_a_position_outside_is_refused(self, at: Position) -> None:
-        geometry = Geometry(samples=40, batch=10, epochs=3)
+        geometry = SamplePlan(samples=40, batch=10, epochs=3)
         with pytest.raises(BadInput, match=f"{at} is not in this training of 3 epochs of 4 windows"):
             geometry.step(at)
         with pytest.raises(BadInput, match=f"there is no window {at} "):
             geometry.window(at)
 
     def test_there_is_no_window_at_the_end(self) -> None:
-        geometry = Geometry(samples=40, batch=10, epochs=3)
+        geometry = SamplePlan(samples=40, batch=10, epochs=3)
         with pytest.raises(BadInput, match="there is no window epoch 3 cursor 0"):
             geometry.window(geometry.position(geometry.steps))
 
 
 class TestWindow:
     @given(geometries())
-    def test_an_epoch_trains_no_sample_twice_and_leaves_out_less_than_a_window(self, geometry: Geometry) -> None:
+    def test_an_epoch_trains_no_sample_twice_and_leaves_out_less_than_a_window(self, geometry: SamplePlan) -> None:
         for epoch in range(geometry.epochs):
             ids = np.concatenate([geometry.window(Position(epoch, c)) for c in range(geometry.steps_per_epoch)])
             assert len(np.unique(ids)) == len(ids) > geometry.samples - geometry.batch
@@ -76,19 +76,19 @@ class TestWindow:
 
     def test_every_epoch_and_every_seed_has_its_own_order(self) -> None:
         orders = {
-            tuple(Geometry(samples=1000, batch=100, epochs=50, seed=seed).window(Position(epoch, 0)))
+            tuple(SamplePlan(samples=1000, batch=100, epochs=50, seed=seed).window(Position(epoch, 0)))
             for seed in range(20)
             for epoch in range(50)
         }
         assert len(orders) == 1000
 
     def test_what_an_epoch_leaves_out_is_trained_in_others(self) -> None:
-        geometry = Geometry(samples=19, batch=10, epochs=12)
+        geometry = SamplePlan(samples=19, batch=10, epochs=12)
         assert set(geometry.windows(range(geometry.steps)).ravel().tolist()) == set(range(19))
 
     @given(geometries(), st.data())
     def test_windows_computed_together_equal_those_computed_alone(
-        self, geometry: Geometry, data: st.DataObject
+        self, geometry: SamplePlan, data: st.DataObject
     ) -> None:
         steps = data.draw(st.lists(st.integers(0, geometry.steps - 1), max_size=20))
         rows = geometry.windows(steps)
@@ -98,20 +98,20 @@ class TestWindow:
             assert np.array_equal(row, geometry.window(geometry.position(step)))
 
     def test_known_windows_never_change(self) -> None:
-        geometry = Geometry(samples=100, batch=5, epochs=2, seed=1)
+        geometry = SamplePlan(samples=100, batch=5, epochs=2, seed=1)
         assert geometry.window(Position(0, 0)).tolist() == [41, 65, 22, 26, 86]
         assert geometry.window(Position(1, 19)).tolist() == [12, 42, 23, 30, 65]
 
     @pytest.mark.parametrize("steps", [[-1, 2], [0, 12]])
     def test_windows_outside_are_refused(self, steps: list[int]) -> None:
         with pytest.raises(BadInput, match=rf"steps {steps[0]} to {steps[1]} are not all in 0\.\.11"):
-            Geometry(samples=40, batch=10, epochs=3).windows(steps)
+            SamplePlan(samples=40, batch=10, epochs=3).windows(steps)
 
 
 class TestShare:
     @given(geometries(), st.data())
     def test_the_shares_of_any_two_worlds_have_the_same_union_step_by_step(
-        self, geometry: Geometry, data: st.DataObject
+        self, geometry: SamplePlan, data: st.DataObject
     ) -> None:
         one, other = (data.draw(st.integers(1, min(geometry.batch, 9))) for _ in range(2))
         for step in range(min(geometry.steps, 20)):
@@ -123,7 +123,7 @@ class TestShare:
             assert digests == [Samples.of(geometry.window(at))] * 2
 
     @given(geometries(), st.data())
-    def test_shares_differ_by_at_most_one_sample(self, geometry: Geometry, data: st.DataObject) -> None:
+    def test_shares_differ_by_at_most_one_sample(self, geometry: SamplePlan, data: st.DataObject) -> None:
         world = data.draw(st.integers(1, geometry.batch))
         sizes = [geometry.share_size(rank, world) for rank in range(world)]
         assert sum(sizes) == geometry.batch
@@ -134,12 +134,12 @@ class TestShare:
     @pytest.mark.parametrize("world", [0, -1, 11])
     def test_a_world_that_cannot_be_formed_is_refused(self, world: int) -> None:
         with pytest.raises(BadInput, match=f"a global batch of 10 samples cannot be divided among {world} workers"):
-            Geometry(samples=40, batch=10, epochs=3).share(Position(), 0, world)
+            SamplePlan(samples=40, batch=10, epochs=3).share(Position(), 0, world)
 
     @pytest.mark.parametrize("rank", [-1, 4])
     def test_a_rank_that_is_not_there_is_refused(self, rank: int) -> None:
         with pytest.raises(BadInput, match=f"no rank {rank} among 4 workers"):
-            Geometry(samples=40, batch=10, epochs=3).share_size(rank, 4)
+            SamplePlan(samples=40, batch=10, epochs=3).share_size(rank, 4)
 
 
 class TestWork:
@@ -157,7 +157,7 @@ class TestWork:
             return through(x, *others)  # type: ignore[arg-type]
 
         monkeypatch.setattr(shuffle, "_through", counting)
-        geometry = Geometry(samples=samples, batch=256, epochs=2)
+        geometry = SamplePlan(samples=samples, batch=256, epochs=2)
         geometry.window(geometry.position(0 if where == "first" else geometry.steps_per_epoch - 1))
         assert geometry.batch <= sum(passed) <= geometry.batch + 5
 
@@ -172,7 +172,7 @@ class TestWork:
         HUGE.window(at)  # what numpy loads once is not counted
         tracemalloc.start()
         try:
-            Geometry.from_json(HUGE.to_json()).window(at)
+            SamplePlan.from_json(HUGE.to_json()).window(at)
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -181,26 +181,26 @@ class TestWork:
 
 class TestJson:
     @given(geometries(10**9))
-    def test_a_geometry_survives_json(self, geometry: Geometry) -> None:
-        assert Geometry.from_json(json.loads(json.dumps(geometry.to_json()))) == geometry
+    def test_a_geometry_survives_json(self, geometry: SamplePlan) -> None:
+        assert SamplePlan.from_json(json.loads(json.dumps(geometry.to_json()))) == geometry
 
     def test_a_plan_may_say_more(self) -> None:
-        assert Geometry.from_json({**HUGE.to_json(), "writer": "overlapped"}) == HUGE
+        assert SamplePlan.from_json({**HUGE.to_json(), "writer": "overlapped"}) == HUGE
 
     @pytest.mark.parametrize("value", [None, 7, "plan", [], {"samples": 10}])
     def test_what_is_no_geometry_is_refused(self, value: object) -> None:
         with pytest.raises(BadInput, match="not the geometry of a training"):
-            Geometry.from_json(value)
+            SamplePlan.from_json(value)
 
     def test_what_is_missing_is_named(self) -> None:
         with pytest.raises(BadInput, match="lacks epochs, seed"):
-            Geometry.from_json({"samples": 10, "batch": 5})
+            SamplePlan.from_json({"samples": 10, "batch": 5})
 
     @pytest.mark.parametrize("value", ["5", 5.0, True, None, [5]])
     @pytest.mark.parametrize("field", ["samples", "batch", "epochs", "seed"])
     def test_what_is_not_a_whole_number_is_refused_and_named(self, field: str, value: object) -> None:
         with pytest.raises(BadInput, match=f"^{field} must be a whole number"):
-            Geometry.from_json({**HUGE.to_json(), field: value})
+            SamplePlan.from_json({**HUGE.to_json(), field: value})
 
 
 @pytest.mark.parametrize(
@@ -216,4 +216,4 @@ class TestJson:
 )
 def test_a_plan_that_cannot_be_trained_is_refused(wrong: dict[str, int], message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        Geometry(**{"samples": 100, "batch": 10, "epochs": 1, **wrong})
+        SamplePlan(**{"samples": 100, "batch": 10, "epochs": 1, **wrong})

@@ -11,10 +11,11 @@ from holdfast.errors import BadInput, StorageFailed
 from holdfast.lab import result_page
 from holdfast.lab.blocks import partial_recovery
 from holdfast.lab.bounds import mlr_bound, mlr_reset, qp_bound
-from holdfast.lab.bounds.bound import Measured
+from holdfast.lab.bounds.bound import PerturbedTrials
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.registry import EXPERIMENTS, experiment
-from holdfast.lab.result import Claim, Result, Table, command_line, prepare, replace_text
+from holdfast.lab.result import Claim, Result, ResultTable, command_line
+from holdfast.report.files import prepare, replace_text
 from holdfast.theory.rate import Rate
 
 QUICK = Options(quick=True, trials=20)
@@ -45,11 +46,11 @@ def test_a_result_without_claims_shows_nothing() -> None:
 def test_the_bound_is_broken_by_a_cost_more_than_a_rounding_above_it() -> None:
     rate = Rate(c=0.5, distance=1.0)  # a perturbation of size 3 at step 0: log2(4) = 2 iterations
     sizes, at = np.array([[3.0], [3.0], [3.0]]), np.array([0])
-    measured = Measured("kind", sizes, at, np.array([2.0, 3.0, 4.0]))
+    measured = PerturbedTrials("kind", sizes, at, np.array([2.0, 3.0, 4.0]))
     assert measured.bounds(rate) == pytest.approx([2, 2, 2])
     assert measured.within(rate) == pytest.approx(2 / 3)
     assert measured.strictly(rate) == pytest.approx(1 / 3)
-    assert Measured("kind", sizes, at, np.array([np.inf, 0, 0])).within(rate) == pytest.approx(2 / 3)
+    assert PerturbedTrials("kind", sizes, at, np.array([np.inf, 0, 0])).within(rate) == pytest.approx(2 / 3)
 
 
 def test_a_claim_that_fails_is_shown_failing_on_every_page(tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ def test_a_claim_that_fails_is_shown_failing_on_every_page(tmp_path: Path) -> No
 
 
 def test_a_table_of_a_result_is_written_with_null_where_there_is_no_number() -> None:
-    table = Table("costs", ["policy", "cost"], [["full", math.inf], ["priority", 2.5]])
+    table = ResultTable("costs", ["policy", "cost"], [["full", math.inf], ["priority", 2.5]])
     result = Result(experiment="e", config={}, rows=[], claims=[], tables=[table], captions={"f": "What f shows."})
     written = json.loads(json.dumps(result.to_json()))
     assert written["tables"] == [

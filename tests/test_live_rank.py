@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.distributed.boundary import Turn
+from holdfast.distributed.boundary import BoundaryGate
 from holdfast.distributed.gloo_link import Broken
 from holdfast.distributed.membership import Membership
 from holdfast.events import Regroup
 from holdfast.live import state_transfer
-from holdfast.live.recovery import Live
+from holdfast.live.recovery import LiveRecovery
 from holdfast.live.settlement import Losses, Stand
-from holdfast.sampler.plan import Geometry
+from holdfast.sampler.plan import SamplePlan
 
 ALL = (0, 1, 2)
 LEFT = (1, 2)
@@ -35,13 +35,13 @@ class Meeting(SimpleNamespace):
 
 
 @pytest.fixture
-def live() -> Live:
-    meeting = Meeting(me=1, members=ALL, number=1, joins=False, is_outdated=True, rank=1, turn=Turn())
-    found = Live("skip", 3, meeting)
+def live() -> LiveRecovery:
+    meeting = Meeting(me=1, members=ALL, number=1, joins=False, is_outdated=True, rank=1, turn=BoundaryGate())
+    found = LiveRecovery("skip", 3, meeting)
     found.record = SimpleNamespace(told=[], flush=lambda: None)  # type: ignore[assignment]
     found.record.append = found.record.told.append  # type: ignore[union-attr, method-assign]
     found.protected = SimpleNamespace(trained=dict)  # type: ignore[assignment]
-    found._losses = Losses("skip", Geometry(samples=90, batch=9, epochs=1, seed=0))
+    found._losses = Losses("skip", SamplePlan(samples=90, batch=9, epochs=1, seed=0))
     found.step, found.begun, found.basis, found._known = STEP, True, ALL, ALL
     return found
 
@@ -62,7 +62,7 @@ def broken(*_: Any) -> Any:
 
 
 def test_a_giver_that_is_lost_before_anybody_has_its_state_leaves_nothing_on_record(
-    live: Live, monkeypatch: pytest.MonkeyPatch
+    live: LiveRecovery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others were said to go on from its step, finished the one before otherwise, and the audit saw both."""
     live.crews = [model := crew()]
@@ -75,7 +75,7 @@ def test_a_giver_that_is_lost_before_anybody_has_its_state_leaves_nothing_on_rec
 
 
 def test_who_has_the_state_of_one_that_was_ahead_is_ahead_from_then_on(
-    live: Live, monkeypatch: pytest.MonkeyPatch
+    live: LiveRecovery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live.crews = [model := crew()]
     handing(monkeypatch, lambda *_: {"model": {}}, broken)
@@ -85,7 +85,7 @@ def test_who_has_the_state_of_one_that_was_ahead_is_ahead_from_then_on(
     assert (stand.step, stand.begun, stand.buckets) == (STEP + 1, False, None)
 
 
-def test_once_all_have_the_state_that_is_on_record(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_once_all_have_the_state_that_is_on_record(live: LiveRecovery, monkeypatch: pytest.MonkeyPatch) -> None:
     live.crews = [model := crew()]
     handing(monkeypatch, lambda *_: {"model": {}}, lambda *_: None)
     live._regroup(model, 0.0)

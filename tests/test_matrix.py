@@ -18,8 +18,8 @@ from holdfast.lab.matrix.claims import claims
 from holdfast.lab.matrix.config import Matrix
 from holdfast.lab.matrix.figures import CAPTIONS, figures
 from holdfast.lab.matrix.gates import failed
-from holdfast.lab.matrix.measured import Measured, losses
-from holdfast.lab.matrix.runs import PAUSES, STOLEN, Runs, Ticks, stolen, ticks
+from holdfast.lab.matrix.measured import MeasuredRun, losses
+from holdfast.lab.matrix.runs import PAUSES, STOLEN, MatrixRuns, Ticks, stolen, ticks
 from holdfast.lab.matrix.suites import Suite, Unit, suites, units
 from holdfast.lab.matrix.tables import aggregate, complete, divergences, per_suite, sliced, stalls, tables, wall_clock
 from holdfast.sampler.digest import Samples
@@ -38,12 +38,12 @@ WALLS = {"reference": 10.0, "blocking": 20.0, "overlapped": 16.0, "forward": 12.
 WAITED = {"reference": 4.0, "blocking": 4.0, "overlapped": 1.0, "forward": 1.0}
 
 
-def measured(unit: Unit) -> Measured:
+def measured(unit: Unit) -> MeasuredRun:
     """A run as it should be; the second seed takes a tenth longer."""
     how, longer = unit.how, 1.0 if unit.seed == 1 else 1.1
     written = {"write": 3.0} if how.writer == "blocking" else {"enqueue": 0.03, "backpressure": 0.03}
     parts = {"snapshot": 0.5, "write": 0.0, "enqueue": 0.0, "backpressure": 0.0, "sync": 0.4, "overlapped": 0.0}
-    return Measured(
+    return MeasuredRun(
         suite=unit.suite.name,
         variant=unit.variant,
         seed=unit.seed,
@@ -66,11 +66,11 @@ def measured(unit: Unit) -> Measured:
     )
 
 
-def runs() -> dict[Unit, Measured]:
+def runs() -> dict[Unit, MeasuredRun]:
     return {unit: measured(unit) for unit in units(MATRIX, [MLP, RESNET])}
 
 
-def analysis(found: dict[Unit, Measured] | None = None) -> Analysis:
+def analysis(found: dict[Unit, MeasuredRun] | None = None) -> Analysis:
     return Analysis(MATRIX, [MLP, RESNET], found or runs())
 
 
@@ -276,8 +276,8 @@ def test_an_interval_is_drawn_over_seeds_and_keeps_the_runs_of_a_seed_together()
 
 def test_measured_runs_are_read_back_as_they_were_written() -> None:
     run = measured(Unit(Suite("digits", "mlp", "base"), "forward", 1))
-    assert Measured.from_json(run.to_json()) == run
-    assert math.isnan(Measured.from_json(replace(run, wall=math.nan).to_json()).wall)
+    assert MeasuredRun.from_json(run.to_json()) == run
+    assert math.isnan(MeasuredRun.from_json(replace(run, wall=math.nan).to_json()).wall)
 
 
 def test_every_figure_has_a_caption_and_a_colour_for_each_variant() -> None:
@@ -315,9 +315,9 @@ def test_a_run_from_which_others_took_the_processors_is_done_again_after_a_while
 ) -> None:
     unit = Unit(MLP, "blocking", 1)
     done, slept = iter(taken), list[float]()
-    monkeypatch.setattr(Runs, "_measured", lambda self, unit: replace(measured(unit), stolen=next(done)))
+    monkeypatch.setattr(MatrixRuns, "_measured", lambda self, unit: replace(measured(unit), stolen=next(done)))
     monkeypatch.setattr(matrix_runs.time, "sleep", slept.append)
-    found = Runs(MATRIX, [MLP], Path("unused"), {})._undisturbed(unit)
+    found = MatrixRuns(MATRIX, [MLP], Path("unused"), {})._undisturbed(unit)
     assert (found.tries, found.stolen) == (tries, taken[-1])
     assert slept == list(PAUSES)[: tries - 1]
     assert next(done, "none left") == "none left"
@@ -325,8 +325,8 @@ def test_a_run_from_which_others_took_the_processors_is_done_again_after_a_while
 
 @pytest.mark.parametrize("fails", [{"audit": "fail"}, {"verdict": "failed"}], ids=str)
 def test_a_failed_run_is_not_done_again_until_it_passes(monkeypatch: pytest.MonkeyPatch, fails: dict[str, str]) -> None:
-    monkeypatch.setattr(Runs, "_measured", lambda self, unit: replace(measured(unit), stolen=0.9, **fails))
-    found = Runs(MATRIX, [MLP], Path("unused"), {})._undisturbed(Unit(MLP, "blocking", 1))
+    monkeypatch.setattr(MatrixRuns, "_measured", lambda self, unit: replace(measured(unit), stolen=0.9, **fails))
+    found = MatrixRuns(MATRIX, [MLP], Path("unused"), {})._undisturbed(Unit(MLP, "blocking", 1))
     assert found.tries == 1
 
 

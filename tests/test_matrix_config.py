@@ -13,7 +13,7 @@ from holdfast.faults.schedule import Failure
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.matrix import recovery_matrix
 from holdfast.lab.matrix.config import Matrix, line_of, read_matrix
-from holdfast.lab.matrix.data import Ready, make_ready
+from holdfast.lab.matrix.data import PreparedData, make_ready
 from holdfast.lab.matrix.suites import Suite, Unit, chosen, digest, restarts, run_config, schedule, suites, units
 from holdfast.workloads.images import cifar100
 
@@ -135,7 +135,7 @@ def test_every_combination_is_a_suite_and_every_suite_runs_in_every_variant_and_
 
 def test_a_run_is_what_its_suite_and_its_variant_say(tmp_path: Path) -> None:
     matrix = read(tmp_path, GOOD)
-    suite, data = Suite("digits", "mlp", "base", (("save_every", 5),)), Ready(tmp_path, 100, 10)
+    suite, data = Suite("digits", "mlp", "base", (("save_every", 5),)), PreparedData(tmp_path, 100, 10)
     configs = {name: run_config(matrix, Unit(suite, name, 2), data, None) for name in matrix.variants}
     assert {name: (c.recovery, c.writer, len(c.failures)) for name, c in configs.items()} == {
         "reference": ("restart", "blocking", 0),
@@ -154,9 +154,11 @@ def test_a_run_is_what_its_suite_and_its_variant_say(tmp_path: Path) -> None:
 def test_a_run_is_known_again_wherever_it_lies_and_only_with_the_same_settings(tmp_path: Path) -> None:
     matrix = read(tmp_path, GOOD)
     unit = Unit(Suite("digits", "mlp", "base"), "blocking", 1)
-    here, there = (run_config(matrix, unit, Ready(tmp_path / name / "digits", 9, 10), None) for name in ("a", "b"))
+    here, there = (
+        run_config(matrix, unit, PreparedData(tmp_path / name / "digits", 9, 10), None) for name in ("a", "b")
+    )
     assert digest(here) == digest(there)
-    other = run_config(matrix, Unit(unit.suite, "blocking", 2), Ready(tmp_path / "digits", 9, 10), None)
+    other = run_config(matrix, Unit(unit.suite, "blocking", 2), PreparedData(tmp_path / "digits", 9, 10), None)
     assert digest(other) != digest(here)
 
 
@@ -174,7 +176,7 @@ def test_restarts_follow_from_the_failures_that_end_a_process(tmp_path: Path) ->
 def test_every_matrix_that_comes_with_holdfast_makes_sense(file: Path, tmp_path: Path) -> None:
     matrix = read_matrix(file)
     for unit in units(matrix, suites(matrix)):
-        run_config(matrix, unit, Ready(tmp_path, 100, 10), None).check_world(1)
+        run_config(matrix, unit, PreparedData(tmp_path, 100, 10), None).check_world(1)
 
 
 def test_the_papers_matrix_is_the_papers() -> None:

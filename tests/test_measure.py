@@ -19,7 +19,7 @@ from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.result import Claim
 from holdfast.lab.result_page import write
 from holdfast.lab.simulate.trajectory import Trajectory
-from holdfast.lab.trial_log import Journal
+from holdfast.lab.trial_log import TrialLog
 from holdfast.workloads.mlr import mlr
 
 
@@ -59,21 +59,21 @@ def test_another_seed_never_meets_old_results(tmp_path: Path) -> None:
 
 
 def test_a_journal_keeps_infinity_and_passes_over_what_is_torn(tmp_path: Path) -> None:
-    with closing(Journal(tmp_path / "j")) as journal:
+    with closing(TrialLog(tmp_path / "j")) as journal:
         journal.note("a", 3)
         journal.note("b", np.inf)
     with (tmp_path / "j").open("a") as file:
         file.write('["c", 1')
-    with closing(Journal(tmp_path / "j")) as again:
+    with closing(TrialLog(tmp_path / "j")) as again:
         assert again.known == {"a": 3, "b": np.inf}
         again.note("c", 2)
-    with closing(Journal(tmp_path / "j")) as last:
+    with closing(TrialLog(tmp_path / "j")) as last:
         assert last.known["c"] == 2
 
 
 def test_a_journal_on_a_full_disk_says_so_and_closes_in_peace(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with closing(Journal(tmp_path / "j")) as journal:
+    with closing(TrialLog(tmp_path / "j")) as journal:
         journal.note("a", 1)
         resource.setrlimit(resource.RLIMIT_FSIZE, (15, limits[1]))
         try:
@@ -83,7 +83,7 @@ def test_a_journal_on_a_full_disk_says_so_and_closes_in_peace(tmp_path: Path) ->
             journal.close()
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    with closing(Journal(tmp_path / "j")) as again:
+    with closing(TrialLog(tmp_path / "j")) as again:
         assert again.known == {"a": 1}
 
 

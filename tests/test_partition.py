@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.blocks.partition import PartitionMap
 from holdfast.errors import BadInput
-from holdfast.server.partition import PartitionMap
 
 counts = st.integers(8, 200)
 seeds = st.integers(0, 2**32)

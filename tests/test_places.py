@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from holdfast.distributed.membership import Membership
-from holdfast.runs.rank_log import FILE, Places, read
+from holdfast.runs.rank_log import FILE, RankLog, read
 
 LOGS = "logs/attempt-0002"
 
 
-def places(out: Path) -> Places:
+def places(out: Path) -> RankLog:
     (out / LOGS).mkdir(parents=True)
-    return Places(out, 2)
+    return RankLog(out, 2)
 
 
 def test_a_replacement_is_named_with_its_file_and_all_train_again_once_they_do(tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_each_node_speaks_of_its_own_workers(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_refuses_changes_nothing_of_what_is_said(tmp_path: Path) -> None:
-    here = Places(tmp_path / "gone", 2)
+    here = RankLog(tmp_path / "gone", 2)
     here.follow(Membership(1, (0, 1), {0: 2}), {0: "worker-2", 1: "rank-1"})
     assert here.news(all_train=0) == [f"rank 0 is now worker-2, {LOGS}/worker-2.out"]
     assert read(tmp_path / "gone" / LOGS) == []

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.blocks.policy import RANKINGS, SAVES, Policy, Standing
+from holdfast.blocks.policy import RANKINGS, SAVES, BlockInfo, Policy
 from holdfast.errors import BadInput
 
 fractions = st.sampled_from([Fraction(1), Fraction(1, 2), Fraction(1, 3), Fraction(1, 4), Fraction(1, 8)])
@@ -17,10 +17,10 @@ intervals = st.integers(1, 40)
 partial_rankings = st.sampled_from(["priority", "round", "random"])
 
 
-def standing(distances: list[float] | np.ndarray, **known: np.ndarray) -> Standing:
+def standing(distances: list[float] | np.ndarray, **known: np.ndarray) -> BlockInfo:
     """Blocks of one value and of norm 1 that were last saved at step 0, unless said otherwise."""
     ones, zeros = np.ones(len(distances), dtype=np.int64), np.zeros(len(distances), dtype=np.int64)
-    return Standing(np.array(distances), **{"norms": ones.astype(float), "saved_at": zeros, "sizes": ones, **known})
+    return BlockInfo(np.array(distances), **{"norms": ones.astype(float), "saved_at": zeros, "sizes": ones, **known})
 
 
 def run(policy: Policy, sizes: np.ndarray, steps: int, seed: int = 0) -> list[np.ndarray]:

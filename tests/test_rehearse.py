@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import Corrupt
-from holdfast.rehearse.cause import Case, Cause, of_a_killed_run, of_unkilled_runs
+from holdfast.rehearse.cause import Cause, DivergenceCase, of_a_killed_run, of_unkilled_runs
 from holdfast.rehearse.compare import Divergence, begins, divergence, left_behind, restless, unmatched
 from holdfast.rehearse.report import Rehearsed, lines
 from holdfast.train.observe import observations
-from holdfast.train.observe.observations import Ending, Held, Observed, Window, line, parse
+from holdfast.train.observe.observations import Ending, Observed, UnprotectedValue, Window, line, parse
 
 
 def window(step: int, state: str = "", *, attempt: int = 1, rank: int = 0, **more: Any) -> Window:
@@ -37,8 +37,8 @@ def window(step: int, state: str = "", *, attempt: int = 1, rank: int = 0, **mor
 REFERENCE = [window(step) for step in range(6)]
 
 
-def held(kind: str, mark: str, type: str = "Thing") -> Held:
-    return Held(kind=kind, type=type, mark=mark)
+def held(kind: str, mark: str, type: str = "Thing") -> UnprotectedValue:
+    return UnprotectedValue(kind=kind, type=type, mark=mark)
 
 
 def holding(path: str, kind: str, marks: list[str]) -> list[Window]:
@@ -57,7 +57,7 @@ def resumed(step: int, **more: Any) -> Window:
 def judged(reference: list[Observed], run: list[Observed], ignored: frozenset[str] = frozenset()) -> Cause:
     found = divergence(reference, run)
     assert found is not None
-    return of_a_killed_run(Case(found=found, reference=reference, run=run, restless=ignored))
+    return of_a_killed_run(DivergenceCase(found=found, reference=reference, run=run, restless=ignored))
 
 
 # Where it is killed
@@ -238,7 +238,7 @@ def test_two_runs_that_differ_without_a_kill(seen: dict[str, Any], word: str, sa
     again = [*reference[:3], other]
     found = divergence(reference, again)
     assert found is not None
-    cause = of_unkilled_runs(Case(found=found, reference=reference, run=again))
+    cause = of_unkilled_runs(DivergenceCase(found=found, reference=reference, run=again))
     assert cause.word == word
     assert says in cause.why
 

@@ -23,7 +23,7 @@ from holdfast.runs.logs import logs
 from holdfast.runs.status import runs_in, standing
 from holdfast.sampler.digest import Samples
 from holdfast.supervise.display import LONGEST, Echo, Tail, View
-from holdfast.supervise.restart_policy import Tries
+from holdfast.supervise.restart_policy import RestartPolicy
 
 
 def holdfast(monkeypatch: pytest.MonkeyPatch, capfd: Any, *arguments: object) -> tuple[int, str, str]:
@@ -331,7 +331,7 @@ def test_the_view_shows_progress_bars(tmp_path: Path, terminal: bool) -> None:
     for rank in (0, 1):
         (tmp_path / f"err-{rank}").write_bytes(b"\r  0%%|  |\r 5%d%%|# | rank" % rank)
     console = Console(file=text, width=100, force_terminal=terminal)
-    with View(console, tmp_path, "supervisor", Tries(3, None)) as view:
+    with View(console, tmp_path, "supervisor", RestartPolicy(3, None)) as view:
         view.echo.follow([(tmp_path / "none", tmp_path / f"err-{rank}") for rank in (0, 1)])
         view.refresh(now=True)
         seen = text.getvalue()

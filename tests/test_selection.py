@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.blocks.division import Ids, partition
-from holdfast.blocks.policy import RANKINGS, Choice, Policy, Standing, at_most, exact_sum
+from holdfast.blocks.policy import RANKINGS, BlockInfo, Choice, Policy, at_most, exact_sum
 from holdfast.server.candidates import Candidates
 from holdfast.server.questions import (
     Answer,
     AskBlocks,
     AskHistogram,
     AskSurvey,
-    Blocks,
+    CandidateBlocks,
     Question,
     Span,
     Survey,
@@ -43,21 +43,21 @@ DISTANCES: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
 }
 
 
-def some_standing(rng: np.random.Generator, count: int, kind: str, equal_sizes: bool) -> Standing:
+def some_standing(rng: np.random.Generator, count: int, kind: str, equal_sizes: bool) -> BlockInfo:
     sizes = np.full(count, 3) if equal_sizes else rng.integers(0, 20, count)
     norms = rng.choice([0.0, 1e-300, 0.5, 2.0], count)
-    return Standing(DISTANCES[kind](rng, count), norms, rng.integers(0, 4, count), sizes)
+    return BlockInfo(DISTANCES[kind](rng, count), norms, rng.integers(0, 4, count), sizes)
 
 
 def a_policy(ranking: str, fraction: Fraction, seed: int = 0) -> Policy:
     return Policy(ranking=ranking, interval=24, fraction=Fraction(1) if ranking == "full" else fraction, seed=seed)
 
 
-def on_nodes(policy: Policy, step: int, standing: Standing, owners: Ids, nodes: int) -> list[Candidates]:
+def on_nodes(policy: Policy, step: int, standing: BlockInfo, owners: Ids, nodes: int) -> list[Candidates]:
     """The blocks of a standing as the nodes that hold them see them."""
     held = [np.flatnonzero(owners == node) for node in range(nodes)]
     parts = [
-        Standing(standing.distances[ids], standing.norms[ids], standing.saved_at[ids], standing.sizes[ids])
+        BlockInfo(standing.distances[ids], standing.norms[ids], standing.saved_at[ids], standing.sizes[ids])
         for ids in held
     ]
     count = len(owners)
@@ -124,7 +124,7 @@ def test_a_run_of_saves_never_parts_from_the_central_one(ranking: str) -> None:
     policy = a_policy(ranking, Fraction(1, 8), seed=3)
     saved_at, credit = np.zeros(count, np.int64), Fraction(0)
     for step in range(3, 60, 3):
-        standing = Standing(rng.exponential(size=count), rng.random(count), saved_at, sizes)
+        standing = BlockInfo(rng.exponential(size=count), rng.random(count), saved_at, sizes)
         expected = policy.choose(step, standing, credit)
         assert_same(chosen(exchange(policy, credit), on_nodes(policy, step, standing, owners, nodes)), expected)
         credit, saved_at = expected.credit, saved_at.copy()
@@ -132,14 +132,14 @@ def test_a_run_of_saves_never_parts_from_the_central_one(ranking: str) -> None:
 
 
 def test_a_node_without_candidates_takes_part() -> None:
-    standing = Standing(np.array([0.0, 0.0, 5.0, 6.0]), np.ones(4), np.zeros(4, np.int64), np.ones(4, np.int64))
+    standing = BlockInfo(np.array([0.0, 0.0, 5.0, 6.0]), np.ones(4), np.zeros(4, np.int64), np.ones(4, np.int64))
     policy = a_policy("threshold", Fraction(1, 4))
     nodes = on_nodes(policy, 24, standing, np.array([0, 0, 1, 1]), 3)
     assert chosen(exchange(policy, Fraction(0)), nodes).ids.tolist() == [2]
 
 
 def test_no_block_is_above_the_mean_of_equal_ones_and_the_budget_is_kept() -> None:
-    standing = Standing(np.full(10, 0.1), np.ones(10), np.zeros(10, np.int64), np.ones(10, np.int64))
+    standing = BlockInfo(np.full(10, 0.1), np.ones(10), np.zeros(10, np.int64), np.ones(10, np.int64))
     policy = a_policy("threshold", Fraction(1, 2))
     nodes = on_nodes(policy, 24, standing, np.arange(10) % 3, 3)
     assert_same(policy.choose(24, standing), Choice(np.zeros(0, np.int64), Fraction(5)))
@@ -149,7 +149,7 @@ def test_no_block_is_above_the_mean_of_equal_ones_and_the_budget_is_kept() -> No
 @pytest.mark.parametrize("ranking", ["priority", "relative", "threshold", "round"])
 def test_blocks_that_diverged_are_chosen_as_the_policy_chooses_them(ranking: str) -> None:
     distances = np.array([nan, 1.0, inf, 2.0, nan, 3.0])
-    standing = Standing(distances, np.ones(6), np.zeros(6, np.int64), np.ones(6, np.int64))
+    standing = BlockInfo(distances, np.ones(6), np.zeros(6, np.int64), np.ones(6, np.int64))
     policy = a_policy(ranking, Fraction(1, 2))
     nodes = on_nodes(policy, 24, standing, np.array([0, 1, 0, 1, 1, 0]), 2)
     assert_same(chosen(exchange(policy, Fraction(0), 2), nodes), policy.choose(24, standing))
@@ -231,7 +231,7 @@ def test_a_round_sends_no_more_than_nodes_times_bins(kind: str, ranking: str, se
 
 def test_bytes_on_the_wire_are_those_of_arrays_and_eight_for_every_other_number() -> None:
     four = np.zeros(4, np.int64)
-    assert wire_bytes(Blocks(four.astype(np.uint64), four, four, four)) == 128
+    assert wire_bytes(CandidateBlocks(four.astype(np.uint64), four, four, four)) == 128
     assert wire_bytes(AskHistogram(0.0, Span((5,), 0, 1), 16)) == 8 * 5
 
 

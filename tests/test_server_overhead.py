@@ -15,7 +15,7 @@ from holdfast.lab.registry import EXPERIMENTS
 from holdfast.lab.result import Result
 from holdfast.lab.server import overhead
 from holdfast.lab.server.overhead import (
-    Found,
+    OverheadResults,
     _lengths,
     _projection,
     added,
@@ -36,10 +36,10 @@ from holdfast.lab.server.server_trials import (
     SCAR_ALONE,
     SIDE_BY_SIDE,
     Arm,
-    Trial,
+    ServerTrial,
     run_trials,
 )
-from holdfast.lab.trial_log import Journal
+from holdfast.lab.trial_log import TrialLog
 
 RATES = Rates(sample=1e-9, transfer=1e8, tally=1e-8, select=1e-6, set_aside=1e8, write=1e7, message=0.005, work=0.05)
 
@@ -50,23 +50,23 @@ def losses(behind: float, length: int = 17) -> np.ndarray:
     return 100 - np.where(fallen >= 7, fallen - behind, fallen)
 
 
-def trial(arm: Arm, behind: float = 0.0, *, seed: int = 0, checkpoint: float = 0.1, rest: float = 1.0) -> Trial:
+def trial(arm: Arm, behind: float = 0.0, *, seed: int = 0, checkpoint: float = 0.1, rest: float = 1.0) -> ServerTrial:
     of = {name: np.zeros(17) for name in MEASURED}
     steps = np.arange(1, 18)
     of["loss"] = losses(behind)
     of["checkpoint"] = np.where([arm.policy.due(int(step)) for step in steps], checkpoint, 0.0)
     of["seconds"] = rest + of["checkpoint"]
     of["seconds"][0] = of["checkpoint"][0] = 1000.0  # it compiles
-    return Trial(arm, seed, of)
+    return ServerTrial(arm, seed, of)
 
 
-def found(behind_scar: Sequence[float] = (0.5, 0.5, 0.7), *, checkpoint: float = 0.01) -> Found:
+def found(behind_scar: Sequence[float] = (0.5, 0.5, 0.7), *, checkpoint: float = 0.01) -> OverheadResults:
     trials = [
         trial(arm, {SCAR: behind_scar[seed], FULL: 3.0}.get(arm, 0.0), seed=seed, checkpoint=checkpoint)
         for seed in range(3)
         for arm in ARMS
     ]
-    return Found("lda-made-up", 20, trials, RATES, project(RATES, PAPER))
+    return OverheadResults("lda-made-up", 20, trials, RATES, project(RATES, PAPER))
 
 
 @pytest.mark.parametrize(("scar", "full"), [(0.0, 3.0), (0.5, 3.0), (0.25, 2.0), (3.0, 3.0)])
@@ -158,7 +158,7 @@ def test_a_panel_that_there_is_not_is_refused_with_those_that_there_are(tmp_path
 def test_trials_that_are_done_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = Options(out=tmp_path / "out")
     (tmp_path / "trials").mkdir()
-    journal = Journal(tmp_path / "trials" / "server-lda-generated.jsonl")
+    journal = TrialLog(tmp_path / "trials" / "server-lda-generated.jsonl")
     for number in range(2):
         for name in MEASURED:
             journal.note(f"scar/5/12/{name}/{number}", number + 0.5)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.blocks.partition import PartitionMap
 from holdfast.blocks.policy import Policy
 from holdfast.errors import BadInput
 from holdfast.server.candidates import Candidates
-from holdfast.server.partition import PartitionMap
 from holdfast.server.selection import converse, exchange
-from holdfast.server.shard import Holding, Moved, Shard, restored
+from holdfast.server.shard import BlocksMoved, Holding, Shard, restored
 from holdfast.workloads.cnn import cnn
 from holdfast.workloads.lda import lda
 from holdfast.workloads.mf import mf
@@ -180,7 +180,7 @@ def test_blocks_that_are_elsewhere_have_moved() -> None:
         lambda: shard.give(np.array([2])),
         lambda: shard.mark_saved(np.array([2]), 1),
     ):
-        with pytest.raises(Moved, match="block 2 is not on this node"):
+        with pytest.raises(BlocksMoved, match="block 2 is not on this node"):
             ask()
 
 
@@ -193,7 +193,7 @@ def test_whoever_goes_by_an_older_map_than_the_blocks_is_refused() -> None:
         lambda: shard.adopt(a_shard([3]).give(np.array([3])), 4),
         lambda: shard.drop(np.array([1]), 4),
     ):
-        with pytest.raises(Moved, match="version 4 is older than this node's blocks, of version 5"):
+        with pytest.raises(BlocksMoved, match="version 4 is older than this node's blocks, of version 5"):
             ask()
     assert shard.ids.tolist() == [0, 1, 2]
 
@@ -202,7 +202,7 @@ def test_adopted_blocks_are_not_committed_with_what_was_pushed_before() -> None:
     shard, when = a_shard([0, 1]), when_is(0)
     shard.push(when, 0, push_of(0, when, np.array([0, 1])), 0)
     shard.adopt(a_shard([2]).give(np.array([2])), 1)
-    with pytest.raises(Moved):
+    with pytest.raises(BlocksMoved):
         shard.commit(when, [0], 0)
     shard.push(when, 0, push_of(0, when, np.array([0, 1, 2])), 1)
     shard.commit(when, [0], 1)

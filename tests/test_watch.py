@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from http.client import HTTPConnection
 from pathlib import Path
 from threading import Event as Flag
@@ -16,13 +17,14 @@ from threading import Thread
 import pytest
 from rich.console import Console
 
+from holdfast.cli import pages
 from holdfast.cost.breakdown import spent
 from holdfast.errors import BadInput
 from holdfast.events import Event, Iterate, Lost, Open, Plan, Regroup, Seconds, Serve, Step, line
 from holdfast.runs import lock
 from holdfast.sampler.digest import Samples
 from holdfast.watch import metrics, screen, web
-from holdfast.watch.run_state import LATEST, Now, Seen, Watching
+from holdfast.watch.run_state import LATEST, Now, RunState, Watching
 from test_report import killed_once
 from told import Told, written
 
@@ -42,8 +44,8 @@ def run_in(folder: Path, events: Sequence[Event]) -> Path:
     return folder
 
 
-def seen_of(events: Sequence[Event]) -> Seen:
-    seen = Seen()
+def seen_of(events: Sequence[Event]) -> RunState:
+    seen = RunState()
     for event in events:
         seen.add(event)
     return seen
@@ -51,6 +53,11 @@ def seen_of(events: Sequence[Event]) -> Seen:
 
 def stands(state: str = "trains") -> Now:
     return Now(Path("runs/a"), state, goodput=2.5)
+
+
+def site_of(folder: Path) -> web.Site:
+    """The live page of a run, as `holdfast watch --web` serves it."""
+    return web.Site(folder, partial(pages.live_page, folder, "holdfast watch run --web"))
 
 
 class TestSeen:
@@ -145,7 +152,7 @@ class TestSeen:
 
 
 class TestScreen:
-    def shown(self, seen: Seen, now: Now) -> str:
+    def shown(self, seen: RunState, now: Now) -> str:
         console = Console(width=100, file=io.StringIO())
         with console.capture() as capture:
             console.print(screen.screen(seen, now, clock=1.7e9 + 100))
@@ -166,7 +173,7 @@ class TestScreen:
         assert "launched with 2 workers" in text
 
     def test_without_a_plan_and_without_steps_it_says_what_there_is(self) -> None:
-        text = self.shown(Seen(), stands("nothing trained"))
+        text = self.shown(RunState(), stands("nothing trained"))
         assert "nothing trained" in text
         assert "goodput" in text
 
@@ -188,7 +195,7 @@ class TestMetrics:
 
     def test_a_name_cannot_break_out_of_its_label(self) -> None:
         now = Now(Path('a"b\\c\nd'), "trains", None)
-        assert 'run="a\\"b\\\\c\\nd"' in metrics.text(Seen(), now)
+        assert 'run="a\\"b\\\\c\\nd"' in metrics.text(RunState(), now)
 
     def test_numbers_that_are_not_finite_are_what_prometheus_calls_them(self) -> None:
         step = Step(1, 1, 0, 0, 0, 0, Samples(8), Seconds(0.1, 0.1, 0.0), loss=float("nan"))
@@ -200,7 +207,8 @@ class TestMetrics:
 class TestWeb:
     @pytest.fixture
     def site(self, tmp_path: Path) -> web.Site:
-        return web.Site(run_in(tmp_path / "run", killed_once()), "holdfast watch run --web")
+        folder = run_in(tmp_path / "run", killed_once())
+        return site_of(folder)
 
     def ask(
         self, address: str, path: str = "/", method: str = "GET", **headers: str
@@ -244,7 +252,7 @@ class TestWeb:
         monkeypatch.setattr(web, "OFTEN", 0.05)
         folder, stop = run_in(tmp_path / "run", killed_once()), Flag()
         with lock.hold(folder):
-            site = web.Site(folder, "c")
+            site = site_of(folder)
             assert site.ready.state == "trains"
             following = Thread(target=web.follow, args=(site, stop))
             following.start()
@@ -258,7 +266,7 @@ class TestWeb:
 
     def test_a_run_in_which_nobody_has_written_anything_has_a_page_that_says_so(self, tmp_path: Path) -> None:
         (tmp_path / "run.json").write_text('{"script": "train.py"}')
-        assert b"there is no history" in web.Site(tmp_path, "c").ready.body
+        assert b"there is no history" in site_of(tmp_path).ready.body
 
     def test_clients_that_say_nothing_do_not_keep_others_from_being_answered(self, site: web.Site) -> None:
         with web.served(site) as address:

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from holdfast.blocks.division import Array
 from holdfast.checkpoint import payload, scrub, snapshot
-from holdfast.checkpoint.buffers import Image, Images
+from holdfast.checkpoint.buffers import BufferPool, Image
 from holdfast.checkpoint.capture import PIECE, Capture, make_ready
-from holdfast.checkpoint.device import Run, _packed
+from holdfast.checkpoint.device import ByteRun, _packed
 from holdfast.checkpoint.store import DirectoryStore, Store
 from holdfast.checkpoint.writer import Saved, Writer, blocking, overlapped
 from holdfast.errors import BadInput, CommitConflict, StorageFailed
@@ -169,7 +169,7 @@ def test_a_save_waits_for_a_free_image_and_calls_it_backpressure(tmp_path: Path,
 
 @given(st.lists(st.tuples(st.integers(1, 100), st.booleans()), max_size=30), st.integers(1, 4), st.integers(100, 250))
 def test_images_never_take_more_than_was_allowed(uses: list[tuple[int, bool]], most: int, budget: int) -> None:
-    images = Images(most, budget)
+    images = BufferPool(most, budget)
     taken: list[Image] = []
     for size, hold in uses:
         if len(taken) == most or images.bytes + size > budget:  # or else it might wait for ever
@@ -531,7 +531,7 @@ def test_a_clone_has_every_span_once_in_order_and_aligned_as_in_the_file(
     assert where == {
         start + i: at + i for at, (start, end) in zip(places, spans, strict=True) for i in range(end - start)
     }
-    assert all(isinstance(run, Run) for run in runs)
+    assert all(isinstance(run, ByteRun) for run in runs)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

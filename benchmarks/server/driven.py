@@ -15,13 +15,13 @@ import ray
 
 from holdfast.blocks.policy import Policy
 from holdfast.server.calls import Member
-from holdfast.server.members import Members
-from holdfast.server.node import Node
+from holdfast.server.members import ServerMembers
+from holdfast.server.node import ServerNode
 from holdfast.server.questions import Answer, AskSurvey, Question
 from holdfast.server.recovery import first_map
 from holdfast.server.selection import BINS, FEW, converse, exchange
 from holdfast.server.settings import Settings
-from holdfast.server.worker import Turn, Worker
+from holdfast.server.worker import Worker, WorkerRound
 from holdfast.workloads.rounds import When
 
 WIDE = str(Path(__file__).with_name("wide.py").absolute())
@@ -63,9 +63,9 @@ class Driven:
 
     def __init__(self, settings: Settings) -> None:
         self._settings, self._workload = settings, settings.load()
-        self._members = Members()
+        self._members = ServerMembers()
         kinds = {
-            "node": (Node, settings.nodes, {"health": 1, "disk": 1}),
+            "node": (ServerNode, settings.nodes, {"health": 1, "disk": 1}),
             "worker": (Worker, settings.workers, {"health": 1}),
         }
         for kind, (made, count, groups) in kinds.items():
@@ -173,5 +173,5 @@ def wide(folder: Path, megabytes: int, work: int = 0) -> Path:
     return data
 
 
-def _slowest(turns: dict[int, Turn], part: str) -> float:
+def _slowest(turns: dict[int, WorkerRound], part: str) -> float:
     return max(float(getattr(turn, part)) for turn in turns.values())

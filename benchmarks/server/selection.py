@@ -21,7 +21,7 @@ from typing import TypeVar
 import numpy as np
 
 from holdfast.blocks.division import Ids, partition
-from holdfast.blocks.policy import Choice, Policy, Standing
+from holdfast.blocks.policy import BlockInfo, Choice, Policy
 from holdfast.server.candidates import Candidates
 from holdfast.server.questions import Answer, Question, wire_bytes
 from holdfast.server.selection import Conversation, central, converse, exchange
@@ -110,23 +110,23 @@ def compared(fraction: Fraction, blocks: int, nodes: int, repeats: int) -> bool:
     return claims(measured, blocks)
 
 
-def some_standing(blocks: int, rng: np.random.Generator) -> Standing:
+def some_standing(blocks: int, rng: np.random.Generator) -> BlockInfo:
     """Blocks of 1 to 100 values that moved by very unequal distances, a tenth of them not at all; saved at 8 times."""
     sizes = rng.integers(1, 101, blocks)
     distances = rng.lognormal(sigma=2.0, size=blocks) * (rng.random(blocks) > 0.1)
-    return Standing(distances, np.ones(blocks), rng.integers(0, 8, blocks), sizes)
+    return BlockInfo(distances, np.ones(blocks), rng.integers(0, 8, blocks), sizes)
 
 
-def part_of(standing: Standing, ids: Ids) -> Standing:
+def part_of(standing: BlockInfo, ids: Ids) -> BlockInfo:
     """What one node knows."""
-    return Standing(standing.distances[ids], standing.norms[ids], standing.saved_at[ids], standing.sizes[ids])
+    return BlockInfo(standing.distances[ids], standing.norms[ids], standing.saved_at[ids], standing.sizes[ids])
 
 
 def selected(
     conversation: Callable[[Policy, Fraction], Conversation],
     policy: Policy,
     held: Sequence[Ids],
-    parts: Sequence[Standing],
+    parts: Sequence[BlockInfo],
     blocks: int,
 ) -> tuple[Cost, Choice]:
     """One selection, from the distances on the nodes to the blocks that each is to save."""
@@ -164,7 +164,7 @@ def on_each(cost: Cost, works: Sequence[Callable[[], Value]]) -> list[Value]:
     return results
 
 
-def partitioned(standing: Standing, taken: int) -> Cost:
+def partitioned(standing: BlockInfo, taken: int) -> Cost:
     """Only to find the key of the last block, if it were known how many are taken, and no two were equal."""
     cost = Cost(to_coordinator=BARE * len(standing.distances))
     began = time.perf_counter()

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from holdfast.audit.verdicts import CHECKS, Finding, audit_run, worst
     from holdfast.blocks.division import Blocks, along, euclidean, partition, ragged, whole
     from holdfast.blocks.lost_blocks import full, partial, recover
-    from holdfast.blocks.policy import Policy, Standing
+    from holdfast.blocks.policy import BlockInfo, Policy
     from holdfast.checkpoint.objects import ObjectStore
     from holdfast.checkpoint.place import open_store
     from holdfast.checkpoint.running import RunningCheckpoint
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from holdfast.faults.schedule import Failure
     from holdfast.history.log import History, HistoryWriter, read_history
     from holdfast.sampler.digest import Samples
-    from holdfast.sampler.plan import Geometry, Position
+    from holdfast.sampler.plan import Position, SamplePlan
     from holdfast.stall import Stall
     from holdfast.theory.bounds import endless_cost_bound, irreducible_error, iteration_cost_bound, sgd_cost_bound
     from holdfast.theory.rate import OnlineRate, Rate, fitted_rate, worst_rate
@@ -67,7 +67,7 @@ _LATER = {
     "Failure": "faults.schedule",
     "Finding": "audit.verdicts",
     "FutureVersion": "errors",
-    "Geometry": "sampler.plan",
+    "SamplePlan": "sampler.plan",
     "History": "history.log",
     "HistoryWriter": "history.log",
     "HoldfastError": "errors",
@@ -87,7 +87,7 @@ _LATER = {
     "Saved": "checkpoint.writer",
     "Snapshot": "checkpoint.snapshot",
     "Stall": "stall",
-    "Standing": "blocks.policy",
+    "BlockInfo": "blocks.policy",
     "StorageFailed": "errors",
     "Store": "checkpoint.store",
     "WorkerLost": "errors",
@@ -127,6 +127,7 @@ __all__ = [
     "CHECKS",
     "BadInput",
     "Batch",
+    "BlockInfo",
     "Blocks",
     "CommitConflict",
     "Corrupt",
@@ -136,7 +137,6 @@ __all__ = [
     "Failure",
     "Finding",
     "FutureVersion",
-    "Geometry",
     "History",
     "HistoryWriter",
     "HoldfastError",
@@ -152,11 +152,11 @@ __all__ = [
     "Run",
     "RunTime",
     "RunningCheckpoint",
+    "SamplePlan",
     "Samples",
     "Saved",
     "Snapshot",
     "Stall",
-    "Standing",
     "StorageFailed",
     "Store",
     "WorkerLost",

@@ -17,7 +17,7 @@ SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
 _PR_SET_PDEATHSIG = 1
 
 
-class Request:
+class StopFlag:
     """A flag without a lock: a signal may come while the thread it interrupts holds any lock there is."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Request:
         return self._made
 
 
-requested = Request()
+requested = StopFlag()
 """Set by SIGTERM in a worker; read at every step boundary."""
 
 

@@ -8,11 +8,11 @@ from holdfast.checkpoint.store import DirectoryStore
 from holdfast.events import SUPERVISED_ONLY, Attempt, Done, Judged, Launch, Restart, What
 from holdfast.history import gather
 from holdfast.history.log import HistoryWriter
-from holdfast.supervise.checkpoint_place import Checkpoints, Found
+from holdfast.supervise.checkpoint_place import Checkpoints, PlaceContents
 from holdfast.supervise.nodes.run_end import Ended
 from holdfast.supervise.verdict import completion
 
-NOTHING = Found(None, 0)
+NOTHING = PlaceContents(None, 0)
 LAUNCH = Launch(attempt=1, workers=1, argv=("train.py",), nodes=2)
 AGAIN = Restart(2, 1, newest=10, left=3)
 COMPLETED = Judged("completed", 2, "all workers have finished")
@@ -76,12 +76,12 @@ def test_where_folders_are_not_shared_the_place_of_the_checkpoints_tells(tmp_pat
     gather.send(other / "history", store)
     checkpoints = Checkpoints(here, str(place))
     found = checkpoints.try_out(alone=False)
-    assert found == Found(None, 2)
+    assert found == PlaceContents(None, 2)
     ended = Ended(here, checkpoints, found, extends=False)
     assert ended.look() is None
     tell(other, "supervisor-0", COMPLETED)
     gather.send(other / "history", store)
     assert "this run is done, all workers have finished" in str(ended.look())
     again = checkpoints.try_out(alone=False)
-    assert again == Found(None, 2, COMPLETED)
+    assert again == PlaceContents(None, 2, COMPLETED)
     assert Ended(here, checkpoints, again, extends=False).look() is None  # it may have been another run's

@@ -14,7 +14,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # it is p
 
 from holdfast import progress
 from holdfast.audit.verdicts import audit_run
-from holdfast.distributed.ranks import World
+from holdfast.distributed.ranks import Ranks
 from holdfast.progress import Progress
 from holdfast.supervise import error_file
 from holdfast.train.stopping import Apart, Stopping, apart
@@ -103,8 +103,8 @@ def test_a_run_is_extended_by_declaration_only(tmp_path: Path) -> None:
     assert "extended from 6 to 9 steps" in plan
 
 
-def world(store: HashStore, rank: int, size: int) -> World:
-    return World(rank=rank, size=size, store=store, grouped=False, device=torch.device("cpu"), patience=30.0)
+def world(store: HashStore, rank: int, size: int) -> Ranks:
+    return Ranks(rank=rank, size=size, store=store, grouped=False, device=torch.device("cpu"), patience=30.0)
 
 
 def test_ranks_whose_scripts_ask_at_the_same_boundary_stop_there() -> None:

@@ -22,7 +22,7 @@ from holdfast.history.tail import read_past
 from holdfast.lab.simulate.backprop import Interruption, update
 from holdfast.lab.simulate.replicas import Share, computed
 from holdfast.runs.config import RunConfig
-from holdfast.sampler.plan import Geometry
+from holdfast.sampler.plan import SamplePlan
 from holdfast.train import inject
 from holdfast.train.inject import Injection
 
@@ -123,7 +123,7 @@ def simulated(before: dict[str, Tensor], interruption: Interruption) -> tuple[di
 def shares() -> list[Share]:
     """What every rank trained in the step that was dumped."""
     data = dump.samples()
-    geometry = Geometry(samples=len(data), batch=dump.BATCH, epochs=dump.EPOCHS, seed=0)
+    geometry = SamplePlan(samples=len(data), batch=dump.BATCH, epochs=dump.EPOCHS, seed=0)
     at = geometry.position(dump.STEP)
     found = [[data[each] for each in geometry.share(at, rank, WORKERS)] for rank in range(WORKERS)]
     return [Share(torch.stack([x for x, _ in each]), torch.stack([y for _, y in each])) for each in found]

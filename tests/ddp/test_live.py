@@ -11,11 +11,11 @@ from final import complaints, different, events
 from supervised import HERE, Start, Supervisor, wait_until
 
 from holdfast.cost.breakdown import spent
-from holdfast.distributed.process_group import Crew
+from holdfast.distributed.process_group import RecoverableGroup
 from holdfast.errors import BadInput
 from holdfast.history.log import read_history
-from holdfast.live.coordination import Meeting
-from holdfast.live.recovery import Live
+from holdfast.live.coordination import Coordination
+from holdfast.live.recovery import LiveRecovery
 from holdfast.live.settlement import Settlement
 from holdfast.runs.config import RunConfig
 from holdfast.supervise.scale_request import scale
@@ -191,8 +191,8 @@ def test_what_cannot_be_scaled_is_refused_in_one_line(tmp_path: Path, recovery: 
 
 
 def test_one_that_joins_forgets_the_sums_of_a_meeting_that_was_interrupted() -> None:
-    live = Live("replay", 2, Meeting(1, (), torch.distributed.HashStore, seat=1, joins=True))
-    live.crews.append(Crew(live.link, 1, 2))
+    live = LiveRecovery("replay", 2, Coordination(1, (), torch.distributed.HashStore, seat=1, joins=True))
+    live.crews.append(RecoverableGroup(live.link, 1, 2))
     live.crews[0].given[0] = torch.zeros(1)
     live._hand_sums(Settlement(step=3, begun=True, joining=(1,), given=(None,)), None)
     assert live.crews[0].given == {}

@@ -14,7 +14,7 @@ from holdfast.supervise.nodes import multi_node
 from holdfast.supervise.nodes.connection import Connection
 from holdfast.supervise.nodes.multi_node import Nodes
 from holdfast.supervise.nodes.node import Node
-from holdfast.supervise.nodes.rendezvous import Over
+from holdfast.supervise.nodes.rendezvous import RunEnded
 
 WITHIN = 30.0
 
@@ -103,7 +103,7 @@ def test_a_node_that_comes_back_as_the_run_ends_is_told_how_it_ended(job: Job) -
     keeper.verdict = "as it ended"
     keeper.shutdown()
     leaving = job.later(keeper.leave)
-    with pytest.raises(Over, match="as it ended"):
+    with pytest.raises(RunEnded, match="as it ended"):
         coming.result(WITHIN)
     with pytest.raises(TimeoutError):
         leaving.result(0.5)
@@ -120,7 +120,7 @@ def test_a_node_that_waits_in_its_own_store_sees_that_the_run_has_ended_without_
     ends = iter([None, "as it ended"])
     alone = job.node(1)
     alone.say, alone.ended = said.append, lambda: next(ends)
-    with pytest.raises(Over, match="as it ended"):
+    with pytest.raises(RunEnded, match="as it ended"):
         job.later(alone.next_rendezvous).result(WITHIN)
     assert said == [f"waiting for node 0 at {job.endpoint}, for 10 minutes at most"]
     alone.leave()
@@ -136,7 +136,7 @@ def test_so_does_one_that_finds_nobody_at_the_rendezvous(job: Job, monkeypatch: 
         job.endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
         alone = job.node(1)
         alone.say, alone.ended = said.append, lambda: next(ends)
-        with pytest.raises(Over, match="as it ended"):
+        with pytest.raises(RunEnded, match="as it ended"):
             job.later(alone.next_rendezvous).result(WITHIN)
     assert said == [f"waiting for node 0 at {job.endpoint}, for 10 minutes at most"]
     alone.leave()

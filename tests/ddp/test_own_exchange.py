@@ -10,9 +10,9 @@ from supervised import HERE, Start, Supervisor
 
 from holdfast import progress
 from holdfast.distributed import script_collectives
-from holdfast.distributed.script_collectives import Outlived
+from holdfast.distributed.script_collectives import SCRIPT_COLLECTIVES, Outlived
 from holdfast.errors import WorkerLost
-from holdfast.live.settlement import EXCHANGES, NOWHERE, Stand, settled
+from holdfast.live.settlement import NOWHERE, Stand, settled
 
 SCRIPT = HERE / "exchanging.py"
 
@@ -42,7 +42,7 @@ def test_after_a_loss_a_run_whose_script_exchanges_by_itself_starts_again(
     plain = trained(start, exchanges, [], "plain", recovery=recovery)
     struck = trained(start, exchanges, [(2, "backward=0.5"), (14, "backward=0.5")], "struck", recovery=recovery)
     assert events(struck.out, "restart"), struck.said
-    assert EXCHANGES in struck.said
+    assert SCRIPT_COLLECTIVES in struck.said
     assert not complaints(struck.out)
     if recovery == "replay" or exchanges == "step":  # else what was lost before the first exchange stays lost
         assert not different(plain.out, struck.out)
@@ -71,7 +71,7 @@ def test_whoever_takes_the_place_of_a_lost_rank_can_ask_for_its_rank(start: Star
 
 def test_members_do_not_go_on_if_one_of_them_has_exchanged_by_itself() -> None:
     stands = {0: Stand(step=3, members=(0, 1, 2)), 2: Stand(step=3, members=(0, 1, 2), exchanges=True)}
-    assert settled(stands) == EXCHANGES
+    assert settled(stands) == SCRIPT_COLLECTIVES
     assert not isinstance(settled({0: stands[0], 1: Stand(step=NOWHERE)}), str)
 
 
@@ -106,7 +106,7 @@ def test_nothing_can_be_exchanged_over_a_group_that_the_run_has_outlived(
         assert isinstance(dist.group.WORLD, Outlived)
         assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (1, 3, "gloo")
         assert not script_collectives.has_exchanged()
-        with pytest.raises(WorkerLost, match=EXCHANGES):
+        with pytest.raises(WorkerLost, match=SCRIPT_COLLECTIVES):
             EXCHANGED[name](torch.ones(2))
         assert outlived.has_exchanged
         assert outlived.has_fallen_back

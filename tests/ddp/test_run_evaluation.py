@@ -22,11 +22,11 @@ from torch.utils.data import DataLoader
 
 from holdfast import progress
 from holdfast.distributed.membership import Membership
-from holdfast.distributed.ranks import World
+from holdfast.distributed.ranks import Ranks
 from holdfast.errors import BadInput, WorkerLost
 from holdfast.progress import Phase
-from holdfast.supervise.hang_detection import LEAST, Elsewhere, Judge, Seen
-from holdfast.train.evaluation import MOST, Shard, Together
+from holdfast.supervise.hang_detection import LEAST, Judge, RemoteProgress, WorkerLook
+from holdfast.train.evaluation import MOST, DatasetShard, Together
 from holdfast.train.state.protected import Protected
 
 
@@ -43,7 +43,7 @@ def of_ranks(size: int, do: Callable[[Together], Any]) -> list[Any]:
     store, results, errors = HashStore(), [None] * size, []
 
     def rank(number: int) -> None:
-        world = World(rank=number, size=size, store=store, grouped=True, device=torch.device("cpu"), patience=3)
+        world = Ranks(rank=number, size=size, store=store, grouped=True, device=torch.device("cpu"), patience=3)
         try:
             results[number] = do(Together(world, None))
         except Exception as error:
@@ -110,14 +110,14 @@ def test_alone_a_number_is_its_own_sum_and_tensors_keep_their_kind() -> None:
 @settings(max_examples=50)
 @given(samples=st.integers(1, 40), world=st.integers(1, 9))
 def test_the_parts_of_all_ranks_are_the_whole_and_differ_by_at_most_one(samples: int, world: int) -> None:
-    parts = [list(Shard(range(samples), lambda rank=rank: (rank, world))) for rank in range(world)]  # type: ignore[misc]
+    parts = [list(DatasetShard(range(samples), lambda rank=rank: (rank, world))) for rank in range(world)]  # type: ignore[misc]
     assert [each for part in parts for each in part] == list(range(samples))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_a_part_is_found_anew_before_every_pass_also_by_processes_that_load() -> None:
     place = [(0, 3)]
-    shard = Shard(range(12), lambda: place[0])
+    shard = DatasetShard(range(12), lambda: place[0])
     loader = DataLoader(shard, batch_size=3, num_workers=1, persistent_workers=True)
     assert torch.cat(list(loader)).tolist() == [0, 1, 2, 3]
     place[0] = (1, 2)  # a rank was lost
@@ -145,7 +145,7 @@ def fallen() -> Any:
 
 def test_what_a_lost_rank_said_before_counts_and_what_it_did_not_say_needs_a_restart(fallen: Any) -> None:
     live = Lost()
-    world = World(rank=0, size=3, store=HashStore(), grouped=True, device=torch.device("cpu"), patience=5)
+    world = Ranks(rank=0, size=3, store=HashStore(), grouped=True, device=torch.device("cpu"), patience=5)
     together = Together(world, live)  # type: ignore[arg-type]
     for member in (1, 2):
         live.shared.set(f"evaluation/together/-1/1/{member}", '["*", 1.0, [2.5]]')
@@ -158,7 +158,7 @@ def test_what_a_lost_rank_said_before_counts_and_what_it_did_not_say_needs_a_res
 
 def test_a_rank_that_is_lost_while_its_part_is_evaluated_needs_a_restart(fallen: Any) -> None:
     live = Lost()
-    world = World(rank=0, size=3, store=HashStore(), grouped=True, device=torch.device("cpu"), patience=5)
+    world = Ranks(rank=0, size=3, store=HashStore(), grouped=True, device=torch.device("cpu"), patience=5)
     together = Together(world, live)  # type: ignore[arg-type]
     fallen.here.passes(0)
     together.place()
@@ -172,8 +172,8 @@ def test_an_evaluation_that_goes_on_is_no_hang_and_one_that_does_not_is() -> Non
     judge.begin()
 
     def look(seconds: float, evaluated: int) -> bool:
-        seen = Seen(seat=0, boundaries=5, evaluated=evaluated, phase=Phase.TRAINING)
-        return bool(judge.look([seen], seconds, lambda _: 0.0, Elsewhere()))
+        seen = WorkerLook(seat=0, boundaries=5, evaluated=evaluated, phase=Phase.TRAINING)
+        return bool(judge.look([seen], seconds, lambda _: 0.0, RemoteProgress()))
 
     steps = int(8 * LEAST)
     assert not any(look(0.5 * number, number // 500) for number in range(steps))

@@ -21,7 +21,7 @@ from holdfast.checkpoint.store import DirectoryStore
 from holdfast.distributed import ranks
 from holdfast.errors import BadInput, Corrupt, HoldfastError
 from holdfast.history.log import read_history
-from holdfast.runs.config import RunConfig, Source
+from holdfast.runs.config import RunConfig, WeightsSource
 from holdfast.supervise.checkpoint_place import beginning
 from holdfast.train.run import Run
 from holdfast.train.state import rng
@@ -44,7 +44,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def begin(out: Path, source: Source | None = None, seed: int = 0) -> Run:
+def begin(out: Path, source: WeightsSource | None = None, seed: int = 0) -> Run:
     """A run of one process, in a folder and from a source."""
     config = RunConfig(script="train.py", save_every=3, source=source, seed=seed)
     run = Run(config, ranks.join(60.0), out)
@@ -52,8 +52,8 @@ def begin(out: Path, source: Source | None = None, seed: int = 0) -> Run:
     return run
 
 
-def source(place: Path, **how: Any) -> Source:
-    return settled(Source(place=str(place), **how))
+def source(place: Path, **how: Any) -> WeightsSource:
+    return settled(WeightsSource(place=str(place), **how))
 
 
 def test_every_format_gives_the_same_weights_and_the_same_digest(before: Path) -> None:
@@ -230,7 +230,7 @@ def test_what_is_foreign_or_truncated_is_one_line_and_nothing_runs_or_is_made(
     path = foreign(kind, before, tmp_path)
     there = sorted(tmp_path.rglob("*"))
     with pytest.raises((BadInput, Corrupt)) as refused:
-        read(Source(place=str(path)))
+        read(WeightsSource(place=str(path)))
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
     assert sorted(tmp_path.rglob("*")) == there
@@ -244,12 +244,12 @@ def test_a_folder_remembers_its_source(before: Path, tmp_path: Path) -> None:
     assert RunConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
     assert "source" not in RunConfig(script="train.py").to_json()
     (tmp_path / "run.json").write_text(json.dumps(config.to_json()))
-    for wished in (None, Source(place=origin.place)):
+    for wished in (None, WeightsSource(place=origin.place)):
         assert beginning(wished, tmp_path, has_begun=True) == origin
     assert beginning(None, tmp_path, has_begun=False) is None
     assert repr(origin).endswith(f"run' ({origin.digest[:8]})")
     with pytest.raises(BadInput, match="cannot begin with its own weights"):
-        beginning(Source(place=str(tmp_path)), tmp_path, has_begun=False)
+        beginning(WeightsSource(place=str(tmp_path)), tmp_path, has_begun=False)
     for said in ({"place": 3}, "w.pt", {**origin.to_json(), "digest": None}):
         with pytest.raises(HoldfastError):
             RunConfig.from_json({"script": "x", "source": said})
@@ -260,7 +260,7 @@ def test_a_killed_run_from_a_source_ends_with_the_bits_of_one_that_was_not(
 ) -> None:
     task = {"epochs": 2}
     config: dict[str, Any] = {"script": HERE / "loop.py", "workers": 2, "save_every": 4}
-    wished = Source(place=str(before / "w.safetensors")).to_json()
+    wished = WeightsSource(place=str(before / "w.safetensors")).to_json()
     struck = [{"step": 2, "kind": "kill", "targets": [0]}, {"step": 6, "kind": "kill", "targets": [1]}]
     killed = start(task, out="killed", source=wished, failures=struck, **config)
     whole = start(task, out="whole", source=wished, **config)
@@ -298,4 +298,4 @@ def test_values_of_another_precision_are_cast_as_torch_does() -> None:
 def test_a_store_of_checkpoints_is_no_source_by_itself(tmp_path: Path) -> None:
     DirectoryStore(tmp_path / "store").put("x", [b""])
     with pytest.raises(BadInput, match="neither the folder of a run"):
-        read(Source(place=str(tmp_path / "store")))
+        read(WeightsSource(place=str(tmp_path / "store")))

@@ -12,7 +12,7 @@ from torch.utils.data import Subset, default_collate, get_worker_info
 
 from holdfast.errors import BadInput
 from holdfast.sampler.digest import Samples
-from holdfast.sampler.plan import Geometry
+from holdfast.sampler.plan import SamplePlan
 from holdfast.train.data import loader as loader_options
 from holdfast.train.data import loader as loading
 from holdfast.train.data.loader import Shares
@@ -31,7 +31,7 @@ class Drawn:
         return index, random.random()
 
 
-GEOMETRY = Geometry(samples=50, batch=10, epochs=2, seed=3)
+GEOMETRY = SamplePlan(samples=50, batch=10, epochs=2, seed=3)
 
 
 def loaded(dataset: Any = None, *, workers: int = 0, parts: int = 1, start: int = 0) -> list[list[Any]]:
@@ -56,7 +56,7 @@ def test_every_rank_requests_its_share_of_every_window(start: int, world: int, c
 
 
 def test_to_go_on_anywhere_costs_the_window_and_not_the_epoch() -> None:
-    huge = Geometry(samples=10**9, batch=64, epochs=3)
+    huge = SamplePlan(samples=10**9, batch=64, epochs=3)
     start = 2 * huge.steps_per_epoch - 1
     first = next(loading.requests(huge, start, 0, 4))
     assert np.array_equal(first.ids, huge.share(huge.position(start), 0, 4))

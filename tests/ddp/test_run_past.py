@@ -11,7 +11,7 @@ from holdfast.errors import Corrupt, StorageFailed
 from holdfast.events import Attempt, Commit, Recover, Seconds, Step, Strike, What
 from holdfast.faults.schedule import Failure
 from holdfast.history.log import HistoryWriter, backwards, read_history
-from holdfast.history.tail import Past, has_commit, read_past
+from holdfast.history.tail import PastAttempts, has_commit, read_past
 from holdfast.sampler.digest import Samples
 from holdfast.train import inject
 from holdfast.train.attach import attach
@@ -33,7 +33,7 @@ def begin(attempt: int, restored: int | None) -> tuple[What, What]:
 
 
 def test_without_a_history_there_is_no_past(tmp_path: Path) -> None:
-    assert read_past(tmp_path / "none") == Past()
+    assert read_past(tmp_path / "none") == PastAttempts()
     assert not has_commit(tmp_path / "none", 50)
 
 
@@ -41,7 +41,9 @@ def test_the_past_is_the_last_attempt_and_the_failures_of_all_ranks(tmp_path: Pa
     write(tmp_path, "rank-0", *begin(1, None), step(0), *begin(2, None), step(0, 2))
     write(tmp_path, "injected-3", Strike(1, 70, "kill", 3))
     write(tmp_path, "injected-storage", Strike(1, 50, "enospc", 0))
-    assert read_past(tmp_path) == Past(2, frozenset({(70, "kill", 3, "boundary"), (50, "enospc", 0, "boundary")}))
+    assert read_past(tmp_path) == PastAttempts(
+        2, frozenset({(70, "kill", 3, "boundary"), (50, "enospc", 0, "boundary")})
+    )
 
 
 def test_a_commit_is_on_record_unless_a_later_recover_went_back_behind_it(tmp_path: Path) -> None:

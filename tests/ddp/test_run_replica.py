@@ -9,8 +9,8 @@ from torch import nn
 from torch.distributed import HashStore
 
 from holdfast.errors import BadInput
-from holdfast.live.coordination import Meeting
-from holdfast.live.recovery import Live
+from holdfast.live.coordination import Coordination
+from holdfast.live.recovery import LiveRecovery
 from holdfast.train.replicate import Replica
 from holdfast.train.state.protected import unwrapped
 
@@ -113,7 +113,7 @@ def test_a_model_that_is_not_wrapped_is_itself() -> None:
 def test_what_live_recovery_does_not_go_with_is_refused_in_one_line(
     model: nn.Module, options: dict[str, Any], named: str
 ) -> None:
-    live = Live("forward", 2, Meeting(0, (0, 1), HashStore, seat=0))
+    live = LiveRecovery("forward", 2, Coordination(0, (0, 1), HashStore, seat=0))
     with pytest.raises(BadInput, match=f"^live recovery does not go with .*{named}") as refused:
         Replica(model, options, live)
     assert "\n" not in str(refused.value)

@@ -7,7 +7,7 @@ import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # it is public
 
 from holdfast import process
-from holdfast.distributed.ranks import World
+from holdfast.distributed.ranks import Ranks
 from holdfast.train.stopping import Stopping
 
 STEPS = 100_000
@@ -16,12 +16,12 @@ STEPS = 100_000
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that was asked to stop."""
-    monkeypatch.setattr(process, "requested", process.Request())
+    monkeypatch.setattr(process, "requested", process.StopFlag())
     process.requested.set()
 
 
-def world(store: HashStore, rank: int, size: int) -> World:
-    return World(rank=rank, size=size, store=store, grouped=False, device=torch.device("cpu"), patience=30.0)
+def world(store: HashStore, rank: int, size: int) -> Ranks:
+    return Ranks(rank=rank, size=size, store=store, grouped=False, device=torch.device("cpu"), patience=30.0)
 
 
 class Trainee:

@@ -8,14 +8,14 @@ import torch
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # it is public
 
 from holdfast.distributed import ranks as module
-from holdfast.distributed.ranks import World
+from holdfast.distributed.ranks import Ranks
 from holdfast.errors import WorkerLost
 
 
-def pair(patience: float) -> tuple[World, World]:
+def pair(patience: float) -> tuple[Ranks, Ranks]:
     store, cpu = HashStore(), torch.device("cpu")
     first, second = (
-        World(rank=rank, size=2, store=store, grouped=False, device=cpu, patience=patience) for rank in (0, 1)
+        Ranks(rank=rank, size=2, store=store, grouped=False, device=cpu, patience=patience) for rank in (0, 1)
     )
     return first, second
 

@@ -17,7 +17,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from holdfast.audit.verdicts import audit_run
 from holdfast.errors import BadInput, Corrupt
 from holdfast.train.data.stream import Feed
-from holdfast.train.state.restore import Restored
+from holdfast.train.state.restore import RestoredState
 
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it, and torch warns
 
@@ -155,8 +155,8 @@ def test_a_loader_is_not_protected_beside(tmp_path: Path) -> None:
 
 def test_a_run_of_another_kind_or_of_other_ranks_is_not_gone_on_with() -> None:
     with pytest.raises(BadInput, match="the snapshot of step 4 does not say where a loader was"):
-        Feed(shuffled()).go_on(Restored(step=4, world=1), 0, 1)
-    two = Restored(step=4, world=2, positions=([0, ""], [0, ""]))
+        Feed(shuffled()).go_on(RestoredState(step=4, world=1), 0, 1)
+    two = RestoredState(step=4, world=2, positions=([0, ""], [0, ""]))
     with pytest.raises(
         BadInput, match=r"fed by the loaders of 2 ranks.*go on with 2 workers, or name another"
     ) as refused:
@@ -169,7 +169,7 @@ def test_a_run_of_another_kind_or_of_other_ranks_is_not_gone_on_with() -> None:
 )
 def test_a_strangers_position_is_refused(position: Any) -> None:
     with pytest.raises(Corrupt, match="does not say where the loader of rank 0 was"):
-        Feed(shuffled()).go_on(Restored(step=4, world=1, positions=(position,)), 0, 1)
+        Feed(shuffled()).go_on(RestoredState(step=4, world=1, positions=(position,)), 0, 1)
 
 
 def test_a_run_that_recovers_live_is_refused(start: Start) -> None:

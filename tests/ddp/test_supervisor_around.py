@@ -16,7 +16,7 @@ from holdfast.errors import BadInput
 from holdfast.history.log import read_history
 from holdfast.runs import lock
 from holdfast.runs.config import RunConfig
-from holdfast.supervise.workers.entry import Log
+from holdfast.supervise.workers.entry import WorkerOutput
 
 LOADING = """
 import sys, time, torch
@@ -208,7 +208,7 @@ def test_where_no_log_can_be_written_the_reason_is_still_known(start: Start, tmp
 def test_what_a_full_disk_does_not_take_of_a_log_is_no_error_of_the_script() -> None:
     full = os.open("/dev/full", os.O_WRONLY)
     try:
-        with Log(full) as log:
+        with WorkerOutput(full) as log:
             assert log.write(b"four") == 4
     finally:
         os.close(full)

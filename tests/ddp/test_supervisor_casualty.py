@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from holdfast.history.tail import Finish
 from holdfast.supervise.error_file import Raised
-from holdfast.supervise.failure_cause import Casualty, Death, casualty
-from holdfast.supervise.restart_policy import Tries
-from holdfast.supervise.verdict import Verdict, done_before
+from holdfast.supervise.failure_cause import Casualty, WorkerExit, casualty
+from holdfast.supervise.restart_policy import RestartPolicy
+from holdfast.supervise.verdict import RunVerdict, done_before
 
 # What peers of a dead worker were seen to raise.
 CONNECTION_ERRORS = (
@@ -44,10 +44,10 @@ causes = st.one_of(
 
 
 def test_whoever_leaves_its_loop_with_0_is_tried_once_more_and_then_it_is_the_script() -> None:
-    peer = Death(rank=0, local_rank=0, exit=1, raised=Raised(CONNECTION_ERRORS[0], "Traceback ...", 1.0), step=8)
-    lost = casualty([peer, Death(rank=1, local_rank=1, exit=0, midway=True, step=8)])
+    peer = WorkerExit(rank=0, local_rank=0, exit=1, raised=Raised(CONNECTION_ERRORS[0], "Traceback ...", 1.0), step=8)
+    lost = casualty([peer, WorkerExit(rank=1, local_rank=1, exit=0, midway=True, step=8)])
     assert lost.line == "rank 1 exited with status 0 in the middle of its loop, at step 8"
-    tries = Tries(3, None)
+    tries = RestartPolicy(3, None)
     assert tries.after(lost, None) is None
     assert tries.after(replace(lost, step=9), None) is None  # it comes further: another one
     verdict, why = tries.after(lost, None) or ("", "")
@@ -58,12 +58,12 @@ def test_whoever_leaves_its_loop_with_0_is_tried_once_more_and_then_it_is_the_sc
 def test_whoever_has_a_cause_of_its_own_is_the_casualty(cause, others, data) -> None:  # type: ignore[no-untyped-def]
     rank = data.draw(st.integers(0, len(others)))
     kind, status, raised = cause
-    deaths = [Death(rank=0, local_rank=0, exit=exit, raised=what) for exit, what in others]
+    deaths = [WorkerExit(rank=0, local_rank=0, exit=exit, raised=what) for exit, what in others]
     deaths.insert(
-        rank, Death(rank=0, local_rank=0, exit=status, hung="did nothing" if kind == "hang" else "", raised=raised)
+        rank, WorkerExit(rank=0, local_rank=0, exit=status, hung="did nothing" if kind == "hang" else "", raised=raised)
     )
     deaths = [
-        Death(rank=i + 4, local_rank=i, exit=each.exit, hung=each.hung, raised=each.raised)
+        WorkerExit(rank=i + 4, local_rank=i, exit=each.exit, hung=each.hung, raised=each.raised)
         for i, each in enumerate(deaths)
     ]
     found = casualty(deaths)
@@ -73,13 +73,13 @@ def test_whoever_has_a_cause_of_its_own_is_the_casualty(cause, others, data) -> 
 
 @given(st.lists(st.floats(0, 9), min_size=1, max_size=6))
 def test_of_several_that_raised_the_first_is_the_casualty(times: list[float]) -> None:
-    deaths = [Death(rank=i, local_rank=i, exit=1, raised=own("KeyError: 0", time)) for i, time in enumerate(times)]
+    deaths = [WorkerExit(rank=i, local_rank=i, exit=1, raised=own("KeyError: 0", time)) for i, time in enumerate(times)]
     assert times[casualty(deaths).rank] == min(times)
 
 
 @given(st.lists(consequences, min_size=1, max_size=6))
 def test_where_all_have_only_lost_a_peer_nobody_blames_the_script(others) -> None:  # type: ignore[no-untyped-def]
-    deaths = [Death(rank=i, local_rank=i, exit=exit, raised=what) for i, (exit, what) in enumerate(others)]
+    deaths = [WorkerExit(rank=i, local_rank=i, exit=exit, raised=what) for i, (exit, what) in enumerate(others)]
     assert casualty(deaths).kind in ("peer", "signal")
 
 
@@ -90,8 +90,10 @@ TIMEOUT = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:133] Timed out wa
 def test_whoever_was_waited_for_is_the_casualty_not_those_who_gave_up(ranks: list[int], aborted: bool) -> None:
     late, *others = ranks
     gave_up = (-signal.SIGABRT, None) if aborted else (1, own(TIMEOUT, 1.0))
-    deaths = [Death(rank=late, local_rank=late, exit=None, place=(7, 3), idle=9.0, log="logs/a.err")]
-    deaths += [Death(rank=each, local_rank=each, exit=gave_up[0], raised=gave_up[1], place=(7, 4)) for each in others]
+    deaths = [WorkerExit(rank=late, local_rank=late, exit=None, place=(7, 3), idle=9.0, log="logs/a.err")]
+    deaths += [
+        WorkerExit(rank=each, local_rank=each, exit=gave_up[0], raised=gave_up[1], place=(7, 4)) for each in others
+    ]
     found = casualty(deaths)
     assert (found.kind, found.rank) == ("hang", late)
     assert "the stacks of its threads are in logs/a.err" in found.message
@@ -107,19 +109,19 @@ def lost(kind: str = "signal", message: str = "broke", step: int | None = 57, **
     return Casualty(kind=kind, rank=2, local_rank=2, exit=1, signal=None, message=message, step=step, **about)  # type: ignore[arg-type]
 
 
-def words(tries: Tries, failures: list[tuple[Casualty, int | None]]) -> list[str | None]:
+def words(tries: RestartPolicy, failures: list[tuple[Casualty, int | None]]) -> list[str | None]:
     """What is decided after each of these failures, each with the newest snapshot then."""
     return [why[0] if (why := tries.after(*each)) else None for each in failures]
 
 
 @given(st.integers(0, 9), st.sampled_from(["exit", "signal", "hang", "peer", "storage"]))
 def test_a_failure_is_tried_again_until_the_limit(limit: int, kind: str) -> None:
-    assert words(Tries(limit, 50), [(lost(kind), 50)] * (limit + 1)) == [None] * limit + ["gave-up"]
+    assert words(RestartPolicy(limit, 50), [(lost(kind), 50)] * (limit + 1)) == [None] * limit + ["gave-up"]
 
 
 @given(st.lists(st.booleans(), max_size=20), st.integers(1, 4))
 def test_progress_fills_the_restarts_up_again(further: list[bool], limit: int) -> None:
-    tries, newest, used = Tries(limit, None), 0, 0
+    tries, newest, used = RestartPolicy(limit, None), 0, 0
     for each in further:
         newest, used = (newest + 10, 0) if each else (newest, used)
         assert tries.left(newest) == limit - used
@@ -133,12 +135,12 @@ def test_progress_fills_the_restarts_up_again(further: list[bool], limit: int) -
 def test_an_error_that_no_snapshot_has_passed_is_the_same_again() -> None:
     """The first attempt may end before its save is durable, and the second after: it came to the same step all the same."""
     error = lost("error", "ValueError: bad sample", place="train.py:9", step=57)
-    assert words(Tries(9, 0), [(error, 0), (error, 50)]) == [None, "script-error"]
-    assert words(Tries(9, 0), [(error, 0), (error, 60), (error, 60)]) == [None, None, "script-error"]
+    assert words(RestartPolicy(9, 0), [(error, 0), (error, 50)]) == [None, "script-error"]
+    assert words(RestartPolicy(9, 0), [(error, 0), (error, 60), (error, 60)]) == [None, None, "script-error"]
 
 
 def test_a_store_that_does_not_say_what_it_holds_is_no_progress_and_no_end() -> None:
-    assert words(Tries(2, 50), [(lost(), None), (lost(), 50), (lost(), None)]) == [None, None, "gave-up"]
+    assert words(RestartPolicy(2, 50), [(lost(), None), (lost(), 50), (lost(), None)]) == [None, None, "gave-up"]
 
 
 def test_the_same_error_at_the_same_step_again_is_the_scripts() -> None:
@@ -149,14 +151,14 @@ def test_the_same_error_at_the_same_step_again_is_the_scripts() -> None:
     later = lost("error", error.message, place="train.py:9", step=58)
     early = lost("error", error.message, place="train.py:9", step=None)
     for between in (other, elsewhere, later, early, lost("signal")):
-        assert words(Tries(9, 0), [(error, 50), (between, 50), (again, 50)]) == [None, None, "script-error"]
-    assert words(Tries(9, 0), [(early, None), (early, None)]) == [None, "script-error"]
-    assert words(Tries(9, 0), [(early, None), (early, 50), (early, 50)]) == [
+        assert words(RestartPolicy(9, 0), [(error, 50), (between, 50), (again, 50)]) == [None, None, "script-error"]
+    assert words(RestartPolicy(9, 0), [(early, None), (early, None)]) == [None, "script-error"]
+    assert words(RestartPolicy(9, 0), [(early, None), (early, 50), (early, 50)]) == [
         None,
         None,
         "script-error",
     ]  # it got further
-    tries = Tries(9, 0)
+    tries = RestartPolicy(9, 0)
     tries.after(error, 50)
     why = tries.after(again, 50)
     assert why is not None
@@ -166,43 +168,52 @@ def test_the_same_error_at_the_same_step_again_is_the_scripts() -> None:
 def test_the_same_exit_status_at_the_same_step_again_is_the_scripts_and_another_is_tried_again() -> None:
     three, four = (lost("error", f"exited with status {status}", place="train.py:9") for status in (3, 4))
     later = lost("error", three.message, place="train.py:9", step=58)
-    assert words(Tries(9, 0), [(three, 50), (four, 50), (later, 50), (three, 50)]) == [None, None, None, "script-error"]
+    assert words(RestartPolicy(9, 0), [(three, 50), (four, 50), (later, 50), (three, 50)]) == [
+        None,
+        None,
+        None,
+        "script-error",
+    ]
 
 
 def test_a_name_that_does_not_exist_is_the_scripts_however_far_it_got() -> None:
     first, later = (lost("error", "NameError: name 'y' is not defined", place="train.py:9", step=s) for s in (30, 60))
-    assert words(Tries(9, 0), [(first, 25), (later, 50)]) == [None, "script-error"]
+    assert words(RestartPolicy(9, 0), [(first, 25), (later, 50)]) == [None, "script-error"]
 
 
 def test_a_loader_that_is_killed_again_and_again_is_no_error_of_the_script() -> None:
     killed = lost("error", "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", place="train.py:9")
     gone = lost("error", "RuntimeError: DataLoader worker (pid(s) 7, 8) exited unexpectedly", place="train.py:9")
-    assert words(Tries(2, 0), [(killed, 50)] * 3) == words(Tries(2, 0), [(gone, 50)] * 3) == [None, None, "gave-up"]
+    assert (
+        words(RestartPolicy(2, 0), [(killed, 50)] * 3)
+        == words(RestartPolicy(2, 0), [(gone, 50)] * 3)
+        == [None, None, "gave-up"]
+    )
 
 
 def test_survivors_that_cannot_go_on_are_no_error_of_the_script_however_often_it_comes() -> None:
     raised = Raised("rank 0 is lost, and its buffers with it", "", 1.0, origin="peer", place="live.py:1")
-    lost = casualty([Death(rank=1, local_rank=1, exit=1, raised=raised, step=12)])
+    lost = casualty([WorkerExit(rank=1, local_rank=1, exit=1, raised=raised, step=12)])
     assert (lost.kind, lost.line) == ("peer", "rank 1 cannot go on: rank 0 is lost, and its buffers with it")
-    tries = Tries(3, None)
+    tries = RestartPolicy(3, None)
     assert [tries.after(lost, None) for _ in range(3)] == [None] * 3
 
 
 def test_what_holdfast_refuses_would_be_refused_again() -> None:
-    assert words(Tries(9, 0), [(lost("error", origin="refused"), 50)]) == ["refused"]
+    assert words(RestartPolicy(9, 0), [(lost("error", origin="refused"), 50)]) == ["refused"]
 
 
 def test_a_verdict_is_one_line_and_an_exit_code() -> None:
-    verdict = Verdict(verdict="completed", attempts=1, because="all workers have finished")
+    verdict = RunVerdict(verdict="completed", attempts=1, because="all workers have finished")
     assert verdict.line == "completed after 1 attempt: all workers have finished"
     assert [
-        Verdict(verdict=word, attempts=2, because="").exit_code for word in ("gave-up", "preempted", "refused")
+        RunVerdict(verdict=word, attempts=2, because="").exit_code for word in ("gave-up", "preempted", "refused")
     ] == [1, 75, 2]  # type: ignore[arg-type]
 
 
 def test_a_verdict_is_the_same_on_the_nodes_that_read_it() -> None:
-    verdict = Verdict(verdict="gave-up", attempts=4, because='rank 2 raised "no"')
-    assert Verdict.from_text(verdict.to_text()) == verdict
+    verdict = RunVerdict(verdict="gave-up", attempts=4, because='rank 2 raised "no"')
+    assert RunVerdict.from_text(verdict.to_text()) == verdict
 
 
 def test_of_a_run_that_was_done_before_it_is_said_where_its_last_snapshot_is_gone() -> None:

@@ -15,7 +15,7 @@ from listening import listening
 from supervised import WITHIN, Start, Supervisor, wait_until
 
 from holdfast.supervise.nodes.node import Node
-from holdfast.supervise.nodes.rendezvous import Meeting
+from holdfast.supervise.nodes.rendezvous import RoundInfo
 
 
 def free_port(address: str) -> int:
@@ -173,8 +173,8 @@ def test_the_verdict_is_the_last_thing_that_the_nodes_print(tmp_path: Path) -> N
 
 
 def test_a_meeting_tells_who_goes_on_without_whom_and_where_they_meet_now() -> None:
-    all_of_them = Meeting(attempt=1, round="a", address="", nodes=(0, 1, 2))
-    some = Meeting(attempt=2, round="b", address="", nodes=(1,), host=1)
+    all_of_them = RoundInfo(attempt=1, round="a", address="", nodes=(0, 1, 2))
+    some = RoundInfo(attempt=2, round="b", address="", nodes=(1,), host=1)
     assert all_of_them.news(None, 3) == []
     assert some.news(all_of_them, 3) == ["node 1 of 3 go on without nodes 0, 2", "the nodes now meet at node 1"]
     assert some.news(some, 3) == ["node 1 of 3 go on without nodes 0, 2"]

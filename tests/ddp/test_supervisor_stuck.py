@@ -16,10 +16,10 @@ from holdfast.supervise.hang_detection import (
     SOON,
     STOPPED,
     TIMES,
-    Elsewhere,
     Judge,
-    Seen,
+    RemoteProgress,
     Stuck,
+    WorkerLook,
 )
 
 TRAINING = {"boundaries": 5, "posted": 9, "phase": Phase.TRAINING}
@@ -34,17 +34,17 @@ class Clock:
         self.judge = Judge(given, hang_after, live=live)
         self.now, self.busy, self.used = 0.0, busy, 0.0
 
-    def look(self, *workers: Seen, elsewhere: Elsewhere | None = None) -> Stuck | None:
+    def look(self, *workers: WorkerLook, elsewhere: RemoteProgress | None = None) -> Stuck | None:
         """The first that is stuck, if any is."""
         return next(iter(self.all(*workers, elsewhere=elsewhere)), None)
 
-    def all(self, *workers: Seen, elsewhere: Elsewhere | None = None) -> list[Stuck]:
+    def all(self, *workers: WorkerLook, elsewhere: RemoteProgress | None = None) -> list[Stuck]:
         self.now += 0.25
         self.used += 0.25 * self.busy
-        return self.judge.look(workers, self.now, lambda seat: self.used, elsewhere or Elsewhere())
+        return self.judge.look(workers, self.now, lambda seat: self.used, elsewhere or RemoteProgress())
 
     def until(
-        self, *workers: Seen, most: float = 4000.0, elsewhere: Elsewhere | None = None
+        self, *workers: WorkerLook, most: float = 4000.0, elsewhere: RemoteProgress | None = None
     ) -> tuple[float, int] | None:
         """After how many seconds without progress who is found stuck."""
         self.look(*workers, elsewhere=elsewhere)
@@ -60,71 +60,75 @@ def steps(clock: Clock, seconds: float) -> None:
     for boundaries in range(6):
         until = clock.now + seconds
         while clock.now < until:
-            assert clock.look(Seen(seat=0, boundaries=boundaries, phase=Phase.TRAINING)) is None
+            assert clock.look(WorkerLook(seat=0, boundaries=boundaries, phase=Phase.TRAINING)) is None
 
 
 def test_a_step_has_a_deadline_that_the_run_teaches() -> None:
-    assert Clock().until(Seen(seat=0, **TRAINING)) == (pytest.approx(LEAST, abs=1), 0)
+    assert Clock().until(WorkerLook(seat=0, **TRAINING)) == (pytest.approx(LEAST, abs=1), 0)
     clock = Clock()
     steps(clock, 60.0)
     assert clock.judge.step == pytest.approx(60 * TIMES, rel=0.05)
     clock.judge.begin()
-    assert clock.until(Seen(seat=0, **TRAINING)) == (pytest.approx(60 * TIMES, rel=0.05), 0)  # the next attempt
+    assert clock.until(WorkerLook(seat=0, **TRAINING)) == (pytest.approx(60 * TIMES, rel=0.05), 0)  # the next attempt
 
 
 def test_starts_restores_and_saves_have_more_time_and_as_long_as_bytes_move_there_is_no_end() -> None:
-    early = Seen(seat=0, boundaries=1, phase=Phase.TRAINING)
-    for seen in (Seen(seat=0), early, *(Seen(seat=0, boundaries=9, phase=Phase(phase)) for phase in (1, 3, 4))):
+    early = WorkerLook(seat=0, boundaries=1, phase=Phase.TRAINING)
+    for seen in (
+        WorkerLook(seat=0),
+        early,
+        *(WorkerLook(seat=0, boundaries=9, phase=Phase(phase)) for phase in (1, 3, 4)),
+    ):
         assert Clock().until(seen) == (pytest.approx(GENEROUS * LEAST, abs=1), 0)
         assert Clock(2.0).until(seen) == (pytest.approx(GENEROUS * 2, abs=1), 0)
     clock = Clock(2.0)
     for moved in range(20):
-        first = Seen(seat=0, phase=Phase.RESTORING, moved=moved)
-        waits = Seen(seat=1, phase=Phase.RESTORING)
+        first = WorkerLook(seat=0, phase=Phase.RESTORING, moved=moved)
+        waits = WorkerLook(seat=1, phase=Phase.RESTORING)
         assert clock.until(first, waits, most=5.0) is None
-        assert clock.until(waits, most=5.0, elsewhere=Elsewhere(None, moved)) is None
+        assert clock.until(waits, most=5.0, elsewhere=RemoteProgress(None, moved)) is None
 
 
 def test_a_worker_that_computes_has_more_time_unless_the_user_said_how_much() -> None:
-    assert Clock(busy=0.5).until(Seen(seat=0, **TRAINING)) == (pytest.approx(GENEROUS * LEAST, abs=1), 0)
-    assert Clock(busy=0.01).until(Seen(seat=0, **TRAINING)) == (pytest.approx(LEAST, abs=1), 0)
-    assert Clock(2.0, busy=0.5).until(Seen(seat=0, **TRAINING)) == (pytest.approx(2, abs=1), 0)
+    assert Clock(busy=0.5).until(WorkerLook(seat=0, **TRAINING)) == (pytest.approx(GENEROUS * LEAST, abs=1), 0)
+    assert Clock(busy=0.01).until(WorkerLook(seat=0, **TRAINING)) == (pytest.approx(LEAST, abs=1), 0)
+    assert Clock(2.0, busy=0.5).until(WorkerLook(seat=0, **TRAINING)) == (pytest.approx(2, abs=1), 0)
     for limit in (None, 2.0):
-        assert Clock(limit, busy=0.5).until(Seen(seat=0)) is None  # it prepares its data, or never attaches
-    assert Clock().until(Seen(seat=0, boundaries=9, phase=Phase.DONE)) is None  # it uploads its model
+        assert Clock(limit, busy=0.5).until(WorkerLook(seat=0)) is None  # it prepares its data, or never attaches
+    assert Clock().until(WorkerLook(seat=0, boundaries=9, phase=Phase.DONE)) is None  # it uploads its model
 
 
 @given(st.lists(st.tuples(st.integers(2, 4), st.integers(0, 3)), min_size=1, max_size=5))
 def test_only_whoever_is_furthest_behind_is_blamed(places: list[tuple[int, int]]) -> None:
     workers = [
-        Seen(seat=seat, boundaries=boundaries, posted=posted, phase=Phase.TRAINING)
+        WorkerLook(seat=seat, boundaries=boundaries, posted=posted, phase=Phase.TRAINING)
         for seat, (boundaries, posted) in enumerate(places)
     ]
     found = Clock(2.0).until(*workers)
     assert found is not None
     assert found[1] == places.index(min(places))
-    ahead = Clock(2.0).until(*workers, most=60.0, elsewhere=Elsewhere((1, 0)))
+    ahead = Clock(2.0).until(*workers, most=60.0, elsewhere=RemoteProgress((1, 0)))
     assert ahead is None  # they wait for a worker of another node
 
 
 def test_of_several_that_are_equally_far_all_must_be_stuck() -> None:
-    waits = Seen(seat=0, boundaries=5, posted=9, phase=Phase.TRAINING)
-    saves = Seen(seat=1, boundaries=5, posted=9, phase=Phase.SAVING)
+    waits = WorkerLook(seat=0, boundaries=5, posted=9, phase=Phase.TRAINING)
+    saves = WorkerLook(seat=1, boundaries=5, posted=9, phase=Phase.SAVING)
     assert Clock(2.0).until(waits, saves) == (pytest.approx(GENEROUS * 2, abs=1), 0)
 
 
 def test_a_stopped_worker_is_found_however_far_it_is() -> None:
     clock = Clock(hang_after=3.0)
-    assert clock.until(Seen(seat=0, **TRAINING), Seen(seat=1, boundaries=9, stopped=True)) == (
+    assert clock.until(WorkerLook(seat=0, **TRAINING), WorkerLook(seat=1, boundaries=9, stopped=True)) == (
         pytest.approx(3, abs=1),
         1,
     )
-    assert Clock(hang_after=3.0).until(Seen(seat=0), most=60.0) is None
+    assert Clock(hang_after=3.0).until(WorkerLook(seat=0), most=60.0) is None
 
 
 def test_a_pause_of_our_own_counts_for_little() -> None:
     clock = Clock(5.0, hang_after=5.0)
-    stopped = Seen(seat=0, stopped=True, **TRAINING)
+    stopped = WorkerLook(seat=0, stopped=True, **TRAINING)
     clock.look(stopped)
     clock.now += 3600.0
     assert clock.look(stopped) is None
@@ -132,7 +136,7 @@ def test_a_pause_of_our_own_counts_for_little() -> None:
 
 def test_a_worker_whose_script_has_ended_is_not_stuck_but_overdue() -> None:
     def overdue(clock: Clock) -> Iterator[float]:
-        done = Seen(seat=0, boundaries=9, phase=Phase.ENDED)
+        done = WorkerLook(seat=0, boundaries=9, phase=Phase.ENDED)
         for _ in range(5000):
             assert clock.look(done) is None
             if clock.judge.overdue(done, lambda seat: 0.0):
@@ -143,15 +147,15 @@ def test_a_worker_whose_script_has_ended_is_not_stuck_but_overdue() -> None:
 
 
 def test_the_reason_names_the_option() -> None:
-    clock, seen = Clock(10.0), Seen(seat=1, **TRAINING)
+    clock, seen = Clock(10.0), WorkerLook(seat=1, **TRAINING)
     while not (found := clock.look(seen)):
         pass
     assert found.because == "passed no step boundary for 10 s (deadline 10 s; change it with --stuck-after)"
 
 
-def members(*boundaries: int, phase: Phase = Phase.TRAINING) -> list[Seen]:
+def members(*boundaries: int, phase: Phase = Phase.TRAINING) -> list[WorkerLook]:
     """Members of a run, each so far."""
-    return [Seen(seat=seat, boundaries=each, phase=phase) for seat, each in enumerate(boundaries)]
+    return [WorkerLook(seat=seat, boundaries=each, phase=phase) for seat, each in enumerate(boundaries)]
 
 
 def learned(step: float = 0.01, busy: float = 0.0, **how: Any) -> Clock:
@@ -172,13 +176,13 @@ def test_where_a_run_recovers_live_whoever_is_idle_and_waited_for_is_found_soon(
 def test_where_nobody_is_seen_to_wait_the_deadline_is_as_long_as_ever() -> None:
     assert learned().until(*members(1001, 1001, 1001, 1001)) == (pytest.approx(LEAST, abs=1), 0)
     for phase in (Phase.SAVING, Phase.CLOSING, Phase.RESTORING):
-        behind = Seen(seat=2, boundaries=1000, phase=phase)
+        behind = WorkerLook(seat=2, boundaries=1000, phase=phase)
         assert learned().until(*members(1001, 1001), behind, most=LEAST) is None
 
 
 def test_whoever_computes_waits_for_a_disk_or_moves_bytes_is_not_idle() -> None:
     waits = members(1001, 1001)
-    behind = Seen(seat=2, boundaries=1000, phase=Phase.TRAINING)
+    behind = WorkerLook(seat=2, boundaries=1000, phase=Phase.TRAINING)
     assert learned(busy=0.1).until(*waits, behind, most=LEAST) is None
     assert learned().until(*waits, replace(behind, asleep=False), most=LEAST / 2) is None
     clock = learned()
@@ -195,7 +199,7 @@ def test_whoever_computes_waits_for_a_disk_or_moves_bytes_is_not_idle() -> None:
 def test_to_come_late_from_what_all_ranks_do_is_no_hang() -> None:
     clock = learned()
     for look in range(400):  # nobody waits for anybody while all evaluate
-        assert clock.look(*members(1001, 1001, 1001), Seen(seat=3, boundaries=1001, asleep=look % 5 > 0)) is None
+        assert clock.look(*members(1001, 1001, 1001), WorkerLook(seat=3, boundaries=1001, asleep=look % 5 > 0)) is None
     assert clock.until(*members(1002, 1002, 1002, 1001), most=SOON - 0.5) is None
     assert clock.until(*members(1003, 1003, 1003, 1003), most=60.0) is None
 
@@ -225,8 +229,8 @@ def test_each_idle_worker_that_is_given_up_doubles_the_deadline_and_is_told_so()
 
 def test_whoever_does_not_come_when_the_others_find_together_is_waited_for_however_far_it_is() -> None:
     there = members(1000, 1000, phase=Phase.RECOVERING)
-    absent = Seen(seat=2, boundaries=1003, phase=Phase.TRAINING)
-    comes = Seen(seat=3, phase=Phase.STARTING, is_member=False)
+    absent = WorkerLook(seat=2, boundaries=1003, phase=Phase.TRAINING)
+    comes = WorkerLook(seat=3, phase=Phase.STARTING, is_member=False)
     ready = replace(comes, phase=Phase.JOINING)
     joins = replace(ready, is_member=True)
     for others in ([], [comes], [ready], [joins]):
@@ -239,11 +243,11 @@ def test_whoever_does_not_come_when_the_others_find_together_is_waited_for_howev
 def test_a_worker_in_reserve_is_in_nobodys_way() -> None:
     for phase in (Phase.STARTING, Phase.JOINING):
         for is_member in (False, phase is Phase.JOINING):
-            comes = Seen(seat=0, phase=phase, is_member=is_member)
+            comes = WorkerLook(seat=0, phase=phase, is_member=is_member)
             assert learned().until(comes, *members(0, 1001, 1000, 1001)[1:]) == (pytest.approx(SOON, abs=0.5), 2)
             assert learned().until(comes, *members(0, 1001, 1001, 1001)[1:], most=LEAST / 2) is None
-    assert learned().until(Seen(seat=0, phase=Phase.JOINING, is_member=False), most=GENEROUS * LEAST) is None
-    assert learned().until(Seen(seat=0, is_member=False)) == (pytest.approx(GENEROUS * LEAST, abs=1), 0)
+    assert learned().until(WorkerLook(seat=0, phase=Phase.JOINING, is_member=False), most=GENEROUS * LEAST) is None
+    assert learned().until(WorkerLook(seat=0, is_member=False)) == (pytest.approx(GENEROUS * LEAST, abs=1), 0)
 
 
 def test_where_a_run_recovers_live_the_stopped_are_found_soon_and_all_at_once() -> None:

@@ -14,16 +14,17 @@ from rich.console import Console
 
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.events import Commit, Launch, Plan, Preempt, Recover, Restart, Seconds, Step, line
+from holdfast.history.follow import Growing
 from holdfast.history.log import HistoryWriter, recall
 from holdfast.progress import Progress
 from holdfast.runs.config import RunConfig
 from holdfast.sampler.digest import Samples
 from holdfast.supervise import error_file
-from holdfast.supervise.display import Growing, Tail, Tally, View
+from holdfast.supervise.display import Tail, Tally, View
 from holdfast.supervise.error_file import Raised
 from holdfast.supervise.failure_cause import Casualty
-from holdfast.supervise.journal import Record, last_attempt
-from holdfast.supervise.restart_policy import Tries
+from holdfast.supervise.journal import Journal, last_attempt
+from holdfast.supervise.restart_policy import RestartPolicy
 
 
 def step(number: int) -> Step:
@@ -88,7 +89,7 @@ def test_what_a_worker_prints_is_shown_whole_and_in_order(
 
 
 def test_the_tally_counts_from_when_we_began_to_watch() -> None:
-    tries = Tries(3, 40)
+    tries = RestartPolicy(3, 40)
     tally = Tally(100.0, tries)
     for what in [
         Launch(2, workers=2),
@@ -118,7 +119,7 @@ def trained(folder: Path) -> None:
 
 def test_where_stderr_is_no_terminal_there_are_plain_lines(tmp_path: Path) -> None:
     text = io.StringIO()
-    with View(Console(file=text, width=200), tmp_path, "supervisor", Tries(3, None)) as view:
+    with View(Console(file=text, width=200), tmp_path, "supervisor", RestartPolicy(3, None)) as view:
         view.say("attempt 1: 4 workers started")
         trained(tmp_path)
         view.refresh()
@@ -132,7 +133,9 @@ def test_where_stderr_is_no_terminal_there_are_plain_lines(tmp_path: Path) -> No
 
 def test_on_a_terminal_one_line_changes_and_output_scrolls_above_it(tmp_path: Path) -> None:
     text = io.StringIO()
-    with View(Console(file=text, width=200, force_terminal=True), tmp_path, "supervisor", Tries(3, None)) as view:
+    with View(
+        Console(file=text, width=200, force_terminal=True), tmp_path, "supervisor", RestartPolicy(3, None)
+    ) as view:
         trained(tmp_path)
         view.refresh(now=True)
         view.show("rank 1 raised:", "Traceback\n  line\n")
@@ -150,8 +153,8 @@ def test_a_disk_that_refuses_the_record_of_a_supervisor_is_told_of_once_and_gets
     def refuses(self: HistoryWriter) -> None:
         raise StorageFailed("no space")
 
-    with View(Console(file=text, width=200), tmp_path, "supervisor", Tries(3, None)) as view:
-        with Record(tmp_path, "supervisor", view) as record, monkeypatch.context() as full:
+    with View(Console(file=text, width=200), tmp_path, "supervisor", RestartPolicy(3, None)) as view:
+        with Journal(tmp_path, "supervisor", view) as record, monkeypatch.context() as full:
             full.setattr(HistoryWriter, "flush", refuses)
             record.note(Restart(2, 4))
             record.note(Preempt(2))
@@ -161,9 +164,9 @@ def test_a_disk_that_refuses_the_record_of_a_supervisor_is_told_of_once_and_gets
 
 
 def test_a_launch_is_on_record_with_the_arguments_that_differ_from_those_of_the_last_one(tmp_path: Path) -> None:
-    with View(Console(file=io.StringIO()), tmp_path, "supervisor", Tries(3, None)) as view:
+    with View(Console(file=io.StringIO()), tmp_path, "supervisor", RestartPolicy(3, None)) as view:
         for attempt, rate in enumerate(("0.1", "0.2"), 1):
-            with Record(tmp_path, "supervisor", view) as record:
+            with Journal(tmp_path, "supervisor", view) as record:
                 record.launch(RunConfig(script="train.py", args=("--lr", rate)), attempt, workers=2, nodes=1)
     launches = [event.what for event in recall(tmp_path / "supervisor.jsonl", "launch")]
     assert [each.changed for each in launches if isinstance(each, Launch)] == [(), ("--lr",)]
@@ -179,7 +182,9 @@ def test_a_view_that_nobody_can_see_any_more_gives_up_printing(
     with Path("/dev/full").open("w", buffering=1) as full, os.fdopen(writer, "w", buffering=1) as pipe:
         for out, err in ((full, pipe), (pipe, full)):
             monkeypatch.setattr(sys, "stdout", out)
-            with View(Console(file=err, force_terminal=terminal), tmp_path, "supervisor", Tries(3, None)) as view:
+            with View(
+                Console(file=err, force_terminal=terminal), tmp_path, "supervisor", RestartPolicy(3, None)
+            ) as view:
                 (tmp_path / "printed").write_text("a line\n")
                 view.echo.follow([(tmp_path / "printed", tmp_path / "printed")])
                 view.say("attempt 1")

@@ -5,15 +5,15 @@ import threading
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.distributed.boundary import NEVER, Turn
+from holdfast.distributed.boundary import NEVER, BoundaryGate
 from holdfast.faults.schedule import Failure
 from holdfast.train.inject import Injection
 from holdfast.train.observe.observer import SavingAt
-from holdfast.train.state.save import Saving
+from holdfast.train.state.save import CheckpointSaver
 
 
 def test_a_boundary_at_which_somebody_waits_is_not_passed() -> None:
-    turn = Turn()
+    turn = BoundaryGate()
     assert turn.passes(4)
     assert turn.wait("somebody") == 5
     assert turn.wait("another") == 5
@@ -27,9 +27,9 @@ def test_a_boundary_at_which_somebody_waits_is_not_passed() -> None:
 
 def test_whoever_waits_finds_the_training_where_it_was_said_to_come() -> None:
     for trial in range(200):
-        turn, reached = Turn(), list[int]()
+        turn, reached = BoundaryGate(), list[int]()
 
-        def train(turn: Turn = turn, reached: list[int] = reached) -> None:
+        def train(turn: BoundaryGate = turn, reached: list[int] = reached) -> None:
             step = 0
             while turn.passes(step):
                 step += 1
@@ -45,7 +45,7 @@ def test_whoever_waits_finds_the_training_where_it_was_said_to_come() -> None:
 
 @given(saved=st.none() | st.integers(0, 50), every=st.integers(1, 20), step=st.integers(0, 60))
 def test_a_save_is_due_in_every_interval_once(saved: int | None, every: int, step: int) -> None:
-    saving = Saving.__new__(Saving)
+    saving = CheckpointSaver.__new__(CheckpointSaver)
     saving.saved, saving.every = saved, every
     assert (step >= saving.next) == (saved is None or step // every > saved // every)
 

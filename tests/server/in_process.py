@@ -14,10 +14,10 @@ from holdfast.errors import HoldfastError
 from holdfast.server import calls, members
 from holdfast.server.calls import Member
 from holdfast.server.controller import Controller
-from holdfast.server.node import Node
-from holdfast.server.outcome import Outcome
+from holdfast.server.node import ServerNode
+from holdfast.server.outcome import ServerOutcome
 from holdfast.server.settings import Settings
-from holdfast.server.shard import Moved
+from holdfast.server.shard import BlocksMoved
 from holdfast.server.worker import Worker
 from holdfast.workloads.registry import load_workload
 from holdfast.workloads.rounds import Divided
@@ -59,7 +59,7 @@ class _Method:
         arguments = tuple(given.value if isinstance(given, Ref) else given for given in arguments)
         try:
             value = getattr(actor.target, self.name)(*arguments)
-        except (HoldfastError, Moved) as error:
+        except (HoldfastError, BlocksMoved) as error:
             return Ref(error=RayTaskError(self.name, "", error))
         # A process may die after it has done what it was asked for, and before it can say so.
         return Ref(error=ActorDiedError()) if actor.dead else Ref(value)
@@ -90,11 +90,11 @@ class InProcess:
             self.actors[victim].dead = True
 
     def start(self, member: Member) -> Actor:
-        kind = Node if member.kind == "node" else Worker
+        kind = ServerNode if member.kind == "node" else Worker
         self.actors[member] = Actor(self, member, kind(member.number, self.settings))
         return self.actors[member]
 
-    def train(self) -> Outcome:
+    def train(self) -> ServerOutcome:
         """Train to the end, with as many controllers as it takes."""
         for kind, count in (("node", self.settings.nodes), ("worker", self.settings.workers)):
             for number in range(count):
@@ -105,7 +105,7 @@ class InProcess:
             for actor in self.actors.values():
                 actor.target.close()
 
-    def _trained(self) -> Outcome:
+    def _trained(self) -> ServerOutcome:
         while True:
             try:
                 of = {
@@ -154,7 +154,7 @@ def run_in_process(
     settings: Settings,
     kill: Callable[[int, Member, str], Member | None] = lambda *_: None,
     arrive: Callable[[int], Member | None] = lambda _: None,
-) -> tuple[Outcome, InProcess]:
+) -> tuple[ServerOutcome, InProcess]:
     """A run without Ray; `kill` is told the number of every call, whom it goes to and what it asks, and may name a victim.
 
     `arrive` is told the number too, and may name somebody who joins.

@@ -12,7 +12,7 @@ from holdfast.checkpoint.store import DirectoryStore
 from holdfast.faults.schedule import Failure
 from holdfast.history.log import read_history
 from holdfast.server.job import serve
-from holdfast.server.outcome import Outcome
+from holdfast.server.outcome import ServerOutcome
 from holdfast.server.settings import Settings
 from holdfast.workloads.workload import Arrays, Clock, Workload, stacked, unstacked
 
@@ -26,7 +26,7 @@ def settings(out: Path, *failures: Failure, **changed: Any) -> Settings:
     return Settings(out=out, store=str(out / "checkpoints"), failures=failures, **told)
 
 
-def served(out: Path, *failures: Failure, **changed: Any) -> Outcome:
+def served(out: Path, *failures: Failure, **changed: Any) -> ServerOutcome:
     """How such a run ends."""
     return serve(settings(out, *failures, **changed))
 

@@ -11,7 +11,7 @@ import pytest
 import ray
 from served import settings
 
-from holdfast.server.node import THREADS, Node
+from holdfast.server.node import THREADS, ServerNode
 from holdfast.server.questions import AskSurvey
 from holdfast.workloads.rounds import When
 
@@ -70,7 +70,7 @@ def awaited(there: Callable[[], bool]) -> None:
 @pytest.mark.usefixtures("ray_cluster")
 def test_workers_pull_while_a_node_measures_how_far_its_blocks_have_moved(tmp_path: Path, slow: Any) -> None:
     options: Any = {"num_cpus": 0, "concurrency_groups": THREADS}
-    node: Any = ray.remote(**options)(Node).remote(0, slow)
+    node: Any = ray.remote(**options)(ServerNode).remote(0, slow)
     try:
         ray.get(node.begin.remote(ALL, 0), timeout=WITHIN)
         answer = node.answer.remote(1, QUESTION)
@@ -86,7 +86,7 @@ def test_workers_pull_while_a_node_measures_how_far_its_blocks_have_moved(tmp_pa
 
 
 def test_a_round_is_not_applied_while_a_node_measures(tmp_path: Path, slow: Any) -> None:
-    node, answers = Node(0, slow), []
+    node, answers = ServerNode(0, slow), []
     node.begin(ALL, 0)
     before = node.pull(0, ALL)[0]["rank"]
     choosing = threading.Thread(target=lambda: answers.append(node.answer(1, QUESTION)))

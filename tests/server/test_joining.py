@@ -12,8 +12,8 @@ from holdfast.audit.verdicts import audit, worst
 from holdfast.blocks.lost_blocks import RECOVERIES
 from holdfast.history.log import read_history
 from holdfast.server.calls import Member
-from holdfast.server.node import Node
-from holdfast.server.shard import Moved
+from holdfast.server.node import ServerNode
+from holdfast.server.shard import BlocksMoved
 from holdfast.workloads.rounds import Push, When
 
 COMES = 66  # the call at which a fourth node arrives: it joins when the iteration is done
@@ -89,12 +89,12 @@ def test_the_loss_of_a_node_without_blocks_takes_nothing_back(tmp_path: Path, mo
 
 def test_a_node_that_gives_blocks_away_no_longer_changes_them(tmp_path: Path) -> None:
     """With staleness workers push meanwhile: what came after the copy was made would be lost with it."""
-    node = Node(0, settings(tmp_path, policy=QUARTERS))
+    node = ServerNode(0, settings(tmp_path, policy=QUARTERS))
     node.begin(np.arange(64), 0)
     ids = np.arange(3)
     values = {name: np.zeros_like(array) for name, array in node.pull(0, ids)[0].items()}
     node.give(1, ids)
 
-    with pytest.raises(Moved):
+    with pytest.raises(BlocksMoved):
         node.apply(0, When(0, 0, 0), 0, Push(ids, values))
     node.close()

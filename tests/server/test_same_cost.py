@@ -14,7 +14,7 @@ from holdfast.faults.schedule import Failure
 from holdfast.history.log import read_history
 from holdfast.lab.simulate.ages import ages, recovered
 from holdfast.server.cost import contraction, measured_cost, prediction, served_cost
-from holdfast.server.outcome import Outcome
+from holdfast.server.outcome import ServerOutcome
 from holdfast.theory.bounds import iteration_cost_bound
 from holdfast.workloads.mf import mf
 from holdfast.workloads.mlr import mlr
@@ -36,7 +36,7 @@ class Calm(NamedTuple):
 
     name: str
     out: Path
-    outcome: Outcome
+    outcome: ServerOutcome
     states: list[Arrays]
 
 

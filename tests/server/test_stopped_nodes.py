@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from served import settings
 
+from holdfast.blocks.partition import PartitionMap
 from holdfast.server import calls, members
 from holdfast.server.calls import Member
-from holdfast.server.members import Members
-from holdfast.server.partition import PartitionMap
+from holdfast.server.members import ServerMembers
 from holdfast.server.worker import Worker
 from holdfast.workloads.rounds import When
 
@@ -62,7 +62,7 @@ def test_the_controller_tells_workers_of_a_node_that_is_silent_and_tells_them_on
     monkeypatch.setattr(members, "ray", Silent())
     monkeypatch.setattr(members, "raylet_lives", lambda: True)
     monkeypatch.setattr(members.time, "monotonic", lambda: now[0])
-    there = Members()
+    there = ServerMembers()
     there.admit(Member("node", 1), Silent())  # type: ignore[arg-type]
     there.settle()
     there.workers[0] = worker  # type: ignore[assignment] # of which nothing is expected here

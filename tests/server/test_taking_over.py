@@ -14,7 +14,7 @@ from holdfast import events
 from holdfast.server import members
 from holdfast.server.controller import Controller
 from holdfast.server.job import _Job
-from holdfast.server.members import Members
+from holdfast.server.members import ServerMembers
 from holdfast.workloads.mlr import mlr
 
 
@@ -29,7 +29,7 @@ def test_a_controller_whose_raylet_is_gone_ends_so_that_no_two_drive_a_run(monke
     monkeypatch.setattr(members, "raylet_lives", lambda: False)
     monkeypatch.setattr(os, "kill", lambda *told: ended.append(told))
 
-    Members().look()
+    ServerMembers().look()
 
     assert ended == [(os.getpid(), signal.SIGKILL)]
 

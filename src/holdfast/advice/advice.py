@@ -8,7 +8,7 @@ from holdfast.advice import estimate as published
 from holdfast.advice.convergence import Convergence
 from holdfast.advice.estimate import GIVEN, MEASURED, Estimate
 from holdfast.advice.large_job import Large, large
-from holdfast.advice.measured import Measured, measured
+from holdfast.advice.measured import RunCosts, measured
 from holdfast.advice.prices import EXACT, LARGE, PROMISES, Outlook, Price, outlooks, prices, regroup, replacement, stall
 from holdfast.advice.question import Question, in_words
 from holdfast.events import Event
@@ -30,7 +30,7 @@ class Advice:
     mtbf: Estimate
     prices: Mapping[str, Price]
     outlooks: Mapping[str, Outlook]
-    costs: Measured
+    costs: RunCosts
     large: Large | None
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ def advise(history: Sequence[Event], question: Question | None = None) -> Advice
     )
 
 
-def failure_rate(costs: Measured, question: Question) -> Estimate:
+def failure_rate(costs: RunCosts, question: Question) -> Estimate:
     """The mean time between failures of the job: as given, or seen often enough, or else published for its size."""
     workers = question.workers or costs.workers
     if question.mtbf is not None:
@@ -109,7 +109,7 @@ def _first_or_better(found: Mapping[str, Outlook], names: Sequence[str]) -> str 
 
 
 def _reasons(
-    costs: Measured,
+    costs: RunCosts,
     question: Question,
     mtbf: Estimate,
     made: Mapping[str, Price],
@@ -131,7 +131,7 @@ def _reasons(
     ]
 
 
-def _waits(costs: Measured) -> str:
+def _waits(costs: RunCosts) -> str:
     told = [f"{in_words(wait.value)} under {writer}" for writer, wait in costs.stalls.items()]
     return f", of which it waits {', '.join(told)}" if told else ""
 
@@ -172,7 +172,7 @@ def _why(found: Mapping[str, Outlook], best: str) -> str:
     return f"{told} {best} gains {gains:.1%} over the best that is exact; if no sample may be lost, choose that one."
 
 
-def unknown(costs: Measured, question: Question, mtbf: Estimate) -> list[str]:
+def unknown(costs: RunCosts, question: Question, mtbf: Estimate) -> list[str]:
     """What the history cannot tell, and what stands in its place."""
     lines = []
     if costs.restart is None and question.restart is None:

@@ -17,10 +17,10 @@ import numpy as np
 
 from holdfast.advice import estimate as published
 from holdfast.advice.estimate import FALLS_BACK, GIVEN, INFERRED, NORMAL, PUBLISHED, Estimate
-from holdfast.advice.measured import Measured
+from holdfast.advice.measured import RunCosts
 from holdfast.advice.prices import LARGE, Price, lost_part, prices, replacement, saving_of, stall
 from holdfast.advice.question import DAY, Question, in_words
-from holdfast.advice.saving import Saving, best_interval
+from holdfast.advice.saving import SaveCosts, best_interval
 from holdfast.blocks.division import Floats
 from holdfast.errors import BadInput
 
@@ -115,7 +115,7 @@ class Large:
         }
 
 
-def large(costs: Measured, question: Question, mtbf: float) -> Large:
+def large(costs: RunCosts, question: Question, mtbf: float) -> Large:
     """The job that the question is about, simulated under every recovery, each with its best save interval."""
     made = prices(costs, question)
     every = {name: best_interval(saving_of(costs, question, mtbf, name)).best for name in made}
@@ -126,7 +126,7 @@ def large(costs: Measured, question: Question, mtbf: float) -> Large:
     return Large(question.workers or costs.workers, shares, every, tuple(_assumed(costs, question, mtbf)))
 
 
-def job_of(costs: Measured, question: Question, mtbf: float, price: Price, every: int) -> Job:
+def job_of(costs: RunCosts, question: Question, mtbf: float, price: Price, every: int) -> Job:
     """The job as the simulation takes it."""
     live = price.recovery != "restart"
     leaves = price.recovery in ("forward", "skip")
@@ -145,7 +145,7 @@ def job_of(costs: Measured, question: Question, mtbf: float, price: Price, every
     )
 
 
-def _assumed(costs: Measured, question: Question, mtbf: float) -> list[str]:
+def _assumed(costs: RunCosts, question: Question, mtbf: float) -> list[str]:
     workers = question.workers or costs.workers
     again = replacement(costs, question)
     lines = [
@@ -187,7 +187,7 @@ def _saved_best(
     mtbf: float, length: float, restart: float, save: Estimate, *, goes_back: float = 1.0, live: float = 0.0
 ) -> Job:
     """A job that saves as often as is best for it; where few failures go back, one of 16 replicas is away after others."""
-    found = best_interval(Saving(step=1.0, stall=save.value, mtbf=mtbf / goes_back, restart=restart))
+    found = best_interval(SaveCosts(step=1.0, stall=save.value, mtbf=mtbf / goes_back, restart=restart))
     return Job(
         mtbf=mtbf,
         length=length,

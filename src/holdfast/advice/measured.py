@@ -10,7 +10,7 @@ from typing import Any
 from holdfast import events
 from holdfast.advice.convergence import Convergence, convergence
 from holdfast.advice.estimate import MEASURED, Estimate, mean_of, next_of, spread_of
-from holdfast.cost.attempts import Attempt, Save, attempts
+from holdfast.cost.attempts import AttemptTimeline, SaveCost, attempts
 from holdfast.cost.breakdown import FailureCost, Spent, spent
 from holdfast.cost.timeline import RANK_0, timeline
 from holdfast.errors import BadInput
@@ -20,7 +20,7 @@ FEW = 3  # steps, below which nothing is said of how long one takes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class RunCosts:
     """The costs of a run in seconds; None is what its history does not tell."""
 
     workers: int
@@ -53,7 +53,7 @@ class Measured:
         return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
 
 
-def measured(history: Sequence[Event]) -> Measured:
+def measured(history: Sequence[Event]) -> RunCosts:
     """The costs that the history of a training run tells."""
     cost = spent(history)
     lives = attempts(timeline(history).stretches, history)
@@ -66,7 +66,7 @@ def measured(history: Sequence[Event]) -> Measured:
     plan = _last(history, Plan)
     noted = _losses(history)
     recovered = _live(cost, history, step.value)
-    return Measured(
+    return RunCosts(
         workers=max((each.world or 1 for each in cost.attempts), default=1),
         batch=plan.batch if plan else 0,
         writer=plan.writer if plan else "overlapped",
@@ -104,7 +104,7 @@ def live_seconds(failure: FailureCost, step: float, joins: float) -> float | Non
     return max(0.0, failure.to_first_step - step) + joins
 
 
-def starts(lives: Iterable[Attempt]) -> list[float]:
+def starts(lives: Iterable[AttemptTimeline]) -> list[float]:
     """From the launch of the workers of each attempt, or where nobody launched them from rank 0's beginning, to its first step."""
     found = []
     for life in lives:
@@ -147,21 +147,21 @@ def _live(cost: Spent, history: Sequence[Event], step: float) -> dict[str, list[
     return {regroups[0].strategy: survived}
 
 
-def _waits(lives: Iterable[Attempt]) -> dict[str, list[float]]:
+def _waits(lives: Iterable[AttemptTimeline]) -> dict[str, list[float]]:
     waits: defaultdict[str, list[float]] = defaultdict(list)
     for _, save in _usual_saves(lives):
         waits[save.writer].append(save.stall.waited)
     return waits
 
 
-def _usual_saves(lives: Iterable[Attempt]) -> list[tuple[Attempt, Save]]:
+def _usual_saves(lives: Iterable[AttemptTimeline]) -> list[tuple[AttemptTimeline, SaveCost]]:
     """All saves, without those before the first step of a life, which also take memory, if there are others."""
     every = [(life, save) for life in lives for save in life.saves]
     later = [(life, save) for life, save in every if life.steps and save.step > life.steps[0].number]
     return later or every
 
 
-def _stall(lives: Sequence[Attempt], step: float) -> Estimate | None:
+def _stall(lives: Sequence[AttemptTimeline], step: float) -> Estimate | None:
     """What a save makes training later: the wait, and by how much steps are slower until it is durable."""
     saves = _usual_saves(lives)
     if not saves:
@@ -173,7 +173,7 @@ def _stall(lives: Sequence[Attempt], step: float) -> Estimate | None:
     return waits + beside
 
 
-def _slower(life: Attempt, save: Save, usual: float) -> float:
+def _slower(life: AttemptTimeline, save: SaveCost, usual: float) -> float:
     """How much longer than usual the steps took in which a save was written; below 0 where they were quicker."""
     first = bisect_left(life.steps, save.step, key=lambda step: step.number)
     if first == len(life.steps) or save.durable_after is None:

@@ -10,9 +10,9 @@ from fractions import Fraction
 from typing import Any
 
 from holdfast.advice.estimate import BENCHMARK, FALLS_BACK, GIVEN, INFERRED, NOTICE, PUBLISHED, REGROUP, STALL, Estimate
-from holdfast.advice.measured import Measured
+from holdfast.advice.measured import RunCosts
 from holdfast.advice.question import Question
-from holdfast.advice.saving import Interval, Saving, best_interval, slowdown
+from holdfast.advice.saving import SaveCosts, SaveInterval, best_interval, slowdown
 
 RECOVERIES = ("restart", "replay", "forward", "skip")
 EXACT = ("restart", "replay")
@@ -47,7 +47,7 @@ class Price:
         return asdict(self)
 
 
-def prices(costs: Measured, question: Question, every: int | None = None) -> dict[str, Price]:
+def prices(costs: RunCosts, question: Question, every: int | None = None) -> dict[str, Price]:
     """The price of a failure under every recovery that so many workers can do, with so many steps between saves."""
     workers, lost = question.workers or costs.workers, lost_part(costs, question)
     again = replacement(costs, question)
@@ -68,7 +68,7 @@ def prices(costs: Measured, question: Question, every: int | None = None) -> dic
     return made
 
 
-def _alone(costs: Measured, question: Question) -> Estimate:
+def _alone(costs: RunCosts, question: Question) -> Estimate:
     """From a loss until a replacement trains: as a start of all workers, but alone, and without a snapshot to be read.
 
     Where cores are what a start waits for, one worker has them to itself.
@@ -85,12 +85,12 @@ def _alone(costs: Measured, question: Question) -> Estimate:
     return NOTICE + alone
 
 
-def lost_part(costs: Measured, question: Question) -> Fraction:
+def lost_part(costs: RunCosts, question: Question) -> Fraction:
     """Which part of the workers a failure takes: what is given, or else one of them."""
     return question.lost or Fraction(1, question.workers or costs.workers)
 
 
-def replacement(costs: Measured, question: Question) -> Estimate:
+def replacement(costs: RunCosts, question: Question) -> Estimate:
     """From a failure until workers that were started for it train: what was seen, or what a start took and a benchmark."""
     if question.restart is not None:
         return Estimate.exact(question.restart, GIVEN)
@@ -102,7 +102,7 @@ def replacement(costs: Measured, question: Question) -> Estimate:
     return NOTICE + costs.start + Estimate(read, 0.0, 2 * read, INFERRED)
 
 
-def regroup(costs: Measured, question: Question) -> Estimate:
+def regroup(costs: RunCosts, question: Question) -> Estimate:
     """How long training stands still until survivors have found together."""
     seen = costs.live.get("forward") or costs.live.get("skip")
     if (question.workers or costs.workers) > LARGE:
@@ -110,14 +110,14 @@ def regroup(costs: Measured, question: Question) -> Estimate:
     return seen or REGROUP
 
 
-def stall(costs: Measured, question: Question) -> Estimate:
+def stall(costs: RunCosts, question: Question) -> Estimate:
     """What a save makes training later."""
     if question.stall is not None:
         return Estimate.exact(question.stall, GIVEN)
     return costs.stall or STALL
 
 
-def rework(costs: Measured, every: int) -> Estimate:
+def rework(costs: RunCosts, every: int) -> Estimate:
     """Steps since the newest committed save, at a moment that nobody chose."""
     behind = costs.durable.value / costs.step.value if costs.durable else 0.0
     whole = every - 1
@@ -137,7 +137,7 @@ class Outlook:
     """A recovery with its best save interval: the share of the wall clock that trains, then and as the run saves now."""
 
     recovery: str
-    interval: Interval
+    interval: SaveInterval
     effective: float
     as_it_is: float
 
@@ -146,15 +146,15 @@ class Outlook:
         return asdict(self)
 
 
-def outlooks(costs: Measured, question: Question, mtbf: float, made: Mapping[str, Price]) -> dict[str, Outlook]:
+def outlooks(costs: RunCosts, question: Question, mtbf: float, made: Mapping[str, Price]) -> dict[str, Outlook]:
     """The outlook of every recovery that has a price, at one failure every `mtbf` seconds."""
     return {name: _outlook(costs, question, mtbf, price) for name, price in made.items()}
 
 
-def saving_of(costs: Measured, question: Question, mtbf: float, recovery: str) -> Saving:
+def saving_of(costs: RunCosts, question: Question, mtbf: float, recovery: str) -> SaveCosts:
     """What saving and going back cost under a recovery; under a live one only few failures go back to a save."""
     share = 1.0 if recovery == "restart" else FALLS_BACK.value
-    return Saving(
+    return SaveCosts(
         step=costs.step.value,
         stall=stall(costs, question).value,
         mtbf=mtbf / share,
@@ -163,7 +163,7 @@ def saving_of(costs: Measured, question: Question, mtbf: float, recovery: str) -
     )
 
 
-def _outlook(costs: Measured, question: Question, mtbf: float, price: Price) -> Outlook:
+def _outlook(costs: RunCosts, question: Question, mtbf: float, price: Price) -> Outlook:
     saving = saving_of(costs, question, mtbf, price.recovery)
     interval = best_interval(saving)
     live = 1.0

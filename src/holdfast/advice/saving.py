@@ -21,7 +21,7 @@ FINE = 2000  # intervals that are looked at before the least is looked for among
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saving:
+class SaveCosts:
     """Seconds that a step, a save, its way to the disk and a recovery take, and the mean between two failures.
 
     `back` is the part of the work since the last save that a failure loses: all of it where everything returns to the
@@ -45,7 +45,7 @@ class Saving:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class SaveInterval:
     """Steps between two saves: the best, by which formula, and between which the run takes at most 1 % longer."""
 
     best: int
@@ -56,7 +56,7 @@ class Interval:
     effective: float  # the expected share of the wall clock that trains
 
 
-def slowdown(every: npt.ArrayLike, saving: Saving) -> Floats:
+def slowdown(every: npt.ArrayLike, saving: SaveCosts) -> Floats:
     """Expected seconds of wall clock for a second of training that counts, by the steps between saves; 1 at best."""
     work = np.asarray(every, dtype=np.float64) * saving.step
     if not np.all(work > 0):
@@ -70,7 +70,7 @@ def slowdown(every: npt.ArrayLike, saving: Saving) -> Floats:
         return np.asarray(-mean * np.expm1(-cycle / mean) * again / work)
 
 
-def best_interval(saving: Saving) -> Interval:
+def best_interval(saving: SaveCosts) -> SaveInterval:
     """The steps between saves that make a run the shortest, beside Young's and Daly's."""
     first = _fewest(saving)
     last = max(first + 1, min(MOST, math.ceil(20 * saving.mtbf / saving.step)))
@@ -82,15 +82,15 @@ def best_interval(saving: Saving) -> Interval:
     least = float(slowdown(best, saving))
     good = grid[slowdown(grid, saving) <= 1.01 * least]
     young, daly = (_steps(saving, formula) for formula in ("young", "daly"))
-    return Interval(best, young, daly, min([best, *good[:1].tolist()]), max([best, *good[-1:].tolist()]), 1 / least)
+    return SaveInterval(best, young, daly, min([best, *good[:1].tolist()]), max([best, *good[-1:].tolist()]), 1 / least)
 
 
-def _fewest(saving: Saving) -> int:
+def _fewest(saving: SaveCosts) -> int:
     """Steps after which a save is on the disk before the next one begins."""
     return max(1, math.ceil((saving.durable - saving.stall) / saving.step))
 
 
-def _steps(saving: Saving, formula: str) -> int:
+def _steps(saving: SaveCosts, formula: str) -> int:
     if saving.stall == 0:
         return 1
     found = {"young": young_interval, "daly": daly_interval}[formula](saving.stall, saving.mtbf)

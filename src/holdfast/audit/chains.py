@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from holdfast.audit.declared import Joined, leavers, names
+from holdfast.audit.declared import JoinedMember, leavers, names
 from holdfast.audit.life import Life
 from holdfast.events import Regroup
 
@@ -15,7 +15,7 @@ class Chains:
         number: int,
         world: int,
         regroups: Sequence[Regroup],
-        joined: Sequence[Joined],
+        joined: Sequence[JoinedMember],
         void: Mapping[int, int],
     ) -> None:
         self._number, self._world, self._regroups, self._void = number, world, regroups, void

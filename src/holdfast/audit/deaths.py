@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from holdfast.audit.declared import Lost
+from holdfast.audit.declared import LostMember
 from holdfast.audit.ledger import Ledger
 from holdfast.audit.seen import placed
 from holdfast.audit.step_columns import Numbers
@@ -21,7 +21,7 @@ from holdfast.audit.supervision import Supervision
 from holdfast.events import Detect, Strike
 
 
-class Death(NamedTuple):
+class SeenDeath(NamedTuple):
     """A worker that a supervisor saw dead, the attempt and the window that it died in, and what struck it within that."""
 
     who: str
@@ -37,7 +37,7 @@ class Death(NamedTuple):
 
 def undeclared_death(ledger: Ledger) -> str | None:
     """A worker that died, and was not declared lost by those who went on, or elsewhere than where it died."""
-    deaths: defaultdict[tuple[int, int], list[Death]] = defaultdict(list)
+    deaths: defaultdict[tuple[int, int], list[SeenDeath]] = defaultdict(list)
     for death in _deaths(ledger):
         deaths[death.number, death.rank].append(death)
     for (number, rank), several in deaths.items():
@@ -53,7 +53,7 @@ def recovers_live(ledger: Ledger, number: int) -> bool:
     return ledger.recovery not in (None, "restart") or ledger.memberships(number).is_live
 
 
-def _deaths(ledger: Ledger) -> Iterator[Death]:
+def _deaths(ledger: Ledger) -> Iterator[SeenDeath]:
     """Of one supervisor alone: who was dead when it was looked at, in the order in which they were seen."""
     if not all(each.is_alone for each in ledger.supervisions):
         return
@@ -64,7 +64,7 @@ def _deaths(ledger: Ledger) -> Iterator[Death]:
             continue
         if (number, step + 1) not in slept:
             strike = _within(ledger, supervision, detect, number)
-            yield Death(supervision.who, number, detect.rank, step, strike)
+            yield SeenDeath(supervision.who, number, detect.rank, step, strike)
 
 
 def _within(ledger: Ledger, supervision: Supervision, detect: Detect, number: int) -> Strike | None:
@@ -86,7 +86,7 @@ def _is_early(point: str) -> bool:
         return False
 
 
-def _unmatched(deaths: Sequence[Death], losses: Sequence[Lost], summed: Numbers) -> str | None:
+def _unmatched(deaths: Sequence[SeenDeath], losses: Sequence[LostMember], summed: Numbers) -> str | None:
     """The first of a member's deaths that is none of its losses, though the others went on; both are in order.
 
     There may be more losses: of those who were let in and died before they began a window.
@@ -101,7 +101,7 @@ def _unmatched(deaths: Sequence[Death], losses: Sequence[Lost], summed: Numbers)
     return None
 
 
-def _misfit(death: Death, loss: Lost, summed: Numbers) -> str | None:
+def _misfit(death: SeenDeath, loss: LostMember, summed: Numbers) -> str | None:
     """Why this loss is not the one of this death."""
     life = loss.life
     began = life is not None and life.start < death.step  # one that joins within its window may be given sums

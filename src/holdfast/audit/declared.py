@@ -8,7 +8,7 @@ import numpy as np
 
 from holdfast.audit.life import Life
 from holdfast.events import Regroup
-from holdfast.sampler.plan import Geometry
+from holdfast.sampler.plan import SamplePlan
 
 
 class Told(NamedTuple):
@@ -19,7 +19,7 @@ class Told(NamedTuple):
     rows: range
 
 
-class Joined(NamedTuple):
+class JoinedMember(NamedTuple):
     """A member that began in the middle of an attempt, and the first window that it takes part in."""
 
     life: Life
@@ -28,7 +28,7 @@ class Joined(NamedTuple):
     woke: bool  # in the place of one that slept, and not of one that was lost
 
 
-class Lost(NamedTuple):
+class LostMember(NamedTuple):
     """A member that was lost, in which window, whether all sums of that were kept, and its life, if it had begun one."""
 
     member: int
@@ -63,7 +63,7 @@ def is_begun(told: Sequence[Told], basis: Sequence[int]) -> bool:
     return not _fit(places, regroup.members) and _fit(places, basis)
 
 
-def shares(geometry: Geometry, regroup: Regroup, gone: Sequence[int], basis: Sequence[int]) -> list[int]:
+def shares(geometry: SamplePlan, regroup: Regroup, gone: Sequence[int], basis: Sequence[int]) -> list[int]:
     """The samples that a window lacks without these members, of those that it was divided among."""
     at = geometry.position(regroup.step)
     if regroup.strategy == "skip" and gone:

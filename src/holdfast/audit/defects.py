@@ -11,13 +11,13 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from holdfast.audit.ledger import Ledger, Report
+from holdfast.audit.ledger import Ledger, ShareReport
 from holdfast.audit.life import Life
 from holdfast.audit.step_columns import Numbers
 from holdfast.blocks.division import Ids
 from holdfast.finding import SHOWN, CannotTell
 from holdfast.sampler.digest import Samples
-from holdfast.sampler.plan import Geometry, Position
+from holdfast.sampler.plan import Position, SamplePlan
 
 _TOGETHER = 1 << 14  # ids whose intermediate results stay in the processor's cache
 _WINDOW = 1 << 28  # ids of one window that are computed: no training has more, and a forged plan may say anything
@@ -131,7 +131,7 @@ class _Kept:
         self._rows, self._steps, self._count = order, life.steps.step[order], life.steps.count[order]
         self._digest = life.steps.digest[order]
 
-    def unlike(self, geometry: Geometry, chunk: Numbers, rows: Ids) -> Iterator[int]:
+    def unlike(self, geometry: SamplePlan, chunk: Numbers, rows: Ids) -> Iterator[int]:
         """Which of these windows this rank reports and trained other samples of than its share."""
         first, last = np.searchsorted(self._steps, [chunk[0], chunk[-1] + 1])
         for those, rank, world in self._stretches:
@@ -139,7 +139,7 @@ class _Kept:
             yield from self._other(geometry, chunk, rows, np.arange(first, last)[inside], rank, world)
 
     def _other(
-        self, geometry: Geometry, chunk: Numbers, rows: Ids, mine: Numbers, rank: int, world: int
+        self, geometry: SamplePlan, chunk: Numbers, rows: Ids, mine: Numbers, rank: int, world: int
     ) -> Iterator[int]:
         """Which of these of its steps trained other samples than this rank of so many has to."""
         steps = self._steps[mine]
@@ -152,7 +152,7 @@ class _Kept:
         yield from steps[wrong].tolist()
 
 
-def _computed(geometry: Geometry, steps: Numbers) -> Iterator[tuple[Numbers, Ids]]:
+def _computed(geometry: SamplePlan, steps: Numbers) -> Iterator[tuple[Numbers, Ids]]:
     """The windows of these steps, some at a time."""
     some = max(1, _TOGETHER // geometry.batch)
     for first in range(0, len(steps), some):
@@ -186,7 +186,7 @@ def _explained(ledger: Ledger, windows: Sequence[int]) -> list[str]:
     return [_explanation(geometry, step, reports[step], wrong[step], silent[step], elsewhere) for step in windows]
 
 
-def _wrong_shares(geometry: Geometry, step: int, reports: Iterable[Report]) -> dict[_Share, str]:
+def _wrong_shares(geometry: SamplePlan, step: int, reports: Iterable[ShareReport]) -> dict[_Share, str]:
     """The shares that are not those of their rank, and who trained them."""
     at = geometry.position(step)
     shares = {_Share(report.rank, report.world, report.samples): report.who for report in reports}
@@ -194,11 +194,11 @@ def _wrong_shares(geometry: Geometry, step: int, reports: Iterable[Report]) -> d
     return {s: who for s, who in formed.items() if s.samples != Samples.of(geometry.share(at, s.rank, s.world))}
 
 
-def _whole(reports: Sequence[Report]) -> _Share:
+def _whole(reports: Sequence[ShareReport]) -> _Share:
     return _Share(0, 1, Samples.total(report.samples for report in reports))
 
 
-def _found(geometry: Geometry, steps: Numbers, wanted: Iterable[_Share]) -> dict[_Share, Position]:
+def _found(geometry: SamplePlan, steps: Numbers, wanted: Iterable[_Share]) -> dict[_Share, Position]:
     """Those of the wanted shares that are the same share of one of these windows, and of which."""
     places = {share[:2]: geometry.places(*share[:2]) for share in wanted}
     looked_for, found = set(wanted), dict[_Share, Position]()
@@ -213,9 +213,9 @@ def _found(geometry: Geometry, steps: Numbers, wanted: Iterable[_Share]) -> dict
 
 
 def _explanation(
-    geometry: Geometry,
+    geometry: SamplePlan,
     step: int,
-    reports: Sequence[Report],
+    reports: Sequence[ShareReport],
     wrong: Mapping[_Share, str],
     silent: Sequence[str],
     elsewhere: Mapping[_Share, Position],
@@ -229,13 +229,13 @@ def _explanation(
     return f"{_named(geometry, step)}: {', '.join(told) or 'trained by a rank that is not of its world'}"
 
 
-def _silent(ledger: Ledger, step: int, reports: Sequence[Report]) -> list[str]:
+def _silent(ledger: Ledger, step: int, reports: Sequence[ShareReport]) -> list[str]:
     there, memberships = {report.who for report in reports}, ledger.memberships(reports[0].attempt)
     due = (each for each in memberships.basis(step) if not memberships.is_excused(each, step))
     return list(islice((who for who in map("rank-{}".format, due) if who not in there), SHOWN))
 
 
-def _instead(geometry: Geometry, at: Position, share: _Share, elsewhere: Mapping[_Share, Position]) -> str:
+def _instead(geometry: SamplePlan, at: Position, share: _Share, elsewhere: Mapping[_Share, Position]) -> str:
     """What this rank trained instead of its share."""
     for rank in range(share.world):
         if share.samples == Samples.of(geometry.share(at, rank, share.world)):
@@ -278,10 +278,10 @@ def _twice(ledger: Ledger, step: int) -> str:
     return f"{_named(ledger.geometry, step)} by {', '.join(again)} in attempt {attempts[0]}"
 
 
-def _named(geometry: Geometry, step: int) -> str:
+def _named(geometry: SamplePlan, step: int) -> str:
     return f"{Position(*divmod(step, geometry.steps_per_epoch))} (step {step})"
 
 
-def _named_range(geometry: Geometry, steps: range) -> str:
+def _named_range(geometry: SamplePlan, steps: range) -> str:
     first, last = _named(geometry, steps[0]), _named(geometry, steps[-1])
     return first if first == last else f"{first} to {last}"

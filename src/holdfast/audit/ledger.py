@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from holdfast.audit.declared import Joined
+from holdfast.audit.declared import JoinedMember
 from holdfast.audit.life import Life
 from holdfast.audit.memberships import Memberships
 from holdfast.audit.step_columns import Numbers
@@ -25,12 +25,12 @@ from holdfast.finding import SHOWN, CannotTell, where
 from holdfast.history.lineage import Lineage
 from holdfast.history.log import Torn
 from holdfast.sampler.digest import Samples
-from holdfast.sampler.plan import Geometry
+from holdfast.sampler.plan import SamplePlan
 
 _INJECTOR = re.compile(r"injected-(storage|0|[1-9][0-9]{0,17})")
 
 
-class Report(NamedTuple):
+class ShareReport(NamedTuple):
     """A rank's share of a window, trained, as it says."""
 
     who: str
@@ -59,7 +59,7 @@ class Restore(NamedTuple):
         return any(str(each.get("name")).rstrip("/") == f"step-{step:08d}" for each in self.recover.passed_over)
 
 
-class Save(NamedTuple):
+class CommittedSave(NamedTuple):
     """A commit, and the attempt that must have trained up to it: the one whose branch it ends, as it stood then."""
 
     commit: Commit
@@ -154,7 +154,7 @@ class Ledger:
         return any(life.plan or life.recover or len(life.steps.step) for lives in self._all.values() for life in lives)
 
     @cached_property
-    def geometry(self) -> Geometry:
+    def geometry(self) -> SamplePlan:
         """What is to be trained, as the first plan says; a run may be extended, by a later one that is as long or longer."""
         if not self.plans:
             raise CannotTell("no plan event says which windows to expect")
@@ -162,7 +162,7 @@ class Ledger:
         longest = max((each for _, each in self.plans if each.extends), key=_length, default=plan)
         last = max((plan, longest), key=_length)
         try:
-            return Geometry(
+            return SamplePlan(
                 samples=plan.samples, batch=plan.batch, epochs=last.epochs, seed=plan.seed, limit=last.limit
             )
         except BadInput as error:
@@ -180,15 +180,15 @@ class Ledger:
         return self._restores_and_saves()[0]
 
     @cached_property
-    def saves(self) -> Sequence[Save]:
+    def saves(self) -> Sequence[CommittedSave]:
         """Every commit with the attempt that must have trained up to it."""
         return self._restores_and_saves()[1]
 
     @cache  # noqa: B019  # a ledger lives as long as its audit
-    def _restores_and_saves(self) -> tuple[list[Restore], list[Save]]:
+    def _restores_and_saves(self) -> tuple[list[Restore], list[CommittedSave]]:
         lineage = self._lineage = Lineage()
         restores: list[Restore] = []
-        saves: list[Save] = []
+        saves: list[CommittedSave] = []
         savers: dict[int, int | None] = {}  # by step: of the last commit of it
         for lives in self.attempts.values():
             commits = [commit for life in lives for commit in life.commits]
@@ -205,10 +205,10 @@ class Ledger:
         return restores, saves
 
     @staticmethod
-    def _saved(lineage: Lineage, commit: Commit, savers: dict[int, int | None]) -> Save:
+    def _saved(lineage: Lineage, commit: Commit, savers: dict[int, int | None]) -> CommittedSave:
         trainer = savers[commit.step] = lineage.trainer(max(0, commit.step - 1))
         lineage.add(commit)
-        return Save(commit, trainer)
+        return CommittedSave(commit, trainer)
 
     @cache  # noqa: B019  # a ledger lives as long as its audit
     def memberships(self, attempt: int) -> Memberships:
@@ -223,7 +223,7 @@ class Ledger:
         return [self.memberships(number) for number in numbers]
 
     @cached_property
-    def joins(self) -> Mapping[int, Joined]:
+    def joins(self) -> Mapping[int, JoinedMember]:
         """The lives that began in the middle of an attempt, by their id."""
         return {id(each.life): each for memberships in self.live for each in memberships.joined}
 
@@ -283,14 +283,14 @@ class Ledger:
             return []
         return list(islice((who for who in map("rank-{}".format, range(world)) if who not in self.lives), SHOWN))
 
-    def reports(self, step: int) -> list[Report]:
+    def reports(self, step: int) -> list[ShareReport]:
         """What was reported of a step that was kept."""
-        found: list[Report] = []
+        found: list[ShareReport] = []
         for number, lives in self.attempts.items():
             for life in lives:
                 kept = self.kept(life)
                 rows = kept[life.steps.step[kept] == step].tolist()
-                found += [Report(life.who, *life.place(row), number, life.steps.samples(row)) for row in rows]
+                found += [ShareReport(life.who, *life.place(row), number, life.steps.samples(row)) for row in rows]
         return found
 
     def of_ranks(self, attempt: int) -> Iterator[tuple[int, Life]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from holdfast.audit.declared import Joined
+from holdfast.audit.declared import JoinedMember
 from holdfast.audit.ledger import Ledger
 from holdfast.audit.memberships import Memberships
 from holdfast.audit.outcomes import outcomes
@@ -89,7 +89,7 @@ def _unasked(ledger: Ledger, memberships: Memberships) -> str | None:
     return None
 
 
-def _joined_otherwise(ledger: Ledger, joined: Joined) -> str | None:
+def _joined_otherwise(ledger: Ledger, joined: JoinedMember) -> str | None:
     """A member that did not begin with the state that the others had, at the boundary where it joined."""
     life, recover = joined.life, joined.life.recover
     if recover is None:
@@ -109,14 +109,14 @@ def _joined_otherwise(ledger: Ledger, joined: Joined) -> str | None:
     return None
 
 
-def _began_with(ledger: Ledger, joined: Joined) -> int:
+def _began_with(ledger: Ledger, joined: JoinedMember) -> int:
     """The fingerprint of what the attempt began with, if the member joined before its first step was trained."""
     lives = (each for each in ledger.attempts[joined.life.number or 0] if not ledger.has_joined(each))
     told = (each.recover.fingerprint for each in lives if each.recover and each.start == joined.start)
     return next((shared_part(fingerprint) for fingerprint in told if fingerprint), 0)
 
 
-def _recovered(joined: Joined) -> bool:
+def _recovered(joined: JoinedMember) -> bool:
     """Whether a member that joined says with what, or trained nothing."""
     recover = joined.life.recover
     return not len(joined.life.steps) or (recover is not None and recover.fingerprint is not None)

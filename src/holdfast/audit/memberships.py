@@ -14,12 +14,23 @@ from itertools import takewhile
 import numpy as np
 
 from holdfast.audit.chains import Chains
-from holdfast.audit.declared import Joined, Lost, Told, expected, is_begun, is_complete, leavers, names, shares, told_by
+from holdfast.audit.declared import (
+    JoinedMember,
+    LostMember,
+    Told,
+    expected,
+    is_begun,
+    is_complete,
+    leavers,
+    names,
+    shares,
+    told_by,
+)
 from holdfast.audit.life import Life
 from holdfast.audit.step_columns import Numbers
 from holdfast.events import Regroup
 from holdfast.finding import CannotTell, counted
-from holdfast.sampler.plan import Geometry
+from holdfast.sampler.plan import SamplePlan
 
 STRATEGIES = ("replay", "forward", "skip")
 _MOST = 1 << 20  # members of a run that recovers live: a forged world may be any number
@@ -34,8 +45,8 @@ class Memberships:
         self.regroups: list[Regroup] = []  # one for each number, as the first who declares it does
         self.missing: defaultdict[int, set[int]] = defaultdict(set)  # samples, by the window that lacks them
         self.skipped: set[int] = set()  # windows that nothing came of
-        self.lost: list[Lost] = []
-        self.joined: list[Joined] = []
+        self.lost: list[LostMember] = []
+        self.joined: list[JoinedMember] = []
         self.members: Sequence[int] = range(world)  # at last
         self._world, self._lives = world, lives
         self._firsts, self._bases = [0], list[Sequence[int]]([self.members])
@@ -142,7 +153,7 @@ class Memberships:
 
     # How regroups are read.
 
-    def read(self, geometry: Geometry) -> "Memberships":
+    def read(self, geometry: SamplePlan) -> "Memberships":
         """Take every regroup into account, in the order of their numbers."""
         if self.is_live and self._world > _MOST:
             raise CannotTell(f"attempt {self.number} is said to have had {self._world} members")
@@ -178,7 +189,7 @@ class Memberships:
                     return f"{who} declare another {name} of membership {first.regroup.number} ({mine}, {theirs})"
         return None
 
-    def _impossible(self, regroup: Regroup, geometry: Geometry) -> str | None:
+    def _impossible(self, regroup: Regroup, geometry: SamplePlan) -> str | None:
         name, members = f"membership {regroup.number} of attempt {self.number}", regroup.members
         if regroup.strategy not in STRATEGIES:
             return f"{name} was found by {regroup.strategy!r:.20}, which is no strategy"
@@ -188,7 +199,7 @@ class Memberships:
             return f"{name} was settled in step {regroup.step}, which it cannot have been in"
         return None
 
-    def _settle(self, told: Sequence[Told], geometry: Geometry, lives: Mapping[int, list[Life]]) -> None:
+    def _settle(self, told: Sequence[Told], geometry: SamplePlan, lives: Mapping[int, list[Life]]) -> None:
         regroup, before = told[0].regroup, self.members
         step, members = regroup.step, tuple(regroup.members)
         basis = self.basis(step)
@@ -223,7 +234,7 @@ class Memberships:
         step, complete = regroup.step, is_complete(regroup)
         here = lives[0] if lives and self._gone.get(member) is not lives[0] else None
         if member not in regroup.asleep:
-            self.lost.append(Lost(member, step, complete, here))
+            self.lost.append(LostMember(member, step, complete, here))
             self._excused[member] |= {step - 1} | ({step} if begun else set())
         if lives and not (here and here.recover) and self._took_part(member, regroup):
             since, until = self._since.get(member, 0), f"lost in step {step} of attempt {self.number}"
@@ -283,12 +294,12 @@ class Memberships:
         first = -1 if len(lives) < 2 else regroup.number if lives[1].arrival is None else lives[1].arrival
         if regroup.number <= first and (until is None or first < until):
             del lives[0]
-            self.joined.append(Joined(lives[0], start, len(self.regroups) - 1, member in self._asleep))
+            self.joined.append(JoinedMember(lives[0], start, len(self.regroups) - 1, member in self._asleep))
             self._asleep.discard(member)
             if start == regroup.step:
                 self._excused[member].discard(start)
 
-    def _declare(self, told: Told, basis: Sequence[int], geometry: Geometry) -> None:
+    def _declare(self, told: Told, basis: Sequence[int], geometry: SamplePlan) -> None:
         """The samples that are missing are the shares of those who were lost, in a window that was begun with them."""
         regroup, life = told.regroup, told.life
         name = f"{life.who} declares in membership {regroup.number} of attempt {self.number}"

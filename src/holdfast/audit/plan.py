@@ -7,7 +7,7 @@ from holdfast.audit.ledger import Ledger
 from holdfast.audit.life import Life
 from holdfast.events import Commit, Done, Plan, Stopped
 from holdfast.finding import Verdict, counted
-from holdfast.sampler.plan import Geometry
+from holdfast.sampler.plan import SamplePlan
 
 
 def steps_of(plan: Plan) -> int:
@@ -125,7 +125,7 @@ def one_plan(ledger: Ledger) -> tuple[Verdict, str]:
     )
 
 
-def _long(geometry: Geometry) -> str:
+def _long(geometry: SamplePlan) -> str:
     windows = f"{counted(geometry.epochs, 'epoch')} of {counted(geometry.steps_per_epoch, 'window')}"
     return windows if geometry.limit is None else f"{counted(geometry.limit, 'step')}, in {windows}"
 
@@ -136,7 +136,7 @@ def _extended(ledger: Ledger) -> str:
     return f"extended from {' to '.join(map(str, lengths))} steps; " if len(lengths) > 1 else ""
 
 
-def leftover(geometry: Geometry) -> str:
+def leftover(geometry: SamplePlan) -> str:
     """How many samples of an epoch are in none of its windows."""
     rest = geometry.samples % geometry.batch
     return f"{counted(rest, 'sample')} an epoch {'does' if rest == 1 else 'do'} not fill a window and {_waits(rest)}"

@@ -35,7 +35,7 @@ class Unlike(NamedTuple):
     again: int
 
 
-class Part(NamedTuple):
+class StepRange(NamedTuple):
     """The steps of a life from one to another, that without."""
 
     life: Life
@@ -98,7 +98,7 @@ def _given(ledger: Ledger) -> str:
 def replays(ledger: Ledger) -> Replays:
     """Every step that was trained again, compared with the first that was trained from the same past."""
     found = Replays()
-    before: defaultdict[tuple[Worlds, int], list[Part]] = defaultdict(list)
+    before: defaultdict[tuple[Worlds, int], list[StepRange]] = defaultdict(list)
     worlds: Worlds = ()
     commands = _commands(ledger)
     reached = 0
@@ -108,7 +108,7 @@ def replays(ledger: Ledger) -> Replays:
             worlds = _continued(worlds, first, (what, commands[number]))
             for life in lives:
                 void = ledger.memberships(number).void(life)
-                part = Part(life, max(first, life.start), min(end, life.reached if void is None else void))
+                part = StepRange(life, max(first, life.start), min(end, life.reached if void is None else void))
                 compared |= _compare_all(before[worlds, life.rank], part, found)
                 before[worlds, life.rank] = _covering(before[worlds, life.rank], part)
         steps = {step for life in lives for step in life.steps.step[life.steps.step < reached].tolist()}
@@ -188,13 +188,13 @@ def _continued(worlds: Worlds, start: int, world: object) -> Worlds:
     return shared if shared and shared[-1][1] == world else (*shared, (start, world))
 
 
-def _covering(parts: Sequence[Part], part: Part) -> list[Part]:
+def _covering(parts: Sequence[StepRange], part: StepRange) -> list[StepRange]:
     """Parts that together hold every step that these do: those that a later one covers are not needed."""
     left = [each for each in parts if not (part.first <= each.first and part.end >= each.end)]
     return [*left, part] if len(part.life.steps) and part.first < part.end else list(parts)
 
 
-def _compare_all(before: Sequence[Part], part: Part, found: Replays) -> set[int]:
+def _compare_all(before: Sequence[StepRange], part: StepRange, found: Replays) -> set[int]:
     """Add what the steps of this part show that were trained before; which they were."""
     compared: set[int] = set()
     for earlier in before:

@@ -5,12 +5,12 @@ Whether a run began with the weights that it was to begin with, on all ranks, an
 
 from collections.abc import Iterable
 
-from holdfast.audit.ledger import Ledger, Restore, Save
+from holdfast.audit.ledger import CommittedSave, Ledger, Restore
 from holdfast.audit.step_columns import shared_part
 from holdfast.audit.training import state_after
 from holdfast.events import Commit
 from holdfast.finding import CannotTell, Verdict, counted
-from holdfast.sampler.plan import Geometry
+from holdfast.sampler.plan import SamplePlan
 
 
 def other_beginning(ledger: Ledger) -> str | None:
@@ -119,7 +119,7 @@ def _disagreement(restores: Iterable[Restore]) -> str | None:
 
 
 def _wrong_position(ledger: Ledger) -> str | None:
-    geometry: Geometry = ledger.geometry
+    geometry: SamplePlan = ledger.geometry
     for restore in ledger.restores:
         recover = restore.recover
         step, at = recover.restored or 0, (recover.epoch, recover.cursor)
@@ -130,7 +130,7 @@ def _wrong_position(ledger: Ledger) -> str | None:
     return None
 
 
-def _not_reached(ledger: Ledger, save: Save) -> str | None:
+def _not_reached(ledger: Ledger, save: CommittedSave) -> str | None:
     """Who had not trained what a commit is to hold, in the branch that it ends."""
     commit, trainer = save
     name = f"the commit of step {commit.step} in attempt {commit.attempt}"
@@ -177,7 +177,7 @@ def _one_state_of_two(ledger: Ledger) -> str | None:
     The digest of a commit is of all that is protected, and the fingerprint of a step of a few parameters: one cannot be
     computed from the other, and of two commits that differ the parameters may be the same.
     """
-    told: dict[str, Save] = {}
+    told: dict[str, CommittedSave] = {}
     for save in ledger.saves:
         if save.commit.state is None:
             continue
@@ -191,7 +191,7 @@ def _one_state_of_two(ledger: Ledger) -> str | None:
     return None
 
 
-def _came_out(ledger: Ledger, save: Save) -> int:
+def _came_out(ledger: Ledger, save: CommittedSave) -> int:
     """The fingerprint of the parameters after the step that a commit ends with; 0 if nobody says."""
     return state_after(ledger, save.trainer, save.commit.step - 1) if save.trainer is not None else 0
 

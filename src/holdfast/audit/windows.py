@@ -8,7 +8,7 @@ from holdfast.audit.life import Life
 from holdfast.audit.plan import leftover
 from holdfast.audit.step_columns import Numbers
 from holdfast.finding import CannotTell, Verdict, counted
-from holdfast.sampler.plan import Geometry
+from holdfast.sampler.plan import SamplePlan
 
 
 def every_cursor_advances_once(ledger: Ledger) -> tuple[Verdict, str]:
@@ -103,7 +103,7 @@ def _must_be_on_record(ledger: Ledger, attempt: int, rank: int) -> None:
         raise CannotTell(f"there is no history of rank-{rank}, of the {ledger.world(attempt)} of attempt {attempt}")
 
 
-def _jump(geometry: Geometry, life: Life) -> str | None:
+def _jump(geometry: SamplePlan, life: Life) -> str | None:
     """The first move of a rank within an attempt that is not to the next window and step."""
     steps, epochs, cursors = life.steps.step, life.steps.epoch, life.steps.cursor
     if not len(steps):
@@ -142,10 +142,10 @@ def _told(life: Life, row: int) -> str:
     return f"epoch {columns.epoch[row]} cursor {columns.cursor[row]} (step {columns.step[row]})"
 
 
-def _place(geometry: Geometry, step: int) -> str:
+def _place(geometry: SamplePlan, step: int) -> str:
     return f"{_at(geometry, step)} (step {step})"
 
 
-def _at(geometry: Geometry, step: int) -> str:
+def _at(geometry: SamplePlan, step: int) -> str:
     epoch, cursor = divmod(step, geometry.steps_per_epoch)
     return f"epoch {epoch} cursor {cursor}"

@@ -50,7 +50,7 @@ def _chunk_sum(values: Floats) -> Fraction:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Standing:
+class BlockInfo:
     """What a policy may know of every block: how far it is from its saved value, its norm, when it was saved, its values."""
 
     distances: Floats
@@ -59,16 +59,16 @@ class Standing:
     sizes: Ids
 
 
-Ranking: TypeAlias = Callable[[Standing, np.random.Generator], Ids]
+Ranking: TypeAlias = Callable[[BlockInfo, np.random.Generator], Ids]
 """From the standing of all blocks to an order, most urgent first; blocks not worth saving may be left out."""
 
 
-def full(standing: Standing, rng: np.random.Generator) -> Ids:
+def full(standing: BlockInfo, rng: np.random.Generator) -> Ids:
     """All blocks in their own order: the traditional checkpoint, and the baseline."""
     return np.arange(len(standing.saved_at))
 
 
-def priority(standing: Standing, rng: np.random.Generator) -> Ids:
+def priority(standing: BlockInfo, rng: np.random.Generator) -> Ids:
     """What moved most a value since it was saved (SCAR); equals go to the longest unsaved, then to the lowest number.
 
     The budget is counted in values, so this is the choice that takes most from the squared perturbation for what it
@@ -77,39 +77,39 @@ def priority(standing: Standing, rng: np.random.Generator) -> Ids:
     return _ranked(-moved_a_value(standing), standing.saved_at)
 
 
-def relative(standing: Standing, rng: np.random.Generator) -> Ids:
+def relative(standing: BlockInfo, rng: np.random.Generator) -> Ids:
     """What moved most in proportion to its own norm: small blocks count as much as large ones."""
     return _ranked(-moved_in_proportion(standing), standing.saved_at)
 
 
-def threshold(standing: Standing, rng: np.random.Generator) -> Ids:
+def threshold(standing: BlockInfo, rng: np.random.Generator) -> Ids:
     """The longest unsaved first among blocks that moved more than the mean; what is not spent is kept for later."""
     order = _ranked(standing.saved_at)
     return np.asarray(order[standing.distances[order] > mean([moved_in_all(standing)], len(order))])
 
 
-def round_robin(standing: Standing, rng: np.random.Generator) -> Ids:
+def round_robin(standing: BlockInfo, rng: np.random.Generator) -> Ids:
     """The longest unsaved first: every block has its turn, however little it moved."""
     return _ranked(standing.saved_at)
 
 
-def random(standing: Standing, rng: np.random.Generator) -> Ids:
+def random(standing: BlockInfo, rng: np.random.Generator) -> Ids:
     """A fresh uniform draw each time: some blocks wait long, which is what makes it a poor policy."""
     return rng.permutation(len(standing.saved_at))
 
 
-def moved_a_value(standing: Standing) -> Floats:
+def moved_a_value(standing: BlockInfo) -> Floats:
     """How far each block moved since it was saved, a value: what `priority` ranks by."""
     return standing.distances / np.sqrt(np.maximum(standing.sizes, 1))
 
 
-def moved_in_proportion(standing: Standing) -> Floats:
+def moved_in_proportion(standing: BlockInfo) -> Floats:
     """How far each block moved since it was saved, in proportion to its own norm: what `relative` ranks by."""
     with np.errstate(over="ignore"):  # a block that fell to nothing moved infinitely far, and comes first
         return standing.distances / np.maximum(standing.norms, np.finfo(np.float64).tiny)
 
 
-def moved_in_all(standing: Standing) -> Fraction | None:
+def moved_in_all(standing: BlockInfo) -> Fraction | None:
     """The sum of all distances, exactly, so that nodes can add up theirs; None if one of them is not finite."""
     return exact_sum(standing.distances) if np.isfinite(standing.distances).all() else None
 
@@ -209,7 +209,7 @@ class Policy:
         """How much was written after so many steps, in states, the initial one not counted."""
         return sum((self.at(step).fraction for step in range(1, steps + 1) if self.due(step)), Fraction(0))
 
-    def choose(self, step: int, standing: Standing, credit: Fraction = Fraction(0)) -> Choice:
+    def choose(self, step: int, standing: BlockInfo, credit: Fraction = Fraction(0)) -> Choice:
         """The blocks to save after this step, within a budget of r times the state plus what the last save left over.
 
         Blocks differ in size, so the last one may overspend; the next save then has less. In the long run every policy

@@ -8,7 +8,7 @@ import numpy as np
 
 from holdfast.blocks.division import Array
 from holdfast.checkpoint import payload
-from holdfast.checkpoint.payload import Layout
+from holdfast.checkpoint.payload import PayloadLayout
 from holdfast.errors import BadInput
 
 
@@ -22,7 +22,7 @@ class Image:
             memory.madvise(mmap.MADV_DONTFORK)  # or else every page is copied once more after a data loader has forked
         self.bytes = np.frombuffer(memory, np.uint8)
         self.pinned = False
-        self._layout: Layout | None = None
+        self._layout: PayloadLayout | None = None
         self._views: dict[str, Array] = {}
 
     @property
@@ -30,7 +30,7 @@ class Image:
         """How large a file it can hold."""
         return len(self.bytes)
 
-    def lay_out(self, layout: Layout) -> dict[str, Array]:
+    def lay_out(self, layout: PayloadLayout) -> dict[str, Array]:
         """The places of all values, to be filled in; they are made once and kept while the layout is the same."""
         if layout is not self._layout:
             self.bytes[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
@@ -42,12 +42,12 @@ class Image:
         """Have the pages now that would else come one by one when it is filled for the first time."""
         self.bytes[:: mmap.PAGESIZE] = 0
 
-    def file(self, layout: Layout) -> list[memoryview | bytes]:
+    def file(self, layout: PayloadLayout) -> list[memoryview | bytes]:
         """The file, once its values are filled in."""
         return [self.bytes[: layout.length].data]
 
 
-class Images:
+class BufferPool:
     """As many images as may be in use at a time, made when first needed, together within a budget of bytes."""
 
     def __init__(self, most: int, budget: int | None = None) -> None:

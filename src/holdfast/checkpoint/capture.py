@@ -16,7 +16,7 @@ from holdfast.blocks.division import Array, State
 from holdfast.checkpoint import payload
 from holdfast.checkpoint.buffers import Image
 from holdfast.checkpoint.device import Departure, Sender, pin
-from holdfast.checkpoint.payload import Layout
+from holdfast.checkpoint.payload import PayloadLayout
 from holdfast.errors import BadInput
 
 PIECE = 4 << 20  # bytes that a thread copies at a time, and below which one thread does all
@@ -36,14 +36,14 @@ class Capture:
         self._threads = _usable_cores()
         self._helpers = ThreadPoolExecutor(THREADS, "holdfast-copy")  # starts a thread when it is first needed
 
-    def layout(self, tensors: State) -> Layout:
+    def layout(self, tensors: State) -> PayloadLayout:
         """How the file of these tensors is laid out: the same object as before for the same names and kinds."""
         form = tuple((name, *_form(value)) for name, value in tensors.items())
         if form != self._form:
             self._form, self._layout = form, payload.layout(tensors)
         return self._layout
 
-    def fill(self, image: Image, layout: Layout, tensors: State) -> list[Departure]:
+    def fill(self, image: Image, layout: PayloadLayout, tensors: State) -> list[Departure]:
         """Copy every value to its place; when this returns training may go on and change the tensors."""
         views = image.lay_out(layout)
         devices: dict[torch.device, dict[str, torch.Tensor]] = {}
@@ -84,7 +84,7 @@ def device_of(tensors: State) -> torch.device | None:
     return next(devices, None)
 
 
-def make_ready(image: Image, layout: Layout, device: torch.device | None) -> None:
+def make_ready(image: Image, layout: PayloadLayout, device: torch.device | None) -> None:
     """Do what would else take most of the time of the first save into a new image."""
     image.touch()
     image.lay_out(layout)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from holdfast.checkpoint.buffers import Image
-from holdfast.checkpoint.payload import Layout
+from holdfast.checkpoint.payload import PayloadLayout
 from holdfast.errors import BadInput
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class Departure:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ByteRun:
     """Bytes that lie together: from start to end in the file, from `at` on in the clone."""
 
     start: int
@@ -51,13 +51,13 @@ class Sender:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._side = torch.cuda.Stream(device)
-        self._layout: Layout | None = None
+        self._layout: PayloadLayout | None = None
         self._clone: torch.Tensor | None = None
         self._views: list[torch.Tensor] = []
-        self._runs: list[Run] = []
+        self._runs: list[ByteRun] = []
         self._arrived: torch.cuda.Event | None = None
 
-    def send(self, tensors: Mapping[str, torch.Tensor], layout: Layout, image: Image) -> Departure:
+    def send(self, tensors: Mapping[str, torch.Tensor], layout: PayloadLayout, image: Image) -> Departure:
         """Start the copy; when this returns, whatever is queued on the device from now on may change the tensors."""
         views = image.lay_out(layout)
         pin(image)
@@ -92,7 +92,7 @@ class Sender:
                 length = run.end - run.start
                 host[run.start : run.end].copy_(clone[run.at : run.at + length], non_blocking=True)
 
-    def _prepare(self, tensors: Mapping[str, torch.Tensor], layout: Layout) -> None:
+    def _prepare(self, tensors: Mapping[str, torch.Tensor], layout: PayloadLayout) -> None:
         """Find room for the clone, and where in it each tensor goes."""
         if self._arrived is not None:
             self._arrived.synchronize()  # the side stream reads a clone that is about to be given up
@@ -129,19 +129,19 @@ def pin(image: Image) -> None:
     image.pinned = True
 
 
-def _in_file(tensors: Mapping[str, torch.Tensor], layout: Layout) -> list[str]:
+def _in_file(tensors: Mapping[str, torch.Tensor], layout: PayloadLayout) -> list[str]:
     return [name for name in layout.spans if name in tensors and tensors[name].numel()]
 
 
-def _packed(spans: Sequence[tuple[int, int]]) -> tuple[list[Run], list[int], int]:
+def _packed(spans: Sequence[tuple[int, int]]) -> tuple[list[ByteRun], list[int], int]:
     """How spans of a file lie in a clone without the gaps between them: the runs, each span's place, the size of all."""
-    runs: list[Run] = []
+    runs: list[ByteRun] = []
     places: list[int] = []
     size = 0
     for start, end in spans:
         if not runs or runs[-1].end != start:
             size = -(-size // _ALIGNMENT) * _ALIGNMENT + start % _ALIGNMENT  # aligned as in the file: copies are faster
-            runs.append(Run(start, end, size))
+            runs.append(ByteRun(start, end, size))
         else:
             runs[-1] = replace(runs[-1], end=end)
         places.append(size)

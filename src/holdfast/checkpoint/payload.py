@@ -59,7 +59,7 @@ _OF_NUMPY = {dtype: name for name, dtype in _NUMPY.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PayloadLayout:
     """The file of some tensors before its values are filled in: its first bytes, and where each value lies in it."""
 
     header: bytes
@@ -71,7 +71,7 @@ class Layout:
         return max((end for _, end in self.spans.values()), default=len(self.header))
 
 
-def layout(tensors: State, metadata: Mapping[str, str] | None = None) -> Layout:
+def layout(tensors: State, metadata: Mapping[str, str] | None = None) -> PayloadLayout:
     """How the file of these tensors is laid out; it depends on their names, kinds, shapes and places alone.
 
     `metadata` is words for other readers of the file.
@@ -84,7 +84,9 @@ def layout(tensors: State, metadata: Mapping[str, str] | None = None) -> Layout:
         start, end = end, end + _nbytes(tensors[name])
         spans[name] = (start, end)
     header = _header(tensors, spans, metadata or {})
-    return Layout(header, {name: (len(header) + start, len(header) + end) for name, (start, end) in spans.items()})
+    return PayloadLayout(
+        header, {name: (len(header) + start, len(header) + end) for name, (start, end) in spans.items()}
+    )
 
 
 def encode(tensors: State, metadata: Mapping[str, str] | None = None) -> Iterator[memoryview | bytes]:

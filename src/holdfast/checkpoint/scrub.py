@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Damage:
     """Something in a store that is not as it was committed."""
 
     name: str
@@ -28,14 +28,14 @@ class Contents:
 
     snapshots: tuple[Manifest, ...]
     running: Index | None
-    unreadable: tuple[Finding, ...]
+    unreadable: tuple[Damage, ...]
     set_aside: tuple[str, ...]
 
 
 def inspect(store: Store) -> Contents:
     """Every snapshot and the running checkpoint, from their commit records alone."""
     _require(store)
-    unreadable: list[Finding] = []
+    unreadable: list[Damage] = []
     snapshots = []
     for step in snapshot.steps(store):
         manifest = _tried(snapshot.read_manifest, store, step, snapshot.manifest_name(step), unreadable)
@@ -45,13 +45,13 @@ def inspect(store: Store) -> Contents:
     return Contents(tuple(snapshots), running, (*unreadable, *_strange(store)), tuple(retention.aside(store)))
 
 
-def verify(store: Store, progress: Callable[[int], None] = lambda done: None) -> list[Finding]:
+def verify(store: Store, progress: Callable[[int], None] = lambda done: None) -> list[Damage]:
     """Read every byte that was committed and name what is bad; an empty list means that all is well.
 
     `progress` is told of each commit record that is done, of `records(store)`.
     """
     _require(store)
-    findings: list[Finding] = []
+    findings: list[Damage] = []
     for step in snapshot.steps(store):
         _tried(snapshot.check, store, step, snapshot.manifest_name(step), findings)
         progress(1)
@@ -73,11 +73,11 @@ def _require(store: Store) -> None:
         raise NotAStore(f"{store} holds neither a snapshot nor a running checkpoint: give the place a run saved to")
 
 
-def _strange(store: Store) -> list[Finding]:
+def _strange(store: Store) -> list[Damage]:
     """What looks like a save by its name and is not to be had as one, so that nobody takes it for one."""
     names = [*snapshot.strange(store), *strange_indexes(store)]
     return [
-        Finding(name, "it is named like a save but is none, or cannot be looked into: see what it is") for name in names
+        Damage(name, "it is named like a save but is none, or cannot be looked into: see what it is") for name in names
     ]
 
 
@@ -86,7 +86,7 @@ def _check_generation(store: Store, generation: int) -> None:
         digest.check(store, name, expected)
 
 
-def _newest_index(store: Store, unreadable: list[Finding]) -> Index | None:
+def _newest_index(store: Store, unreadable: list[Damage]) -> Index | None:
     for generation in reversed(generations(store)):
         index = _tried(read_index, store, generation, index_name(generation), unreadable)
         if index is not None:
@@ -94,10 +94,10 @@ def _newest_index(store: Store, unreadable: list[Finding]) -> Index | None:
     return None
 
 
-def _tried(work: Callable[[Store, int], T], store: Store, which: int, record: str, findings: list[Finding]) -> T | None:
+def _tried(work: Callable[[Store, int], T], store: Store, which: int, record: str, findings: list[Damage]) -> T | None:
     try:
         return work(store, which)
     except (Corrupt, FutureVersion, NoSnapshot, StorageFailed) as error:
         if record in store.names(record):  # or else its writer has removed it while we looked
-            findings.append(Finding(record, str(error)))
+            findings.append(Damage(record, str(error)))
         return None

@@ -17,11 +17,11 @@ import torch
 
 from holdfast.blocks.division import Array
 from holdfast.checkpoint import payload, retention, snapshot
-from holdfast.checkpoint.buffers import Image, Images
+from holdfast.checkpoint.buffers import BufferPool, Image
 from holdfast.checkpoint.capture import Capture, device_of, make_ready
 from holdfast.checkpoint.device import Departure
 from holdfast.checkpoint.digest import Progress, unwatched
-from holdfast.checkpoint.payload import Layout
+from holdfast.checkpoint.payload import PayloadLayout
 from holdfast.checkpoint.snapshot import BACKOFF, Draft, Manifest, at_once
 from holdfast.checkpoint.store import Store
 from holdfast.errors import BadInput, StorageFailed
@@ -120,7 +120,7 @@ def overlapped(
     At most `max_inflight` saves are copied and not yet durable, in at most `budget` bytes of host memory. `progress` is
     told of the bytes written, as they pass, in the thread that writes.
     """
-    return _Overlapped(_Target(store, keep_last, tuple(backoff), progress), Images(max_inflight, budget))
+    return _Overlapped(_Target(store, keep_last, tuple(backoff), progress), BufferPool(max_inflight, budget))
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ class _Overlapped:
     hold up training with it.
     """
 
-    def __init__(self, target: _Target, images: Images) -> None:
+    def __init__(self, target: _Target, images: BufferPool) -> None:
         self._target, self._images = target, images
         self._capture = Capture()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-writer")
@@ -324,7 +324,9 @@ class _Overlapped:
                 self._flights.remove(flight)
                 raise failure
 
-    def _make_ready(self, reserved: list[Image], count: int, layout: Layout, device: torch.device | None) -> None:
+    def _make_ready(
+        self, reserved: list[Image], count: int, layout: PayloadLayout, device: torch.device | None
+    ) -> None:
         """Runs in the thread: have the memory of each image before a save can take it."""
         # Saves that were in flight have landed: images of theirs that are too small make room for others.
         for image in [*reserved, *self._images.reserve(layout.length, count)]:
@@ -334,7 +336,7 @@ class _Overlapped:
                 self._images.give_back(image)
 
     def _write(
-        self, draft: Draft, image: Image, layout: Layout, departures: list[Departure], ready: Ready
+        self, draft: Draft, image: Image, layout: PayloadLayout, departures: list[Departure], ready: Ready
     ) -> tuple[_Written, float, float]:
         """Runs in the thread: how the draft was written, and the seconds of the device's capture and of the writing."""
         try:

@@ -133,7 +133,7 @@ def _percents(share: "Estimate") -> str:
 def _write(advice: "Given", question: "Question", out: Path) -> None:
     from matplotlib import rc_context
 
-    from holdfast.advice.figure import figure
+    from holdfast.cli.advice_figure import figure
 
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file: name a folder")

@@ -13,7 +13,7 @@ from holdfast.server.advice import ServedAdvice, advise_served
 from holdfast.server.cost import is_served
 
 if TYPE_CHECKING:
-    from holdfast.train.state.attempt import Record
+    from holdfast.train.state.attempt import Recorder
 
 Given: TypeAlias = Advice | ServedAdvice
 
@@ -25,7 +25,7 @@ def advice_on(history: Sequence[Event], question: Question | None = None) -> Giv
     return advise_served(history, question) if is_served(history) else advise(history, question)
 
 
-def advise_so_far(record: "Record", folder: Path | None, **asked: Any) -> Advice:
+def advise_so_far(record: "Recorder", folder: Path | None, **asked: Any) -> Advice:
     """The advice that a training run's own history gives while it goes on.
 
     `asked` is what a `Question` takes, times as seconds or as text.

@@ -60,8 +60,9 @@ def lab_run(
     from holdfast.lab import result_page
     from holdfast.lab.experiment import Options
     from holdfast.lab.registry import experiment
-    from holdfast.lab.result import command_line, prepare
+    from holdfast.lab.result import command_line
     from holdfast.lab.server.on_ray import elsewhere
+    from holdfast.report.files import prepare
     from holdfast.workloads.registry import load_for_lab, own_errors
 
     chosen = experiment(name)

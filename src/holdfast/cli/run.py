@@ -12,8 +12,8 @@ from holdfast.errors import BadInput
 
 if TYPE_CHECKING:
     from holdfast.faults.schedule import Schedule
-    from holdfast.runs.config import Source
-    from holdfast.supervise.verdict import Verdict
+    from holdfast.runs.config import WeightsSource
+    from holdfast.supervise.verdict import RunVerdict
 
 run = typer.Typer()
 
@@ -182,15 +182,15 @@ def run_script(
     _end(verdict, folder)
 
 
-def _source(place: str | None, take: str, partial: bool) -> "Source | None":
-    from holdfast.runs.config import Source
+def _source(place: str | None, take: str, partial: bool) -> "WeightsSource | None":
+    from holdfast.runs.config import WeightsSource
 
     if place is None:
         if take or partial:
             raise BadInput("--take and --partial say what is done with --from: give that too.")
         return None
     names = tuple(name.strip() for name in take.split(",") if name.strip())
-    return Source(place=str(Path(place).resolve()), take=names, partial=partial)
+    return WeightsSource(place=str(Path(place).resolve()), take=names, partial=partial)
 
 
 def _fill_standard_files() -> None:
@@ -204,7 +204,7 @@ def _fill_standard_files() -> None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - open to the end
 
 
-def _end(verdict: "Verdict", folder: Path) -> NoReturn:
+def _end(verdict: "RunVerdict", folder: Path) -> NoReturn:
     """Say how the run ended; the exit status says it too, where nobody reads what we print."""
     texts = (f"{verdict.line}\nrun: {folder}\n", "")
     for number, (stream, text) in enumerate(zip((sys.stdout, sys.stderr), texts, strict=True), 1):

@@ -15,7 +15,7 @@ from holdfast.cli.console import LOOK, cell, complain, safe, say, size
 from holdfast.errors import BadInput, HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.runs.status import Standing
+    from holdfast.runs.status import RunStatus
 
 DAY = 86400.0
 Where = Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to look for runs.")]
@@ -104,7 +104,7 @@ def show_logs(
         say(f"{'the workers' if rank is None else f'rank {rank}'} of attempt {number} printed nothing")
 
 
-def _standing(where: Path) -> list["Standing"]:
+def _standing(where: Path) -> list["RunStatus"]:
     from holdfast.runs.status import runs_in, standing
 
     if not where.is_dir():
@@ -115,7 +115,7 @@ def _standing(where: Path) -> list["Standing"]:
     return found
 
 
-def _may_go(each: "Standing") -> bool:
+def _may_go(each: "RunStatus") -> bool:
     """Whether a run can be removed; if not, say why."""
     from holdfast.runs.removal import check_removable
 
@@ -127,7 +127,7 @@ def _may_go(each: "Standing") -> bool:
     return True
 
 
-def _row(each: "Standing") -> tuple[str, ...]:
+def _row(each: "RunStatus") -> tuple[str, ...]:
     rate = "" if each.goodput is None else f"{each.goodput:.2f} steps/s"
     return str(each.folder), each.state, str(each.step), rate, size(each.size), _ago(time.time() - each.last)
 
@@ -139,7 +139,7 @@ def _ago(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} seconds ago"
 
 
-def _remove(doomed: Sequence["Standing"], *, yes: bool) -> list["Standing"]:
+def _remove(doomed: Sequence["RunStatus"], *, yes: bool) -> list["RunStatus"]:
     """Say what is to go, ask, and remove it; those that are gone then. Of one that cannot be removed, it says why."""
     from holdfast.runs.removal import elsewhere, remove
 
@@ -161,5 +161,5 @@ def _remove(doomed: Sequence["Standing"], *, yes: bool) -> list["Standing"]:
     return gone
 
 
-def _say_removed(gone: Sequence["Standing"], of: int) -> None:
+def _say_removed(gone: Sequence["RunStatus"], of: int) -> None:
     say(f"removed {len(gone)} of {of}, {size(sum(each.size for each in gone))}")

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Annotated
@@ -52,10 +53,11 @@ def watch_run(
 
 
 def _serve(run: Path, port: int) -> None:
+    from holdfast.cli import pages
     from holdfast.lab.result import command_line
     from holdfast.watch import web
 
-    site = web.Site(run, command_line(sys.argv[1:]))
+    site = web.Site(run, partial(pages.live_page, run, command_line(sys.argv[1:])))
     with web.served(site, port) as address:
         say(f"{address} shows {run}, and {address}metrics its numbers; Ctrl-C ends this")
         sys.stdout.flush()

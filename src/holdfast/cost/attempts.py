@@ -18,7 +18,7 @@ from holdfast.history.lineage import Lineage
 from holdfast.stall import Stall
 
 
-class Step(NamedTuple):
+class StepCost(NamedTuple):
     """A step of rank 0: where on the clock it began and ended, and the seconds it took, but for a live recovery in it."""
 
     number: int
@@ -44,7 +44,7 @@ class Regrouped(NamedTuple):
     rolled_back: bool
 
 
-class Struck(NamedTuple):
+class StruckFailure(NamedTuple):
     """A failure of the schedule, and when and by whom it was put on record."""
 
     strike: Strike
@@ -52,7 +52,7 @@ class Struck(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Save:
+class SaveCost:
     """A save: how long training waited for it and for what, and after how long it was durable, if ever."""
 
     attempt: int
@@ -70,17 +70,17 @@ class Save:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class AttemptTimeline:
     """One life of the workers. `stop` is where its failure begins, or else where its stretch ends."""
 
     stretch: Stretch
-    steps: Sequence[Step]
+    steps: Sequence[StepCost]
     regroups: Sequence[Regrouped]
-    saves: Sequence[Save]
+    saves: Sequence[SaveCost]
     committed: int
     after_failure: bool
     ended: str | None
-    struck: Struck | None  # the injected failure that nothing was trained after
+    struck: StruckFailure | None  # the injected failure that nothing was trained after
     stop: float
 
     @property
@@ -97,19 +97,19 @@ class Attempt:
         )
 
 
-def attempts(stretches: Sequence[Stretch], history: Iterable[Event]) -> list[Attempt]:
+def attempts(stretches: Sequence[Stretch], history: Iterable[Event]) -> list[AttemptTimeline]:
     """Each attempt, read from its stretch of the critical path and from the failures that all ranks tell of."""
-    failures: defaultdict[int, list[Struck]] = defaultdict(list)
+    failures: defaultdict[int, list[StruckFailure]] = defaultdict(list)
     for struck_at in strikes(history):
         failures[struck_at.strike.attempt].append(struck_at)
     lineage, committed = _read(stretches)
-    read: list[Attempt] = []
+    read: list[AttemptTimeline] = []
     for stretch, so_far in zip(stretches, committed, strict=True):
         steps = _steps(stretch, lineage)
         struck = _fatal(failures[stretch.number], steps, _survived(stretch))
         ended = _ended(stretch, is_last=stretch is stretches[-1])
         read.append(
-            Attempt(
+            AttemptTimeline(
                 stretch=stretch,
                 steps=steps,
                 regroups=[_regrouped(moment, lineage) for moment in stretch.all(Regroup)],
@@ -124,9 +124,9 @@ def attempts(stretches: Sequence[Stretch], history: Iterable[Event]) -> list[Att
     return read
 
 
-def strikes(history: Iterable[Event]) -> list[Struck]:
+def strikes(history: Iterable[Event]) -> list[StruckFailure]:
     """The failures that were injected, whoever put them on record."""
-    return [Struck(event.what, event) for event in history if isinstance(event.what, Strike)]
+    return [StruckFailure(event.what, event) for event in history if isinstance(event.what, Strike)]
 
 
 def verdict(stretch: Stretch) -> str | None:
@@ -155,8 +155,8 @@ def _read(stretches: Iterable[Stretch]) -> tuple[Lineage, list[int]]:
     return lineage, counts
 
 
-def _steps(stretch: Stretch, lineage: Lineage) -> list[Step]:
-    steps: list[Step] = []
+def _steps(stretch: Stretch, lineage: Lineage) -> list[StepCost]:
+    steps: list[StepCost] = []
     before = stretch.begin
     recovered: list[tuple[float, float]] = []  # where live recoveries since the last step ended, and what they took
     for at, event in stretch.moments:
@@ -174,12 +174,12 @@ def _steps(stretch: Stretch, lineage: Lineage) -> list[Step]:
 
 def _step(
     what: events.Step, at: float, before: float, lineage: Lineage, recovered: Iterable[tuple[float, float]]
-) -> Step:
+) -> StepCost:
     data, compute, stall, device = what.seconds
     begin = max(before, at - data - compute - stall)
     within = sum(max(0.0, min(seconds, end - (at - compute))) for end, seconds in recovered)
     rolled_back = what.step >= lineage.limit(what.attempt)
-    return Step(what.step, begin, at, data, max(0.0, compute - within), stall, device, rolled_back)
+    return StepCost(what.step, begin, at, data, max(0.0, compute - within), stall, device, rolled_back)
 
 
 def _regrouped(moment: Moment, lineage: Lineage) -> Regrouped:
@@ -206,13 +206,13 @@ def _survived(stretch: Stretch) -> Counter[int]:
     return Counter(member for regroup in stretch.told(Regroup) for member in regroup.lost)
 
 
-def _saves(stretch: Stretch) -> list[Save]:
+def _saves(stretch: Stretch) -> list[SaveCost]:
     durable = {commit.step: commit.seconds for commit in stretch.told(Commit)}
     return [_save(save, stretch.number, durable) for save in stretch.told(events.Save)]
 
 
-def _save(save: events.Save, attempt: int, durable: Mapping[int, float | None]) -> Save:
-    return Save(
+def _save(save: events.Save, attempt: int, durable: Mapping[int, float | None]) -> SaveCost:
+    return SaveCost(
         attempt=attempt,
         step=save.step,
         writer=save.writer,
@@ -223,7 +223,9 @@ def _save(save: events.Save, attempt: int, durable: Mapping[int, float | None]) 
     )
 
 
-def _fatal(failures: Iterable[Struck], steps: Sequence[Step], survived: Counter[int]) -> Struck | None:
+def _fatal(
+    failures: Iterable[StruckFailure], steps: Sequence[StepCost], survived: Counter[int]
+) -> StruckFailure | None:
     """The first failure that the attempt did not survive.
 
     One that strikes at a boundary is followed by its own step if it is survived. Inside a step, or in a save, others may
@@ -251,7 +253,7 @@ def _ended(stretch: Stretch, *, is_last: bool) -> str | None:
     return "failed" if judged or detected or not is_last else None
 
 
-def _stop(stretch: Stretch, steps: Sequence[Step], struck: Struck | None) -> float:
+def _stop(stretch: Stretch, steps: Sequence[StepCost], struck: StruckFailure | None) -> float:
     """Where the failure begins: never before rank 0's last step was done, nor after the failure was detected."""
     detected = min((moment.at for moment in fatal(stretch)), default=stretch.end)
     done = steps[-1].end if steps else stretch.begin

@@ -12,7 +12,17 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
-from holdfast.cost.attempts import Attempt, Regrouped, Save, Struck, attempts, fatal, moment_of, strikes, verdict
+from holdfast.cost.attempts import (
+    AttemptTimeline,
+    Regrouped,
+    SaveCost,
+    StruckFailure,
+    attempts,
+    fatal,
+    moment_of,
+    strikes,
+    verdict,
+)
 from holdfast.cost.formulas import goodput
 from holdfast.cost.timeline import RANK_0, Moment, timeline
 from holdfast.events import Attempt as Began
@@ -103,7 +113,7 @@ class Spent:
     restarts: int
     seconds: Seconds
     stall: Stall
-    saves: tuple[Save, ...]
+    saves: tuple[SaveCost, ...]
     failures: tuple[FailureCost, ...]
     attempts: tuple[AttemptCost, ...]
     waiting: Waiting | None
@@ -182,7 +192,7 @@ def spent(history: Sequence[Event]) -> Spent:
     )
 
 
-def _attempt_cost(life: Attempt) -> AttemptCost:
+def _attempt_cost(life: AttemptTimeline) -> AttemptCost:
     stretch = life.stretch
     return AttemptCost(
         attempt=stretch.number,
@@ -197,7 +207,7 @@ def _attempt_cost(life: Attempt) -> AttemptCost:
     )
 
 
-def _by_cause(life: Attempt) -> Seconds:
+def _by_cause(life: AttemptTimeline) -> Seconds:
     """The wall clock of an attempt by cause."""
     bill = dict.fromkeys(CAUSES, 0.0)
     bill["recovery" if life.after_failure else "startup"] += life.first - life.stretch.begin
@@ -217,7 +227,7 @@ def _by_cause(life: Attempt) -> Seconds:
     return bill
 
 
-def _closing(life: Attempt) -> float:
+def _closing(life: AttemptTimeline) -> float:
     """From the last step to an end in order, without the save there: waiting for saves in flight, and leaving."""
     if life.ended not in ("completed", "preempted"):
         return 0.0
@@ -228,7 +238,7 @@ def _closing(life: Attempt) -> float:
     return max(0.0, life.stretch.end - last.end - waited)
 
 
-def _stall(life: Attempt) -> Stall:
+def _stall(life: AttemptTimeline) -> Stall:
     """The stalls of an attempt's saves, and what its steps waited beyond: for saves that it never saw finished."""
     total = sum((save.stall for save in life.saves), Stall())
     if not life.steps:
@@ -237,7 +247,7 @@ def _stall(life: Attempt) -> Stall:
     return total + Stall(waited=max(0.0, sum(step.stall for step in life.steps) - told))
 
 
-def _failures(lives: Sequence[Attempt], history: Sequence[Event]) -> list[FailureCost]:
+def _failures(lives: Sequence[AttemptTimeline], history: Sequence[Event]) -> list[FailureCost]:
     """Every failure that ended an attempt, and every other that was injected, in order."""
     on_path = {id(moment.event) for life in lives for moment in life.stretch.all(Detect)}
     elsewhere = [event for event in history if isinstance(event.what, Detect) and id(event) not in on_path]
@@ -258,7 +268,7 @@ def _failures(lives: Sequence[Attempt], history: Sequence[Event]) -> list[Failur
     return sorted(costs, key=lambda cost: (cost.attempt, cost.step, cost.ended_attempt is True, cost.rank or 0))
 
 
-def _ending(life: Attempt, after: Attempt | None, elsewhere: Iterable[Event]) -> FailureCost:
+def _ending(life: AttemptTimeline, after: AttemptTimeline | None, elsewhere: Iterable[Event]) -> FailureCost:
     """The failure that ended an attempt; its recovery goes on into the next, to the first step if there is one."""
     seen, seen_at = _detection(life, elsewhere)
     until = after.first if after else life.stretch.end
@@ -293,7 +303,7 @@ def _fallen_back(ending: FailureCost, survived: list[FailureCost]) -> FailureCos
     )
 
 
-def _survived(life: Attempt, struck: Iterable[Struck], known: set[int]) -> list[FailureCost]:
+def _survived(life: AttemptTimeline, struck: Iterable[StruckFailure], known: set[int]) -> list[FailureCost]:
     """Every member that others went on without; the first of several that were lost at once has what it took."""
     costs: list[FailureCost] = []
     detects = list(life.stretch.all(Detect))
@@ -308,7 +318,12 @@ def _survived(life: Attempt, struck: Iterable[Struck], known: set[int]) -> list[
 
 
 def _lost(
-    life: Attempt, at: Regrouped, member: int, struck: Iterable[Struck], detects: list[Moment], known: set[int]
+    life: AttemptTimeline,
+    at: Regrouped,
+    member: int,
+    struck: Iterable[StruckFailure],
+    detects: list[Moment],
+    known: set[int],
 ) -> FailureCost:
     mine = (each for each in struck if each.strike.rank == member and each.strike.step <= at.regroup.step + 1)
     strike = next((each for each in mine if id(each.event) not in known), None)
@@ -344,14 +359,14 @@ def _not_ending(strike: Strike, ended_attempt: bool | None) -> FailureCost:
     )
 
 
-def _next_step(life: Attempt) -> int:
+def _next_step(life: AttemptTimeline) -> int:
     """The step that the failure kept from being trained."""
     if life.struck:
         return life.struck.strike.step
     return life.steps[-1].number + 1 if life.steps else life.committed
 
 
-def _detection(life: Attempt, elsewhere: Iterable[Event]) -> tuple[Detect | None, float | None]:
+def _detection(life: AttemptTimeline, elsewhere: Iterable[Event]) -> tuple[Detect | None, float | None]:
     """How the failure was first seen, and where on the clock; the word of other nodes counts by attempt."""
     here = fatal(life.stretch)
     numbers = {detect.attempt for detect in life.stretch.told(Detect)} or {life.stretch.number}
@@ -364,7 +379,7 @@ def _detection(life: Attempt, elsewhere: Iterable[Event]) -> tuple[Detect | None
     return detect, min(max(min(at for at, _, _ in told), life.stop), life.stretch.end)
 
 
-def _waiting(lives: Iterable[Attempt], history: Iterable[Event], wall: float) -> Waiting | None:
+def _waiting(lives: Iterable[AttemptTimeline], history: Iterable[Event], wall: float) -> Waiting | None:
     """What `Waiting` says, from the steps that rank 0 and at least one other rank tell of."""
     shortest: dict[tuple[int, int], tuple[float, str]] = {}
     for event in history:

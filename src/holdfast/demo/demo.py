@@ -11,7 +11,7 @@ from holdfast.history.log import read_history
 from holdfast.runs.config import RunConfig
 from holdfast.supervise.preload import warm
 from holdfast.supervise.supervisor import supervise
-from holdfast.supervise.verdict import Verdict
+from holdfast.supervise.verdict import RunVerdict
 
 SCRIPT = Path(__file__).with_name("train.py")
 WORKERS, KILLED_AT, KILLED_RANK = 4, (50, 110), 2
@@ -30,7 +30,7 @@ class Shown:
 
     name: str
     folder: Path
-    verdict: Verdict
+    verdict: RunVerdict
     findings: tuple[Finding, ...]
     spent: Spent
 

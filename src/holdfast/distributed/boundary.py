@@ -10,7 +10,7 @@ import threading
 NEVER = sys.maxsize  # a boundary that does not come
 
 
-class Turn:
+class BoundaryGate:
     """The boundary that comes next, and who waits for the training there."""
 
     def __init__(self) -> None:

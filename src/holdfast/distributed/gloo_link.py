@@ -31,7 +31,7 @@ class Broken(RuntimeError):
     """An operation ended because a member was lost, or the membership has changed."""
 
 
-class Lost(dist.Work):
+class FailedWork(dist.Work):
     """An operation that could not begin: DDP finds out once all gradients are computed."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ def _fail(_: Future[Any]) -> None:
     raise Broken("the membership has changed")
 
 
-class Done(dist.Work):
+class CompletedWork(dist.Work):
     """An operation that has ended."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
@@ -79,26 +79,26 @@ class Done(dist.Work):
         return True
 
 
-class Alone:
+class NoPeersLink:
     """The group of a member that has no others, or none yet: its values are the sums, and nothing is copied."""
 
-    def allreduce(self, tensors: list[torch.Tensor], *_: Any) -> Done:
-        return Done(tensors)
+    def allreduce(self, tensors: list[torch.Tensor], *_: Any) -> CompletedWork:
+        return CompletedWork(tensors)
 
-    def broadcast(self, tensors: list[torch.Tensor], *_: Any) -> Done:
-        return Done(tensors)
+    def broadcast(self, tensors: list[torch.Tensor], *_: Any) -> CompletedWork:
+        return CompletedWork(tensors)
 
-    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], *_: Any) -> Done:
+    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], *_: Any) -> CompletedWork:
         for each in outputs[0]:
             each.copy_(inputs[0])  # DDP compares what all ranks have: later, with the state, others' values come
-        return Done(outputs[0])
+        return CompletedWork(outputs[0])
 
 
 class Link:
     """The group that collectives run on, until it is broken."""
 
     def __init__(self) -> None:
-        self._group: Any = Alone()
+        self._group: Any = NoPeersLink()
         self._ports: tuple[int, frozenset[int]] = (0, frozenset())  # where we listen, and where the others do
         self.is_broken = False
         """Whether its operations end in failure until it is connected again."""
@@ -106,12 +106,12 @@ class Link:
     def post(self, operation: str, *arguments: Any) -> Any:
         """Begin an operation of the group, by its name; on a broken link it is one that fails."""
         if self.is_broken:
-            return Lost()
+            return FailedWork()
         try:
             return getattr(self._group, operation)(*arguments)
         except RuntimeError:
             self.hang_up()
-            return Lost()
+            return FailedWork()
 
     def do(self, operation: str, *arguments: Any) -> None:
         """Begin an operation and wait for its end."""
@@ -140,7 +140,7 @@ class Link:
         """Replace the group by one of so many members, all of which do the same now."""
         _kept.append(self._group)  # to free it is to wait for its threads
         if size == 1:
-            self._group, self._ports = Alone(), (0, frozenset())
+            self._group, self._ports = NoPeersLink(), (0, frozenset())
             self.is_broken = False
             return
         built = _Building(store, rank, size)

@@ -55,7 +55,7 @@ def publish(store: Store, membership: Membership) -> None:
     store.set(key(membership.number), json.dumps(membership.to_json()))
 
 
-class Watch(threading.Thread):
+class MembershipWatch(threading.Thread):
     """Hears of new memberships as soon as they are published, and tells."""
 
     def __init__(self, store: Store, heard: Callable[[Membership], None]) -> None:

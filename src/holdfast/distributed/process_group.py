@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import AllreduceOptions, BroadcastOptions
 
-from holdfast.distributed.gloo_link import Done, Link, ended
+from holdfast.distributed.gloo_link import CompletedWork, Link, ended
 
 
 @dataclass(slots=True, eq=False)
@@ -30,10 +30,10 @@ class Sum:
     def settle(self) -> None:
         """What became of it; its work has ended, and frees its memory: pinning as much again for the next takes long."""
         if self.is_done is None:
-            self.is_done, self.work = not _has_failed(self.work), Done([])
+            self.is_done, self.work = not _has_failed(self.work), CompletedWork([])
 
 
-class Crew(dist.ProcessGroup):
+class RecoverableGroup(dist.ProcessGroup):
     """What DDP takes for a process group of a fixed size: it always divides by that, and `factor` mends it.
 
     Every call from torch's own code into Python holds a small step up, so there is one a bucket and no other: its rank
@@ -81,7 +81,7 @@ class Crew(dist.ProcessGroup):
         if self.watch and not self.sums:
             self.watch([], len(self._buckets))
         if self.given and (given := self.given.pop(len(self.sums), None)) is not None:
-            self.sums.append(Sum(values.copy_(given), Done([values]), is_done=True))
+            self.sums.append(Sum(values.copy_(given), CompletedWork([values]), is_done=True))
         else:
             if self.factor != 1.0:
                 values.mul_(self.factor)
@@ -174,17 +174,17 @@ class Survivor(Protocol):
     """Who is asked before a backward, and told how it went."""
 
     link: Link
-    crews: list[Crew]
+    crews: list[RecoverableGroup]
     adds_up: bool
     """Whether gradients of earlier windows may be there, to which a backward would add."""
 
     def check_backward(self) -> None:
         """Refuse one that could not be mended."""
 
-    def survives(self, crew: Crew) -> bool:
+    def survives(self, crew: RecoverableGroup) -> bool:
         """Whether an error in the backward of this model was the loss of a member, and is mended."""
 
-    def passed(self, crew: Crew) -> None:
+    def passed(self, crew: RecoverableGroup) -> None:
         """A backward of this model has all its sums."""
 
 

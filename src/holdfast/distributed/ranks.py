@@ -43,7 +43,7 @@ class Changed(Exception):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class World:
+class Ranks:
     """This process among its peers; it gives up on one that says nothing for `patience` seconds.
 
     Where a run recovers live the peers may change: `has_changed` says so to whoever waits, and `become` makes it so.
@@ -60,7 +60,7 @@ class World:
     has_changed: Callable[[], bool] = lambda: False
     lost: Callable[[], Callable[[], bool]] = lambda: lambda: False  # asks, from now on, whether one of these was lost
 
-    def as_it_is(self) -> "World":
+    def as_it_is(self) -> "Ranks":
         """The peers that there are now, for whoever has something to settle with them after they have changed."""
         return replace(self, has_changed=self.lost())
 
@@ -137,7 +137,7 @@ class World:
             pause = min(_GROWTH * pause, _SLOW)
 
 
-def join(timeout: float) -> World:
+def join(timeout: float) -> Ranks:
     """Find our peers, and be ready to add up gradients with them.
 
     Without a supervisor, collectives fail and waits end after so many seconds without a word from the peer.
@@ -145,7 +145,7 @@ def join(timeout: float) -> World:
     if dist.is_initialized():
         raise BadInput("attach() starts the process group itself: leave out init_process_group")
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        return World(rank=0, size=1, store=HashStore(), grouped=False, device=_device())
+        return Ranks(rank=0, size=1, store=HashStore(), grouped=False, device=_device())
     patience = max(timeout, _WATCHED) if SUPERVISED in os.environ else timeout
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = _device()
@@ -161,7 +161,7 @@ def join(timeout: float) -> World:
     def connect() -> Store:
         return _store(timedelta(seconds=timeout))
 
-    return World(
+    return Ranks(
         rank=rank,
         size=size,
         store=run,

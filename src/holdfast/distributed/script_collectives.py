@@ -14,10 +14,14 @@ import torch.distributed as dist
 from torch.distributed import HashStore, ProcessGroup, Store, distributed_c10d  # type: ignore[attr-defined]  # public
 
 from holdfast import progress
-from holdfast.live.settlement import EXCHANGES
 from holdfast.progress import fallen_back
 
 logger = logging.getLogger(__name__)
+
+SCRIPT_COLLECTIVES = (
+    "the script exchanges by torch.distributed itself, whose groups end with the first member that leaves; run.sum and "
+    "run.mean go on with the others"
+)
 
 _BACKEND = "holdfast_outlived"
 _WAYS = ("all", "barrier", "broadcast", "gather", "monitored", "recv", "reduce", "scatter", "send")
@@ -33,7 +37,7 @@ def has_exchanged() -> bool:
     if found and not progress.here.has_exchanged:
         progress.here.exchanges()
         if dist.get_rank() == 0:
-            logger.warning("after the loss of a worker the run starts again, as with restart: %s.", EXCHANGES)
+            logger.warning("after the loss of a worker the run starts again, as with restart: %s.", SCRIPT_COLLECTIVES)
     return found
 
 
@@ -80,7 +84,7 @@ def _outlived(store: Store, rank: int, size: int, timeout: timedelta) -> Outlive
 
 def _fall_back(*_: Any, **__: Any) -> NoReturn:
     progress.here.exchanges()
-    raise fallen_back(EXCHANGES)
+    raise fallen_back(SCRIPT_COLLECTIVES)
 
 
 def _has_been_used(group: ProcessGroup) -> bool:

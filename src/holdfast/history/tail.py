@@ -18,16 +18,16 @@ Struck = tuple[int, str, int, str]  # step, kind, rank, point
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class PastAttempts:
     """The number of the last attempt, and the failures that have struck."""
 
     attempt: int = 0
     struck: frozenset[Struck] = frozenset()
 
 
-def read_past(folder: Path) -> Past:
+def read_past(folder: Path) -> PastAttempts:
     """The past of the run whose histories are in this folder; rank 0's tells of attempts."""
-    return Past(_last_attempt(folder / FIRST), frozenset(struck(folder)))
+    return PastAttempts(_last_attempt(folder / FIRST), frozenset(struck(folder)))
 
 
 def first_seed(folder: Path) -> int | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import holdfast
-from holdfast.errors import BadInput, StorageFailed
+from holdfast.report.files import replace_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -67,7 +67,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ResultTable:
     """A table for a reader: every row has one value for each column, `None` where there is none."""
 
     title: str
@@ -93,7 +93,7 @@ class Result:
     rows: list[Row]
     claims: list[Claim]
     remarks: list[str] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
+    tables: list[ResultTable] = field(default_factory=list)
     figures: dict[str, "Figure"] = field(default_factory=dict)
     captions: dict[str, str] = field(default_factory=dict)
     command: str = ""
@@ -137,36 +137,6 @@ def command_line(arguments: Sequence[str]) -> str:
     """What was typed after `holdfast`, for a reader; of an absolute path the last name only, since the rest may name a person."""
     shown = [f"…/{Path(each).name}" if Path(each).is_absolute() else each for each in arguments]
     return " ".join(["holdfast", *(each if "…" in each else shlex.quote(each) for each in shown)])
-
-
-def prepare(out: Path) -> Path:
-    """Create the folder for a result, and find out now, not after the work, whether it can be written."""
-    if out.exists() and not out.is_dir():
-        raise BadInput(f"--out {out} is a file: name a folder")
-    try:
-        (out / "figures").mkdir(parents=True, exist_ok=True)
-        probe = out / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise StorageFailed(f"cannot write to {out}: {error.strerror}; name another folder with --out") from error
-    return out
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Put a file in place whole: a reader sees the old one or the new one."""
-    replace_bytes(path, text.encode())
-
-
-def replace_bytes(path: Path, data: bytes) -> None:
-    """Put a file in place whole: a full disk leaves the old one as it was."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise StorageFailed(f"cannot write {path}: {error.strerror}; free space or name another --out") from error
 
 
 def write_json(result: Result, out: Path) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 from holdfast.errors import BadInput
 from holdfast.lab import result as lab
-from holdfast.lab.result import Claim, Result, Row, environment, prepare, write_json
+from holdfast.lab.result import Claim, Result, Row, environment, write_json
 from holdfast.report import files
 from holdfast.report.figures import picture
+from holdfast.report.files import prepare
 from holdfast.report.page import Cell, Column, Number, Page, Picture, Statement, Table
 
 RESULT = "result.json"
@@ -147,7 +148,7 @@ def _words(name: str, captions: Mapping[str, str]) -> tuple[str, str, str]:
     return title[:1].upper() + title[1:], caption, caption or f"Figure: {title}."
 
 
-def _table(table: lab.Table) -> Table:
+def _table(table: lab.ResultTable) -> Table:
     return Table(title=table.title, columns=[Column(name) for name in table.columns], rows=table.rows)
 
 
@@ -200,7 +201,9 @@ def _read(folder: Path) -> tuple[Result, Row]:
             rows=[dict(row) for row in data["rows"]],
             claims=[_claim(each) for each in data["claims"]],
             remarks=[str(each) for each in data["remarks"]],
-            tables=[lab.Table(str(each["title"]), each["columns"], each["rows"]) for each in data.get("tables", ())],
+            tables=[
+                lab.ResultTable(str(each["title"]), each["columns"], each["rows"]) for each in data.get("tables", ())
+            ],
             captions={str(name): str(text) for name, text in data.get("captions", {}).items()},
             command=str(data.get("command", "")),
             date=str(data.get("date", "")),

@@ -11,7 +11,7 @@ import numpy as np
 from holdfast.errors import StorageFailed
 
 
-class Journal:
+class TrialLog:
     """Numbers by key, one line each, written as they come; a line torn by a kill is passed over."""
 
     def __init__(self, path: Path) -> None:

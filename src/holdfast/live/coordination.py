@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # they are public
 
 from holdfast import progress
-from holdfast.distributed.boundary import Turn
+from holdfast.distributed.boundary import BoundaryGate
 from holdfast.distributed.gloo_link import Broken, Link
-from holdfast.distributed.membership import LIVE, Membership, Watch
+from holdfast.distributed.membership import LIVE, Membership, MembershipWatch
 from holdfast.live.settlement import Stand
 from holdfast.progress import Phase
 
@@ -29,7 +29,7 @@ class Asleep(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Meeting:
+class Coordination:
     """One member among the others; `me` is its number as long as it is a member, and `seat` always the same."""
 
     me: int
@@ -38,16 +38,16 @@ class Meeting:
     seat: int
     joins: bool = False  # it waits to become a member
     number: int = 0  # of the membership we are in
-    turn: Turn = field(default_factory=Turn)
+    turn: BoundaryGate = field(default_factory=BoundaryGate)
     _nearest: int = 0  # where we can be joined, if that is beyond the boundary that comes next
     _said: int = 0  # the membership for which we have said before which window we can be joined
     _talk: Store | None = None
-    _watch: Watch | None = None
+    _watch: MembershipWatch | None = None
 
     def listen(self, lost: Callable[[], None]) -> None:
         """Hear of memberships from now on; `lost` is called, in another thread, when members are no more."""
         self._talk = PrefixStore(LIVE, self.store())
-        self._watch = Watch(PrefixStore(LIVE, self.store()), lambda newest: self._heard(newest, lost))
+        self._watch = MembershipWatch(PrefixStore(LIVE, self.store()), lambda newest: self._heard(newest, lost))
 
     @property
     def rank(self) -> int:

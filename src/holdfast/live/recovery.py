@@ -20,28 +20,28 @@ from holdfast import progress
 from holdfast.distributed import nccl_link, script_collectives
 from holdfast.distributed import ranks as world
 from holdfast.distributed.gloo_link import Broken, Link
-from holdfast.distributed.process_group import Crew, guard_backward
-from holdfast.distributed.ranks import World
+from holdfast.distributed.process_group import RecoverableGroup, guard_backward
+from holdfast.distributed.ranks import Ranks
 from holdfast.errors import BadInput
 from holdfast.events import Regroup
 from holdfast.live import state_transfer
-from holdfast.live.coordination import Meeting
+from holdfast.live.coordination import Coordination
 from holdfast.live.settlement import NOWHERE, Losses, Settlement, Stand, settled
 from holdfast.live.state_transfer import Buffers
 from holdfast.progress import IN_RESERVE, Phase, fallen_back
 from holdfast.runs.config import RunConfig
-from holdfast.sampler.plan import Geometry
+from holdfast.sampler.plan import SamplePlan
 from holdfast.train.state.attempt import Enrolled
 from holdfast.train.state.protected import Protected
 
 
 @dataclass(slots=True, eq=False)
-class Live:
+class LiveRecovery:
     """This rank among the members of a run that recovers live."""
 
     strategy: str
     size: int  # how many members there are when none is lost
-    meeting: Meeting
+    meeting: Coordination
     attempt: int = 0
     record: Enrolled | None = None
     protected: Protected | None = None
@@ -50,7 +50,7 @@ class Live:
     is_pending: Callable[[], bool] = lambda: False  # whether gradients of earlier windows wait for their optimizer
     buffers: Buffers = field(default_factory=Buffers)
     link: Link = field(default_factory=Link)
-    crews: list[Crew] = field(default_factory=list)
+    crews: list[RecoverableGroup] = field(default_factory=list)
     step: int = 0
     begun: bool = False
     adds_up: bool = False
@@ -74,9 +74,9 @@ class Live:
         self.meeting.listen(self.link.hang_up)
         guard_backward(self)
 
-    def crew(self) -> Crew:
+    def crew(self) -> RecoverableGroup:
         """A process group for one more model."""
-        self.crews.append(Crew(self.link, self.me % self.size, self.size))
+        self.crews.append(RecoverableGroup(self.link, self.me % self.size, self.size))
         return self.crews[-1]
 
     @property
@@ -178,7 +178,7 @@ class Live:
         settled, self._settled = self._settled, None
         return settled
 
-    def weigh(self, geometry: Geometry) -> None:
+    def weigh(self, geometry: SamplePlan) -> None:
         """Every rank counts by its share of the window."""
         self._losses = Losses(self.strategy, geometry)
         if not self.joins:
@@ -188,7 +188,7 @@ class Live:
         """Before a forward all ranks take over rank 0's buffers."""
         self.buffers.sync(broadcast, buffers, lambda: self.recover(None))
 
-    def survives(self, crew: Crew) -> bool:
+    def survives(self, crew: RecoverableGroup) -> bool:
         """Whether an error in the backward of this model was the loss of a member, and is mended."""
         if not crew.sums or not (self.link.is_broken or self.meeting.is_outdated or crew.has_failed()):
             return False
@@ -205,7 +205,7 @@ class Live:
                 "live recovery step in every window, and accumulate by run.batches(..., accumulate=N)"
             )
 
-    def passed(self, crew: Crew) -> None:
+    def passed(self, crew: RecoverableGroup) -> None:
         """A backward of this model has all its sums."""
         if crew.sums:
             crew.end()
@@ -213,7 +213,7 @@ class Live:
             if self._dropped == self.step:
                 crew.drop(is_scaled=self.protected is not None and self.protected.is_scaled)
 
-    def recover(self, crew: Crew | None) -> None:
+    def recover(self, crew: RecoverableGroup | None) -> None:
         """Find together with the members that are left, and finish what the backward of this model has begun."""
         began = perf_counter()
         progress.here.suspects(self.meeting.number)
@@ -227,7 +227,7 @@ class Live:
         script_collectives.outlive(self.me, self.size)
         progress.here.regroups(self.meeting.number)
 
-    def _regroup(self, crew: Crew | None, began: float) -> Settlement:
+    def _regroup(self, crew: RecoverableGroup | None, began: float) -> Settlement:
         urgent = self.meeting.is_outdated
         newest = self.meeting.next()
         members = newest.members
@@ -256,7 +256,7 @@ class Live:
         self._finish(found, crew)
         return found
 
-    def _stand(self, crew: Crew | None) -> Stand:
+    def _stand(self, crew: RecoverableGroup | None) -> Stand:
         if self.joins:
             return Stand(step=NOWHERE)
         if self._staged is not None:  # as good as at the next boundary
@@ -320,7 +320,7 @@ class Live:
         if self.me in found.synced:
             self.buffers.use(values)
 
-    def _finish(self, found: Settlement, crew: Crew | None) -> None:
+    def _finish(self, found: Settlement, crew: RecoverableGroup | None) -> None:
         """Complete the sums of the backward that was interrupted, or take over what came out of it."""
         if found.begun and not found.is_complete and self.strategy == "skip":
             self._dropped = found.step
@@ -330,7 +330,7 @@ class Live:
         if crew:
             crew.unpack()
 
-    def _hand_sums(self, found: Settlement, crew: Crew | None) -> None:
+    def _hand_sums(self, found: Settlement, crew: RecoverableGroup | None) -> None:
         """Whoever has a sum hands it to the others, if some lack it."""
         if self.joins:
             for each in self.crews:
@@ -346,7 +346,7 @@ class Live:
                 late.given[bucket] = late.empty(bucket)
                 state_transfer.broadcast(self.link, self.members.index(holder), late.given[bucket])
 
-    def _hand_over(self, found: Settlement, crew: Crew | None) -> None:
+    def _hand_over(self, found: Settlement, crew: RecoverableGroup | None) -> None:
         """Those that are behind get what came out of the window from one that is ahead."""
         assert self.protected is not None
         trained = self.protected.trained
@@ -359,7 +359,7 @@ class Live:
                     each.is_done = True
         state_transfer.meet(self.link)
 
-    def _sum_again(self, found: Settlement, crew: Crew) -> None:
+    def _sum_again(self, found: Settlement, crew: RecoverableGroup) -> None:
         again = [bucket for bucket, holder in enumerate(found.given) if holder is None]
         for bucket in again:
             crew.pack(bucket)
@@ -404,7 +404,7 @@ class Live:
 logger = logging.getLogger(__name__)
 
 
-def live_for(config: RunConfig, peers: World) -> Live | None:
+def live_for(config: RunConfig, peers: Ranks) -> LiveRecovery | None:
     """How this rank recovers live, if the run does."""
     if config.recovery == "restart" or not peers.grouped or peers.connect is None:
         return None
@@ -413,8 +413,8 @@ def live_for(config: RunConfig, peers: World) -> Live | None:
         _say_not_live(config, why, joins=joins)
         return None
     members = () if joins else tuple(range(peers.size))
-    meeting = Meeting(peers.rank, members, peers.connect, seat=peers.rank, joins=joins)
-    live = Live(config.recovery, peers.size, meeting, link=nccl_link.link_for(peers.backend, peers.device))
+    meeting = Coordination(peers.rank, members, peers.connect, seat=peers.rank, joins=joins)
+    live = LiveRecovery(config.recovery, peers.size, meeting, link=nccl_link.link_for(peers.backend, peers.device))
     live.join()
     peers.has_changed = lambda: meeting.is_outdated
     peers.lost = meeting.lost

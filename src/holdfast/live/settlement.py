@@ -12,14 +12,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from holdfast.distributed.script_collectives import SCRIPT_COLLECTIVES
 from holdfast.live import lossy_gradient
-from holdfast.sampler.plan import Geometry
+from holdfast.sampler.plan import SamplePlan
 
 NOWHERE = -1
-EXCHANGES = (
-    "the script exchanges by torch.distributed itself, whose groups end with the first member that leaves; run.sum and "
-    "run.mean go on with the others"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +96,7 @@ def settled(stands: Mapping[int, Stand], asleep: tuple[int, ...] = ()) -> Settle
     joining = tuple(member for member, stand in stands.items() if stand.step == NOWHERE)
     stands = {member: stand for member, stand in stands.items() if member not in joining}
     if any(stand.exchanges for stand in stands.values()):
-        return EXCHANGES
+        return SCRIPT_COLLECTIVES
     top = max(stand.place for stand in stands.values())
     ahead = {member: stand for member, stand in stands.items() if stand.place == top}
     behind = tuple(member for member in stands if member not in ahead)
@@ -159,7 +156,7 @@ class Losses:
     """The losses of one run, by its strategy."""
 
     strategy: str
-    geometry: Geometry
+    geometry: SamplePlan
     _spared: tuple[int, tuple[int, ...]] = (-1, ())  # a window, and those lost in it whose gradients are in all sums
 
     def weight(self, me: int, basis: tuple[int, ...]) -> float:

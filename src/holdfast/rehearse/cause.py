@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from holdfast.rehearse.compare import Divergence, by_step, changed, lost
-from holdfast.train.observe.observations import Held, Observed, Window, differing, endings, is_tensor, windows
+from holdfast.train.observe.observations import (
+    Observed,
+    UnprotectedValue,
+    Window,
+    differing,
+    endings,
+    is_tensor,
+    windows,
+)
 
 Word: TypeAlias = Literal[
     "refused",
@@ -36,7 +44,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Case:
+class DivergenceCase:
     """All that is known when the cause of a divergence is asked for."""
 
     found: Divergence
@@ -51,7 +59,7 @@ class Case:
         return next(each for each in windows(self.run) if (each.attempt, each.rank) == (run.attempt, run.rank))
 
     @property
-    def lost(self) -> dict[str, tuple[Held, Held]]:
+    def lost(self) -> dict[str, tuple[UnprotectedValue, UnprotectedValue]]:
         """What the script holds, unprotected, that did not come back: as it was in the reference, and here."""
         its = self.reference_window(self.first.step, self.first.rank)
         return lost(its, self.first, self.restless) if its else {}
@@ -73,22 +81,22 @@ class Case:
         return before is None or was != now.kept.get(path)
 
 
-def of_a_killed_run(case: Case) -> Cause:
+def of_a_killed_run(case: DivergenceCase) -> Cause:
     """Why a run that was killed came out otherwise, though two that were not came out the same."""
     return _first_answer(QUESTIONS, case)
 
 
-def of_unkilled_runs(case: Case) -> Cause:
+def of_unkilled_runs(case: DivergenceCase) -> Cause:
     """Why two runs came out differently of which none was killed."""
     return _first_answer(UNKILLED, case)
 
 
-def _first_answer(questions: Iterable[Callable[[Case], Cause | None]], case: Case) -> Cause:
+def _first_answer(questions: Iterable[Callable[[DivergenceCase], Cause | None]], case: DivergenceCase) -> Cause:
     answers = (question(case) for question in questions)
     return next(answer for answer in answers if answer)
 
 
-def _fetched_ahead(case: Case) -> Cause | None:
+def _fetched_ahead(case: DivergenceCase) -> Cause | None:
     """Whether windows are trained after the next one was asked for: then the first of every attempt trains nothing."""
     start, first = case.reference_window(0, case.first.rank), case.first
     its = case.reference_window(first.step, first.rank)
@@ -108,7 +116,7 @@ def _fetched_ahead(case: Case) -> Cause | None:
     )
 
 
-def _not_put_back(case: Case) -> Cause | None:
+def _not_put_back(case: DivergenceCase) -> Cause | None:
     """Whether the protected state was not the saved one, which is rank 0's, when the first window after the kill began."""
     saved = case.reference_window(case.first.step, 0)
     wrong = differing(saved.begun, case.first.begun) if saved else []
@@ -123,7 +131,7 @@ def _not_put_back(case: Case) -> Cause | None:
     )
 
 
-def _own_generator(case: Case) -> Cause | None:
+def _own_generator(case: DivergenceCase) -> Cause | None:
     """Whether a generator that nobody keys went on from its beginning, and was drawn from."""
     found = {path: pair[0] for path, pair in case.lost.items() if pair[0].kind == "generator" and case.moves(path)}
     if not found:
@@ -144,7 +152,7 @@ def _own_generator(case: Case) -> Cause | None:
     )
 
 
-def _unprotected(case: Case, *kinds: str) -> Cause | None:
+def _unprotected(case: DivergenceCase, *kinds: str) -> Cause | None:
     found = {path: pair for path, pair in case.lost.items() if pair[0].kind in kinds}
     if not found:
         return None
@@ -161,19 +169,19 @@ def _unprotected(case: Case, *kinds: str) -> Cause | None:
     )
 
 
-def _thing(case: Case) -> Cause | None:
+def _thing(case: DivergenceCase) -> Cause | None:
     """Whether an object with a state of its own was left unprotected."""
     return _unprotected(case, "scheduler", "optimizer", "buffer")
 
 
-def _value(case: Case) -> Cause | None:
+def _value(case: DivergenceCase) -> Cause | None:
     """Whether a tensor or a variable of the script's was left unprotected; the dataset's, if it gave other data."""
     if _is_other_batch(case) and not any(path.startswith("dataset") for path in case.lost):
         return None
     return _unprotected(case, "tensor") or _unprotected(case, "value")
 
 
-def _after_the_boundary(case: Case) -> Cause | None:
+def _after_the_boundary(case: DivergenceCase) -> Cause | None:
     """Whether the reference did something at the beginning of the window that the resumed run did not do.
 
     What a script does there in every window belongs to that window, and depends on something else that was lost.
@@ -206,7 +214,7 @@ def _after_the_boundary(case: Case) -> Cause | None:
     )
 
 
-def _other_data(case: Case) -> Cause | None:
+def _other_data(case: DivergenceCase) -> Cause | None:
     its, mine = case.found.reference, case.found.run
     if not _is_other_batch(case) and its.drawn == mine.drawn:
         return None
@@ -224,7 +232,7 @@ def _other_data(case: Case) -> Cause | None:
     )
 
 
-def _unknown(case: Case) -> Cause:
+def _unknown(case: DivergenceCase) -> Cause:
     return Cause(
         word="unknown",
         why="no cause was found: everything that the script holds, as far as it can be seen from its variables, came back",
@@ -234,7 +242,7 @@ def _unknown(case: Case) -> Cause:
     )
 
 
-def _entropy(case: Case) -> Cause | None:
+def _entropy(case: DivergenceCase) -> Cause | None:
     """Whether a generator had another state in each of two runs."""
     its, mine = case.found.reference, case.found.run
     found = {
@@ -256,7 +264,7 @@ def _entropy(case: Case) -> Cause | None:
     )
 
 
-def _other_start(case: Case) -> Cause | None:
+def _other_start(case: DivergenceCase) -> Cause | None:
     its, mine = case.found.reference, case.found.run
     wrong = differing(its.begun, mine.begun)
     if not wrong:
@@ -270,7 +278,7 @@ def _other_start(case: Case) -> Cause | None:
     )
 
 
-def _kernel(case: Case) -> Cause:
+def _kernel(case: DivergenceCase) -> Cause:
     its, mine = case.found.reference, case.found.run
     others = [f"{path} ({each.type})" for path, each in its.held.items() if mine.held.get(path) != each]
     return Cause(
@@ -307,7 +315,7 @@ _PROTECT = {
 }
 
 
-def _is_other_batch(case: Case) -> bool:
+def _is_other_batch(case: DivergenceCase) -> bool:
     its, mine = case.found.reference, case.found.run
     return its.ids == mine.ids and its.batch != mine.batch
 
@@ -317,16 +325,16 @@ def _listed(paths: Sequence[str]) -> str:
     return ", ".join(paths[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _more(found: dict[str, Held]) -> tuple[str, ...]:
+def _more(found: dict[str, UnprotectedValue]) -> tuple[str, ...]:
     return _too(dict(list(found.items())[1:]))
 
 
-def _too(found: dict[str, Held]) -> tuple[str, ...]:
+def _too(found: dict[str, UnprotectedValue]) -> tuple[str, ...]:
     others = [f"{path} ({each.type})" for path, each in found.items()]
     return (f"not as in the reference were also {_listed(others)}",) if others else ()
 
 
-def _about(held: Held) -> str:
+def _about(held: UnprotectedValue) -> str:
     if held.kind == "buffer":
         return "a tensor that a module keeps beside its state_dict"
     return f"{'an' if held.type[:1] in 'aeiouAEIOU' else 'a'} {held.type}"

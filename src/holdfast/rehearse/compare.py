@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from holdfast.train.observe.observations import Held, Observed, Window, differing, is_tensor, windows
+from holdfast.train.observe.observations import Observed, UnprotectedValue, Window, differing, is_tensor, windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,9 @@ def restless(one: Iterable[Observed], other: Iterable[Observed]) -> set[str]:
     return found
 
 
-def lost(reference: Window, run: Window, apart_from: Iterable[str] = ()) -> dict[str, tuple[Held, Held]]:
+def lost(
+    reference: Window, run: Window, apart_from: Iterable[str] = ()
+) -> dict[str, tuple[UnprotectedValue, UnprotectedValue]]:
     """What the script holds without protecting it, and what was not as in the reference when the window began, nor at
     its end: by where it is, as it was there and here."""
     ignored = set(apart_from)
@@ -92,10 +94,12 @@ def _differs(path: str, reference: Window, run: Window) -> bool:
     return reference.kept.get(path) != run.kept.get(path)
 
 
-def left_behind(reference: Sequence[Observed], run: Sequence[Observed], apart_from: Iterable[str]) -> dict[str, Held]:
+def left_behind(
+    reference: Sequence[Observed], run: Sequence[Observed], apart_from: Iterable[str]
+) -> dict[str, UnprotectedValue]:
     """What did not come back after some kill, though nothing protected came out otherwise for it, yet."""
     known = by_step(reference)
-    found: dict[str, Held] = {}
+    found: dict[str, UnprotectedValue] = {}
     firsts: dict[Key, Window] = {}
     for each in windows(run):
         firsts.setdefault((each.attempt, each.rank), each)

@@ -19,14 +19,14 @@ from holdfast.faults.schedule import Failure
 from holdfast.history.log import read_history
 from holdfast.progress import Progress
 from holdfast.rehearse import cause
-from holdfast.rehearse.cause import Case, Cause
+from holdfast.rehearse.cause import Cause, DivergenceCase
 from holdfast.rehearse.compare import begins, divergence, left_behind, restless, unmatched
 from holdfast.rehearse.report import Rehearsed
 from holdfast.runs.config import RunConfig
 from holdfast.supervise import error_file
 from holdfast.supervise.preload import warm
 from holdfast.supervise.supervisor import supervise
-from holdfast.supervise.verdict import Verdict, count
+from holdfast.supervise.verdict import RunVerdict, count
 from holdfast.train.observe import observations
 from holdfast.train.observe.observations import Kill, Observed, parse, windows
 from holdfast.train.observe.observer import REHEARSAL, Rehearsal
@@ -57,7 +57,7 @@ def rehearse(
     if isinstance(again, Rehearsed):
         return again
     if found := divergence(reference, again):
-        case = Case(found=found, reference=reference, run=again)
+        case = DivergenceCase(found=found, reference=reference, run=again)
         return Rehearsed(run=AGAIN, found=found, cause=cause.of_unkilled_runs(case))
     plan = _plan(out / REFERENCE)
     per_epoch = plan.samples // plan.batch
@@ -82,7 +82,7 @@ def _judged(
         return replace(killed, kills=kills)
     moved = frozenset(restless(reference, again))
     if found := divergence(reference, killed):
-        case = Case(found=found, reference=reference, run=killed, restless=moved)
+        case = DivergenceCase(found=found, reference=reference, run=killed, restless=moved)
         # It may differ before its first kill, too: then that is no matter of kills.
         ask = cause.of_a_killed_run if found.is_resumed else cause.of_unkilled_runs
         return Rehearsed(run=KILLED, steps=trained, kills=kills, found=found, cause=ask(case))
@@ -186,7 +186,7 @@ def _plan(folder: Path) -> Plan:
     return next(each.what for each in read_history(folder).events if isinstance(each.what, Plan))
 
 
-def _failure(verdict: Verdict, folder: Path) -> Cause:
+def _failure(verdict: RunVerdict, folder: Path) -> Cause:
     """What a run shows that did not come to its end."""
     if verdict.verdict == "preempted":
         raise KeyboardInterrupt

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from holdfast.rehearse.cause import Cause
 from holdfast.rehearse.compare import Divergence
-from holdfast.train.observe.observations import Held, Kill, is_tensor
+from holdfast.train.observe.observations import Kill, UnprotectedValue, is_tensor
 
 SHOWN = 6
 
@@ -20,7 +20,7 @@ class Rehearsed:
     began: tuple[int, ...] = ()  # the step that it went on from after each kill
     found: Divergence | None = None
     cause: Cause | None = None
-    forgotten: dict[str, Held] | None = None  # what did not come back, and changed nothing protected
+    forgotten: dict[str, UnprotectedValue] | None = None  # what did not come back, and changed nothing protected
     unseen: str = ""  # what this rehearsal was too short for
 
     @property
@@ -76,7 +76,7 @@ def _why(cause: Cause, *, again: bool) -> Iterator[str]:
         yield f"instead: {cause.instead}"
 
 
-def _forgotten(forgotten: dict[str, Held]) -> Iterator[str]:
+def _forgotten(forgotten: dict[str, UnprotectedValue]) -> Iterator[str]:
     if forgotten:
         named = [f"{path} ({each.type})" for path, each in forgotten.items()]
         rest = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""

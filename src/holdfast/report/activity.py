@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from holdfast import events
-from holdfast.cost.attempts import Attempt, attempts
+from holdfast.cost.attempts import AttemptTimeline, attempts
 from holdfast.cost.timeline import Stretch, timeline
 from holdfast.events import Commit, Detect, Event, Regroup, Strike
 from holdfast.history.lineage import Lineage
@@ -127,7 +127,7 @@ def _piece(begin: float, end: float, kind: str) -> Iterator[Piece]:
         yield Piece(begin, end, kind)
 
 
-def _lines(life: Attempt) -> Iterator[Line]:
+def _lines(life: AttemptTimeline) -> Iterator[Line]:
     for undone, steps in groupby(life.steps, key=lambda step: step.rolled_back):
         some = list(steps)
         first: Point = (some[0].begin, some[0].number)

@@ -1,10 +1,10 @@
 """Pages as files: one HTML file, Markdown with its figures, or a folder with all of it."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.errors import BadInput, StorageFailed
-from holdfast.lab.result import prepare, replace_bytes, replace_text
 from holdfast.report import figures, formats
 from holdfast.report.page import Page, Picture
 
@@ -80,3 +80,33 @@ WRITERS: dict[str, Callable[[Page, Path], Path]] = {
     ".htm": _write_html,
     ".md": _write_markdown,
 }
+
+
+def prepare(out: Path) -> Path:
+    """Create the folder for a result, and find out now, not after the work, whether it can be written."""
+    if out.exists() and not out.is_dir():
+        raise BadInput(f"--out {out} is a file: name a folder")
+    try:
+        (out / "figures").mkdir(parents=True, exist_ok=True)
+        probe = out / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise StorageFailed(f"cannot write to {out}: {error.strerror}; name another folder with --out") from error
+    return out
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Put a file in place whole: a reader sees the old one or the new one."""
+    replace_bytes(path, text.encode())
+
+
+def replace_bytes(path: Path, data: bytes) -> None:
+    """Put a file in place whole: a full disk leaves the old one as it was."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise StorageFailed(f"cannot write {path}: {error.strerror}; free space or name another --out") from error

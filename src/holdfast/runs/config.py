@@ -20,7 +20,7 @@ from holdfast.memory import require_room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Source:
+class WeightsSource:
     """The folder of another run, a safetensors file, a file of `torch.save` or a folder of DCP, as it was at the start.
 
     `step` is which snapshot of a run it is. `take` names the protected things that are given a state from it, all
@@ -46,7 +46,7 @@ class Source:
         return {**asdict(self), "take": list(self.take)}
 
     @classmethod
-    def from_json(cls, said: Any) -> "Source":
+    def from_json(cls, said: Any) -> "WeightsSource":
         """The inverse of `to_json`."""
         texts = ("place", "digest")
         known = isinstance(said, Mapping) and set(said) == {"place", "step", "take", "partial", "digest"}
@@ -86,7 +86,7 @@ class RunConfig:
     hang_after: float | None = None  # 30 seconds; where a run recovers live, as soon as it can be told
     stuck_after: float | None = None  # learned from the run's own steps
     checkpoints: str | None = None  # in the run's own folder
-    source: Source | None = None  # of its first weights, if the script does not draw them
+    source: WeightsSource | None = None  # of its first weights, if the script does not draw them
     extend: bool = False  # the plan may be longer than that of the run in the folder
 
     def __post_init__(self) -> None:
@@ -177,7 +177,7 @@ class RunConfig:
             raise BadInput("not the config of a run: its script and arguments are not all text.")
         failures = tuple(Failure.from_json(each) for each in data.get("failures", ()))
         if data.get("source") is not None:
-            lists["source"] = Source.from_json(data["source"])
+            lists["source"] = WeightsSource.from_json(data["source"])
         return cls(**{**data, **lists, "failures": failures})
 
 

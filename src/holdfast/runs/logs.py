@@ -14,7 +14,7 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 
 
 @dataclass(frozen=True, slots=True)
-class Log:
+class WorkerLog:
     """What one worker printed to its stdout or stderr; `who` is the rank that it began as, or its seat if it joined later.
 
     In a run that recovers live it may have become other ranks since, which are in `later`.
@@ -32,7 +32,7 @@ class Log:
                 yield _ESCAPES.sub("", line.rstrip("\r\n").rpartition("\r")[2]).expandtabs()
 
 
-def logs(run: Path, attempt: int | None = None, rank: int | None = None) -> tuple[int, list[Log]]:
+def logs(run: Path, attempt: int | None = None, rank: int | None = None) -> tuple[int, list[WorkerLog]]:
     """The logs of an attempt, the last one if none is named, of all its workers or of one rank; and its number.
 
     Those of a rank are of every worker that was this rank, in that order.
@@ -66,11 +66,11 @@ def _attempts(run: Path) -> dict[int, Path]:
     }
 
 
-def _logs(folder: Path, changes: list[tuple[int, str]]) -> Iterator[Log]:
+def _logs(folder: Path, changes: list[tuple[int, str]]) -> Iterator[WorkerLog]:
     for path in folder.iterdir():
         if (match := _NAME.fullmatch(path.name)) and path.is_file():
             became = dict.fromkeys(rank for rank, name in changes if name == path.stem != f"rank-{rank}")
-            yield Log(path, f"{match[1]} {match[2]}", match[3], tuple(became))
+            yield WorkerLog(path, f"{match[1]} {match[2]}", match[3], tuple(became))
 
 
 def _listed(numbers: list[int]) -> str:

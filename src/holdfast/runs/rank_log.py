@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # it needs torch, for which nobody waits who only reads
 FILE = "ranks.jsonl"
 
 
-class Places:
+class RankLog:
     """The ranks of the workers of this node, from membership to membership of the attempt with this number in `out`."""
 
     def __init__(self, out: Path, attempt: int) -> None:

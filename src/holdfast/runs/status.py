@@ -69,7 +69,7 @@ STAMPS = (Open, *ENDS)  # events from which it follows when somebody was at work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class RunStatus:
     """A run: whether it trains now or how it ended, how far it came, committed steps per second, and bytes on the disk."""
 
     folder: Path
@@ -131,17 +131,17 @@ def _serves(folder: Path) -> bool:
     return controller.is_file() and silent < SILENT and not any(recall(controller, "done"))
 
 
-def standing(folder: Path) -> Standing:
+def standing(folder: Path) -> RunStatus:
     """How the run in this folder stands."""
     try:
         return _stands(folder)
     except (HoldfastError, OSError):
-        return Standing(
+        return RunStatus(
             folder=folder, state="unreadable", step=0, goodput=None, size=_size(folder), last=_changed(folder)
         )
 
 
-def _stands(folder: Path) -> Standing:
+def _stands(folder: Path) -> RunStatus:
     files, lead, ranks = _files(folder)
     ends = [_end(file) for file in ranks]
     reached, committed = (max((end[i] for end in ends), default=0) for i in (0, 1))
@@ -151,7 +151,7 @@ def _stands(folder: Path) -> Standing:
             (each.what.iteration + 1 for each in backwards(lead) if isinstance(each.what, Iterate)), 0
         )
     seconds = wall(stamps)
-    return Standing(
+    return RunStatus(
         folder=folder,
         state=state_of(folder, reached),
         step=reached or _saved(folder),

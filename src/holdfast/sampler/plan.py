@@ -30,7 +30,7 @@ class Position(NamedTuple):  # not a dataclass: an audit makes, hashes and compa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Geometry:
+class SamplePlan:
     """The plan of a training: so many samples, so many of them a step, so many times, in the order of a seed.
 
     With a `limit` it ends after so many steps, which may be in the middle of its last epoch.
@@ -63,7 +63,7 @@ class Geometry:
             raise BadInput(f"the seed {self.seed} does not fit 64 bits: give 0 to {SEEDS - 1}")
 
     @classmethod
-    def planned(cls, *, samples: int, batch: int, epochs: int | None, steps: int | None, seed: int) -> "Geometry":
+    def planned(cls, *, samples: int, batch: int, epochs: int | None, steps: int | None, seed: int) -> "SamplePlan":
         """The plan of so many epochs, or of so many steps, whichever is given."""
         if (epochs is None) == (steps is None):
             raise BadInput("how long to train is said by epochs=N or by steps=N: give one of them")
@@ -151,7 +151,7 @@ class Geometry:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
-    def from_json(cls, value: object) -> "Geometry":
+    def from_json(cls, value: object) -> "SamplePlan":
         """The geometry that `to_json` wrote; other fields beside its own are left to others."""
         needed = [field.name for field in fields(cls) if field.name != "limit"]
         if not isinstance(value, Mapping) or (missing := [name for name in needed if name not in value]):

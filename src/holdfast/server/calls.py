@@ -10,7 +10,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from holdfast.errors import HoldfastError
-from holdfast.server.shard import Moved
+from holdfast.server.shard import BlocksMoved
 
 Who = TypeVar("Who", bound=Hashable)
 TICK = 0.05  # seconds between two looks at what else happens while we wait
@@ -75,7 +75,7 @@ def _collect(ref: "ObjectRef[Any]", who: Who, results: dict[Any, Any], missing: 
         results[who] = ray.get(ref)
     except RayTaskError as error:
         cause = error.cause
-        if isinstance(cause, Moved):
+        if isinstance(cause, BlocksMoved):
             results[who] = cause
             return
         if isinstance(cause, HoldfastError):

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.blocks.division import Floats, Ids
-from holdfast.blocks.policy import Policy, Standing, moved_a_value, moved_in_all, moved_in_proportion
+from holdfast.blocks.policy import BlockInfo, Policy, moved_a_value, moved_in_all, moved_in_proportion
 from holdfast.errors import BadInput
 from holdfast.server.questions import (
     Answer,
@@ -14,14 +14,14 @@ from holdfast.server.questions import (
     AskHistogram,
     AskSurvey,
     AskTotal,
-    Blocks,
+    CandidateBlocks,
     Codes,
     Histogram,
     Question,
+    SaveUpTo,
     Span,
     Survey,
     Total,
-    Verdict,
 )
 
 Where: TypeAlias = Ids | slice
@@ -32,7 +32,7 @@ _SIGN = np.uint64(1 << 63)
 class Candidates:
     """The blocks of one node, ranked by a policy among all blocks; answers are the same however often it is asked."""
 
-    def __init__(self, policy: Policy, step: int, ids: Ids, standing: Standing, count: int) -> None:
+    def __init__(self, policy: Policy, step: int, ids: Ids, standing: BlockInfo, count: int) -> None:
         self._ids, self._standing = ids, standing
         self._first = _first(policy, step, ids, standing, count)
         self._within: tuple[float, Span | None, Where] = (-np.inf, None, _ALL)
@@ -49,7 +49,7 @@ class Candidates:
             case AskBlocks(above, span):
                 return self._blocks(self._inside(above, span))
 
-    def taken(self, verdict: Verdict) -> Ids:
+    def taken(self, verdict: SaveUpTo) -> Ids:
         """The blocks of this node that are to be saved, in rising order."""
         first, saved_at, number = verdict.last
         chosen = self._first < np.uint64(first)
@@ -69,9 +69,9 @@ class Candidates:
         blocks = self._blocks(where) if found <= few else None
         return Survey(int(sizes.sum()), found, int(sizes[where].sum()), *ends, blocks)
 
-    def _blocks(self, where: Where) -> Blocks:
+    def _blocks(self, where: Where) -> CandidateBlocks:
         standing = self._standing
-        return Blocks(self._first[where], standing.saved_at[where], self._ids[where], standing.sizes[where])
+        return CandidateBlocks(self._first[where], standing.saved_at[where], self._ids[where], standing.sizes[where])
 
     def _histogram(self, where: Where, span: Span, bins: int) -> Histogram:
         shifted = (self._numbers(span.level, where) - np.uint64(span.low)) >> np.uint64(span.shift(bins))
@@ -102,7 +102,7 @@ class Candidates:
         )
 
 
-def _first(policy: Policy, step: int, ids: Ids, standing: Standing, count: int) -> Codes:
+def _first(policy: Policy, step: int, ids: Ids, standing: BlockInfo, count: int) -> Codes:
     """What the policy ranks by, as numbers that rise where urgency falls."""
     match policy.ranking:
         case "priority":

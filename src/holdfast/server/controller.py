@@ -21,14 +21,14 @@ from holdfast.history.log import HistoryWriter
 from holdfast.sampler.digest import Samples
 from holdfast.server.calls import Member
 from holdfast.server.coordinator import Coordinator, NodesLost, Selected
-from holdfast.server.members import Members
+from holdfast.server.members import ServerMembers
 from holdfast.server.node import Account
-from holdfast.server.outcome import Outcome, Status, Times
+from holdfast.server.outcome import ServerOutcome, Status, Times
 from holdfast.server.recovery import Recovering, first_map, gathered_map
 from holdfast.server.rounds import Rounds
 from holdfast.server.settings import Settings
 from holdfast.server.stale_workers import Stale
-from holdfast.server.takeover import Past
+from holdfast.server.takeover import ControllerPast
 from holdfast.workloads.rounds import When
 
 
@@ -39,7 +39,7 @@ class Controller:
         self._settings = settings
         self._workload = settings.load()
         self._count = len(self._workload.blocks)
-        self._members = Members()
+        self._members = ServerMembers()
         self._arrivals: queue.Queue[tuple[Member, ActorHandle[Any]]] = queue.Queue()
         self._status = Status()
         self._requests = 0
@@ -48,7 +48,7 @@ class Controller:
 
     def train(
         self, nodes: "Mapping[int, ActorHandle[Any]]", workers: "Mapping[int, ActorHandle[Any]]", life: int
-    ) -> Outcome:
+    ) -> ServerOutcome:
         """Train until the loss is under the workload's criterion, or for as many iterations as allowed."""
         self._take_over()
         gone = self._past.lost()
@@ -80,7 +80,7 @@ class Controller:
     def _take_over(self) -> None:
         """Open history and store: until it trains, a controller only waits, and another one has them."""
         self._history = HistoryWriter(self._settings.history, "controller")
-        self._past = Past(self._history.path, self._settings)
+        self._past = ControllerPast(self._history.path, self._settings)
         self._coordinator = Coordinator(self._settings, self._workload, self._members, self._record)
         self._recovering = Recovering(
             self._settings, self._members, self._coordinator, self._record, self._reinforce, self._strike_at
@@ -222,7 +222,7 @@ class Controller:
         self._end_iteration(iteration, times, chosen)
         return iteration + 1
 
-    def _iterate(self, iteration: int) -> Outcome:
+    def _iterate(self, iteration: int) -> ServerOutcome:
         criterion = self._workload.criterion
         while (self._status.loss is None or self._status.loss >= criterion) and iteration < self._settings.iterations:
             self._rounds.at(iteration * self._workload.rounds)
@@ -235,9 +235,9 @@ class Controller:
             self._members.settle()
             iteration += 1
         loss = self._status.loss
-        return Outcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
+        return ServerOutcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
 
-    def _iterate_stale(self) -> Outcome:
+    def _iterate_stale(self) -> ServerOutcome:
         """Let parts of the input advance on their own; an iteration is done once all have done it."""
         criterion, stale = self._workload.criterion, Stale(self._members, self._clocks, self._settings.staleness)
         loss, iteration = self._status.loss, min(self._clocks.values())
@@ -255,7 +255,7 @@ class Controller:
             self._tell_iteration(done.iteration, times, loss, selected, time.perf_counter() - began)
             self._members.settle()
             iteration = done.iteration + 1
-        return Outcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
+        return ServerOutcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
 
     def _end_iteration(self, iteration: int, times: Times, chosen: int) -> None:
         """Let workers measure the loss while nodes choose what to save, and tell of the iteration.

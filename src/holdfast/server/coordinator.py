@@ -16,7 +16,7 @@ from holdfast.checkpoint.store import Store
 from holdfast.errors import StorageFailed
 from holdfast.sampler.digest import Samples
 from holdfast.server.calls import call, gather
-from holdfast.server.members import Members
+from holdfast.server.members import ServerMembers
 from holdfast.server.questions import Answer, Question
 from holdfast.server.selection import converse, exchange
 from holdfast.server.settings import Settings
@@ -34,7 +34,7 @@ class NodesLost(Exception):
         self.missing = missing
 
 
-class Saved(NamedTuple):
+class ServerSave(NamedTuple):
     """A save that has ended: of which iteration, its bytes, the seconds since it was begun, and nodes without a part in it.
 
     What the other nodes wrote is committed, unless it is the first save, which must have all blocks.
@@ -60,12 +60,12 @@ class Selected(NamedTuple):
 class Coordinator:
     """Has the running checkpoint open for saving, and puts on record what is committed; one save at most is on its way."""
 
-    def __init__(self, settings: Settings, workload: Divided, members: Members, record: Record) -> None:
+    def __init__(self, settings: Settings, workload: Divided, members: ServerMembers, record: Record) -> None:
         self._settings, self._blocks, self._members, self._record = settings, workload.blocks, members, record
         self._store: Store = settings.open()
         self.credit = Fraction(0)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="commit")
-        self._pending: Future[Saved] | None = None
+        self._pending: Future[ServerSave] | None = None
         self._given_up: dict[int, str] = {}
         self._running = self._opened()
 
@@ -107,7 +107,7 @@ class Coordinator:
         if self._pending is not None and self._pending.done():
             self.settle()
 
-    def settle(self, without: Mapping[int, str] | None = None) -> Saved | None:
+    def settle(self, without: Mapping[int, str] | None = None) -> ServerSave | None:
         """Wait until the save that is on its way is committed, but not for the part of nodes that are lost; and tell of it."""
         if self._pending is None:
             return None
@@ -127,7 +127,7 @@ class Coordinator:
         """Let the thread go."""
         self._threads.shutdown()
 
-    def _while_looking(self, pending: "Future[Saved]") -> Saved:
+    def _while_looking(self, pending: "Future[ServerSave]") -> ServerSave:
         """Wait for the commit, and notice nodes that are lost before they have written."""
         deadline = time.monotonic() + PATIENCE + 10
         while True:
@@ -143,14 +143,14 @@ class Coordinator:
             lost = self._members.look()
             self._given_up.update({who.number: why for who, why in lost.items() if who.kind == "node"})
 
-    def _commit(self, calls: dict[int, Any], step: int, size: int, began: float) -> Saved:
+    def _commit(self, calls: dict[int, Any], step: int, size: int, began: float) -> ServerSave:
         answers = gather(calls, lambda: dict(self._given_up), PATIENCE)
         segments = [segment for node in sorted(answers.results) for segment in answers.results[node]]
         committed = bool(segments) and not (step == 0 and answers.missing)
         if committed:
             self._running.commit(segments)
         blocks = np.sort(np.concatenate([np.zeros(0, np.int64), *(segment.ids for segment in segments)]))
-        return Saved(step, size, time.perf_counter() - began, answers.missing, committed, blocks)
+        return ServerSave(step, size, time.perf_counter() - began, answers.missing, committed, blocks)
 
     def _answers(self, step: int, question: Question) -> Sequence[Answer]:
         answers = self._members.ask("node", "answer", dict.fromkeys(self._members.nodes, (step, question)))

@@ -18,7 +18,7 @@ from holdfast.workloads.reinit import rule_of
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
-    from holdfast.server.outcome import Outcome, Status
+    from holdfast.server.outcome import ServerOutcome, Status
 
 ACTOR = 64 << 20  # bytes of memory that no actor does without
 START_WITHIN = 120.0  # seconds for an actor to start and to load its data
@@ -30,7 +30,7 @@ LIVES = 20  # of the controller
 
 def serve(
     settings: Settings, address: str | None = None, tell: "Callable[[Status], None]" = lambda status: None
-) -> "Outcome":
+) -> "ServerOutcome":
     """Train a workload on a parameter server, from its first iteration to its last."""
     _check(settings)
     if address is None:
@@ -72,7 +72,7 @@ class _Job:
         self._controllers: list[Any] = []  # one that trains, and one that waits to go on where that one is lost
         self._request = self._iteration = 0
 
-    def run(self) -> "Outcome":
+    def run(self) -> "ServerOutcome":
         try:
             self._start("node", self._settings.nodes)
             self._start("worker", self._settings.workers)
@@ -82,7 +82,7 @@ class _Job:
         finally:
             self._end()
 
-    def _watch(self) -> "Outcome":
+    def _watch(self) -> "ServerOutcome":
         """Look after the controller until it is done, however often it has to begin again."""
         import ray
         from ray.exceptions import RayActorError
@@ -95,7 +95,7 @@ class _Job:
             try:
                 while not ray.wait([done], timeout=LOOK_EVERY)[0]:
                     self._look()
-                outcome: Outcome = ray.get(done)
+                outcome: ServerOutcome = ray.get(done)
                 return outcome
             except RayActorError:
                 ray.kill(self._controllers.pop(0))  # it may be out of reach alone, and must not drive the run any more
@@ -150,7 +150,7 @@ class _Job:
         from holdfast.server import node, worker
 
         made = _actor(
-            node.Node if kind == "node" else worker.Worker,
+            node.ServerNode if kind == "node" else worker.Worker,
             concurrency_groups=node.THREADS if kind == "node" else worker.THREADS,
             scheduling_strategy="SPREAD",
         )

@@ -21,7 +21,7 @@ Places: TypeAlias = list[tuple[Family, Ids | slice]]
 KEPT = 8  # layouts; a node has one for its blocks, and one for what each worker pushes in each kind of round
 
 
-class Layout:
+class BlockLayout:
     """How some blocks, in rising order, are packed."""
 
     def __init__(self, blocks: Blocks, ids: Ids) -> None:
@@ -61,14 +61,14 @@ class Layouts:
 
     def __init__(self, blocks: Blocks) -> None:
         self._blocks = blocks
-        self._lately: deque[Layout] = deque(maxlen=KEPT)
+        self._lately: deque[BlockLayout] = deque(maxlen=KEPT)
 
-    def of(self, ids: Ids) -> Layout:
+    def of(self, ids: Ids) -> BlockLayout:
         """How these blocks are packed."""
         for known in self._lately:
             if np.array_equal(known.ids, ids):
                 return known
-        self._lately.appendleft(Layout(self._blocks, ids))
+        self._lately.appendleft(BlockLayout(self._blocks, ids))
         return self._lately[0]
 
 
@@ -98,7 +98,7 @@ def add(values: Arrays, places: Places, part: Arrays) -> None:
                 values[name][_index(family, rows)] += part[name]
 
 
-def room(layout: Layout, like: Arrays) -> Arrays:
+def room(layout: BlockLayout, like: Arrays) -> Arrays:
     """Zeros for all blocks of a layout, with the dtype of arrays that hold some of them."""
     return {
         name: np.zeros(_shape(family, like[name].shape), like[name].dtype)
@@ -108,7 +108,7 @@ def room(layout: Layout, like: Arrays) -> Arrays:
     }
 
 
-def join(layouts: Layouts, parts: Sequence[tuple[Ids, Arrays]]) -> tuple[Layout, Arrays]:
+def join(layouts: Layouts, parts: Sequence[tuple[Ids, Arrays]]) -> tuple[BlockLayout, Arrays]:
     """Packed blocks put together from parts that have no block in common."""
     layout = layouts.of(np.sort(np.concatenate([ids for ids, _ in parts] or [np.zeros(0, np.int64)])))
     like = {name: array for _, values in parts for name, array in values.items()}
@@ -118,7 +118,7 @@ def join(layouts: Layouts, parts: Sequence[tuple[Ids, Arrays]]) -> tuple[Layout,
     return layout, values
 
 
-def require_fit(layout: Layout, values: Arrays) -> None:
+def require_fit(layout: BlockLayout, values: Arrays) -> None:
     """Refuse arrays that are not what these blocks are packed as."""
     shapes = {name: family for family in layout.blocks.families for name in family.members}
     for name, array in values.items():

@@ -18,7 +18,7 @@ from holdfast.server.failure_detector import Detector, raylet_lives
 PATIENCE = 60.0  # seconds for a task, however slow the machine: whoever lives answers heartbeats meanwhile
 
 
-class Members:
+class ServerMembers:
     """The nodes and workers that are there, by their numbers."""
 
     def __init__(self) -> None:

@@ -19,17 +19,17 @@ import ray
 
 from holdfast import events
 from holdfast.blocks.division import Ids
-from holdfast.blocks.policy import Standing
+from holdfast.blocks.policy import BlockInfo
 from holdfast.checkpoint.packed import block_bytes
 from holdfast.checkpoint.running import Segment, load_blocks, write_segments
 from holdfast.history.log import HistoryWriter
 from holdfast.sampler.digest import Samples
 from holdfast.server.candidates import Candidates
 from holdfast.server.failure_detector import raylet_lives
-from holdfast.server.layout import Layout, put
-from holdfast.server.questions import Answer, Question, Verdict
+from holdfast.server.layout import BlockLayout, put
+from holdfast.server.questions import Answer, Question, SaveUpTo
 from holdfast.server.settings import Settings
-from holdfast.server.shard import Holding, Moved, Shard, restored
+from holdfast.server.shard import BlocksMoved, Holding, Shard, restored
 from holdfast.workloads.reinit import rule_of
 from holdfast.workloads.rounds import Push, When
 from holdfast.workloads.workload import Arrays
@@ -56,7 +56,7 @@ class _Unwritten(NamedTuple):
     saved: Arrays
 
 
-class Held(NamedTuple):
+class FetchedBlocks(NamedTuple):
     """Blocks that a node has taken from the running checkpoint, and the save that each came from."""
 
     ids: Ids
@@ -82,14 +82,14 @@ def _in_turn(method: Method) -> Method:
     called = cast(Callable[..., Any], method)
 
     @functools.wraps(called)
-    def alone(node: "Node", *args: Any, **options: Any) -> Any:
+    def alone(node: "ServerNode", *args: Any, **options: Any) -> Any:
         with node.turn:
             return called(node, *args, **options)
 
     return cast(Method, alone)
 
 
-class Node:
+class ServerNode:
     """Holds blocks, applies what is pushed for them, and saves them."""
 
     def __init__(self, number: int, settings: Settings) -> None:
@@ -100,7 +100,7 @@ class Node:
         self._shard = Shard(self._workload)
         self._history = HistoryWriter(settings.history, f"node-{number}")
         self._received: Counter[int] = Counter()
-        self._candidates: tuple[int, Standing, Candidates] | None = None
+        self._candidates: tuple[int, BlockInfo, Candidates] | None = None
         self._to_write: _Unwritten | None = None
         self._total = 0
         self._credit, self._chosen = Fraction(0), -1
@@ -121,7 +121,7 @@ class Node:
     def pull(self, under: int, ids: Ids) -> tuple[Arrays, Arrays]:
         """The values of some blocks, and what there is to say of all that are here."""
         if under < self._shard.changed:
-            raise Moved(f"the map of version {under} is older than node {self._number}'s blocks")
+            raise BlocksMoved(f"the map of version {under} is older than node {self._number}'s blocks")
         return self._shard.pull(ids) if len(ids) else {}, self._shard.summary()
 
     def push(self, under: int, when: When, part: int, push: Push) -> int:
@@ -166,7 +166,7 @@ class Node:
 
     @_in_turn
     @ray.method(concurrency_group="choose")
-    def save(self, step: int, verdict: Verdict, credit: Fraction) -> Kept:
+    def save(self, step: int, verdict: SaveUpTo, credit: Fraction) -> Kept:
         """Make the present values of the chosen blocks their saved ones; `write` then brings them to the store."""
         began = time.perf_counter()
         assert self._candidates is not None
@@ -214,7 +214,7 @@ class Node:
         segments: Sequence[Segment],
         everything: bool,
         said: Arrays | None = None,
-    ) -> Held:
+    ) -> FetchedBlocks:
         """Hold exactly these blocks by a new map: what is lacking, or everything, comes from the running checkpoint.
 
         With what survivors say, blocks that were never saved get fresh values by the workload's rule.
@@ -234,7 +234,7 @@ class Node:
             self._history.append(events.Restored(*told, time.perf_counter() - began))
             self._history.flush()
         self._shard.drop(np.setdiff1d(self._shard.ids, ids, assume_unique=True), under)
-        return Held(lacking, saved_at)
+        return FetchedBlocks(lacking, saved_at)
 
     @_in_turn
     def give(self, under: int, ids: Ids) -> Holding:
@@ -281,7 +281,7 @@ class Node:
             return
         iteration = int(holding.versions[0]) // self._workload.rounds
         fresh = rule_of(self._workload).fresh(holding.ids[never], said, iteration, self._settings.seed)
-        layout = Layout(self._workload.blocks, holding.ids)
+        layout = BlockLayout(self._workload.blocks, holding.ids)
         put(holding.values, layout.places(np.flatnonzero(never)), fresh)
 
     def _start(self) -> Arrays:

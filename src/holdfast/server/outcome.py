@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from holdfast.server.worker import Turn
+from holdfast.server.worker import WorkerRound
 
 
 class Status(NamedTuple):
@@ -18,7 +18,7 @@ class Status(NamedTuple):
     wanted: tuple[str, int, int] | None = None  # of which kind, how many new members, and the number of the request
 
 
-class Outcome(NamedTuple):
+class ServerOutcome(NamedTuple):
     """How a run ended."""
 
     converged: bool
@@ -33,7 +33,7 @@ class Times:
         self.began = time.perf_counter()
         self.pull = self.compute = self.push = self.apply = 0.0
 
-    def add(self, turns: Iterable[Turn]) -> None:
+    def add(self, turns: Iterable[WorkerRound]) -> None:
         """A round was computed."""
         turns = list(turns)
         self.pull += max(turn.pull for turn in turns)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.advice.estimate import BENCHMARK, INFERRED, Estimate, mean_of, next_of, spread_of
-from holdfast.advice.saving import Interval, Saving, best_interval
+from holdfast.advice.saving import SaveCosts, SaveInterval, best_interval
 from holdfast.blocks.division import Floats
 from holdfast.errors import BadInput
 from holdfast.events import Event, Iterate, Serve
@@ -58,8 +58,8 @@ class ServedPrice:
     recovery: str
     iterations: Estimate
     seconds: Estimate
-    saving: Saving
-    interval: Interval
+    saving: SaveCosts
+    interval: SaveInterval
 
     def to_json(self) -> dict[str, Any]:
         """The price as JSON values."""
@@ -144,7 +144,7 @@ def _price(costs: ServedCosts, name: str, lost: Fraction, mtbf: float) -> Served
         INFERRED,
     )
     whole = float(np.mean(np.arange(costs.interval))) or 1.0
-    saving = Saving(
+    saving = SaveCosts(
         step=costs.step.value,
         stall=costs.stall.value,
         mtbf=mtbf,

@@ -85,7 +85,7 @@ class Survey(NamedTuple):
     candidate_values: int
     lowest: Codes
     highest: Codes
-    blocks: "Blocks | None"
+    blocks: "CandidateBlocks | None"
 
 
 class AskHistogram(NamedTuple):
@@ -110,7 +110,7 @@ class AskBlocks(NamedTuple):
     span: Span
 
 
-class Blocks(NamedTuple):
+class CandidateBlocks(NamedTuple):
     """Candidates one by one: the three numbers of each one's place, and its values."""
 
     first: Codes
@@ -119,7 +119,7 @@ class Blocks(NamedTuple):
     sizes: Ids
 
 
-class Verdict(NamedTuple):
+class SaveUpTo(NamedTuple):
     """Save your candidates up to this place, itself included."""
 
     above: float
@@ -135,7 +135,7 @@ def _from_bytes(array: npt.NDArray[np.uint8]) -> int:
 
 
 Question: TypeAlias = AskTotal | AskSurvey | AskHistogram | AskBlocks
-Answer: TypeAlias = Total | Survey | Histogram | Blocks
+Answer: TypeAlias = Total | Survey | Histogram | CandidateBlocks
 
 
 def wire_bytes(message: Any) -> int:

@@ -13,11 +13,11 @@ import numpy as np
 
 from holdfast import events
 from holdfast.blocks.division import Ids
+from holdfast.blocks.partition import PartitionMap
 from holdfast.errors import BadInput, WorkerLost
 from holdfast.server.calls import Member
 from holdfast.server.coordinator import Coordinator, Record
-from holdfast.server.members import Members
-from holdfast.server.partition import PartitionMap
+from holdfast.server.members import ServerMembers
 from holdfast.server.settings import Settings
 from holdfast.workloads.reinit import added
 from holdfast.workloads.workload import Arrays
@@ -25,7 +25,7 @@ from holdfast.workloads.workload import Arrays
 NEW_WITHIN = 60.0  # seconds for new members to start
 
 
-class Place(NamedTuple):
+class RoundPlace(NamedTuple):
     """Where the run stands: the iteration and round it is in, and the number of the round that restored blocks wait for."""
 
     iteration: int
@@ -39,7 +39,7 @@ class Recovering:
     def __init__(
         self,
         settings: Settings,
-        members: Members,
+        members: ServerMembers,
         coordinator: Coordinator,
         record: Record,
         reinforce: Callable[[str, int, float], bool],
@@ -62,7 +62,7 @@ class Recovering:
                 of[min(there, key=lambda worker: (len(of[worker]), worker))].append(part)
         return {worker: tuple(sorted(parts)) for worker, parts in of.items()}
 
-    def recover(self, lost: Mapping[Member, str], place: Place) -> bool:
+    def recover(self, lost: Mapping[Member, str], place: RoundPlace) -> bool:
         """Go on without these members; returns whether blocks were lost, so that the round must be done again."""
         nodes_lost = False
         while lost:
@@ -80,7 +80,7 @@ class Recovering:
         told = {worker: (self.map, dict(self._members.nodes)) for worker in self._members.workers}
         return self._members.lost("worker", self._members.ask("worker", "route", told).missing)
 
-    def join(self, node: int, place: Place) -> dict[Member, str]:
+    def join(self, node: int, place: RoundPlace) -> dict[Member, str]:
         """Let a new node take over its share of blocks from the others, as they are; returns who is lost meanwhile."""
         before = self.map
         self.map = before.with_node(node, self._rng())
@@ -98,11 +98,11 @@ class Recovering:
             self._record(events.Moved(place.iteration, donor, node, self.map.version, ids.tolist()))
         return self.hold_by_map(place) or self.route()
 
-    def hold_by_map(self, place: Place) -> dict[Member, str]:
+    def hold_by_map(self, place: RoundPlace) -> dict[Member, str]:
         """Let every node drop what the map does not give it, and load what it lacks; returns who is lost."""
         return self._hold(place, everything=False)
 
-    def finish_moves(self, held: Mapping[int, Ids], place: Place, told: Collection[tuple[int, int]]) -> bool:
+    def finish_moves(self, held: Mapping[int, Ids], place: RoundPlace, told: Collection[tuple[int, int]]) -> bool:
         """Whether two nodes have a block, because the controller died while one gave it to the other: then it has moved.
 
         `told` are the pairs of nodes of which the lost controller could still tell.
@@ -127,7 +127,7 @@ class Recovering:
         if not there and not self._reinforce(kind, count, NEW_WITHIN):
             raise WorkerLost(f"all {kind}s are lost, and no new one started within {NEW_WITHIN:g} s")
 
-    def take_leave(self, member: Member, why: str, place: Place, *, holding: bool = True) -> None:
+    def take_leave(self, member: Member, why: str, place: RoundPlace, *, holding: bool = True) -> None:
         """Tell of a loss, and see to it that the lost member takes no part any more."""
         self.failures += 1
         blocks = self.map.held_by(member.number).tolist() if holding and member.kind == "node" else []
@@ -135,7 +135,7 @@ class Recovering:
         self._record(events.Lost(place.iteration, place.round, *member, why, blocks, version))
         self._members.expel(member)
 
-    def _rehome(self, lost: Mapping[int, str], place: Place) -> dict[Member, str]:
+    def _rehome(self, lost: Mapping[int, str], place: RoundPlace) -> dict[Member, str]:
         """Find a new home for the blocks of lost nodes; returns who is lost in doing so."""
         if not any(node in self.map.nodes for node in lost):
             return {}
@@ -160,7 +160,7 @@ class Recovering:
         seed = self._settings.seed
         self.map = first_map(len(self.map.owners), sorted(self._members.nodes), seed, self.map.version + 1)
 
-    def _hold(self, place: Place, *, everything: bool, lost: Mapping[int, str] | None = None) -> dict[Member, str]:
+    def _hold(self, place: RoundPlace, *, everything: bool, lost: Mapping[int, str] | None = None) -> dict[Member, str]:
         """Tell all nodes what they hold by the new map, and let them load what they lack."""
         began, version = time.perf_counter(), self.map.version
         said, missing = self._said()

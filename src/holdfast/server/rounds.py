@@ -14,11 +14,11 @@ from holdfast.errors import WorkerLost
 from holdfast.sampler.digest import Samples
 from holdfast.server.calls import Member
 from holdfast.server.coordinator import Record
-from holdfast.server.members import Members
+from holdfast.server.members import ServerMembers
 from holdfast.server.outcome import Times
-from holdfast.server.recovery import Place, Recovering
+from holdfast.server.recovery import Recovering, RoundPlace
 from holdfast.server.settings import Settings
-from holdfast.server.worker import Turn
+from holdfast.server.worker import WorkerRound
 from holdfast.workloads.rounds import Divided, When
 
 TRIES = 20  # of a round in which nobody is found to be lost
@@ -31,7 +31,7 @@ class Rounds:
         self,
         settings: Settings,
         workload: Divided,
-        members: Members,
+        members: ServerMembers,
         recovering: Recovering,
         record: Record,
         strike: Callable[[str], None],
@@ -39,11 +39,11 @@ class Rounds:
         self._settings, self._workload = settings, workload
         self._members, self._recovering = members, recovering
         self._record, self._strike = record, strike
-        self.place = Place(0, 0, 0)
+        self.place = RoundPlace(0, 0, 0)
 
     def at(self, number: int) -> None:
         """The run stands before the round of this number."""
-        self.place = Place(*divmod(number, self._workload.rounds), number)
+        self.place = RoundPlace(*divmod(number, self._workload.rounds), number)
 
     def when(self, number: int) -> When:
         """The round of this number, as members are told of it."""
@@ -57,7 +57,7 @@ class Rounds:
         """Let workers compute and push, as often as it takes, then nodes apply."""
         self.at(when.iteration * self._workload.rounds + when.round)
         todo = set(range(self._settings.workers))
-        turns: dict[int, Turn] = {}
+        turns: dict[int, WorkerRound] = {}
         for _ in range(TRIES):
             told = {w: (when, mine) for w, parts in self._recovering.parts.items() if (mine := _among(parts, todo))}
             answers = self._members.ask("worker", "compute", told)
@@ -80,7 +80,7 @@ class Rounds:
         """Let nodes apply a round; what was pushed for blocks of a node that is lost now is not made up for."""
         parts, version = tuple(range(self._settings.workers)), self._recovering.map.version
         answers = self._members.ask("node", "commit", dict.fromkeys(self._members.nodes, (version, when, parts)))
-        self.place = Place(when.iteration, when.round, self.place.version + 1)
+        self.place = RoundPlace(when.iteration, when.round, self.place.version + 1)
         if answers.missing:
             ids = np.concatenate([self._recovering.map.held_by(node) for node in answers.missing])
             self._record(events.Dropped(when.iteration, when.round, parts, Samples.of(ids)))
@@ -109,7 +109,7 @@ class Rounds:
                 measures = {}
         raise WorkerLost(f"the loss was measured {TRIES} times, and nobody is lost")
 
-    def _found(self, turns: Mapping[int, Turn], missing: Mapping[int, str]) -> dict[Member, str]:
+    def _found(self, turns: Mapping[int, WorkerRound], missing: Mapping[int, str]) -> dict[Member, str]:
         """Who is lost, by what workers say or because they do not."""
         broken = {n: why for turn in turns.values() for n, why in (turn.broken or {}).items()}
         nodes = {Member("node", n): why for n, why in broken.items() if n in self._members.nodes}

@@ -22,14 +22,14 @@ from holdfast.server.questions import (
     AskHistogram,
     AskSurvey,
     AskTotal,
-    Blocks,
+    CandidateBlocks,
     Histogram,
     Place,
     Question,
+    SaveUpTo,
     Span,
     Survey,
     Total,
-    Verdict,
 )
 
 BINS = 1024  # also how many blocks are few enough to be looked at one by one
@@ -40,7 +40,7 @@ EVERYTHING = Span((), 0, 2**64 - 1)
 class Selection(NamedTuple):
     """What nodes are told to save, and the budget left over (below zero: overspent) for the next save."""
 
-    verdict: Verdict
+    verdict: SaveUpTo
     credit: Fraction
 
 
@@ -87,7 +87,7 @@ def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation
         number = int(np.searchsorted(up_to, ceil(budget) - taken))
         taken += int(up_to[number - 1]) if number else 0
         span, count = span.bin(number, bins), int(counts[number])
-    blocks = _together(_all(Blocks, (yield AskBlocks(above, span))))
+    blocks = _together(_all(CandidateBlocks, (yield AskBlocks(above, span))))
     place, values = _cut(blocks, ceil(budget) - taken)
     return _selection(policy, above, budget, (place, taken + values))
 
@@ -96,7 +96,7 @@ def central(policy: Policy, credit: Fraction) -> Conversation:
     """Ask every node for all of its blocks and rank them here: what `exchange` is compared with."""
     above = yield from _above(policy)
     surveys = _all(Survey, (yield AskSurvey(above, 0)))
-    blocks = _together(_all(Blocks, (yield AskBlocks(above, EVERYTHING))))
+    blocks = _together(_all(CandidateBlocks, (yield AskBlocks(above, EVERYTHING))))
     budget = credit + policy.fraction * sum(survey.values for survey in surveys)
     known = _without_looking(policy, budget, int(blocks.sizes.sum()))
     return _selection(policy, above, budget, known or _cut(blocks, ceil(budget)))
@@ -117,7 +117,7 @@ def _without_looking(policy: Policy, budget: Fraction, candidates: int) -> Spent
     return (BEFORE_ALL, 0) if budget <= 0 else None
 
 
-def _cut(blocks: Blocks, limit: int) -> Spent:
+def _cut(blocks: CandidateBlocks, limit: int) -> Spent:
     """The first block, in order, with which so many values are reached; there are so many."""
     order = np.lexsort((blocks.ids, blocks.saved_at, blocks.first))
     up_to = np.cumsum(blocks.sizes[order])
@@ -128,7 +128,7 @@ def _cut(blocks: Blocks, limit: int) -> Spent:
 
 def _selection(policy: Policy, above: float, budget: Fraction, spent: Spent) -> Selection:
     place, values = spent
-    return Selection(Verdict(above, place), Fraction(0) if policy.fraction == 1 else budget - values)
+    return Selection(SaveUpTo(above, place), Fraction(0) if policy.fraction == 1 else budget - values)
 
 
 def _ends(surveys: Sequence[Survey]) -> list[tuple[int, int]]:
@@ -138,8 +138,8 @@ def _ends(surveys: Sequence[Survey]) -> list[tuple[int, int]]:
     return [(int(lowest[:, i].min()), int(highest[:, i].max())) for i in range(3)] if found else []
 
 
-def _together(parts: Sequence[Blocks]) -> Blocks:
-    return Blocks(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+def _together(parts: Sequence[CandidateBlocks]) -> CandidateBlocks:
+    return CandidateBlocks(*(np.concatenate(each) for each in zip(*parts, strict=True)))
 
 
 Kind = TypeVar("Kind")

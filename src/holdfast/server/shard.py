@@ -11,13 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from holdfast.blocks.division import Blocks, Floats, Ids
-from holdfast.blocks.policy import Standing
-from holdfast.server.layout import Layout, Layouts, add, join, put, require_fit, room, take
+from holdfast.blocks.policy import BlockInfo
+from holdfast.server.layout import BlockLayout, Layouts, add, join, put, require_fit, room, take
 from holdfast.workloads.rounds import Divided, Push, When
 from holdfast.workloads.workload import Arrays
 
 
-class Moved(Exception):
+class BlocksMoved(Exception):
     """This node does not hold these blocks, or holds others than the asker's map says: ask again with a newer map."""
 
 
@@ -32,7 +32,7 @@ class Holding(NamedTuple):
     seen: dict[int, Ids]  # of workers whose pushes are applied as they come: the next round of each that is wanted
 
 
-class Applied(NamedTuple):
+class AppliedCommit(NamedTuple):
     """What a commit of a round did to the blocks of a node."""
 
     ids: Ids  # had this round now, whether or not a worker pushed something for them
@@ -123,12 +123,12 @@ class Shard:
         """The workers whose pushes wait for the commit of a round."""
         return tuple(self._inbox.get(self.number(when), {}))
 
-    def commit(self, when: When, workers: Sequence[int], under: int) -> Applied:
+    def commit(self, when: When, workers: Sequence[int], under: int) -> AppliedCommit:
         """Apply the sum of what these workers pushed, added up in their order, to the blocks that wait for this round."""
         self._require_recent(under)
         number = self.number(when)
         due, before = self._versions == number, self._versions > number
-        result = Applied(self.ids[due], self.ids[before], self.ids[~(due | before)])
+        result = AppliedCommit(self.ids[due], self.ids[before], self.ids[~(due | before)])
         waiting = self._inbox.get(number, {})
         self._apply(when, due, [waiting[worker].push for worker in workers if worker in waiting])
         self._versions[due] = number + 1
@@ -189,12 +189,12 @@ class Shard:
         """How far each block is from zero, in the workload's norm."""
         return self._apart_from({name: np.zeros_like(array) for name, array in self._values.items()})
 
-    def standing(self, ranking: str) -> Standing:
+    def standing(self, ranking: str) -> BlockInfo:
         """What a policy knows of the blocks that are here; what its ranking does not read is not measured, and 0."""
         nothing = np.zeros(len(self.ids))
         distances = self.distances() if ranking in ("priority", "relative", "threshold") else nothing
         norms = self.norms() if ranking == "relative" else nothing
-        return Standing(distances, norms, self.saved_at, self._layout.blocks.sizes)
+        return BlockInfo(distances, norms, self.saved_at, self._layout.blocks.sizes)
 
     def mark_saved(self, ids: Ids, iteration: int) -> Arrays:
         """Make the present values of blocks their saved ones, as of an iteration, and return them packed, to be written.
@@ -277,17 +277,21 @@ class Shard:
         position = self._layout.positions(ids)
         if (position < 0).any():
             missing = int(ids[position < 0][0])
-            raise Moved(f"block {missing} is not on this node, which holds {len(self.ids)} others: use the newest map")
+            raise BlocksMoved(
+                f"block {missing} is not on this node, which holds {len(self.ids)} others: use the newest map"
+            )
         return position
 
     def _require_recent(self, under: int) -> None:
         if under < self._changed:
-            raise Moved(f"the map of version {under} is older than this node's blocks, of version {self._changed}")
+            raise BlocksMoved(
+                f"the map of version {under} is older than this node's blocks, of version {self._changed}"
+            )
 
 
 def _part(blocks: Blocks, holding: Holding, wanted: np.ndarray) -> Holding:
     """Those blocks of a holding that are wanted, copied."""
-    places = Layout(blocks, holding.ids).places(np.flatnonzero(wanted))
+    places = BlockLayout(blocks, holding.ids).places(np.flatnonzero(wanted))
     return Holding(
         holding.ids[wanted],
         take(holding.values, places),

@@ -8,24 +8,24 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from holdfast.server.calls import Member, call, gather
-from holdfast.server.members import PATIENCE, Members
-from holdfast.server.worker import Turn
+from holdfast.server.members import PATIENCE, ServerMembers
+from holdfast.server.worker import WorkerRound
 
 
-class Step(NamedTuple):
+class StaleIteration(NamedTuple):
     """An iteration that every part of the input has done, with what was measured of each when it had."""
 
     iteration: int
-    turns: dict[int, Turn]
+    turns: dict[int, WorkerRound]
 
 
 class Stale:
     """How many iterations each part of the input has done, and who is at work on the next."""
 
-    def __init__(self, members: Members, clocks: dict[int, int], staleness: int) -> None:
+    def __init__(self, members: ServerMembers, clocks: dict[int, int], staleness: int) -> None:
         self.clocks, self._members, self._staleness = clocks, members, staleness
         self._running: dict[int, tuple[int, Any]] = {}  # by part: the worker, and its call
-        self._turns: dict[int, dict[int, Turn]] = {}
+        self._turns: dict[int, dict[int, WorkerRound]] = {}
         self._told = min(clocks.values())
 
     def advance(
@@ -33,12 +33,12 @@ class Stale:
         parts: Callable[[], Mapping[int, tuple[int, ...]]],
         recover: Callable[[Mapping[Member, str]], object],
         until: int,
-    ) -> Step:
+    ) -> StaleIteration:
         """Go on until one more iteration was done by all parts; none begins iteration `until`."""
         while True:
             if self._turns.get(self._told, {}).keys() == self.clocks.keys():
                 self._told += 1
-                return Step(self._told - 1, self._turns.pop(self._told - 1))
+                return StaleIteration(self._told - 1, self._turns.pop(self._told - 1))
             self._begin(parts(), until)
             lost = self._look()
             if lost:

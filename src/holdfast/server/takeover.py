@@ -12,7 +12,7 @@ from holdfast.server.settings import Settings
 Strike: TypeAlias = tuple[int, str, tuple[int, ...], str]  # the iteration, who, and the point of the iteration
 
 
-class Past:
+class ControllerPast:
     """The history of the controllers of one run, as it is whenever it is asked."""
 
     def __init__(self, path: Path, settings: Settings) -> None:

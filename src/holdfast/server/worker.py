@@ -16,21 +16,21 @@ from ray.actor import ActorHandle
 
 from holdfast import events
 from holdfast.blocks.division import Ids
+from holdfast.blocks.partition import PartitionMap
 from holdfast.history.log import HistoryWriter
 from holdfast.sampler.digest import Samples
 from holdfast.server.calls import call, gather
 from holdfast.server.failure_detector import raylet_lives
-from holdfast.server.partition import PartitionMap
 from holdfast.server.settings import Settings
-from holdfast.server.shard import Moved
-from holdfast.workloads.block_slices import Places, together
+from holdfast.server.shard import BlocksMoved
+from holdfast.workloads.block_slices import BlockSlices, together
 from holdfast.workloads.rounds import Push, When
 from holdfast.workloads.workload import Arrays
 
 PATIENCE = 20.0  # seconds for one call of a node
 
 
-class Turn(NamedTuple):
+class WorkerRound(NamedTuple):
     """What a worker did in a round: how long it took, what it measured, and if it broke off, because of which nodes."""
 
     pull: float = 0.0
@@ -57,7 +57,7 @@ class _Route(NamedTuple):
 
     node: int
     ids: Ids
-    places: Places
+    places: BlockSlices
 
 
 class Worker:
@@ -86,7 +86,7 @@ class Worker:
         self._gone = {node: why for node, why in self._gone.items() if node in partition.nodes}
         self._routes.clear()
 
-    def compute(self, when: When, parts: Sequence[int]) -> Turn:
+    def compute(self, when: When, parts: Sequence[int]) -> WorkerRound:
         """Do a round for some parts of the input."""
         pull = compute = push = 0.0
         try:
@@ -94,10 +94,10 @@ class Worker:
                 turn = self._turn(when, part, "push")
                 pull, compute, push = pull + turn.pull, compute + turn.compute, push + turn.push
         except _BrokenOff as broken:
-            return Turn(pull, compute, push, broken=broken.nodes)
-        return Turn(pull, compute, push)
+            return WorkerRound(pull, compute, push, broken=broken.nodes)
+        return WorkerRound(pull, compute, push)
 
-    def advance(self, iteration: int, part: int) -> Turn:
+    def advance(self, iteration: int, part: int) -> WorkerRound:
         """Do all rounds of an iteration for one part of the input, whatever others do, and measure."""
         pull = compute = push = 0.0
         try:
@@ -106,10 +106,10 @@ class Worker:
                 turn = self._turn(when, part, "apply")
                 pull, compute, push = pull + turn.pull, compute + turn.compute, push + turn.push
         except _BrokenOff as broken:
-            return Turn(pull, compute, push, broken=broken.nodes)
+            return WorkerRound(pull, compute, push, broken=broken.nodes)
         return self.measure((part,))._replace(pull=pull, compute=compute, push=push)
 
-    def measure(self, parts: Sequence[int]) -> Turn:
+    def measure(self, parts: Sequence[int]) -> WorkerRound:
         """What some parts of the input add to the loss."""
         began, measures = time.perf_counter(), {}
         try:
@@ -117,8 +117,8 @@ class Worker:
                 pulled, summed = self._pull(part, self._workload.rounds)
                 measures[part] = self._workload.measure(self._part(part), pulled, summed)
         except _BrokenOff as broken:
-            return Turn(broken=broken.nodes)
-        return Turn(compute=time.perf_counter() - began, measures=measures)
+            return WorkerRound(broken=broken.nodes)
+        return WorkerRound(compute=time.perf_counter() - began, measures=measures)
 
     def close(self) -> None:
         """Finish the history."""
@@ -140,7 +140,7 @@ class Worker:
         """End at once, as a failure does."""
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _turn(self, when: When, part: int, method: str) -> Turn:
+    def _turn(self, when: When, part: int, method: str) -> WorkerRound:
         """Pull, compute and push for one part; nodes keep what is pushed for the end of the round, or apply it at once."""
         began = time.perf_counter()
         pulled, summed = self._pull(part, when.round)
@@ -148,7 +148,7 @@ class Worker:
         pushed = self._workload.compute(self._part(part), when, pulled, summed)
         computed_at = time.perf_counter()
         self._push(when, part, pushed, method)
-        return Turn(pulled_at - began, computed_at - pulled_at, time.perf_counter() - computed_at)
+        return WorkerRound(pulled_at - began, computed_at - pulled_at, time.perf_counter() - computed_at)
 
     def _part(self, part: int) -> Any:
         if part not in self._parts:
@@ -183,7 +183,7 @@ class Worker:
         version = self._map_now().version
         changed = dict.fromkeys(calls, "the map has changed")
         answers = gather(calls, lambda: changed if self._newest > version else dict(self._gone), PATIENCE)
-        if self._newest > version or any(isinstance(answer, Moved) for answer in answers.results.values()):
+        if self._newest > version or any(isinstance(answer, BlocksMoved) for answer in answers.results.values()):
             raise _BrokenOff({})
         if answers.missing:
             raise _BrokenOff(answers.missing)
@@ -194,7 +194,7 @@ class Worker:
         known, routes = self._routes.get((what, part, round), (None, []))
         if known is None or not np.array_equal(known, ids):
             shares = self._map_now().split(ids).items()
-            routes = [_Route(node, own, Places(self._workload.blocks, ids, own)) for node, own in shares]
+            routes = [_Route(node, own, BlockSlices(self._workload.blocks, ids, own)) for node, own in shares]
             self._routes[what, part, round] = ids, routes
         return routes
 

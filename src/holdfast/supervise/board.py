@@ -13,8 +13,8 @@ from typing import Protocol
 
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.events import JSON, Event, Judged, Recover, Restart, Save, Step
+from holdfast.history.follow import Growing
 from holdfast.supervise.child_call import Aside
-from holdfast.supervise.display import Growing
 
 LOOK = 0.5
 ENDS_WITHIN = 30.0

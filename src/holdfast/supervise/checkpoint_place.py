@@ -20,7 +20,7 @@ from holdfast.checkpoint.terms import Term
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.events import JSON, Judged
 from holdfast.history import gather
-from holdfast.runs.config import RUN, Source, read_config
+from holdfast.runs.config import RUN, WeightsSource, read_config
 from holdfast.supervise.child_call import Aside
 from holdfast.supervise.verdict import completion
 
@@ -28,7 +28,7 @@ ANSWERS_WITHIN = 30.0
 SENT_WITHIN = 120.0
 
 
-class Found(NamedTuple):
+class PlaceContents(NamedTuple):
     """What a place holds when a supervisor comes: its newest snapshot, and what histories there tell.
 
     That is the last attempt, and the verdict on it if it was completed.
@@ -51,7 +51,7 @@ class Checkpoints:
     def __str__(self) -> str:
         return self.place or str(self.out / "checkpoints")
 
-    def try_out(self, *, alone: bool) -> Found:
+    def try_out(self, *, alone: bool) -> PlaceContents:
         """Refuse a place that cannot be written, or that is not where the run's snapshots are; else say what is there.
 
         One of several nodes refuses when it meets the others, so that they do not wait for it.
@@ -62,14 +62,14 @@ class Checkpoints:
             if alone:
                 raise
             self.wrong = str(error)
-            return Found(None, 0)
+            return PlaceContents(None, 0)
 
-    def _found(self) -> Found:
+    def _found(self) -> PlaceContents:
         if self.place is None:
-            found = Found(self.newest(), 0)
+            found = PlaceContents(self.newest(), 0)
         else:
             told: Any = self._ask(_looked, store_for)
-            found = Found(told[0], told[1], _judged(told[2]))
+            found = PlaceContents(told[0], told[1], _judged(told[2]))
         if found.newest is None:
             self._check_not_moved()
         return found
@@ -194,7 +194,7 @@ def _import(place: str) -> None:
 READ_WITHIN = 3600.0
 
 
-def beginning(wished: Source | None, out: Path, *, has_begun: bool) -> Source | None:
+def beginning(wished: WeightsSource | None, out: Path, *, has_begun: bool) -> WeightsSource | None:
     """The source that the run in this folder began with, if it has; or else the one that is wished for, as it is now.
 
     A source that is no longer there, or has changed, is no obstacle to a run that has saved a step. It is read in a
@@ -208,10 +208,10 @@ def beginning(wished: Source | None, out: Path, *, has_begun: bool) -> Source | 
     if wished.place == str(out):
         raise BadInput(f"{out} cannot begin with its own weights: name another --out, or leave out --from.")
     told = Aside(lambda: _look(wished), wished.place).result(READ_WITHIN)
-    return Source.from_json(told)
+    return WeightsSource.from_json(told)
 
 
-def _look(wished: Source) -> JSON:
+def _look(wished: WeightsSource) -> JSON:
     from holdfast.weights.initial import settled
 
     return settled(wished).to_json()

@@ -9,12 +9,9 @@ A progress bar such as tqdm's writes over its own line and ends it only when it 
 asked for.
 """
 
-import os
-import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from io import BufferedReader
 from pathlib import Path
@@ -26,9 +23,10 @@ from rich.live import Live
 from rich.text import Text
 
 from holdfast.cost.formulas import goodput
-from holdfast.events import Event, Recover, What, parse
+from holdfast.events import Recover, What
+from holdfast.history.follow import Growing
 from holdfast.history.lineage import Lineage
-from holdfast.supervise.restart_policy import Tries
+from holdfast.supervise.restart_policy import RestartPolicy
 from holdfast.supervise.verdict import count
 
 Show = Callable[[str], None]
@@ -114,7 +112,6 @@ class Echo:
 REFRESH = 0.25
 PLAIN_REFRESH = 10.0
 MOST_BARS = 4  # of progress, of the first ranks that draw one
-MOST = 1 << 22  # bytes of a history read at one look
 
 
 @dataclass(slots=True)
@@ -122,7 +119,7 @@ class Tally:
     """What the events add up to since we began to watch."""
 
     began: float
-    tries: Tries
+    tries: RestartPolicy
     run: Lineage = field(default_factory=Lineage)
     _first: int | None = None  # the steps that were committed when we began
 
@@ -166,48 +163,10 @@ class Tally:
         return (plan.limit or plan.samples // plan.batch * plan.epochs) if plan and plan.batch else 0
 
 
-class Growing:
-    """The events that are added to one history file from now on; or all of it, from the beginning."""
-
-    def __init__(self, path: Path, *, from_start: bool = False) -> None:
-        self._path = path
-        self._at = 0
-        if not from_start:
-            with suppress(OSError):
-                self._at = path.stat().st_size
-
-    def new(self) -> Iterator[Event]:
-        """The events since the last call; a line that is not whole yet waits for the next."""
-        for line in self.lines():
-            with suppress(ValueError):  # the audit reports damage, not the view
-                yield parse(line)
-
-    def lines(self) -> list[bytes]:
-        """The whole lines since the last call, or some of them if they are very many."""
-        with suppress(OSError):
-            data = self._added()
-            whole = data[: data.rfind(b"\n") + 1]
-            self._at += len(whole) or (len(data) if len(data) == MOST else 0)  # no line of ours is as long
-            return whole.splitlines()
-        return []
-
-    def _added(self) -> bytes:
-        """What was added to it, if it is a file still: a pipe or a device of that name would have us wait."""
-        number = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            found = os.fstat(number)
-            if not stat.S_ISREG(found.st_mode):
-                return b""
-            self._at = min(self._at, found.st_size)  # a torn line was cut off
-            return os.pread(number, MOST, self._at)
-        finally:
-            os.close(number)
-
-
 class View:
     """Shows the tally, what the workers print, and lines of the supervisor's own."""
 
-    def __init__(self, console: Console, history: Path, supervisor: str, tries: Tries) -> None:
+    def __init__(self, console: Console, history: Path, supervisor: str, tries: RestartPolicy) -> None:
         self._console = console
         self._files = [Growing(history / f"{who}.jsonl") for who in (supervisor, "rank-0")]
         self._tally = Tally(time.time(), tries)

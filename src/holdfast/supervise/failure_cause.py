@@ -33,7 +33,7 @@ STILL = 1.0  # seconds without progress after which a worker is one that others 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
+class WorkerExit:
     """How one worker ended: its exit status (minus the signal), nothing while it runs, and what it raised.
 
     `midway` is whether it ended in order before its loop did, `hung` why it was found stuck, if it was; `place` is how far
@@ -98,7 +98,7 @@ class Casualty:
         return text, self.place, None if self.is_a_mistake else self.step
 
 
-def casualty(deaths: Sequence[Death]) -> Casualty:
+def casualty(deaths: Sequence[WorkerExit]) -> Casualty:
     """Whoever of these has a cause of its own; the earliest of several that raised."""
     causes = {death.rank: _cause(death) for death in deaths} | dict.fromkeys(_awaited(deaths), "hang")
     first = min(deaths, key=lambda death: (_ORDER.index(causes[death.rank]), _moment(death), death.rank))
@@ -127,7 +127,7 @@ _ORDER = ("hang", "signal", "storage", "error", "exit", "abort", "peer")
 _Cause = Literal["exit", "signal", "hang", "error", "storage", "peer", "abort"]
 
 
-def _cause(death: Death) -> _Cause:
+def _cause(death: WorkerExit) -> _Cause:
     if death.hung and not death.raised:  # whoever raised and then did not end has said why
         return "hang"
     if death.raised:
@@ -141,7 +141,7 @@ def _cause(death: Death) -> _Cause:
     return "exit"
 
 
-def _awaited(deaths: Sequence[Death]) -> list[int]:
+def _awaited(deaths: Sequence[WorkerExit]) -> list[int]:
     """Those that still run, and are further behind than all that gave up waiting: it was they who were waited for."""
     gave_up = [death for death in deaths if _gave_up(death)]
     if not gave_up or any(_cause(death) not in ("peer", "abort") for death in deaths):
@@ -151,17 +151,17 @@ def _awaited(deaths: Sequence[Death]) -> list[int]:
     return [death.rank for death in running if death.place < first and death.idle >= STILL]
 
 
-def _gave_up(death: Death) -> bool:
+def _gave_up(death: WorkerExit) -> bool:
     if death.raised:
         return bool(_WAITED.search(death.raised.message))
     return death.exit == -signal.SIGABRT  # what NCCL's watchdog does
 
 
-def _moment(death: Death) -> float:
+def _moment(death: WorkerExit) -> float:
     return death.raised.time if death.raised else math.inf
 
 
-def _message(death: Death, cause: _Cause) -> str:
+def _message(death: WorkerExit, cause: _Cause) -> str:
     if cause == "hang":
         why = death.hung or f"came no further for {death.idle:.0f} s, and its peers gave up waiting for it"
         return f"{why}; the stacks of its threads are in {death.log}" if death.log else why

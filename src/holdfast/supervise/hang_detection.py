@@ -23,7 +23,7 @@ Place = tuple[int, int]  # boundaries passed, exchanges begun since
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class WorkerLook:
     """What one look at a running worker shows."""
 
     seat: int  # which worker of this node it is: no two of an attempt have the same
@@ -42,7 +42,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class RemoteProgress:
     """How far the workers of other nodes are: the place of the last of them, and the bytes that all have moved."""
 
     place: Place | None = None
@@ -53,11 +53,11 @@ class Elsewhere:
 class Awaited:
     """Workers of which one keeps the others, if all of them are overdue; `surely` if others are seen to wait."""
 
-    workers: Sequence[Seen]
+    workers: Sequence[WorkerLook]
     surely: bool = False
 
 
-def awaited(workers: Sequence[Seen], elsewhere: Place | None) -> list[Awaited]:
+def awaited(workers: Sequence[WorkerLook], elsewhere: Place | None) -> list[Awaited]:
     """Those that may keep the others, as far as places and phases tell; nobody waits for one that is ready in reserve."""
     members = [each for each in workers if each.is_member and each.phase is not Phase.ENDED]
     coming = [each for each in workers if not each.is_member and each.phase not in (Phase.JOINING, Phase.ENDED)]
@@ -67,7 +67,7 @@ def awaited(workers: Sequence[Seen], elsewhere: Place | None) -> list[Awaited]:
     return [*found, *_behind([each for each in members if each.phase is not Phase.JOINING], elsewhere)]
 
 
-def _finding_together(members: list[Seen], some_come: bool) -> Iterator[Awaited]:
+def _finding_together(members: list[WorkerLook], some_come: bool) -> Iterator[Awaited]:
     """Members were lost, or others join: whoever is not there is waited for, however far it is."""
     there = (Phase.RECOVERING, Phase.JOINING)
     absent = [each for each in members if each.phase not in there]
@@ -77,7 +77,7 @@ def _finding_together(members: list[Seen], some_come: bool) -> Iterator[Awaited]
         yield Awaited(sorted(members, key=lambda each: (each.phase is Phase.RECOVERING, each.seat)))
 
 
-def _behind(members: list[Seen], elsewhere: Place | None) -> Iterator[Awaited]:
+def _behind(members: list[WorkerLook], elsewhere: Place | None) -> Iterator[Awaited]:
     """Of several that are equally far nobody knows who waits for whom, and one that still works may be the one."""
     if not members:
         return
@@ -129,7 +129,9 @@ class Judge:
         for watch in self._watches.values():
             watch.awaited, watch.used = 0.0, None
 
-    def look(self, workers: Sequence[Seen], now: float, processor: Processor, elsewhere: Elsewhere) -> list[Stuck]:
+    def look(
+        self, workers: Sequence[WorkerLook], now: float, processor: Processor, elsewhere: RemoteProgress
+    ) -> list[Stuck]:
         """Whoever is stuck, judged by all looks so far."""
         moved = elsewhere.moved + sum(each.moved for each in workers)
         several = awaited(workers, elsewhere.place)
@@ -145,7 +147,7 @@ class Judge:
         """For how long this worker has made no progress."""
         return self._watches[seat].idle if seat in self._watches else 0.0
 
-    def overdue(self, worker: Seen, processor: Processor) -> bool:
+    def overdue(self, worker: WorkerLook, processor: Processor) -> bool:
         """Whether a worker has gone without progress for too long; one whose script has ended, without going."""
         watch = self._watches.get(worker.seat)
         return watch is not None and watch.idle > self._deadline(worker, watch, processor)
@@ -162,7 +164,7 @@ class Judge:
             return None
         return max(self._soon, TIMES * median_low(self._steps))
 
-    def _learn(self, worker: Seen, gap: tuple[float, int] | None) -> None:
+    def _learn(self, worker: WorkerLook, gap: tuple[float, int] | None) -> None:
         """So many steps took so long. The longest may hide an evaluation or a recovery; a usual one does not."""
         if gap is not None and worker.boundaries >= SETTLED:
             seconds, steps = gap
@@ -170,7 +172,7 @@ class Judge:
             if worker.boundaries > SETTLED:
                 self._longest = max(self._longest, seconds)
 
-    def _stopped(self, workers: Sequence[Seen]) -> list[Stuck]:
+    def _stopped(self, workers: Sequence[WorkerLook]) -> list[Stuck]:
         """Those that stand still; where all do, somebody may have meant it, and has more time to let them go on."""
         found = []
         for each in workers:
@@ -192,12 +194,12 @@ class Judge:
                 return [Stuck(first.seat, self._why_soon(first) if first.seat in idle else self._why(first))]
         return []
 
-    def _is_idle(self, worker: Seen, processor: Processor) -> bool:
+    def _is_idle(self, worker: WorkerLook, processor: Processor) -> bool:
         """Whether it has neither come further nor computed for too long while others waited for it."""
         soon = self.soon
         return soon is not None and _is_settled(worker) and self._watches[worker.seat].is_idle(worker, soon, processor)
 
-    def _deadline(self, worker: Seen, watch: "_Watch", processor: Processor) -> float:
+    def _deadline(self, worker: WorkerLook, watch: "_Watch", processor: Processor) -> float:
         """How long this worker may go without progress, if nobody knows whether others wait for it."""
         alone = self._alone(worker)
         if worker.phase in _TOGETHER or (self._given is not None and _is_settled(worker)):
@@ -208,13 +210,13 @@ class Judge:
         # A script that never attaches has no boundaries, nor has what comes after the loop.
         return float("inf") if worker.phase in (Phase.STARTING, Phase.DONE) else alone * GENEROUS
 
-    def _alone(self, worker: Seen) -> float:
+    def _alone(self, worker: WorkerLook) -> float:
         """The deadline of a worker that does not compute."""
         if worker.phase in _TOGETHER and self._given is None:
             return FOUND_WITHIN
         return self.step * self._factor(worker)
 
-    def _factor(self, worker: Seen) -> float:
+    def _factor(self, worker: WorkerLook) -> float:
         """How many times longer than a step the worker may take for what it is doing."""
         if _is_settled(worker):
             return 1.0
@@ -223,12 +225,12 @@ class Judge:
         # After the loop a script may evaluate or upload, and nothing that was trained is at stake any more.
         return {Phase.DONE: GENEROUS**2, Phase.ENDED: 1.0}.get(worker.phase, GENEROUS)
 
-    def _why(self, worker: Seen) -> str:
+    def _why(self, worker: WorkerLook) -> str:
         doing = _DOING[worker.phase] if worker.boundaries >= SETTLED else _DOING_AT_FIRST[worker.phase]
         idle = self._watches[worker.seat].idle
         return f"{doing} for {idle:.0f} s (deadline {self._alone(worker):.3g} s; change it with --stuck-after)"
 
-    def _why_soon(self, worker: Seen) -> str:
+    def _why_soon(self, worker: WorkerLook) -> str:
         """Why it is given up; the next one has more time."""
         deadline, idle = self.soon, self._watches[worker.seat].awaited
         self._soon = min(2 * self._soon, LEAST)
@@ -238,7 +240,7 @@ class Judge:
         )
 
 
-def _is_settled(worker: Seen) -> bool:
+def _is_settled(worker: WorkerLook) -> bool:
     """Whether what it is doing is a step like any other."""
     return worker.phase is Phase.TRAINING and worker.boundaries >= SETTLED
 
@@ -267,7 +269,7 @@ class _Watch:
 
     def __init__(self, now: float) -> None:
         self._looked = now
-        self._seen = Seen(seat=-1)
+        self._seen = WorkerLook(seat=-1)
         self._moved = 0
         self._gap = 0.0
         self._weighed: tuple[float, float | None] | None = None
@@ -281,7 +283,7 @@ class _Watch:
         """When that began, and how much of the processor it had used by then."""
 
     def look(
-        self, seen: Seen, moved: int, now: float, *, is_awaited: bool, others_run: bool
+        self, seen: WorkerLook, moved: int, now: float, *, is_awaited: bool, others_run: bool
     ) -> tuple[float, int] | None:
         """Take a look into account; how long the steps took that have ended since the last one, and how many they are."""
         # A long pause between two looks counts for little: whoever stopped us may have stopped the worker, too.
@@ -302,7 +304,7 @@ class _Watch:
             self.awaited, self.used = 0.0, None
         return self._steps(before, passed)
 
-    def _steps(self, before: Seen, passed: float) -> tuple[float, int] | None:
+    def _steps(self, before: WorkerLook, passed: float) -> tuple[float, int] | None:
         self._gap = passed if before.phase in _BEFORE else self._gap + passed
         steps, gap = self._seen.boundaries - before.boundaries, self._gap
         if steps:
@@ -318,7 +320,7 @@ class _Watch:
         """Whether it has computed since then."""
         return self._weighed is None or self._has_computed(self._weighed, (self._clock, processor(seat)))
 
-    def is_idle(self, worker: Seen, deadline: float, processor: Processor) -> bool:
+    def is_idle(self, worker: WorkerLook, deadline: float, processor: Processor) -> bool:
         """Whether it has been awaited for so long, and has not computed either; if it has, it is watched anew."""
         if self.awaited and self.used is None:
             self.used = self._clock, processor(worker.seat)
@@ -336,11 +338,11 @@ class _Watch:
         return now[1] - before[1] >= BUSY * (now[0] - before[0])
 
 
-def _progress(seen: Seen) -> tuple[int, Phase, int]:
+def _progress(seen: WorkerLook) -> tuple[int, Phase, int]:
     """What must change before a deadline: an evaluation between two steps may take as long as it needs."""
     return seen.boundaries, seen.phase, seen.evaluated
 
 
-def _signs(seen: Seen) -> tuple[object, ...]:
+def _signs(seen: WorkerLook) -> tuple[object, ...]:
     """Whatever shows that it is alive."""
     return seen.place, seen.phase, seen.moved, seen.evaluated

@@ -15,7 +15,7 @@ from holdfast.supervise.display import View
 from holdfast.supervise.failure_cause import Casualty
 
 
-class Record:
+class Journal:
     """The history of one supervisor, open until it has said how the run ended."""
 
     def __init__(self, folder: Path, who: str, view: View) -> None:
@@ -60,7 +60,7 @@ class Record:
         else:
             self._view.say(lost.line, style="yellow")
 
-    def __enter__(self) -> "Record":
+    def __enter__(self) -> "Journal":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

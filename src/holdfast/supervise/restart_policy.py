@@ -9,7 +9,7 @@ from holdfast.supervise.failure_cause import Casualty
 from holdfast.supervise.verdict import Word, count
 
 
-class Tries:
+class RestartPolicy:
     """How many restarts are left, and which errors have come that no snapshot has left behind."""
 
     def __init__(self, limit: int, newest: int | None) -> None:

@@ -3,10 +3,10 @@
 import time
 from pathlib import Path
 
+from holdfast.distributed.script_collectives import SCRIPT_COLLECTIVES
 from holdfast.events import Scale
-from holdfast.live.settlement import EXCHANGES
 from holdfast.supervise.display import View
-from holdfast.supervise.journal import Record
+from holdfast.supervise.journal import Journal
 from holdfast.supervise.scale_request import Wishes
 from holdfast.supervise.verdict import count
 from holdfast.supervise.workers.agent import WarmAgent
@@ -17,7 +17,7 @@ LOOK = 0.1  # seconds between two looks for a wish
 class Scaling:
     """How many of the workers of this node are wished for, and whether as many train."""
 
-    def __init__(self, out: Path, workers: int, agent: WarmAgent, record: Record, view: View) -> None:
+    def __init__(self, out: Path, workers: int, agent: WarmAgent, record: Journal, view: View) -> None:
         self._wishes, self._workers = Wishes(out), workers
         self._agent, self._record, self._view = agent, record, view
         self._looked = 0.0
@@ -38,7 +38,7 @@ class Scaling:
 
     def _scale(self, workers: int, now: float) -> None:
         if self._agent.exchanges:
-            self._view.say(f"no worker can be put to sleep, and all train: {EXCHANGES}", style="yellow")
+            self._view.say(f"no worker can be put to sleep, and all train: {SCRIPT_COLLECTIVES}", style="yellow")
             return
         self._agent.scale(workers)
         self._wanted = (workers, now)

@@ -37,10 +37,10 @@ class Asked:
     def _heard(self, _number: int, _frame: FrameType | None) -> None:
         self.times += 1
         if self.interruptible():
-            raise Interrupted
+            raise StopRequested
 
 
-class Interrupted(Exception):
+class StopRequested(Exception):
     """A request came while nothing but waiting was done."""
 
 

@@ -25,20 +25,20 @@ from holdfast.supervise.board import require as require_tensorboard
 from holdfast.supervise.checkpoint_place import Checkpoints, beginning, local, settled
 from holdfast.supervise.display import View
 from holdfast.supervise.failure_cause import Casualty, casualty, lost_peer
-from holdfast.supervise.hang_detection import Elsewhere
-from holdfast.supervise.journal import Record, last_attempt
+from holdfast.supervise.hang_detection import RemoteProgress
+from holdfast.supervise.journal import Journal, last_attempt
 from holdfast.supervise.learned import import_for
 from holdfast.supervise.nodes.connection import Unreachable
 from holdfast.supervise.nodes.multi_node import Nodes
 from holdfast.supervise.nodes.node import LOST_AFTER, Node, several
-from holdfast.supervise.nodes.rendezvous import Alone, Meeting, Over, Rendezvous
+from holdfast.supervise.nodes.rendezvous import Rendezvous, RoundInfo, RunEnded, SingleNodeRendezvous
 from holdfast.supervise.nodes.run_end import Ended
 from holdfast.supervise.preload import warm
-from holdfast.supervise.restart_policy import Tries
+from holdfast.supervise.restart_policy import RestartPolicy
 from holdfast.supervise.run_folder import Home, claimed, continued
 from holdfast.supervise.scaling import Scaling
-from holdfast.supervise.stop_signals import Interrupted, asked
-from holdfast.supervise.verdict import Verdict, Word, count, done_before, done_elsewhere
+from holdfast.supervise.stop_signals import StopRequested, asked
+from holdfast.supervise.verdict import RunVerdict, Word, count, done_before, done_elsewhere
 from holdfast.supervise.workers.agent import Stranded, WarmAgent
 
 TICK = 0.02
@@ -61,7 +61,7 @@ def supervise(
     tensorboard: bool = False,
     may_change: tuple[str, ...] = (),
     console: Console | None = None,
-) -> Verdict:
+) -> RunVerdict:
     """Run the script with its workers until it is completed, preempted or given up; `out` may hold an earlier part of it.
 
     If that part is all of it, nothing is started. What the script is given must be what it was given before, but for
@@ -95,9 +95,9 @@ def supervise(
         if (end := finish(out / "history")) and not config.extend:
             return done_before(end, found.newest)
         attempt = following(max(last_attempt(out / "history" / f"{who}.jsonl"), found.attempt), out)
-        tries = Tries(config.max_restarts, found.newest)
+        tries = RestartPolicy(config.max_restarts, found.newest)
         view = View(console or Console(stderr=True), out / "history", who, tries)
-        with Record(out / "history", who, view) as record, view, board:  # importing counts as the run's time
+        with Journal(out / "history", who, view) as record, view, board:  # importing counts as the run's time
             if not asked.times:
                 warm(preload or (), script.resolve().parent)
                 if preload is None:
@@ -116,9 +116,9 @@ class _Supervisor:
         config: RunConfig,
         out: Path,
         node: Node,
-        record: Record,
+        record: Journal,
         view: View,
-        tries: Tries,
+        tries: RestartPolicy,
         attempt: int,
         checkpoints: Checkpoints,
         newest: int | None,
@@ -127,20 +127,20 @@ class _Supervisor:
         self._config, self._out, self._node, self._checkpoints = config, out, node, checkpoints
         self._record, self._view, self._tries = record, view, tries
         command = config.identity | {"script": Path(config.script).name}  # its folder may differ from node to node
-        self._nodes: Rendezvous = Nodes(node, command, checkpoints) if node.of > 1 else Alone()
+        self._nodes: Rendezvous = Nodes(node, command, checkpoints) if node.of > 1 else SingleNodeRendezvous()
         self._nodes.next_attempt = attempt
         self._nodes.say, self._nodes.ended = view.say, self._ended_by_others
         self._agent = WarmAgent(config, out, self._nodes)
         self._restarts = self._passed_on = 0
         self._newest = newest
         self._ended = ended
-        self._theirs: Verdict | None = None
+        self._theirs: RunVerdict | None = None
         self._asked_nodes = self._compared = 0.0
         self._scaling = Scaling(out, config.workers, self._agent, record, view)
         self._home = Home(out)
-        self._met: Meeting | None = None
+        self._met: RoundInfo | None = None
 
-    def run(self) -> Verdict:
+    def run(self) -> RunVerdict:
         """Start, watch, and start again until there is a verdict."""
         # What is here now is shared with every worker: a collection in one would copy its pages for nothing.
         gc.collect()
@@ -159,7 +159,7 @@ class _Supervisor:
             self._nodes.shutdown()
             self._nodes.leave()
 
-    def _step(self) -> Verdict | None:
+    def _step(self) -> RunVerdict | None:
         """Look at the workers, the signals and the other nodes once."""
         if asked.times > self._passed_on and (verdict := self._pass_on()):
             return verdict
@@ -206,7 +206,7 @@ class _Supervisor:
         self._agent.keep_last_words()  # now that nobody shows the logs any more: what counts of it is shown by itself
         return lost
 
-    def _heed_nodes(self, *, finished: bool) -> Verdict | None:
+    def _heed_nodes(self, *, finished: bool) -> RunVerdict | None:
         """End with all nodes or not at all: what one of them finds holds for the run."""
         now = time.monotonic()
         if now - self._asked_nodes < (ASK_NODES if self._node.of > 1 else 0.0):
@@ -217,7 +217,7 @@ class _Supervisor:
             if finished and self._nodes.peers.finish():
                 return self._over()
             if (said := self._nodes.stopped()) is not None:
-                return Verdict.from_text(said)
+                return RunVerdict.from_text(said)
             if self._nodes.num_nodes_waiting() > 0:
                 return self._recover(lost_peer("another node starts again"))
             if lost := self._nodes.peers.lost(suspected=self._agent.suspected):
@@ -226,7 +226,7 @@ class _Supervisor:
             return self._recover(self._lost_host(error))
         return None
 
-    def _lose(self, nodes: list[int]) -> Verdict | None:
+    def _lose(self, nodes: list[int]) -> RunVerdict | None:
         """Nodes are lost: the workers of the others go on without theirs, or all start again."""
         why = f"{several(nodes)} {'was' if len(nodes) == 1 else 'were'} not heard of any more"
         live = self._config.recovery != "restart" and not asked.times and self._agent.can_replace(nodes)
@@ -251,13 +251,13 @@ class _Supervisor:
         here = self._agent.here()
         told = self._nodes.peers.compare([here.place, here.moved])
         places = [(place[0], place[1]) for place, _ in told if place is not None]
-        self._agent.elsewhere = Elsewhere(min(places, default=None), sum(moved for _, moved in told))
+        self._agent.elsewhere = RemoteProgress(min(places, default=None), sum(moved for _, moved in told))
 
     def _lost_host(self, error: Unreachable) -> Casualty:
         host = self._nodes.meeting.host if self._nodes.meeting else 0
         return lost_peer(f"node {host}, at which the nodes meet, is lost ({error})")
 
-    def _over(self) -> Verdict:
+    def _over(self) -> RunVerdict:
         if PREEMPTED in self._agent.exits():
             return self._verdict("preempted", "the workers saved and stopped when asked; the same command goes on")
         end = self._finish()
@@ -265,7 +265,7 @@ class _Supervisor:
         only = "" if self._agent.is_checked else f"; {SUPERVISED_ONLY}"
         return self._verdict("completed", f"{why}{only}")
 
-    def _recover(self, lost: Casualty) -> Verdict | None:
+    def _recover(self, lost: Casualty) -> RunVerdict | None:
         """Say who failed; then start again, unless there is a reason not to."""
         self._record.detect(self._attempt, lost)
         if asked.times:
@@ -294,7 +294,7 @@ class _Supervisor:
             return finish(self._out / "history")
         return None
 
-    def _go_on(self) -> Verdict | None:
+    def _go_on(self) -> RunVerdict | None:
         """Let those that are left go on without those that failed."""
         self._view.echo.leave(self._agent.printed_by_fallen())
         members, others = self._agent.bury()
@@ -326,15 +326,15 @@ class _Supervisor:
             self._view.echo.copy()
             self._view.say(line)
 
-    def _launch(self) -> Verdict | None:
+    def _launch(self) -> RunVerdict | None:
         workers = self._config.workers_at(self._restarts)
         if asked.times:
             return self._verdict("preempted", "asked to stop before the workers were started; the same command goes on")
         try:
             self._agent.launch(workers)
-        except Interrupted:
+        except StopRequested:
             return self._verdict("preempted", "stopped while waiting for the other nodes")
-        except Over as over:
+        except RunEnded as over:
             return self._heed_end(str(over))
         except RendezvousTimeoutError:
             too_few = self._node.too_few(have_met=self._nodes.meeting is not None)
@@ -355,9 +355,9 @@ class _Supervisor:
         self._theirs = self._ended.look()
         return self._theirs.to_text() if self._theirs else None
 
-    def _heed_end(self, said: str) -> Verdict:
+    def _heed_end(self, said: str) -> RunVerdict:
         """The verdict of the other nodes, which have ended the run while this one waited for them."""
-        verdict = Verdict.from_text(said) if said else None
+        verdict = RunVerdict.from_text(said) if said else None
         if verdict is None or verdict.verdict == "completed":
             self._theirs = self._theirs or self._ended.look()
             if verdict and not self._theirs:
@@ -374,7 +374,7 @@ class _Supervisor:
     def _left(self) -> int:
         return self._tries.left(self._newest)
 
-    def _pass_on(self) -> Verdict | None:
+    def _pass_on(self) -> RunVerdict | None:
         """What SIGTERM or Ctrl-C asks for: at first a last save, and when it comes again, an end."""
         self._passed_on = asked.times
         if asked.times > 1:
@@ -385,10 +385,10 @@ class _Supervisor:
         self._view.say("asked the workers to save and stop; a second signal kills them")
         return None
 
-    def _verdict(self, word: Word, because: str) -> Verdict:
-        return Verdict(verdict=word, attempts=self._attempt, because=because)
+    def _verdict(self, word: Word, because: str) -> RunVerdict:
+        return RunVerdict(verdict=word, attempts=self._attempt, because=because)
 
-    def _conclude(self, verdict: Verdict) -> Verdict:
+    def _conclude(self, verdict: RunVerdict) -> RunVerdict:
         if verdict is not self._theirs:  # what they have completed they have put on record, too
             self._record.note(Judged(verdict.verdict, verdict.attempts, verdict.because))
         self._nodes.verdict = verdict.to_text()

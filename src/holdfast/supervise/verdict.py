@@ -20,7 +20,7 @@ _EXIT_CODES: dict[Word, int] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class RunVerdict:
     """How a run ended, after how many attempts in the life of its folder, and why."""
 
     verdict: Word
@@ -42,24 +42,26 @@ class Verdict:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_text(cls, text: str) -> "Verdict":
+    def from_text(cls, text: str) -> "RunVerdict":
         """Another node's verdict, as ours."""
         told = json.loads(text)
         return cls(verdict=told["verdict"], attempts=told["attempts"], because=told["because"])
 
 
-def done_before(end: Finish, newest: int | None) -> Verdict:
+def done_before(end: Finish, newest: int | None) -> RunVerdict:
     """The verdict on a run that had come to its end before, and of which this is the newest snapshot."""
     because = f"this run is done, {end}: nothing was started (--extend trains it for longer)"
     if (newest or 0) < end.step:
         left = "none is left" if newest is None else f"the newest that is left is of step {newest}"
         because += f"; its last snapshot is gone, {left}"
-    return Verdict(verdict="completed", attempts=end.attempt, because=because)
+    return RunVerdict(verdict="completed", attempts=end.attempt, because=because)
 
 
-def done_elsewhere(attempts: int, because: str) -> Verdict:
+def done_elsewhere(attempts: int, because: str) -> RunVerdict:
     """The verdict on a run that other nodes have completed, as they say."""
-    return Verdict(verdict="completed", attempts=attempts, because=f"this run is done, {because}: nothing was started")
+    return RunVerdict(
+        verdict="completed", attempts=attempts, because=f"this run is done, {because}: nothing was started"
+    )
 
 
 def completion(told: Iterable[What]) -> Judged | None:

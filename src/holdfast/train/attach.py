@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from holdfast.distributed import ranks
-from holdfast.distributed.ranks import World
+from holdfast.distributed.ranks import Ranks
 from holdfast.history.tail import first_seed
 from holdfast.runs.config import RunConfig, handed_over
 from holdfast.train.run import Run
@@ -89,7 +89,7 @@ def attach(
     return run
 
 
-def _seed(peers: World, command: int | None, attached: int | None, script: int | None, out: str | None) -> int:
+def _seed(peers: Ranks, command: int | None, attached: int | None, script: int | None, out: str | None) -> int:
     """The seed of the run, which rank 0 finds out for all."""
     if peers.rank:
         return int(peers.hear(SEED))

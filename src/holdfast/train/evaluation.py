@@ -25,17 +25,17 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import Dataset as TorchDataset
 
 from holdfast import progress
-from holdfast.distributed.ranks import Changed, World
+from holdfast.distributed.ranks import Changed, Ranks
 from holdfast.errors import BadInput
-from holdfast.live.recovery import Live
+from holdfast.live.recovery import LiveRecovery
 from holdfast.progress import fallen_back
-from holdfast.train.data.loader import Dataset, divided, size
+from holdfast.train.data.loader import MapDataset, divided, size
 
 
-class Shard(TorchDataset[Any]):
+class DatasetShard(TorchDataset[Any]):
     """This rank's part of a data set, itself one: for a DataLoader, or to go through."""
 
-    def __init__(self, dataset: Dataset, place: Callable[[], tuple[int, int]]) -> None:
+    def __init__(self, dataset: MapDataset, place: Callable[[], tuple[int, int]]) -> None:
         self._dataset, self._samples = dataset, size(dataset)
         self._place: Callable[[], tuple[int, int]] | None = place
         self._owner = os.getpid()
@@ -83,7 +83,7 @@ Leaf = Number | list[Number]
 class Together:
     """Brings numbers together; all ranks call alike, in the same order."""
 
-    def __init__(self, world: World, live: Live | None) -> None:
+    def __init__(self, world: Ranks, live: LiveRecovery | None) -> None:
         self._world, self._live = world, live
         self._at, self._calls = -2, 0
         self._own: Store | None = None

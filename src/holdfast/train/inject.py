@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from holdfast.checkpoint.store import Store
 from holdfast.distributed.boundary import NEVER
-from holdfast.distributed.ranks import Changed, World
+from holdfast.distributed.ranks import Changed, Ranks
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.events import Strike
 from holdfast.faults import points
@@ -46,7 +46,7 @@ class Injection:
         attempt: int,
         past: Collection[Struck],
         folder: Path | None,
-        peers: World | None = None,
+        peers: Ranks | None = None,
     ) -> None:
         self._rank, self._attempt, self._folder, self._peers = rank, attempt, folder, peers
         self._size = peers.size if peers else 1
@@ -147,7 +147,7 @@ class Injection:
         if here:
             self._strike(failure)
 
-    def _meet(self, peers: World, failure: Failure, works: Sequence[Any], here: bool) -> None:
+    def _meet(self, peers: Ranks, failure: Failure, works: Sequence[Any], here: bool) -> None:
         for work in works:
             work.wait()
         if peers.device.type == "cuda":

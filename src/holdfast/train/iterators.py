@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from holdfast.errors import BadInput, WorkerLost
 from holdfast.progress import fallen_back
-from holdfast.sampler.plan import Geometry
+from holdfast.sampler.plan import SamplePlan
 from holdfast.train import loop_checks
-from holdfast.train.data.loader import Dataset
+from holdfast.train.data.loader import MapDataset
 from holdfast.train.loop import Batch, Opening
 from holdfast.train.loop_checks import WAY, check_holder
 
@@ -24,8 +24,8 @@ Turns = Generator[Batch | Opening]
 class Course:
     """What is gone through: the dataset, by which plan, a share in so many batches, from which step on."""
 
-    dataset: Dataset
-    geometry: Geometry
+    dataset: MapDataset
+    geometry: SamplePlan
     parts: int
     start: int
     in_a_loop: bool  # of the script, which makes a run in every turn

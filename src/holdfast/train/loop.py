@@ -22,28 +22,28 @@ from holdfast import progress
 from holdfast.blocks.division import Ids
 from holdfast.checkpoint.state_tree import flatten
 from holdfast.distributed import script_collectives
-from holdfast.distributed.boundary import NEVER, Turn
-from holdfast.distributed.ranks import Changed, World
+from holdfast.distributed.boundary import NEVER, BoundaryGate
+from holdfast.distributed.ranks import Changed, Ranks
 from holdfast.errors import BadInput, WorkerLost
 from holdfast.events import Done, Preempted, Recover, Stopped
 from holdfast.live.coordination import Asleep
-from holdfast.live.recovery import Live
+from holdfast.live.recovery import LiveRecovery
 from holdfast.process import PREEMPTED
 from holdfast.progress import Phase, fallen_back
-from holdfast.sampler.plan import Geometry, Position
+from holdfast.sampler.plan import Position, SamplePlan
 from holdfast.train import loop_checks
 from holdfast.train import stopping as ending
-from holdfast.train.data.loader import Source, divided, share_key
+from holdfast.train.data.loader import SampleSource, divided, share_key
 from holdfast.train.inject import Injection
 from holdfast.train.nested import moved
-from holdfast.train.observe.observer import Watch
+from holdfast.train.observe.observer import StepObserver
 from holdfast.train.replicate import Replica, holding_back
 from holdfast.train.state import rng
-from holdfast.train.state.attempt import Record
+from holdfast.train.state.attempt import Recorder
 from holdfast.train.state.fingerprint import Fingerprints
 from holdfast.train.state.protected import Protected, tree_digest
 from holdfast.train.state.save import Saves, Unsaved
-from holdfast.train.step_log import Effort, Handed, Part, Reporting, clock_of
+from holdfast.train.step_log import Effort, Handed, Place, Reporting, clock_of
 from holdfast.train.stopping import Apart, Stopping
 
 
@@ -147,7 +147,7 @@ class Opening:
     step: int
 
 
-class Over(Exception):
+class RunStopped(Exception):
     """The script has stopped the run: nothing more is handed out."""
 
 
@@ -171,27 +171,27 @@ class Loss:
 class Loop:
     """Everything that a boundary needs."""
 
-    geometry: Geometry
+    geometry: SamplePlan
     start: int
     end: int  # windows: all of them, but in a rehearsal
-    world: World
+    world: Ranks
     attempt: int
-    record: Record
+    record: Recorder
     recover: Callable[[int, int], Recover]
     reporting: Reporting
     effort: Effort
     saves: Saves
-    turn: Turn
+    turn: BoundaryGate
     stopping: Stopping
     injection: Injection
     loss: Loss
     replicas: list[Replica]
-    source: Source
-    part: Part
-    live: Live | None
+    source: SampleSource
+    part: Place
+    live: LiveRecovery | None
     by_epoch: bool  # whether epochs are opened, each after its boundary
     keeping: Keeping
-    watch: Watch | None  # in a rehearsal
+    watch: StepObserver | None  # in a rehearsal
     unmet: set[int] = field(default_factory=set)  # boundaries at which not all ranks meet
     pid: int = field(default_factory=os.getpid)
     _free_until: int = 0  # the next boundary at which something is planned
@@ -235,7 +235,7 @@ class Loop:
             self._end(self.geometry.position(self.end))
             if self.end < self.geometry.steps:
                 raise SystemExit(0)  # a rehearsal: what the script does with a trained model is not for this one
-        except Over:
+        except RunStopped:
             return
         except GeneratorExit:
             if not self._is_ours:
@@ -296,7 +296,7 @@ class Loop:
             ending.die(error)
         except (Asleep, Changed):
             self._abandon()  # a peer is lost
-        except Over:
+        except RunStopped:
             pass
 
     def meanwhile(self) -> None:
@@ -338,7 +338,7 @@ class Loop:
         self.source.divide(start, self.part.rank, self.part.of)
         return start, self.geometry.position(start)
 
-    def _arrive(self, live: Live) -> int:
+    def _arrive(self, live: LiveRecovery) -> int:
         """Become a member: the window to begin with."""
         start = live.arrive()
         self.part.rank, self.part.of = live.place
@@ -436,7 +436,7 @@ class Loop:
         self.stopping.meet()
         if self.stopping.by_script:
             self._leave(Stopped(self.attempt, step, left))
-            raise Over
+            raise RunStopped
         self._leave(Preempted(self.attempt, step))
         raise SystemExit(PREEMPTED)
 

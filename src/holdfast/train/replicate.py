@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast import progress
 from holdfast.errors import BadInput
-from holdfast.live.recovery import Live
+from holdfast.live.recovery import LiveRecovery
 
 now: list[DistributedDataParallel] = []
 """The replicated models that are in their forward, the innermost last."""
@@ -43,7 +43,7 @@ DistributedDataParallel._get_active_ddp_module = classmethod(_innermost)  # type
 class Replica:
     """One replicated model: how its gradients are weighted, and how often they were summed."""
 
-    def __init__(self, model: nn.Module, options: dict[str, Any], live: Live | None = None) -> None:
+    def __init__(self, model: nn.Module, options: dict[str, Any], live: LiveRecovery | None = None) -> None:
         self._live, self._crew = live, live.crew() if live else None
         self.reduced = 0
         """Backward passes whose gradients are summed over the ranks."""
@@ -151,7 +151,7 @@ class _Settled(DistributedDataParallel):
         self,
         module: nn.Module,
         before_forward: Callable[[bool], None],
-        live: Live | None,
+        live: LiveRecovery | None,
         *,
         find_unused_parameters: bool = False,
         static_graph: bool = False,

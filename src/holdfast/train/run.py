@@ -17,18 +17,18 @@ from holdfast import progress
 from holdfast.checkpoint.state_tree import flatten
 from holdfast.checkpoint.writer import Writer
 from holdfast.distributed import ranks
-from holdfast.distributed.ranks import World
+from holdfast.distributed.ranks import Ranks
 from holdfast.errors import BadInput
 from holdfast.live.recovery import live_for
 from holdfast.progress import Phase
 from holdfast.runs.config import RunConfig
-from holdfast.sampler.plan import Geometry
+from holdfast.sampler.plan import SamplePlan
 from holdfast.train import loop_checks
 from holdfast.train.data import loader as loader_options
 from holdfast.train.data import loader as loading
-from holdfast.train.data.loader import Collate, Dataset, Loads, Shares
+from holdfast.train.data.loader import Collate, Loads, MapDataset, Shares
 from holdfast.train.data.stream import LONG, Draws, Feed, Loader, Streamed
-from holdfast.train.evaluation import Shard, Together
+from holdfast.train.evaluation import DatasetShard, Together
 from holdfast.train.iterators import Batches, Course, Epochs, Turns, within_a_loop
 from holdfast.train.loop import Loss
 from holdfast.train.loop_checks import WAY
@@ -36,15 +36,15 @@ from holdfast.train.observe import observer
 from holdfast.train.replicate import Replica
 from holdfast.train.setup import Preparing
 from holdfast.train.state import restore
-from holdfast.train.state.attempt import Enrolled, Record, Unrecorded, begin
+from holdfast.train.state.attempt import Enrolled, Recorder, Unrecorded, begin
 from holdfast.train.state.module_names import unwrapped
 from holdfast.train.state.protected import Protectable, Protected, Value
-from holdfast.train.state.restore import Restored
+from holdfast.train.state.restore import RestoredState
 from holdfast.train.stopping import Stopping
 from holdfast.train.writing import writer_for
 
 if TYPE_CHECKING:
-    from holdfast.advice.advice import Advice
+    pass
 
 logger = logging.getLogger(__name__)
 Model = TypeVar("Model", bound=nn.Module)
@@ -53,19 +53,19 @@ Model = TypeVar("Model", bound=nn.Module)
 class Run:
     """This process's part in a run. `attach` makes one."""
 
-    def __init__(self, config: RunConfig, peers: World, out: str | os.PathLike[str] | None) -> None:
+    def __init__(self, config: RunConfig, peers: Ranks, out: str | os.PathLike[str] | None) -> None:
         self._config, self._world, self._pid = config, peers, os.getpid()
         self._rehearsal = observer.asked()
         self._live = live_for(config, peers)
         self._attempt = None if out is None else begin(Path(out), peers, config)
-        self._record: Record = self._attempt.record if self._attempt else Unrecorded()
+        self._record: Recorder = self._attempt.record if self._attempt else Unrecorded()
         if self._live and isinstance(self._record, Enrolled):
             self._live.record, self._live.attempt = self._record, self.attempt
         self._models: list[nn.Module] = []
         self._replicas: list[Replica] = []
         self._protected: Protected | None = None
         self._writer: Writer | None = None
-        self._restored = Restored()
+        self._restored = RestoredState()
         self._loss = Loss()
         self._together = Together(peers, self._live)
         self._loop: weakref.ref[Turns] | None = None
@@ -141,7 +141,7 @@ class Run:
 
     def batches(
         self,
-        dataset: Dataset,
+        dataset: MapDataset,
         *,
         global_batch: int,
         epochs: int | None = None,
@@ -164,7 +164,7 @@ class Run:
 
     def epochs(
         self,
-        dataset: Dataset,
+        dataset: MapDataset,
         *,
         global_batch: int,
         epochs: int | None = None,
@@ -194,9 +194,9 @@ class Run:
         self._stopping.wanted = True
 
     def _planned(
-        self, dataset: Dataset, global_batch: int, epochs: int | None, steps: int | None, seed: int | None
-    ) -> Geometry:
-        return Geometry.planned(
+        self, dataset: MapDataset, global_batch: int, epochs: int | None, steps: int | None, seed: int | None
+    ) -> SamplePlan:
+        return SamplePlan.planned(
             samples=loading.size(dataset),
             batch=global_batch,
             epochs=epochs,
@@ -239,12 +239,12 @@ class Run:
         """Put the loss of the step that is being trained on record."""
         self._loss.note(loss)
 
-    def shard(self, dataset: Dataset) -> Shard:
+    def shard(self, dataset: MapDataset) -> DatasetShard:
         """This rank's part of a data set that is evaluated, itself a data set; the parts of all ranks are the whole.
 
         Parts may differ in size by one: bring results together by `run.sum`, or by `run.mean` with how many each is of.
         """
-        return Shard(dataset, self._together.place)
+        return DatasetShard(dataset, self._together.place)
 
     def sum(self, value: Any) -> Any:
         """The sum of a number, a tensor or a structure of them over all ranks, on every rank; all ranks must call it."""
@@ -268,15 +268,6 @@ class Run:
         """Print on rank 0 alone, with the options of Python's own; it is seen at once, unless `flush` is false."""
         if self.main:
             print(*values, sep=sep, end=end, file=file, flush=flush)
-
-    def advise(self, **asked: Any) -> "Advice":
-        """Which recovery to choose and how often to save, by this run's own history so far; `print` it to read why.
-
-        Takes what `advice.question.Question` does, such as mtbf="4h". It reads the whole history: ask seldom.
-        """
-        from holdfast.cli.asking import advise_so_far  # few runs need it
-
-        return advise_so_far(self._record, self._attempt.folder if self._attempt else None, **asked)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """The module as the script made it, without what `replicate` and torch.compile have put around it."""
@@ -305,7 +296,7 @@ class Run:
             self._restored = replace(self._restored, weights=weights)
 
     def _prepare(
-        self, shares: Loads, geometry: Geometry, options: Mapping[str, Any], *, by_epoch: bool
+        self, shares: Loads, geometry: SamplePlan, options: Mapping[str, Any], *, by_epoch: bool
     ) -> tuple[Course, Turns]:
         """The one loop of the run, over this plan; it is yet to begin."""
         if self._protected is None:

@@ -25,32 +25,32 @@ from torch import nn
 
 from holdfast import progress
 from holdfast.checkpoint.writer import Writer
-from holdfast.distributed.boundary import Turn
-from holdfast.distributed.ranks import SUPERVISED, World
+from holdfast.distributed.boundary import BoundaryGate
+from holdfast.distributed.ranks import SUPERVISED, Ranks
 from holdfast.errors import BadInput
 from holdfast.events import JSON, Plan, Recover
-from holdfast.live.recovery import Live
+from holdfast.live.recovery import LiveRecovery
 from holdfast.progress import Phase, fallen_back
 from holdfast.runs.config import RunConfig
-from holdfast.sampler.plan import LENGTH, Geometry
+from holdfast.sampler.plan import LENGTH, SamplePlan
 from holdfast.train import inject, loop_checks
 from holdfast.train.data import loader
-from holdfast.train.data.loader import Dataset, Loads
+from holdfast.train.data.loader import Loads, MapDataset
 from holdfast.train.data.stream import Draws, Streamed
 from holdfast.train.inject import Injection
 from holdfast.train.iterators import Turns
 from holdfast.train.loop import Keeping, Loop, Loss
-from holdfast.train.observe.observer import Rehearsal, SavingAt, Watch
+from holdfast.train.observe.observer import Rehearsal, SavingAt, StepObserver
 from holdfast.train.replicate import Replica
 from holdfast.train.seed import UNSAVED, seeded_late
 from holdfast.train.state import restore, rng
-from holdfast.train.state.attempt import Attempt, Record
+from holdfast.train.state.attempt import AttemptContext, Recorder
 from holdfast.train.state.fingerprint import Fingerprints
 from holdfast.train.state.protected import Protected
-from holdfast.train.state.restore import Restored
-from holdfast.train.state.save import Saves, Saving, Unsaved
+from holdfast.train.state.restore import RestoredState
+from holdfast.train.state.save import CheckpointSaver, Saves, Unsaved
 from holdfast.train.state.snapshot_extra import Conditions
-from holdfast.train.step_log import Effort, Part, Reporting
+from holdfast.train.step_log import Effort, Place, Reporting
 from holdfast.train.stopping import Stopping
 from holdfast.train.writing import writer_for
 
@@ -58,7 +58,7 @@ PROBES = 4
 PROBE = "probe"
 
 
-def probe(dataset: Dataset, count: int, seed: int) -> str:
+def probe(dataset: MapDataset, count: int, seed: int) -> str:
     """The digest of a few samples, spread over the data set; random augmentation draws the same numbers each time."""
     hasher = xxhash.xxh3_64()
     for index in sorted({i * (count - 1) // (PROBES - 1) for i in range(PROBES)}):
@@ -91,7 +91,7 @@ def _add(hasher: Any, value: Any) -> None:
 
 
 def plan(
-    config: RunConfig, attempt: int, geometry: Geometry, fingerprint: str, shares: Loads, data: str | None
+    config: RunConfig, attempt: int, geometry: SamplePlan, fingerprint: str, shares: Loads, data: str | None
 ) -> Plan:
     """What is to be done in this attempt."""
     return Plan(
@@ -112,12 +112,12 @@ def plan(
     )
 
 
-def data_digest(geometry: Geometry, shares: Loads) -> str | None:
+def data_digest(geometry: SamplePlan, shares: Loads) -> str | None:
     """A digest of a few samples; none where the script draws them itself."""
     return None if isinstance(shares.dataset, Draws) else probe(shares.dataset, geometry.samples, geometry.seed)
 
 
-def identity(geometry: Geometry, protected: Protected) -> str:
+def identity(geometry: SamplePlan, protected: Protected) -> str:
     """A digest of what makes a snapshot this run's: the geometry, and what the protected things are."""
     order = {name: value for name, value in geometry.to_json().items() if name not in LENGTH}  # a run may be extended
     told: Mapping[str, JSON] = {"geometry": order, "protected": protected.signature()}
@@ -132,19 +132,19 @@ class Preparing:
     """What a rank has when its script asks for its loop."""
 
     config: RunConfig
-    world: World
-    attempt: Attempt | None
-    record: Record
+    world: Ranks
+    attempt: AttemptContext | None
+    record: Recorder
     rehearsal: Rehearsal | None
-    live: Live | None
+    live: LiveRecovery | None
     models: list[nn.Module]
     replicas: list[Replica]
     protected: Protected
-    restored: Restored
+    restored: RestoredState
     writer: Writer | None
     loss: Loss
 
-    def loop(self, shares: Loads, geometry: Geometry, options: Mapping[str, Any], *, by_epoch: bool) -> Loop:
+    def loop(self, shares: Loads, geometry: SamplePlan, options: Mapping[str, Any], *, by_epoch: bool) -> Loop:
         """The loop over this plan, which is yet to begin."""
         self._check_named()
         self._start()
@@ -155,8 +155,8 @@ class Preparing:
         conditions = self._conditions(geometry, shares)
         self._plan(geometry, fingerprint, shares, conditions.data)
         fingerprints = Fingerprints(self.protected if self.attempt else None)
-        part = Part(self.world.rank, self.world.size)
-        turn = self.live.meeting.turn if self.live else Turn()
+        part = Place(self.world.rank, self.world.size)
+        turn = self.live.meeting.turn if self.live else BoundaryGate()
         loop = Loop(
             geometry=geometry,
             start=start,
@@ -173,7 +173,7 @@ class Preparing:
             injection=injection,
             loss=self.loss,
             replicas=self.replicas,
-            source=loader.Source(shares, geometry, options),
+            source=loader.SampleSource(shares, geometry, options),
             part=part,
             live=self.live,
             by_epoch=by_epoch,
@@ -188,7 +188,7 @@ class Preparing:
             self.live.is_pending = lambda: loop.effort.is_pending
         return loop
 
-    def end_if_done(self, geometry: Geometry, turns: Turns) -> None:
+    def end_if_done(self, geometry: SamplePlan, turns: Turns) -> None:
         """Say that a run is done of which nothing is left to train; under a supervisor, end.
 
         Scripts expect that their loop has had a turn when it ends.
@@ -212,7 +212,7 @@ class Preparing:
         """Whether what came back is where the script had stopped the run, for good."""
         return self.restored.stopped and not self.config.extend
 
-    def _is_done(self, geometry: Geometry) -> bool:
+    def _is_done(self, geometry: SamplePlan) -> bool:
         """Whether nothing of this plan is left to train."""
         if self._joins:
             return False
@@ -239,7 +239,7 @@ class Preparing:
                 if line:
                     logger.warning("%s", line)
 
-    def _check(self, geometry: Geometry, accumulate: int) -> None:
+    def _check(self, geometry: SamplePlan, accumulate: int) -> None:
         """Refuse what cannot be trained; all ranks refuse alike."""
         rank, size = self.world.rank, self.world.size
         least = geometry.share_size(0, size)
@@ -262,7 +262,7 @@ class Preparing:
         injection.watch(self.models, self.replicas)
         return injection
 
-    def _conditions(self, geometry: Geometry, shares: Loads) -> Conditions:
+    def _conditions(self, geometry: SamplePlan, shares: Loads) -> Conditions:
         """What bits depend on beside the state, compared with what it was when that was saved."""
         if self.attempt is None:
             return Conditions.now(None)
@@ -271,17 +271,17 @@ class Preparing:
         now.check(self.restored.conditions, same_world=same_world, tells=self.world.rank == 0)
         return now
 
-    def _plan(self, geometry: Geometry, fingerprint: str, shares: Loads, data: str | None) -> None:
+    def _plan(self, geometry: SamplePlan, fingerprint: str, shares: Loads, data: str | None) -> None:
         """Say what is to be done."""
         if self.attempt:
             self.record.append(plan(self.config, self._number, geometry, fingerprint, shares, data))
             self.record.flush()
 
-    def _recover(self, start: int, rank: int, geometry: Geometry, fingerprints: Fingerprints) -> Recover:
+    def _recover(self, start: int, rank: int, geometry: SamplePlan, fingerprints: Fingerprints) -> Recover:
         """What the first step begins with."""
         restored = self.restored
         if start != (restored.step or 0):
-            restored = Restored(step=start)  # by another rank's state
+            restored = RestoredState(step=start)  # by another rank's state
         at = geometry.position(start)
         key = loader.share_key(geometry, at, rank)
         return Recover(
@@ -304,11 +304,11 @@ class Preparing:
         restore.put_back(self.attempt, self.world, self.restored.step, self.protected)
 
     def _saves(
-        self, geometry: Geometry, fingerprint: str, injection: Injection, shares: Loads, conditions: Conditions
+        self, geometry: SamplePlan, fingerprint: str, injection: Injection, shares: Loads, conditions: Conditions
     ) -> Saves:
         if self.attempt is None:
             return Unsaved()
-        saving = functools.partial(SavingAt, at=self.rehearsal.saves) if self.rehearsal else Saving
+        saving = functools.partial(SavingAt, at=self.rehearsal.saves) if self.rehearsal else CheckpointSaver
         return saving(
             world=self.world,
             writer=self.writer,
@@ -326,7 +326,7 @@ class Preparing:
             injected=injection.saves,
         )
 
-    def _watch(self, dataset: Dataset) -> Watch | None:
+    def _watch(self, dataset: MapDataset) -> StepObserver | None:
         if self.rehearsal is None:
             return None
-        return Watch(self.rehearsal, self.protected, dataset, self.world.rank, self._number)
+        return StepObserver(self.rehearsal, self.protected, dataset, self.world.rank, self._number)

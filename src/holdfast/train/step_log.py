@@ -31,7 +31,7 @@ from holdfast.events import Seconds, Step
 from holdfast.sampler.digest import Samples
 from holdfast.sampler.plan import Position
 from holdfast.train.replicate import Replica
-from holdfast.train.state.attempt import Record
+from holdfast.train.state.attempt import Recorder
 from holdfast.train.state.fingerprint import Fingerprints, Sample
 from holdfast.train.state.protected import Protected
 
@@ -145,7 +145,7 @@ LATEST = 0.1  # seconds that a step waits at most, if another follows
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class Place:
     """Which part of every window is this rank's: that of this rank among so many."""
 
     rank: int
@@ -164,10 +164,10 @@ Ended: TypeAlias = tuple[Moment, tuple[int, int, int], float | None]
 class Reporting:
     """Puts the steps of a rank on record, in order."""
 
-    record: Record
+    record: Recorder
     fingerprints: Fingerprints
     attempt: int
-    part: Part
+    part: Place
     _waiting: deque[tuple[float, Handed, Ended, Sample]] = field(default_factory=deque)
     _flushed: float = 0.0
 

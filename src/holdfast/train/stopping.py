@@ -24,8 +24,8 @@ from contextlib import suppress
 from typing import Literal, NoReturn
 
 from holdfast import process, progress
-from holdfast.distributed.boundary import Turn
-from holdfast.distributed.ranks import Changed, World
+from holdfast.distributed.boundary import BoundaryGate
+from holdfast.distributed.ranks import Changed, Ranks
 from holdfast.errors import BadInput
 
 _last: list[Callable[[BaseException], None]] = []
@@ -66,8 +66,8 @@ class Apart(BadInput):
 class Stopping:
     """Whether and where this run stops before its end."""
 
-    def __init__(self, world: World, start: int, turn: Turn | None = None, *, wanted: bool = False) -> None:
-        self._world, self._turn = world, turn or Turn()
+    def __init__(self, world: Ranks, start: int, turn: BoundaryGate | None = None, *, wanted: bool = False) -> None:
+        self._world, self._turn = world, turn or BoundaryGate()
         self.wanted = wanted  # by the script of this rank
         self.by_script = False  # known where the run stops: whether a script ends it, and not a signal
         self._over = threading.Event()

@@ -8,13 +8,13 @@ from holdfast.checkpoint.store import Store
 from holdfast.checkpoint.terms import Fenced, Term
 from holdfast.checkpoint.writer import Writer
 from holdfast.distributed import ranks
-from holdfast.distributed.ranks import World
+from holdfast.distributed.ranks import Ranks
 from holdfast.runs.config import RunConfig
 from holdfast.train import inject
-from holdfast.train.state.attempt import Attempt
+from holdfast.train.state.attempt import AttemptContext
 
 
-def _fenced(store: Store, peers: World) -> Store:
+def _fenced(store: Store, peers: Ranks) -> Store:
     """The store; of several nodes, only as long as others have not gone on without this one."""
     term, connect = os.environ.get(ranks.TERM), peers.connect
     if term is None or connect is None:
@@ -26,7 +26,7 @@ def _fenced(store: Store, peers: World) -> Store:
     return Fenced(store, int(term), is_ours)
 
 
-def writer_for(config: RunConfig, attempt: Attempt, peers: World) -> Writer:
+def writer_for(config: RunConfig, attempt: AttemptContext, peers: Ranks) -> Writer:
     """The writer that the config names."""
     store = inject.faulty(
         _fenced(attempt.store, peers), config.failures, attempt.number, attempt.past.struck, attempt.folder

@@ -110,7 +110,7 @@ class _Protection:
         self._trainer, self._run, self._seed = trainer, run, seed
         self._root = type(trainer.fit_loop).__module__.partition(".loops")[0]
         self._windows: Windows | None = None
-        self._progress: Progress | None = None
+        self._progress: LightningProgress | None = None
 
     def take_over(self) -> None:
         """Replace those parts of the Trainer that are ours to do."""
@@ -143,7 +143,7 @@ class _Protection:
             raise _cannot(name, why)
         loader, windows = self._loader()
         self._windows = windows
-        self._progress = progress = Progress(trainer, self._run, import_module(f"{self._root}.trainer.call"))
+        self._progress = progress = LightningProgress(trainer, self._run, import_module(f"{self._root}.trainer.call"))
         trainer.fit_loop.epoch_loop._results = progress.figures.results(trainer.fit_loop.epoch_loop._results)
         self._run.protect(
             model=trainer.lightning_module,
@@ -211,7 +211,7 @@ class _Stateful(Windows):
         """Nothing."""
 
 
-class Progress:
+class LightningProgress:
     """How far the Trainer has come: its loops, what they sum up, and what callbacks and data module keep."""
 
     def __init__(self, trainer: Any, run: Run, call: Any) -> None:

@@ -132,7 +132,7 @@ class _Protection:
         self._windows: Windows | None = None
         self._prepared: tuple[Any, Windows] | None = None
         self._trained = 0  # steps of the first epoch that were trained before this attempt
-        self._progress = Progress(trainer, run)
+        self._progress = TransformersProgress(trainer, run)
         self._original: dict[str, Callable[..., Any]] = {}
         trainer.accelerator.prepare_model = functools.partial(self._replicate, trainer.accelerator.prepare_model)
         trainer.callback_handler.callbacks.insert(0, _Boundary(self._progress, self._where, run))
@@ -244,7 +244,7 @@ class _Protection:
         self._original["log"](logs, *args)
 
 
-class Progress:
+class TransformersProgress:
     """How far the Trainer has come: what it counts, logs and sums up, and what its callbacks keep."""
 
     def __init__(self, trainer: Any, run: Run) -> None:
@@ -305,7 +305,7 @@ class Progress:
 class _Boundary(TrainerCallback):  # type: ignore[misc]  # transformers is not type-checked
     """What is done where the Trainer calls its callbacks: before all others of them."""
 
-    def __init__(self, trainer: Progress, where: Callable[[], float], run: Run) -> None:
+    def __init__(self, trainer: TransformersProgress, where: Callable[[], float], run: Run) -> None:
         self._progress, self._where, self._run = trainer, where, run
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:

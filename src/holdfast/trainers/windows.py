@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from holdfast.errors import BadInput
-from holdfast.train.data.loader import Collate, Dataset, divided, size
+from holdfast.train.data.loader import Collate, MapDataset, divided, size
 from holdfast.train.iterators import Batches
 from holdfast.train.loop import Batch
 from holdfast.train.run import Run
@@ -17,7 +17,7 @@ from holdfast.train.run import Run
 class Windows:
     """Has the length of an epoch; every iteration hands out what is left of one. `begin` says from which loop."""
 
-    def __init__(self, dataset: Dataset, global_batch: int, parts: int = 1) -> None:
+    def __init__(self, dataset: MapDataset, global_batch: int, parts: int = 1) -> None:
         self.dataset, self.global_batch = dataset, global_batch
         self.parts = parts
         """Batches in a window: the trainer steps its optimizer once it has trained so many."""

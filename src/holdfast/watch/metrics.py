@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from holdfast.watch.run_state import Now, Seen
+from holdfast.watch.run_state import Now, RunState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -18,13 +18,13 @@ class Metric(NamedTuple):
     values: Mapping[str, float | None]  # by label and value, such as rank="0"; an empty label for the only one
 
 
-def text(seen: Seen, now: Now) -> str:
+def text(seen: RunState, now: Now) -> str:
     """Every metric with what it means; what is not known is left out."""
     run = _label("run", str(now.folder))
     return "".join(line for metric in _metrics(seen, now) for line in _lines(metric, run))
 
 
-def _metrics(seen: Seen, now: Now) -> Iterator[Metric]:
+def _metrics(seen: RunState, now: Now) -> Iterator[Metric]:
     def gauge(name: str, about: str, value: float | None) -> Metric:
         return Metric(name, "gauge", about, {"": value})
 

@@ -30,9 +30,9 @@ from holdfast.events import (
     What,
     parse,
 )
+from holdfast.history.follow import Growing
 from holdfast.history.lineage import Lineage
 from holdfast.runs.status import ENDS, STAMPS, is_run, state_of, wall
-from holdfast.supervise.display import Growing
 
 STEP = b'{"event": "step"'  # as a line begins that tells of a step
 LEADS = ("supervisor", "controller")  # who begins and ends a run, if somebody does beside its ranks
@@ -64,7 +64,7 @@ class Now(NamedTuple):
 
 
 @dataclass(slots=True)
-class Seen:
+class RunState:
     """All that was seen of a run so far."""
 
     run: Lineage = field(default_factory=Lineage)
@@ -228,10 +228,10 @@ class Watching:
         if not is_run(folder):
             raise BadInput(f"{folder} is not the folder of a run: name one that `holdfast runs` lists.")
         self.folder = folder
-        self.seen = Seen()
+        self.seen = RunState()
         self._files: dict[Path, Growing] = {}
 
-    def look(self) -> tuple[Seen, Now]:
+    def look(self) -> tuple[RunState, Now]:
         """What is known of it by now."""
         for path in sorted((self.folder / "history").glob("*.jsonl")):
             if path not in self._files and path.stem.startswith(TELLERS):

@@ -10,13 +10,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.watch.run_state import Now, Seen
+from holdfast.watch.run_state import Now, RunState
 
 MOST_RANKS = 16
 STATES = {"trains": "bold cyan", "completed": "bold green", "preempted": "bold yellow"}
 
 
-def line(seen: Seen, now: Now) -> str:
+def line(seen: RunState, now: Now) -> str:
     """All of it in one line, where there is no terminal."""
     parts = [f"{now.folder}: {now.state}", f"step {_of_planned(seen)}", f"committed {seen.committed:,}"]
     parts += [f"goodput {now.goodput:.2f} steps/s"] if now.goodput is not None else []
@@ -24,7 +24,7 @@ def line(seen: Seen, now: Now) -> str:
     return " · ".join(parts)
 
 
-def screen(seen: Seen, now: Now, clock: float) -> RenderableType:
+def screen(seen: RunState, now: Now, clock: float) -> RenderableType:
     """The run at this moment."""
     parts: list[RenderableType] = [_head(seen, now)]
     if seen.planned:
@@ -37,17 +37,17 @@ def screen(seen: Seen, now: Now, clock: float) -> RenderableType:
     return Padding(Group(*parts), (1, 1))
 
 
-def _head(seen: Seen, now: Now) -> Text:
+def _head(seen: RunState, now: Now) -> Text:
     share = f"  {seen.reached / seen.planned:.1%}" if seen.planned else ""
     state = Text(now.state, style=STATES.get(now.state, "bold red"))
     return Text.assemble((str(now.folder), "bold"), "  ", state, f"  step {_of_planned(seen)}{share}")
 
 
-def _of_planned(seen: Seen) -> str:
+def _of_planned(seen: RunState) -> str:
     return f"{seen.reached:,}" + (f" of {seen.planned:,}" if seen.planned else "")
 
 
-def _numbers(seen: Seen, now: Now) -> Table:
+def _numbers(seen: RunState, now: Now) -> Table:
     table = Table.grid(padding=(0, 4, 0, 0))
     told = list(_told(seen, now))
     for begin in range(0, len(told), 4):
@@ -55,7 +55,7 @@ def _numbers(seen: Seen, now: Now) -> Table:
     return table
 
 
-def _told(seen: Seen, now: Now) -> Iterator[tuple[str, str]]:
+def _told(seen: RunState, now: Now) -> Iterator[tuple[str, str]]:
     yield "goodput", "-" if now.goodput is None else f"{now.goodput:.2f} steps/s"
     yield "now", "-" if seen.speed is None or not now.trains else f"{seen.speed:.2f} steps/s"
     yield "left", _left(seen.seconds_left) if now.trains and seen.seconds_left is not None else "-"
@@ -77,7 +77,7 @@ def _left(seconds: float) -> str:
     return f"about {seconds:.0f} s"
 
 
-def _ranks(seen: Seen, now: Now, clock: float) -> Table:
+def _ranks(seen: RunState, now: Now, clock: float) -> Table:
     table = Table("rank", "step", "behind", "heard", box=None, padding=(0, 3, 0, 0), header_style="dim")
     furthest = max(rank.step for rank in seen.ranks.values())
     shown = sorted(seen.ranks.items(), key=lambda item: (item[1].step, item[0]))[:MOST_RANKS]
@@ -91,7 +91,7 @@ def _ranks(seen: Seen, now: Now, clock: float) -> Table:
     return table
 
 
-def _happened(seen: Seen) -> Iterator[Text]:
+def _happened(seen: RunState) -> Iterator[Text]:
     for moment, text in seen.happened:
         plain = "".join(
             each if each.isprintable() else " " for each in text

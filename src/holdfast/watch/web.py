@@ -5,7 +5,7 @@ page is made again by whoever calls `follow`, and seldom enough that the trainin
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -15,7 +15,6 @@ from socket import socket
 from threading import BoundedSemaphore, Event, Lock, Thread
 from typing import Any
 
-from holdfast.cli import pages
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.report import formats
 from holdfast.report.page import Page
@@ -32,7 +31,7 @@ ENDS_WITHIN = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class RenderedPage:
     """A page that can be handed out, what it is known by, and whether its run goes on."""
 
     body: bytes
@@ -43,9 +42,9 @@ class Ready:
 class Site:
     """What is served about one run."""
 
-    def __init__(self, folder: Path, command: str) -> None:
+    def __init__(self, folder: Path, make_page: Callable[[], Page]) -> None:
         self._watching = Watching(folder)
-        self._folder, self._command = folder, command
+        self._folder, self._make_page = folder, make_page
         self._lock = Lock()
         self._files: object = None
         self.ready = self._made()
@@ -69,14 +68,14 @@ class Site:
         with self._lock:  # several may ask at once
             return metrics.text(*self._watching.look()).encode()
 
-    def _made(self) -> Ready:
+    def _made(self) -> RenderedPage:
         over = not trains(self._folder)
         try:
-            page = pages.live_page(self._folder, self._command)
+            page = self._make_page()
         except HoldfastError as error:  # such as a run in which nobody has written anything yet
             page = Page(title=self._folder.name, lead=str(error), statements=[], live=True)
         body = formats.html_text(page).encode()
-        return Ready(body, f'"{sha256(body).hexdigest()[:32]}"', "ended" if over else "trains")
+        return RenderedPage(body, f'"{sha256(body).hexdigest()[:32]}"', "ended" if over else "trains")
 
     def _written(self) -> object:
         """What changes when somebody writes about the run, or stops."""

@@ -19,7 +19,7 @@ from torch import nn
 
 from holdfast.checkpoint.state_tree import Flat, flatten
 from holdfast.errors import BadInput
-from holdfast.runs.config import Source
+from holdfast.runs.config import WeightsSource
 from holdfast.train.state.module_names import own_keys, without_wrappers
 from holdfast.train.state.protected import Protected, digest, listed
 from holdfast.weights import read_foreign
@@ -41,13 +41,13 @@ class Given:
     step: int | None = None
 
 
-def settled(source: Source) -> Source:
+def settled(source: WeightsSource) -> WeightsSource:
     """The same source with what it gives now on record: which snapshot of a run, and a digest."""
     given = read(source)
     return replace(source, step=given.step, digest=given.digest)
 
 
-def read(source: Source) -> Given:
+def read(source: WeightsSource) -> Given:
     """Everything that a source gives; refused if it is no source of weights, or is damaged."""
     path = Path(source.place)
     if path.is_dir():
@@ -74,7 +74,7 @@ def tensors_in(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str
             yield from tensors_in(item, f"{path}/{key}" if path else str(key), depth + 1)
 
 
-def _of_run(source: Source, path: Path) -> Given:
+def _of_run(source: WeightsSource, path: Path) -> Given:
     if not is_run(path):
         raise BadInput(f"{path} is neither the folder of a run nor one of DCP: name one, or a file of weights.")
     learned = learned_by(path, source.step)
@@ -161,7 +161,7 @@ def _shape(value: Any) -> object:
 logger = logging.getLogger(__name__)
 
 
-def take(source: Source, protected: Protected, *, tells: bool = False) -> str:
+def take(source: WeightsSource, protected: Protected, *, tells: bool = False) -> str:
     """Give the protected things their first states, and return the digest of what the source gave.
 
     `tells`, of one of the ranks, has it say what a partial source left as it was.
@@ -188,7 +188,7 @@ def _known(name: str, protected: Protected) -> Protected:
     return Protected({name: protected.things[name]})
 
 
-def _content(name: str, names: tuple[str, ...], given: Given, source: Source) -> Mapping[str, Any]:
+def _content(name: str, names: tuple[str, ...], given: Given, source: WeightsSource) -> Mapping[str, Any]:
     """The part of the source that is meant for this thing."""
     content: Mapping[str, Any] = given.content
     if name in content and isinstance(content[name], Mapping):
@@ -202,7 +202,7 @@ def _content(name: str, names: tuple[str, ...], given: Given, source: Source) ->
 
 
 def _give(
-    name: str, alone: Protected, content: Mapping[str, Any], given: Given, source: Source, *, tells: bool
+    name: str, alone: Protected, content: Mapping[str, Any], given: Given, source: WeightsSource, *, tells: bool
 ) -> None:
     thing = alone.things[name]
     if not isinstance(thing, nn.Module):
@@ -224,7 +224,7 @@ def _give(
         _tell(name, found, source)
 
 
-def _tell(name: str, found: Fit, source: Source) -> None:
+def _tell(name: str, found: Fit, source: WeightsSource) -> None:
     logger.warning(
         "%s begins with %d of its %d tensors from %s: %s",
         name,

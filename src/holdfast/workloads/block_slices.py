@@ -25,7 +25,7 @@ class _Rows(NamedTuple):
     where: Any  # the same as an index for numpy
 
 
-class Places:
+class BlockSlices:
     """The places of the blocks `wanted` among the blocks `packed`, which contain them; both rise."""
 
     def __init__(self, blocks: Blocks, packed: Ids, wanted: Ids) -> None:
@@ -65,17 +65,19 @@ class Places:
         return {name: _room(value, self._rows[name]) for name, value in values.items()}
 
 
-def together(pieces: Sequence[tuple[Places, Arrays]]) -> Arrays:
+def together(pieces: Sequence[tuple[BlockSlices, Arrays]]) -> Arrays:
     """Blocks from several sides, each of which has others, as one."""
-    return _combined(pieces, Places.put)
+    return _combined(pieces, BlockSlices.put)
 
 
-def added(pieces: Sequence[tuple[Places, Arrays]]) -> Arrays:
+def added(pieces: Sequence[tuple[BlockSlices, Arrays]]) -> Arrays:
     """Blocks from several sides, which may have the same ones, as one: added up in this order."""
-    return _combined(pieces, Places.add)
+    return _combined(pieces, BlockSlices.add)
 
 
-def _combined(pieces: Sequence[tuple[Places, Arrays]], write: Callable[[Places, Arrays, Arrays], None]) -> Arrays:
+def _combined(
+    pieces: Sequence[tuple[BlockSlices, Arrays]], write: Callable[[BlockSlices, Arrays, Arrays], None]
+) -> Arrays:
     if len(pieces) == 1 and pieces[0][0].everything:
         return pieces[0][1]
     whole: Arrays = {}

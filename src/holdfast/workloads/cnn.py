@@ -26,7 +26,7 @@ from numba import njit
 from holdfast.blocks.division import Blocks, Floats, Ids, Norm, along, euclidean, whole
 from holdfast.errors import BadInput
 from holdfast.workloads.convnet import Architecture
-from holdfast.workloads.datasets import Dataset, load
+from holdfast.workloads.datasets import LabeledData, load
 from holdfast.workloads.rounds import Push, When, share, writable
 from holdfast.workloads.workload import Arrays, Clock, Stack, stacked, unstacked
 
@@ -65,7 +65,7 @@ class ConvolutionalNetwork:
     then a trial cannot depend on its neighbours. So a stack has one lane, and no lane ever idles.
     """
 
-    data: Dataset
+    data: LabeledData
     architecture: Architecture
     partition: str
     batches: int

@@ -23,7 +23,7 @@ from rich.progress import Progress
 from holdfast.errors import BadInput, Corrupt, StorageFailed
 from holdfast.workloads.fetch import DataFile, Named, cache_folder, data_folder, find, kept, obtain
 
-Locate = Callable[["Source"], Path]
+Locate = Callable[["CorpusSource"], Path]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +37,7 @@ class Corpus:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CorpusSource:
     """A corpus on disk: an archive, or the folder that was extracted from it."""
 
     archive: DataFile
@@ -51,7 +51,7 @@ def load(name: str, data: str | os.PathLike[str] | None = None, progress: Progre
     return CORPORA[name](lambda source: _located(source, data, progress))
 
 
-NEWSGROUPS = Source(
+NEWSGROUPS = CorpusSource(
     DataFile(
         dataset="newsgroups20",
         folders=("newsgroups20", "."),
@@ -64,7 +64,7 @@ NEWSGROUPS = Source(
     ),
     extracted=("newsgroups20/20news-bydate-train", "20news-bydate/20news-bydate-train", "20news-bydate-train"),
 )
-REUTERS = Source(
+REUTERS = CorpusSource(
     DataFile(
         dataset="reuters21578",
         folders=("reuters21578", "."),
@@ -199,7 +199,7 @@ def training_stories(sgml: str) -> Iterator[str]:
             yield html.unescape(" ".join(part for _, part in _PART.findall(content)))
 
 
-def _located(source: Source, data: str | os.PathLike[str] | None, progress: Progress | None) -> Path:
+def _located(source: CorpusSource, data: str | os.PathLike[str] | None, progress: Progress | None) -> Path:
     """The archive or the extracted folder: from `data` or else $HOLDFAST_DATA, from the cache, or fetched now."""
     for folder in (data_folder(data), cache_folder()):
         if folder is None:

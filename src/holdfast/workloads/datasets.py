@@ -29,7 +29,7 @@ Obtain = Callable[[DataFile], Path]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Dataset:
+class LabeledData:
     """Samples in rows: features in [0, 1], and the class of each."""
 
     name: str
@@ -43,7 +43,7 @@ def load(
     data: str | os.PathLike[str] | None = None,
     split: str = "train",
     progress: Progress | None = None,
-) -> Dataset:
+) -> LabeledData:
     """Load a data set by name from `data` or $HOLDFAST_DATA or the cache, fetching it if need be.
 
     A data set that was published whole has one split, "train".
@@ -87,22 +87,22 @@ COVTYPE = DataFile(
 )
 
 
-def _mnist_train(obtain: Obtain) -> Dataset:
+def _mnist_train(obtain: Obtain) -> LabeledData:
     return _mnist(obtain(TRAIN_IMAGES), obtain(TRAIN_LABELS))
 
 
-def _mnist_test(obtain: Obtain) -> Dataset:
+def _mnist_test(obtain: Obtain) -> LabeledData:
     return _mnist(obtain(TEST_IMAGES), obtain(TEST_LABELS))
 
 
-def _mnist(images: Path, labels: Path) -> Dataset:
+def _mnist(images: Path, labels: Path) -> LabeledData:
     pixels, digits = read_idx(images, dimensions=3), read_idx(labels, dimensions=1)
     if len(pixels) != len(digits):
         raise Corrupt(f"{images} has {len(pixels)} images but {labels} has {len(digits)} labels: fetch both again.")
     if digits.max(initial=0) > 9:
         raise Corrupt(f"{labels} has a label {digits.max()}, and digits end at 9: fetch it again.")
     x = np.divide(pixels.reshape(len(pixels), -1), 255, dtype=np.float32)
-    return Dataset("mnist", x, digits.astype(np.int64), classes=10)
+    return LabeledData("mnist", x, digits.astype(np.int64), classes=10)
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
@@ -130,14 +130,14 @@ FEATURES = 54
 COVERS = 7
 
 
-def _covtype(obtain: Obtain) -> Dataset:
+def _covtype(obtain: Obtain) -> LabeledData:
     table = read_covtype(obtain(COVTYPE))
     x = table[:, :FEATURES].astype(np.float32)
     numeric = x[:, :NUMERIC]
     low = numeric.min(axis=0)
     numeric -= low
     numeric /= np.maximum(numeric.max(axis=0), 1)  # a column that never varies becomes zero
-    return Dataset("covtype", x, table[:, FEATURES].astype(np.int64) - 1, classes=COVERS)
+    return LabeledData("covtype", x, table[:, FEATURES].astype(np.int64) - 1, classes=COVERS)
 
 
 def read_covtype(path: Path) -> NDArray[np.int16]:
@@ -158,7 +158,7 @@ def read_covtype(path: Path) -> NDArray[np.int16]:
     return table
 
 
-def _digits(_: Obtain) -> Dataset:
+def _digits(_: Obtain) -> LabeledData:
     require("lab", "the data set digits")
     # As scikit-learn's `load_digits` reads its file, without its import, which takes seconds in every process of a run.
     package = find_spec("sklearn")
@@ -166,11 +166,11 @@ def _digits(_: Obtain) -> Dataset:
     assert package.origin is not None
     with gzip.open(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as file:
         table = np.loadtxt(file, delimiter=",")
-    return Dataset("digits", (table[:, :-1] / 16).astype(np.float32), table[:, -1].astype(np.int64), classes=10)
+    return LabeledData("digits", (table[:, :-1] / 16).astype(np.float32), table[:, -1].astype(np.int64), classes=10)
 
 
 # Every data set by name, and by split.
-DATASETS: dict[str, dict[str, Callable[[Obtain], Dataset]]] = {
+DATASETS: dict[str, dict[str, Callable[[Obtain], LabeledData]]] = {
     "covtype": {"train": _covtype},
     "digits": {"train": _digits},
     "mnist": {"train": _mnist_train, "test": _mnist_test},

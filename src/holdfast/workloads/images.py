@@ -24,7 +24,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Images:
+class LabeledImages:
     """Images as (number, channel, row, column), and the class of each."""
 
     x: Bytes
@@ -71,7 +71,7 @@ RECORD = 1 + PIXELS  # bytes of a CIFAR-10 image: its class, then its colours
 RECORD_100 = 2 + PIXELS  # of a CIFAR-100 image: one of 20 groups of classes, its class, then its colours
 
 
-def cifar10(data: Path | None, *, train: int = 10_000, test: int = 2_000) -> tuple[Images, Images]:
+def cifar10(data: Path | None, *, train: int = 10_000, test: int = 2_000) -> tuple[LabeledImages, LabeledImages]:
     """The first images of the first training batch and of the test batch."""
     arrays = _arrays(data)
     if arrays is not None:
@@ -80,14 +80,14 @@ def cifar10(data: Path | None, *, train: int = 10_000, test: int = 2_000) -> tup
     return _from_archive(path, "data_batch_1", train), _from_archive(path, "test_batch", test)
 
 
-def cifar100(data: Path | None, *, train: int = 10_000) -> Images:
+def cifar100(data: Path | None, *, train: int = 10_000) -> LabeledImages:
     """The first training images, with their 100 classes."""
     path = obtain(CIFAR100, data)
     records = _records(path, "cifar-100-binary/train.bin", RECORD_100, train)
-    return Images(records[:, 2:].reshape(-1, 3, 32, 32), records[:, 1].astype(np.int64))
+    return LabeledImages(records[:, 2:].reshape(-1, 3, 32, 32), records[:, 1].astype(np.int64))
 
 
-def tiny_imagenet(data: Path | None) -> tuple[Images, Images]:
+def tiny_imagenet(data: Path | None) -> tuple[LabeledImages, LabeledImages]:
     """12,500 training and 1,250 validation images of the first 25 classes."""
     path = obtain(TINY_IMAGENET, data)
     try:
@@ -105,7 +105,7 @@ def _arrays(data: Path | None) -> Path | None:
     return next((place for place in places if (place / "labels.npz").is_file()), None)
 
 
-def _from_arrays(folder: Path, batch: str, split: str, count: int) -> Images:
+def _from_arrays(folder: Path, batch: str, split: str, count: int) -> LabeledImages:
     path = folder / f"{batch}_images.npy.xz"
     try:
         with np.load(folder / "labels.npz", allow_pickle=False) as labels, lzma.open(path) as packed:
@@ -113,12 +113,12 @@ def _from_arrays(folder: Path, batch: str, split: str, count: int) -> Images:
             classes = labels[split][:count].astype(np.int64)
     except UNREADABLE as error:
         raise Corrupt(f"{path} and its labels are not CIFAR-10 as arrays ({error}): fetch them again.") from error
-    return Images(np.ascontiguousarray(pixels[:count].transpose(0, 3, 1, 2)), classes)
+    return LabeledImages(np.ascontiguousarray(pixels[:count].transpose(0, 3, 1, 2)), classes)
 
 
-def _from_archive(path: Path, batch: str, count: int) -> Images:
+def _from_archive(path: Path, batch: str, count: int) -> LabeledImages:
     records = _records(path, f"cifar-10-batches-bin/{batch}.bin", RECORD, count)
-    return Images(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64))
+    return LabeledImages(records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].astype(np.int64))
 
 
 def _records(path: Path, name: str, size: int, count: int) -> Bytes:
@@ -159,12 +159,12 @@ def _validation(archive: zipfile.ZipFile, classes: Sequence[str]) -> dict[str, i
     return {f"{folder}/images/{line[0]}": classes.index(line[1]) for line in lines if line[1] in classes}
 
 
-def _decoded(archive: zipfile.ZipFile, labels: dict[str, int]) -> Images:
+def _decoded(archive: zipfile.ZipFile, labels: dict[str, int]) -> LabeledImages:
     decode = _decoder()
     packed = [archive.read(name) for name in labels]
     with ThreadPoolExecutor() as threads:
         x = np.stack(list(threads.map(decode, packed)))
-    return Images(x, np.array(list(labels.values()), np.int64))
+    return LabeledImages(x, np.array(list(labels.values()), np.int64))
 
 
 def _decoder() -> Callable[[bytes], Bytes]:

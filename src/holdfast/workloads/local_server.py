@@ -11,7 +11,7 @@ import numpy as np
 
 from holdfast.blocks.division import Ids
 from holdfast.errors import BadInput
-from holdfast.workloads.block_slices import Places, added, together
+from holdfast.workloads.block_slices import BlockSlices, added, together
 from holdfast.workloads.rounds import Divided, Push, When
 from holdfast.workloads.workload import Arrays
 
@@ -20,8 +20,8 @@ class _Route(NamedTuple):
     """Blocks that a worker pulls from one node: where they are there, and where among all that it pulls."""
 
     node: int
-    there: Places
-    here: Places
+    there: BlockSlices
+    here: BlockSlices
 
 
 class _Delivery(NamedTuple):
@@ -29,8 +29,10 @@ class _Delivery(NamedTuple):
 
     node: int
     ids: Ids
-    held: Places
-    pieces: tuple[tuple[int, Places, Places], ...]  # a worker, places in its push, places among all that are pushed
+    held: BlockSlices
+    pieces: tuple[
+        tuple[int, BlockSlices, BlockSlices], ...
+    ]  # a worker, places in its push, places among all that are pushed
 
 
 class InRounds:
@@ -43,7 +45,7 @@ class InRounds:
         owners = np.zeros(len(self._blocks), np.int64) if owners is None else owners
         self._nodes: list[Ids] = [np.flatnonzero(owners == node) for node in np.unique(owners)]
         everything = np.arange(len(self._blocks))
-        self._everywhere = [Places(self._blocks, everything, ids) for ids in self._nodes]
+        self._everywhere = [BlockSlices(self._blocks, everything, ids) for ids in self._nodes]
         self._parts = [workload.part(worker, workers) for worker in range(workers)]
         self._routes: dict[tuple[int, int], list[_Route]] = {}
         self._deliveries: dict[int, tuple[list[Ids], list[_Delivery]]] = {}
@@ -94,7 +96,9 @@ class InRounds:
         for node, ids in enumerate(self._nodes):
             here = np.intersect1d(wanted, ids, assume_unique=True)
             if len(here):
-                found.append(_Route(node, Places(self._blocks, ids, here), Places(self._blocks, wanted, here)))
+                found.append(
+                    _Route(node, BlockSlices(self._blocks, ids, here), BlockSlices(self._blocks, wanted, here))
+                )
         return found
 
     def _apply(self, held: list[Arrays], when: When, pushes: list[Push]) -> None:
@@ -119,11 +123,11 @@ class InRounds:
         if not len(changed):
             return None
         pieces = [
-            (worker, Places(self._blocks, ids, mine), Places(self._blocks, changed, mine))
+            (worker, BlockSlices(self._blocks, ids, mine), BlockSlices(self._blocks, changed, mine))
             for worker, (ids, mine) in enumerate(zip(pushed, own, strict=True))
             if len(mine)
         ]
-        return _Delivery(node, changed, Places(self._blocks, self._nodes[node], changed), tuple(pieces))
+        return _Delivery(node, changed, BlockSlices(self._blocks, self._nodes[node], changed), tuple(pieces))
 
 
 def _same(a: Ids, b: Ids) -> bool:

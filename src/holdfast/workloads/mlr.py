@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from holdfast.blocks.division import Blocks, Floats, Ids, Norm, along, euclidean
 from holdfast.errors import BadInput
-from holdfast.workloads.datasets import Dataset, load
+from holdfast.workloads.datasets import LabeledData, load
 from holdfast.workloads.rounds import Push, When, share
 from holdfast.workloads.workload import Arrays, Clock, Stack
 
@@ -49,7 +49,7 @@ class _Part(NamedTuple):
 class LogisticRegression:
     """The multi-logit model with gradients summed over a batch; the loss is the total cross-entropy over the data."""
 
-    data: Dataset
+    data: LabeledData
     batch: int
     rate: float
     criterion: float

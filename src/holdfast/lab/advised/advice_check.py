@@ -8,12 +8,13 @@ import numpy as np
 
 from holdfast.advice.large_job import checked
 from holdfast.lab import interval
-from holdfast.lab.advised.cases import Case, coverage
+from holdfast.lab.advised.cases import AdviceCase, coverage
 from holdfast.lab.advised.runs import real
 from holdfast.lab.advised.sweep import Sweep, real_sweeps, resampled
 from holdfast.lab.advised.trials import simulated
 from holdfast.lab.experiment import Experiment, Meter, Options
-from holdfast.lab.result import Claim, Result, Row, Table, prepare
+from holdfast.lab.result import Claim, Result, ResultTable, Row
+from holdfast.report.files import prepare
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +51,7 @@ def run(options: Options, meter: Meter) -> Result:
     )
 
 
-def _coverages(real_cases: Sequence[Case], trials: Sequence[Case]) -> list[Claim]:
+def _coverages(real_cases: Sequence[AdviceCase], trials: Sequence[AdviceCase]) -> list[Claim]:
     by_unit = {unit: [case for case in real_cases if case.unit == unit] for unit in ("seconds", "iterations")}
     groups = {
         "real-seconds": ("kills of real workers: cost in seconds", by_unit["seconds"]),
@@ -115,7 +116,7 @@ def _llama() -> Claim:
     )
 
 
-def _misses(what: str, cases: Sequence[Case]) -> list[str]:
+def _misses(what: str, cases: Sequence[AdviceCase]) -> list[str]:
     """Which cases were not as predicted, and on which side."""
     missed = [case for case in cases if not case.holds]
     if not missed:
@@ -130,7 +131,7 @@ def _misses(what: str, cases: Sequence[Case]) -> list[str]:
     return [f"{what}: {len(missed)} of {len(cases)} cases were not as predicted: {'; '.join(each)}.{about}"]
 
 
-def _widths(cases: Sequence[Case]) -> list[str]:
+def _widths(cases: Sequence[AdviceCase]) -> list[str]:
     """How much the intervals say: an interval that holds everything would be no prediction."""
     lines = []
     for unit in ("seconds", "iterations"):
@@ -160,7 +161,7 @@ def _rows(sweep: Sweep) -> list[Row]:
     ]
 
 
-def _table(cases: Sequence[Case]) -> Table:
+def _table(cases: Sequence[AdviceCase]) -> ResultTable:
     groups = dict.fromkeys((case.workload, case.strategy, case.unit) for case in cases)
     rows: list[list[str | float | int | None]] = []
     for workload, strategy, unit in groups:
@@ -179,10 +180,10 @@ def _table(cases: Sequence[Case]) -> Table:
         "cases",
         "in the interval",
     ]
-    return Table("Predicted and measured costs of a failure", columns, rows)
+    return ResultTable("Predicted and measured costs of a failure", columns, rows)
 
 
-def figure(real_cases: Sequence[Case], trials: Sequence[Case], sweeps: Sequence[Sweep]) -> "Figure":
+def figure(real_cases: Sequence[AdviceCase], trials: Sequence[AdviceCase], sweeps: Sequence[Sweep]) -> "Figure":
     """Predicted intervals with what was measured, and the sweeps."""
     from matplotlib.figure import Figure
 
@@ -206,7 +207,7 @@ def figure(real_cases: Sequence[Case], trials: Sequence[Case], sweeps: Sequence[
     return sheet
 
 
-def _cases(axes: "Axes", cases: Sequence[Case], across: str) -> None:
+def _cases(axes: "Axes", cases: Sequence[AdviceCase], across: str) -> None:
     groups = list(dict.fromkeys((case.workload, case.strategy) for case in cases))
     for place, group in enumerate(groups):
         here = [case for case in cases if (case.workload, case.strategy) == group]

@@ -8,7 +8,7 @@ from holdfast.lab.result import Row
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class AdviceCase:
     """One failure of a workload under a strategy; `unit` is seconds or iterations."""
 
     workload: str
@@ -39,6 +39,6 @@ class Case:
         }
 
 
-def coverage(cases: Sequence[Case]) -> float:
+def coverage(cases: Sequence[AdviceCase]) -> float:
     """The share of cases whose measured cost lies in the predicted interval."""
     return sum(case.holds for case in cases) / len(cases) if cases else float("nan")

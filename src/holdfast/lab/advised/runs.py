@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from holdfast.advice.measured import Measured, measured, recoveries, restart_seconds
+from holdfast.advice.measured import RunCosts, measured, recoveries, restart_seconds
 from holdfast.advice.prices import RECOVERIES, Price, prices
 from holdfast.advice.question import Question
 from holdfast.cost.breakdown import spent
@@ -16,7 +16,7 @@ from holdfast.errors import WorkerLost
 from holdfast.events import Event
 from holdfast.faults.schedule import Failure
 from holdfast.history.log import read_history
-from holdfast.lab.advised.cases import Case
+from holdfast.lab.advised.cases import AdviceCase
 from holdfast.lab.experiment import Meter, Options
 
 if TYPE_CHECKING:
@@ -33,21 +33,21 @@ Do = Callable[["RunConfig", Path], str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Runs:
+class ObservedRuns:
     """What real runs showed: cases, and what each calm run cost."""
 
-    cases: list[Case]
-    calm: dict[str, Measured]
+    cases: list[AdviceCase]
+    calm: dict[str, RunCosts]
     restarts: dict[str, list[float]]  # seconds of the restarts that were struck, by workload
 
 
-def real(options: Options, meter: Meter) -> Runs:
+def real(options: Options, meter: Meter) -> ObservedRuns:
     """A calm run of each workload, and one with kills under every recovery."""
     from holdfast.lab.advised.drive import driving
 
     names = list(WIDTHS)[:1] if options.quick else list(WIDTHS)
     progress = meter("runs that are killed", len(names) * (1 + len(RECOVERIES)))
-    found = Runs([], {}, {})
+    found = ObservedRuns([], {}, {})
     with TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder:
         place = Path(folder).absolute()
         with driving(options.out / "runs.log") as do:
@@ -110,14 +110,14 @@ def done(do: Do, config: "RunConfig", folder: Path) -> Sequence[Event]:
     return read_history(folder).events
 
 
-def _cases(name: str, costs: Measured, price: Price, history: Sequence[Event]) -> list[Case]:
+def _cases(name: str, costs: RunCosts, price: Price, history: Sequence[Event]) -> list[AdviceCase]:
     """Seconds and iterations of every kill of a run."""
     found = []
     for failure, seconds in recoveries(spent(history), history, costs.step.value):
         work = failure.rework_steps + failure.samples_lost / costs.batch
         where = f"killed in step {failure.step}"
         found += [
-            Case(name, where, price.recovery, "seconds", price.seconds, seconds + failure.rework),
-            Case(name, where, price.recovery, "iterations", price.iterations, work),
+            AdviceCase(name, where, price.recovery, "seconds", price.seconds, seconds + failure.rework),
+            AdviceCase(name, where, price.recovery, "iterations", price.iterations, work),
         ]
     return found

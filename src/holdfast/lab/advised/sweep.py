@@ -7,10 +7,10 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from holdfast.advice.measured import Measured
+from holdfast.advice.measured import RunCosts
 from holdfast.advice.prices import replacement, stall
 from holdfast.advice.question import Question
-from holdfast.advice.saving import Saving, best_interval
+from holdfast.advice.saving import SaveCosts, best_interval
 from holdfast.blocks.division import Floats
 from holdfast.cost.breakdown import spent
 from holdfast.faults.schedule import Failure
@@ -44,11 +44,11 @@ class Sweep:
         return float(self.means[FACTORS.index(1.0)] / self.means.max())
 
 
-def around(costs: Measured) -> tuple[float, list[int]]:
+def around(costs: RunCosts) -> tuple[float, list[int]]:
     """The time between failures that a sweep is done with, and intervals around the one that is recommended for it."""
     question = Question()
     mtbf = OFTEN * replacement(costs, question).value
-    saving = Saving(
+    saving = SaveCosts(
         step=costs.step.value,
         stall=stall(costs, question).value,
         mtbf=mtbf,
@@ -59,7 +59,7 @@ def around(costs: Measured) -> tuple[float, list[int]]:
     return mtbf, [max(1, round(best * factor)) for factor in FACTORS]
 
 
-def resampled(name: str, costs: Measured, restarts: Sequence[float], seed: int) -> Sweep:
+def resampled(name: str, costs: RunCosts, restarts: Sequence[float], seed: int) -> Sweep:
     """The sweep with steps, saves and restarts as they were measured, and failures that strike whenever they do."""
     mtbf, every = around(costs)
     rng = np.random.default_rng(seed)
@@ -67,7 +67,7 @@ def resampled(name: str, costs: Measured, restarts: Sequence[float], seed: int) 
     return Sweep(name, "resampled", mtbf, every, np.array(shares))
 
 
-def _share(costs: Measured, every: int, mtbf: float, restarts: Sequence[float], rng: np.random.Generator) -> float:
+def _share(costs: RunCosts, every: int, mtbf: float, restarts: Sequence[float], rng: np.random.Generator) -> float:
     """Seconds of steps that count, of all seconds, over many failures."""
     step, save = costs.step.value, costs.stall.value if costs.stall else 0.0
     durable = costs.durable.value if costs.durable else 0.0
@@ -80,7 +80,7 @@ def _share(costs: Measured, every: int, mtbf: float, restarts: Sequence[float], 
     return float((saves * every * step).sum() / gaps.sum())
 
 
-def real_sweeps(name: str, costs: Measured, options: Options, meter: Meter) -> list[Sweep]:
+def real_sweeps(name: str, costs: RunCosts, options: Options, meter: Meter) -> list[Sweep]:
     """The sweep in real runs, once by the clock and once by what each run spent its own time on.
 
     All intervals of a repeat meet the same failures. By the clock a machine that others use too makes runs differ; what

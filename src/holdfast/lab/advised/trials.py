@@ -6,7 +6,7 @@ from fractions import Fraction
 from holdfast.advice.estimate import Estimate
 from holdfast.blocks.policy import Policy
 from holdfast.events import Event, Iterate, Serve, What
-from holdfast.lab.advised.cases import Case
+from holdfast.lab.advised.cases import AdviceCase
 from holdfast.lab.blocks.comparison import trials_folder
 from holdfast.lab.blocks.measure import measure
 from holdfast.lab.blocks.panels import PANELS
@@ -31,23 +31,23 @@ def strategies(interval: int) -> dict[str, Strategy]:
     }
 
 
-def simulated(options: Options, meter: Meter) -> list[Case]:
+def simulated(options: Options, meter: Meter) -> list[AdviceCase]:
     """Every trial of every strategy on every workload as a case."""
     trials = options.count(full=40, quick=5)
-    found: list[Case] = []
+    found: list[AdviceCase] = []
     for name in WORKLOADS:
         workload = PANELS[name].workload(None, quick=True)
         found += _cases(workload, options, trials, meter)
     return found
 
 
-def _cases(workload: Workload, options: Options, trials: int, meter: Meter) -> list[Case]:
+def _cases(workload: Workload, options: Options, trials: int, meter: Meter) -> list[AdviceCase]:
     wanted = strategies(options.interval)
     costs = served_costs(history(workload.name, trajectory(workload).losses.tolist(), options.interval))
     journal = trials_folder(options) / f"advice-{workload.name}.jsonl"
     (measured,) = measure(workload.name, [workload], wanted.values(), options, trials, journal, meter)
     return [
-        Case(
+        AdviceCase(
             workload.name,
             f"after iteration {step}{', before the first save' if step < options.interval else ''}",
             name,

@@ -10,21 +10,21 @@ import numpy as np
 
 from holdfast.blocks.division import Floats
 from holdfast.lab import interval
-from holdfast.lab.backprop.found import Found
+from holdfast.lab.backprop.found import PanelResults
 from holdfast.lab.backprop.overhead import Overhead, immediate_rollback, mean_checkpoint_restart
 from holdfast.lab.backprop.scenarios import BASELINE, INTERRUPTED, LATER, NOW, PHASES, POINTS, Cell
-from holdfast.lab.interval import Interval
+from holdfast.lab.interval import ConfidenceInterval
 from holdfast.lab.result import Claim
 
 PAPER = 0.055  # the largest relative deviation from Baseline that the paper reports
 
 
-def claims(found: Found) -> list[Claim]:
+def claims(found: PanelResults) -> list[Claim]:
     """What the paper and the project claim, for one panel."""
     return [*_overhead_claims(found), *_accuracy_claims(found), *_model_claims(found)]
 
 
-def _overhead_claims(found: Found) -> list[Claim]:
+def _overhead_claims(found: PanelResults) -> list[Claim]:
     point, epoch = POINTS[-1], found.panel.epoch
     forward = "time of a mini-batch under forward, over one without a failure"
     replay = f"time of a mini-batch under replay, failed at {point:.0%}, over one without a failure"
@@ -41,7 +41,12 @@ def _overhead_claims(found: Found) -> list[Claim]:
 
 
 def _claim(
-    found: Found, ident: str, text: str, source: str, expected: tuple[float | None, float | None], of: Interval
+    found: PanelResults,
+    ident: str,
+    text: str,
+    source: str,
+    expected: tuple[float | None, float | None],
+    of: ConfidenceInterval,
 ) -> Claim:
     return Claim(
         id=f"{found.panel.name}-{ident}",
@@ -53,7 +58,7 @@ def _claim(
     )
 
 
-def _accuracy_claims(found: Found) -> list[Claim]:
+def _accuracy_claims(found: PanelResults) -> list[Claim]:
     return [
         *(_bound(found, strategy) for strategy in ("replay", "forward")),
         _claim(
@@ -67,20 +72,20 @@ def _accuracy_claims(found: Found) -> list[Claim]:
     ]
 
 
-def _bound(found: Found, strategy: str) -> Claim:
+def _bound(found: PanelResults, strategy: str) -> Claim:
     phase, cell, of = found.worst(strategy)
     text = f"largest mean distance from Baseline's accuracy under {strategy}, relative ({phase}, {cell.name})"
     return _claim(found, f"{strategy}-deviation", text, "section IV.F: up to 5.5 %", (None, PAPER), of)
 
 
-def _nearer(found: Found) -> Interval:
+def _nearer(found: PanelResults) -> ConfidenceInterval:
     """By trial: the distances of all scenarios under forward over those under replay."""
     forward, replay = (_distances(found, strategy) for strategy in ("forward", "replay"))
     value, low, high = interval.reduction(forward, replay)
-    return Interval(1 - value, 1 - high, 1 - low)
+    return ConfidenceInterval(1 - value, 1 - high, 1 - low)
 
 
-def _model_claims(found: Found) -> list[Claim]:
+def _model_claims(found: PanelResults) -> list[Claim]:
     ratio = np.stack([found.predicted[point] / found.slowdown[Cell("replay", point)] for point in POINTS], axis=1)
     predicted, measured = found.replayed
     return [
@@ -102,7 +107,7 @@ def _model_claims(found: Found) -> list[Claim]:
     ]
 
 
-def _distances(found: Found, strategy: str) -> Floats:
+def _distances(found: PanelResults, strategy: str) -> Floats:
     cells = [cell for cell in INTERRUPTED if cell.strategy == strategy]
     apart = np.stack([np.abs(found.deviation(phase, cell)) for phase in PHASES for cell in cells])
     return np.asarray(apart.mean(axis=0))
@@ -111,7 +116,7 @@ def _distances(found: Found, strategy: str) -> Floats:
 TOLERANCE = 0.05  # two ratios of times that differ by less agree
 
 
-def remarks(found: Found) -> list[str]:
+def remarks(found: PanelResults) -> list[str]:
     """What a reader should know beside the claims, and the cause of those that fail."""
     lines = [] if found.quick or not found.panel.note else [f"{found.panel.name}: {found.panel.note}"]
     lines += [_moved(found)]
@@ -120,7 +125,7 @@ def remarks(found: Found) -> list[str]:
     return lines + [_cause(found, claim) for claim in claims(found) if claim.resolved and not claim.holds]
 
 
-def _moved(found: Found) -> str:
+def _moved(found: PanelResults) -> str:
     """How much of the accuracy one mini-batch moves at all: what a deviation should be seen beside."""
     moved = [interval.few(found.deviation(phase, Cell("before"))) for phase in PHASES]
     words = ", ".join(f"{phase} {each.value:+.1%}" for phase, each in zip(PHASES, moved, strict=True))
@@ -128,7 +133,7 @@ def _moved(found: Found) -> str:
     return f"{found.label}: Before against Baseline, relative: {words}; Baseline's accuracy, late: {late:.3f}."
 
 
-def _deviations(found: Found, when: str) -> str:
+def _deviations(found: PanelResults, when: str) -> str:
     parts = []
     for strategy in ("replay", "forward", "skip"):
         cells = [cell for cell in INTERRUPTED if cell.strategy == strategy]
@@ -138,7 +143,7 @@ def _deviations(found: Found, when: str) -> str:
     return f"{found.label}: accuracy against Baseline {when}, mean over all scenarios: {', '.join(parts)}."
 
 
-def _restarts(found: Found) -> str:
+def _restarts(found: PanelResults) -> str:
     prices = found.prices
     whole = mean_checkpoint_restart(prices, epoch=found.panel.epoch)
     rolled: Overhead = immediate_rollback(prices)
@@ -155,7 +160,7 @@ def _time(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
-def _cause(found: Found, claim: Claim) -> str:
+def _cause(found: PanelResults, claim: Claim) -> str:
     """Why a claim fails, as far as the measurements say."""
     start = f"{claim.claim}: does not hold."
     if "-dearer-than-" in claim.id:
@@ -187,7 +192,7 @@ def _cause(found: Found, claim: Claim) -> str:
     return f"{start} Cause: {_uneven(found)}"
 
 
-def _uneven(found: Found) -> str:
+def _uneven(found: PanelResults) -> str:
     """The model of replay has all gradients take the same time: do they not, and does that explain what it took?"""
     until = [found.took("skip", point).value for point in POINTS]  # skip computes up to the failure, and no further
     taken = [found.took("replay", point).value for point in POINTS]
@@ -205,7 +210,7 @@ def _listed(values: Sequence[float]) -> str:
     return ", ".join(f"{value:.2f}" for value in values)
 
 
-def _pair(found: Found, phase: str) -> str:
+def _pair(found: PanelResults, phase: str) -> str:
     apart = [
         np.mean([np.abs(found.deviation(phase, cell)).mean() for cell in INTERRUPTED if cell.strategy == strategy])
         for strategy in ("forward", "replay")

@@ -7,23 +7,23 @@ import numpy as np
 from holdfast.blocks.division import Floats
 from holdfast.lab import interval
 from holdfast.lab.backprop.overhead import Prices, mean_checkpoint_restart
-from holdfast.lab.backprop.scenarios import BASELINE, INTERRUPTED, NOW, PHASES, POINTS, Cell, Outcome
-from holdfast.lab.backprop.subjects import Panel
-from holdfast.lab.interval import Interval
+from holdfast.lab.backprop.scenarios import BASELINE, INTERRUPTED, NOW, PHASES, POINTS, Cell, TrialOutcome
+from holdfast.lab.backprop.subjects import BackpropPanel
+from holdfast.lab.interval import ConfidenceInterval
 
 LEAST = 0.01  # of a mini-batch: an overhead below it is not told from none
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class PanelResults:
     """What one panel showed: trial by trial, and by the clock."""
 
-    panel: Panel
+    panel: BackpropPanel
     data: str
     quick: bool
     phases: tuple[int, ...]
     steps: int  # mini-batches of an epoch
-    outcomes: list[Outcome]
+    outcomes: list[TrialOutcome]
     slowdown: dict[Cell, Floats]
     prices: Prices
     predicted: dict[float, float]
@@ -42,18 +42,18 @@ class Found:
         """The accuracy over that of Baseline in the same trial, less 1."""
         return self.accuracy(phase, cell, when) / np.maximum(self.accuracy(phase, BASELINE, when), 1e-9) - 1
 
-    def took(self, strategy: str, point: float | None = None) -> Interval:
+    def took(self, strategy: str, point: float | None = None) -> ConfidenceInterval:
         """The slowdown of a strategy, over all its cells or those of one point."""
         cells = [c for c in INTERRUPTED if c.strategy == strategy and point in (None, c.point)]
         return interval.median(np.stack([self.slowdown[cell] for cell in cells], axis=1))
 
-    def dearer(self, strategy: str) -> Interval:
+    def dearer(self, strategy: str) -> ConfidenceInterval:
         """How many times the work that checkpoint-restart does again outweighs that of a strategy, both as overhead."""
         again = mean_checkpoint_restart(self.prices, epoch=self.panel.epoch).replay / self.prices.minibatch
         value, low, high = (max(each - 1, LEAST) for each in self.took(strategy, POINTS[-1]))
-        return Interval(again / value, again / high, again / low)
+        return ConfidenceInterval(again / value, again / high, again / low)
 
-    def worst(self, strategy: str) -> tuple[str, Cell, Interval]:
+    def worst(self, strategy: str) -> tuple[str, Cell, ConfidenceInterval]:
         """The scenario in which a strategy is on average farthest from Baseline right after the mini-batch."""
         of = {
             (phase, cell): interval.few(np.abs(self.deviation(phase, cell)))

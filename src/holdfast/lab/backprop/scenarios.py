@@ -60,7 +60,7 @@ MEASURED = [(cell, when) for cell in CELLS for when in (NOW, LATER) if (cell, wh
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrialOutcome:
     """One trial: the accuracy after every epoch without failures, and after every cell of every phase."""
 
     curve: list[float]
@@ -77,7 +77,7 @@ class Scenarios:
     seed: int
     known: dict[str, float] = field(default_factory=dict)
 
-    def __call__(self, number: int, tell: Tell) -> Outcome:
+    def __call__(self, number: int, tell: Tell) -> TrialOutcome:
         """Run a trial; tells the key and the accuracy of every cell once known."""
         import torch
 
@@ -97,7 +97,7 @@ class Scenarios:
             for (cell, when), value in self._phase(training, failing, order, tell).items():
                 accuracy[phase, cell, when] = value
             done = failing
-        return Outcome(curve, accuracy)
+        return TrialOutcome(curve, accuracy)
 
     def _phase(self, training: "Training", failing: int, order: list[int], tell: Tell) -> dict[tuple[Cell, str], float]:
         from holdfast.lab.simulate.replicas import computed

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import SGD
 
-    from holdfast.workloads.images import Images
+    from holdfast.workloads.images import LabeledImages
 
 WORKERS = 8
 
@@ -50,7 +50,7 @@ Make: TypeAlias = Callable[[Path | None], Subject]
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class BackpropPanel:
     """One panel: how to make its subject, full or quick, and what the paper says of it."""
 
     name: str
@@ -64,7 +64,7 @@ class Panel:
         return self.quick(data) if quick else self.full(data)
 
 
-def chosen(names: Sequence[str]) -> list[Panel]:
+def chosen(names: Sequence[str]) -> list[BackpropPanel]:
     """The panels of these names in their usual order; all of them if none is named."""
     unknown = [name for name in names if name not in PANELS]
     if unknown:
@@ -171,16 +171,16 @@ def _resnet(depth: int, classes: int, *, width: int = 64, channels: int = 3, sma
     return ResNet(depth, classes, width=width, channels=channels, small=small)
 
 
-def _tensors(images: "Images") -> "tuple[Tensor, Tensor]":
+def _tensors(images: "LabeledImages") -> "tuple[Tensor, Tensor]":
     import torch
 
     return torch.tensor(images.x), torch.tensor(images.y)
 
 
-PANELS: dict[str, Panel] = {
+PANELS: dict[str, BackpropPanel] = {
     panel.name: panel
     for panel in (
-        Panel(
+        BackpropPanel(
             "resnet18-cifar10",
             _resnet18,
             lambda data: _digits(18),
@@ -188,14 +188,14 @@ PANELS: dict[str, Panel] = {
             "not one of the paper's: a quarter of ResNet-18's width and the first 10,000 images, for a processor; "
             "the epoch length is that of the paper's ResNet-50.",
         ),
-        Panel(
+        BackpropPanel(
             "resnet50-tinyimagenet",
             _resnet50,
             lambda data: _digits(50),
             390,
             "25 of the paper's 200 classes, so 48 mini-batches an epoch where the paper has 390, and validation accuracy.",
         ),
-        Panel(
+        BackpropPanel(
             "nt3",
             _nt3,
             _small_nt3,

@@ -10,16 +10,17 @@ import numpy as np
 from holdfast.lab import interval
 from holdfast.lab.backprop import figures
 from holdfast.lab.backprop.claims import claims, remarks
-from holdfast.lab.backprop.found import Found
+from holdfast.lab.backprop.found import PanelResults
 from holdfast.lab.backprop.overhead import checkpoint_restart, mean_checkpoint_restart
-from holdfast.lab.backprop.scenarios import INTERRUPTED, MEASURED, PHASES, Cell, Outcome, Scenarios, loaded
-from holdfast.lab.backprop.subjects import WORKERS, Panel, chosen
+from holdfast.lab.backprop.scenarios import INTERRUPTED, MEASURED, PHASES, Cell, Scenarios, TrialOutcome, loaded
+from holdfast.lab.backprop.subjects import WORKERS, BackpropPanel, chosen
 from holdfast.lab.blocks.comparison import trials_folder
 from holdfast.lab.experiment import Experiment, Meter, Options
-from holdfast.lab.interval import Interval
-from holdfast.lab.result import Result, Row, prepare, replace_text
+from holdfast.lab.interval import ConfidenceInterval
+from holdfast.lab.result import Result, Row
 from holdfast.lab.simulate.pool import share_out
-from holdfast.lab.trial_log import Journal
+from holdfast.lab.trial_log import TrialLog
+from holdfast.report.files import prepare, replace_text
 
 
 def run(options: Options, meter: Meter) -> Result:
@@ -49,13 +50,13 @@ def run(options: Options, meter: Meter) -> Result:
     )
 
 
-def _found(panel: Panel, options: Options, trials: int, rounds: int, meter: Meter) -> Found:
+def _found(panel: BackpropPanel, options: Options, trials: int, rounds: int, meter: Meter) -> PanelResults:
     from holdfast.lab.backprop.slowdown import timed  # here, because importing PyTorch takes a second
 
     subject = loaded(panel.name, options.quick, options.data)
     clock = timed(subject, rounds, options.out, meter(f"{panel.name}: slowdowns", rounds))
     outcomes = _outcomes(panel, options, trials, meter)
-    return Found(
+    return PanelResults(
         panel,
         subject.data,
         options.quick,
@@ -69,11 +70,11 @@ def _found(panel: Panel, options: Options, trials: int, rounds: int, meter: Mete
     )
 
 
-def _outcomes(panel: Panel, options: Options, trials: int, meter: Meter) -> list[Outcome]:
+def _outcomes(panel: BackpropPanel, options: Options, trials: int, meter: Meter) -> list[TrialOutcome]:
     """Every trial, as far as possible from the journal; each process has one thread, so that none depends on --jobs."""
     progress = meter(f"{panel.name}: trials", trials * len(PHASES) * len(MEASURED))
     folder = trials_folder(options)
-    with closing(Journal(folder / f"{panel.name}{'-quick' if options.quick else ''}.jsonl")) as journal:
+    with closing(TrialLog(folder / f"{panel.name}{'-quick' if options.quick else ''}.jsonl")) as journal:
         scenarios = Scenarios(panel.name, options.quick, options.data, options.seed, dict(journal.known))
 
         def hear(key: str, value: float) -> None:
@@ -83,7 +84,7 @@ def _outcomes(panel: Panel, options: Options, trials: int, meter: Meter) -> list
         return share_out(scenarios, range(trials), jobs=min(options.jobs, trials), hear=hear)
 
 
-def _rows(found: Found) -> Iterator[Row]:
+def _rows(found: PanelResults) -> Iterator[Row]:
     """The table: accuracies, then slowdowns, then what checkpoint-restart costs, then the training itself."""
     for phase, epoch in zip(PHASES, found.phases, strict=True):
         for cell, when in MEASURED:
@@ -100,7 +101,7 @@ def _rows(found: Found) -> Iterator[Row]:
         yield {"panel": found.panel.name, "what": "training", "epoch": epoch, **_spread("accuracy", after)}
 
 
-def _named(found: Found, what: str, cell: Cell) -> Row:
+def _named(found: PanelResults, what: str, cell: Cell) -> Row:
     return {
         "panel": found.panel.name,
         "what": what,
@@ -110,7 +111,7 @@ def _named(found: Found, what: str, cell: Cell) -> Row:
     }
 
 
-def _accuracy(found: Found, phase: str, cell: Cell, when: str) -> Row:
+def _accuracy(found: PanelResults, phase: str, cell: Cell, when: str) -> Row:
     deviation = found.deviation(phase, cell, when)
     return {
         "trials": len(found.outcomes),
@@ -120,11 +121,11 @@ def _accuracy(found: Found, phase: str, cell: Cell, when: str) -> Row:
     }
 
 
-def _spread(name: str, of: Interval) -> Row:
+def _spread(name: str, of: ConfidenceInterval) -> Row:
     return {name: of.value, f"{name}_low": of.low, f"{name}_high": of.high}
 
 
-def _restart_row(found: Found) -> Row:
+def _restart_row(found: PanelResults) -> Row:
     prices, epoch = found.prices, found.panel.epoch
     mean = mean_checkpoint_restart(prices, epoch=epoch, saves=1)
     return {
@@ -144,7 +145,7 @@ def _restart_row(found: Found) -> Row:
     }
 
 
-def _config(panels: Sequence[Found]) -> Row:
+def _config(panels: Sequence[PanelResults]) -> Row:
     return {
         found.panel.name: f"{found.data} in epochs {', '.join(map(str, found.phases))} of {found.steps} mini-batches"
         for found in panels
@@ -157,7 +158,7 @@ def _device() -> str:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "processor"
 
 
-def _csv(panels: Sequence[Found]) -> str:
+def _csv(panels: Sequence[PanelResults]) -> str:
     """Every trial of every cell."""
     return _table(
         [

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from holdfast.lab.backprop.subjects import WORKERS, Subject
 from holdfast.lab.simulate.replicas import Share, keyed
-from holdfast.sampler.plan import Geometry
+from holdfast.sampler.plan import SamplePlan
 
 EVALUATED = 4  # workers' shares at once when accuracy is taken: no more memory than a step of several workers has
 
@@ -54,7 +54,7 @@ class Training:
         self._train = tuple(part.to(on) for part in subject.train)
         self._test = tuple(part.to(on) for part in subject.test)
         epochs = max(subject.phases) + 3
-        self.geometry = Geometry(samples=len(subject.train[1]), batch=subject.batch, epochs=epochs, seed=seed)
+        self.geometry = SamplePlan(samples=len(subject.train[1]), batch=subject.batch, epochs=epochs, seed=seed)
 
     @property
     def epoch(self) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 
 from holdfast.lab import interval
 from holdfast.lab.blocks.comparison import Compared
-from holdfast.lab.interval import Interval
+from holdfast.lab.interval import ConfidenceInterval
 from holdfast.lab.result import Claim
 from holdfast.lab.simulate.strategy import Strategy
 
@@ -26,7 +26,7 @@ class Facts:
     trials: int
     whole: float  # the reduction if costs are counted in whole iterations, as in the paper
     early: int
-    later: Interval  # the reduction
+    later: ConfidenceInterval  # the reduction
     smaller: float  # by how much of itself the perturbation shrinks, on average
     scaled: float | None  # the reduction if blocks are ranked by distance relative to their norm
     concentration: float  # of the movement in the blocks of one save

@@ -17,8 +17,9 @@ from holdfast.lab import interval
 from holdfast.lab.blocks.measure import Costs, Measurement, measure
 from holdfast.lab.blocks.panels import Panel, chosen
 from holdfast.lab.experiment import Meter, Options
-from holdfast.lab.result import Row, prepare, replace_text
+from holdfast.lab.result import Row
 from holdfast.lab.simulate.strategy import Strategy, lost_in
+from holdfast.report.files import prepare, replace_text
 from holdfast.workloads.workload import Workload
 
 

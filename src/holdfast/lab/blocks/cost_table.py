@@ -5,7 +5,7 @@ from math import isnan
 
 from holdfast.lab.blocks.comparison import Compared
 from holdfast.lab.blocks.measure import LIMIT
-from holdfast.lab.result import Row, Table
+from holdfast.lab.result import ResultTable, Row
 from holdfast.lab.simulate.strategy import Strategy
 
 COLUMNS = {  # of the table: from a row of a result
@@ -27,10 +27,10 @@ COLUMNS = {  # of the table: from a row of a result
 }
 
 
-def cost_table(panels: Sequence[Compared]) -> Table:
+def cost_table(panels: Sequence[Compared]) -> ResultTable:
     """A row for each strategy on each panel: its mean cost in iterations with its 95 % interval, and its reduction."""
     rows = [[_shown(row[key]) for key in COLUMNS.values()] for compared in panels for row in compared.rows]
-    return Table("Iteration costs, with 95 % confidence intervals", list(COLUMNS), rows)
+    return ResultTable("Iteration costs, with 95 % confidence intervals", list(COLUMNS), rows)
 
 
 def unconverged(panels: Sequence[Compared]) -> list[str]:

@@ -23,8 +23,8 @@ from holdfast.lab.blocks.cost_table import unconverged
 from holdfast.lab.blocks.grid import grid
 from holdfast.lab.blocks.panels import notes
 from holdfast.lab.experiment import Experiment, Meter, Options
-from holdfast.lab.interval import Interval, few, finite, paired
-from holdfast.lab.result import Claim, Result, Row, Table
+from holdfast.lab.interval import ConfidenceInterval, few, finite, paired
+from holdfast.lab.result import Claim, Result, ResultTable, Row
 from holdfast.lab.simulate.strategy import Strategy
 from holdfast.workloads.reinit import has_rule
 
@@ -77,11 +77,11 @@ class Split:
         """Which trials failed before the first full checkpoint."""
         return self.compared.measurement.steps < self.interval
 
-    def cost(self, way: Way, which: npt.NDArray[np.bool_]) -> Interval:
+    def cost(self, way: Way, which: npt.NDArray[np.bool_]) -> ConfidenceInterval:
         """The mean cost of some trials."""
         return few(finite(self._costs(way)[which]))
 
-    def saved(self, way: Way, against: Way, which: npt.NDArray[np.bool_]) -> Interval:
+    def saved(self, way: Way, against: Way, which: npt.NDArray[np.bool_]) -> ConfidenceInterval:
         """How many iterations a way saves against another, trial by trial, on average."""
         ours, theirs = paired(self._costs(way)[which], self._costs(against)[which])
         return few(theirs - ours)
@@ -141,7 +141,7 @@ def _rows(split: Split) -> list[Row]:
     ]
 
 
-def _columns(which: str, cost: Interval) -> Row:
+def _columns(which: str, cost: ConfidenceInterval) -> Row:
     return {f"{which}_cost": cost.value, f"{which}_low": cost.low, f"{which}_high": cost.high}
 
 
@@ -203,7 +203,7 @@ def _remark(split: Split) -> str:
     )
 
 
-def _table(split: Split) -> Table:
+def _table(split: Split) -> ResultTable:
     """What every way costs, by when the failure comes, and what it writes."""
     length = round(split.compared.measurement.unperturbed)
     rows: list[list[str | float | int | None]] = []
@@ -212,7 +212,7 @@ def _table(split: Split) -> Table:
         written = float(way.strategy(split.interval).policy.written(length))
         rows.append([way.name, *early, *later, written])
     columns = ["way", "early", "from", "to", "later", "from", "to", f"states written in {length} iterations"]
-    return Table(f"{split.compared.label}: mean iteration cost of early and later failures", columns, rows)
+    return ResultTable(f"{split.compared.label}: mean iteration cost of early and later failures", columns, rows)
 
 
 def figure(splits: Sequence[Split]) -> "Figure":

@@ -16,7 +16,7 @@ from holdfast.lab.experiment import Meter, Options, Progress
 from holdfast.lab.simulate.strategy import Strategy
 from holdfast.lab.simulate.trajectory import Trajectory, trajectory
 from holdfast.lab.simulate.trials import Outcomes, Trials
-from holdfast.lab.trial_log import Journal
+from holdfast.lab.trial_log import TrialLog
 from holdfast.theory.bounds import iteration_cost_bound
 from holdfast.workloads.workload import Workload
 
@@ -107,7 +107,7 @@ def _outcomes(
     all_trials: Trials, trials: int, options: Options, path: Path, progress: Progress
 ) -> list[list[Outcomes]]:
     """What came of every failure, for each workload, as far as possible from the journal."""
-    with closing(Journal(path)) as journal:
+    with closing(TrialLog(path)) as journal:
         all_trials.known.update(journal.known)
 
         def hear(key: str, count: float) -> None:

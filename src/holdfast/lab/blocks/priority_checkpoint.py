@@ -12,7 +12,7 @@ from holdfast.lab.blocks.cost_table import cost_table, unconverged
 from holdfast.lab.blocks.grid import band, grid, late, series
 from holdfast.lab.blocks.panels import notes
 from holdfast.lab.experiment import Experiment, Meter, Options
-from holdfast.lab.interval import Interval, paired, reduction
+from holdfast.lab.interval import ConfidenceInterval, paired, reduction
 from holdfast.lab.plot_style import COLOURS, MARKERS
 from holdfast.lab.result import Claim, Result
 from holdfast.lab.simulate.strategy import Strategy
@@ -108,12 +108,12 @@ def _claims(compared: Compared, interval: int) -> list[Claim]:
     return [_saved(compared, interval), falls]
 
 
-def _ratio(compared: Compared, ranking: str, interval: int) -> Interval:
+def _ratio(compared: Compared, ranking: str, interval: int) -> ConfidenceInterval:
     """The mean cost at the highest frequency over that of full checkpoints."""
     of = compared.measurement.of
     often, seldom = (of(strategy(ranking, f, interval)).cost for f in (FRACTIONS[-1], FRACTIONS[0]))
     value, low, high = reduction(*paired(often, seldom))
-    return Interval(1 - value, 1 - high, 1 - low)
+    return ConfidenceInterval(1 - value, 1 - high, 1 - low)
 
 
 def _random_rises(panels: Sequence[Compared], interval: int) -> Claim:

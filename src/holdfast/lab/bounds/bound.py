@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Measured:
+class PerturbedTrials:
     """Trials of one kind: the size of each trial's perturbations at given steps, and the cost it had."""
 
     kind: str
@@ -60,7 +60,7 @@ class Measured:
         return self.costs / self.bounds(rate)
 
 
-def within_claim(measured: Measured, rate: Rate, source: str, at_least: float) -> Claim:
+def within_claim(measured: PerturbedTrials, rate: Rate, source: str, at_least: float) -> Claim:
     """The claim that trials of this kind obey the bound."""
     return Claim(
         id=f"within-bound-{measured.kind}",
@@ -72,7 +72,7 @@ def within_claim(measured: Measured, rate: Rate, source: str, at_least: float) -
     )
 
 
-def printed_form_remark(groups: Sequence[Measured], rate: Rate, start: float) -> str:
+def printed_form_remark(groups: Sequence[PerturbedTrials], rate: Rate, start: float) -> str:
     """How the theorem would fare with the distance of the start, which is the letter of the paper."""
     literal = Rate(rate.c, start)
     over = sum(int((1 - group.within(literal)) * len(group.costs) + 0.5) for group in groups)
@@ -84,7 +84,7 @@ def printed_form_remark(groups: Sequence[Measured], rate: Rate, start: float) ->
     )
 
 
-def figure(groups: Sequence[Measured], rate: Rate, title: str) -> "Figure":
+def figure(groups: Sequence[PerturbedTrials], rate: Rate, title: str) -> "Figure":
     """One panel for each kind: costs as points, the bound as a red line, over the size of the perturbation."""
     drawn = sheet(max(4.2 * len(groups), 4.8), 3.6)
     for axes, group in zip(drawn.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
@@ -99,7 +99,7 @@ CAPTION = (
 )
 
 
-def _panel(axes: "Axes", group: Measured, rate: Rate) -> None:
+def _panel(axes: "Axes", group: PerturbedTrials, rate: Rate) -> None:
     size = group.aggregate(rate)
     order = np.argsort(size)
     axes.scatter(size, group.costs, s=7, alpha=0.5, linewidths=0, label="trials")

@@ -6,7 +6,7 @@ import numpy as np
 
 from holdfast.blocks.division import Floats
 from holdfast.blocks.policy import Policy
-from holdfast.lab.bounds.bound import CAPTION, Measured, figure, within_claim
+from holdfast.lab.bounds.bound import CAPTION, PerturbedTrials, figure, within_claim
 from holdfast.lab.bounds.contraction import FAR, contraction
 from holdfast.lab.experiment import Experiment, Meter, Options, each
 from holdfast.lab.result import Claim, Result
@@ -35,7 +35,7 @@ def run(options: Options, meter: Meter) -> Result:
     costs = _costs(workload, checkpointed, resets, 10 * unperturbed.length, options, meter)
     sizes = np.array([checkpointed.size(trial) for trial in resets])
     rate = contraction(workload, unperturbed)
-    measured = Measured("reset", sizes[:, None], np.array([step]), costs)
+    measured = PerturbedTrials("reset", sizes[:, None], np.array([step]), costs)
     return Result(
         experiment="lda-reset",
         config={

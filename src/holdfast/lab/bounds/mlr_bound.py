@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.blocks.division import Floats
-from holdfast.lab.bounds.bound import CAPTION, Measured, figure, printed_form_remark, within_claim
+from holdfast.lab.bounds.bound import CAPTION, PerturbedTrials, figure, printed_form_remark, within_claim
 from holdfast.lab.experiment import Experiment, Meter, Options, Progress, each
 from holdfast.lab.result import Claim, Result
 from holdfast.lab.simulate.iterations import as_given, iterations
@@ -82,8 +82,8 @@ def run(options: Options, meter: Meter) -> Result:
     progress = meter(f"{base.workload.name}: perturbed trials", 2 * trials)
     at = np.array([STEP])
     groups = [
-        Measured("random", sizes[:, None], at, base.costs([gaussian(base.weights.shape, size, rng) for size in sizes], options, progress)),
-        Measured("adversarial", sizes[:, None], at, base.costs([base.away(size) for size in sizes], options, progress)),
+        PerturbedTrials("random", sizes[:, None], at, base.costs([gaussian(base.weights.shape, size, rng) for size in sizes], options, progress)),
+        PerturbedTrials("adversarial", sizes[:, None], at, base.costs([base.away(size) for size in sizes], options, progress)),
     ]  # fmt: skip
     return Result(
         experiment="mlr-bound",
@@ -110,7 +110,7 @@ def _length(base: Reference) -> Claim:
     )
 
 
-def _closer(groups: list[Measured], rate: Rate) -> Claim:
+def _closer(groups: list[PerturbedTrials], rate: Rate) -> Claim:
     return Claim(
         id="adversarial-closer",
         claim="median cost as a fraction of the bound: adversarial less random",
@@ -120,7 +120,7 @@ def _closer(groups: list[Measured], rate: Rate) -> Claim:
     )
 
 
-def _median(group: Measured, rate: Rate) -> float:
+def _median(group: PerturbedTrials, rate: Rate) -> float:
     return float(np.median(group.closeness(rate)))
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from holdfast.blocks.division import Floats
 from holdfast.faults.schedule import lost_blocks
-from holdfast.lab.bounds.bound import CAPTION, Measured, figure, printed_form_remark, within_claim
+from holdfast.lab.bounds.bound import CAPTION, PerturbedTrials, figure, printed_form_remark, within_claim
 from holdfast.lab.bounds.mlr_bound import STEP, Reference, reference
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.result import Claim, Result
@@ -27,7 +27,7 @@ def run(options: Options, meter: Meter) -> Result:
     }
     progress = meter(f"{base.workload.name}: perturbed trials", 3 * trials)
     groups = [
-        Measured(kind, sizes[:, None], np.array([STEP]), base.costs(chosen, options, progress))
+        PerturbedTrials(kind, sizes[:, None], np.array([STEP]), base.costs(chosen, options, progress))
         for kind, chosen in deltas.items()
     ]
     mean = {group.kind: float(group.costs.mean()) for group in groups}
@@ -56,7 +56,7 @@ def _reset(base: Reference, fraction: float, rng: np.random.Generator) -> Floats
     return np.asarray(after["weights"] - base.weights, dtype=np.float64)
 
 
-def _largest(sizes: Floats, groups: list[Measured]) -> str:
+def _largest(sizes: Floats, groups: list[PerturbedTrials]) -> str:
     """Why large resets cost less than adversarial perturbations: they return to the start, and no farther."""
     trial = int(np.argmax(sizes))
     reset, _, adversarial = (group.costs[trial] for group in groups)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from holdfast.blocks.division import Floats
-from holdfast.lab.bounds.bound import CAPTION, Measured, figure, printed_form_remark, within_claim
+from holdfast.lab.bounds.bound import CAPTION, PerturbedTrials, figure, printed_form_remark, within_claim
 from holdfast.lab.experiment import Experiment, Meter, Options, each
 from holdfast.lab.result import Claim, Result
 from holdfast.lab.simulate.iterations import as_given, iterations
@@ -37,9 +37,9 @@ def run(options: Options, meter: Meter) -> Result:
     worst, worst_starts = _adversarial(program, unperturbed, max(trials // 10, 1))
     at = np.array([STEP])
     groups = [
-        Measured("one perturbation", single[:, None], at, costs(single_starts)),
-        Measured("many perturbations", many, np.arange(STEP), costs(many_starts)),
-        Measured("adversarial", worst[:, None], at, costs(worst_starts)),
+        PerturbedTrials("one perturbation", single[:, None], at, costs(single_starts)),
+        PerturbedTrials("many perturbations", many, np.arange(STEP), costs(many_starts)),
+        PerturbedTrials("adversarial", worst[:, None], at, costs(worst_starts)),
     ]
     return Result(
         experiment="qp-bound",
@@ -93,7 +93,7 @@ def _length_claim(run: Trajectory) -> Claim:
     )
 
 
-def _tight(worst: Measured, rate: Rate) -> Claim:
+def _tight(worst: PerturbedTrials, rate: Rate) -> Claim:
     return Claim(
         id="tight",
         claim="smallest cost of an adversarial perturbation, as a fraction of its bound",
@@ -103,7 +103,7 @@ def _tight(worst: Measured, rate: Rate) -> Claim:
     )
 
 
-def _negative(single: Measured) -> str:
+def _negative(single: PerturbedTrials) -> str:
     share = float(np.mean(single.costs < 0))
     return f"{share:.0%} of single random perturbations have a negative cost: they happen to move towards the optimum."
 

@@ -14,10 +14,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from holdfast.blocks.division import Floats
-from holdfast.lab.interval import RESAMPLES, Interval
+from holdfast.lab.interval import RESAMPLES, ConfidenceInterval
 from holdfast.lab.matrix.config import Matrix
 from holdfast.lab.matrix.gates import Failed, failed
-from holdfast.lab.matrix.measured import Measured
+from holdfast.lab.matrix.measured import MeasuredRun
 from holdfast.lab.matrix.suites import Suite, Unit
 from holdfast.lab.matrix.variants import REFERENCE
 
@@ -25,15 +25,15 @@ Figure: TypeAlias = Callable[[Sequence[Floats]], Floats]
 """From the means of every suite, each as (draw, column), to a number for every draw."""
 
 
-def interval(suites: Sequence[Floats], figure: Figure, seed: int = 0) -> Interval:
+def interval(suites: Sequence[Floats], figure: Figure, seed: int = 0) -> ConfidenceInterval:
     """A figure of suites, each an array of (seed, column), with its 95 % interval; with one seed a suite there is none."""
     value = float(figure([rows.mean(axis=0, keepdims=True) for rows in suites])[0])
     if any(len(rows) < 2 for rows in suites):
-        return Interval(value, float("nan"), float("nan"))
+        return ConfidenceInterval(value, float("nan"), float("nan"))
     rng = np.random.default_rng(seed)
     drawn = [rows[rng.integers(len(rows), size=(RESAMPLES, len(rows)))].mean(axis=1) for rows in suites]
     low, high = np.percentile(figure(drawn), [2.5, 97.5])
-    return Interval(value, float(low), float(high))
+    return ConfidenceInterval(value, float(low), float(high))
 
 
 def gain(suites: Sequence[Floats]) -> Floats:
@@ -57,7 +57,7 @@ def share_above(suites: Sequence[Floats]) -> Floats:
     return np.asarray(np.mean([rows[:, 0] > rows[:, 1] for rows in suites], axis=0))
 
 
-Metric: TypeAlias = Callable[[Measured], float]
+Metric: TypeAlias = Callable[[MeasuredRun], float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ class Analysis:
 
     matrix: Matrix
     suites: Sequence[Suite]
-    found: Mapping[Unit, Measured]
+    found: Mapping[Unit, MeasuredRun]
 
     @cached_property
     def failed(self) -> list[Failed]:
@@ -88,7 +88,7 @@ class Analysis:
         """Whether there are suites that count, in these variants."""
         return bool(self.counted) and set(variants) <= set(self.variants)
 
-    def runs(self, suite: Suite, variant: str) -> list[Measured]:
+    def runs(self, suite: Suite, variant: str) -> list[MeasuredRun]:
         """The runs of a suite in one variant, by seed."""
         return [self.found[Unit(suite, variant, seed)] for seed in self.matrix.seeds]
 
@@ -100,7 +100,7 @@ class Analysis:
 
     def paired(
         self, figure: Figure, metric: Metric, first: str, second: str, suites: Sequence[Suite] | None = None
-    ) -> Interval:
+    ) -> ConfidenceInterval:
         """A figure that compares two variants by one metric, with its interval over the seeds."""
         several = self.counted if suites is None else suites
         return interval([self._columns(suite, metric, (first, second)) for suite in several], figure)
@@ -114,11 +114,11 @@ class Analysis:
             for value in self._values(axis)
         ]
 
-    def apart(self, suite: Suite, variant: str) -> "Divergence":
+    def apart(self, suite: Suite, variant: str) -> "LossGap":
         """How far the runs of a variant are from the reference, over the seeds."""
         pairs = zip(self.runs(suite, variant), self.runs(suite, REFERENCE), strict=True)
         each = [divergence(run, reference) for run, reference in pairs]
-        return Divergence(*np.mean(each, axis=0).tolist())
+        return LossGap(*np.mean(each, axis=0).tolist())
 
     def _values(self, axis: str) -> list[str]:
         return list(dict.fromkeys(suite.axes[axis] for suite in self.counted))
@@ -127,7 +127,7 @@ class Analysis:
         return np.array([[metric(run) for run in self.runs(suite, variant)] for variant in variants]).T
 
 
-class Divergence(NamedTuple):
+class LossGap(NamedTuple):
     """How far a run is from its reference: by losses of the same steps, and by the models in snapshots of the same steps.
 
     `loss` is the mean absolute difference and `most` the largest; `distance` is the mean L2 distance, `last` that of the
@@ -140,12 +140,12 @@ class Divergence(NamedTuple):
     last: float
 
 
-def divergence(run: Measured, reference: Measured) -> Divergence:
+def divergence(run: MeasuredRun, reference: MeasuredRun) -> LossGap:
     """How far one run is from another."""
     pairs = zip(run.losses, reference.losses, strict=False)
     losses = [abs(mine - theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
     apart = run.distances or ()
-    return Divergence(
+    return LossGap(
         loss=float(np.mean(losses)) if losses else math.nan,
         most=max(losses, default=math.nan),
         distance=float(np.mean([distance for _, distance, _ in apart])) if apart else math.nan,

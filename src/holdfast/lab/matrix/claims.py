@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from holdfast.faults.storage import KINDS
-from holdfast.lab.interval import Interval
+from holdfast.lab.interval import ConfidenceInterval
 from holdfast.lab.matrix.analysis import Analysis, gain, reduction, share_above
 from holdfast.lab.matrix.variants import BLOCKING, OVERLAPPED, REFERENCE, VARIANTS
 from holdfast.lab.result import Claim
@@ -60,10 +60,12 @@ def _largest(values: list[float]) -> float:
     return math.nan if any(map(math.isnan, values)) else max(values)
 
 
-def _plain(value: float) -> Interval:
-    return Interval(value, math.nan, math.nan)
+def _plain(value: float) -> ConfidenceInterval:
+    return ConfidenceInterval(value, math.nan, math.nan)
 
 
-def _claim(ident: str, text: str, source: str, expected: tuple[float | None, float | None], of: Interval) -> Claim:
+def _claim(
+    ident: str, text: str, source: str, expected: tuple[float | None, float | None], of: ConfidenceInterval
+) -> Claim:
     known = None if math.isnan(of.low) else (of.low, of.high)
     return Claim(id=ident, claim=text, source=source, expected=expected, measured=of.value, interval=known)

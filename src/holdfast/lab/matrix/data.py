@@ -9,14 +9,14 @@ from typing import TypeAlias
 import numpy as np
 
 from holdfast.errors import StorageFailed
-from holdfast.workloads.images import Images, cifar10, cifar100
+from holdfast.workloads.images import LabeledImages, cifar10, cifar100
 
 GENERATED, PATTERNS, SIDE = 4000, 10, 8
-Load: TypeAlias = Callable[[Path | None], Images]
+Load: TypeAlias = Callable[[Path | None], LabeledImages]
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class PreparedData:
     """A data set on the disk: the folder with `x.npy` and `y.npy`, and what a network must know of it."""
 
     folder: Path
@@ -24,7 +24,7 @@ class Ready:
     classes: int
 
 
-def make_ready(name: str, data: Path | None, folder: Path) -> Ready:
+def make_ready(name: str, data: Path | None, folder: Path) -> PreparedData:
     """Read a data set, from the folder of data sets if it is not embedded, and keep it below `folder`."""
     place = folder / name
     try:
@@ -36,7 +36,7 @@ def make_ready(name: str, data: Path | None, folder: Path) -> Ready:
         labels = np.load(place / "y.npy")
     except OSError as error:
         raise StorageFailed(f"cannot keep {name} in {place}: {error.strerror or error}; name another --out") from error
-    return Ready(place, len(labels), int(labels.max()) + 1)
+    return PreparedData(place, len(labels), int(labels.max()) + 1)
 
 
 def _put(path: Path, values: np.ndarray) -> None:
@@ -45,28 +45,28 @@ def _put(path: Path, values: np.ndarray) -> None:
     os.replace(temporary, path)
 
 
-def _digits(_: Path | None) -> Images:
+def _digits(_: Path | None) -> LabeledImages:
     """1,797 digits of 8×8 pixels, which come with scikit-learn."""
     from holdfast.workloads.datasets import load
 
     digits = load("digits")
-    return Images((digits.x * 255).astype(np.uint8).reshape(-1, 1, 8, 8), digits.y)
+    return LabeledImages((digits.x * 255).astype(np.uint8).reshape(-1, 1, 8, 8), digits.y)
 
 
-def _generated(_: Path | None) -> Images:
+def _generated(_: Path | None) -> LabeledImages:
     """Noisy copies of ten patterns of colours: data that every installation has, of any size."""
     rng = np.random.default_rng(0)
     labels = rng.integers(PATTERNS, size=GENERATED)
     patterns = rng.uniform(0, 255, (PATTERNS, 3, SIDE, SIDE))
     noisy = patterns[labels] + rng.normal(0, 64, (GENERATED, 3, SIDE, SIDE))
-    return Images(noisy.clip(0, 255).astype(np.uint8), labels)
+    return LabeledImages(noisy.clip(0, 255).astype(np.uint8), labels)
 
 
-def _cifar10(data: Path | None) -> Images:
+def _cifar10(data: Path | None) -> LabeledImages:
     return cifar10(data)[0]
 
 
-def _cifar100(data: Path | None) -> Images:
+def _cifar100(data: Path | None) -> LabeledImages:
     return cifar100(data)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.lab.matrix.config import Matrix
-from holdfast.lab.matrix.measured import Measured, Struck
+from holdfast.lab.matrix.measured import MeasuredRun, Struck
 from holdfast.lab.matrix.suites import Suite, Unit, restarts, schedule
 
 
@@ -22,7 +22,7 @@ class Failed:
     why: str
 
 
-def failed(matrix: Matrix, suite: Suite, found: Mapping[Unit, Measured]) -> list[Failed]:
+def failed(matrix: Matrix, suite: Suite, found: Mapping[Unit, MeasuredRun]) -> list[Failed]:
     """Every gate that a run of this suite does not pass; none if the suite counts."""
     wrong: list[Failed] = []
     for variant in matrix.variants:
@@ -33,7 +33,7 @@ def failed(matrix: Matrix, suite: Suite, found: Mapping[Unit, Measured]) -> list
     return wrong
 
 
-def counted(matrix: Matrix, several: Sequence[Suite], found: Mapping[Unit, Measured]) -> list[Suite]:
+def counted(matrix: Matrix, several: Sequence[Suite], found: Mapping[Unit, MeasuredRun]) -> list[Suite]:
     """The suites that pass every gate."""
     return [suite for suite in several if not failed(matrix, suite, found)]
 
@@ -48,7 +48,7 @@ def expected(matrix: Matrix, unit: Unit) -> tuple[Struck, ...]:
     return tuple(sorted(several))
 
 
-def _run(matrix: Matrix, unit: Unit, run: Measured) -> Iterator[tuple[str, str]]:
+def _run(matrix: Matrix, unit: Unit, run: MeasuredRun) -> Iterator[tuple[str, str]]:
     """The gates that one run does not pass."""
     if run.verdict != "completed":
         yield "completed", f"{run.verdict}: {run.because}"

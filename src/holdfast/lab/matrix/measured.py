@@ -23,7 +23,7 @@ from holdfast.errors import HoldfastError
 from holdfast.events import Event, Step, Strike
 from holdfast.history.log import read_history
 from holdfast.lab.matrix.suites import Unit
-from holdfast.supervise.verdict import Verdict
+from holdfast.supervise.verdict import RunVerdict
 from holdfast.weights.load import learned_by
 from holdfast.weights.locate import store_of
 
@@ -34,7 +34,7 @@ Distances = tuple[tuple[int, float, float], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredRun:
     """One run: how it ended, what the audit says, what it cost, and what it trained.
 
     `seconds` is its wall clock by cause and `stall` what training waited for saves, by part. `losses` are those of the
@@ -88,7 +88,7 @@ class Measured:
         return {**plain, "wall": plain["wall"] if math.isfinite(self.wall) else None}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "Measured":
+    def from_json(cls, data: Mapping[str, Any]) -> "MeasuredRun":
         """The inverse of `to_json`."""
         wall = math.nan if data["wall"] is None else float(data["wall"])
         distances = data["distances"]
@@ -105,10 +105,10 @@ class Measured:
         )
 
 
-def read_measured(path: Path) -> Measured | None:
+def read_measured(path: Path) -> MeasuredRun | None:
     """What was measured earlier, if it is there and whole."""
     try:
-        return Measured.from_json(json.loads(path.read_text()))
+        return MeasuredRun.from_json(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -116,10 +116,10 @@ def read_measured(path: Path) -> Measured | None:
 THREADS = 2  # that compare snapshots: each has two of them in memory
 
 
-def measure(unit: Unit, digest: str, verdict: Verdict, folder: Path) -> Measured:
+def measure(unit: Unit, digest: str, verdict: RunVerdict, folder: Path) -> MeasuredRun:
     """What the run in this folder showed; one that never trained a step has a verdict and nothing else."""
     events = read_history(folder).events
-    about = Measured(
+    about = MeasuredRun(
         suite=unit.suite.name,
         variant=unit.variant,
         seed=unit.seed,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import BadInput
 from holdfast.lab.experiment import Experiment, Meter, Options
-from holdfast.lab.matrix.measured import Measured
+from holdfast.lab.matrix.measured import MeasuredRun
 from holdfast.lab.matrix.variants import BLOCKING, OVERLAPPED
 from holdfast.lab.result import Result, Row
 
@@ -24,7 +24,7 @@ def run(options: Options, meter: Meter) -> Result:
     from holdfast.lab.matrix.claims import claims
     from holdfast.lab.matrix.config import read_matrix
     from holdfast.lab.matrix.figures import CAPTIONS, figures
-    from holdfast.lab.matrix.runs import Runs
+    from holdfast.lab.matrix.runs import MatrixRuns
     from holdfast.lab.matrix.suites import chosen
     from holdfast.lab.matrix.tables import tables
 
@@ -33,7 +33,7 @@ def run(options: Options, meter: Meter) -> Result:
     if options.trials:
         matrix = replace(matrix, seeds=matrix.seeds[: options.trials])
     suites = chosen(matrix, options.panels)
-    found = Analysis(matrix, suites, Runs.of(matrix, suites, options.out, options.data).all(meter))
+    found = Analysis(matrix, suites, MatrixRuns.of(matrix, suites, options.out, options.data).all(meter))
     drawn = figures(found)
     return Result(
         experiment="recovery-matrix",
@@ -77,7 +77,7 @@ def _struck(failure: Any) -> str:
     return f"{failure.kind}{who} at {failure.step}:{failure.point}"
 
 
-def row(run: Measured) -> Row:
+def row(run: MeasuredRun) -> Row:
     """One run, without what is too long for a table."""
     return {
         "suite": run.suite,

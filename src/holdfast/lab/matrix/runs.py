@@ -24,16 +24,16 @@ from holdfast.checkpoint.place import store_at
 from holdfast.errors import HoldfastError, StorageFailed
 from holdfast.lab.experiment import Meter
 from holdfast.lab.matrix.config import Matrix
-from holdfast.lab.matrix.data import Ready, make_ready
-from holdfast.lab.matrix.measured import Distances, Measured, distances, measure, read_measured
+from holdfast.lab.matrix.data import PreparedData, make_ready
+from holdfast.lab.matrix.measured import Distances, MeasuredRun, distances, measure, read_measured
 from holdfast.lab.matrix.suites import Suite, Unit, digest, run_config, units
 from holdfast.lab.matrix.variants import REFERENCE
-from holdfast.lab.result import replace_text
+from holdfast.report.files import replace_text
 from holdfast.runs.config import RunConfig
 from holdfast.supervise.child_call import Aside
 from holdfast.supervise.preload import warm
 from holdfast.supervise.supervisor import supervise
-from holdfast.supervise.verdict import Verdict
+from holdfast.supervise.verdict import RunVerdict
 
 STATISTICS = Path("/proc/stat")
 
@@ -70,16 +70,16 @@ WITHIN = 600.0  # seconds for the snapshots of one run to be read, or to be remo
 
 
 @dataclass(frozen=True, slots=True)
-class Runs:
+class MatrixRuns:
     """The runs of these suites of a matrix, below a folder, on data that is ready."""
 
     matrix: Matrix
     suites: Sequence[Suite]
     out: Path
-    data: dict[str, Ready]
+    data: dict[str, PreparedData]
 
     @classmethod
-    def of(cls, matrix: Matrix, suites: Sequence[Suite], out: Path, data: Path | None) -> "Runs":
+    def of(cls, matrix: Matrix, suites: Sequence[Suite], out: Path, data: Path | None) -> "MatrixRuns":
         """The runs, once every data set is at hand and every config makes sense: before the first one is started."""
         names = dict.fromkeys(suite.dataset for suite in suites)
         runs = cls(matrix, suites, out, {name: make_ready(name, data, out / "data") for name in names})
@@ -100,17 +100,17 @@ class Runs:
         """What `holdfast run` is to do."""
         return run_config(self.matrix, unit, self.data[unit.suite.dataset], self._place(unit))
 
-    def done(self, unit: Unit) -> Measured | None:
+    def done(self, unit: Unit) -> MeasuredRun | None:
         """What was measured of a run that is done: completed, and of the same config."""
         found = read_measured(self._record(unit))
         if found is None or found.verdict != "completed" or found.digest != digest(self.config(unit)):
             return None
         return found
 
-    def all(self, meter: Meter) -> dict[Unit, Measured]:
+    def all(self, meter: Meter) -> dict[Unit, MeasuredRun]:
         """Every run, done now if it was not before; a request to stop ends it between two runs or within one."""
         progress = meter("runs", len(self.units))
-        found: dict[Unit, Measured] = {}
+        found: dict[Unit, MeasuredRun] = {}
         warm()  # now, or the first run would pay for the others
         try:
             for unit in self.units:
@@ -122,7 +122,7 @@ class Runs:
             shutil.rmtree(self._memory, ignore_errors=True)  # what is interrupted begins anew
         return found
 
-    def _do(self, unit: Unit) -> Measured:
+    def _do(self, unit: Unit) -> MeasuredRun:
         """Train one run from its beginning, measure it, and put that on record."""
         folder = self.folder(unit)
         found = self._undisturbed(unit)
@@ -133,7 +133,7 @@ class Runs:
         replace_text(self._record(unit), json.dumps(found.to_json()) + "\n")
         return found
 
-    def _undisturbed(self, unit: Unit) -> Measured:
+    def _undisturbed(self, unit: Unit) -> MeasuredRun:
         """A run, done again if others had the processors meanwhile; one that failed stays, or its failure would be lost."""
         found = replace(self._measured(unit), tries=1)
         for pause in PAUSES:
@@ -144,7 +144,7 @@ class Runs:
             found = replace(self._measured(unit), tries=found.tries + 1)
         return found
 
-    def _measured(self, unit: Unit) -> Measured:
+    def _measured(self, unit: Unit) -> MeasuredRun:
         """Train one run from its beginning, and measure it."""
         folder, config = self.folder(unit), self.config(unit)
         self._discard(unit)
@@ -155,7 +155,7 @@ class Runs:
         taken = stolen(before, ticks())
         return replace(measure(unit, digest(config), verdict, folder), stolen=taken)
 
-    def _supervised(self, config: RunConfig, folder: Path) -> Verdict:
+    def _supervised(self, config: RunConfig, folder: Path) -> RunVerdict:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with folder.with_suffix(".log").open("w") as log:
             verdict = supervise(config, folder, console=Console(file=log, width=160))

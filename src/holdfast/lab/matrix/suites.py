@@ -13,7 +13,7 @@ from holdfast import __version__
 from holdfast.errors import BadInput
 from holdfast.faults.schedule import ENDING, Schedule
 from holdfast.lab.matrix.config import Matrix
-from holdfast.lab.matrix.data import Ready
+from holdfast.lab.matrix.data import PreparedData
 from holdfast.lab.matrix.variants import VARIANTS, Variant
 from holdfast.runs.config import RunConfig
 
@@ -99,7 +99,7 @@ def restarts(matrix: Matrix, unit: Unit) -> int:
     return len({failure.step for failure in schedule(matrix, unit) if failure.kind in fatal})
 
 
-def run_config(matrix: Matrix, unit: Unit, data: Ready, checkpoints: str | None) -> RunConfig:
+def run_config(matrix: Matrix, unit: Unit, data: PreparedData, checkpoints: str | None) -> RunConfig:
     """What `holdfast run` is to do; every snapshot is kept, to be compared with those of the reference."""
     settings = dict(unit.suite.settings)
     arguments = {

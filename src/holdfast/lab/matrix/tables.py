@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 
 from holdfast.cost.breakdown import CAUSES, PARTS
 from holdfast.finding import counted
-from holdfast.lab.interval import Interval
+from holdfast.lab.interval import ConfidenceInterval
 from holdfast.lab.matrix.analysis import Analysis, Metric, difference, gain, reduction
-from holdfast.lab.matrix.measured import Measured
+from holdfast.lab.matrix.measured import MeasuredRun
 from holdfast.lab.matrix.suites import Suite
 from holdfast.lab.matrix.variants import BLOCKING, OVERLAPPED, REFERENCE
-from holdfast.lab.result import Table
+from holdfast.lab.result import ResultTable
 
 Value = str | float | int | None
 DIGITS = 4
@@ -28,9 +28,9 @@ METRICS: dict[str, Metric] = {
 }
 
 
-def tables(found: Analysis) -> list[Table]:
+def tables(found: Analysis) -> list[ResultTable]:
     """Every table that these runs can fill, the most important first."""
-    makers: Sequence[Callable[[Analysis], Table | None]] = (
+    makers: Sequence[Callable[[Analysis], ResultTable | None]] = (
         aggregate,
         per_suite,
         sliced,
@@ -43,7 +43,7 @@ def tables(found: Analysis) -> list[Table]:
     return [table for table in (make(found) for make in makers) if table is not None and table.rows]
 
 
-def aggregate(found: Analysis) -> Table | None:
+def aggregate(found: Analysis) -> ResultTable | None:
     """Means over the suites that count, by variant (the paper's table 5)."""
     if not found.counted:
         return None
@@ -55,7 +55,7 @@ def aggregate(found: Analysis) -> Table | None:
         rows.append(cells + (_cells(found.paired(difference, metric, OVERLAPPED, BLOCKING)) if compared else []))
     if REFERENCE in found.variants:
         rows.append(_drops(found, compared))
-    return Table(f"Means of {counted(len(found.counted), 'suite')}", ["", *found.variants, *against], rows)
+    return ResultTable(f"Means of {counted(len(found.counted), 'suite')}", ["", *found.variants, *against], rows)
 
 
 def _drops(found: Analysis, compared: bool) -> list[Value]:
@@ -65,7 +65,7 @@ def _drops(found: Analysis, compared: bool) -> list[Value]:
     return ["goodput over the reference's, %", *(_percent(value) for value in of.values()), *back]
 
 
-def per_suite(found: Analysis) -> Table | None:
+def per_suite(found: Analysis) -> ResultTable | None:
     """Suites in the order of what overlapping gains (the paper's table 6)."""
     if not found.has(REFERENCE, BLOCKING, OVERLAPPED):
         return None
@@ -73,7 +73,9 @@ def per_suite(found: Analysis) -> Table | None:
     columns += ["overlapped over blocking, %", "95 % from", "to"]
     columns += ["blocking over reference, %", "overlapped over reference, %", "stall, overlapped less blocking, s"]
     ranked = sorted(found.counted, key=lambda suite: -_gain(found, [suite]).value)
-    return Table("Suites by the gain of overlapped over blocking", columns, [_ranked(found, suite) for suite in ranked])
+    return ResultTable(
+        "Suites by the gain of overlapped over blocking", columns, [_ranked(found, suite) for suite in ranked]
+    )
 
 
 def _ranked(found: Analysis, suite: Suite) -> list[Value]:
@@ -90,7 +92,7 @@ def _ranked(found: Analysis, suite: Suite) -> list[Value]:
     ]
 
 
-def sliced(found: Analysis) -> Table | None:
+def sliced(found: Analysis) -> ResultTable | None:
     """Means over suites that have something in common (the paper's table 7), also by what is swept over."""
     if not found.has(BLOCKING, OVERLAPPED):
         return None
@@ -103,7 +105,7 @@ def sliced(found: Analysis) -> Table | None:
         rows.append([*own, _number(stall.value), _percent(less.value), _loss_difference(found, suites)])
     columns = ["axis", "value", "suites", "blocking, steps/s", "overlapped, steps/s", "overlapped over blocking, %"]
     columns += ["95 % from", "to", "stall, overlapped less blocking, s", "stall reduced by, %", "loss difference, overlapped less blocking"]  # fmt: skip
-    return Table("Parts of the matrix", columns, rows)
+    return ResultTable("Parts of the matrix", columns, rows)
 
 
 def _loss_difference(found: Analysis, suites: Sequence[Suite]) -> Value:
@@ -113,7 +115,7 @@ def _loss_difference(found: Analysis, suites: Sequence[Suite]) -> Value:
     return _number(sum(apart) / len(apart))
 
 
-def complete(found: Analysis) -> Table | None:
+def complete(found: Analysis) -> ResultTable | None:
     """Goodput, stall and wall clock of every suite in every variant (the paper's table 8)."""
     columns = [*_axes(found)]
     for what in ("steps/s", "stall, s", "wall, s"):
@@ -126,10 +128,10 @@ def complete(found: Analysis) -> Table | None:
             for variant in found.variants
         ]
         rows.append([*suite.axes.values(), *means])
-    return Table("Every suite", columns, rows)
+    return ResultTable("Every suite", columns, rows)
 
 
-def stalls(found: Analysis) -> Table | None:
+def stalls(found: Analysis) -> ResultTable | None:
     """What training waits for saves, by part: seconds of a run, and of one save."""
     parts = ("waited", *PARTS, "overlapped")
     rows: list[list[Value]] = []
@@ -140,10 +142,10 @@ def stalls(found: Analysis) -> Table | None:
             [variant, _number(saves), *map(_number, seconds), _number(seconds[0] / saves if saves else math.nan)]
         )
     columns = ["variant", "saves", "waited, s", *(f"{part}, s" for part in PARTS), "written meanwhile, s"]
-    return Table("Stall by part, means of a run", [*columns, "waited a save, s"], rows)
+    return ResultTable("Stall by part, means of a run", [*columns, "waited a save, s"], rows)
 
 
-def wall_clock(found: Analysis) -> Table | None:
+def wall_clock(found: Analysis) -> ResultTable | None:
     """Where the wall clock went, by variant: seconds that add up."""
     rows: list[list[Value]] = []
     for variant in found.variants if found.counted else ():
@@ -151,10 +153,10 @@ def wall_clock(found: Analysis) -> Table | None:
         goodput = found.mean(_goodput, variant)
         rows.append([variant, _number(goodput), _number(found.mean(_wall, variant)), *map(_number, seconds)])
     columns = ["variant", "steps/s", "wall, s", *(f"{cause}, s" for cause in CAUSES)]
-    return Table("Wall clock by cause, means of a run", columns, rows)
+    return ResultTable("Wall clock by cause, means of a run", columns, rows)
 
 
-def divergences(found: Analysis) -> Table | None:
+def divergences(found: Analysis) -> ResultTable | None:
     """How far every variant is from the reference."""
     if REFERENCE not in found.variants:
         return None
@@ -164,28 +166,28 @@ def divergences(found: Analysis) -> Table | None:
             if variant != REFERENCE:
                 rows.append([suite.name, variant, *(_exact(each) for each in found.apart(suite, variant))])
     columns = ["suite", "variant", "mean absolute loss difference", "largest", "mean L2 distance of snapshots"]
-    return Table("Divergence from the reference", [*columns, "of the last, in proportion to the model"], rows)
+    return ResultTable("Divergence from the reference", [*columns, "of the last, in proportion to the model"], rows)
 
 
-def rejected(found: Analysis) -> Table | None:
+def rejected(found: Analysis) -> ResultTable | None:
     """The suites that do not count, run by run."""
     rows: list[list[Value]] = [[each.suite.name, each.run, each.gate, each.why] for each in found.failed]
-    return Table("Not counted: runs that did not pass a quality gate", ["suite", "run", "gate", "why"], rows)
+    return ResultTable("Not counted: runs that did not pass a quality gate", ["suite", "run", "gate", "why"], rows)
 
 
-def _gain(found: Analysis, suites: Sequence[Suite]) -> Interval:
+def _gain(found: Analysis, suites: Sequence[Suite]) -> ConfidenceInterval:
     return found.paired(gain, _goodput, OVERLAPPED, BLOCKING, suites)
 
 
-def _goodput(run: Measured) -> float:
+def _goodput(run: MeasuredRun) -> float:
     return run.goodput
 
 
-def _waited(run: Measured) -> float:
+def _waited(run: MeasuredRun) -> float:
     return run.waited
 
 
-def _wall(run: Measured) -> float:
+def _wall(run: MeasuredRun) -> float:
     return run.wall
 
 
@@ -193,7 +195,7 @@ def _axes(found: Analysis) -> list[str]:
     return list(found.counted[0].axes) if found.counted else []
 
 
-def _cells(of: Interval, times: float = 1.0) -> list[Value]:
+def _cells(of: ConfidenceInterval, times: float = 1.0) -> list[Value]:
     return [_number(times * value) for value in of]
 
 

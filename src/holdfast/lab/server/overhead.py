@@ -10,9 +10,9 @@ from holdfast.blocks.division import Floats
 from holdfast.errors import BadInput
 from holdfast.lab import interval
 from holdfast.lab.experiment import Experiment, Meter, Options
-from holdfast.lab.interval import Interval
+from holdfast.lab.interval import ConfidenceInterval
 from holdfast.lab.plot_style import COLOURS, legend, sheet
-from holdfast.lab.result import Claim, Result, Row, prepare
+from holdfast.lab.result import Claim, Result, Row
 from holdfast.lab.server.server_trials import (
     ARMS,
     FAILS,
@@ -26,11 +26,12 @@ from holdfast.lab.server.server_trials import (
     SIDE_BY_SIDE,
     WORKERS,
     Arm,
-    Trial,
+    ServerTrial,
     message_seconds,
     run_trials,
 )
 from holdfast.lab.simulate.trajectory import crossing
+from holdfast.report.files import prepare
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +44,7 @@ SOONER, PAPER_SHARE, GOAL = 2.0, 0.054, 0.02
 PAPER_TOPICS, PAPER_SECONDS = 1000, 243.0
 
 
-class Panel(NamedTuple):
+class OverheadPanel(NamedTuple):
     """A topic model, for how many iterations it is trained, and with how many seeds."""
 
     workload: str
@@ -54,36 +55,36 @@ class Panel(NamedTuple):
 # The paper has 1,000 topics, which make its iterations long. Beside the 20 topics of all our panels a model with 200
 # shows what the length of an iteration does to the part of it that a checkpoint takes. Runs with 20 topics differ more
 # from seed to seed: 8 of them did not decide how much sooner SCAR is.
-PANELS = (Panel("lda-20news", 17, 16), Panel("lda-20news-200", 17, 3))
-REDUCED = (Panel("lda-generated", 12, 3),)
+PANELS = (OverheadPanel("lda-20news", 17, 16), OverheadPanel("lda-20news-200", 17, 3))
+REDUCED = (OverheadPanel("lda-generated", 12, 3),)
 DRAWN_IN = {SCAR: COLOURS["priority"], FULL: COLOURS["full recovery"], SCAR_ALONE: COLOURS["partial recovery"]}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class OverheadResults:
     """What all trials showed, and what they come to at the size of the paper."""
 
     workload: str
     topics: int
-    trials: Sequence[Trial]
+    trials: Sequence[ServerTrial]
     rates: "Rates"
     projection: "Projection"
 
-    def of(self, arm: Arm) -> list[Trial]:
+    def of(self, arm: Arm) -> list[ServerTrial]:
         """The trials of an arm, by seed."""
         return sorted((trial for trial in self.trials if trial.arm == arm), key=lambda trial: trial.seed)
 
-    def sooner(self, less: Arm, more: Arm) -> Interval:
+    def sooner(self, less: Arm, more: Arm) -> ConfidenceInterval:
         """How many iterations sooner one arm is where the other comes to, over the seeds."""
         pairs = zip(self.of(less), self.of(more), strict=True)
         counts = np.array([sooner(a.losses, b.losses) for a, b in pairs])
-        return Interval(-np.inf, np.nan, np.nan) if np.isinf(counts).any() else interval.few(counts)
+        return ConfidenceInterval(-np.inf, np.nan, np.nan) if np.isinf(counts).any() else interval.few(counts)
 
-    def share(self) -> Interval:
+    def share(self) -> ConfidenceInterval:
         """What training waits for checkpoints, in proportion to the rest of an iteration, over the seeds."""
         return interval.few(np.array([share(trial) for trial in self.of(SCAR_ALONE)]))
 
-    def added(self) -> Interval:
+    def added(self) -> ConfidenceInterval:
         """What a save adds to the iterations that it touches, against others of the same processes, over the seeds."""
         return interval.few(np.array([added(trial) for trial in self.of(SIDE_BY_SIDE)]))
 
@@ -109,12 +110,12 @@ def reached(losses: Floats, level: float, fails: int) -> float:
     return float("inf")
 
 
-def share(trial: Trial) -> float:
+def share(trial: ServerTrial) -> float:
     """Of the median iteration; the first one is left out, because it compiles."""
     return float(np.median(trial.of["checkpoint"][1:]) / np.median(trial.rest[1:]))
 
 
-def added(trial: Trial) -> float:
+def added(trial: ServerTrial) -> float:
     """What saves add to the iteration they end and to the next, in which they are written, over one that has neither."""
     steps = np.arange(1, len(trial.losses) + 1)
     period = int(SELDOM.period)
@@ -148,7 +149,7 @@ def run(options: Options, meter: Meter) -> Result:
     )
 
 
-def _chosen(options: Options) -> tuple[Panel, ...]:
+def _chosen(options: Options) -> tuple[OverheadPanel, ...]:
     panels = PANELS if options.data is not None and not options.quick else REDUCED
     names = [panel.workload for panel in panels]
     if unknown := [name for name in options.panels if name not in names]:
@@ -156,13 +157,13 @@ def _chosen(options: Options) -> tuple[Panel, ...]:
     return tuple(panel for panel in panels if not options.panels or panel.workload in options.panels)
 
 
-def _found(panel: Panel, seeds: Sequence[int], options: Options, meter: Meter) -> Found:
+def _found(panel: OverheadPanel, seeds: Sequence[int], options: Options, meter: Meter) -> OverheadResults:
     arms = ARMS if not options.quick else (SCAR, FULL, SCAR_ALONE, SIDE_BY_SIDE)
     trials = run_trials(panel.workload, panel.iterations, arms, seeds, options, meter)
     return _projected(panel.workload, trials, message_seconds(panel.workload, options), options)
 
 
-def _projected(workload: str, trials: Sequence[Trial], message: float, options: Options) -> Found:
+def _projected(workload: str, trials: Sequence[ServerTrial], message: float, options: Options) -> OverheadResults:
     from holdfast.lab.server.projection import PAPER, measure, project
     from holdfast.workloads.registry import load_workload
 
@@ -170,10 +171,10 @@ def _projected(workload: str, trials: Sequence[Trial], message: float, options: 
     alone = [trial for trial in trials if trial.arm == SCAR_ALONE]
     transferred = float(np.median([_transferred(model, trial) for trial in alone]))
     rates = measure(model, options.out, transferred, message)
-    return Found(workload, model.topics, trials, rates, project(rates, PAPER))
+    return OverheadResults(workload, model.topics, trials, rates, project(rates, PAPER))
 
 
-def _transferred(model: "LatentDirichletAllocation", trial: Trial) -> float:
+def _transferred(model: "LatentDirichletAllocation", trial: ServerTrial) -> float:
     """Bytes a second of a worker: topics of its tokens there and back, and the counts of every node."""
     start = model.start()
     counts = model.summary(np.arange(len(model.blocks)), start)["counts"].nbytes
@@ -181,7 +182,7 @@ def _transferred(model: "LatentDirichletAllocation", trial: Trial) -> float:
     return float(moved / np.median((trial.of["pull"] + trial.of["push"])[1:]))
 
 
-def claims(found: Found) -> list[Claim]:
+def claims(found: OverheadResults) -> list[Claim]:
     """The paper's figure and its 13 of 243 seconds, and our own goal."""
     name, saved, of, beside = found.workload, found.sooner(SCAR, FULL), found.share(), found.added()
     waits = "time that training waits for a checkpoint after every iteration, over the rest of the iteration"
@@ -196,17 +197,19 @@ def claims(found: Found) -> list[Claim]:
     ]  # fmt: skip
 
 
-def _claim(ident: str, text: str, source: str, expected: tuple[float | None, float | None], of: Interval) -> Claim:
+def _claim(
+    ident: str, text: str, source: str, expected: tuple[float | None, float | None], of: ConfidenceInterval
+) -> Claim:
     known = None if np.isnan(of.low) else (of.low, of.high)
     return Claim(id=ident, claim=text, source=source, expected=expected, measured=of.value, interval=known)
 
 
-def remarks(found: Found) -> list[str]:
+def remarks(found: OverheadResults) -> list[str]:
     """What a reader should know beside the claims, and the causes of those that fail."""
     return [f"{found.workload}: {line}" for line in (_cost(found), _waiting(found), *_causes(found))]
 
 
-def _cost(found: Found) -> str:
+def _cost(found: OverheadResults) -> str:
     parts = [f"{arm.name} {_words(found.sooner(SCAR_ALONE, arm))}" for arm in (SCAR, FULL)]
     return (
         f"Nodes are killed at the end of iteration {FAILS}, when what workers pushed is about to be applied; the last full "
@@ -215,7 +218,7 @@ def _cost(found: Found) -> str:
     )
 
 
-def _waiting(found: Found) -> str:
+def _waiting(found: OverheadResults) -> str:
     seconds, checkpoint = (_median(found.of(SCAR_ALONE), name) for name in ("seconds", "checkpoint"))
     full = _median(found.of(FULL_ALONE), "seconds") if found.of(FULL_ALONE) else float("nan")
     whole = "" if np.isnan(full) else f" and {full:.3g} s where all is saved every {INTERVAL} iterations"
@@ -225,7 +228,7 @@ def _waiting(found: Found) -> str:
     )
 
 
-def _causes(found: Found) -> list[str]:
+def _causes(found: OverheadResults) -> list[str]:
     """What was checked of claims that fail beyond doubt."""
     failed = {claim.id.rpartition("-")[2] for claim in claims(found) if claim.resolved and not claim.holds}
     lines = []
@@ -237,7 +240,7 @@ def _causes(found: Found) -> list[str]:
     return lines
 
 
-def _dear(found: Found) -> str:
+def _dear(found: OverheadResults) -> str:
     """Why a checkpoint takes the share that it takes, as far as it was measured."""
     from holdfast.lab.server.projection import MESSAGES
 
@@ -256,7 +259,7 @@ def _dear(found: Found) -> str:
     return f"{text}. The paper's iteration is {PAPER_SECONDS / seconds:.0f} times longer."
 
 
-def _lengths(panels: Sequence[Found]) -> list[str]:
+def _lengths(panels: Sequence[OverheadResults]) -> list[str]:
     """What the length of an iteration does to the part of it that a checkpoint takes."""
     if len(panels) < 2:
         return []
@@ -271,7 +274,7 @@ def _lengths(panels: Sequence[Found]) -> list[str]:
     ]
 
 
-def _projection(found: Found) -> list[str]:
+def _projection(found: OverheadResults) -> list[str]:
     from holdfast.lab.server.projection import ASSUMPTIONS
 
     rates, at = found.rates, found.projection
@@ -288,7 +291,7 @@ def _projection(found: Found) -> list[str]:
     ]
 
 
-def rows(found: Found) -> list[Row]:
+def rows(found: OverheadResults) -> list[Row]:
     """Every iteration of every trial, then the rates and the projection."""
     each = [
         {
@@ -309,11 +312,11 @@ def rows(found: Found) -> list[Row]:
     return [*each, {"what": "rates", **which, **rates}, {"what": "projection", **which, **projected}]
 
 
-def _numbers(trial: Trial, number: int) -> Row:
+def _numbers(trial: ServerTrial, number: int) -> Row:
     return {name if name == "loss" else f"{name}_s": float(values[number]) for name, values in trial.of.items()}
 
 
-def figure(found: Found) -> "Figure":
+def figure(found: OverheadResults) -> "Figure":
     """Likelihood against iteration and against time: all seeds thin, their mean thick."""
     drawn = sheet(9, 3.8)
     for axes, timed in zip(drawn.subplots(1, 2), (False, True), strict=True):
@@ -332,7 +335,7 @@ def figure(found: Found) -> "Figure":
 CAPTION = "Likelihood over iterations and over seconds: every seed thin, their mean thick. Nodes are killed at the dotted line."
 
 
-def _curves(axes: "Axes", trials: Sequence[Trial], colour: str, timed: bool) -> None:
+def _curves(axes: "Axes", trials: Sequence[ServerTrial], colour: str, timed: bool) -> None:
     length = min(len(trial.losses) for trial in trials)
     places = [_places(trial, timed)[:length] for trial in trials]
     for place, trial in zip(places, trials, strict=True):
@@ -341,18 +344,18 @@ def _curves(axes: "Axes", trials: Sequence[Trial], colour: str, timed: bool) -> 
     axes.plot(np.mean(places, axis=0), likelihood, color=colour, marker="o", markersize=3, label=trials[0].arm.name)
 
 
-def _places(trial: Trial, timed: bool) -> Floats:
+def _places(trial: ServerTrial, timed: bool) -> Floats:
     if timed:
         return np.append(0.0, np.cumsum(trial.of["seconds"][1:]))
     return np.arange(1.0, len(trial.losses) + 1)
 
 
-def _median(trials: Sequence[Trial], name: str) -> float:
+def _median(trials: Sequence[ServerTrial], name: str) -> float:
     """Over all iterations but the first, which compiles."""
     return float(np.median(np.concatenate([trial.of[name][1:] for trial in trials])))
 
 
-def _words(of: Interval) -> str:
+def _words(of: ConfidenceInterval) -> str:
     if not np.isfinite(of.value):
         return "cannot be counted (a run ends lower than the other ever came)"
     return f"{of.value:.2f}" if np.isnan(of.low) else f"{of.value:.2f} ({of.low:.2f} to {of.high:.2f})"

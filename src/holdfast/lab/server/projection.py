@@ -10,11 +10,11 @@ from typing import cast
 
 import numpy as np
 
+from holdfast.blocks.partition import PartitionMap
 from holdfast.checkpoint.running import write_segments
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.lab.server.server_trials import NODES, QUARTERS, WORKERS
 from holdfast.server.candidates import Candidates
-from holdfast.server.partition import PartitionMap
 from holdfast.server.selection import converse, exchange
 from holdfast.server.shard import Shard, restored
 from holdfast.workloads.lda import LatentDirichletAllocation

@@ -26,7 +26,7 @@ from holdfast.faults.schedule import Failure
 from holdfast.history.log import recall
 from holdfast.lab.blocks.comparison import trials_folder
 from holdfast.lab.experiment import Meter, Options
-from holdfast.lab.trial_log import Journal
+from holdfast.lab.trial_log import TrialLog
 from holdfast.server.cluster import cluster
 from holdfast.server.job import serve
 from holdfast.server.settings import Settings
@@ -66,7 +66,7 @@ ARMS = (SCAR, FULL, SCAR_ALONE, FULL_ALONE, SIDE_BY_SIDE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trial:
+class ServerTrial:
     """What every iteration of a trial gave: the loss after it, and its seconds in all and in each part."""
 
     arm: Arm
@@ -86,11 +86,11 @@ class Trial:
 
 def run_trials(
     workload: str, iterations: int, arms: Sequence[Arm], seeds: Sequence[int], options: Options, meter: Meter
-) -> list[Trial]:
+) -> list[ServerTrial]:
     """All arms of the first seed, then of the second, and so on; those that the journal knows are not run again."""
     progress = meter(f"{workload} on {NODES} nodes", len(arms) * len(seeds))
     done = []
-    with closing(Journal(trials_folder(options) / f"server-{workload}.jsonl")) as journal:
+    with closing(TrialLog(trials_folder(options) / f"server-{workload}.jsonl")) as journal:
         todo = [(arm, seed, arm.lasts * iterations) for seed in seeds for arm in arms]
         if any(_known(journal, *each) is None for each in todo):
             with cluster():
@@ -102,7 +102,7 @@ def run_trials(
     return done
 
 
-def _trial(workload: str, arm: Arm, seed: int, iterations: int, options: Options, journal: Journal) -> Trial:
+def _trial(workload: str, arm: Arm, seed: int, iterations: int, options: Options, journal: TrialLog) -> ServerTrial:
     known = _known(journal, arm, seed, iterations)
     if known is None:
         told = _served(workload, iterations, arm, seed, options)
@@ -112,7 +112,7 @@ def _trial(workload: str, arm: Arm, seed: int, iterations: int, options: Options
         journal.note(_key(arm, seed, iterations, "length"), len(told))  # last: without it the trial is not done
         known = _known(journal, arm, seed, iterations)
     assert known is not None
-    return Trial(arm, seed, known)
+    return ServerTrial(arm, seed, known)
 
 
 def _served(workload: str, iterations: int, arm: Arm, seed: int, options: Options) -> list[events.Iterate]:
@@ -152,7 +152,7 @@ def trial_settings(workload: str, iterations: int, arm: Arm, seed: int, out: Pat
     )
 
 
-def _known(journal: Journal, arm: Arm, seed: int, iterations: int) -> dict[str, Floats] | None:
+def _known(journal: TrialLog, arm: Arm, seed: int, iterations: int) -> dict[str, Floats] | None:
     """What the journal has of a trial, if it is done; one that converged may be shorter than it was allowed to be."""
     length = journal.known.get(_key(arm, seed, iterations, "length"))
     if length is None:
@@ -168,7 +168,7 @@ def _key(arm: Arm, seed: int, iterations: int, *what: object) -> str:
 
 
 if TYPE_CHECKING:
-    from holdfast.server.members import Members
+    from holdfast.server.members import ServerMembers
 
 TIMES = 25
 PATIENCE = 120.0  # seconds for nodes to load everything
@@ -177,7 +177,7 @@ KEY = "message/seconds"
 
 def message_seconds(workload: str, options: Options) -> float:
     """The median of some such messages, there and back; measured once and kept in the journal."""
-    with closing(Journal(trials_folder(options) / f"server-{workload}.jsonl")) as journal:
+    with closing(TrialLog(trials_folder(options) / f"server-{workload}.jsonl")) as journal:
         if KEY not in journal.known:
             with TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder, cluster():
                 out = Path(folder).absolute() / "run"
@@ -190,12 +190,12 @@ def measured(settings: Settings) -> float:
     import ray
 
     from holdfast.server.calls import Member
-    from holdfast.server.members import Members
-    from holdfast.server.node import THREADS, Node
+    from holdfast.server.members import ServerMembers
+    from holdfast.server.node import THREADS, ServerNode
 
-    members = Members()
+    members = ServerMembers()
     options: Any = {"num_cpus": 0, "concurrency_groups": THREADS}
-    made: Any = ray.remote(**options)(Node)
+    made: Any = ray.remote(**options)(ServerNode)
     for number in range(NODES):
         members.admit(Member("node", number), made.remote(number, settings))
     try:
@@ -206,7 +206,7 @@ def measured(settings: Settings) -> float:
             members.expel(member)
 
 
-def _sent(members: "Members") -> float:
+def _sent(members: "ServerMembers") -> float:
     began = time.perf_counter()
     missing = members.ask("node", "ready", dict.fromkeys(members.nodes, ()), PATIENCE).missing
     if missing:

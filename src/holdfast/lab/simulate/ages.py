@@ -11,7 +11,7 @@ import numpy as np
 
 from holdfast.blocks.division import Blocks, Ids, Norm
 from holdfast.blocks.lost_blocks import Recovery, recover, unsaved
-from holdfast.blocks.policy import Policy, Standing
+from holdfast.blocks.policy import BlockInfo, Policy
 from holdfast.workloads.workload import Arrays
 
 Renew: TypeAlias = Callable[[Arrays, Ids, Ids, int, int], Arrays]
@@ -28,7 +28,7 @@ def ages(states: Sequence[Arrays], blocks: Blocks, norm: Norm, policy: Policy) -
     rows = [saved_at.copy()]
     for step, state in enumerate(states[1:], start=1):
         if policy.due(step):
-            standing = Standing(norm(blocks, state, saved), norm(blocks, state, nothing), saved_at, blocks.sizes)
+            standing = BlockInfo(norm(blocks, state, saved), norm(blocks, state, nothing), saved_at, blocks.sizes)
             ids, credit = policy.choose(step, standing, credit)
             blocks.copy(state, saved, ids)
             saved_at[ids] = step

@@ -11,8 +11,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.blocks.partition import PartitionMap
 from holdfast.sampler.digest import Samples
-from holdfast.server.partition import PartitionMap
 
 Owners: TypeAlias = npt.NDArray[np.int64]
 Blocks: TypeAlias = npt.NDArray[np.int64]
@@ -64,24 +64,24 @@ def numbers(blocks: Sequence[int], count: int) -> Blocks | None:
     return ids
 
 
-class Choice(NamedTuple):
+class SaveChoice(NamedTuple):
     """What nodes chose to save after an iteration, and who held which block then."""
 
     owners: Owners
     by_node: Mapping[int, Samples]
 
 
-class Saves:
+class RunningSaves:
     """The running checkpoint as the controller tells of it."""
 
     def __init__(self, count: int) -> None:
         self.saved_at = np.full(count, NOBODY)
-        self.choices: dict[int, Choice] = {}
+        self.choices: dict[int, SaveChoice] = {}
         self.committed: set[int] = set()
         self.unclear: int | None = None  # the first save of which is not told which blocks it has
         self._waiting: dict[int, set[int]] = {}  # by iteration, nodes whose part must still be committed
 
-    def choose(self, iteration: int, choice: Choice, lost: Iterable[int] = ()) -> None:
+    def choose(self, iteration: int, choice: SaveChoice, lost: Iterable[int] = ()) -> None:
         """Nodes have chosen; the part of those that are lost need not be committed."""
         self.choices[iteration] = choice
         self._waiting[iteration] = {node for node, blocks in choice.by_node.items() if blocks.count} - set(lost)

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from holdfast.finding import SHOWN, Verdict, counted
 from holdfast.server.audit import applied_rounds, pushes, stale_rounds
-from holdfast.server.audit.server_ledger import ServedLedger, Writer
+from holdfast.server.audit.server_ledger import ServedLedger, ServerWriter
 
 
 def iterations_follow(ledger: ServedLedger) -> tuple[Verdict, str]:
@@ -113,8 +113,10 @@ def history_is_readable(ledger: ServedLedger) -> tuple[Verdict, str]:
 def all_members_are_on_record(ledger: ServedLedger) -> tuple[Verdict, str]:
     """There is a history of the controller, and of every node and worker that the run began with or that did anything."""
     plan, there = ledger.plan, set(ledger.writers)
-    needed = {Writer("node", n) for n in range(plan.nodes)} | {Writer("worker", n) for n in range(plan.workers)}
-    needed |= {Writer("node", node) for tenure in ledger.replay.tenures for node in tenure.held}
+    needed = {ServerWriter("node", n) for n in range(plan.nodes)} | {
+        ServerWriter("worker", n) for n in range(plan.workers)
+    }
+    needed |= {ServerWriter("node", node) for tenure in ledger.replay.tenures for node in tenure.held}
     if absent := sorted(needed - there):
         names = ", ".join(f"{each.kind}-{each.number}" for each in absent[:SHOWN])
         return "unknown", f"there is no history of {names}: bring those of all machines together"

@@ -16,7 +16,16 @@ from holdfast.errors import BadInput
 from holdfast.events import Chosen, Commit, Done, Dropped, Iterate, Joined, Lost, Moved, Restored, Serve, Struck, What
 from holdfast.finding import CannotTell
 from holdfast.sampler.digest import Samples
-from holdfast.server.audit.block_owners import NOBODY, Blocks, Choice, Saves, Tenure, adds_up, first_owners, numbers
+from holdfast.server.audit.block_owners import (
+    NOBODY,
+    Blocks,
+    RunningSaves,
+    SaveChoice,
+    Tenure,
+    adds_up,
+    first_owners,
+    numbers,
+)
 
 
 class Replay:
@@ -37,7 +46,7 @@ class Replay:
         self.ever = {"node": set(range(plan.nodes)), "worker": set(range(plan.workers))}
         self.done: Done | None = None
         self.loss: float | None = None
-        self.saves = Saves(plan.blocks)
+        self.saves = RunningSaves(plan.blocks)
         self.unseen = False  # whether a controller was lost, and things happened of which it could not tell
         self._there = {kind: set(members) for kind, members in self.ever.items()}
         self._choices = {node: _choices(told) for node, told in nodes.items()}
@@ -77,7 +86,7 @@ class Replay:
         step = self.iterations + 1
         by_node = {node: found[0] for node in self._there["node"] if (found := self._chosen_by(node, step))}
         if by_node and step not in self._chosen | self.saves.committed:
-            self.saves.choose(step, Choice(self._owners.copy(), by_node))
+            self.saves.choose(step, SaveChoice(self._owners.copy(), by_node))
         for node in sorted(self._there["node"]):
             for told in self._restores.get(node, ()):
                 if (node, told.version) not in self._returns and self._is_unseen(told):
@@ -236,7 +245,7 @@ class Replay:
         always = [by_node[node] for node in by_node if node not in lost]
         if not adds_up(what.blocks, always, [by_node[node] for node in by_node if node in lost]):
             self._complain("saves", f"nodes chose other blocks for iteration {what.iteration} than the controller says")
-        self.saves.choose(what.iteration, Choice(self._owners.copy(), by_node), lost)
+        self.saves.choose(what.iteration, SaveChoice(self._owners.copy(), by_node), lost)
 
     def _chosen_by(self, node: int, iteration: int) -> list[Samples]:
         return self._choices.get(node, {}).get(iteration, [])

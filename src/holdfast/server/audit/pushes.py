@@ -7,7 +7,7 @@ from holdfast.events import Pushed
 from holdfast.finding import CannotTell, Verdict, counted
 from holdfast.server.audit.applied_rounds import lacking
 from holdfast.server.audit.block_owners import Tenure, in_force
-from holdfast.server.audit.server_ledger import ServedLedger, Writer
+from holdfast.server.audit.server_ledger import ServedLedger, ServerWriter
 from holdfast.server.audit.stale_rounds import pushed_as_they_came
 
 
@@ -66,7 +66,7 @@ def _final(ledger: ServedLedger, number: int) -> Mapping[int, Pushed]:
 def _wrong(ledger: ServedLedger, number: int, tenure: Tenure, pushed: Mapping[int, Pushed]) -> str | None:
     for part in range(ledger.plan.workers):
         if part not in pushed:
-            if Writer("worker", part) not in ledger.writers:
+            if ServerWriter("worker", part) not in ledger.writers:
                 raise CannotTell(f"there is no history of worker-{part}")
             return f"it was applied, and nothing was pushed from part {part}"
         if because := _unlike(ledger, number, pushed[part]):

@@ -43,7 +43,7 @@ ANYBODY = (Open, Other, Malformed)
 SERVED = (Serve, Iterate, Pushed, Applied, Chosen, Struck, Lost, Restored, Dropped, Joined, Moved)
 
 
-class Writer(NamedTuple):
+class ServerWriter(NamedTuple):
     """Who writes a history of a served run: a controller, a node or a worker, and which."""
 
     kind: str
@@ -51,12 +51,12 @@ class Writer(NamedTuple):
 
 
 @cache
-def writer_of(who: str) -> Writer | None:
+def writer_of(who: str) -> ServerWriter | None:
     """The member of a served run that writes under this name."""
     if who == "controller":
-        return Writer("controller", 0)
+        return ServerWriter("controller", 0)
     found = re.fullmatch(r"(node|worker)-(0|[1-9][0-9]{0,8})", who)
-    return Writer(found[1], int(found[2])) if found else None
+    return ServerWriter(found[1], int(found[2])) if found else None
 
 
 class ServedLedger:
@@ -67,7 +67,7 @@ class ServedLedger:
         self.events = 0
         self.wrong: list[str] = []  # lines that cannot be right
         self.is_served = False
-        self._told: defaultdict[Writer, list[What]] = defaultdict(list)
+        self._told: defaultdict[ServerWriter, list[What]] = defaultdict(list)
 
     def take(self, event: Event, file: str | None = None) -> None:
         """Add an event, from the file of this name if it was read from one."""
@@ -83,7 +83,7 @@ class ServedLedger:
         if writer is not None:
             self._tell(writer, who, what)
 
-    def _tell(self, writer: Writer, who: str, what: What) -> None:
+    def _tell(self, writer: ServerWriter, who: str, what: What) -> None:
         told = self._told[writer]
         if not told and not isinstance(what, Open):
             self.wrong.append(f"{who} wrote before it had opened its history")
@@ -91,13 +91,13 @@ class ServedLedger:
         self.is_served = self.is_served or isinstance(what, SERVED)
 
     @property
-    def writers(self) -> Sequence[Writer]:
+    def writers(self) -> Sequence[ServerWriter]:
         """Everybody of whom there is a history."""
         return sorted(self._told)
 
     def told(self, kind: str, number: int = 0) -> Sequence[What]:
         """What one of them wrote, in order."""
-        return self._told.get(Writer(kind, number), ())
+        return self._told.get(ServerWriter(kind, number), ())
 
     @cached_property
     def plans(self) -> Sequence[Serve]:

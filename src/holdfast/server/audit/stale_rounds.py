@@ -11,7 +11,7 @@ from holdfast.events import Applied, Pushed
 from holdfast.finding import CannotTell, Verdict, counted
 from holdfast.sampler.digest import Samples
 from holdfast.server.audit.block_owners import adds_up, by_map
-from holdfast.server.audit.server_ledger import ServedLedger, Writer
+from holdfast.server.audit.server_ledger import ServedLedger, ServerWriter
 
 MOST = 16  # applications of one push that may have been undone: beyond them there are too many cases
 Applications: TypeAlias = Sequence[tuple[int, Applied]]
@@ -96,7 +96,7 @@ def _by_part(ledger: ServedLedger) -> Mapping[tuple[int, int], Applications]:
 
 def _wrong(ledger: ServedLedger, part: int, pushes: Sequence[Pushed], applied: Applications) -> str | None:
     if not pushes:
-        if Writer("worker", part) not in ledger.writers:
+        if ServerWriter("worker", part) not in ledger.writers:
             raise CannotTell(f"there is no history of worker-{part}")
         return f"nothing was pushed from part {part}"
     blocks = pushes[0].blocks

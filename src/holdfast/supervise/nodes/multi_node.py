@@ -34,7 +34,7 @@ from holdfast.supervise.nodes.find_host import Whereabouts
 from holdfast.supervise.nodes.node import Node, listen, several
 from holdfast.supervise.nodes.peers import OtherNodes
 from holdfast.supervise.nodes.quorum import Heard
-from holdfast.supervise.nodes.rendezvous import Meeting, Over, Rendezvous
+from holdfast.supervise.nodes.rendezvous import Rendezvous, RoundInfo, RunEnded
 
 _MEETS_WITHIN = 600.0
 _SPEAKS_WITHIN = 60.0  # seconds for a node to look for the checkpoints, and say what it found
@@ -80,8 +80,8 @@ class Nodes(Rendezvous):
         self.peers = OtherNodes(self._node, self._round, answer, self._connection(), self._heard, server)
         return self._begin(self._agreed(answer), answer["address"], answer["port"])
 
-    def _agreed(self, answer: Answer) -> Meeting:
-        return Meeting(
+    def _agreed(self, answer: Answer) -> RoundInfo:
+        return RoundInfo(
             attempt=max(each["attempt"] for each in answer["nodes"]),
             round=answer["round"],
             address=self._node.address,
@@ -114,7 +114,7 @@ class Nodes(Rendezvous):
         now = time.monotonic()
         if now - self._looked >= self._whereabouts.look_every:
             if (verdict := self.ended()) is not None:
-                raise Over(verdict)
+                raise RunEnded(verdict)
             self._looked = time.monotonic()
         if not self._has_said and now - self._since >= _SAYS_AFTER:
             self._has_said = True
@@ -162,7 +162,7 @@ class Nodes(Rendezvous):
         It changes nothing here: it may end in its thread long after we gave it up, and have come elsewhere.
         """
         if store.check(["over"]):
-            raise Over(store.get("over").decode())
+            raise RunEnded(store.get("over").decode())
         if not awaited:
             awaited = store.add("closed", 0) + 1
             place = store.add(f"came/{awaited}", 1)

@@ -20,7 +20,7 @@ from holdfast.supervise.nodes import quorum
 from holdfast.supervise.nodes.connection import Answer, Connection, beats, refuses, said
 from holdfast.supervise.nodes.node import Node
 from holdfast.supervise.nodes.quorum import Heard
-from holdfast.supervise.workers.members import Report
+from holdfast.supervise.workers.members import MembersReport
 
 _AGAIN = 0.2  # seconds after which a report is repeated though nothing has changed
 
@@ -49,11 +49,11 @@ class Peers:
         assert self._server is not None, "only the node that keeps the workers' store publishes"
         publish(PrefixStore(f"{self._workers}/{LIVE}", self._server), membership)
 
-    def report(self, report: Report, known: int) -> list[Membership]:
+    def report(self, report: MembersReport, known: int) -> list[Membership]:
         """Tell the node that decides how our workers are; what it has published since the membership `known`."""
         return []
 
-    def reports(self) -> dict[int, Report] | None:
+    def reports(self) -> dict[int, MembersReport] | None:
         """What the other nodes report, for the one that decides; nothing before all have done so."""
         return {}
 
@@ -100,7 +100,7 @@ class OtherNodes(Peers):
         self.where = {each["node"]: each["where"] for each in answer["nodes"]}
         self._node, self._round, self._at, self._heard = node, f"round/{number}", at, heard
         self._dropped: list[int] = []  # lost since
-        self._reported: tuple[float, Report | None] = (0.0, None)
+        self._reported: tuple[float, MembersReport | None] = (0.0, None)
         self._is_ending = False
 
     @property
@@ -117,7 +117,7 @@ class OtherNodes(Peers):
         key, text = f"{self._round}/membership/{membership.number}", json.dumps(membership.to_json())
         self._at.ask(lambda store: store.set(key, text))
 
-    def report(self, report: Report, known: int) -> list[Membership]:
+    def report(self, report: MembersReport, known: int) -> list[Membership]:
         now = time.monotonic()
 
         def told(store: Store) -> list[Membership]:
@@ -133,14 +133,14 @@ class OtherNodes(Peers):
 
         return self._at.ask(told)
 
-    def reports(self) -> dict[int, Report] | None:
+    def reports(self) -> dict[int, MembersReport] | None:
         if not self.decides:
             return {}
         others = self._others
         told = self._at.ask(lambda store: [said(store, f"{self._round}/report/{node}") for node in others])
         if None in told:
             return None
-        found = {node: Report.from_json(each) for node, each in zip(others, told, strict=True)}
+        found = {node: MembersReport.from_json(each) for node, each in zip(others, told, strict=True)}
         self._is_ending = any(each.ended for each in found.values())
         return found
 

@@ -21,7 +21,7 @@ from holdfast.supervise.nodes.peers import Peers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meeting:
+class RoundInfo:
     """What the nodes agreed on for one start of their workers."""
 
     attempt: int
@@ -33,7 +33,7 @@ class Meeting:
     term: int = 0  # see checkpoint/terms.py; 0 for a node that is alone
     node: int = 0  # which of them we are
 
-    def news(self, before: "Meeting | None", of: int) -> list[str]:
+    def news(self, before: "RoundInfo | None", of: int) -> list[str]:
         """What there is to say of it: which of so many nodes go on, if not all; where they meet, if that has changed."""
         lines = []
         if lost := sorted(set(range(of)) - set(self.nodes)):
@@ -43,7 +43,7 @@ class Meeting:
         return lines
 
 
-class Over(RendezvousClosedError):
+class RunEnded(RendezvousClosedError):
     """The run is over; the verdict on it, as text, if whoever ended it has said so."""
 
 
@@ -51,7 +51,7 @@ class Rendezvous(RendezvousHandler):
     """How a supervisor meets the other nodes, and how it ends the run with them; by itself, for one that has none."""
 
     def __init__(self) -> None:
-        self.meeting: Meeting | None = None
+        self.meeting: RoundInfo | None = None
         self.peers = Peers()
         self.next_attempt = 1
         self.workers = 1  # that we are to start
@@ -74,7 +74,7 @@ class Rendezvous(RendezvousHandler):
     def leave(self) -> None:
         """Go, the node that keeps the store after the others: they have read there how the run ended."""
 
-    def _begin(self, meeting: Meeting, address: str, port: int) -> RendezvousInfo:
+    def _begin(self, meeting: RoundInfo, address: str, port: int) -> RendezvousInfo:
         """Start from this meeting, with the workers' store at this address."""
         self.meeting, self.next_attempt = meeting, meeting.attempt + 1
         place = meeting.nodes.index(meeting.node)
@@ -103,11 +103,11 @@ class Rendezvous(RendezvousHandler):
         return True
 
 
-class Alone(Rendezvous):
+class SingleNodeRendezvous(Rendezvous):
     """The rendezvous of a node that is alone: it takes place at once."""
 
     def next_rendezvous(self) -> RendezvousInfo:
         server, name = listen(LOOPBACK), secrets.token_hex(6)
         self.peers = Peers(name, server)
-        meeting = Meeting(attempt=self.next_attempt, round=name, address=LOOPBACK, workers=(self.workers,))
+        meeting = RoundInfo(attempt=self.next_attempt, round=name, address=LOOPBACK, workers=(self.workers,))
         return self._begin(meeting, LOOPBACK, server.port)

@@ -11,8 +11,8 @@ from holdfast.errors import HoldfastError
 from holdfast.events import SUPERVISED_ONLY, Judged
 from holdfast.history.log import recall
 from holdfast.history.tail import Finish, finish
-from holdfast.supervise.checkpoint_place import Checkpoints, Found
-from holdfast.supervise.verdict import Verdict, completion, done_before, done_elsewhere
+from holdfast.supervise.checkpoint_place import Checkpoints, PlaceContents
+from holdfast.supervise.verdict import RunVerdict, completion, done_before, done_elsewhere
 
 
 class Ended:
@@ -22,7 +22,7 @@ class Ended:
     by every command, and a place of checkpoints may have been another run's before.
     """
 
-    def __init__(self, out: Path, checkpoints: Checkpoints, found: Found, *, extends: bool) -> None:
+    def __init__(self, out: Path, checkpoints: Checkpoints, found: PlaceContents, *, extends: bool) -> None:
         self._history, self._checkpoints = out / "history", checkpoints
         before = _completion(self._history)
         self._known: set[Finish | Judged | None] = {None, found.completed}
@@ -31,7 +31,7 @@ class Ended:
         elif before and SUPERVISED_ONLY in before.because:
             self._known.add(before)
 
-    def look(self) -> Verdict | None:
+    def look(self) -> RunVerdict | None:
         """The verdict on a run that has ended; what cannot be read now may be at the next look."""
         with suppress(HoldfastError, OSError):
             end = finish(self._history)

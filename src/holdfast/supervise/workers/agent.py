@@ -29,14 +29,14 @@ from holdfast.errors import WorkerLost
 from holdfast.process import IN_ORDER, held_back
 from holdfast.progress import IN_RESERVE, Phase, Progress
 from holdfast.runs.config import RunConfig
-from holdfast.runs.rank_log import Places
-from holdfast.supervise.failure_cause import Death
-from holdfast.supervise.hang_detection import Elsewhere, Judge, Seen
+from holdfast.runs.rank_log import RankLog
+from holdfast.supervise.failure_cause import WorkerExit
+from holdfast.supervise.hang_detection import Judge, RemoteProgress, WorkerLook
 from holdfast.supervise.nodes.rendezvous import Rendezvous
 from holdfast.supervise.workers import entry
 from holdfast.supervise.workers.entry import Task
 from holdfast.supervise.workers.environment import as_torchrun, of_holdfast
-from holdfast.supervise.workers.members import Report, Roll, together
+from holdfast.supervise.workers.members import Members, MembersReport, together
 from holdfast.supervise.workers.process import Running, processor_seconds
 
 LOOK = 0.25
@@ -67,12 +67,12 @@ class WarmAgent(SimpleElasticAgent):
         self._leaving: list[Running] = []  # that were lost, and of which something may be left
         self._judge = Judge(config.stuck_after, config.hang_after, live=config.recovery != "restart")
         self._looked = self._regrouped = 0.0
-        self._roll = Roll(config.recovery, config.workers)
-        self._places = Places(out, 0)
+        self._roll = Members(config.recovery, config.workers)
+        self._places = RankLog(out, 0)
         self._wanted: int | None = None  # how many are to train, if somebody has asked
         self._joined = 0  # how many were started in this attempt to join the others
         self.exchanges = False  # whether the script exchanges by torch.distributed itself: then a loss is a restart
-        self.elsewhere = Elsewhere()
+        self.elsewhere = RemoteProgress()
         self.suspected = False  # that members are lost of which nobody knows
         entry.pools()
 
@@ -92,7 +92,7 @@ class WarmAgent(SimpleElasticAgent):
         for each in self._running:
             each.tell(number)
 
-    def deaths(self) -> list[Death]:
+    def deaths(self) -> list[WorkerExit]:
         """How each worker stands: those that have ended, with what they raised, and those that have not."""
         self._look()
         return [each.death(self._judge.idle(each.seat), self._out) for each in self._running]
@@ -109,10 +109,10 @@ class WarmAgent(SimpleElasticAgent):
         """How many members are left on this node."""
         return len(self.report().inside)
 
-    def report(self) -> Report:
+    def report(self) -> MembersReport:
         """The workers of this node, but for those that have failed."""
         left = [each for each in self._running if not each.has_fallen]
-        return Report(
+        return MembersReport(
             tuple(each.present() for each in left),
             self.is_broken(),
             any(each.has_ended for each in left),
@@ -123,7 +123,7 @@ class WarmAgent(SimpleElasticAgent):
         """The furthest step that any worker has begun."""
         return max((each.task.progress.step or 0 for each in self._running), default=0)
 
-    def bury(self) -> tuple[list[Death], list[Death]]:
+    def bury(self) -> tuple[list[WorkerExit], list[WorkerExit]]:
         """Kill those that have failed and still run, leave all of them behind; how members and those in reserve ended."""
         fallen = [each for each in self._running if each.has_fallen]
         deaths = [(each, each.death(self._judge.idle(each.seat), self._out)) for each in fallen]
@@ -245,11 +245,11 @@ class WarmAgent(SimpleElasticAgent):
             self._regrouped = time.monotonic()
         return seeks and time.monotonic() - self._regrouped > SUSPECTED
 
-    def here(self) -> Elsewhere:
+    def here(self) -> RemoteProgress:
         """How far the workers of this node are, for the other nodes."""
         seen = self._seen()
         places = [each.place for each in seen if each.is_member and each.phase is not Phase.ENDED]
-        return Elsewhere(min(places, default=None), sum(each.moved for each in seen))
+        return RemoteProgress(min(places, default=None), sum(each.moved for each in seen))
 
     def end(self, *, stacks: bool = False) -> None:
         """Kill the workers that are left, with all they have started; if asked, the stacks of their threads first."""
@@ -301,12 +301,12 @@ class WarmAgent(SimpleElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self.exchanges |= any(each.task.progress.has_exchanged for each in [*self._running, *self._leaving])
         self._running, self._joined = [], 0
-        self._places = Places(self._out, self._nodes.meeting.attempt if self._nodes.meeting else 0)
-        self._roll = Roll(self._config.recovery, worker_group.workers[0].world_size)
+        self._places = RankLog(self._out, self._nodes.meeting.attempt if self._nodes.meeting else 0)
+        self._roll = Members(self._config.recovery, worker_group.workers[0].world_size)
         if self._wanted and not self.exchanges:
             self._roll.wanted = min(self._roll.wanted, self._wanted)
         self._judge.begin()
-        self.elsewhere = Elsewhere()
+        self.elsewhere = RemoteProgress()
         try:
             with held_back(), _forking_allowed():
                 for each in worker_group.workers:
@@ -392,7 +392,7 @@ class WarmAgent(SimpleElasticAgent):
             for each in self._running:
                 each.look_closer()
 
-    def _seen(self) -> list[Seen]:
+    def _seen(self) -> list[WorkerLook]:
         return [each.seen(self._roll.is_member(each.seat)) for each in self._running if each.exit is None]
 
     def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:

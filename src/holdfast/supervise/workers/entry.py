@@ -87,7 +87,7 @@ def _print_to(stdout: Path, stderr: Path) -> None:
         os.dup2(file, number)
         os.close(file)
     sys.stdout, sys.stderr = (
-        io.TextIOWrapper(io.BufferedWriter(Log(number)), line_buffering=True) for number in (1, 2)
+        io.TextIOWrapper(io.BufferedWriter(WorkerOutput(number)), line_buffering=True) for number in (1, 2)
     )
     faulthandler.enable()
 
@@ -100,7 +100,7 @@ def _opened(path: Path) -> int:
         return os.open(os.devnull, os.O_WRONLY)
 
 
-class Log(io.FileIO):
+class WorkerOutput(io.FileIO):
     """Where a worker prints: what a full disk refuses is lost, and no reason for a script to fail.
 
     Python writes whole lines there at once: a worker may be killed at any time, and what it said before is wanted.

@@ -7,7 +7,7 @@ from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 
 from holdfast.distributed.ranks import NODE, TERM
 from holdfast.supervise.nodes.node import interface
-from holdfast.supervise.nodes.rendezvous import Meeting
+from holdfast.supervise.nodes.rendezvous import RoundInfo
 
 
 def as_torchrun(member: Worker, group: WorkerGroup) -> dict[str, str]:
@@ -32,7 +32,7 @@ def as_torchrun(member: Worker, group: WorkerGroup) -> dict[str, str]:
     return {name: str(value) for name, value in variables.items()}
 
 
-def of_holdfast(out: Path, meeting: Meeting, error: Path) -> dict[str, str]:
+def of_holdfast(out: Path, meeting: RoundInfo, error: Path) -> dict[str, str]:
     """What differs from attempt to attempt, and where the run lies."""
     variables = {
         "HOLDFAST_OUT": str(out),

@@ -15,7 +15,7 @@ from holdfast.distributed.membership import Membership
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class WorkerStatus:
     """What is seen of one worker that has not failed: whether it waits to be let in, and which membership it is in."""
 
     seat: int
@@ -23,7 +23,7 @@ class Seen:
     membership: int | None = None  # none: it has yet to join
 
 
-class Roll:
+class Members:
     """The members of one attempt, from membership to membership; `wanted` is how many of them are to train."""
 
     def __init__(self, strategy: str, size: int) -> None:
@@ -43,7 +43,7 @@ class Roll:
         """Whether this seat is a member, or was told that it is to be one."""
         return seat in self._seats.values()
 
-    def lost(self, present: Sequence[Seen]) -> list[int]:
+    def lost(self, present: Sequence[WorkerStatus]) -> list[int]:
         """The numbers of members of which nothing is seen any more."""
         seats = {each.seat for each in present}
         return [number for number, seat in self._seats.items() if seat not in seats]
@@ -66,13 +66,13 @@ class Roll:
         """Whether this seat was told that it is a member, and did not leave in order since."""
         return seat in self._last and seat not in self._asleep
 
-    def is_settled(self, present: Sequence[Seen]) -> bool:
+    def is_settled(self, present: Sequence[WorkerStatus]) -> bool:
         """Whether as many train as are wanted, together, and all others are asleep."""
         inside = [each for each in present if each.membership is not None]
         together = all(each.membership == self.current.number for each in inside)
         return together and len(inside) == len(self._seats) == self.wanted
 
-    def next(self, present: Sequence[Seen], *, broken: bool = False) -> Membership | None:
+    def next(self, present: Sequence[WorkerStatus], *, broken: bool = False) -> Membership | None:
         """The membership to publish now, if there is to be another; `broken`: members cannot reach each other."""
         seen = {each.seat: each for each in present}
         told = {**self._leaving, **self._seats}
@@ -85,14 +85,14 @@ class Roll:
             return None  # some have yet to fall asleep
         return self._resized(inside, seen)
 
-    def _without_lost(self, inside: dict[int, int], seen: Mapping[int, Seen]) -> Membership | None:
+    def _without_lost(self, inside: dict[int, int], seen: Mapping[int, WorkerStatus]) -> Membership | None:
         """Those that are left go on; where the step is replayed, not before the places of all lost ones are taken."""
         if self._strategy != "replay":
             return self._publish(inside, {}) if inside else None
         joining = self._seated(self._seats.keys() - inside.keys(), self._ready(inside, seen))
         return self._publish(inside, joining) if {*inside, *joining} == {*self._seats} else None
 
-    def _resized(self, inside: dict[int, int], seen: Mapping[int, Seen]) -> Membership | None:
+    def _resized(self, inside: dict[int, int], seen: Mapping[int, WorkerStatus]) -> Membership | None:
         """Nobody is lost: let workers in or put some to sleep, if there are to be more or fewer."""
         more = self.wanted - len(inside)
         if more < 0:
@@ -101,7 +101,7 @@ class Roll:
         joining = self._seated(set(range(self._size)) - inside.keys(), self._ready(inside, seen)[:more])
         return self._publish(inside, joining) if joining else None
 
-    def _ready(self, inside: Mapping[int, int], seen: Mapping[int, Seen]) -> list[int]:
+    def _ready(self, inside: Mapping[int, int], seen: Mapping[int, WorkerStatus]) -> list[int]:
         return [seat for seat, each in sorted(seen.items()) if each.is_ready and seat not in inside.values()]
 
     def _seated(self, free: set[int], ready: list[int]) -> dict[int, int]:
@@ -121,14 +121,14 @@ class Roll:
         return told
 
 
-class Report(NamedTuple):
+class MembersReport(NamedTuple):
     """The workers of one node, or of several.
 
     `broken`: some have waited for a membership for long. `ended`: some have nothing left to train. `goes_on`: all
     members are where the loss of a peer can be survived.
     """
 
-    seen: tuple[Seen, ...] = ()
+    seen: tuple[WorkerStatus, ...] = ()
     broken: bool = False
     ended: bool = False
     goes_on: bool = True
@@ -148,16 +148,16 @@ class Report(NamedTuple):
         return [seen, self.broken, self.ended, self.goes_on]
 
     @classmethod
-    def from_json(cls, said: list[Any]) -> "Report":
+    def from_json(cls, said: list[Any]) -> "MembersReport":
         """The inverse."""
-        seen = tuple(Seen(seat=seat, is_ready=ready, membership=number) for seat, ready, number in said[0])
+        seen = tuple(WorkerStatus(seat=seat, is_ready=ready, membership=number) for seat, ready, number in said[0])
         return cls(seen, *said[1:])
 
 
-def together(reports: Iterable[Report]) -> Report:
+def together(reports: Iterable[MembersReport]) -> MembersReport:
     """The workers of all of them."""
     several = list(reports)
-    return Report(
+    return MembersReport(
         tuple(each for report in several for each in report.seen),
         any(report.broken for report in several),
         any(report.ended for report in several),

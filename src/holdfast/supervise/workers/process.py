@@ -18,7 +18,7 @@ from torch.distributed.elastic.agent.server.api import Worker
 from holdfast.process import IN_ORDER
 from holdfast.progress import Phase
 from holdfast.supervise import error_file, hang_detection
-from holdfast.supervise.failure_cause import Death
+from holdfast.supervise.failure_cause import WorkerExit
 from holdfast.supervise.workers import entry
 from holdfast.supervise.workers import members as roll
 from holdfast.supervise.workers.entry import Task
@@ -182,14 +182,14 @@ class Running:
             self._kill_group()  # before we collect it: until then no other process can have its number
         return ended is not None
 
-    def present(self) -> roll.Seen:
+    def present(self) -> roll.WorkerStatus:
         """Whether it is a member."""
-        return roll.Seen(seat=self.seat, is_ready=self.is_ready, membership=self.membership)
+        return roll.WorkerStatus(seat=self.seat, is_ready=self.is_ready, membership=self.membership)
 
-    def seen(self, is_member: bool) -> hang_detection.Seen:
+    def seen(self, is_member: bool) -> hang_detection.WorkerLook:
         """How far it is; a member is one that was told so, whether or not it has joined the others yet."""
         told, doing = self.task.progress, state(self.pid)
-        return hang_detection.Seen(
+        return hang_detection.WorkerLook(
             seat=self.seat,
             boundaries=told.boundaries,
             posted=told.posted,
@@ -233,10 +233,10 @@ class Running:
             with suppress(OSError), self.task.stderr.open("a") as log:
                 log.write(f"{raised.traceback or raised.message}".rstrip() + "\n")
 
-    def death(self, idle: float, out: Path) -> Death:
+    def death(self, idle: float, out: Path) -> WorkerExit:
         """How it ended, or that it has not, for how long it had come no further."""
         told = self.task.progress
-        return Death(
+        return WorkerExit(
             rank=self.rank,
             local_rank=self.worker.local_rank,
             exit=self.exit,

@@ -23,13 +23,13 @@ from holdfast import process as preemption
 from holdfast.blocks.division import Ids
 from holdfast.errors import BadInput
 from holdfast.sampler.digest import Samples
-from holdfast.sampler.plan import Geometry, Position
+from holdfast.sampler.plan import Position, SamplePlan
 from holdfast.train.state import rng
 
 Collate = Callable[[list[Any]], Any]
 
 
-class Dataset(Protocol):
+class MapDataset(Protocol):
     """A map-style dataset: so many samples, each by its number."""
 
     def __len__(self) -> int: ...
@@ -42,7 +42,7 @@ TOGETHER = 16  # requests made together: each takes a quarter of the time that i
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class LoadRequest:
     """A share to be loaded: its samples, and the key under which they are loaded and trained."""
 
     ids: Ids
@@ -51,17 +51,17 @@ class Request:
     key: int
 
 
-Loaded = tuple[Request, list[Any]]  # what was requested, collated in parts
+Loaded = tuple[LoadRequest, list[Any]]  # what was requested, collated in parts
 
 
 class Loads(Protocol):
     """Gives the share that is requested, in so many parts."""
 
     @property
-    def dataset(self) -> Dataset: ...
+    def dataset(self) -> MapDataset: ...
     @property
     def parts(self) -> int: ...
-    def __getitem__(self, request: Request, /) -> Loaded: ...
+    def __getitem__(self, request: LoadRequest, /) -> Loaded: ...
     def position(self) -> tuple[int, str] | None:
         """Where it is, if that cannot be told from the number of the window."""
 
@@ -70,11 +70,11 @@ class Loads(Protocol):
 class Shares:
     """Loads the share that is requested, collated in so many parts; a dataset of shares, to torch."""
 
-    dataset: Dataset
+    dataset: MapDataset
     parts: int
     collate: Collate
 
-    def __getitem__(self, request: Request) -> Loaded:
+    def __getitem__(self, request: LoadRequest) -> Loaded:
         rng.set_all(request.key)
         samples = list(self._samples(request.numbers))
         if self.parts == 1:
@@ -102,7 +102,7 @@ def _one_of(ids: list[int]) -> str:
     return f"one of samples {', '.join(map(str, ids[:SHOWN]))}{' and more' if len(ids) > SHOWN else ''}"
 
 
-def size(dataset: Dataset) -> int:
+def size(dataset: MapDataset) -> int:
     """How many samples a dataset has; one that cannot say is refused."""
     try:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
@@ -115,7 +115,7 @@ def size(dataset: Dataset) -> int:
         ) from error
 
 
-def requests(geometry: Geometry, start: int, rank: int, world: int) -> Iterator[Request]:
+def requests(geometry: SamplePlan, start: int, rank: int, world: int) -> Iterator[LoadRequest]:
     """This rank's share of every window from number `start` to the last."""
     places = geometry.places(rank, world)
     together = max(1, CHUNK // len(places))
@@ -124,16 +124,16 @@ def requests(geometry: Geometry, start: int, rank: int, world: int) -> Iterator[
         shares = geometry.windows(steps, places)
         ahead = zip(steps, shares, Samples.of_each(shares), strict=True)
         while several := [
-            Request(ids, ids.tolist(), samples, share_key(geometry, geometry.position(step), rank))
+            LoadRequest(ids, ids.tolist(), samples, share_key(geometry, geometry.position(step), rank))
             for step, ids, samples in islice(ahead, TOGETHER)
         ]:
             yield from several
 
 
-class Source:
+class SampleSource:
     """This rank's shares one after the other, loaded; if the windows are divided anew, from there on those."""
 
-    def __init__(self, shares: Loads, geometry: Geometry, options: Mapping[str, Any]) -> None:
+    def __init__(self, shares: Loads, geometry: SamplePlan, options: Mapping[str, Any]) -> None:
         self._shares, self._geometry, self._options = shares, geometry, options
         self._wanted = Ahead(iter(()))
         self._loaded: Iterator[Loaded] = iter(())
@@ -154,14 +154,14 @@ class Source:
 class Ahead:
     """Requests of which the next one may be made before it is asked for, when there is time."""
 
-    def __init__(self, wanted: Iterator[Request]) -> None:
+    def __init__(self, wanted: Iterator[LoadRequest]) -> None:
         self._wanted = wanted
-        self._next: Request | None = None
+        self._next: LoadRequest | None = None
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[LoadRequest]:
         return self
 
-    def __next__(self) -> Request:
+    def __next__(self) -> LoadRequest:
         request, self._next = self._next, None
         return request or next(self._wanted)
 
@@ -171,18 +171,18 @@ class Ahead:
             self._next = next(self._wanted, None)
 
 
-def share_key(geometry: Geometry, at: Position, share: int) -> int:
+def share_key(geometry: SamplePlan, at: Position, share: int) -> int:
     """The key of one share of the window at this position."""
     return rng.key(geometry.seed, rng.WINDOW, at.epoch, at.cursor, share)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Elsewhere:
+class SubprocessLoads:
     """The same in another process, which also says where its generators are then, if it drew from them."""
 
     shares: Loads
 
-    def __getitem__(self, request: Request) -> tuple[Loaded, rng.States | None]:
+    def __getitem__(self, request: LoadRequest) -> tuple[Loaded, rng.States | None]:
         loaded = self.shares[request]
         states = rng.States.now()
         rng.set_all(request.key)
@@ -191,7 +191,7 @@ class Elsewhere:
 
 def load(
     shares: Loads,
-    wanted: Iterable[Request],
+    wanted: Iterable[LoadRequest],
     num_workers: int,
     *,
     worker_init_fn: Callable[[int], object] | None = None,
@@ -207,7 +207,7 @@ def load(
     options.setdefault("pin_memory", torch.cuda.is_initialized())
     try:
         loader: DataLoader[Any] = DataLoader(
-            Elsewhere(shares) if num_workers else shares,  # type: ignore[arg-type]  # all that torch calls is __getitem__
+            SubprocessLoads(shares) if num_workers else shares,  # type: ignore[arg-type]  # all that torch calls is __getitem__
             batch_size=None,
             sampler=wanted,
             collate_fn=_as_it_is,
@@ -243,7 +243,7 @@ class _Serve:
     Then it does what the script wants, to which the data set is the script's own.
     """
 
-    def __init__(self, worker: int, dataset: Dataset, then: Callable[[int], object] | None) -> None:
+    def __init__(self, worker: int, dataset: MapDataset, then: Callable[[int], object] | None) -> None:
         self._worker, self._dataset, self._then = worker, dataset, then
         # The kernel goes by the thread that forks: one that ends while the worker goes on must not end the loading.
         self._stays = threading.current_thread() is threading.main_thread()

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from holdfast.errors import BadInput, Corrupt
-from holdfast.train.data.loader import Loaded, Request
+from holdfast.train.data.loader import Loaded, LoadRequest
 from holdfast.train.state import plain_values, rng
-from holdfast.train.state.restore import Restored
+from holdfast.train.state.restore import RestoredState
 
 LONG = 1 << 20  # windows that an epoch has: whichever there are, so that a run can be extended
 
@@ -72,7 +72,7 @@ class Feed:
         self._batches: Iterator[Any] | None = None
         _tell_epoch(loader, 0)
 
-    def go_on(self, restored: Restored, rank: int, world: int) -> None:
+    def go_on(self, restored: RestoredState, rank: int, world: int) -> None:
         """Go on from where this rank's loader was when the state was saved that came back, if one did."""
         if restored.step is None:
             return
@@ -138,7 +138,7 @@ class Streamed:
     parts: int
     feed: Feed
 
-    def __getitem__(self, request: Request) -> Loaded:
+    def __getitem__(self, request: LoadRequest) -> Loaded:
         rng.set_all(request.key)
         batches = [next(self.feed) for _ in range(self.parts)]
         rng.set_all(request.key)

@@ -69,7 +69,7 @@ Marks: TypeAlias = Mapping[str, str]  # by where the value is, such as model/0.w
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class UnprotectedValue:
     """Something that the script holds and does not protect: what it is, and its mark."""
 
     kind: str  # generator, scheduler, optimizer, buffer, tensor or value
@@ -91,8 +91,8 @@ class Window:
     begun: Marks  # the protected state, of large tensors a few values: when it was handed out
     midway: Marks | None  # the same when its first gradient was there; nothing if none came
     after: Marks  # the protected state, every bit of it, when the next window was asked for
-    held: Mapping[str, Held]  # when it was handed out
-    kept: Mapping[str, Held]  # when the next window was asked for
+    held: Mapping[str, UnprotectedValue]  # when it was handed out
+    kept: Mapping[str, UnprotectedValue]  # when the next window was asked for
     backwards: int
     stepped: int  # times that an optimizer did
     holders: tuple[str, ...] = ()  # types of what the script put around the loop, such as groupby
@@ -123,7 +123,7 @@ def parse(text: str) -> Observed:
         if data.pop("what") == "Ending":
             return Ending(**data)
         for name in ("held", "kept"):
-            data[name] = {path: Held(**each) for path, each in data[name].items()}
+            data[name] = {path: UnprotectedValue(**each) for path, each in data[name].items()}
         return Window(**{**data, "holders": tuple(data["holders"])})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Corrupt(f"not what a rehearsed worker writes: {text!r:.80}") from error

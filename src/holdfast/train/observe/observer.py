@@ -21,13 +21,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from holdfast.blocks.division import Ids
 from holdfast.distributed.boundary import NEVER
-from holdfast.sampler.plan import Geometry
+from holdfast.sampler.plan import SamplePlan
 from holdfast.train.observe import value_digests
-from holdfast.train.observe.observations import Ending, Held, Observed, Window, length, line
+from holdfast.train.observe.observations import Ending, Observed, UnprotectedValue, Window, length, line
 from holdfast.train.observe.script_state import frames_of_script, held
 from holdfast.train.state import rng
 from holdfast.train.state.protected import Protected
-from holdfast.train.state.save import Saving
+from holdfast.train.state.save import CheckpointSaver
 
 REHEARSAL = "HOLDFAST_REHEARSAL"
 AROUND = (itertools.groupby, itertools.islice, itertools.chain, itertools.tee, map, filter, zip, enumerate)
@@ -46,7 +46,7 @@ class Rehearsal:
         """For the environment."""
         return json.dumps({"folder": self.folder, "steps": self.steps, "saves": self.saves})
 
-    def end(self, geometry: Geometry) -> int:
+    def end(self, geometry: SamplePlan) -> int:
         """The step at which the loop ends."""
         return length(self.steps, geometry.steps, geometry.steps_per_epoch)
 
@@ -60,7 +60,7 @@ def asked() -> Rehearsal | None:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class SavingAt(Saving):
+class SavingAt(CheckpointSaver):
     """Saves before the steps it is told, whatever the interval."""
 
     at: tuple[int, ...]
@@ -71,7 +71,7 @@ class SavingAt(Saving):
         return 0 if saved is None else min((each for each in self.at if each > saved), default=NEVER)
 
 
-class Watch:
+class StepObserver:
     """Writes down what one rank holds in every window."""
 
     def __init__(self, rehearsal: Rehearsal, protected: Protected, dataset: Any, rank: int, attempt: int) -> None:
@@ -126,7 +126,7 @@ class Watch:
     def _state(self) -> dict[str, str]:
         return value_digests.marks(self._protected.capture(), cheap=True)
 
-    def _held(self) -> Mapping[str, Held]:
+    def _held(self) -> Mapping[str, UnprotectedValue]:
         return held(frames_of_script(sys._getframe()), {"dataset": self._dataset}, self._protected.things)
 
     def _backward(self, parameter: Tensor) -> None:

@@ -22,9 +22,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-import holdfast
 from holdfast.train.observe import value_digests
-from holdfast.train.observe.observations import Held
+from holdfast.train.observe.observations import UnprotectedValue
 
 DEEPEST, MOST, LONGEST = 8, 20_000, 256  # levels, things, and entries of one container that are looked at
 GENERATORS = (
@@ -35,7 +34,7 @@ GENERATORS = (
     np.random.BitGenerator,
 )
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_HOLDFAST = str(Path(holdfast.__file__).parent)
+_HOLDFAST = str(Path(__file__).parents[2])
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
@@ -63,10 +62,12 @@ class _Place:
             yield _Place(value, path, self.where, self.depth + 1, foreign, in_module)
 
 
-def held(frames: Iterable[FrameType], roots: Mapping[str, Any], protected: Mapping[str, Any]) -> dict[str, Held]:
+def held(
+    frames: Iterable[FrameType], roots: Mapping[str, Any], protected: Mapping[str, Any]
+) -> dict[str, UnprotectedValue]:
     """Everything with a state that is reached from these frames and these things, and is not protected."""
     seen = _Seen(protected)
-    found: dict[str, Held] = {}
+    found: dict[str, UnprotectedValue] = {}
     waiting = deque(_starts(frames, {**protected, **roots}))
     while waiting and seen.count < MOST:
         with suppress(Exception):  # a script may hold anything, such as a proxy of something that is not there yet
@@ -74,13 +75,13 @@ def held(frames: Iterable[FrameType], roots: Mapping[str, Any], protected: Mappi
     return found
 
 
-def _look(place: _Place, seen: "_Seen", found: dict[str, Held], waiting: deque[_Place]) -> None:
+def _look(place: _Place, seen: "_Seen", found: dict[str, UnprotectedValue], waiting: deque[_Place]) -> None:
     """Note what is there, or go on to what it leads to."""
     if seen.before(place.value):
         return
     if kind := _kind(place, seen):
         if kind != "value" or not place.foreign or place.in_module:
-            about = Held(kind=kind, type=type(place.value).__name__, mark=_mark(place.value, kind))
+            about = UnprotectedValue(kind=kind, type=type(place.value).__name__, mark=_mark(place.value, kind))
             found.setdefault(place.name, about)
     elif place.depth < DEEPEST:
         waiting.extend(place.parts())

@@ -12,16 +12,16 @@ from typing import Protocol
 from holdfast.checkpoint.place import store_at
 from holdfast.checkpoint.read_ahead import read_ahead
 from holdfast.checkpoint.store import Store
-from holdfast.distributed.ranks import JOINS, World
+from holdfast.distributed.ranks import JOINS, Ranks
 from holdfast.events import Attempt as Began
 from holdfast.events import Plan, What
 from holdfast.history.log import HistoryWriter
-from holdfast.history.tail import Past, following, had_snapshots, has_commit, read_past
+from holdfast.history.tail import PastAttempts, following, had_snapshots, has_commit, read_past
 from holdfast.runs.config import RunConfig
 from holdfast.runs.lock import Lock, alone
 
 
-class Record(Protocol):
+class Recorder(Protocol):
     """Takes events, and keeps them."""
 
     def append(self, what: What, time: float | None = None) -> None:
@@ -105,13 +105,13 @@ ATTEMPT = "attempt"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Attempt:
+class AttemptContext:
     """This attempt, as one rank sees it."""
 
     number: int
     folder: Path  # where the histories of the run are
-    past: Past
-    record: Record
+    past: PastAttempts
+    record: Recorder
     store: Store
     keep_last: int
     lock: Lock | None = None  # of whoever has no supervisor that holds it
@@ -126,15 +126,17 @@ class Attempt:
         return had_snapshots(self.folder)
 
 
-def _joined(folder: Path, out: Path, world: World, config: RunConfig) -> Attempt:
+def _joined(folder: Path, out: Path, world: Ranks, config: RunConfig) -> AttemptContext:
     """Be ready to take part in the attempt that is under way."""
     number = int(os.environ["HOLDFAST_ATTEMPT"])
     record = Enrolled(folder, number, world.size, config.seed)
     store = store_at(config.checkpoints or out / "checkpoints")
-    return Attempt(number, folder, Past(struck=read_past(folder).struck), record, store, config.keep_last)
+    return AttemptContext(
+        number, folder, PastAttempts(struck=read_past(folder).struck), record, store, config.keep_last
+    )
 
 
-def _record(folder: Path, number: int, world: World, config: RunConfig) -> Record:
+def _record(folder: Path, number: int, world: Ranks, config: RunConfig) -> Recorder:
     """The record of this rank, with its first event."""
     if config.recovery != "restart":
         enrolled = Enrolled(folder, number, world.size, config.seed)
@@ -146,7 +148,7 @@ def _record(folder: Path, number: int, world: World, config: RunConfig) -> Recor
     return record
 
 
-def begin(out: Path, world: World, config: RunConfig) -> Attempt:
+def begin(out: Path, world: Ranks, config: RunConfig) -> AttemptContext:
     """Begin the next attempt in this folder: rank 0 looks at the past, and tells the others what they must know."""
     folder = out / "history"
     if JOINS in os.environ:
@@ -159,7 +161,7 @@ def begin(out: Path, world: World, config: RunConfig) -> Attempt:
     else:
         number, struck = json.loads(world.hear(ATTEMPT))
         told = frozenset((step, kind, rank, point) for step, kind, rank, point in struck)
-        past = Past(struck=told | read_past(folder).struck)  # a node's own folder tells of what struck there
+        past = PastAttempts(struck=told | read_past(folder).struck)  # a node's own folder tells of what struck there
     record = _record(folder, number, world, config)
     if world.rank == 0:
         record.sync()  # before another rank can say that it is in this attempt: a number is used once
@@ -167,4 +169,4 @@ def begin(out: Path, world: World, config: RunConfig) -> Attempt:
     store = store_at(config.checkpoints or out / "checkpoints")
     if os.environ.get("LOCAL_RANK", "0") == "0":  # the ranks of a node share its memory
         read_ahead(store)
-    return Attempt(number, folder, past, record, store, config.keep_last, lock)
+    return AttemptContext(number, folder, past, record, store, config.keep_last, lock)

@@ -14,12 +14,12 @@ from holdfast.checkpoint import retention, snapshot
 from holdfast.checkpoint.snapshot import Snapshot
 from holdfast.checkpoint.state_tree import Flat, flatten, unflatten
 from holdfast.checkpoint.store import Store
-from holdfast.distributed.ranks import World
+from holdfast.distributed.ranks import Ranks
 from holdfast.errors import BadInput, Corrupt, StorageFailed
 from holdfast.events import JSON, Commit
-from holdfast.sampler.plan import LENGTH, Geometry
+from holdfast.sampler.plan import LENGTH, SamplePlan
 from holdfast.train.state import rng
-from holdfast.train.state.attempt import Attempt
+from holdfast.train.state.attempt import AttemptContext
 from holdfast.train.state.protected import Protected, digest, listed, tree_digest
 from holdfast.train.state.snapshot_extra import CONDITIONS
 
@@ -30,14 +30,14 @@ STOPPED = "stopped"  # in the extra of a snapshot: the script has stopped the ru
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Restored:
+class RestoredState:
     """What came back: the state after so many steps, or nothing; and what was passed over to find it."""
 
     step: int | None = None
     world: int = 0
     config: Mapping[str, JSON] | None = None
     conditions: Mapping[str, JSON] = field(default_factory=dict)
-    rng: tuple[Mapping[str, Any], ...] = ()
+    generators: tuple[Mapping[str, Any], ...] = ()
     positions: tuple[Any, ...] = ()
     passed_over: tuple[Mapping[str, JSON], ...] = ()
     seconds: float = 0.0
@@ -54,7 +54,7 @@ class Restored:
         return self.committed if now == self.loaded else now
 
 
-def restore(attempt: Attempt, world: World, protected: Protected) -> Restored:
+def restore(attempt: AttemptContext, world: Ranks, protected: Protected) -> RestoredState:
     """Put the newest good snapshot back into what is protected, the same on every rank."""
     began = perf_counter()
     store = attempt.store
@@ -63,14 +63,14 @@ def restore(attempt: Attempt, world: World, protected: Protected) -> Restored:
     news = json.loads(world.from_first(RESTORED, told))
     passed_over = tuple(news["passed_over"])
     if news["step"] is None:
-        return Restored(passed_over=passed_over, seconds=perf_counter() - began)
+        return RestoredState(passed_over=passed_over, seconds=perf_counter() - began)
     if found is None:
         found = snapshot.load(store, news["step"], backoff=snapshot.BACKOFF, progress=progress.here.moves)
         check_of_a_run(found)
     _put_back(found, protected, store)
     flat = Flat(found.tensors, {"state": found.extra["state"]})
     in_memory = _own_put_back(found, protected, world) or flat
-    return Restored(
+    return RestoredState(
         step=found.step,
         world=found.manifest.world,
         config=found.extra.get("config"),
@@ -85,7 +85,7 @@ def restore(attempt: Attempt, world: World, protected: Protected) -> Restored:
     )
 
 
-def put_back(attempt: Attempt, world: World, step: int, protected: Protected) -> None:
+def put_back(attempt: AttemptContext, world: Ranks, step: int, protected: Protected) -> None:
     """Put the snapshot of this step back once more."""
     found = snapshot.load(attempt.store, step, backoff=snapshot.BACKOFF)
     _put_back(found, protected, attempt.store)
@@ -97,20 +97,20 @@ def state_digest(tensors: str, tree: str) -> str:
     return str(xxhash.xxh3_128_hexdigest(f"{tensors} {tree}".encode()))
 
 
-def check_config(store: Store, restored: Restored, plan: Geometry, *, extend: bool) -> None:
+def check_config(store: Store, restored: RestoredState, plan: SamplePlan, *, extend: bool) -> None:
     """Refuse a snapshot that was saved under another config; a longer plan is the same run, if it is to be extended."""
     if restored.step is None:
         return
     config, before = plan.to_json(), restored.config or {}
     names = [name for name in {**config, **before} if config.get(name) != before.get(name)]
     if names and all(name in LENGTH for name in names):
-        _check_length(store, restored.step, plan, Geometry.from_json(before), extend=extend)
+        _check_length(store, restored.step, plan, SamplePlan.from_json(before), extend=extend)
     elif names:
         fields = [f"{name} is {config.get(name)}, not {before.get(name)}" for name in names]
         raise _of_another(store, restored.step, fields)
 
 
-def _check_length(store: Store, step: int, plan: Geometry, before: Geometry, *, extend: bool) -> None:
+def _check_length(store: Store, step: int, plan: SamplePlan, before: SamplePlan, *, extend: bool) -> None:
     """Refuse to train a run for another number of steps than it was to have, unless it is extended."""
     if plan.steps < before.steps:
         raise BadInput(
@@ -124,7 +124,7 @@ def _check_length(store: Store, step: int, plan: Geometry, before: Geometry, *, 
         )
 
 
-def key_generators(key: int, restored: Restored, world: World) -> str:
+def key_generators(key: int, restored: RestoredState, world: Ranks) -> str:
     """Key the generators for the first window, and say how that compares with what was captured before it."""
     rng.set_all(key)
     if restored.step is None or restored.world != world.size:
@@ -133,7 +133,7 @@ def key_generators(key: int, restored: Restored, world: World) -> str:
     return "restored" if same else "none"  # not the same: a library that seeds its generator in another way
 
 
-def _first_finds(attempt: Attempt) -> tuple[Snapshot | None, str]:
+def _first_finds(attempt: AttemptContext) -> tuple[Snapshot | None, str]:
     """What rank 0 goes on from, what it tells the others of that; nothing is left of what killed attempts left behind."""
     found, passed_over = retention.resume(attempt.store, progress=progress.here.moves, check=check_of_a_run)
     step = found.step if found else None
@@ -166,7 +166,7 @@ def check_of_a_run(found: Snapshot) -> None:
         )
 
 
-def _record_commit(attempt: Attempt, found: Snapshot) -> None:
+def _record_commit(attempt: AttemptContext, found: Snapshot) -> None:
     """Put on record a commit whose rank 0 was killed before it could; and before any rank can say that it came back."""
     if not attempt.has_commit(found.step):
         state = state_digest(found.manifest.tensors, tree_digest(Flat({}, {"state": found.extra["state"]})))
@@ -196,7 +196,7 @@ def _put_back(found: Snapshot, protected: Protected, store: Store) -> None:
     protected.restore(state)
 
 
-def _own_put_back(found: Snapshot, protected: Protected, world: World) -> Flat | None:
+def _own_put_back(found: Snapshot, protected: Protected, world: Ranks) -> Flat | None:
     """Put back plain values that this rank had for itself; the whole state as it should be in memory then."""
     own = found.extra.get("own")
     if own is None or not isinstance(own, list):

@@ -15,13 +15,13 @@ from holdfast import progress
 from holdfast.checkpoint.state_tree import flatten
 from holdfast.checkpoint.writer import Saved, Writer
 from holdfast.distributed.boundary import NEVER
-from holdfast.distributed.ranks import Changed, World
+from holdfast.distributed.ranks import Changed, Ranks
 from holdfast.errors import HoldfastError
 from holdfast.events import JSON, Commit, Save
 from holdfast.sampler.plan import Position
 from holdfast.stall import Stall
 from holdfast.train.state import rng
-from holdfast.train.state.attempt import Record
+from holdfast.train.state.attempt import Recorder
 from holdfast.train.state.protected import Protected, tree_digest
 from holdfast.train.state.restore import POSITIONS, STOPPED, state_digest
 from holdfast.train.state.snapshot_extra import CONDITIONS, Conditions
@@ -82,14 +82,14 @@ class Unsaved:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Saving:
+class CheckpointSaver:
     """The saves of a run with a folder. Only rank 0 has a writer; the others give their part and go on."""
 
-    world: World
+    world: Ranks
     writer: Writer | None
     word: str
     every: int
-    record: Record
+    record: Recorder
     attempt: int
     protected: Protected
     config: Mapping[str, JSON]
@@ -201,12 +201,12 @@ class Saving:
             **({STOPPED: True} if step in self._stops else {}),
         }
 
-    def _put_on_record(self, step: int, peers: World) -> None:
+    def _put_on_record(self, step: int, peers: Ranks) -> None:
         """Runs in a thread, since a disk takes its time: our history is on the disk up to this step."""
         self.record.sync()
         peers.tell(f"on-record/{step}/{peers.rank}", "")
 
-    def _all_on_record(self, step: int, peers: World) -> None:
+    def _all_on_record(self, step: int, peers: Ranks) -> None:
         """Wait until every rank's history is on the disk up to this step: what is committed must be auditable."""
         self.injected(step)
         self.record.sync()

@@ -9,7 +9,7 @@ from holdfast.advice.advice import Advice
 from holdfast.advice.estimate import Estimate
 from holdfast.advice.prices import saving_of
 from holdfast.advice.question import Question
-from holdfast.advice.saving import Interval, Saving, slowdown
+from holdfast.advice.saving import SaveCosts, SaveInterval, slowdown
 from holdfast.server.advice import ServedAdvice
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def figure(advice: Advice | ServedAdvice, question: Question) -> "Figure":
     return sheet
 
 
-def _saving(advice: Advice | ServedAdvice, question: Question) -> tuple[Saving, Interval, int, float]:
+def _saving(advice: Advice | ServedAdvice, question: Question) -> tuple[SaveCosts, SaveInterval, int, float]:
     """Of the recommended recovery: what saving costs, the best interval, the run's own, and what failures leave besides."""
     if isinstance(advice, Advice):
         saving = saving_of(advice.costs, question, advice.mtbf.value, advice.recovery)
@@ -63,7 +63,7 @@ def _intervals(axes: "Axes", rows: Mapping[str, Estimate], across: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _over(axes: "Axes", saving: Saving, interval: Interval, now: int, left: float) -> None:
+def _over(axes: "Axes", saving: SaveCosts, interval: SaveInterval, now: int, left: float) -> None:
     first, last = (f(interval.best, now, interval.low, interval.high) for f in (min, max))
     every = np.unique(np.round(np.geomspace(max(1, first / 3), 3 * last, 200)))
     axes.plot(every, 100 * left / slowdown(every, saving), color=COLOUR)
