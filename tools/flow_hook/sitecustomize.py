@@ -1,8 +1,8 @@
-"""Writes down every call into a package: Python imports this at its start where its folder is on PYTHONPATH.
+"""Record every call into a package. Python imports this file at startup if its folder is on PYTHONPATH.
 
-`TRACE_FLOWS_CALLS` names the folder that gets one file for each process, and `TRACE_FLOWS_PACKAGE` the package. A line
-is the time of a call and the file of the function, relative to the package. It is written at once, with nothing kept in
-memory, so a process that is killed loses nothing and a forked one inherits nothing.
+`TRACE_FLOWS_CALLS` names the folder that receives one file per process, and `TRACE_FLOWS_PACKAGE` the package. A line
+holds the time of a call and the file of the function, relative to the package. Lines are written at once, so a killed
+process loses none and a forked process inherits none.
 """
 
 import fcntl
@@ -14,15 +14,15 @@ from types import FrameType
 from typing import Any
 
 _FUNCTION = 1  # inspect.CO_OPTIMIZED: the body of a function has it, that of a module or a class does not
-_HIGH = 700  # a file number that nobody else uses, even if somebody closes all files
+_HIGH = 700  # a file descriptor far above those that programs use or close
 _folder = os.environ.get("TRACE_FLOWS_CALLS", "")
 _prefix = os.environ.get("TRACE_FLOWS_PACKAGE", "") + os.sep
-_names: dict[str, str] = {}  # of each file of code its name in the package, or nothing
+_names: dict[str, str] = {}  # code file -> its name within the package, or an empty string
 _number = -1
 
 
 def _record(frame: FrameType, event: str, _: Any) -> None:
-    """Write down a call, if its function is in the package."""
+    """Record a call if its function belongs to the package."""
     if event != "call":
         return
     code = frame.f_code
@@ -35,7 +35,7 @@ def _record(frame: FrameType, event: str, _: Any) -> None:
 
 
 def _write(line: bytes) -> None:
-    """Append a line to the file of this process, which is opened (again) if it is not open."""
+    """Append a line to the file of this process and open the file first if necessary."""
     global _number
     try:
         os.write(_number, line)
@@ -46,7 +46,7 @@ def _write(line: bytes) -> None:
         os.write(_number, line)
 
 
-def _begin_anew() -> None:
+def _start_new_file() -> None:
     """Give a forked process a file of its own."""
     global _number
     if _number >= 0:
@@ -55,6 +55,6 @@ def _begin_anew() -> None:
 
 
 if _folder:
-    os.register_at_fork(after_in_child=_begin_anew)
+    os.register_at_fork(after_in_child=_start_new_file)
     threading.setprofile(_record)
     sys.setprofile(_record)
