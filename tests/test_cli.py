@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast import DirectoryStore, RunningCheckpoint, along, cli
+from holdfast import DirectoryStore, cli
+from holdfast.blocks.division import along
 from holdfast.checkpoint import snapshot
+from holdfast.checkpoint.running import RunningCheckpoint
 from holdfast.checkpoint.sealed import seal
 from holdfast.events import Launch, Open
 from told import Told, written

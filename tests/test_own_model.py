@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import holdfast as hf
+from holdfast.blocks import division
 from holdfast.cli import app
 from holdfast.errors import BadInput
 from holdfast.lab.blocks import partial_recovery, priority_checkpoint
@@ -147,8 +148,8 @@ class Stacks:
     """A workload of many lanes, in which one thing after the other can be wrong."""
 
     name, criterion, stochastic, steady, lanes = "stacks", 0.01, False, False, 4
-    blocks = hf.along({"x": np.zeros(8)}, "x")
-    norm = staticmethod(hf.euclidean)
+    blocks = division.along({"x": np.zeros(8)}, "x")
+    norm = staticmethod(division.euclidean)
 
     def start(self, stream: int = 0) -> Arrays:
         return {"x": np.arange(1.0, 9.0)}

@@ -1,4 +1,4 @@
-"""The public namespace is what it says it is, and importing it is cheap and does nothing."""
+"""The public namespace matches `__all__`, is imported lazily, and unpickles nothing."""
 
 import subprocess
 import sys
@@ -14,8 +14,19 @@ def test_every_public_name_exists_and_has_a_docstring() -> None:
         assert not callable(value) or value.__doc__, f"{name} has no docstring"
 
 
+def test_every_public_name_is_imported_from_a_module_or_a_package() -> None:
+    assert sorted({*holdfast._MODULES, *holdfast._PACKAGES}) == sorted(holdfast.__all__)
+    assert set(holdfast.__all__) <= set(dir(holdfast))
+
+
+def test_the_supervisor_is_public() -> None:
+    assert holdfast.supervise.supervise.__doc__
+    assert holdfast.supervise.RunVerdict.__doc__
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    assert not hasattr(holdfast, "nothing_of_the_kind")
+    assert not hasattr(holdfast, "unknown_name")
+    assert not hasattr(holdfast.supervise, "unknown_name")
 
 
 def test_the_command_starts_without_torch() -> None:

@@ -11,8 +11,8 @@ from html import escape
 from math import log10
 from pathlib import Path
 
-from holdfast import Event, read_history
-from holdfast.events import Attempt, Commit, Detect, Launch, Recover, Restart, Step
+from holdfast import read_history
+from holdfast.events import Attempt, Commit, Detect, Event, Launch, Recover, Restart, Step
 
 WIDTH, LEFT, RIGHT = 900, 70, 20
 TOP, CURVE, LANE, GAP = 64, 170, 22, 34

@@ -24,7 +24,6 @@ from holdfast.events import Event, Step, Strike
 from holdfast.history.log import read_history
 from holdfast.lab.matrix.suites import Unit
 from holdfast.supervise.verdict import RunVerdict
-from holdfast.weights.load import learned_by
 from holdfast.weights.locate import store_of
 
 Struck = tuple[int, str, str, int]
@@ -181,7 +180,9 @@ def _steps(folder: Path) -> list[int]:
 
 
 def _model(folder: Path, step: int) -> dict[str, np.ndarray]:
-    state = learned_by(folder, step).named("model")
+    from holdfast.weights.load import load  # imports torch, which `holdfast lab list` does not wait for
+
+    state = load(folder, step, name="model")
     return {name: np.asarray(values) for name, values in state.items()}
 
 
