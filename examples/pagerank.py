@@ -1,6 +1,6 @@
 """PageRank of a random web: a model of one's own whose blocks are pages, each with its rank.
 
-holdfast serve train --workload examples/pagerank.py --nodes 3 --workers 2 --out runs/pagerank --kill-at 5
+holdfast serve train --workload examples/pagerank.py --nodes 3 --workers 2 --out runs/pagerank --inject kill@5
 """
 
 from pathlib import Path

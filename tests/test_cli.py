@@ -83,24 +83,24 @@ def test_a_truncated_payload_and_a_future_manifest_are_found(holdfast, saved: Pa
         (["lab", "run"], ". See `holdfast lab run --help`."),
         (["run", "--writer", "quick", __file__], "there is no writer 'quick'"),
         (["rehearse", "--steps", "1", __file__], "no kill fits into 1 steps"),
-        (["rehearse", "--kills", "-1", __file__], "-1 kills cannot be"),
+        (["rehearse", "--inject", "random=-1", __file__], "--inject random=-1 is not understood"),
         (["rehearse", "no-such-script.py"], "there is no script no-such-script.py"),
         (["rehearse", "--out", Path(__file__).parent, __file__], "is not empty: name another --out"),
         (["run", "--recovery", "hope", __file__], "there is no recovery 'hope'"),
-        (["run", "--fail-at", "3", "--fault", "fire", __file__], "there is no fault 'fire'"),
+        (["run", "--inject", "fire@3", __file__], "there is no fault 'fire'"),
         (
-            ["run", "--fail-at", "3", "--fail-rank", "9", __file__],
+            ["run", "--inject", "exit@3,rank=9", __file__],
             "no failure can strike rank 9: the ranks of this run are",
         ),
-        (["run", "--fail-at", "soon", __file__], "--fail-at soon is not a list of whole numbers"),
-        (["run", "--fail-at", "3:backward=2", __file__], "there is no point 'backward=2'"),
-        (["run", "--fail-at", "3:sideways,5", __file__], "exit cannot strike at 'sideways': choose boundary, forward"),
+        (["run", "--inject", "kill@soon", __file__], "--inject kill@soon is not understood"),
+        (["run", "--inject", "exit@3:backward=2", __file__], "there is no point 'backward=2'"),
         (
-            ["run", "--fail-at", "3", "--fail-rank", "1,two", __file__],
-            "--fail-rank 1,two is not a list of whole numbers",
+            ["run", "--inject", "exit@3:sideways", __file__],
+            "exit cannot strike at 'sideways': choose boundary, forward",
         ),
+        (["run", "--inject", "kill@3,rank=two", __file__], "--inject kill@3,rank=two is not understood"),
         (
-            ["run", "--fail-at", "3:forward", "--fail-rank", "0,1", "--workers", "2", "--recovery", "skip", __file__],
+            ["run", "--inject", "exit@3:forward,rank=0+1", "--workers", "2", "--recovery", "skip", __file__],
             "all 2 workers are to be lost in step 3, and skip needs one that goes on",
         ),
         (["run", "nothing.py"], "there is no script nothing.py"),
@@ -218,11 +218,11 @@ def test_a_rehearsal_says_what_it_found_and_exits_by_it(
 
     found = Rehearsed(run="killed", steps=5, cause=Cause(word="unknown", why=why) if why else None)
     monkeypatch.setattr(rehearsal, "rehearse", lambda config, out, **how: found)
-    ran = holdfast("rehearse", "--kill-seed", 7, "--out", tmp_path / "new", __file__, "--", "--epochs", 3)
+    ran = holdfast("rehearse", "--inject", "random=3,seed=7", "--out", tmp_path / "new", __file__, "--", "--epochs", 3)
     assert ran.code == code
     assert ran.out.startswith("resumes exactly" if why is None else "does not resume exactly: the clock")
     assert ran.out.endswith(f"runs: {tmp_path / 'new'}\n")
-    assert "--kill-seed 7" in ran.err
+    assert "--inject random=3,seed=7" in ran.err
 
 
 def test_links_in_a_circle_are_no_folder_of_a_run(holdfast, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

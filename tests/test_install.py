@@ -148,7 +148,7 @@ def trained(installed: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
     holdfast = Installed(installed, tmp_path_factory.mktemp("readme"))
     where = "import holdfast; print('trained with', holdfast.__file__)\n"
     (holdfast.folder / "train.py").write_text(where + LOOP)
-    run = COMMANDS[0].replace("holdfast run", "holdfast run --fail-at 6 --fault kill --fail-rank 1")
+    run = COMMANDS[0].replace("holdfast run", "holdfast run --inject kill@6,rank=1")
     ran = holdfast(run)
     assert ran.returncode == 0, ran.stderr
     assert "completed after 2 attempts" in ran.stdout

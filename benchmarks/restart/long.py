@@ -114,7 +114,7 @@ def restarted(run: Run) -> tuple[float, float]:
     """Go on, kill a worker, stop in order: seconds from the start to the first step, and from the kill to the next."""
     stopped = max(int(folder.name.removeprefix("step-")) for folder in (run.out / "checkpoints").glob("step-*"))
     began = time.time()
-    run.start("--fail-at", str(stopped + 40), "--fault", "kill", "--fail-rank", "1")
+    run.start("--inject", f"kill@{stopped + 40},rank=1")
     (strike,) = run.wait_for("failure", 1)
     (restart,) = run.wait_for("restart", 1)
     run.wait_for("attempt", 2 * WORKERS)

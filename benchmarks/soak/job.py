@@ -94,7 +94,7 @@ class Job:
         if plan.small_disk:
             options += ["--checkpoints", str(self.checkpoints)]
         if plan.fault:
-            options += ["--fault", plan.fault, "--fail-at", ",".join(map(str, plan.fault_at))]
+            options += ["--inject", f"{plan.fault}@{'+'.join(map(str, plan.fault_at))}"]
         options += [*self._options, "--out", str(self.out)]
         return [*COMMAND, "run", *options, str(SCRIPT), "--", json.dumps(task)]
 

@@ -80,7 +80,7 @@ def left_behind(job: Job) -> Iterator[str]:
 def struck_by_the_command(job: Job) -> list[str]:
     """The faults of the storage that the command's own schedule struck."""
     events = [event.what for event in read_history(job.out).events]
-    return [kind for each in events if isinstance(each, Strike) and (kind := f"--fault {each.kind}") in INJECTED]
+    return [kind for each in events if isinstance(each, Strike) and (kind := f"--inject {each.kind}") in INJECTED]
 
 
 def _is_uncommitted(folder: Path) -> bool:

@@ -17,7 +17,7 @@ DEADLOCK = "deadlock of a main thread"
 DAMAGES = ("cut short", "one byte flipped", "a payload removed", "its manifest a folder", "its manifest a FIFO")
 DAMAGED = tuple(f"newest snapshot: {damage}" for damage in DAMAGES)
 FAULTS = ("io-error", "enospc", "torn-write", "bit-flip", "lost-rename")
-INJECTED = tuple(f"--fault {fault}" for fault in FAULTS)
+INJECTED = tuple(f"--inject {fault}" for fault in FAULTS)
 
 # How often each kind lies in the deck that strikes are dealt from.
 DECK = {
@@ -75,7 +75,7 @@ class Plan:
     def what(self) -> str:
         """The run in a few words."""
         loading = f"{self.loaders} loader" if self.loaders else "no loader"
-        fault = f", --fault {self.fault}" if self.fault else ""
+        fault = f", --inject {self.fault}" if self.fault else ""
         disk = ", small disk" if self.small_disk else ""
         return f"{self.model}, {self.workers} workers, {loading}, {self.writer}, every {self.save_every}{disk}{fault}"
 

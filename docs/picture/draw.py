@@ -1,6 +1,6 @@
 """Draw a run as its history tells it: how far training came over time, what each rank did, and what failed.
 
-holdfast run --workers 4 --save-every 40 --fail-at 90,210 --fault kill --fail-rank 2 --out runs/a train.py
+holdfast run --workers 4 --save-every 40 --inject kill@90+210,rank=2 --out runs/a train.py
 python docs/picture/draw.py runs/a run.svg
 """
 

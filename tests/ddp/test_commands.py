@@ -42,7 +42,7 @@ def here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run in which rank 1 was killed before step 12."""
     folder = tmp_path_factory.mktemp("commands") / "out"
-    options = ["--workers", 2, "--save-every", 5, "--fail-at", 12, "--fault", "kill", "--fail-rank", 1]
+    options = ["--workers", 2, "--save-every", 5, "--inject", "kill@12,rank=1"]
     ran = holdfast("run", *options, "--out", folder, HERE / "loop.py", "--", TASK)
     assert ran.returncode == 0, ran.stderr
     assert "completed after 2 attempts" in ran.stdout

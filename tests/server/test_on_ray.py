@@ -48,8 +48,8 @@ def test_a_cluster_that_runs_is_used_by_its_address(tmp_path: Path) -> None:
         "3",
         "--workers",
         "1",
-        "--kill-at",
-        "1",
+        "--inject",
+        "kill@1",
         "--address",
         address,
     ]

@@ -25,8 +25,14 @@ def rehearse_script(
         int | None,
         typer.Option(help="Steps to train.  [default: two epochs and a half, at most 100 steps]"),
     ] = None,
-    kills: Annotated[int, typer.Option(help="Kills at random steps, beside those at ends of epochs and saves.")] = 3,
-    kill_seed: Annotated[int | None, typer.Option(help="Which random steps.  [default: drawn, and printed]")] = None,
+    inject: Annotated[
+        str,
+        typer.Option(
+            metavar="SPEC",
+            help="Kills at random steps, in addition to those at ends of epochs and saves, such as random=3,seed=7; "
+            "without a seed, one is drawn and printed.",
+        ),
+    ] = "random=3",
     workers: Annotated[int, typer.Option(help="Worker processes.")] = 1,
     seed: Annotated[int, typer.Option(help="As for `holdfast run`.")] = 0,
     preload: Annotated[str, typer.Option(help="Modules to import once, before workers start.")] = "",
@@ -36,27 +42,27 @@ def rehearse_script(
 ) -> None:
     """Prove that SCRIPT resumes exactly: train a little, once more, and once more with kills, and compare every bit.
     Example: holdfast rehearse train.py -- --epochs 3"""
+    from holdfast.faults.spec import parse_rehearsal
     from holdfast.supervise.stop_signals import asked
 
-    drawn = random.SystemRandom().randrange(1 << 16) if kill_seed is None else kill_seed
+    kills = parse_rehearsal(inject)
+    seed_of_kills = random.SystemRandom().randrange(1 << 16) if kills.seed is None else kills.seed
     if not script.is_file():
         raise BadInput(f"there is no script {script}: name a Python file.")
     if steps is not None and steps < 2:
         raise BadInput(f"no kill fits into {steps} steps: give 2 or more.")
-    if kills < 0:
-        raise BadInput(f"{kills} kills cannot be: give 0 or more.")
     if out is not None and out.exists() and any(out.iterdir()):
         raise BadInput(f"{out} is not empty: name another --out.")
     with asked.listening(), tempfile.TemporaryDirectory(prefix="holdfast-rehearsal-") as temporary:
         from holdfast.rehearse import rehearsal
         from holdfast.runs.config import RunConfig
 
-        _tell(f"random kills by --kill-seed {drawn}")
+        _tell(f"random kills: --inject random={kills.count},seed={seed_of_kills}")
         config = RunConfig(script=str(script), args=tuple(args or ()), workers=workers, seed=seed)
         modules = tuple(name for name in preload.split(",") if name)
         folder = out or Path(temporary)
         found = rehearsal.rehearse(
-            config, folder, steps=steps, at_random=kills, seed=drawn, preload=modules, tell=_tell
+            config, folder, steps=steps, at_random=kills.count, seed=seed_of_kills, preload=modules, tell=_tell
         )
     _print(found)
     if out:

@@ -11,7 +11,6 @@ from holdfast.cli.console import TRAIN
 from holdfast.errors import BadInput
 
 if TYPE_CHECKING:
-    from holdfast.faults.schedule import Schedule
     from holdfast.runs.config import WeightsSource
     from holdfast.supervise.verdict import RunVerdict
 
@@ -43,13 +42,13 @@ def run_script(
     ] = 0,
     save_every: Annotated[int, typer.Option(help="Steps between two snapshots.")] = 50,
     writer: Annotated[str, typer.Option(help="How a save reaches the disk: overlapped or blocking.")] = "overlapped",
-    max_inflight: Annotated[int, typer.Option(help="Saves under way at once.")] = 2,
+    max_inflight: Annotated[int, typer.Option(hidden=True, help="Saves under way at once.")] = 2,
     keep_last: Annotated[int, typer.Option(help="Snapshots to keep.")] = 2,
     max_restarts: Annotated[
         int, typer.Option(help="Failures in a row to survive; a newer snapshot starts the count anew.")
     ] = 3,
     workers_after: Annotated[
-        str, typer.Option(help="Workers after each restart (--recovery restart), such as 4,2,3.")
+        str, typer.Option(hidden=True, help="Workers after each restart (--recovery restart), such as 4,2,3.")
     ] = "",
     hang_after: Annotated[
         float | None,
@@ -67,18 +66,16 @@ def run_script(
             "and the worker does not compute; each time that happens, twice as long]"
         ),
     ] = None,
-    fail_at: Annotated[
-        str,
+    inject: Annotated[
+        list[str] | None,
         typer.Option(
-            help="Break something before these steps, such as 400,1200, or inside them, such as "
-            "120:backward=0.5,300:optimizer. Points: boundary, forward, backward=F (the part F of the gradients is "
-            "summed), optimizer (before it steps), save, recovery."
+            metavar="SPEC",
+            help="Break something on purpose, as KIND@STEP[:POINT][,rank=RANKS]: kill@120, or "
+            "hang@50+110:backward=0.5,rank=1+3. May be repeated. Kinds: exit, kill, hang, slow, io-error, enospc, delay, "
+            "torn-write, bit-flip, lost-rename. Points: boundary, forward, backward=F (the fraction F of the gradients is "
+            "summed), optimizer, save, recovery; of a save: tensors, extra, manifest, latest, removal.",
         ),
-    ] = "",
-    fault: Annotated[
-        str, typer.Option(help="What breaks: exit, kill, hang, slow, or a fault of the storage.")
-    ] = "exit",
-    fail_rank: Annotated[str, typer.Option(help="The rank that breaks, or several at once, such as 1,3.")] = "0",
+    ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
@@ -141,6 +138,7 @@ def run_script(
     _fill_standard_files()
     folder = out or Path("runs") / script.stem
     with asked.listening():  # before torch is imported, which takes seconds: to be asked to stop then is no crash
+        from holdfast.faults.spec import parse_training
         from holdfast.runs.config import RunConfig
 
         config = RunConfig(
@@ -155,7 +153,7 @@ def run_script(
             keep_last=keep_last,
             max_restarts=max_restarts,
             seed=seed,
-            failures=_failures(fail_at, fault, fail_rank),
+            failures=parse_training(inject or ()),
             workers_after=_numbers(workers_after, "--workers-after"),
             hang_after=hang_after,
             stuck_after=stuck_after,
@@ -214,27 +212,6 @@ def _end(verdict: "RunVerdict", folder: Path) -> NoReturn:
         except OSError:  # a closed pipe, a full disk; Python would try again at exit, and change the status
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     raise typer.Exit(verdict.exit_code)
-
-
-def _failures(places: str, kind: str, ranks: str) -> "Schedule":
-    from holdfast.faults.schedule import Failure
-
-    targets = tuple(sorted(set(_numbers(ranks, "--fail-rank"))))
-    found = [_place(part.strip(), places) for part in places.split(",") if part.strip()]
-    failures = [Failure(step=step, kind=kind, point=point, targets=targets) for step, point in found]
-    return tuple(sorted(failures, key=lambda each: each.step))
-
-
-def _place(part: str, places: str) -> tuple[int, str]:
-    """A step, and the point of it: the boundary before it unless another is named."""
-    step, colon, point = part.partition(":")
-    try:
-        return int(step), point if colon else "boundary"
-    except ValueError as error:
-        raise BadInput(
-            f"--fail-at {places} is not a list of whole numbers such as 400, with or without a point such as "
-            "120:backward=0.5"
-        ) from error
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from holdfast.finding import counted
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.faults.schedule import Failure
+    from holdfast.faults.schedule import Schedule
     from holdfast.server.outcome import Status
 
 serve = typer.Typer(help="A fault-tolerant parameter server on Ray.", no_args_is_help=True)
@@ -49,12 +49,13 @@ def train(
             "the model's own rule says, and not its first value."
         ),
     ] = "partial",
-    kill_at: Annotated[
-        list[int] | None, typer.Option(help="Kill somebody once so many iterations are done; may be given again.")
-    ] = None,
-    kill: Annotated[
+    inject: Annotated[
         list[str] | None,
-        typer.Option(help="Whom each --kill-at kills: node:1,2 or worker:0 or controller.  [default: node:0]"),
+        typer.Option(
+            metavar="SPEC",
+            help="Kill processes on purpose, as kill@ITERATION[:POINT][,WHO]: kill@7 (node 0), kill@7,node=1+2, "
+            "kill@7:checkpoint,worker=0 or kill@5,controller. May be repeated. Points: boundary, apply, checkpoint, recovery.",
+        ),
     ] = None,
     staleness: Annotated[int, typer.Option(help="How many iterations a worker may be ahead of the others.")] = 0,
     iterations: Annotated[
@@ -68,7 +69,7 @@ def train(
     checkpoints: Annotated[str | None, typer.Option(help="Folder or s3://... to save to.  [default: in RUN]")] = None,
     address: Annotated[str | None, typer.Option(help="A Ray cluster, HOST:PORT.  [default: this machine]")] = None,
 ) -> None:
-    """Train on a parameter server. Example: holdfast serve train --workload mlr-digits --out runs/digits --kill-at 7"""
+    """Train on a parameter server. Example: holdfast serve train --workload mlr-digits --out runs/digits --inject kill@7"""
     from holdfast.blocks.policy import Policy
     from holdfast.server.job import serve as train_on_server
     from holdfast.server.settings import Settings
@@ -91,7 +92,7 @@ def train(
         seed=seed,
         staleness=staleness,
         iterations=iterations,
-        failures=_failures(kill_at or [], kill or [], iterations),
+        failures=_failures(inject or [], iterations),
     )
     with _bar(iterations) as tell:
         outcome = train_on_server(settings, address, tell)
@@ -101,7 +102,7 @@ def train(
     )
     for failure in settings.failures:
         if failure.step >= outcome.iterations:
-            say(f"nobody was killed at iteration {failure.step}: the run was done before")
+            say(f"no process was killed at iteration {failure.step}: the run had ended before")
     raise typer.Exit(0 if outcome.converged or iterations < FOREVER else 1)
 
 
@@ -133,27 +134,16 @@ def _fraction(text: str) -> Fraction:
         raise BadInput(f"{text!r} is no fraction: write it as 1/4 or 0.25") from None
 
 
-def _failures(steps: list[int], targets: list[str], iterations: int) -> "tuple[Failure, ...]":
-    if len(targets) > len(steps):
-        raise BadInput(f"{len(targets)} times --kill and {len(steps)} times --kill-at: say for each --kill when")
-    if late := [step for step in steps if step >= iterations]:
+def _failures(specs: list[str], iterations: int) -> "Schedule":
+    from holdfast.faults.spec import parse_server
+
+    failures = parse_server(specs)
+    if late := [failure.step for failure in failures if failure.step >= iterations]:
         raise BadInput(
-            f"nobody can be killed at iteration {late[0]} of a run that ends after {iterations}: they count from 0"
+            f"No process can be killed at iteration {late[0]}: the run ends after {iterations} iterations, counted from 0. "
+            "Choose an earlier one, or give more --iterations."
         )
-    whom = [*targets, *["node:0"] * (len(steps) - len(targets))]
-    return tuple(_failure(step, text) for step, text in zip(steps, whom, strict=True))
-
-
-def _failure(step: int, text: str) -> "Failure":
-    from holdfast.faults.schedule import Failure
-
-    who, _, point = text.partition("@")
-    kind, _, numbers = who.partition(":")
-    try:
-        targets = tuple(int(number) for number in numbers.split(",")) if numbers else (0,)
-    except ValueError:
-        raise BadInput(f"cannot kill {text!r}: write node:1,2 or worker:0 or controller") from None
-    return Failure(step=step, kind=kind, point=point or "boundary", targets=targets)
+    return failures
 
 
 @contextmanager

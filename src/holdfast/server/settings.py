@@ -81,8 +81,8 @@ class Settings:
     def _check(self, kind: str, targets: tuple[int, ...], point: str) -> None:
         if kind not in KINDS or point not in POINTS:
             raise BadInput(
-                f"cannot kill {kind!r} at {point!r}: name a node, a worker or the controller, such as node:1,2, and "
-                f"where it is not the beginning of an iteration @apply, @checkpoint or @recovery"
+                f"Cannot kill {kind!r} at {point!r}: choose a node, a worker or the controller, at the boundary, apply, "
+                "checkpoint or recovery, such as kill@7:checkpoint,node=1."
             )
         there = {"node": self.nodes, "worker": self.workers, "controller": 1}[kind]
         for target in targets:

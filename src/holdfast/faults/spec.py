@@ -1,0 +1,87 @@
+"""The grammar of `--inject`, one for `holdfast run`, `holdfast serve train` and `holdfast rehearse`. Pure.
+
+    holdfast run          KIND@STEP[:POINT][,rank=RANKS]       kill@120   kill@50+110:backward=0.5,rank=1+3   enospc@200
+    holdfast serve train  kill@ITERATION[:POINT][,WHO=NUMBERS]  kill@7,node=1+2   kill@7:checkpoint,worker=0   kill@5,controller
+    holdfast rehearse     random=COUNT[,seed=SEED]             random=3   random=5,seed=7
+
+A plus sign separates several steps, ranks, nodes or workers. Kinds and points are described in `points` and `storage`.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from holdfast.errors import BadInput
+from holdfast.faults.schedule import Failure, Schedule
+
+_NUMBERS = r"[0-9]{1,12}(?:\+[0-9]{1,12})*"
+_STRIKE = re.compile(
+    rf"(?P<kind>[a-z-]+)@(?P<steps>{_NUMBERS})(?::(?P<point>[^,]+))?(?:,(?P<group>[a-z]+)(?:=(?P<members>{_NUMBERS}))?)?"
+)
+_RANDOM = re.compile(r"random=(?P<count>[0-9]{1,6})(?:,seed=(?P<seed>[0-9]{1,12}))?")
+_SERVER_GROUPS = ("node", "worker", "controller")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomKills:
+    """Kills at random steps of a rehearsal; without a `seed`, one is drawn."""
+
+    count: int = 3
+    seed: int | None = None
+
+
+def parse_training(specs: Iterable[str]) -> Schedule:
+    """Return the failures of `holdfast run --inject SPEC ...`, in the order of their steps."""
+    failures: list[Failure] = []
+    for text in specs:
+        for step, kind, point, group, members in _strikes(text, "kill@120 or kill@120:backward=0.5,rank=1+3"):
+            if group not in ("", "rank") or (group and not members):
+                raise BadInput(
+                    f"--inject {text} does not name ranks: a failure of a run strikes ranks. Write {kind}@{step},rank=1+3."
+                )
+            failures.append(Failure(step=step, kind=kind, point=point, targets=members or (0,)))
+    return tuple(sorted(failures, key=lambda failure: failure.step))
+
+
+def parse_server(specs: Iterable[str]) -> Schedule:
+    """Return the failures of `holdfast serve train --inject SPEC ...`; their kind is the group that is killed."""
+    failures: list[Failure] = []
+    for text in specs:
+        for step, kind, point, group, members in _strikes(text, "kill@7, kill@7,node=1+2 or kill@5,controller"):
+            if kind != "kill":
+                raise BadInput(
+                    f"--inject {text} asks for {kind!r}: processes of a parameter server can only be killed. "
+                    f"Write kill@{step}."
+                )
+            if group not in ("", *_SERVER_GROUPS) or bool(members) != (group in ("node", "worker")):
+                raise BadInput(
+                    f"--inject {text} does not say which process is killed. "
+                    f"Write kill@{step},node=1+2, kill@{step},worker=0 or kill@{step},controller."
+                )
+            failures.append(Failure(step=step, kind=group or "node", point=point, targets=members or (0,)))
+    return tuple(failures)
+
+
+def parse_rehearsal(spec: str) -> RandomKills:
+    """Return the random kills of `holdfast rehearse --inject SPEC`."""
+    match = _RANDOM.fullmatch(spec)
+    if match is None:
+        raise BadInput(
+            f"--inject {spec} is not understood: a rehearsal chooses the steps of its kills itself. "
+            "Write random=3 or random=3,seed=7."
+        )
+    return RandomKills(count=int(match["count"]), seed=None if match["seed"] is None else int(match["seed"]))
+
+
+def _strikes(text: str, example: str) -> Iterator[tuple[int, str, str, str, tuple[int, ...]]]:
+    """Yield (step, kind, point, group, members) for each step of one specification."""
+    match = _STRIKE.fullmatch(text)
+    if match is None:
+        raise BadInput(f"--inject {text} is not understood: it names a kind of failure and a step. Write {example}.")
+    members = tuple(sorted(set(_numbers(match["members"] or ""))))
+    for step in _numbers(match["steps"]):
+        yield step, match["kind"], match["point"] or "boundary", match["group"] or "", members
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split("+") if number]
