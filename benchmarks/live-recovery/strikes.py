@@ -30,7 +30,6 @@ from judging import Reference, of_kind, wrong_audit, wrong_bits
 
 SCRIPT = Path(__file__).with_name("struck.py")
 EPOCHS, STRIKES = 15, 6  # of a run: 960 steps
-HANG_AFTER = 1.0
 COLUMNS = ("hangs", "stopped", "wrong bits", "wrong audits", "left behind")
 STRATEGIES, MODELS = ("forward", "replay", "skip"), ("plain", "normed")
 
@@ -184,7 +183,7 @@ class Bench:
     def _job(self, plan: Plan, name: str) -> Job:
         folder = self._place / name
         options = ["--workers", plan.workers, "--recovery", plan.strategy, "--save-every", plan.save_every]
-        options += ["--hang-after", HANG_AFTER, "--max-restarts", 20, "--out", folder / "run"]
+        options += ["--max-restarts", 20, "--out", folder / "run"]
         script = [SCRIPT, "--", plan.model, EPOCHS, folder / "control"]
         return Job(folder, plan.workers, [*COMMAND, "run", *map(str, options + script)], limit=self._limit)
 

@@ -21,9 +21,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
-from job import COMMAND, HANG_AFTER, KEEP_LAST, STUCK_AFTER, Ended, Hung, Job
+from job import HANG_TIMEOUT, KEEP_LAST, Ended, Hung, Job
 from judging import Reference, left_behind, struck_by_the_command, wrong_audit, wrong_bits
-from schedule import DEADLOCK, DECK, FULL, KINDS, Plan, plans
+from schedule import DECK, FULL, KINDS, Plan, plans
 from striking import Tally, deal
 
 COLUMNS = ("hangs", "stopped", "wrong bits", "wrong audits", "left behind")
@@ -168,15 +168,8 @@ def _pipes(folder: str, names: list[str]) -> list[str]:
 
 def _abilities() -> tuple[list[str], frozenset[str]]:
     """How the command is to be given here, and which kinds cannot be tried."""
-    said = subprocess.run([*COMMAND, "run", "--help"], capture_output=True, text=True, check=True).stdout
-    options = ["--hang-after", f"{HANG_AFTER:g}", "--keep-last", str(KEEP_LAST)]
-    skipped = set() if _can_mount() else {FULL}
-    if "--stuck-after" in said:  # since then progress fills restarts up again, too
-        options += ["--stuck-after", f"{STUCK_AFTER:g}"]
-    else:
-        options += ["--max-restarts", "1000"]
-        skipped.add(DEADLOCK)
-    return options, frozenset(skipped)
+    options = ["--hang-timeout", f"{HANG_TIMEOUT:g}", "--keep-last", str(KEEP_LAST)]
+    return options, frozenset() if _can_mount() else frozenset({FULL})
 
 
 def _can_mount() -> bool:

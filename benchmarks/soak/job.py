@@ -20,7 +20,7 @@ COMMAND = (sys.executable, "-c", "from holdfast.cli import main; main()")
 LOOK = 0.001
 NO_PROGRESS = 120.0  # seconds without a new line in any history: a hang; far beyond every deadline of the command's own
 GONE_WITHIN = 20.0
-HANG_AFTER, STUCK_AFTER = 2.0, 4.0
+HANG_TIMEOUT = 4.0
 KEEP_LAST = 2
 
 

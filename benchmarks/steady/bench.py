@@ -92,7 +92,7 @@ def supervise(folder: str, recovery: str, workers: str, device: str, *args: str)
         recovery=recovery,
         save_every=1 << 30,
         max_restarts=0,
-        stuck_after=WITHIN,  # the protected loop stands still while others are measured
+        hang_timeout=WITHIN,  # the protected loop stands still while others are measured
     )
     return supervise(config, Path(folder) / "run").exit_code
 

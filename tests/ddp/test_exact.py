@@ -78,7 +78,7 @@ def test_failures_of_a_schedule_strike_once_and_leave_no_trace(start: Start) -> 
         {"step": 33, "kind": "kill", "targets": [1]},
     ]
     reference = start({}, out="reference", **FREE)
-    job = start({}, failures=failures, hang_after=2.0, writer="blocking", **FREE)
+    job = start({}, failures=failures, hang_timeout=4.0, writer="blocking", **FREE)
     out = completed(job)
     detected = [(event.what.kind, event.what.rank) for event in events(out, "detect")]
     assert detected == [("exit", 0), ("hang", 2), ("signal", 1)]

@@ -27,7 +27,7 @@ def found(job: Supervisor) -> list[tuple[str, int]]:
 def test_a_stopped_worker_is_replaced_like_a_dead_one(start: Start) -> None:
     job = completed(start, [STOP])
     assert found(job)[0] == ("hang", 2), job.said
-    assert "(limit 1.5 s; change it with --hang-after)" in job.said
+    assert "(limit 1.5 s; change it with --hang-timeout)" in job.said
 
 
 @pytest.mark.parametrize(("rank", "model"), [(0, "normed"), (2, "small")])

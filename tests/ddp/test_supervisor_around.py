@@ -152,7 +152,7 @@ def test_an_idle_thread_pool_does_not_keep_a_worker_from_ending(start: Start, tm
 def test_a_thread_that_never_ends_does_not_keep_a_run_from_ending(start: Start, tmp_path: Path) -> None:
     script = tmp_path / "threads.py"
     script.write_text("import threading\nthreading.Thread(target=threading.Event().wait).start()\n")
-    job = start(script=script, workers=1, stuck_after=0.7)
+    job = start(script=script, workers=1, hang_timeout=0.7)
     assert job.result() == job.result() | {"verdict": "completed", "attempts": 1}, job.said
 
 

@@ -30,8 +30,7 @@ configs = st.builds(
     seed=st.none() | st.integers(),
     failures=st.lists(st.builds(Failure, step=counts, kind=st.sampled_from(FAULTS))).map(tuple),
     workers_after=st.lists(counts).map(tuple),
-    hang_after=st.none() | st.floats(0.1, 100),
-    stuck_after=st.none() | st.floats(0.1, 100),
+    hang_timeout=st.none() | st.floats(0.1, 100),
 )
 
 
@@ -62,8 +61,7 @@ def test_the_kth_restart_has_the_kth_number_of_workers_and_the_last_one_stays(co
         ("failures", (Failure(step=1, kind="lose"),), "there is no fault 'lose': choose exit, kill, hang"),
         ("save_every", 0, "save-every is 0: give 1 or more"),
         ("max_restarts", -1, "max-restarts is -1: give 0 or more"),
-        ("hang_after", 0.0, "more than 0 seconds"),
-        ("stuck_after", 0.0, "give stuck-after more than 0 seconds"),
+        ("hang_timeout", 0.0, "--hang-timeout must be greater than 0 (got 0)."),
     ],
 )
 def test_a_config_that_cannot_be_run_is_refused_in_one_line(field: str, value: object, line: str) -> None:

@@ -100,7 +100,7 @@ def test_two_nodes_train_as_one_job_and_survive_the_loss_of_a_worker(both: Any) 
 
 
 def test_a_worker_that_is_stuck_is_blamed_by_its_own_node_and_those_that_wait_for_it_by_none(both: Any) -> None:
-    first, second = both({"faults": [{"attempt": 1, "rank": 2, "step": 6, "do": "deadlock"}]}, stuck_after=3.0)
+    first, second = both({"faults": [{"attempt": 1, "rank": 2, "step": 6, "do": "deadlock"}]}, hang_timeout=3.0)
     for job in (first, second):
         assert job.result() == job.result() | {"verdict": "completed", "attempts": 2}, job.said
     detects = [event.what for who in ("supervisor-0", "supervisor-1") for event in first.events("detect", who)]

@@ -28,10 +28,8 @@ TRAINING = {"boundaries": 5, "posted": 9, "phase": Phase.TRAINING}
 class Clock:
     """Looks at workers that stay as they are, four times a second, until one is found stuck."""
 
-    def __init__(
-        self, given: float | None = None, hang_after: float | None = None, busy: float = 0.0, live: bool = False
-    ) -> None:
-        self.judge = Judge(given, hang_after, live=live)
+    def __init__(self, given: float | None = None, busy: float = 0.0, live: bool = False) -> None:
+        self.judge = Judge(given, live=live)
         self.now, self.busy, self.used = 0.0, busy, 0.0
 
     def look(self, *workers: WorkerLook, elsewhere: RemoteProgress | None = None) -> Stuck | None:
@@ -118,16 +116,16 @@ def test_of_several_that_are_equally_far_all_must_be_stuck() -> None:
 
 
 def test_a_stopped_worker_is_found_however_far_it_is() -> None:
-    clock = Clock(hang_after=3.0)
+    clock = Clock(3.0)
     assert clock.until(WorkerLook(seat=0, **TRAINING), WorkerLook(seat=1, boundaries=9, stopped=True)) == (
         pytest.approx(3, abs=1),
         1,
     )
-    assert Clock(hang_after=3.0).until(WorkerLook(seat=0), most=60.0) is None
+    assert Clock(3.0).until(WorkerLook(seat=0), most=15.0) is None
 
 
 def test_a_pause_of_our_own_counts_for_little() -> None:
-    clock = Clock(5.0, hang_after=5.0)
+    clock = Clock(5.0)
     stopped = WorkerLook(seat=0, stopped=True, **TRAINING)
     clock.look(stopped)
     clock.now += 3600.0
@@ -150,7 +148,7 @@ def test_the_reason_names_the_option() -> None:
     clock, seen = Clock(10.0), WorkerLook(seat=1, **TRAINING)
     while not (found := clock.look(seen)):
         pass
-    assert found.because == "passed no step boundary for 10 s (deadline 10 s; change it with --stuck-after)"
+    assert found.because == "passed no step boundary for 10 s (deadline 10 s; change it with --hang-timeout)"
 
 
 def members(*boundaries: int, phase: Phase = Phase.TRAINING) -> list[WorkerLook]:
@@ -223,7 +221,7 @@ def test_each_idle_worker_that_is_given_up_doubles_the_deadline_and_is_told_so()
         pass
     assert stuck.because == (
         "neither passed a step boundary nor computed for 1.8 s while others waited for it (deadline 1.5 s, from now on "
-        "3 s; change it with --stuck-after)"
+        "3 s; change it with --hang-timeout)"
     )
 
 
@@ -257,14 +255,15 @@ def test_where_a_run_recovers_live_the_stopped_are_found_soon_and_all_at_once() 
     while not found:
         found = clock.all(*runs, *stopped[1:3])
     assert [each.seat for each in found] == [1, 2]
-    assert found[0].because == "was stopped for 1.8 s (limit 1.5 s; change it with --hang-after)"
-    assert learned(hang_after=4.0).until(*runs, stopped[1]) == (pytest.approx(4.0, abs=0.5), 1)
+    assert found[0].because == "was stopped for 1.8 s (limit 1.5 s; change it with --hang-timeout)"
+    assert learned(given=4.0).until(*runs, stopped[1]) == (pytest.approx(4.0, abs=0.5), 1)
 
 
 def test_whoever_waits_for_a_stopped_worker_is_not_blamed_for_it() -> None:
-    clock, waits = learned(hang_after=60.0), members(1001, 1000)
-    stopped = replace(members(1000, 1000, 1000)[2], stopped=True)
-    assert clock.until(*waits, stopped, most=50.0) is None
+    waits, stopped = members(1001, 1000), replace(members(1000, 1000, 1000)[2], stopped=True)
+    assert learned(given=60.0).until(*waits, stopped, most=50.0) is None
+    clock = learned()
+    assert clock.until(*waits, stopped, most=SOON - 0.5) is None
     assert clock.until(*waits, most=SOON - 0.5) is None  # it was given up: the one behind has all of its time
     clock = learned()
     assert clock.until(*waits, most=SOON - 0.3) is None

@@ -42,28 +42,15 @@ def run_script(
     ] = 0,
     save_every: Annotated[int, typer.Option(help="Steps between two snapshots.")] = 50,
     writer: Annotated[str, typer.Option(help="How a save reaches the disk: overlapped or blocking.")] = "overlapped",
-    max_inflight: Annotated[int, typer.Option(hidden=True, help="Saves under way at once.")] = 2,
     keep_last: Annotated[int, typer.Option(help="Snapshots to keep.")] = 2,
     max_restarts: Annotated[
         int, typer.Option(help="Failures in a row to survive; a newer snapshot starts the count anew.")
     ] = 3,
-    workers_after: Annotated[
-        str, typer.Option(hidden=True, help="Workers after each restart (--recovery restart), such as 4,2,3.")
-    ] = "",
-    hang_after: Annotated[
+    hang_timeout: Annotated[
         float | None,
         typer.Option(
-            help="Seconds after which a stopped process is killed.  [default: 30; with live recovery 1.5, unless all "
-            "are stopped]"
-        ),
-    ] = None,
-    stuck_after: Annotated[
-        float | None,
-        typer.Option(
-            help="Seconds a step may take, whatever it does, before its worker is killed; six times that for a start, "
-            "restore or save in which nothing moves.  [default: 20 times the longest step, at least 300; six times "
-            "that while the worker computes. With live recovery: 20 times a usual step, at least 1.5, while others wait "
-            "and the worker does not compute; each time that happens, twice as long]"
+            help="Seconds that a worker may be suspended, or take for one step, before it is killed and replaced; six times "
+            "as long for a start, restore or save.  [default: learned from the run's own steps]"
         ),
     ] = None,
     inject: Annotated[
@@ -86,8 +73,8 @@ def run_script(
     preload: Annotated[
         str | None,
         typer.Option(
-            help="Modules to import once, before workers start, such as torchvision; or none.  [default: what the script "
-            "imports of installed packages, if a fork survives it]"
+            help="Modules to import once, before workers start, such as torchvision; or none.  [default: well-known "
+            "heavy libraries that the script imports first]"
         ),
     ] = None,
     extend: Annotated[
@@ -127,9 +114,6 @@ def run_script(
     take: Annotated[
         str, typer.Option(help="What takes a state from --from, by name, such as model,optimizer.  [default: models]")
     ] = "",
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write loss, step time, stall and restarts to OUT/tensorboard.")
-    ] = False,
     partial: Annotated[bool, typer.Option(help="Begin with what fits of --from; what does not is named.")] = False,
 ) -> None:
     """Train SCRIPT until it is done, whatever fails. Example: holdfast run --workers 4 train.py -- --epochs 3"""
@@ -149,14 +133,11 @@ def run_script(
             spares=spares,
             save_every=save_every,
             writer=writer,
-            max_inflight=max_inflight,
             keep_last=keep_last,
             max_restarts=max_restarts,
             seed=seed,
             failures=parse_training(inject or ()),
-            workers_after=_numbers(workers_after, "--workers-after"),
-            hang_after=hang_after,
-            stuck_after=stuck_after,
+            hang_timeout=hang_timeout,
             checkpoints=checkpoints,
             source=_source(source, take, partial),
             extend=extend,
@@ -174,7 +155,6 @@ def run_script(
             min_nodes=min_nodes,
             lost_after=lost_after,
             preload=modules,
-            tensorboard=tensorboard,
             may_change=tuple(name for name in may_change.split(",") if name),
         )
     _end(verdict, folder)
@@ -213,9 +193,3 @@ def _end(verdict: "RunVerdict", folder: Path) -> NoReturn:
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     raise typer.Exit(verdict.exit_code)
 
-
-def _numbers(text: str, option: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
-    except ValueError as error:
-        raise BadInput(f"{option} {text} is not a list of whole numbers such as 4,2,3") from error

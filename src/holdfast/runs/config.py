@@ -51,7 +51,7 @@ class WeightsSource:
         texts = ("place", "digest")
         known = isinstance(said, Mapping) and set(said) == {"place", "step", "take", "partial", "digest"}
         if not (known and all(isinstance(said[name], str) for name in texts)):
-            raise BadInput("not the config of a run: it does not say where its weights came from.")
+            raise BadInput("its source of weights is damaged")
         return cls(**{**said, "take": tuple(said["take"])})
 
 
@@ -83,8 +83,7 @@ class RunConfig:
     failures: Schedule = ()
     spares: int = 0  # workers that wait, ready to take the place of a lost one
     workers_after: tuple[int, ...] = ()
-    hang_after: float | None = None  # 30 seconds; where a run recovers live, as soon as it can be told
-    stuck_after: float | None = None  # learned from the run's own steps
+    hang_timeout: float | None = None  # seconds; None: learned from the run's own steps
     checkpoints: str | None = None  # in the run's own folder
     source: WeightsSource | None = None  # of its first weights, if the script does not draw them
     extend: bool = False  # the plan may be longer than that of the run in the folder
@@ -114,12 +113,8 @@ class RunConfig:
         ):
             if (value := getattr(self, name)) < least:
                 raise BadInput(f"{name.replace('_', '-')} is {value}: give {least} or more.")
-        if self.hang_after is not None and not self.hang_after > 0:
-            raise BadInput(
-                f"a worker cannot be stopped for {self.hang_after:g} s: give hang-after more than 0 seconds."
-            )
-        if self.stuck_after is not None and not self.stuck_after > 0:
-            raise BadInput(f"no step takes {self.stuck_after:g} s: give stuck-after more than 0 seconds.")
+        if self.hang_timeout is not None and not self.hang_timeout > 0:
+            raise BadInput(f"--hang-timeout must be greater than 0 (got {self.hang_timeout:g}).")
         if self.checkpoints == "":
             raise BadInput("checkpoints has no name: give a directory or a URL such as s3://bucket/run.")
 
@@ -158,23 +153,18 @@ class RunConfig:
     def to_json(self) -> dict[str, Any]:
         """The config as JSON values."""
         plain = {**asdict(self), "args": list(self.args), "workers_after": list(self.workers_after)}
-        if self.source:
-            plain["source"] = self.source.to_json()
-        else:
-            del plain["source"]  # as runs had it before there were any
+        plain["source"] = self.source.to_json() if self.source else None
         return {**plain, "failures": [failure.to_json() for failure in self.failures]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "RunConfig":
         """The inverse of `to_json`."""
         names = {field.name for field in fields(cls)}
-        if "script" not in data or (unknown := set(data) - names):
-            raise BadInput(
-                f"not the config of a run: {', '.join(sorted(unknown)) if 'script' in data else 'no script'}."
-            )
+        if unknown := set(data) - names:
+            raise BadInput(f"another version of holdfast wrote it, with {', '.join(sorted(unknown))}")
         lists: dict[str, Any] = {name: tuple(data[name]) for name in ("args", "workers_after") if name in data}
-        if not all(isinstance(each, str) for each in (data["script"], *lists.get("args", ()))):
-            raise BadInput("not the config of a run: its script and arguments are not all text.")
+        if not all(isinstance(each, str) for each in (data.get("script"), *lists.get("args", ()))):
+            raise BadInput("its script and arguments are not all text")
         failures = tuple(Failure.from_json(each) for each in data.get("failures", ()))
         if data.get("source") is not None:
             lists["source"] = WeightsSource.from_json(data["source"])

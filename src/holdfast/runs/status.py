@@ -31,12 +31,11 @@ _FILES = re.compile(
     r"run\.json|\.run-\d+\.tmp|\.supervisor-\d+\.lock|scale\.(?:json|partial)|join(?:\.new)?"
     rf"|history(?:-before-\d+)?/{_HISTORY}"
     r"|logs/attempt-\d{4,18}/(?:(?:rank|worker)-\d+\.(?:out|err|error\.json)|ranks\.jsonl)"
-    rf"|checkpoints/(?:latest\.json|{_SNAPSHOT}|{_RUNNING}|{_BETWEEN_NODES}|probe-[0-9a-f]{{16}}){_UNFINISHED}"
-    r"|tensorboard/events\.out\.tfevents\.[\w.-]+",
+    rf"|checkpoints/(?:latest\.json|{_SNAPSHOT}|{_RUNNING}|{_BETWEEN_NODES}|probe-[0-9a-f]{{16}}){_UNFINISHED}",
     re.ASCII,
 )
 _FOLDERS = re.compile(
-    r"history(?:-before-\d+)?|logs(?:/attempt-\d{4,18})?|tensorboard"
+    r"history(?:-before-\d+)?|logs(?:/attempt-\d{4,18})?"
     r"|checkpoints(?:/(?:step-\d{8,18}|set-aside-\d{8,18}-\d+|running|nodes|histories(?:/.*)?))?",
     re.ASCII,
 )

@@ -113,8 +113,8 @@ class Stuck:
 class Judge:
     """Watches the workers of one node; what it learns of their steps stays from attempt to attempt."""
 
-    def __init__(self, stuck_after: float | None, hang_after: float | None, *, live: bool = False) -> None:
-        self._given, self._hang_after, self._live = stuck_after, hang_after, live
+    def __init__(self, hang_timeout: float | None, *, live: bool = False) -> None:
+        self._given, self._live = hang_timeout, live
         self._longest = 0.0
         self._steps: deque[float] = deque(maxlen=REMEMBERED)
         self._soon = SOON
@@ -176,12 +176,12 @@ class Judge:
         """Those that stand still; where all do, somebody may have meant it, and has more time to let them go on."""
         found = []
         for each in workers:
-            watch, limit = self._watches[each.seat], self._hang_after or STOPPED
+            watch, limit = self._watches[each.seat], self._given or STOPPED
             seconds = watch.stopped
-            if self._live and self._hang_after is None and watch.alone > SOON:
+            if self._live and self._given is None and watch.alone > SOON:
                 seconds, limit = watch.alone, SOON
             if seconds > limit:
-                why = f"was stopped for {seconds:.1f} s (limit {limit:g} s; change it with --hang-after)"
+                why = f"was stopped for {seconds:.1f} s (limit {limit:g} s; change it with --hang-timeout)"
                 found.append(Stuck(each.seat, why))
         return found
 
@@ -228,7 +228,7 @@ class Judge:
     def _why(self, worker: WorkerLook) -> str:
         doing = _DOING[worker.phase] if worker.boundaries >= SETTLED else _DOING_AT_FIRST[worker.phase]
         idle = self._watches[worker.seat].idle
-        return f"{doing} for {idle:.0f} s (deadline {self._alone(worker):.3g} s; change it with --stuck-after)"
+        return f"{doing} for {idle:.0f} s (deadline {self._alone(worker):.3g} s; change it with --hang-timeout)"
 
     def _why_soon(self, worker: WorkerLook) -> str:
         """Why it is given up; the next one has more time."""
@@ -236,7 +236,7 @@ class Judge:
         self._soon = min(2 * self._soon, LEAST)
         return (
             f"neither passed a step boundary nor computed for {idle:.1f} s while others waited for it (deadline "
-            f"{deadline:.3g} s, from now on {self.soon:.3g} s; change it with --stuck-after)"
+            f"{deadline:.3g} s, from now on {self.soon:.3g} s; change it with --hang-timeout)"
         )
 
 

@@ -1,18 +1,20 @@
-"""What the supervisor imports before it forks workers, so that no worker, and no restart, waits for it.
+"""Imports that the supervisor does once before it forks workers, so that no worker and no restart waits for them.
 
-Nothing here may start a thread pool or a CUDA context, which a fork would break.
+Nothing imported here may start a thread pool or a CUDA context: neither survives a fork.
 """
 
+import ast
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 
 from holdfast.errors import BadInput
 
-# Most of the time of a cold start is torch itself and, when a model is first wrapped in DDP, the compiler behind it.
+# Most of a cold start is torch itself and, when a model is first wrapped in DDP, the compiler behind it.
 MODULES = (
     "torch",
     "torch.distributed",
@@ -24,30 +26,70 @@ MODULES = (
     "holdfast.train.attach",
     "holdfast.train.run",
 )
+# Slow to import and safe to fork afterwards. Lightning is not: when it is imported, it reads RANK, which each worker
+# has for itself.
+HEAVY = ("PIL", "datasets", "numpy", "pandas", "scipy", "sklearn", "torchaudio", "torchvision", "transformers")
 
 
 def warm(preload: Sequence[str] = (), beside: Path | None = None) -> None:
-    """Import what training needs, and the modules named by the user, which may lie beside a script in this folder."""
+    """Import what training needs, and the modules in `preload`, which may lie in the folder `beside`."""
     # Then a module that only asks at import whether there is a GPU does not start CUDA to find out.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for name in MODULES:
         import_module(name)
     import_module("holdfast.train.attach").settle()  # for every worker at once
-    with _found_in(beside):
+    with _importable_from(beside):
         for name in preload:
             try:
                 import_module(name)
             except ImportError as error:
                 raise BadInput(f"cannot import {name}, named by --preload: {error}.") from error
-    if cuda_started():
+    if _cuda_started():
         raise BadInput(
-            f"a module named by --preload ({', '.join(preload)}) starts CUDA, which no fork survives: drop it."
+            f"a module named by --preload ({', '.join(preload)}) starts CUDA, which does not survive a fork: drop it."
         )
 
 
+def import_heavy(script: Path) -> list[str]:
+    """Import the HEAVY libraries that `script` begins with; return those that were not imported yet.
+
+    A library that raises is left to the workers, where the script may expect the error.
+    """
+    names = [name for name in leading_imports(script) if name.partition(".")[0] in HEAVY and name not in sys.modules]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in names:
+            with suppress(Exception):
+                import_module(name)
+    return [name for name in names if name in sys.modules]
+
+
+def leading_imports(script: Path) -> list[str]:
+    """Return the modules that `script` imports before its first other statement, which may prepare later imports.
+
+    Modules that lie beside the script are left out: their text may change between two starts.
+    """
+    try:
+        body = ast.parse(script.read_bytes()).body
+    except (OSError, SyntaxError, ValueError, RecursionError):  # the worker reports it
+        return []
+    names: dict[str, None] = {}
+    for statement in body:
+        match statement:
+            case ast.Import(names=aliases):
+                names |= dict.fromkeys(alias.name for alias in aliases)
+            case ast.ImportFrom(module=str(module), level=0):
+                names[module] = None
+            case ast.ImportFrom() | ast.Expr(value=ast.Constant()):
+                continue
+            case _:
+                break
+    tops = {name: script.parent / name.partition(".")[0] for name in names}
+    return [name for name, path in tops.items() if not path.is_dir() and not path.with_suffix(".py").is_file()]
+
+
 @contextmanager
-def _found_in(folder: Path | None) -> Iterator[None]:
-    """Imports find what lies in this folder, as they do in a script that lies there."""
+def _importable_from(folder: Path | None) -> Iterator[None]:
     before = list(sys.path)
     if folder:
         sys.path.insert(0, str(folder))
@@ -57,8 +99,8 @@ def _found_in(folder: Path | None) -> Iterator[None]:
         sys.path[:] = before
 
 
-def cuda_started() -> bool:
-    """Whether the driver is in use in this process; torch itself knows only of a context of its own."""
+def _cuda_started() -> bool:
+    """Return True if the CUDA driver is in use in this process; torch itself only knows of its own context."""
     folder = Path("/proc/self/fd")
     files = folder.iterdir() if folder.exists() else ()
     return any(os.path.realpath(file).startswith("/dev/nvidia-uvm") for file in files)

@@ -6,7 +6,8 @@ It never touches what the workers save: after a failure they find the newest goo
 import gc
 import signal
 import time
-from contextlib import nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,20 +21,17 @@ from holdfast.history.log import require_files
 from holdfast.history.tail import Finish, finish, following
 from holdfast.process import PREEMPTED
 from holdfast.runs.config import RunConfig
-from holdfast.supervise.board import boarded
-from holdfast.supervise.board import require as require_tensorboard
 from holdfast.supervise.checkpoint_place import Checkpoints, beginning, local, settled
 from holdfast.supervise.display import View
 from holdfast.supervise.failure_cause import Casualty, casualty, lost_peer
 from holdfast.supervise.hang_detection import RemoteProgress
 from holdfast.supervise.journal import Journal, last_attempt
-from holdfast.supervise.learned import import_for
 from holdfast.supervise.nodes.connection import Unreachable
 from holdfast.supervise.nodes.multi_node import Nodes
 from holdfast.supervise.nodes.node import LOST_AFTER, Node, several
 from holdfast.supervise.nodes.rendezvous import Rendezvous, RoundInfo, RunEnded, SingleNodeRendezvous
 from holdfast.supervise.nodes.run_end import Ended
-from holdfast.supervise.preload import warm
+from holdfast.supervise.preload import import_heavy, warm
 from holdfast.supervise.restart_policy import RestartPolicy
 from holdfast.supervise.run_folder import Home, claimed, continued
 from holdfast.supervise.scaling import Scaling
@@ -57,8 +55,7 @@ def supervise(
     rendezvous: str | None = None,
     min_nodes: int | None = None,
     lost_after: float = LOST_AFTER,
-    preload: tuple[str, ...] | None = (),
-    tensorboard: bool = False,
+    preload: Sequence[str] | None = None,
     may_change: tuple[str, ...] = (),
     console: Console | None = None,
 ) -> RunVerdict:
@@ -75,8 +72,6 @@ def supervise(
     least = (nnodes + 1) // 2 if min_nodes is None else min_nodes
     node = Node(rank=node_rank, of=nnodes, endpoint=rendezvous, least=least, lost_after=lost_after)
     config.check_world(nnodes)
-    if tensorboard:
-        require_tensorboard()
     script = Path(config.script)
     if not script.is_file():
         raise BadInput(f"there is no script {config.script}: name a Python file.")
@@ -87,8 +82,6 @@ def supervise(
     found = checkpoints.try_out(alone=nnodes == 1)
     who = "supervisor" if nnodes == 1 else f"supervisor-{node_rank}"
     config = continued(out, config)
-    # The first node alone: it has the history of rank 0.
-    board = boarded(out, who) if tensorboard and node_rank == 0 else nullcontext()
     with asked.listening(), claimed(out, config, node_rank, may_change=may_change, alone=nnodes == 1):
         require_files(out / "history")  # before a worker meets it, and is started again and again for it
         ended = Ended(out, checkpoints, found, extends=config.extend)  # before we look: what comes later is news
@@ -97,11 +90,11 @@ def supervise(
         attempt = following(max(last_attempt(out / "history" / f"{who}.jsonl"), found.attempt), out)
         tries = RestartPolicy(config.max_restarts, found.newest)
         view = View(console or Console(stderr=True), out / "history", who, tries)
-        with Journal(out / "history", who, view) as record, view, board:  # importing counts as the run's time
+        with Journal(out / "history", who, view) as record, view:  # importing counts as the run's time
             if not asked.times:
                 warm(preload or (), script.resolve().parent)
-                if preload is None:
-                    import_for(script.resolve(), view.say)
+                if preload is None and (names := import_heavy(script.resolve())):
+                    view.say(f"imported {', '.join(names)} once for all workers (--preload none turns this off)")
             work = _Supervisor(config, out, node, record, view, tries, attempt, checkpoints, found.newest, ended)
             verdict = work.run()
             _send(checkpoints, view)

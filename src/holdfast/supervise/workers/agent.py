@@ -65,7 +65,7 @@ class WarmAgent(SimpleElasticAgent):
         self._config, self._out, self._nodes = config, out, nodes
         self._running: list[Running] = []
         self._leaving: list[Running] = []  # that were lost, and of which something may be left
-        self._judge = Judge(config.stuck_after, config.hang_after, live=config.recovery != "restart")
+        self._judge = Judge(config.hang_timeout, live=config.recovery != "restart")
         self._looked = self._regrouped = 0.0
         self._roll = Members(config.recovery, config.workers)
         self._places = RankLog(out, 0)
