@@ -192,4 +192,3 @@ def _end(verdict: "RunVerdict", folder: Path) -> NoReturn:
         except OSError:  # a closed pipe, a full disk; Python would try again at exit, and change the status
             os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     raise typer.Exit(verdict.exit_code)
-
