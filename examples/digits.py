@@ -47,7 +47,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.epochs * len(train) // options.batch)
     run.protect(model=model, optimizer=optimizer, scheduler=scheduler)
-    for x, y in run.batches(train, global_batch=options.batch, epochs=options.epochs):
+    for x, y in run.batches(train, global_batch=options.batch, num_epochs=options.epochs):
         loss = F.cross_entropy(model(x), y)
         loss.backward()
         optimizer.step()

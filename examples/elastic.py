@@ -40,7 +40,7 @@ class Trainer:
 
     def train(self, epochs: int) -> None:
         """Train for so many epochs."""
-        for loader in run.epochs(self.data, global_batch=self.batch, epochs=epochs):
+        for loader in run.epochs(self.data, global_batch=self.batch, num_epochs=epochs):
             self._run_epoch(loader)
 
 

@@ -38,7 +38,7 @@ def main() -> None:
     net = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Dropout(0.1), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 2))
     model, optimizer = fabric.setup(net, torch.optim.AdamW(net.parameters(), lr=1e-2))
     run.protect(model=model, optimizer=optimizer)
-    for x, y in run.batches(train, global_batch=32 * run.world, epochs=options.epochs):
+    for x, y in run.batches(train, global_batch=32 * run.world_size, num_epochs=options.epochs):
         loss = F.cross_entropy(model(x.to(fabric.device)), y.to(fabric.device))
         fabric.backward(loss)
         optimizer.step()

@@ -84,7 +84,7 @@ def main() -> None:
     model = run.replicate(GPT().to(run.device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     run.protect(model=model, optimizer=optimizer)
-    for batch in run.batches(train, global_batch=options.batch * options.accumulate, epochs=options.epochs):
+    for batch in run.batches(train, global_batch=options.batch * options.accumulate, num_epochs=options.epochs):
         step = batch.step
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, steps)

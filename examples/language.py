@@ -68,7 +68,7 @@ def main() -> None:
     steps = options.epochs * (len(text) // options.batch)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=steps)
     run.protect(model=model, optimizer=optimizer, scheduler=scheduler)
-    for x, y in run.batches(text, global_batch=options.batch, epochs=options.epochs):
+    for x, y in run.batches(text, global_batch=options.batch, num_epochs=options.epochs):
         loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

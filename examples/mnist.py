@@ -72,7 +72,7 @@ def main() -> None:
     optimizer = torch.optim.Adadelta(model.parameters(), lr=options.lr)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=options.gamma)
     run.protect(model=model, optimizer=optimizer, scheduler=scheduler)
-    for batches in run.epochs(known, global_batch=options.batch, epochs=options.epochs):
+    for batches in run.epochs(known, global_batch=options.batch, num_epochs=options.epochs):
         train(model, device, batches, optimizer)
         test(model, device, tests)
         scheduler.step()

@@ -38,14 +38,15 @@ def main(model: str, epochs: str, control: str) -> None:
     x = torch.randn(SAMPLES, WIDTH, generator=generator)
     y = torch.randint(CLASSES, (SAMPLES,), generator=generator)
     hurry = Path(control) / "hurry"
-    for batch in run.batches(TensorDataset(x, y), global_batch=BATCH, epochs=int(epochs)):
+    for batch in run.batches(TensorDataset(x, y), global_batch=BATCH, num_epochs=int(epochs)):
         if not hurry.exists():
             time.sleep(PAUSE)
         optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(net(batch.x), batch.y)
+        x, y = batch
+        loss = nn.functional.cross_entropy(net(x), y)
         loss.backward()
         optimizer.step()
-        run.note(loss=loss.item())
+        run.log(loss=loss.item())
 
 
 if __name__ == "__main__":

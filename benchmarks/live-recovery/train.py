@@ -23,10 +23,10 @@ def main(name: str, workers: str, folder: str) -> None:
         return x[index], y[index]
 
     batch = subject.share * int(workers)
-    for window in run.batches(Numbered(len(x)), global_batch=batch, epochs=1 << 20, collate=take):
+    for window in run.batches(Numbered(len(x)), global_batch=batch, num_epochs=1 << 20, collate_fn=take):
         notes.obey()
         train(model, optimizer, *window.data)
-        notes.trained(window.step, run.rank, run.world)
+        notes.trained(window.step, run.rank, run.world_size)
 
 
 if __name__ == "__main__":

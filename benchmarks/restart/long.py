@@ -30,7 +30,7 @@ model = run.replicate(torch.nn.Linear(64, 10))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 run.protect(model=model, optimizer=optimizer)
 data = torch.utils.data.TensorDataset(torch.randn(4096, 64), torch.randint(10, (4096,)))
-for x, y in run.batches(data, global_batch=64, epochs=100_000):
+for x, y in run.batches(data, global_batch=64, num_epochs=100_000):
     torch.nn.functional.cross_entropy(model(x), y).backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -80,13 +80,15 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [100, 200, 300], gamma=0.5)
     run.protect(model=model, optimizer=optimizer, scheduler=scheduler)
-    batches = run.batches(Points(), global_batch=24, epochs=task["steps"] // (SAMPLES // 24), workers=task["loaders"])
+    batches = run.batches(
+        Points(), global_batch=24, num_epochs=task["steps"] // (SAMPLES // 24), num_workers=task["loaders"]
+    )
     for x, y in batches:
         obey(Path(task["control"]), run.rank)
         time.sleep(task["pause"])
         loss = F.cross_entropy(model(x), y)
         loss.backward()
-        run.note(loss=loss.item())
+        run.log(loss=loss.item())
         optimizer.step()
         optimizer.zero_grad()
         scheduler.step()

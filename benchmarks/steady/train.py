@@ -100,7 +100,7 @@ def protected(run: Run, case: Case, samples: Samples) -> Advance:
     model = run.replicate(model)
     run.protect(model=model, optimizer=optimizer)
     batches = run.batches(
-        Numbered(len(samples.x)), global_batch=case.share * run.world, epochs=1 << 20, collate=samples.take
+        Numbered(len(samples.x)), global_batch=case.share * run.world_size, num_epochs=1 << 20, collate_fn=samples.take
     )
     return advance(case, model, optimizer, (batch.data for batch in batches))
 

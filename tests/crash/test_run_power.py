@@ -22,7 +22,7 @@ def train(out: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run.protect(model=model, optimizer=optimizer)
     data = TensorDataset(torch.randn(16, 3, generator=torch.Generator().manual_seed(1)))
-    for (x,) in run.batches(data, global_batch=4, epochs=STEPS // 4):
+    for (x,) in run.batches(data, global_batch=4, num_epochs=STEPS // 4):
         model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -39,10 +39,11 @@ def main(folder: Path) -> None:
     optimizer = trainer(model)
     run.protect(model=model, optimizer=optimizer)
     me, size = os.environ["RANK"], int(os.environ["WORLD_SIZE"])
-    for batch in run.batches(samples(), global_batch=BATCH, epochs=EPOCHS):
-        time.sleep(0.1 if run.world < size else 0.0)  # so that the lost are replaced before the last step
+    for batch in run.batches(samples(), global_batch=BATCH, num_epochs=EPOCHS):
+        time.sleep(0.1 if run.world_size < size else 0.0)  # so that the lost are replaced before the last step
         before = {name: each.detach().clone() for name, each in net.named_parameters()}
-        F.cross_entropy(model(batch.x), batch.y).backward()
+        x, y = batch
+        F.cross_entropy(model(x), y).backward()
         gradients = {name: each.grad.clone() for name, each in net.named_parameters() if each.grad is not None}
         optimizer.step()
         optimizer.zero_grad()

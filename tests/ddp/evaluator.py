@@ -40,7 +40,7 @@ def evaluate(number: int) -> float:
     return float(run.mean(total / len(part), weight=len(part)))
 
 
-for batch in run.batches(points, global_batch=8, epochs=2):
+for batch in run.batches(points, global_batch=8, num_epochs=2):
     x, y = batch.to(run.device)
     loss = (model(x) - y).square().mean()
     loss.backward()

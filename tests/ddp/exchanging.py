@@ -28,8 +28,9 @@ def main(exchanges: str, told: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     run.protect(model=model, optimizer=optimizer)
     steps = SAMPLES // BATCH
-    for batch in run.batches(Points(augment=False), global_batch=BATCH, epochs=EPOCHS):
-        loss = F.cross_entropy(model(batch.x), batch.y)
+    for batch in run.batches(Points(augment=False), global_batch=BATCH, num_epochs=EPOCHS):
+        x, y = batch
+        loss = F.cross_entropy(model(x), y)
         (scale(loss) if exchanges == "step" else loss).backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -32,8 +32,8 @@ class Task:
     dropout: float = 0.1
     batch: int = 16
     epochs: int = 10
-    accumulate: int = 1
-    workers: int = 0
+    micro_batches: int = 1
+    num_workers: int = 0
     augment: bool = True
     scaler: bool = False  # gradients of a scaled loss; in float32, since not every CPU has a smaller type
     unseeded: bool = False
@@ -124,18 +124,19 @@ def train(run: Run, task: Task, steps: int | None = None) -> nn.Module:
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [10, 20, 40], gamma=0.5)
     scaler = torch.amp.GradScaler(run.device.type, enabled=task.scaler, growth_interval=7)
     run.protect(model=model, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
-    how: dict[str, Any] = {"accumulate": task.accumulate, "workers": task.workers}
+    how: dict[str, Any] = {"micro_batches": task.micro_batches, "num_workers": task.num_workers}
     with suppress(Crash):
-        for batch in run.batches(Points(task.augment), global_batch=task.batch, epochs=task.epochs, **how):
+        for batch in run.batches(Points(task.augment), global_batch=task.batch, num_epochs=task.epochs, **how):
             if batch.step == steps:
                 raise Crash
             if batch.step == 12 and run.rank in task.troubled:
                 struggle(task.trouble)
             linger(run, task, batch.step + 1 == task.epochs * (SAMPLES // task.batch))
-            loss = F.cross_entropy(model(batch.x.to(run.device)), batch.y.to(run.device))
+            x, y = batch.to(run.device)
+            loss = F.cross_entropy(model(x), y)
             scaler.scale(loss * batch.weight).backward()
-            run.note(loss=loss.item())
-            if task.eager or (batch.last and (batch.step + 1) % task.steps_every == 0):
+            run.log(loss=loss.item())
+            if task.eager or (batch.is_last and (batch.step + 1) % task.steps_every == 0):
                 scaler.step(optimizer)
                 scaler.update()
                 optimizer.zero_grad()
@@ -148,7 +149,7 @@ def train(run: Run, task: Task, steps: int | None = None) -> nn.Module:
 def linger(run: Run, task: Task, last: bool) -> None:
     """Take the time that the task wants a step to take."""
     paused = not (task.until and Path(task.until).exists())
-    time.sleep(task.pause * paused + (task.patience if run.world < int(os.environ.get("WORLD_SIZE", 1)) else 0.0))
+    time.sleep(task.pause * paused + (task.patience if run.world_size < int(os.environ.get("WORLD_SIZE", 1)) else 0.0))
     deadline = time.monotonic() + 120
     while last and task.gate and not Path(task.gate).exists():
         assert time.monotonic() < deadline, f"{task.gate} never came"

@@ -26,7 +26,7 @@ model = run.replicate(nn.Linear(6, 6))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 run.protect(model=model, optimizer=optimizer)
 data = [torch.full((6,), index / 14) for index in range(14)]
-for epoch in run.epochs(data, global_batch=4, epochs=3):
+for epoch in run.epochs(data, global_batch=4, num_epochs=3):
     for batch in epoch:
         if batch.step == TASK["exit_at"]:
             (os._exit if TASK["how"] == "os" else sys.exit)(0)

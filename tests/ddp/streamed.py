@@ -75,7 +75,7 @@ def endless() -> StatefulDataLoader[Any]:
 
 
 def train(
-    run: Run, loader: Any, *, crash: int | None = None, steps: int = STEPS, accumulate: int = 1
+    run: Run, loader: Any, *, crash: int | None = None, steps: int = STEPS, micro_batches: int = 1
 ) -> dict[int, Any]:
     """Train with dropout; the data of every step."""
     net = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.3), nn.Linear(5, 3))
@@ -83,16 +83,16 @@ def train(
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     run.protect(net=net, optimizer=optimizer)
     seen: dict[int, Any] = {}
-    for batch in run.stream(loader, steps=steps, accumulate=accumulate):
+    for batch in run.stream(loader, steps=steps, micro_batches=micro_batches):
         if batch.step == crash:
             raise Crash
         loss = F.mse_loss(model(batch.data), batch.data)
         (loss * batch.weight).backward()
         seen.setdefault(batch.step, []).append(batch.data.tolist())
-        if batch.last:
+        if batch.is_last:
             optimizer.step()
             optimizer.zero_grad()
-            run.note(loss=loss.item())
+            run.log(loss=loss.item())
     return seen
 
 

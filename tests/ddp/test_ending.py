@@ -42,7 +42,7 @@ def test_a_script_that_leaves_its_loop_has_stopped_the_run(tmp_path: Path, where
     run, net, optimizer = protected(tmp_path, save_every=50)
 
     def train() -> None:
-        for batch in run.batches(Pushed(), global_batch=BATCH, epochs=3):
+        for batch in run.batches(Pushed(), global_batch=BATCH, num_epochs=3):
             if where == "top" and batch.step == 4:
                 break
             step(net, optimizer, batch.data)
@@ -60,14 +60,14 @@ def test_a_script_that_leaves_its_loop_has_stopped_the_run(tmp_path: Path, where
     assert complaints(tmp_path) == []
     assert said(tmp_path) == "stopped by the script at step 4 of 9, on all ranks, in attempt 1"
     assert [(each.what.step, each.what.left) for each in events(tmp_path, "stopped")] == [(4, where != "stop")]
-    assert protected(tmp_path)[0].batches(Pushed(), global_batch=BATCH, epochs=3).initial == 4
+    assert protected(tmp_path)[0].batches(Pushed(), global_batch=BATCH, num_epochs=3).initial == 4
 
 
 def test_a_run_that_was_stopped_is_done_and_can_be_extended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for extend, trained in ((False, [0, 1, 2]), (False, []), (True, [3, 4, 5, 6, 7, 8])):
         run, net, optimizer = protected(tmp_path, extend=extend)
         seen = []
-        for epoch in run.epochs(Pushed(), global_batch=BATCH, epochs=3):
+        for epoch in run.epochs(Pushed(), global_batch=BATCH, num_epochs=3):
             for batch in epoch:
                 step(net, optimizer, batch.data)
                 seen.append(batch.step)
@@ -83,7 +83,7 @@ def test_a_run_is_extended_by_declaration_only(tmp_path: Path) -> None:
     def train(epochs: int, **how: Any) -> list[int]:
         run, net, optimizer = protected(tmp_path, **how)
         seen = []
-        for batch in run.batches(Pushed(), global_batch=BATCH, epochs=epochs):
+        for batch in run.batches(Pushed(), global_batch=BATCH, num_epochs=epochs):
             step(net, optimizer, batch.data)
             seen.append(batch.step)
         run.close()
@@ -246,7 +246,7 @@ class Broken(Pushed):
 
 def test_a_sample_that_raises_is_named_by_its_id(tmp_path: Path) -> None:
     run, *_ = protected()
-    batches = run.batches(Broken(), global_batch=BATCH, epochs=3)
+    batches = run.batches(Broken(), global_batch=BATCH, num_epochs=3)
     with pytest.raises(OSError, match="cannot read") as error:
         list(batches)
     assert error.value.__notes__ == ["sample 7 raised this"]

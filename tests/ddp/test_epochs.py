@@ -81,7 +81,7 @@ class Script:
     def train(self) -> list[int]:
         """The numbers of the epochs that it has gone through."""
         numbers = []
-        for epoch in self.run.epochs(Pushed(), global_batch=BATCH, epochs=EPOCHS):
+        for epoch in self.run.epochs(Pushed(), global_batch=BATCH, num_epochs=EPOCHS):
             self.may_crash("before", epoch.number)
             torch.rand(3)
             self.optimizer.param_groups[0]["weight_decay"] += 0.01
@@ -91,7 +91,7 @@ class Script:
                 loss.backward()
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-                self.run.note(loss=loss.item())
+                self.run.log(loss=loss.item())
             self.validate()
             self.scheduler.step()
             self.may_crash("after", epoch.number)
@@ -155,7 +155,7 @@ def step(net: nn.Module, optimizer: torch.optim.Optimizer, data: torch.Tensor) -
 
 def test_an_epoch_can_be_passed_where_a_script_passes_its_loader() -> None:
     run, *_ = protected()
-    epochs = run.epochs(Pushed(), global_batch=BATCH, epochs=EPOCHS, accumulate=2)
+    epochs = run.epochs(Pushed(), global_batch=BATCH, num_epochs=EPOCHS, micro_batches=2)
     assert (len(epochs), epochs.steps_per_epoch) == (EPOCHS, WINDOWS)
     for epoch in epochs:
         assert (len(epoch), len(epoch.dataset), epoch.steps_per_epoch) == (2 * WINDOWS, SAMPLES, WINDOWS)
@@ -191,10 +191,10 @@ def test_a_run_of_so_many_steps_ends_in_the_middle_of_an_epoch(tmp_path: Path) -
     assert [each.what.step for each in events(tmp_path, "done")] == [5]
 
 
-@pytest.mark.parametrize("how", [{}, {"epochs": 2, "steps": 5}, {"steps": 0}, {"steps": 2.5}])
+@pytest.mark.parametrize("how", [{}, {"num_epochs": 2, "steps": 5}, {"steps": 0}, {"steps": 2.5}])
 def test_how_long_to_train_is_said_once(how: dict[str, Any]) -> None:
     run, *_ = protected()
-    with pytest.raises(BadInput, match=r"epochs=N or by steps=N|steps train nothing"):
+    with pytest.raises(BadInput, match=r"num_epochs=N or steps=N|steps train nothing"):
         run.batches(Pushed(), global_batch=BATCH, **how)
 
 
@@ -204,7 +204,7 @@ def test_a_loop_by_groups_is_refused_with_the_way_to_write_it(tmp_path: Path) ->
 
     for wrap in (lambda it: it, iter, enumerate, counted):
         run, *_ = protected()
-        batches = run.batches(Pushed(), global_batch=BATCH, epochs=2)
+        batches = run.batches(Pushed(), global_batch=BATCH, num_epochs=2)
         groups = itertools.groupby(wrap(batches), key=str)  # type: ignore[operator]
         with pytest.raises(BadInput, match=r"groupby asks for the next batch .*for epoch in run\.epochs"):
             next(groups)
@@ -213,7 +213,7 @@ def test_a_loop_by_groups_is_refused_with_the_way_to_write_it(tmp_path: Path) ->
 
 def test_a_batch_that_is_fetched_ahead_is_refused(tmp_path: Path) -> None:
     run, net, optimizer = protected(tmp_path)
-    batches = iter(run.batches(Pushed(), global_batch=BATCH, epochs=2))
+    batches = iter(run.batches(Pushed(), global_batch=BATCH, num_epochs=2))
     batch = next(batches)
     with pytest.raises(BadInput, match="before anything was done with the first"):
         next(batches)
@@ -222,7 +222,7 @@ def test_a_batch_that_is_fetched_ahead_is_refused(tmp_path: Path) -> None:
 
 def test_a_next_epoch_is_not_handed_out_before_this_one_is_trained(tmp_path: Path) -> None:
     run, net, optimizer = protected(tmp_path)
-    epochs = iter(run.epochs(Pushed(), global_batch=BATCH, epochs=2))
+    epochs = iter(run.epochs(Pushed(), global_batch=BATCH, num_epochs=2))
     for batch in next(epochs):
         step(net, optimizer, batch.data)
         break
@@ -231,10 +231,10 @@ def test_a_next_epoch_is_not_handed_out_before_this_one_is_trained(tmp_path: Pat
 
 
 LOOPS = {
-    "batches in a loop": "for _ in range(2):\n    for batch in run.batches(data, global_batch=4, epochs=1): pass",
-    "in a function": "def train():\n    for batch in run.batches(data, global_batch=4, epochs=1): pass\n"
+    "batches in a loop": "for _ in range(2):\n    for batch in run.batches(data, global_batch=4, num_epochs=1): pass",
+    "in a function": "def train():\n    for batch in run.batches(data, global_batch=4, num_epochs=1): pass\n"
     "while True:\n    train()",
-    "one loop made before": "batches = run.batches(data, global_batch=4, epochs=1)\n"
+    "one loop made before": "batches = run.batches(data, global_batch=4, num_epochs=1)\n"
     "for _ in range(2):\n    for batch in batches: pass",
 }
 
@@ -247,6 +247,6 @@ def test_a_loop_for_every_epoch_is_refused_before_the_first_is_trained(name: str
 
 
 def test_a_loop_around_the_whole_run_is_none_of_ours() -> None:
-    lines = "for _ in range(2):\n    run = begin()\n    for batch in run.batches(data, global_batch=4, epochs=1): pass\n    run.close()"
+    lines = "for _ in range(2):\n    run = begin()\n    for batch in run.batches(data, global_batch=4, num_epochs=1): pass\n    run.close()"
     told = {"__name__": "__main__", "begin": lambda: protected()[0], "data": Pushed()}
     exec(compile(lines, "train.py", "exec"), told)

@@ -104,7 +104,7 @@ def test_with_another_number_of_workers_it_agrees_to_rounding_and_the_audit_pass
 
 
 def test_uneven_shares_weigh_what_they_hold(start: Start) -> None:
-    task = {"dropout": 0.0, "augment": False, "epochs": 3, "accumulate": 2}
+    task = {"dropout": 0.0, "augment": False, "epochs": 3, "micro_batches": 2}
     alone, uneven = (start(task, out=f"of-{workers}", workers=workers, **FREE) for workers in (1, 3))
     assert 0 < distance(completed(alone), completed(uneven)) < 1e-5
 

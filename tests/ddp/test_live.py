@@ -124,8 +124,8 @@ def test_one_worker_alone_cannot_recover_live_and_one_on_each_of_several_nodes_c
     ("task", "recovery", "why"),
     [
         ({"replicated": False}, "forward", "write model = run.replicate(model) before the optimizer is made"),
-        ({"eager": True, "accumulate": 2}, "forward", "step only where batch.last is true"),
-        ({"eager": True, "accumulate": 2}, "restart", "step only where batch.last is true"),
+        ({"eager": True, "micro_batches": 2}, "forward", "step only where batch.is_last is true"),
+        ({"eager": True, "micro_batches": 2}, "restart", "step only where batch.is_last is true"),
         ({"steps_every": 2}, "skip", "with live recovery step in every window"),
     ],
     ids=str,

@@ -62,7 +62,7 @@ def run_to_end(out: Path, task: Task = TASK, **options: Any) -> Path:
 
 
 @pytest.mark.parametrize("writer", ["overlapped", "blocking"])
-@pytest.mark.parametrize("task", [TASK, Task(epochs=3, scaler=True), Task(epochs=3, accumulate=3, workers=1)])
+@pytest.mark.parametrize("task", [TASK, Task(epochs=3, scaler=True), Task(epochs=3, micro_batches=3, num_workers=1)])
 def test_a_run_that_is_stopped_and_resumed_ends_with_the_bits_of_one_that_was_not(
     tmp_path: Path, task: Task, writer: str
 ) -> None:
@@ -95,22 +95,22 @@ def test_without_a_folder_the_same_weights_come_out_and_nothing_is_written(
 
 def test_loading_ahead_in_processes_changes_nothing(tmp_path: Path) -> None:
     here = run_to_end(tmp_path / "here")
-    ahead = run_to_end(tmp_path / "ahead", Task(epochs=3, workers=2))
+    ahead = run_to_end(tmp_path / "ahead", Task(epochs=3, num_workers=2))
     assert different(here, ahead) == []
 
 
 def test_accumulated_gradients_are_those_of_the_whole_share_to_rounding(tmp_path: Path) -> None:
     task = {"epochs": 2, "dropout": 0.0}
     whole = run_to_end(tmp_path / "whole", Task(**task))
-    parts = run_to_end(tmp_path / "parts", Task(**task, accumulate=5))  # 16 samples in 3, 3, 3, 3 and 4
+    parts = run_to_end(tmp_path / "parts", Task(**task, micro_batches=5))  # 16 samples in 3, 3, 3, 3 and 4
     assert 0 < distance(whole, parts) < 1e-5
 
 
 def test_micro_batches_divide_the_share_and_only_the_last_ends_the_step() -> None:
     run = attach()
     run.protect(model=nn.Linear(1, 1))
-    batches = list(run.batches(Points(augment=False), global_batch=7, epochs=1, accumulate=3))
-    assert [batch.last for batch in batches] == [False, False, True] * (SAMPLES // 7)
+    batches = list(run.batches(Points(augment=False), global_batch=7, num_epochs=1, micro_batches=3))
+    assert [batch.is_last for batch in batches] == [False, False, True] * (SAMPLES // 7)
     assert [len(batch.ids) for batch in batches[:3]] == [2, 2, 3]
     assert [batch.weight for batch in batches[:3]] == [2 / 7, 2 / 7, 3 / 7]
     assert [batch.step for batch in batches] == sorted([*range(SAMPLES // 7)] * 3)
@@ -122,22 +122,19 @@ def test_a_batch_is_what_the_dataset_gives() -> None:
     pairs = TensorDataset(torch.arange(10), torch.arange(10) * 2)
     batch = first_of(pairs)
     x, y = batch
-    assert torch.equal(x, batch.x)
-    assert torch.equal(y, batch.y)
-    assert torch.equal(batch.x, torch.from_numpy(batch.ids))
+    assert torch.equal(x, torch.from_numpy(batch.ids))
+    assert torch.equal(y, 2 * x)
     words = [{"word": index, "length": index % 3} for index in range(10)]
     batch = first_of(words)
     assert batch.data["word"].tolist() == batch.ids.tolist()
-    with pytest.raises(BadInput, match=r"no pairs but a dict: use batch\.data"):
-        _ = batch.x
-    lengths = first_of(words, collate=lambda several: max(each["length"] for each in several))
+    lengths = first_of(words, collate_fn=lambda several: max(each["length"] for each in several))
     assert lengths.data in (1, 2)
 
 
 def first_of(dataset: Any, **how: Any) -> Batch:
     run = attach()
     run.protect(model=nn.Linear(1, 1))
-    return next(iter(run.batches(dataset, global_batch=4, epochs=1, **how)))
+    return next(iter(run.batches(dataset, global_batch=4, num_epochs=1, **how)))
 
 
 def test_a_step_is_on_record_with_its_samples_its_loss_and_its_time(tmp_path: Path) -> None:
@@ -244,7 +241,7 @@ def test_a_resume_loads_only_what_is_still_to_be_trained(tmp_path: Path) -> None
         run, seen = attach(tmp_path, save_every=5), []
         run.protect(model=(model := nn.Linear(1, 1)))
         with suppress(Crash):
-            for batch in run.batches(Counted(augment=False), global_batch=16, epochs=3):
+            for batch in run.batches(Counted(augment=False), global_batch=16, num_epochs=3):
                 if batch.step == until:
                     raise Crash
                 model.bias.data += 1
@@ -285,10 +282,13 @@ def test_a_save_that_fails_for_good_stops_the_run_at_a_boundary(
     [
         ({"global_batch": 0}, "a global batch of 0 samples trains nothing"),
         ({"global_batch": 97}, "96 samples do not fill one global batch of 97"),
-        ({"epochs": 0}, "0 epochs train nothing"),
-        ({"accumulate": 17}, "16 samples a rank cannot be accumulated in 17 parts: give 1 to 16"),
-        ({"accumulate": 0}, "cannot be accumulated in 0 parts"),
-        ({"workers": -1}, "-1 workers cannot load anything"),
+        ({"num_epochs": 0}, "0 epochs train nothing"),
+        (
+            {"micro_batches": 17},
+            "micro_batches must be between 1 and 16, the samples of one rank and step \\(got 17\\)",
+        ),
+        ({"micro_batches": 0}, "between 1 and 16, .* \\(got 0\\)"),
+        ({"num_workers": -1}, "num_workers must be 0 .* or more \\(got -1\\)"),
         ({"seed": -1}, "the seed -1 does not fit"),
     ],
 )
@@ -296,7 +296,7 @@ def test_a_plan_that_cannot_be_is_refused_in_one_line(how: dict[str, Any], messa
     run = attach()
     run.protect(model=nn.Linear(1, 1))
     with pytest.raises(BadInput, match=message) as refused:
-        run.batches(Points(augment=False), **{"global_batch": 16, "epochs": 1, **how})
+        run.batches(Points(augment=False), **{"global_batch": 16, "num_epochs": 1, **how})
     assert "\n" not in str(refused.value)
 
 
@@ -311,7 +311,7 @@ def test_a_stream_is_no_dataset() -> None:
     run = attach()
     run.protect(model=nn.Linear(1, 1))
     with pytest.raises(BadInput, match="Stream is not a map-style dataset"):
-        run.batches(Stream(), global_batch=1, epochs=1)
+        run.batches(Stream(), global_batch=1, num_epochs=1)
 
 
 def test_a_failure_past_the_end_is_refused() -> None:
@@ -323,15 +323,15 @@ def test_a_failure_past_the_end_is_refused() -> None:
 def test_calls_out_of_order_are_refused() -> None:
     run = attach()
     with pytest.raises(BadInput, match=r"batches\(\) came before protect\(\)"):
-        run.batches(Points(augment=False), global_batch=16, epochs=1)
+        run.batches(Points(augment=False), global_batch=16, num_epochs=1)
     with pytest.raises(BadInput, match="protect\\(\\) was given nothing"):
         run.protect()
     run.protect(model=nn.Linear(1, 1))
     with pytest.raises(BadInput, match=r"protect\(\) was called before"):
         run.protect(model=nn.Linear(1, 1))
-    run.batches(Points(augment=False), global_batch=16, epochs=1)
+    run.batches(Points(augment=False), global_batch=16, num_epochs=1)
     with pytest.raises(BadInput, match=r"batches\(\) was called before"):
-        run.batches(Points(augment=False), global_batch=16, epochs=1)
+        run.batches(Points(augment=False), global_batch=16, num_epochs=1)
 
 
 def test_what_has_no_state_cannot_be_protected() -> None:
@@ -363,10 +363,10 @@ def test_a_snapshot_of_another_model_is_refused_and_the_fields_are_named(tmp_pat
 
 def test_the_run_says_who_it_is(tmp_path: Path) -> None:
     run = attach(tmp_path)
-    assert (run.rank, run.world, run.attempt) == (0, 1, 1)
+    assert (run.rank, run.world_size, run.attempt) == (0, 1, 1)
     assert run.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert attach(tmp_path).attempt == 2
-    assert Run.note.__doc__
+    assert Run.log.__doc__
     assert json.loads((tmp_path / "history" / "rank-0.jsonl").read_text().splitlines()[1])["pid"] == os.getpid()
 
 

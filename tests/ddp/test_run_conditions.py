@@ -27,12 +27,13 @@ def train(out: Path, samples: TensorDataset, *, until: int = 12, unfreezes: bool
         optimizer = torch.optim.SGD(model[-1].parameters() if unfreezes else model.parameters(), lr=0.1)  # type: ignore[index]
         run.protect(model=model, optimizer=optimizer)
         with suppress(Crash):
-            for batch in run.batches(samples, global_batch=4, epochs=3):
+            for batch in run.batches(samples, global_batch=4, num_epochs=3):
                 if batch.step == until:
                     raise Crash
                 if unfreezes and batch.step == 5:
                     optimizer.add_param_group({"params": model[0].parameters()})  # type: ignore[index]
-                (model(batch.x) - batch.y).square().mean().backward()
+                x, y = batch
+                (model(x) - y).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
     finally:

@@ -223,7 +223,7 @@ def test_a_scheduler_that_follows_the_best_value_goes_on_after_a_failure(tmp_pat
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
         progress = {"best": math.inf, "total": 0.0}
         run.protect(model=model, optimizer=optimizer, scheduler=scheduler, progress=progress)
-        for batch in run.batches(torch.arange(24.0).reshape(-1, 1) / 24, global_batch=2, epochs=1):  # type: ignore[arg-type]
+        for batch in run.batches(torch.arange(24.0).reshape(-1, 1) / 24, global_batch=2, num_epochs=1):  # type: ignore[arg-type]
             loss = model(batch.data).square().mean()
             loss.backward()
             optimizer.step()

@@ -30,7 +30,8 @@ def data(shift: float = 0.0) -> TensorDataset:
 
 def training(run: Run, model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Any], None]:
     def step(batch: Any) -> None:
-        (model(batch.x) - batch.y).square().mean().backward()
+        x, y = batch
+        (model(x) - y).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -47,7 +48,7 @@ def train(out: Path, body: Body = training, *, until: int = STEPS, lr: float | N
         optimizer.param_groups[0]["lr"] = lr
     step = body(run, model, optimizer)
     with suppress(Crash):
-        for batch in run.batches(data(), global_batch=4, epochs=STEPS // 4):
+        for batch in run.batches(data(), global_batch=4, num_epochs=STEPS // 4):
             if batch.step == until:
                 raise Crash
             step(batch)
@@ -71,7 +72,8 @@ def test_state_that_was_not_protected_shows_in_the_steps_that_are_trained_again(
         def step(batch: Any) -> None:
             nonlocal seen
             seen += 1
-            ((model(batch.x) - batch.y).square().mean() / seen).backward()
+            x, y = batch
+            ((model(x) - y).square().mean() / seen).backward()
             optimizer.step()
             optimizer.zero_grad()
 
@@ -111,7 +113,7 @@ def test_a_replicated_model_that_is_not_protected_is_refused(tmp_path: Path) -> 
     first, second = run.replicate(nn.Linear(3, 1)), run.replicate(nn.Linear(3, 2))
     run.protect(model=first, optimizer=torch.optim.SGD([*first.parameters(), *second.parameters()]))
     with pytest.raises(BadInput, match=r"a replicated Linear is not protected \(weight; bias\): name it in protect"):
-        run.batches(data(), global_batch=4, epochs=1)
+        run.batches(data(), global_batch=4, num_epochs=1)
     run.close()
 
 
@@ -129,7 +131,7 @@ def test_a_model_inside_of_a_protected_thing_is_protected(tmp_path: Path) -> Non
     run = module.attach(tmp_path)
     model = run.replicate(nn.Linear(3, 1))
     run.protect(trainer=Trainer(model))
-    assert next(iter(run.batches(data(), global_batch=4, epochs=1))).step == 0
+    assert next(iter(run.batches(data(), global_batch=4, num_epochs=1))).step == 0
     run.close()
 
 
@@ -200,7 +202,7 @@ def test_an_optimizer_that_trains_a_protected_model_must_be_protected_too(tmp_pa
     model = run.replicate(nn.Linear(3, 1))
     run.protect(model=model)
     step = training(run, model, torch.optim.AdamW(model.parameters()))
-    batch = next(batches := iter(run.batches(data(), global_batch=4, epochs=1)))
+    batch = next(batches := iter(run.batches(data(), global_batch=4, num_epochs=1)))
     with pytest.raises(BadInput, match="AdamW trains a protected model and is not protected: name it in protect"):
         step(batch)
     batches.close()  # type: ignore[attr-defined]  # a generator
@@ -214,7 +216,7 @@ def test_a_schedule_of_a_protected_optimizer_must_be_protected_too(tmp_path: Pat
     torch.optim.lr_scheduler.StepLR(optimizer, 3)
     run.protect(model=model, optimizer=optimizer)
     with pytest.raises(BadInput, match="optimizer has a learning-rate scheduler that is not protected"):
-        run.batches(data(), global_batch=4, epochs=1)
+        run.batches(data(), global_batch=4, num_epochs=1)
     run.close()
 
 
@@ -225,7 +227,8 @@ def test_a_state_is_saved_only_where_no_gradients_wait_for_their_optimizer(tmp_p
         def step(batch: Any) -> None:
             nonlocal count
             count += 1
-            ((model(batch.x) - batch.y).square().mean() / 3).backward()
+            x, y = batch
+            ((model(x) - y).square().mean() / 3).backward()
             if count % 3 == 0:
                 optimizer.step()
                 optimizer.zero_grad()

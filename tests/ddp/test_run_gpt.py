@@ -67,12 +67,12 @@ def test_a_script_that_draws_is_told_how_many_and_no_steps_are_refused(tmp_path:
     optimizer = torch.optim.SGD(model.parameters())
     run.protect(model=model, optimizer=optimizer)
     with pytest.raises(BadInput, match="0 steps train nothing"):
-        run.draws(0, global_batch=8)
+        run.steps(0, global_batch=8)
     told = []
-    for batch in run.draws(2, global_batch=8, accumulate=2):
+    for batch in run.steps(2, global_batch=8, micro_batches=2):
         told.append((batch.step, batch.data))
         model(torch.randn(batch.data, 1)).square().mean().backward()
-        if batch.last:
+        if batch.is_last:
             optimizer.step()
             optimizer.zero_grad()
     assert told == [(0, 4), (0, 4), (1, 4), (1, 4)]

@@ -31,8 +31,9 @@ model = run.replicate(torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 run.protect(model=model, optimizer=optimizer)
 data = TensorDataset(torch.arange(64.0).reshape(16, 4), torch.arange(16.0))
-for batch in run.batches(data, global_batch=8, epochs=int(sys.argv[1])):
-    (model(batch.x / 64).squeeze(1) - batch.y).square().mean().backward()
+for batch in run.batches(data, global_batch=8, num_epochs=int(sys.argv[1])):
+    x, y = batch
+    (model(x / 64).squeeze(1) - y).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
     time.sleep(float(sys.argv[2]))

@@ -35,21 +35,21 @@ def in_parts(out: Path, loader: Callable[[], Any], crash: int, **how: Any) -> di
 
 
 @pytest.mark.parametrize(
-    ("loader", "accumulate", "crashes"),
+    ("loader", "micro_batches", "crashes"),
     [(shuffled, 1, range(STEPS)), (divided, 1, (3, 4, 6)), (endless, 2, (3,)), (shuffled, 2, (1, 2))],
     ids=["shuffled", "divided", "endless and accumulated", "accumulated over the end of an epoch"],
 )
 def test_a_crash_at_any_boundary_changes_no_bit_and_no_batch(
-    tmp_path: Path, loader: Callable[[], Any], accumulate: int, crashes: Sequence[int]
+    tmp_path: Path, loader: Callable[[], Any], micro_batches: int, crashes: Sequence[int]
 ) -> None:
     run = attach(tmp_path / "whole", save_every=2)
-    whole = train(run, loader(), accumulate=accumulate)
+    whole = train(run, loader(), micro_batches=micro_batches)
     run.close()
     assert len(whole) == STEPS
     assert complaints(tmp_path / "whole") == []
     for crash in crashes:
         out = tmp_path / str(crash)
-        seen = in_parts(out, loader, crash, accumulate=accumulate)
+        seen = in_parts(out, loader, crash, micro_batches=micro_batches)
         assert seen == {step: data for step, data in whole.items() if step >= crash // 2 * 2}
         assert different(tmp_path / "whole", out) == []
         assert complaints(out) == []

@@ -28,7 +28,7 @@ run = attach()
 model = run.replicate(torch.nn.Linear(1, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 run.protect(model=model, optimizer=optimizer)
-for x, y in run.batches(Data(), global_batch=8, epochs=10_000, workers=1):
+for x, y in run.batches(Data(), global_batch=8, num_epochs=10_000, num_workers=1):
     (model(x) - y).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()

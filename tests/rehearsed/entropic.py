@@ -28,7 +28,7 @@ run = hf.attach()
 model = run.replicate(network())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 run.protect(model=model, optimizer=optimizer)
-for x, y in run.batches(Shaken(), global_batch=BATCH, epochs=EPOCHS):
+for x, y in run.batches(Shaken(), global_batch=BATCH, num_epochs=EPOCHS):
     F.cross_entropy(model(x), y).backward()
     optimizer.step()
     optimizer.zero_grad()

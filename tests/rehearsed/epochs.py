@@ -11,7 +11,7 @@ model = run.replicate(network())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
 run.protect(model=model, optimizer=optimizer, scheduler=scheduler)
-for epoch in run.epochs(points(), global_batch=BATCH, epochs=EPOCHS):
+for epoch in run.epochs(points(), global_batch=BATCH, num_epochs=EPOCHS):
     for x, y in epoch:
         F.cross_entropy(model(x), y).backward()
         optimizer.step()

@@ -15,7 +15,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     run.protect(model=model, optimizer=optimizer)
     noise = np.random.default_rng(7)
-    for x, y in run.batches(points(), global_batch=BATCH, epochs=EPOCHS):
+    for x, y in run.batches(points(), global_batch=BATCH, num_epochs=EPOCHS):
         x = x + 0.1 * torch.from_numpy(noise.standard_normal(x.shape)).float()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()

@@ -13,7 +13,7 @@ model = run.replicate(network())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
 run.protect(model=model, optimizer=optimizer, scheduler=scheduler)
-for _, epoch in groupby(run.batches(points(), global_batch=BATCH, epochs=EPOCHS), key=lambda batch: batch.epoch):
+for _, epoch in groupby(run.batches(points(), global_batch=BATCH, num_epochs=EPOCHS), key=lambda batch: batch.epoch):
     for x, y in epoch:
         F.cross_entropy(model(x), y).backward()
         optimizer.step()

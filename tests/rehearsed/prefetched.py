@@ -10,7 +10,7 @@ run = hf.attach()
 model = run.replicate(network())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 run.protect(model=model, optimizer=optimizer)
-batches = iter(run.batches(points(), global_batch=BATCH, epochs=EPOCHS))
+batches = iter(run.batches(points(), global_batch=BATCH, num_epochs=EPOCHS))
 following = next(batches, None)
 while following is not None:
     x, y = following

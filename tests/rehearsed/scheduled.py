@@ -31,7 +31,7 @@ def main() -> None:
     counter = Counter()
     things = {} if "plain" in sys.argv else {"counter": counter}
     run.protect(model=model, optimizer=optimizer, **things)
-    for x, y in run.batches(points(), global_batch=BATCH, epochs=EPOCHS):
+    for x, y in run.batches(points(), global_batch=BATCH, num_epochs=EPOCHS):
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -193,7 +193,7 @@ def unknown(costs: RunCosts, question: Question, mtbf: Estimate) -> list[str]:
             "for as many GPUs as there are workers. Give --mtbf if you know better."
         )
     if costs.losses is None:
-        why = "it notes none (run.note(loss=...))" if not costs.noted else "they do not fall evenly enough"
+        why = "it logs none (run.log(loss=...))" if not costs.noted else "they do not fall evenly enough"
         lines.append(f"How fast it converges, its losses do not tell: {why}.")
     return lines
 

@@ -20,9 +20,9 @@ model = run.replicate(
 )
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 run.protect(model=model, optimizer=optimizer)
-for x, y in run.batches(digits, global_batch=BATCH, epochs=EPOCHS):
+for x, y in run.batches(digits, global_batch=BATCH, num_epochs=EPOCHS):
     loss = F.cross_entropy(model(x), y)
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    run.note(loss=loss.item())
+    run.log(loss=loss.item())

@@ -202,7 +202,7 @@ class LiveRecovery:
         if first and self.is_pending():
             raise BadInput(
                 "gradients are added to those of an earlier window, which nobody could give back after a failure: with "
-                "live recovery step in every window, and accumulate by run.batches(..., accumulate=N)"
+                "live recovery step in every window, and accumulate by run.batches(..., micro_batches=N)"
             )
 
     def passed(self, crew: RecoverableGroup) -> None:

@@ -107,7 +107,7 @@ def _fetched_ahead(case: DivergenceCase) -> Cause | None:
         word="fetched ahead",
         why="data fetched across a boundary: the script asks for the next batch before it has trained this one, so a "
         "save in between counts a batch that is not trained yet, and after a kill it never is",
-        instead="train each batch before asking for the next; to load ahead, give run.batches(..., workers=2)",
+        instead="train each batch before asking for the next; to load ahead, give run.batches(..., num_workers=2)",
         evidence=(
             "step 0 ended without a gradient: its batch was trained after the next one was asked for",
             f"so did step {first.step}, the first after the kill, which has one in the reference: a batch was left out",

@@ -66,7 +66,7 @@ class SamplePlan:
     def planned(cls, *, samples: int, batch: int, epochs: int | None, steps: int | None, seed: int) -> "SamplePlan":
         """The plan of so many epochs, or of so many steps, whichever is given."""
         if (epochs is None) == (steps is None):
-            raise BadInput("how long to train is said by epochs=N or by steps=N: give one of them")
+            raise BadInput("Give either num_epochs=N or steps=N: one of them says how long to train.")
         if steps is None or batch < 1 or samples < batch:  # what is wrong with it, the plan itself says
             return cls(samples=samples, batch=batch, epochs=1 if epochs is None else epochs, seed=seed)
         if type(steps) is not int or steps < 1:

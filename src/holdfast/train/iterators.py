@@ -161,7 +161,7 @@ class Epoch:
         for batch in turns:
             if isinstance(batch, Opening) or batch.epoch != self.number:
                 raise _woken(self.number)
-            self._next = batch.step + batch.last
+            self._next = batch.step + batch.is_last
             self._is_over = self._next == self._end
             yield batch
             if self._is_over:

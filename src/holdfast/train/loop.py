@@ -12,7 +12,7 @@ twice.
 
 import os
 import sys
-from collections.abc import Callable, Generator, ItemsView, Iterator, KeysView, Mapping, ValuesView
+from collections.abc import Callable, Generator, Iterator, KeysView, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -74,27 +74,17 @@ class Batch:
     """What to train next: this rank's share of a window, or one micro-batch of it.
 
     `weight` is the micro-batch's part of the share: a mean loss times it adds up to the mean over the share. After the
-    `last` one the optimizer steps. A batch is used like the data it carries: `x, y = batch`, `batch["input_ids"]`,
+    `is_last` one the optimizer steps. A batch is used like the data it carries: `x, y = batch`, `batch["input_ids"]`,
     `model(**batch)`; `batch.to(device)` is the batch with its tensors there.
     """
 
     data: Any
     ids: Ids
     weight: float
-    last: bool
+    is_last: bool
     epoch: int
     cursor: int
     step: int
-
-    @property
-    def x(self) -> Any:
-        """The first of a pair."""
-        return self._pair()[0]
-
-    @property
-    def y(self) -> Any:
-        """The second of a pair."""
-        return self._pair()[1]
 
     def to(self, *where: Any, **how: Any) -> "Batch":
         """The same batch with every tensor of its data moved, as by `Tensor.to`, however they are nested."""
@@ -113,30 +103,10 @@ class Batch:
         return key in self.data
 
     def keys(self) -> KeysView[Any]:
-        """The keys of a batch of dicts."""
-        return self._dict().keys()
-
-    def values(self) -> ValuesView[Any]:
-        """The values of a batch of dicts."""
-        return self._dict().values()
-
-    def items(self) -> ItemsView[Any, Any]:
-        """The keys and values of a batch of dicts."""
-        return self._dict().items()
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        """The value of a batch of dicts under this key, if it has one."""
-        return self._dict().get(key, default)
-
-    def _dict(self) -> Mapping[Any, Any]:
+        """The keys of a batch of dicts: they make `model(**batch)` work."""
         if not isinstance(self.data, Mapping):
-            raise BadInput(f"the samples of this dataset are no dicts but a {type(self.data).__name__}: use batch.data")
-        return self.data
-
-    def _pair(self) -> Any:
-        if not (isinstance(self.data, list | tuple) and len(self.data) == 2):
-            raise BadInput(f"the samples of this dataset are no pairs but a {type(self.data).__name__}: use batch.data")
-        return self.data
+            raise BadInput(f"the batch holds a {type(self.data).__name__}, which has no keys: use batch.data.")
+        return self.data.keys()
 
 
 @dataclass(slots=True, eq=False)
@@ -157,7 +127,7 @@ class Loss:
     def __init__(self) -> None:
         self._loss: float | None = None
 
-    def note(self, loss: float) -> None:
+    def log(self, loss: float) -> None:
         """Remember it until the step is on record; of several the last."""
         self._loss = float(loss)
 

@@ -79,13 +79,13 @@ class Run:
         return self._world.rank
 
     @property
-    def main(self) -> bool:
-        """Whether this process is rank 0: the one to print, log and upload."""
+    def is_main(self) -> bool:
+        """True on rank 0, the process that prints, logs and uploads."""
         return self.rank == 0
 
     @property
-    def world(self) -> int:
-        """How many processes train together."""
+    def world_size(self) -> int:
+        """The number of processes that train together."""
         return self._world.size
 
     @property
@@ -144,45 +144,46 @@ class Run:
         dataset: MapDataset,
         *,
         global_batch: int,
-        epochs: int | None = None,
+        num_epochs: int | None = None,
         steps: int | None = None,
         seed: int | None = None,
-        accumulate: int = 1,
-        workers: int = 0,
-        collate: Collate = default_collate,
-        loader: Mapping[str, Any] | None = None,
+        micro_batches: int = 1,
+        num_workers: int = 0,
+        collate_fn: Collate = default_collate,
+        dataloader_options: Mapping[str, Any] | None = None,
     ) -> Batches:
-        """Every window that is still to be trained, this rank's share of it at a time; `next` is the step boundary.
+        """Iterate over the batches that are still to be trained; asking for the next batch is the step boundary.
 
-        `global_batch` samples a step, whatever the number of ranks, for so many `epochs`, or so many `steps`.
-        `accumulate` hands out a share in so many micro-batches, and gradients are exchanged in the last one. `workers`
-        processes load ahead; `loader` has further options for their DataLoader, such as {"prefetch_factor": 4}.
+        A step trains `global_batch` samples, whatever the world size; this rank gets its share of them. `num_epochs` or
+        `steps` says how long to train. With `micro_batches` a share comes in that many batches, and gradients are
+        all-reduced in the last one. `num_workers` processes load ahead; `dataloader_options` are passed to torch's
+        DataLoader, for example {"prefetch_factor": 4}.
         """
-        plan = self._planned(dataset, global_batch, epochs, steps, seed)
-        options = loader_options.checked(workers, loader)
-        return Batches(*self._prepare(Shares(dataset, accumulate, collate), plan, options, by_epoch=False))
+        plan = self._planned(dataset, global_batch, num_epochs, steps, seed)
+        options = loader_options.checked(num_workers, dataloader_options)
+        return Batches(*self._prepare(Shares(dataset, micro_batches, collate_fn), plan, options, by_epoch=False))
 
     def epochs(
         self,
         dataset: MapDataset,
         *,
         global_batch: int,
-        epochs: int | None = None,
+        num_epochs: int | None = None,
         steps: int | None = None,
         seed: int | None = None,
-        accumulate: int = 1,
-        workers: int = 0,
-        collate: Collate = default_collate,
-        loader: Mapping[str, Any] | None = None,
+        micro_batches: int = 1,
+        num_workers: int = 0,
+        collate_fn: Collate = default_collate,
+        dataloader_options: Mapping[str, Any] | None = None,
     ) -> Epochs:
-        """Every epoch that is still to be trained; an epoch is iterated over as `batches` are, and takes what they take.
+        """Iterate over the epochs that are still to be trained, each an iterable of batches; parameters as in `batches`.
 
-        What the script does after the batches of an epoch belongs to it: the boundary, and with it a save, comes when
-        the next epoch is asked for. A run that goes on in the middle of an epoch hands out the rest of it.
+        What the script does after the batches of an epoch is saved with that epoch: the boundary comes when the script
+        asks for the next one. A run that resumes in the middle of an epoch iterates over the rest of it.
         """
-        plan = self._planned(dataset, global_batch, epochs, steps, seed)
-        options = loader_options.checked(workers, loader)
-        return Epochs(*self._prepare(Shares(dataset, accumulate, collate), plan, options, by_epoch=True))
+        plan = self._planned(dataset, global_batch, num_epochs, steps, seed)
+        options = loader_options.checked(num_workers, dataloader_options)
+        return Epochs(*self._prepare(Shares(dataset, micro_batches, collate_fn), plan, options, by_epoch=True))
 
     def stop(self) -> None:
         """End the run in order, at the next boundary: its state is saved, and the loop hands out nothing more.
@@ -194,31 +195,34 @@ class Run:
         self._stopping.wanted = True
 
     def _planned(
-        self, dataset: MapDataset, global_batch: int, epochs: int | None, steps: int | None, seed: int | None
+        self, dataset: MapDataset, global_batch: int, num_epochs: int | None, steps: int | None, seed: int | None
     ) -> SamplePlan:
         return SamplePlan.planned(
             samples=loading.size(dataset),
             batch=global_batch,
-            epochs=epochs,
+            epochs=num_epochs,
             steps=steps,
             seed=self.seed if seed is None else seed,
         )
 
-    def draws(self, steps: int, *, global_batch: int, accumulate: int = 1) -> Batches:
-        """So many windows whose samples the script draws itself: as many as `batch.data` says, of `global_batch` in all.
+    def steps(self, steps: int, *, global_batch: int, micro_batches: int = 1) -> Batches:
+        """Iterate over `steps` steps whose samples the script draws itself; `batch.data` is the number to draw.
 
-        It draws from torch's, numpy's or Python's own generators, in the window that it is for: they are keyed for it, so
-        after a failure the same are drawn, by as many ranks. The audit counts them, and cannot say which they were.
+        Draw from torch's, numpy's or Python's generators inside the step that trains the samples. The generators are
+        keyed for each step, so after a failure the same world size draws the same samples. The audit counts the
+        samples; it cannot check which ones they were.
         """
         samples = Draws(global_batch * LONG)
-        return self.batches(samples, global_batch=global_batch, steps=steps, accumulate=accumulate, collate=len)
+        return self.batches(
+            samples, global_batch=global_batch, steps=steps, micro_batches=micro_batches, collate_fn=len
+        )
 
-    def stream(self, loader: Loader, *, steps: int, accumulate: int = 1) -> Batches:
+    def stream(self, loader: Loader, *, steps: int, micro_batches: int = 1) -> Batches:
         """So many steps fed by a loader of this rank's own with `state_dict` and `load_state_dict`, a batch of it each.
 
         Where the loader is comes back after a failure, on every rank its own, so the number of ranks stays. Give each
         rank its part of the data, and leave the loader out of `protect`. Where it ends it is iterated over anew; if it,
-        its sampler or its data set has `set_epoch`, that is called before. `accumulate` takes so many batches a step.
+        its sampler or its data set has `set_epoch`, that is called before. `micro_batches` takes that many batches a step.
         All batches count alike, of whatever size. The audit counts them, and cannot say which samples they hold.
         """
         if self._live:
@@ -227,17 +231,17 @@ class Run:
             )
         if self._protected and any(thing is loader for thing in self._protected.things.values()):
             raise BadInput("run.stream saves where its loader is, for every rank: leave the loader out of protect()")
-        feed, batches = Feed(loader), self.world * accumulate
-        feed.go_on(self._restored, self.rank, self.world)
-        if self.main and self.attempt == 1 and feed.caveat:
+        feed, batches = Feed(loader), self.world_size * micro_batches
+        feed.go_on(self._restored, self.rank, self.world_size)
+        if self.is_main and self.attempt == 1 and feed.caveat:
             logger.warning("%s", feed.caveat)
         counted = Draws(batches * LONG)
         plan = self._planned(counted, batches, None, steps, None)
-        return Batches(*self._prepare(Streamed(counted, accumulate, feed), plan, {"num_workers": 0}, by_epoch=False))
+        return Batches(*self._prepare(Streamed(counted, micro_batches, feed), plan, {"num_workers": 0}, by_epoch=False))
 
-    def note(self, *, loss: float) -> None:
-        """Put the loss of the step that is being trained on record."""
-        self._loss.note(loss)
+    def log(self, *, loss: float) -> None:
+        """Record the loss of the current step in the run's history."""
+        self._loss.log(loss)
 
     def shard(self, dataset: MapDataset) -> DatasetShard:
         """This rank's part of a data set that is evaluated, itself a data set; the parts of all ranks are the whole.
@@ -266,7 +270,7 @@ class Run:
         flush: bool = True,
     ) -> None:
         """Print on rank 0 alone, with the options of Python's own; it is seen at once, unless `flush` is false."""
-        if self.main:
+        if self.is_main:
             print(*values, sep=sep, end=end, file=file, flush=flush)
 
     def unwrap(self, model: nn.Module) -> nn.Module:

@@ -239,12 +239,14 @@ class Preparing:
                 if line:
                     logger.warning("%s", line)
 
-    def _check(self, geometry: SamplePlan, accumulate: int) -> None:
+    def _check(self, geometry: SamplePlan, micro_batches: int) -> None:
         """Refuse what cannot be trained; all ranks refuse alike."""
         rank, size = self.world.rank, self.world.size
         least = geometry.share_size(0, size)
-        if not 1 <= accumulate <= least:
-            raise BadInput(f"{least} samples a rank cannot be accumulated in {accumulate} parts: give 1 to {least}")
+        if not 1 <= micro_batches <= least:
+            raise BadInput(
+                f"micro_batches must be between 1 and {least}, the samples of one rank and step (got {micro_batches})."
+            )
         inject.check(self.config.failures, geometry.steps)
         if self.attempt:
             restore.check_config(self.attempt.store, self.restored, geometry, extend=self.config.extend)

@@ -135,8 +135,8 @@ def _check_summed(optimizer: Optimizer, replica: Replica) -> None:
     held = {id(each) for each in replica.ddp.parameters()}
     if any(id(each) in held for group in optimizer.param_groups for each in group["params"]):
         raise BadInput(
-            f"{type(optimizer).__name__} stepped before the gradients of all ranks were summed: with accumulate, step "
-            "only where batch.last is true"
+            f"{type(optimizer).__name__} stepped before the gradients of all ranks were summed: with micro_batches, step "
+            "only where batch.is_last is true"
         )
 
 

@@ -6,13 +6,13 @@
     run = attach(fabric)
     model, optimizer = fabric.setup(model, optimizer)
     run.protect(model=model, optimizer=optimizer)
-    for x, y in run.batches(dataset, global_batch=64, epochs=3):
+    for x, y in run.batches(dataset, global_batch=64, num_epochs=3):
         ...
         fabric.backward(loss)
 
 The loop is the script's own, as without Fabric; precision, devices and printing are Fabric's. Do not put a loader for
 training through `setup_dataloaders`: batches come from the run. To accumulate gradients use `run.batches(...,
-accumulate=4)`, and not `fabric.no_backward_sync`.
+micro_batches=4)`, and not `fabric.no_backward_sync`.
 """
 
 from typing import Any
@@ -34,9 +34,9 @@ def attach(fabric: Any, **options: Any) -> Run:
         raise BadInput(f"a run does not go with Fabric's {name}: every worker must hold the whole model; choose ddp")
     ranks.leave()  # Fabric may have formed a group: the run forms its own, which finds a lost peer
     run = attaching.attach(**options)
-    if fabric.world_size != run.world:
+    if fabric.world_size != run.world_size:
         raise BadInput(
-            f"Fabric counts {fabric.world_size} workers, and {run.world} were started: give Fabric(strategy='ddp', "
+            f"Fabric counts {fabric.world_size} workers, and {run.world_size} were started: give Fabric(strategy='ddp', "
             "devices=...) the number of holdfast run --workers on this machine"
         )
     options_of_ddp = getattr(strategy, "_ddp_kwargs", {})

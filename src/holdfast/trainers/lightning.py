@@ -57,9 +57,9 @@ def protect(trainer: AnyTrainer) -> AnyTrainer:
         raise _cannot(name, why)
     seed = os.environ.get("PL_GLOBAL_SEED")
     run = attach(seed=int(seed or 0))
-    if trainer.world_size != run.world:
+    if trainer.world_size != run.world_size:
         raise BadInput(
-            f"the Trainer counts {trainer.world_size} workers, and {run.world} were started: give "
+            f"the Trainer counts {trainer.world_size} workers, and {run.world_size} were started: give "
             f"Trainer(strategy='ddp', devices=...) the number of holdfast run --workers on this machine"
         )
     if run.is_live:
@@ -169,7 +169,7 @@ class _Protection:
             )
         parts = trainer.accumulate_grad_batches
         dataset: Any = loader.dataset
-        return loader, _Stateful(dataset, loader.batch_size * self._run.world * parts, parts)
+        return loader, _Stateful(dataset, loader.batch_size * self._run.world_size * parts, parts)
 
     def _batches(self, loader: DataLoader[Any], windows: Windows) -> Batches:
         trainer = self._trainer
@@ -179,8 +179,8 @@ class _Protection:
             global_batch=windows.global_batch,
             steps=min(each for each in ends if each >= 0),
             seed=self._seed,
-            workers=loader.num_workers,
-            collate=windows.collate(loader.collate_fn),
+            num_workers=loader.num_workers,
+            collate_fn=windows.collate(loader.collate_fn),
         )
 
     def _epoch_begins(self, begin: Callable[[Any], None], fetcher: Any) -> None:
@@ -217,7 +217,7 @@ class LightningProgress:
     def __init__(self, trainer: Any, run: Run, call: Any) -> None:
         self._trainer, self._call = trainer, call
         self.figures = Figures(trainer.lightning_module)
-        self._ranks = EachRank(run.rank, run.world, self.figures.take)
+        self._ranks = EachRank(run.rank, run.world_size, self.figures.take)
         self._loops: Mapping[str, Any] | None = None  # as they came back, in the middle of an epoch
 
     def gather(self) -> None:

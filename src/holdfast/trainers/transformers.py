@@ -112,9 +112,9 @@ def _refused(trainer: Any) -> Iterator[tuple[str, str]]:
 
 
 def _check_world(trainer: Any, run: Run) -> None:
-    if trainer.args.world_size != run.world:
+    if trainer.args.world_size != run.world_size:
         raise BadInput(
-            f"the Trainer counts {trainer.args.world_size} of {run.world} workers: on CPUs give "
+            f"the Trainer counts {trainer.args.world_size} of {run.world_size} workers: on CPUs give "
             "TrainingArguments(use_cpu=True)"
         )
     if run.is_live:
@@ -167,7 +167,7 @@ class _Protection:
     @property
     def _global_batch(self) -> int:
         args = self._trainer.args
-        return int(args.per_device_train_batch_size * self._run.world * args.gradient_accumulation_steps)
+        return int(args.per_device_train_batch_size * self._run.world_size * args.gradient_accumulation_steps)
 
     def _replicate(self, prepare: Callable[..., Any], model: Any, *args: Any, **options: Any) -> Any:
         """Have Accelerate do all it does with a model but wrap it; the run replicates it."""
@@ -205,8 +205,8 @@ class _Protection:
             global_batch=self._global_batch,
             steps=max_steps,
             seed=args.seed if args.data_seed is None else args.data_seed,
-            workers=args.dataloader_num_workers,
-            collate=windows.collate(collate),
+            num_workers=args.dataloader_num_workers,
+            collate_fn=windows.collate(collate),
         )
 
     def _prepare(self, *_: Any) -> tuple[Any, Windows]:
@@ -249,7 +249,7 @@ class TransformersProgress:
 
     def __init__(self, trainer: Any, run: Run) -> None:
         self._trainer = trainer
-        self._ranks = EachRank(run.rank, run.world, self._sums)
+        self._ranks = EachRank(run.rank, run.world_size, self._sums)
         self._restored: Mapping[str, Any] | None = None
         self.begun = 0
         """Steps that were trained before this attempt."""
@@ -319,7 +319,7 @@ class _Boundary(TrainerCallback):  # type: ignore[misc]  # transformers is not t
     def on_log(self, *_: Any, logs: Mapping[str, Any] | None = None, **__: Any) -> None:
         """The loss that is logged goes on record."""
         if logs and "loss" in logs:
-            self._run.note(loss=logs["loss"])
+            self._run.log(loss=logs["loss"])
 
 
 def _without_clocks(logs: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,4 +29,4 @@ for x, y in run.batches(torch.utils.data.TensorDataset(points, labels), global_b
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-    run.note(loss=loss.item())
+    run.log(loss=loss.item())

@@ -43,7 +43,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        run.note(loss=loss.item())
+        run.log(loss=loss.item())
 
 
 if __name__ == "__main__":

@@ -308,22 +308,24 @@ REFUSED = {
     "drop_last": "what does not fill a window always waits for the next epoch: leave it out",
     "in_order": "windows that overtake each other could not be resumed: leave it out",
     "generator": "the run keys every generator: give a seed",
-    "collate_fn": "give run.batches(..., collate=...)",
+    "collate_fn": "give run.batches(..., collate_fn=...)",
     "dataset": "give it as the first argument",
 }
 
 
-def checked(workers: int, loader: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The options for the DataLoader of a run, with how many processes load."""
-    options = dict(loader or {})
+def checked(num_workers: int, dataloader_options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the options for the DataLoader of a run, with `num_workers` among them."""
+    options = dict(dataloader_options or {})
     for name in options:
         if name in REFUSED:
-            raise BadInput(f"loader={{{name!r}: ...}} cannot be: {REFUSED[name]}")
+            raise BadInput(f"dataloader_options={{{name!r}: ...}} is not possible: {REFUSED[name]}.")
         if name not in TAKEN:
-            raise BadInput(f"a DataLoader has no option {name!r}: there are {', '.join(TAKEN)}")
-    given = options.pop("num_workers", workers)
-    if workers and given != workers:
-        raise BadInput(f"workers={workers} and loader={{'num_workers': {given}}} differ: give one of them")
-    if not isinstance(given, int) or given < 0:
-        raise BadInput(f"{given} workers cannot load anything: give 0 (load in this process) or more")
-    return {"num_workers": given, **options}
+            raise BadInput(f"dataloader_options has no option {name!r}: give one of {', '.join(TAKEN)}.")
+    chosen = options.pop("num_workers", num_workers)
+    if num_workers and chosen != num_workers:
+        raise BadInput(
+            f"num_workers={num_workers} and dataloader_options={{'num_workers': {chosen}}} differ: give one of them."
+        )
+    if not isinstance(chosen, int) or chosen < 0:
+        raise BadInput(f"num_workers must be 0 (load in the training process) or more (got {chosen}).")
+    return {"num_workers": chosen, **options}
