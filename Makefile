@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check format clean
+.PHONY: demo test test-fast check format clean
 
 demo: $(READY)
 	$(BIN)/holdfast demo
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Everything that starts no processes: an answer within 90 seconds on two cores.
+test-fast: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -1,4 +1,7 @@
-"""What tests share: folders where a sync is cheap, a real S3 server on loopback, and one store of every kind."""
+"""Settings and fixtures that all tests share: fast temporary folders, a real S3 server, and one store of each kind.
+
+Helpers that tests import, and scripts that they run, are in tests/support.
+"""
 
 import gc
 import os
@@ -37,32 +40,43 @@ if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ENOUGH:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+pytest_plugins = ["attached_runs", "ray_fixtures", "supervisor_fixtures"]
+
+TESTS = Path(__file__).parent
 READY_WITHIN = 60.0
 PORTS = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need Ray or the S3 server come first, so that one process has them all and starts each once.
+# Tests in these folders, or with these fixtures, start processes, Ray, a browser or an S3 server.
+SLOW_FOLDERS = {"integration", "crash"}
+SLOW_FIXTURES = {"start", "driver", "ray_cluster", "s3"}
 
-    `make test` has two processes: the first begins with the first test, and one that has nothing left to do takes over
-    tests from the end of what the other has before it.
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark slow tests, and put those that need Ray or the S3 server first so that one process starts each once.
+
+    `make test` has two processes: the first begins with the first test, and a process that has run out of tests takes
+    some from the end of the other's queue.
     """
-    items.sort(key=lambda item: (not _needs_ray(item), not _needs_s3(item)))
+    for item in items:
+        if _needs_s3(item) or SLOW_FIXTURES & _fixtures(item) or item.path.relative_to(TESTS).parts[0] in SLOW_FOLDERS:
+            item.add_marker("slow")
+    items.sort(key=lambda item: ("ray_cluster" not in _fixtures(item), not _needs_s3(item)))
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: garbage is looked for only in what tests make, and not in all of torch again and again."""
+    """Exempt all imported modules from garbage collection, which would otherwise search torch again and again."""
     gc.collect()
     gc.freeze()
 
 
-def _needs_ray(item: pytest.Item) -> bool:
-    return "ray_cluster" in getattr(item, "fixturenames", ())
+def _fixtures(item: pytest.Item) -> set[str]:
+    return set(getattr(item, "fixturenames", ()))
 
 
 def _needs_s3(item: pytest.Item) -> bool:
-    given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-    return "s3" in getattr(item, "fixturenames", ()) or given.get("store") == "s3"
+    params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    return "s3" in _fixtures(item) or params.get("store") == "s3"
 
 
 @pytest.fixture(scope="session")

@@ -18,8 +18,8 @@ import pytest
 import holdfast
 from holdfast import cli
 from holdfast.extras import EXTRAS
+from repository import ROOT
 
-ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 README = (ROOT / "README.md").read_text()
 LOOP, SHELL = re.search(r"```python\n(.*?run\.batches.*?)```\n\n```\n(.*?)```", README, flags=re.S).groups()  # type: ignore[union-attr]

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-import power
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+import power_cut
 from holdfast.audit.verdicts import audit_run, worst
 from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.store import DirectoryStore
@@ -29,22 +29,22 @@ def train(out: Path) -> None:
     run.close()
 
 
-def commits(calls: list[power.Call]) -> list[int]:
+def commits(calls: list[power_cut.Call]) -> list[int]:
     """The calls after which a snapshot's name is on the disk: the folder of its manifest was synced."""
     named = [i for i, (name, args) in enumerate(calls) if name == "link" and args[-1].endswith("manifest.json")]
     return [next(i for i in range(at, len(calls)) if calls[i][0] == "fsync") for at in named]
 
 
-@pytest.mark.parametrize("kept", power.KEPT)
+@pytest.mark.parametrize("kept", power_cut.KEPT)
 def test_a_run_whose_power_was_cut_after_a_commit_goes_on_and_passes_its_audit(tmp_path: Path, kept: str) -> None:
-    calls: list[power.Call] = []
+    calls: list[power_cut.Call] = []
     whole = tmp_path / "whole"
     whole.mkdir()
-    with power.recorded(whole, calls):
+    with power_cut.recorded(whole, calls):
         train(whole)
     places = commits(calls)
     assert len(places) == 4  # steps 0, 4, 8 and the end
-    disk, done = power.Disk(), 0
+    disk, done = power_cut.Disk(), 0
     for number, place in enumerate(places):
         for call in calls[done : place + 1]:
             disk.apply(call)

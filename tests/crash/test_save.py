@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import power
 import pytest
-from subjects import BLOCKS, KILLED, ROWS, SUBJECTS, WRONG, files_of, state, verdict
 
+import power_cut
 from holdfast.checkpoint import retention, scrub, snapshot
 from holdfast.checkpoint.running import RunningCheckpoint
 from holdfast.checkpoint.store import DirectoryStore
+from save_subjects import BLOCKS, KILLED, ROWS, SUBJECTS, WRONG, files_of, state, verdict
+from supervisor_process import SUPPORT
 
 DEADLINE = 120
 Killed = Callable[[str, str, Path], list[dict[str, Any]]]
@@ -26,7 +27,7 @@ Killed = Callable[[str, str, Path], list[dict[str, Any]]]
 @pytest.fixture(scope="module")
 def attempts() -> Iterator[Killed]:
     """Kills the saves of a subject by a writer in a place; every killed attempt."""
-    program = [sys.executable, "-W", "error", str(Path(__file__).parent / "kill.py")]
+    program = [sys.executable, "-W", "error", str(SUPPORT / "killed_saves.py")]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as killer:
 
         def killed(subject: str, writer: str, place: Path) -> list[dict[str, Any]]:
@@ -159,11 +160,11 @@ def after_power_cuts(subject: str, writer: str, place: Path) -> list[str]:
     """The verdict after a power cut behind every call, at each extreme of what the disk may have kept."""
     chosen = SUBJECTS[subject]
     chosen.old(place / "work")
-    disk, calls = power.Disk.of(place / "work"), []
+    disk, calls = power_cut.Disk.of(place / "work"), []
     if writer != "right":
         chosen.alone(place / "alone")
         files = files_of(place / "alone")
-    with power.recorded(place / "work", calls):
+    with power_cut.recorded(place / "work", calls):
         if writer == "right":
             chosen.save(place / "work")
         else:
@@ -171,7 +172,7 @@ def after_power_cuts(subject: str, writer: str, place: Path) -> list[str]:
     found = []
     for number, call in enumerate(calls):
         disk.apply(call)
-        for kept in power.KEPT:
+        for kept in power_cut.KEPT:
             left = place / f"{number}-{kept}"
             disk.left(kept, left)
             found.append(verdict(chosen, left))
@@ -184,7 +185,7 @@ def test_a_power_cut_after_any_call_leaves_the_old_or_the_new_and_a_finished_sav
 ) -> None:
     found = after_power_cuts(subject, "right", tmp_path)
     assert set(found) == {"old", "new"}
-    assert found[-len(power.KEPT) :] == ["new"] * len(power.KEPT)
+    assert found[-len(power_cut.KEPT) :] == ["new"] * len(power_cut.KEPT)
 
 
 @pytest.mark.parametrize("writer", WRONG)
@@ -195,10 +196,10 @@ def test_power_cuts_catch_writers_that_are_wrong(tmp_path: Path, subject: str, w
 
 
 def test_a_save_syncs_payloads_before_naming_them_and_commits_last(tmp_path: Path) -> None:
-    calls: list[power.Call] = []
+    calls: list[power_cut.Call] = []
     store = DirectoryStore(tmp_path / "store")
     store.put("other", [b"x"])
-    with power.recorded(store.path, calls):
+    with power_cut.recorded(store.path, calls):
         snapshot.save(store, 1, state(1), {})
     order = [name for name, _ in calls if name != "write"]
     whole = ["open", "fsync"]  # a temporary file is written and synced, then

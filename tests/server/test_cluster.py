@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import DEADLINE, until
 
 from holdfast.errors import WorkerLost
 from holdfast.server.cluster import cluster
+from server_processes import DEADLINE, until
 
 
 def group(number: int) -> list[str]:

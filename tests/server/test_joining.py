@@ -4,8 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from in_process import run_in_process
-from served import QUARTERS, settings, told
 
 from holdfast import events
 from holdfast.audit.verdicts import audit, worst
@@ -15,6 +13,8 @@ from holdfast.server.calls import Member
 from holdfast.server.node import ServerNode
 from holdfast.server.shard import BlocksMoved
 from holdfast.workloads.rounds import Push, When
+from server_in_process import run_in_process
+from server_runs import QUARTERS, settings, told
 
 COMES = 66  # the call at which a fourth node arrives: it joins when the iteration is done
 

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 import ray
-from served import served, told
 
 from holdfast import events
 from holdfast.audit.verdicts import audit, worst
 from holdfast.faults.schedule import Failure
 from holdfast.history.log import read_history
+from repository import EXAMPLES
+from server_runs import served, told
 
 pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("ray_cluster")]
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from in_process import run_in_process
-from served import advanced, loss_of, settings, told
 
 from holdfast import events
 from holdfast.blocks.lost_blocks import RECOVERIES
@@ -19,6 +17,8 @@ from holdfast.theory.bounds import iteration_cost_bound
 from holdfast.workloads.mf import mf
 from holdfast.workloads.mlr import mlr
 from holdfast.workloads.workload import Arrays, Workload
+from server_in_process import run_in_process
+from server_runs import advanced, loss_of, settings, told
 
 WORKLOADS = {"mlr-digits": mlr("digits"), "mf-generated": mf("generated")}
 FAILS_AT = 7

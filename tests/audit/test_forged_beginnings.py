@@ -1,0 +1,215 @@
+"""Whether the audit can be fooled about what a run, or an attempt of it, began with; and true beginnings."""
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from fake_histories import written
+from fake_live_runs import Survived
+from fake_runs import changed, digest
+from fake_two_ranks import Told, by, failed, found
+from holdfast import cli
+from holdfast.audit.verdicts import audit, audit_files, audit_run, worst
+from holdfast.events import Attempt, Commit, Event, Judged, Launch, Open, Recover, Restart, Save
+from holdfast.runs.config import RunConfig, WeightsSource
+from holdfast.stall import Stall
+
+MINE, OTHER = digest("weights"), digest("other weights")
+
+
+class TestARunWithWeightsOfAnother:
+    def told(self, weights: str | None, by_supervisor: str | None) -> Told:
+        run = Told().trains(1, None, 17, weights=weights).stops(1, 17)
+        return run.supervisor(Open(2), Launch(1, 2, ("train.py",), weights=by_supervisor), Judged("completed", 1, ""))
+
+    def found(self, run: Told, weights: str | None, argv: Sequence[str] | None = ("train.py",)) -> tuple[str, str]:
+        lines = [(each.who, each) for each in run.events]
+        return found(audit_files(lines, argv=argv, weights=weights), "restored_states_agree")
+
+    def test_of_which_run_json_tells_and_nobody_else_fails(self) -> None:
+        assert self.found(self.told(None, None), MINE) == (
+            "fail",
+            f"the run in run.json began with the weights {MINE[:12]}, and supervisor with weights of its own",
+        )
+
+    def test_that_run_json_does_not_know_fails(self) -> None:
+        assert self.found(self.told(MINE, MINE), None)[0] == "fail"
+        assert self.found(self.told(MINE, MINE), OTHER)[0] == "fail"
+
+    def test_of_which_all_tell_passes(self) -> None:
+        assert self.found(self.told(MINE, MINE), MINE)[0] == "pass"
+        assert self.found(self.told(None, None), None)[0] == "pass"
+
+    def test_passes_where_there_is_no_run_json(self) -> None:
+        assert self.found(self.told(MINE, MINE), None, argv=None)[0] == "pass"
+
+    @pytest.mark.parametrize(("digest", "code"), [(MINE, 0), (OTHER, 1)])
+    def test_is_compared_with_run_json_by_the_command(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digest: str, code: int
+    ) -> None:
+        folder_of(self.told(MINE, MINE), tmp_path)
+        config = RunConfig(script="train.py", source=WeightsSource(place="w.safetensors", digest=digest))
+        (tmp_path / "run.json").write_text(json.dumps(config.to_json()))
+        monkeypatch.setattr(sys, "argv", ["holdfast", "audit", str(tmp_path)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert end.value.code == code
+
+
+class TestTheSeedOfARun:
+    def run(self, *seeds: int | None) -> Told:
+        """Killed before anything was trained, then after step 10 was saved, and then stopped."""
+        first, second, third = seeds
+        run = Told()
+        for rank in range(2):
+            run.says(rank, Open(2), Attempt(1, 2, rank, 7, first))
+        run.trains(2, None, 12, seed=second).saves(2, 10).trains(3, 10, 17, seed=third)
+        return run.stops(3, 17)
+
+    def test_is_one_from_the_first_thing_on_that_was_trained(self) -> None:
+        assert self.run(5, 6, 7).found("one_plan") == (
+            "fail",
+            "rank-0 began attempt 3 with the seed 7, and attempt 2 trained with 6",
+        )
+        only_one = changed(
+            self.run(5, 6, 6).events,
+            lambda each: isinstance(each.what, Attempt) and each.who == "rank-1" and each.what.attempt == 3,
+            seed=7,
+        )
+        run = Told()
+        run.events = only_one
+        assert run.found("one_plan")[0] == "fail"
+
+    @pytest.mark.parametrize("seeds", [(5, 5, 5), (5, 6, 6), (None, None, None), (None, 6, None)])
+    def test_may_be_another_before_that(self, seeds: Sequence[int | None]) -> None:
+        assert self.run(*seeds).verdict() == "pass"
+
+
+class TestTheNewestSnapshotThatASupervisorSaw:
+    def run(self, newest: int | None, restored: int = 10, passed_over: Sequence[int] = ()) -> tuple[str, str]:
+        run = Told().trains(1, None, 12).saves(1, 5).saves(1, 10)
+        run.trains(2, restored, 17, passed_over=passed_over).stops(2, 17)
+        told = (Open(2), Launch(1, 2), failed(1, 12), Restart(2, 2, newest=newest), Judged("completed", 2, ""))
+        return run.supervisor(*told).agree()
+
+    def test_came_back(self) -> None:
+        assert self.run(10)[0] == "pass"
+
+    def test_is_not_told_where_the_storage_does_not_say_or_is_older_than_what_is_there_at_last(self) -> None:
+        assert self.run(None)[0] == "pass"
+        assert self.run(5)[0] == "pass"
+
+    def test_was_passed_over_and_that_is_told(self) -> None:
+        assert self.run(10, 5, passed_over=[10])[0] == "pass"
+
+    def test_was_neither_fails(self) -> None:
+        assert self.run(11) == (
+            "fail",
+            "supervisor saw the snapshot of step 11 when it started attempt 2, and rank-0 restored step 10 and does not "
+            "say that it passed it over",
+        )
+        assert self.run(10, 5)[0] == "fail"
+
+    def test_cannot_be_of_a_step_that_the_plan_does_not_have(self) -> None:
+        """Also where nobody came so far as to say what came back."""
+        run = Told().trains(1, None, 12).saves(1, 10)
+        run.supervisor(Open(2), Launch(1, 2), failed(1, 12), Restart(2, 2, newest=21), failed(2, None))
+        assert run.agree() == (
+            "fail",
+            "supervisor saw the snapshot of step 21 when it started attempt 2, in a run of 20 steps",
+        )
+
+    @pytest.mark.parametrize(("place", "code"), [(None, 1), ("s3://bucket/run", 0)])
+    @pytest.mark.parametrize("which", ["folder", "files"])
+    def test_was_the_newest_there_is_where_it_had_ended_its_workers_and_they_wrote_to_its_folder(
+        self, tmp_path: Path, place: str | None, code: int, which: str
+    ) -> None:
+        run = Told().trains(1, None, 12).saves(1, 5).saves(1, 10).trains(2, 10, 17).stops(2, 17)
+        run.supervisor(Open(2), Launch(1, 2), failed(1, 12), Restart(2, 2, newest=5), Judged("completed", 2, ""))
+        history = folder_of(run, tmp_path)
+        (tmp_path / "run.json").write_text(json.dumps({"checkpoints": place}))
+        said = found(audit_run(tmp_path if which == "folder" else sorted(history.iterdir())))
+        expected = (
+            "fail",
+            "the snapshot of step 5 was the newest when supervisor started attempt 2, and rank-0 restored step 10",
+        )
+        assert (said == expected) if code else (said[0] == "pass")
+
+    def test_may_be_older_where_workers_lived_when_it_looked_or_where_nothing_is_known_of_the_place(
+        self, tmp_path: Path
+    ) -> None:
+        run = Told().trains(1, None, 12).saves(1, 5).saves(1, 10).trains(2, 10, 17).stops(2, 17)
+        stranded = failed(1, None, -1)
+        run.supervisor(Open(2), Launch(1, 2), stranded, Restart(2, 2, newest=5), Judged("completed", 2, ""))
+        folder_of(run, tmp_path)
+        (tmp_path / "run.json").write_text(json.dumps({"checkpoints": None}))
+        assert found(audit_run(tmp_path))[0] == "pass"
+        assert self.run(5)[0] == "pass"
+
+    def test_is_not_compared_where_a_supervisor_was_killed_and_its_attempts_may_be_others(self) -> None:
+        run = Told().trains(1, None, 12).saves(1, 5).saves(1, 10)
+        run.trains(2, 5, 11, passed_over=[10]).trains(3, 5, 17).stops(3, 17)
+        told = (Open(2), Launch(1, 2), failed(1, 12), Open(2), Launch(2, 2), failed(2, 5), Restart(3, 2, newest=5))
+        assert run.supervisor(*told, failed(3, None)).agree()[0] != "fail"
+
+
+def test_ranks_may_begin_with_other_parameters_where_nothing_came_back() -> None:
+    """Those of a protected average that was made before `run.replicate`, and is a copy of the model after one step."""
+    run = Survived(2).ends()
+    begun = run.with_other(
+        lambda who, what: who == "rank-1" and isinstance(what, Recover), fingerprint=digest("its own") + digest(1)
+    )
+    assert worst(audit(begun)) == "pass"
+
+
+def folder_of(run: Told, folder: Path) -> Path:
+    files: defaultdict[str, list[Event]] = defaultdict(list)
+    for event in run.events:
+        files[event.who].append(event)
+    return written(folder / "history", files)
+
+
+def test_a_commit_is_told_after_its_save_in_a_life_that_tells_of_saves() -> None:
+    run = Told().trains(1, None, 12)
+    run.says(0, *(Save(1, step, "overlapped", 4096, Stall(waited=0.5)) for step in (5, 10)))
+    run.saves(1, 5).saves(1, 10)
+    assert run.found("every_life_is_an_attempt")[0] == "pass"
+    run.saves(1, 11)
+    assert run.found("every_life_is_an_attempt") == (
+        "fail",
+        "rank-0 told of a commit of step 11 in attempt 1, and of no save of it",
+    )
+
+
+def test_a_commit_that_was_found_has_no_save_of_that_life() -> None:
+    run = Told().trains(1, None, 12).trains(2, 10, 17)
+    at = next(i for i, each in enumerate(run.events) if isinstance(each.what, Recover) and each.what.attempt == 2)
+    run.events[at:at] = by("rank-0", Commit(2, 10, 4096, found=True, state=digest("saved", 10)))
+    run.says(0, Save(2, 17, "overlapped", 4096, Stall(waited=0.5)))
+    assert run.stops(2, 17).verdict() == "pass"
+
+
+def test_a_commit_with_the_state_of_another_step_fails_if_the_parameters_have_changed_since() -> None:
+    run = Told().trains(1, None, 12).saves(1, 5).saves(1, 10).trains(2, 10, 17).stops(2, 17)
+    assert run.found("restored_states_agree")[0] == "pass"
+    run.events = changed(
+        run.events, lambda each: isinstance(each.what, Commit) and each.what.step == 5, state=digest("saved", 10)
+    )
+    assert run.found("restored_states_agree") == (
+        "fail",
+        "the snapshots of step 5 (attempt 1) and step 10 (attempt 1) have one state by their digests, and the parameters "
+        "changed from one to the other",
+    )
+
+
+def test_commits_of_states_that_never_change_are_alike() -> None:
+    run = Told().trains(1, None, 12)
+    run.events = [
+        each._replace(what=each.what._replace(state="0" * 32)) if each.kind == "step" else each for each in run.events
+    ]
+    run.events += by("rank-0", Commit(1, 5, 4096, 0.5, state="a"), Commit(1, 10, 4096, 0.5, state="a"))
+    assert run.found("restored_states_agree")[0] == "pass"

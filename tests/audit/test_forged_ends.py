@@ -1,0 +1,116 @@
+"""Whether the audit can be fooled about the end of a run: one that was stopped, and one that was made longer."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fake_runs import changed, extended, preempted, stopped
+from fake_two_ranks import Told
+from holdfast.audit.verdicts import audit
+from holdfast.events import Commit, Detect, Done, Event, Judged, Launch, Plan, Preempted, Stopped
+
+SEEDS = range(40)
+
+
+def verdict(events: list[Event]) -> str:
+    order = ("pass", "unknown", "fail")
+    return max((each.verdict for each in audit(events)), key=order.index)
+
+
+def told(events: list[Event]) -> str:
+    return next(each.because for each in audit(events) if each.check == "reached_the_end")
+
+
+def of(kind: Any, **fields: Any) -> Callable[[Event], bool]:
+    def is_meant(event: Event) -> bool:
+        what = event.what
+        return isinstance(what, kind) and all(getattr(what, name) == value for name, value in fields.items())
+
+    return is_meant
+
+
+def put(events: list[Event], which: Callable[[Event], bool], make: Callable[[Any], Any]) -> list[Event]:
+    assert any(map(which, events))
+    return [each._replace(what=make(each.what)) if which(each) else each for each in events]
+
+
+def first(events: list[Event], which: Callable[[Event], bool]) -> Callable[[Event], bool]:
+    found = next(event for event in events if which(event))
+    return lambda event: event is found
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_run_that_its_script_stops_passes(seed: int) -> None:
+    run = stopped(random.Random(seed))
+    assert verdict(run.events) == "pass"
+    assert told(run.events).startswith("stopped by the script at step ")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_run_that_is_extended_passes(seed: int) -> None:
+    assert verdict(extended(random.Random(seed), stops=seed % 2 == 1).events) == "pass"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_stop_that_was_not_is_caught(seed: int) -> None:
+    run = stopped(random.Random(seed))
+    events = run.events
+    stops = [each.what for each in events if isinstance(each.what, Stopped)]
+    one = first(events, of(Stopped))
+    forged = [
+        put(events, of(Stopped), lambda what: Done(what.attempt, what.step)),
+        put(events, of(Stopped), lambda what: what._replace(step=what.step + 1)),
+    ]
+    if len(stops) > 1:
+        forged += [
+            [each for each in events if not one(each)],
+            put(events, one, lambda what: Preempted(what.attempt, what.step)),
+        ]
+    if not stops[0].left:
+        forged.append(put(events, of(Commit, step=stops[0].step, stops=True), lambda what: what._replace(stops=False)))
+    if "supervisor" in run.files:
+        forged.append(put(events, of(Stopped), lambda what: Preempted(what.attempt, what.step)))
+    if "supervisor" in run.files and not any(isinstance(each.what, Detect) for each in events):
+        forged.append(put(events, of(Judged, verdict="completed"), lambda what: what._replace(verdict="preempted")))
+    assert [number for number, each in enumerate(forged) if verdict(each) == "pass"] == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_run_that_goes_on_after_its_script_has_stopped_it_is_caught(seed: int) -> None:
+    assert verdict(stopped(random.Random(seed), goes_on=True).events) == "fail"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_preemption_that_is_called_a_stop_is_caught(seed: int) -> None:
+    """What was saved then says nothing of a stop; of a script that leaves its loop, it need not."""
+    events = preempted(random.Random(seed)).events
+    assert verdict(put(events, of(Preempted), lambda what: Stopped(what.attempt, what.step))) != "pass"
+
+
+def test_a_stop_that_its_snapshot_does_not_know_is_told_in_words() -> None:
+    run = Told().trains(1, None, 17).stops(1, 17)
+    run.events = changed(run.events, of(Commit, step=17), stops=False)
+    assert run.found("reached_the_end") == (
+        "fail",
+        "rank-0 says that its script stopped the run at step 17 in attempt 1, and the snapshot that was saved there says "
+        "nothing of a stop",
+    )
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_plan_that_shrinks_or_grows_unsaid_is_caught(seed: int) -> None:
+    run = extended(random.Random(seed))
+    events = run.events
+    number = max(each.what.attempt for each in events if isinstance(each.what, Plan))
+    forged = [
+        changed(events, of(Plan, extends=True), extends=False),
+        changed(events, of(Plan, extends=False), epochs=3),
+        changed(events, of(Plan, attempt=number), epochs=1),
+        changed(events, first(events, of(Plan, attempt=number)), epochs=3),
+        changed(events, of(Done, attempt=1), step=20),
+    ]
+    if "supervisor" in run.files:
+        forged.append(changed(events, of(Launch, extends=True), extends=False))
+    assert [place for place, each in enumerate(forged) if verdict(each) == "pass"] == []

@@ -1,0 +1,301 @@
+"""Lies about members that were lost: what survivors declare must fit with what everybody wrote, or it does not pass."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fake_live_runs import LOST_AT, WORLD, Survived, found, is_regroup
+from fake_runs import PLAN, digest
+from holdfast.audit.verdicts import Finding, audit, worst
+from holdfast.events import Detect, Event, Launch, Open, Regroup, Restart, Scale, Step
+
+
+def recoveries(events: list[Event]) -> Finding:
+    return found(audit(events), "live_recoveries")
+
+
+def is_step(*steps: int, of: int | None = None) -> Callable[[str, Any], bool]:
+    """Whether this is one of these steps, of this member or of all."""
+    return lambda who, what: isinstance(what, Step) and what.step in steps and of in (None, int(who[5:]))
+
+
+class TestAMemberThatNobodyHeardOf:
+    """Who took part in a window has said before with what it began."""
+
+    @staticmethod
+    def without_last_life(run: Survived, member: int) -> list[Event]:
+        events = run.files[f"rank-{member}"]
+        opened = max(i for i, event in enumerate(events) if isinstance(event.what, Open))
+        run.files[f"rank-{member}"] = events[:opened]
+        return run.events
+
+    @pytest.mark.parametrize("how", ["redone", "complete", "before"])
+    def test_one_that_joined_and_was_lost_after_a_window_has_a_life(self, how: str) -> None:
+        run = Survived(2).joins(2)
+        run.trains(LOST_AT + 1, LOST_AT + 2)
+        run.loses(LOST_AT + 2, [2], how=how).ends()
+        assert worst(audit(run.events)) == "pass"
+        said = recoveries(self.without_last_life(run, 2))
+        assert (said.verdict, "member 2 took part" in said.because) == ("fail", True)
+
+    def test_one_that_joined_and_never_said_with_what_did_not_take_part(self) -> None:
+        run = Survived(2).joins(2)
+        run.trains(LOST_AT + 1, LOST_AT + 2)
+        run.loses(LOST_AT + 2, [2]).ends()
+        events = run.files["rank-2"]
+        joined = next(i for i, event in enumerate(events) if isinstance(event.what, Regroup))
+        run.files["rank-2"] = events[: joined + 1]
+        assert recoveries(run.events).verdict == "fail"
+
+    def test_a_window_is_not_complete_with_one_that_never_began(self) -> None:
+        run = Survived(2).joins(2).loses(LOST_AT + 1, [2], how="complete").ends()
+        assert worst(audit(run.events)) == "pass"
+        assert recoveries(self.without_last_life(run, 2)).verdict == "fail"
+
+    @pytest.mark.parametrize("how", ["redone", "before"])
+    def test_one_that_was_lost_before_its_first_window_was_over_may_have_written_nothing(self, how: str) -> None:
+        run = Survived(2).joins(2).loses(LOST_AT + 1, [2], how=how).ends()
+        assert worst(audit(run.events)) == "pass"
+        assert worst(audit(self.without_last_life(run, 2))) == "pass"
+
+    def test_where_nothing_is_summed_others_may_be_a_window_ahead_of_one_that_joins(self) -> None:
+        run = Survived(2).joins(2)
+        run.trains(LOST_AT + 1, LOST_AT + 2)
+        run.loses(LOST_AT + 2, [2]).ends()
+        self.without_last_life(run, 2)
+        assert worst(audit(run.with_other(is_step(LOST_AT + 1), reduced=0, held=1))) == "pass"
+
+
+class TestAShareDeclaredMissing:
+    """What is declared missing has no part in what came out."""
+
+    def test_a_share_that_its_member_reports_is_not_missing(self) -> None:
+        run = Survived()
+        left, at = (0, 1, 2), PLAN.position(LOST_AT + 1)
+        missing = [int(each) for member in (2, 3) for each in PLAN.share(at, member, WORLD)]
+        said = Regroup(1, 2, LOST_AT + 1, "forward", left, (2, 3), tuple(missing), 0, 3)
+        run.begins(2, LOST_AT + 1, 2, said)
+        for member in (0, 1):
+            run.says(member, said)
+        run.members = left
+        run.trains(LOST_AT + 1, LOST_AT + 2)
+        run.basis = left
+        because = recoveries(run.ends().events)
+        assert (because.verdict, "rank-2 reports step 7" in because.because) == ("fail", True)
+
+    def test_a_lost_member_that_came_out_as_the_others_was_not_missing(self) -> None:
+        run = Survived(2, how="complete")
+        before = Survived(2, how="complete")
+        before.basis = tuple(range(WORLD))
+        run.says(2, before.share(2, LOST_AT, digest("shared", LOST_AT) + digest(2, LOST_AT)))
+        run.ends()
+        assert worst(audit(run.events)) == "pass"
+        missing = tuple(PLAN.share(PLAN.position(LOST_AT), 2, WORLD).tolist())
+        said = recoveries(run.with_other(is_regroup, missing=missing, kept=1, redone=2))
+        assert (said.verdict, "rank-2 came out of step 6 as the others did" in said.because) == ("unknown", True)
+
+    def test_one_whose_window_is_replayed_came_out_of_it_as_the_others_do(self) -> None:
+        """It had all its sums, and was lost in its save; another lacked one of them, and was lost too. Seen under strikes."""
+        run, step = Survived(), LOST_AT + 1
+        mine = run.share(2, step, digest("shared", step) + digest(2, step))
+        run.says(2, mine)
+        said = Regroup(1, 2, step, "replay", run.members, (2,), (), 1, 2)
+        run.begins(2, step, 2, said)
+        for member in (0, 1, 3):
+            run.says(member, said)
+        assert worst(audit(run.ends().events)) == "pass"
+        said = recoveries(run.with_other(lambda _, what: what is mine, state=digest("other") + digest(2, step)))
+        assert (said.verdict, "otherwise than the others, who replayed it" in said.because) == ("fail", True)
+
+    def test_a_step_that_is_replayed_lacks_nothing(self) -> None:
+        run = Survived(2, strategy="replay")
+        said = recoveries(run.ends().events)
+        assert (said.verdict, "replay" in said.because) == ("fail", True)
+
+
+class TestAWindowThatCameToNothing:
+    """Where members were lost, a window in which nothing stepped is declared skipped, or is one of many."""
+
+    @pytest.mark.parametrize("kept", [3, 0])
+    def test_a_window_that_was_skipped_is_not_passed_off_as_trained(self, kept: int) -> None:
+        run = Survived(2, strategy="skip").ends()
+        assert worst(audit(run.events)) == "pass"
+        forged = [self.passed_off(event, kept) if is_regroup(event.who, event.what) else event for event in run.events]
+        if not kept:  # moved to the boundary after it
+            forged = self.exchanged(forged)
+        assert recoveries(forged).verdict == "unknown"
+        assert "step 6" in recoveries(forged).because
+
+    @staticmethod
+    def passed_off(event: Event, kept: int) -> Event:
+        step = LOST_AT if kept else LOST_AT + 1
+        return event._replace(what=event.what._replace(step=step, missing=(), kept=kept, redone=0))  # type: ignore[call-arg]
+
+    @staticmethod
+    def exchanged(events: list[Event]) -> list[Event]:
+        events = list(events)
+        for i in range(len(events) - 2, -1, -1):
+            if is_regroup(events[i].who, events[i].what):
+                events[i], events[i + 1] = events[i + 1], events[i]
+        return events
+
+    @staticmethod
+    def accumulated(run: Survived, every: int, but: int | None = None) -> list[Event]:
+        """The run as it would be if gradients of several windows waited for one step of the optimizer."""
+        events = []
+        for event in run.events:
+            what = event.what
+            if isinstance(what, Step):
+                last = max((step for step in range(every - 1, what.step + 1, every) if step != but), default=-1)
+                state = digest("shared", last) + what.state[16:] if what.state else None
+                what = what._replace(stepped=int(last == what.step), state=state)
+            events.append(event._replace(what=what))
+        return events
+
+    @pytest.mark.parametrize("every", [2, 3, 4, 5])
+    @pytest.mark.parametrize("how", ["complete", "before", "redone"])
+    def test_gradients_of_several_windows_may_wait_for_one_step(self, how: str, every: int) -> None:
+        run = Survived(2, how=how).ends()
+        assert worst(audit(self.accumulated(run, every))) == "pass"
+
+    def test_a_step_of_the_optimizer_that_was_left_out_is_seen_where_they_wait(self) -> None:
+        run = Survived(2, how="complete").ends()
+        skipped = self.accumulated(run, 7, but=LOST_AT)
+        assert worst(audit(self.accumulated(run, 7))) == "pass"
+        assert recoveries(skipped).verdict == "unknown"
+
+    def test_a_step_beyond_any_count_is_no_trouble(self) -> None:
+        run = Survived(2, how="complete").ends()
+        forged = run.with_other(is_step(LOST_AT), stepped=0, state=digest("shared", LOST_AT - 1) + digest("own"))
+        last = max(i for i, event in enumerate(forged) if is_step(PLAN.steps - 1)(event.who, event.what))
+        forged[last] = forged[last]._replace(what=forged[last].what._replace(step=2**63 - 1))  # type: ignore[call-arg]
+        assert worst(audit(forged)) == "fail"
+
+    def test_a_skipped_window_in_which_an_optimizer_stepped_was_not_skipped(self) -> None:
+        run = Survived(2, strategy="skip").ends()
+        said = recoveries(run.with_other(is_step(LOST_AT), stepped=1))
+        assert (said.verdict, "optimizer stepped" in said.because) == ("fail", True)
+
+    @pytest.mark.parametrize("step", [LOST_AT - 1, LOST_AT])
+    def test_a_skipped_window_whose_states_are_not_on_record_is_unknown(self, step: int) -> None:
+        run = Survived(2, strategy="skip").ends()
+        said = recoveries(run.with_other(is_step(step), state=None))
+        assert (said.verdict, "skipped" in said.because) == ("unknown", True)
+
+    def test_more_backward_passes_than_usual_excuse_nothing(self) -> None:
+        run = Survived(2, strategy="skip").ends()
+        moved = digest("shared", LOST_AT) + digest("own")
+        assert recoveries(run.with_other(is_step(LOST_AT), reduced=2, state=moved)).verdict == "fail"
+
+
+class TestStatesThatAreNotTold:
+    """A rank that tells its state after some steps tells it after all."""
+
+    @pytest.mark.parametrize("of", [2, 3])
+    def test_a_state_left_out_is_unknown_and_named(self, of: int) -> None:
+        run = Survived(0).ends()
+        said = found(audit(run.with_other(is_step(3, of=of), state=None)), "replayed_steps_agree")
+        assert said.verdict == "unknown"
+        assert (
+            said.because
+            == f"rank-{of} does not tell its state after step 3 of attempt 1, and after other steps it does"
+        )
+
+    def test_it_is_named_also_where_a_later_life_of_the_rank_tells_all(self) -> None:
+        run = Survived(2).joins(2).ends()
+        said = found(audit(run.with_other(is_step(3, of=2), state=None)), "replayed_steps_agree")
+        assert (said.verdict, "step 3 of attempt 1" in said.because) == ("unknown", True)
+
+    def test_a_rank_that_tells_none_where_others_do_is_unknown(self) -> None:
+        run = Survived(0).ends()
+        none = run.with_other(is_step(*range(PLAN.steps), of=2), state=None)
+        said = found(audit(none), "replayed_steps_agree")
+        assert (said.verdict, "rank-2" in said.because) == ("unknown", True)
+
+    @pytest.mark.parametrize("strategy", ["forward", "replay"])
+    def test_where_members_were_lost_and_nobody_tells_any_it_is_unknown(self, strategy: str) -> None:
+        run = Survived(2, strategy=strategy, how="complete").ends()
+        said = found(audit(run.with_other(is_step(*range(PLAN.steps)), state=None)), "replayed_steps_agree")
+        assert (said.verdict, said.because) == (
+            "unknown",
+            "no rank tells its state after any step of attempt 1, in which members were lost or joined",
+        )
+
+
+class TestWhoFellAsleep:
+    """Members sleep because a supervisor was asked for fewer."""
+
+    @staticmethod
+    def put_to_sleep(*scales: Scale) -> list[Event]:
+        run = Survived(2, how="before").ends()
+        slept = run.with_other(is_regroup, lost=(), asleep=(2,))
+        told = [Open(2), Launch(1, WORLD), *scales]
+        return [*slept, *(Event(1.0, "supervisor", what) for what in told)]
+
+    def test_they_sleep_because_fewer_were_asked_for(self) -> None:
+        assert worst(audit(self.put_to_sleep(Scale(1, 3, 1)))) == "pass"
+        assert worst(audit(self.put_to_sleep(Scale(1, WORLD, 4)))) == "pass"  # asked for all again before all slept
+
+    def test_what_was_asked_for_in_an_earlier_attempt_holds(self) -> None:
+        run = Survived(2, how="before").ends()
+        slept = run.with_other(is_regroup, lost=(), asleep=(2,))
+        later = [
+            event._replace(what=event.what._replace(attempt=2)) for event in slept if hasattr(event.what, "attempt")
+        ]  # type: ignore[call-arg]
+        opened = [Event(1.0, f"rank-{member}", Open(2)) for member in range(WORLD)]
+        for scale, verdict in ((Scale(1, 3, 1), "pass"), (Scale(1, WORLD, 1), "unknown")):
+            told = [Open(2), Launch(1, WORLD), scale, Detect(1, 0, 0, "signal", "killed"), Restart(2, WORLD)]
+            said = recoveries([*opened, *later, *(Event(1.0, "supervisor", what) for what in told)])
+            assert said.verdict == verdict
+
+    def test_where_nobody_asked_it_is_unknown(self) -> None:
+        said = recoveries(self.put_to_sleep())
+        assert (said.verdict, "no supervisor tells" in said.because) == ("unknown", True)
+        assert recoveries(self.put_to_sleep(Scale(1, 3, 0))).verdict == "unknown"
+
+
+class TestWhatIsVouchedFor:
+    """Shares that their members could not report any more are counted."""
+
+    @pytest.mark.parametrize(("since", "number"), [(LOST_AT, 0), (LOST_AT - 1, 1)])
+    def test_shares_that_only_the_others_tell_of_are_said(self, since: int, number: int) -> None:
+        run = Survived(2).ends()
+        cut = run.without(lambda who, what: who == "rank-2" and isinstance(what, Step) and what.step >= since)
+        said = recoveries(cut).because
+        assert ("1 share vouched for by the others" in said) is bool(number)
+
+    def test_of_a_window_that_was_complete_two_may_be_lacking(self) -> None:
+        run = Survived(2, how="complete").ends()
+        assert "1 share vouched for by the others" in recoveries(run.events).because
+        cut = run.without(is_step(LOST_AT - 1, of=2))
+        assert "2 shares vouched for by the others" in recoveries(cut).because
+
+
+def test_a_membership_left_out_by_one_that_is_lost_later_in_a_window_it_had_reported_is_seen() -> None:
+    run = Survived(2).joins(2)
+    run.trains(LOST_AT + 1, LOST_AT + 2)
+    run.loses(LOST_AT + 2, [1], how="complete")
+    last = LOST_AT + 3
+    run.says(0, run.share(0, last, digest("with all sums", last) + digest(0, last)))
+    run.loses(last, [0]).ends()
+    assert worst(audit(run.events)) == "pass"
+
+    forged = run.without(lambda who, what: who == "rank-0" and isinstance(what, Regroup) and what.number == 2)
+    assert recoveries(forged).because == "rank-0 does not declare membership 2 of attempt 1"
+
+
+def test_many_regroups_at_one_step_take_little_time() -> None:
+    run = Survived(2, how="before")
+    left, everybody = run.members, tuple(range(WORLD))
+    for number in range(2, 3000, 2):  # one joins, and is lost before it trains
+        joined = Regroup(1, number, LOST_AT + 1, "forward", everybody)
+        run.begins(2, LOST_AT + 1, 2, joined)
+        for member in left:
+            run.says(member, joined)
+            run.says(member, Regroup(1, number + 1, LOST_AT + 1, "forward", left, (2,)))
+    events = run.ends().events
+    began = time.process_time()
+    assert worst(audit(events)) == "pass"
+    assert time.process_time() - began < 10  # with a second look at all for each it takes minutes

@@ -1,0 +1,261 @@
+"""Lossy runs: the samples that are missing are those that every survivor declares, and everything else was trained once."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fake_histories import written
+from fake_live_runs import LOST_AT, WORLD, Survived, found, is_regroup
+from fake_runs import PLAN, digest
+from holdfast.audit.verdicts import audit, audit_run, worst
+from holdfast.events import Commit, Detect, Event, Judged, Launch, Open, Recover, Regroup, Scale, Step
+
+
+def test_a_run_that_lost_a_member_passes_and_says_what_it_lacks() -> None:
+    findings = audit(Survived(2).ends().events, recovery="forward")
+    assert worst(findings) == "pass"
+    lost = found(findings, "live_recoveries").because
+    assert lost == "1: member 2 lost at step 6, 2 samples declared missing"
+    assert "every sample exactly once but 2 declared missing" in found(findings, "every_sample_trained_once").because
+
+
+@pytest.mark.parametrize("lost", [(1,), (0,), (0, 3), (1, 2, 3)])
+@pytest.mark.parametrize("strategy", ["forward", "skip"])
+@pytest.mark.parametrize("how", ["redone", "complete", "before"])
+def test_whoever_is_lost_and_whenever_the_survivors_account_for_it(
+    lost: tuple[int, ...], strategy: str, how: str
+) -> None:
+    findings = audit(Survived(*lost, strategy=strategy, how=how).ends().events)
+    assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
+    missing = 0 if how != "redone" else PLAN.batch if strategy == "skip" else 2 * len(lost)
+    said = found(findings, "every_sample_trained_once").because
+    assert (f"but {missing} declared missing" if missing else "missing = extra = 0") in said
+
+
+def test_a_lossy_run_without_its_declaration_fails() -> None:
+    run = Survived(2).ends()
+    assert worst(audit(run.without(is_regroup))) == "fail"
+    quiet = run.with_other(is_regroup, missing=())
+    assert found(audit(quiet), "live_recoveries").because == (
+        "rank-0 declares 0 samples of step 6 missing in membership 1 of attempt 1, and it lacks 2 samples: those of "
+        "member 2, who was lost in it"
+    )
+    others = run.with_other(is_regroup, missing=(81, 82))
+    assert "missing in membership 1 of attempt 1, and it lacks 2 other samples" in (
+        found(audit(others), "live_recoveries").because
+    )
+    skipped = Survived(1, 2, strategy="skip").ends().with_other(is_regroup, missing=(81,))
+    assert found(audit(skipped), "live_recoveries").because.endswith(
+        "and it lacks 8 samples, the whole window: members 1, 2 were lost in it"
+    )
+
+
+def test_a_run_that_recovers_by_restart_has_no_live_recoveries(tmp_path: Path) -> None:
+    run = Survived(2).ends()
+    assert "recovers by 'restart'" in found(audit(run.events, recovery="restart"), "live_recoveries").because
+    written(tmp_path / "history", run.files)
+    for recovery, verdict in (("restart", "fail"), ("forward", "pass"), ("skip", "fail")):
+        (tmp_path / "run.json").write_text(json.dumps({"recovery": recovery}))
+        assert worst(audit_run(tmp_path)) == verdict
+    (tmp_path / "run.json").write_text("damaged")
+    assert worst(audit_run(tmp_path)) == "pass"  # by what the history says alone
+
+
+def test_only_the_last_steps_of_a_lost_member_are_vouched_for() -> None:
+    run = Survived(2).ends()
+    for step, verdict in ((LOST_AT - 1, "pass"), (LOST_AT - 2, "pass"), (LOST_AT - 3, "fail")):
+        cut = run.without(lambda who, what, at=step: who == "rank-2" and isinstance(what, Step) and what.step >= at)  # type: ignore[misc]
+        assert worst(audit(cut)) == verdict
+    survivor = run.without(lambda who, what: who == "rank-1" and isinstance(what, Step) and what.step == LOST_AT - 1)
+    assert worst(audit(survivor)) == "fail"
+
+
+def test_survivors_are_compared_with_each_other_after_rank_0_is_lost() -> None:
+    run = Survived(0).ends()
+    apart = run.with_other(
+        lambda who, what: who == "rank-2" and isinstance(what, Step) and what.step == LOST_AT + 3,
+        state=digest("apart") + digest("own"),
+    )
+    assert "rank-2" in found(audit(apart), "replayed_steps_agree").because
+    idle = run.with_other(
+        lambda who, what: who == "rank-3" and isinstance(what, Step) and what.step == LOST_AT + 3, stepped=0
+    )
+    assert found(audit(idle), "every_window_was_trained").verdict == "fail"
+
+
+def test_what_a_lost_member_had_finished_alone_does_not_count() -> None:
+    run = Survived(2)
+    alone = Survived(2)
+    alone.basis = tuple(range(WORLD))
+    run.says(2, alone.share(2, LOST_AT, digest("alone") + digest("own")))
+    assert worst(audit(run.ends().events)) == "pass"
+    run.says(2, alone.share(2, LOST_AT + 1, digest("shared", LOST_AT + 1) + digest("own")))
+    assert "goes on after it was lost" in found(audit(run.events), "live_recoveries").because
+
+
+def test_a_skipped_window_left_the_state_as_it_was() -> None:
+    run = Survived(2, strategy="skip").ends()
+    moved = run.with_other(
+        lambda who, what: isinstance(what, Step) and what.step == LOST_AT,
+        state=digest("shared", LOST_AT) + digest("own"),
+    )
+    assert "declared skipped" in found(audit(moved), "live_recoveries").because
+
+
+def test_a_member_that_joins_rolls_nothing_back_and_begins_with_what_the_others_have() -> None:
+    run = Survived(2).joins(2).ends()
+    findings = audit(run.events)
+    assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
+    assert "member 2 joined at step 7" in found(findings, "live_recoveries").because
+    other = run.with_other(
+        lambda who, what: isinstance(what, Recover) and what.restored == LOST_AT + 1,
+        fingerprint=digest("another") + digest("own"),
+    )
+    assert "not those that step 6 came out with" in found(audit(other), "live_recoveries").because
+    uninvited = run.without(lambda who, what: isinstance(what, Regroup) and what.number == 2)
+    assert "lived twice under one number" in found(audit(uninvited), "every_life_is_an_attempt").because
+
+
+@pytest.mark.parametrize("restored", [None, 0])
+def test_a_member_that_joins_before_the_first_step_begins_with_what_all_began_with(restored: int | None) -> None:
+    run = Survived()
+    run.files = {who: [e for e in run.files[who] if not isinstance(e.what, Step | Regroup)] for who in run.files}
+    run.reached = run.number = 0
+    joined = Regroup(1, 1, 0, "replay", tuple(range(WORLD)), lost=(1,), redone=1)
+    run.begins(1, restored, 1, joined)
+    for member in (0, 2, 3):
+        run.says(member, joined)
+    findings = audit(run.ends().events)
+    assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
+
+
+def test_only_who_is_first_of_those_left_saves() -> None:
+    for saver, verdict in ((1, "pass"), (2, "fail")):
+        run = Survived(0)
+        run.says(saver, Commit(1, LOST_AT + 1, 4096, 0.5, state=digest("state")))
+        assert worst(audit(run.ends().events)) == verdict
+
+
+def test_who_was_overtaken_by_the_next_loss_may_declare_both_at_once() -> None:
+    run = Survived(2)
+    for who in run.files:
+        run.files[who] = [e for e in run.files[who] if not (isinstance(e.what, Step) and e.what.step == LOST_AT)]
+    run.basis = tuple(range(WORLD))
+    mine, theirs = (tuple(PLAN.share(PLAN.position(LOST_AT), each, WORLD).tolist()) for each in (3, 2))
+    run.files["rank-1"].pop()
+    run.says(0, Regroup(1, 2, LOST_AT, "forward", (0, 1), (3,), mine, redone=1))
+    run.says(1, Regroup(1, 2, LOST_AT, "forward", (0, 1), (2, 3), theirs + mine, redone=1))
+    run.members = (0, 1)
+    run.trains(LOST_AT, LOST_AT + 1)
+    run.basis = run.members
+    findings = audit(run.ends().events)
+    assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
+    assert "but 4 declared missing" in found(findings, "every_sample_trained_once").because
+
+
+def test_one_that_joins_may_declare_memberships_that_change_before_it_has_joined() -> None:
+    run = Survived(3)
+    first, left = Regroup(1, 2, LOST_AT + 1, "forward", (0, 1, 2, 3)), (0, 1, 3)
+    second = Regroup(1, 3, LOST_AT + 1, "forward", left, (2, 3))
+    run.says(2, first)
+    for member in (0, 1):
+        run.says(member, first)
+        run.says(member, second)
+    run.members = run.basis = left
+    run.begins(3, LOST_AT + 1, 3, first)
+    recover = run.files["rank-3"].pop()
+    run.says(3, second)
+    run.files["rank-3"].append(recover)
+    findings = audit(run.ends().events)
+    assert worst(findings) == "pass", findings
+
+
+@pytest.mark.parametrize(("lacks", "verdict"), [((3, 2), "pass"), ((2,), "fail"), ((3,), "fail"), ((), "fail")])
+def test_a_window_lacks_also_whose_sums_were_kept_and_then_lost(lacks: tuple[int, ...], verdict: str) -> None:
+    run = Survived(3, how="complete")
+    last = {who: events.pop() for who, events in run.files.items() if who != "rank-3"}
+    del last["rank-2"]
+    at = PLAN.position(LOST_AT)
+    missing = tuple(int(each) for member in lacks for each in PLAN.share(at, member, WORLD))
+    run.members = run.basis = (0, 1)
+    for member in run.members:
+        run.says(member, Regroup(1, 2, LOST_AT, "forward", (0, 1), (2,), missing, 0, 3))
+        run.files[f"rank-{member}"].append(last[f"rank-{member}"])
+    assert worst(audit(run.ends().events)) == verdict
+
+
+def test_one_that_was_killed_while_it_joined_lacks_nothing() -> None:
+    run = Survived(2)
+    joined = Regroup(1, 2, LOST_AT + 1, "forward", (0, 1, 2, 3))
+    run.begins(2, LOST_AT + 1, 2, joined)
+    run.files["rank-2"].pop()  # what it would begin with
+    for member in run.members:
+        run.says(member, joined)
+        run.says(member, Regroup(1, 3, LOST_AT + 1, "forward", run.members, (2,)))
+    findings = audit(run.ends().events)
+    assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
+
+
+def test_one_that_was_killed_before_it_was_let_in_is_no_member() -> None:
+    run = Survived(2)
+    run.begins(2, LOST_AT + 1, 2)
+    run.files["rank-2"].pop()
+    findings = audit(run.joins(2).ends().events)
+    assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
+    assert "member 2 joined at step 7" in found(findings, "live_recoveries").because
+    waiting = Survived(2)
+    waiting.begins(2, LOST_AT + 1, 2)
+    waiting.files["rank-2"].pop()
+    assert worst(audit(waiting.ends().events)) == "pass"
+
+
+def asleep(*, wakes: bool = True) -> Survived:
+    """Member 2 falls asleep before step 6, and wakes before the next one but one."""
+    run = Survived(2, how="before")
+    run.files = {
+        who: [
+            event._replace(what=event.what._replace(lost=(), asleep=(2,))) if isinstance(event.what, Regroup) else event
+            for event in events
+        ]
+        for who, events in run.files.items()
+    }
+    told = [Open(2), Launch(1, WORLD), Scale(1, WORLD - 1, 1)]
+    run.files["supervisor"] = [Event(1.0, "supervisor", what) for what in told]
+    return run.joins(2) if wakes else run
+
+
+@pytest.mark.parametrize("wakes", [True, False])
+def test_who_falls_asleep_loses_nothing(wakes: bool) -> None:
+    findings = audit(asleep(wakes=wakes).ends().events, recovery="forward")
+    assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
+    said = found(findings, "live_recoveries").because
+    assert "member 2 fell asleep at step 6" in said
+    assert ("member 2 joined at step 7" in said) is wakes
+    assert "missing = extra = 0" in found(findings, "every_sample_trained_once").because
+
+
+def test_one_that_took_the_place_of_a_lost_member_and_falls_asleep_was_not_lost_again() -> None:
+    run = Survived(2).joins(2)
+    run.members = run.basis = (0, 1, 3)
+    for member in run.members:
+        run.says(member, Regroup(1, run.number + 1, run.reached, "forward", run.members, asleep=(2,)))
+    saw = Detect(1, 2, 2, "signal", "was killed by SIGKILL", -9, "SIGKILL", LOST_AT)
+    told = [Open(2), Launch(1, WORLD), saw, Scale(1, WORLD - 1, run.number + 1), Judged("completed", 1, "all are done")]
+    run.files["supervisor"] = [Event(1.0, "supervisor", what) for what in told]
+    findings = audit(run.ends().events, recovery="forward")
+    assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
+
+
+def test_who_falls_asleep_has_every_step_on_record_and_trains_no_more() -> None:
+    run = asleep(wakes=False).ends()
+    last = run.without(lambda who, what: who == "rank-2" and isinstance(what, Step) and what.step == LOST_AT - 1)
+    assert worst(audit(last)) == "fail"
+    run.basis = tuple(range(WORLD))
+    run.says(2, run.share(2, LOST_AT, digest("shared", LOST_AT) + digest(2, LOST_AT)))
+    assert worst(audit(run.events)) == "fail"
+
+
+def test_nobody_falls_asleep_within_a_window() -> None:
+    run = Survived(2).ends()
+    assert worst(audit(run.with_other(is_regroup, lost=(), asleep=(2,)))) == "fail"

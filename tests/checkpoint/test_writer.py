@@ -1,0 +1,642 @@
+"""Writers: what is captured is what is committed, memory stays bounded, and no failure in the background is lost."""
+
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.blocks.division import Array
+from holdfast.checkpoint import payload, scrub, snapshot
+from holdfast.checkpoint.buffers import BufferPool, Image
+from holdfast.checkpoint.capture import PIECE, Capture, make_ready
+from holdfast.checkpoint.device import ByteRun, _packed
+from holdfast.checkpoint.store import DirectoryStore, Store
+from holdfast.checkpoint.writer import Saved, Writer, blocking, overlapped
+from holdfast.errors import BadInput, CommitConflict, StorageFailed
+from snapshots import same, tensors_of
+
+WRITERS: dict[str, Callable[..., Writer]] = {"blocking": blocking, "overlapped": overlapped}
+DEADLINE = 60.0
+AT_ONCE = (0.0, 0.0)
+
+each_writer = pytest.mark.parametrize("writer", WRITERS.values(), ids=WRITERS)
+
+
+class Gated(DirectoryStore):
+    """A store that writes nothing before its gate is opened, and counts what it reads."""
+
+    def __init__(self, path: Path, *, closed: bool = True) -> None:
+        super().__init__(path)
+        self.gate = threading.Event()
+        self.opened: list[str] = []
+        if not closed:
+            self.gate.set()
+
+    def put(self, name, parts):  # type: ignore[no-untyped-def]
+        assert self.gate.wait(DEADLINE)
+        super().put(name, parts)
+
+    def open(self, name):  # type: ignore[no-untyped-def]
+        self.opened.append(name)
+        return super().open(name)
+
+
+class Refusing(DirectoryStore):
+    """A store that refuses so many writes of names with a certain ending."""
+
+    def __init__(self, path: Path, ending: str, times: int) -> None:
+        super().__init__(path)
+        self.ending, self.left = ending, times
+
+    def _refuse(self, name: str) -> None:
+        if name.endswith(self.ending) and self.left:
+            self.left -= 1
+            raise StorageFailed(f"cannot write {name}: it was planned so; go on")
+
+    def put(self, name, parts):  # type: ignore[no-untyped-def]
+        self._refuse(name)
+        super().put(name, parts)
+
+    def create(self, name, parts):  # type: ignore[no-untyped-def]
+        super().create(name, parts)
+        self._refuse(name)  # only after the name is there: the answer was lost, or the directory not synced
+
+
+def weights(value: float, count: int = 1000) -> dict[str, Array]:
+    return {"weight": torch.full((count,), float(value))}
+
+
+# What is saved.
+
+
+@each_writer
+def test_a_saved_state_comes_back_exactly_from_every_store(store: Store, writer: Callable[..., Writer]) -> None:
+    ours = writer(store, keep_last=2)
+    ours.save(50, tensors_of(50), {"lr": 0.1}, epoch=2, cursor=7, world=4, config="abc")
+    (saved,) = ours.close()
+    back = snapshot.load(store, 50)
+    assert same(back.tensors, tensors_of(50))
+    assert back.extra == {"lr": 0.1}
+    assert (back.manifest.epoch, back.manifest.cursor, back.manifest.world, back.manifest.config) == (2, 7, 4, "abc")
+    assert (saved.step, saved.bytes, saved.retries, saved.removed) == (50, back.manifest.bytes, 0, ())
+    assert scrub.verify(store) == []
+
+
+def test_every_writer_writes_the_same_bytes(tmp_path: Path) -> None:
+    for name, writer in WRITERS.items():
+        ours = writer(DirectoryStore(tmp_path / name), keep_last=2)
+        ours.save(1, tensors_of(1), {})
+        ours.close()
+    blocked, overlapping = ((tmp_path / name / "step-00000001/state.safetensors").read_bytes() for name in WRITERS)
+    assert blocked == overlapping
+
+
+def test_training_may_change_everything_once_an_overlapped_save_returns(tmp_path: Path) -> None:
+    store = Gated(tmp_path)
+    ours = overlapped(store, keep_last=2)
+    model = torch.nn.Linear(3, 2)
+    before = {name: value.detach().clone() for name, value in model.state_dict(keep_vars=True).items()}
+    extra: dict[str, Any] = {"lr": [0.1]}
+    ours.save(1, {**model.state_dict(keep_vars=True), "array": (array := np.arange(3))}, extra)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.zero_()
+    array[:] = 0
+    extra["lr"].append(0.2)
+    store.gate.set()
+    ours.close()
+    back = snapshot.load(store, 1)
+    assert all(torch.equal(torch.as_tensor(back.tensors[name]), before[name]) for name in before)
+    assert back.tensors["array"].tolist() == [0, 1, 2]
+    assert back.extra == {"lr": [0.1]}
+
+
+def test_a_state_may_change_its_shape_from_save_to_save(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    ours = overlapped(store, keep_last=9)
+    states = [weights(1.0, 10), weights(2.0, 3_000_000), {"other": np.arange(5)}, {}, weights(3.0, 20)]
+    for step, state in enumerate(states):
+        ours.save(step, state, {})
+    assert [saved.step for saved in ours.close()] == [0, 1, 2, 3, 4]
+    assert all(same(snapshot.load(store, step).tensors, state) for step, state in enumerate(states))
+
+
+# What it cost.
+
+
+@each_writer
+def test_the_parts_of_a_stall_explain_it(tmp_path: Path, writer: Callable[..., Writer]) -> None:
+    ours = writer(DirectoryStore(tmp_path), keep_last=1)
+    for step in range(3):
+        ours.save(step, weights(1.0), {})
+    for saved in ours.close():
+        stall = saved.stall
+        assert abs(stall.unaccounted) < 1e-9
+        assert saved.seconds > 0
+        assert (stall.write > 0, stall.overlapped > 0) == ((True, False) if writer is blocking else (False, True))
+
+
+@pytest.mark.parametrize("limits", [{"max_inflight": 1}, {"max_inflight": 9, "budget": 6000}])
+def test_a_save_waits_for_a_free_image_and_calls_it_backpressure(tmp_path: Path, limits: dict[str, int]) -> None:
+    store = Gated(tmp_path)
+    ours = overlapped(store, keep_last=2, **limits)  # type: ignore[arg-type]
+    ours.save(1, weights(1.0), {})
+    second = threading.Thread(target=ours.save, args=(2, weights(2.0), {}))
+    second.start()
+    second.join(0.05)
+    assert second.is_alive()  # the first is still in the air, and there may be no other
+    assert ours.finished() == []
+    store.gate.set()
+    second.join(DEADLINE)
+    assert not second.is_alive()
+    first, second_saved = ours.close()
+    assert (first.step, second_saved.step) == (1, 2)
+    assert second_saved.stall.backpressure > first.stall.backpressure
+
+
+@given(st.lists(st.tuples(st.integers(1, 100), st.booleans()), max_size=30), st.integers(1, 4), st.integers(100, 250))
+def test_images_never_take_more_than_was_allowed(uses: list[tuple[int, bool]], most: int, budget: int) -> None:
+    images = BufferPool(most, budget)
+    taken: list[Image] = []
+    for size, hold in uses:
+        if len(taken) == most or images.bytes + size > budget:  # or else it might wait for ever
+            while taken:
+                images.give_back(taken.pop())
+        image = images.take(size)
+        assert image.capacity >= size
+        assert images.bytes <= budget
+        taken.append(image)
+        if not hold:
+            images.give_back(taken.pop())
+
+
+def test_memory_is_flat_over_200_saves(tmp_path: Path) -> None:
+    ours = overlapped(DirectoryStore(tmp_path), keep_last=2, max_inflight=2)
+    state = weights(0.0, 500_000)
+    images = ours._images  # type: ignore[attr-defined]
+    sizes: list[tuple[int, int]] = []
+    saved: list[Saved] = []
+    for step in range(200):
+        state["weight"].add_(1.0)
+        ours.save(step, state, {"step": step})
+        saved += ours.finished()
+        sizes.append((resident(), images.bytes))
+    settled, *rest = sizes[20:]
+    assert {images for _, images in rest} == {settled[1]}
+    assert settled[1] <= 2 * (state["weight"].nbytes + 4096)
+    assert max(memory for memory, _ in rest) < 1.05 * settled[0]
+    assert [each.step for each in saved + ours.close()] == list(range(200))
+    assert images.bytes == 0
+
+
+@each_writer
+def test_a_prepared_save_takes_no_memory_of_its_own(tmp_path: Path, writer: Callable[..., Writer]) -> None:
+    ours = writer(DirectoryStore(tmp_path), keep_last=2)
+    state = weights(7.0, 5_000_000)
+    before = resident()
+    ours.prepare(state)
+    if writer is overlapped:
+        until_idle(ours)
+        assert resident() - before > 0.9 * state["weight"].nbytes  # an image, every page of it
+        made = ours._images.bytes  # type: ignore[attr-defined]
+        ours.save(1, state, {})
+        assert ours._images.bytes == made  # type: ignore[attr-defined]
+    else:
+        ours.save(1, state, {})
+    ours.close()
+    assert same(snapshot.load(DirectoryStore(tmp_path), 1).tensors, state)
+
+
+def test_of_many_images_that_may_be_in_flight_only_one_is_made_before_it_is_needed(tmp_path: Path) -> None:
+    store = Gated(tmp_path)
+    ours = overlapped(store, keep_last=2, max_inflight=4)
+    ours.prepare(weights(1.0))
+    until_idle(ours)
+    assert len(ours._images._made) == 1  # type: ignore[attr-defined]
+    for step in range(1, 5):
+        ours.save(step, weights(1.0), {})
+    assert len(ours._images._made) == 4  # type: ignore[attr-defined]
+    store.gate.set()
+    assert [saved.step for saved in ours.close()] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_save_that_comes_before_its_memory_waits_for_it_unless_it_may_have_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    gate, done = threading.Event(), threading.Event()
+
+    def slowly(*how: Any) -> None:
+        assert gate.wait(DEADLINE)
+        make_ready(*how)
+        done.set()
+
+    monkeypatch.setattr("holdfast.checkpoint.writer.make_ready", slowly)
+    ours = overlapped(DirectoryStore(tmp_path), keep_last=2, max_inflight=most)
+    ours.prepare(weights(1.0))
+    early = threading.Thread(target=ours.save, args=(1, weights(1.0), {}))
+    early.start()
+    early.join(0.05 if most == 1 else DEADLINE)
+    assert early.is_alive() == (most == 1)
+    gate.set()
+    early.join(DEADLINE)
+    assert not early.is_alive()
+    assert done.wait(DEADLINE)
+    assert len(ours._images._made) == most  # type: ignore[attr-defined]
+    assert [saved.step for saved in ours.close()] == [1]
+
+
+def test_memory_is_prepared_again_for_a_state_that_has_grown(tmp_path: Path) -> None:
+    store = Gated(tmp_path)
+    ours = overlapped(store, keep_last=2, max_inflight=2)
+    ours.prepare(weights(1.0, 10))
+    ours.save(1, weights(1.0, 10), {})
+    grown = weights(2.0, 300_000)  # as with the moments that an optimizer has after its first step
+    ours.prepare(grown)
+    store.gate.set()
+    until_idle(ours)
+    images = ours._images  # type: ignore[attr-defined]
+    assert len(images._made) == len(images._free) == 1
+    assert all(image.capacity > grown["weight"].nbytes for image in images._made)
+    ours.save(2, grown, {})
+    assert [saved.step for saved in ours.close()] == [1, 2]
+    assert same(snapshot.newest(store).tensors, grown)
+
+
+def test_memory_that_cannot_be_prepared_is_taken_by_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise MemoryError("there is none right now")
+
+    monkeypatch.setattr("holdfast.checkpoint.writer.make_ready", refused)
+    ours = overlapped(DirectoryStore(tmp_path), keep_last=2, budget=6000)
+    ours.prepare(weights(1.0, 100_000))  # more than the budget allows: the save of such a state says so
+    ours.prepare(weights(1.0))
+    assert [saved.step for saved in saved_to_the_end(ours, 1, weights(1.0))] == [1]
+
+
+def until_idle(ours: Writer) -> None:
+    """Wait until the writer's thread has done what it was given."""
+    ours._thread.submit(int).result(DEADLINE)  # type: ignore[attr-defined]
+
+
+def resident() -> int:
+    """How much memory this process has in use."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+# What is kept.
+
+
+@each_writer
+def test_only_the_last_are_kept_and_what_was_just_committed_is_not_read_again(
+    tmp_path: Path, writer: Callable[..., Writer]
+) -> None:
+    store = Gated(tmp_path, closed=False)
+    ours = writer(store, keep_last=2)
+    for step in range(5):
+        ours.save(step, weights(step), {})
+    assert [saved.removed for saved in ours.close()] == [(), (), (0,), (1,), (2,)]
+    assert snapshot.steps(store) == [3, 4]
+    assert store.opened == []
+
+
+def test_where_only_one_is_kept_it_is_read_before_the_others_go(tmp_path: Path) -> None:
+    store = Gated(tmp_path, closed=False)
+    ours = blocking(store, keep_last=1)
+    ours.save(1, weights(1.0), {})
+    ours.save(2, weights(2.0), {})
+    assert "step-00000002/state.safetensors" in store.opened
+    assert [saved.removed for saved in ours.close()] == [(), (1,)]
+
+
+# What goes wrong.
+
+
+@each_writer
+@pytest.mark.parametrize("ending", ["state.safetensors", "extra.json", "manifest.json", "latest.json"])
+def test_a_write_that_is_refused_for_a_while_is_tried_again(
+    tmp_path: Path, writer: Callable[..., Writer], ending: str
+) -> None:
+    store = Refusing(tmp_path, ending, times=2)
+    ours = writer(store, keep_last=2, backoff=AT_ONCE)
+    ours.save(1, weights(1.0), {})
+    (saved,) = ours.close()
+    assert saved.retries == 2
+    assert same(snapshot.newest(store).tensors, weights(1.0))
+    assert scrub.verify(store) == []
+
+
+@pytest.fixture
+def in_the_air(tmp_path: Path) -> Iterator[Writer]:
+    """A writer with three saves that have landed and of which nobody has asked: the second has failed for good."""
+    store = Refusing(tmp_path, "step-00000002/extra.json", times=3)
+    ours = overlapped(store, keep_last=2, max_inflight=3, backoff=AT_ONCE)
+    for step in (1, 2, 3):
+        ours.save(step, weights(step), {})
+    for flight in ours._flights:  # type: ignore[attr-defined]
+        flight.landing.exception(DEADLINE)
+    yield ours
+    assert ours.close() == []
+    assert snapshot.steps(store) == [1, 3]
+    assert scrub.verify(store) == []
+
+
+FAILED = r"^the save of step 2 failed 3 times: cannot write step-00000002/extra.json: it was planned so; go on$"
+
+
+def test_a_failed_save_is_raised_after_what_landed_before_it_was_told(in_the_air: Writer) -> None:
+    assert [saved.step for saved in in_the_air.finished()] == [1]
+    with pytest.raises(StorageFailed, match=FAILED):
+        in_the_air.finished()
+    assert [saved.step for saved in in_the_air.finished()] == [3]
+
+
+def test_a_failed_save_is_raised_by_the_next(in_the_air: Writer) -> None:
+    with pytest.raises(StorageFailed, match=FAILED):
+        in_the_air.save(4, weights(4.0), {})
+    assert [saved.step for saved in in_the_air.finished()] == [1, 3]
+
+
+def test_a_failed_save_is_raised_at_the_end(in_the_air: Writer) -> None:
+    with pytest.raises(StorageFailed, match=FAILED):
+        in_the_air.close()
+    assert [saved.step for saved in in_the_air.finished()] == [1, 3]
+
+
+def test_a_blocking_save_that_fails_raises_at_once(tmp_path: Path) -> None:
+    ours = blocking(Refusing(tmp_path, "step-00000002/extra.json", times=3), keep_last=2, backoff=AT_ONCE)
+    ours.save(1, weights(1.0), {})
+    with pytest.raises(StorageFailed, match=FAILED):
+        ours.save(2, weights(2.0), {})
+    ours.save(3, weights(3.0), {})
+    assert [saved.step for saved in ours.close()] == [1, 3]
+
+
+@each_writer
+def test_a_step_that_somebody_else_has_saved_is_a_conflict_and_not_tried_again(
+    tmp_path: Path, writer: Callable[..., Writer]
+) -> None:
+    store = DirectoryStore(tmp_path)
+    snapshot.save(store, 1, weights(1.0), {})
+    ours = writer(store, keep_last=2, backoff=(DEADLINE,))
+    with pytest.raises(CommitConflict, match="step 1 is already saved"):
+        saved_to_the_end(ours, 1, weights(2.0))
+    assert same(snapshot.newest(store).tensors, weights(1.0))
+
+
+def saved_to_the_end(ours: Writer, step: int, state: dict[str, Array], **more: Any) -> list[Saved]:
+    ours.save(step, state, {}, **more)
+    return ours.close()
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"keep_last": 0}, "keep 1 or more"),
+        ({"keep_last": 1, "max_inflight": 0}, "allow 1 or more"),
+        ({"keep_last": 1, "budget": 4000}, "a save takes 4128 bytes .* budget is 4000"),
+    ],
+)
+def test_limits_that_allow_no_save_are_refused(tmp_path: Path, limits: dict[str, int], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        overlapped(DirectoryStore(tmp_path), **limits).save(1, weights(1.0), {})  # type: ignore[arg-type]
+
+
+def test_a_state_that_cannot_be_saved_is_refused_at_once_and_costs_no_place(tmp_path: Path) -> None:
+    ours = overlapped(DirectoryStore(tmp_path), keep_last=1, max_inflight=1)
+    for state, extra in (({"w": torch.zeros(2, 2).to_sparse()}, {}), (weights(1.0), {"a": {1}})):
+        with pytest.raises(BadInput):
+            ours.save(1, state, extra)
+    assert [saved.step for saved in saved_to_the_end(ours, 1, weights(1.0))] == [1]
+
+
+# What others wait for.
+
+
+@each_writer
+def test_a_commit_waits_until_its_caller_is_ready_with_the_payloads_already_written(
+    tmp_path: Path, writer: Callable[..., Writer]
+) -> None:
+    store = DirectoryStore(tmp_path)
+    seen: list[tuple[list[int], list[str]]] = []
+    ours = writer(store, keep_last=2)
+    ours.save(1, weights(1.0), {}, ready=lambda: seen.append((snapshot.steps(store), store.names())))
+    ours.close()
+    assert seen == [([], ["step-00000001/extra.json", "step-00000001/state.safetensors"])]
+    assert snapshot.steps(store) == [1]
+
+
+@each_writer
+def test_a_commit_whose_caller_is_never_ready_does_not_come_into_being(
+    tmp_path: Path, writer: Callable[..., Writer]
+) -> None:
+    def never() -> None:
+        raise StorageFailed("the history of rank 1 is not on the disk")
+
+    store = DirectoryStore(tmp_path)
+    ours = writer(store, keep_last=2, backoff=AT_ONCE)
+    with pytest.raises(StorageFailed, match="the history of rank 1"):
+        saved_to_the_end(ours, 1, weights(1.0), ready=never)
+    assert snapshot.steps(store) == []
+
+
+@each_writer
+def test_progress_is_told_of_every_byte_written_and_read(tmp_path: Path, writer: Callable[..., Writer]) -> None:
+    store = DirectoryStore(tmp_path)
+    written: list[int] = []
+    ours = writer(store, keep_last=2, progress=written.append)
+    ours.save(1, weights(1.0, 1_000_000), {})
+    (saved,) = ours.close()
+    assert sum(written) == saved.bytes
+    assert len(written) > 2 or writer is overlapped
+    for reader in (
+        lambda told: snapshot.load(store, 1, progress=told),
+        lambda told: snapshot.newest(store, progress=told),
+    ):
+        told: list[int] = []
+        reader(told.append)
+        assert sum(told) == saved.bytes
+        assert len(told) > 10
+
+
+# Real kills.
+
+SAVE_FOR_EVER = """
+import itertools, sys, torch
+from holdfast.checkpoint.store import DirectoryStore
+from holdfast.checkpoint.writer import overlapped
+ours = overlapped(DirectoryStore(sys.argv[1]), keep_last=2)
+for step in itertools.count():
+    ours.save(step, {"weight": torch.full((1_000_000,), float(step))}, {"step": step})
+    print([saved.step for saved in ours.finished()], flush=True)
+"""
+
+
+def test_a_kill_at_any_time_leaves_what_was_finished(tmp_path: Path) -> None:
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")  # noqa: T201
+    rng = random.Random(seed)
+    for attempt in range(2):
+        place = tmp_path / str(attempt)
+        with subprocess.Popen([sys.executable, "-c", SAVE_FOR_EVER, place], stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            finished = -1
+            for line in itertools.islice(child.stdout, rng.randrange(3, 20)):
+                finished = max([finished, *json.loads(line)])
+            threading.Event().wait(rng.random() * 0.05)
+            child.send_signal(signal.SIGKILL)
+            finished = max([finished, *(step for line in child.stdout for step in json.loads(line))])
+        assert child.returncode == -signal.SIGKILL
+        if finished >= 0:
+            newest = snapshot.newest(DirectoryStore(place))
+            assert newest.step >= finished
+            assert newest.extra == {"step": newest.step}
+            assert same(newest.tensors, weights(newest.step, 1_000_000))
+
+
+# On a device.
+
+
+@given(st.lists(st.tuples(st.integers(1, 300), st.booleans()), max_size=20), st.integers(0, 1000))
+def test_a_clone_has_every_span_once_in_order_and_aligned_as_in_the_file(
+    sizes: list[tuple[int, bool]], begin: int
+) -> None:
+    spans: list[tuple[int, int]] = []
+    for size, is_device in sizes:
+        if is_device:
+            spans.append((begin, begin + size))
+        begin += size
+    runs, places, size = _packed(spans)
+    ends = [at + end - start for at, (start, end) in zip(places, spans, strict=True)]
+    assert all(end <= at for end, at in zip(ends, places[1:], strict=False))
+    assert size == (ends[-1] if ends else 0)
+    assert all(
+        (at - start) % 64 == 0 for at, (start, _) in zip(places, spans, strict=True) if at in {r.at for r in runs}
+    )
+    # What is sent run by run puts every byte of every span where the file has it.
+    where = {run.start + i: run.at + i for run in runs for i in range(run.end - run.start)}
+    assert where == {
+        start + i: at + i for at, (start, end) in zip(places, spans, strict=True) for i in range(end - start)
+    }
+    assert all(isinstance(run, ByteRun) for run in runs)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("spare", [0.05, 2.0], ids=["clone", "no room for a clone"])
+def test_training_on_a_device_goes_on_at_once_and_what_was_there_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare: float
+) -> None:
+    monkeypatch.setattr("holdfast.checkpoint.device.SPARE", spare)
+    store = DirectoryStore(tmp_path)
+    ours = overlapped(store, keep_last=9)
+    layers = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8))).cuda()
+    state: dict[str, Array] = {
+        **layers.state_dict(),
+        "half": torch.arange(7, device="cuda").half(),
+        "columns": torch.rand(300, 200, device="cuda").t(),
+        "count": torch.tensor(3, device="cuda"),
+        "nothing": torch.zeros(0, device="cuda"),
+        "on the host": torch.rand(5),
+        "array": np.arange(3),
+    }
+    expected = []
+    for step in range(5):
+        expected.append({name: value.cpu().clone() for name, value in state.items() if isinstance(value, torch.Tensor)})
+        ours.save(step, state, {})
+        for value in state.values():
+            if isinstance(value, torch.Tensor):
+                value.add_(1)
+    assert [saved.step for saved in ours.close()] == [0, 1, 2, 3, 4]
+    for step, values in enumerate(expected):
+        back = snapshot.load(store, step).tensors
+        assert all(torch.equal(torch.as_tensor(back[name]), value) for name, value in values.items())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_memory_for_a_device_is_pinned_before_the_first_save(tmp_path: Path) -> None:
+    ours = overlapped(DirectoryStore(tmp_path), keep_last=2)
+    ours.prepare({"weight": torch.zeros(1_000_000, device="cuda")})
+    until_idle(ours)
+    assert [image.pinned for image in ours._images._made] == [True, True]  # type: ignore[attr-defined]
+    ours.close()
+
+
+def test_a_large_state_is_copied_by_several_threads_to_the_last_bit() -> None:
+    """Whatever its parts are: larger than what a thread takes at a time, in another order in memory, or no tensors."""
+    torch.manual_seed(3)
+    state: dict[str, Array] = {
+        "large": torch.randn(3 * PIECE // 4 + 5, requires_grad=True),
+        "turned": torch.randn(1500, 1000).t(),
+        "part": torch.randn(4000, 1000)[:, ::2],
+        "half": torch.randn(3 * PIECE).to(torch.bfloat16),
+        "array": np.random.default_rng(3).standard_normal((500, 3000)),
+        "scalar": torch.tensor(2.5),
+        "empty": torch.zeros(0, 4),
+    }
+    capture = Capture()
+    layout = capture.layout(state)
+    image = Image(layout.length)
+    for _ in range(3):
+        assert capture.fill(image, layout, state) == []
+        copied = payload.decode(image.bytes[: layout.length], "image")
+        for name, value in state.items():
+            assert torch.equal(torch.as_tensor(copied[name]), torch.as_tensor(value).detach()), name
+        image.bytes[len(layout.header) :] = 0
+
+
+@each_writer
+def test_what_is_known_later_belongs_to_the_save_and_is_not_the_writers_time(
+    tmp_path: Path, writer: Callable[..., Writer]
+) -> None:
+    store = DirectoryStore(tmp_path)
+    ours = writer(store, keep_last=1)
+    ours.save(3, weights(1.0), {"a": 1}, more=lambda: {"b": [2]})
+    (saved,) = ours.close()
+    assert saved.stall.sync == 0
+    assert 0 <= saved.stall.unaccounted < saved.stall.waited
+    extra = snapshot.load(store, 3).extra
+    assert (extra["a"], extra["b"]) == (1, [2])
+
+
+def test_a_state_is_copied_before_others_are_waited_for(tmp_path: Path) -> None:
+    store, state = DirectoryStore(tmp_path), {"w": torch.ones(5)}
+    ours = overlapped(store, keep_last=1)
+
+    def late() -> dict[str, Any]:
+        state["w"].fill_(7)  # as a peer does that goes on training
+        return {}
+
+    ours.save(1, state, {}, more=late)
+    ours.close()
+    assert torch.as_tensor(snapshot.load(store, 1).tensors["w"]).tolist() == [1.0] * 5
+
+
+@each_writer
+def test_a_save_that_others_have_no_part_in_is_given_up_and_leaves_nothing(
+    tmp_path: Path, writer: Callable[..., Writer]
+) -> None:
+    store = DirectoryStore(tmp_path)
+    ours = writer(store, keep_last=2, **({"max_inflight": 1} if writer is overlapped else {}))
+
+    def lost() -> dict[str, Any]:
+        raise StorageFailed("a peer is lost")
+
+    for _ in range(2):  # and its memory can be used again
+        with pytest.raises(StorageFailed, match="a peer is lost"):
+            ours.save(1, weights(1.0), {}, more=lost)
+    ours.save(1, weights(2.0), {})
+    assert [saved.step for saved in ours.close()] == [1]
+    assert snapshot.steps(store) == [1]

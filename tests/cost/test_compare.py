@@ -1,0 +1,60 @@
+"""Runs side by side: rows that add up, and a bar for each run."""
+
+import io
+
+import pytest
+
+from fake_histories import Told
+from holdfast.cost.breakdown import CAUSES, Spent, spent
+from holdfast.cost.compare import COLOURS, by_cause, compare, figure
+
+
+def run(**parts: float) -> Spent:
+    """Two steps with a save between them, and a failure that costs 3 s."""
+    told = Told()
+    told.launches(1.0)
+    told.trains()
+    told.saves(durable=1.0, **parts)
+    told.trains(stall=sum(parts.values()))
+    told.dies(1.0)
+    told.restarts(2.0)
+    told.trains()
+    told.saves(durable=1.0, **parts)
+    told.finishes()
+    return spent(told.events)
+
+
+@pytest.fixture
+def runs() -> dict[str, Spent]:
+    return {"blocking": run(snapshot=0.25, write=1.0, sync=0.5), "overlapped": run(snapshot=0.25)}
+
+
+def test_the_rows_of_one_run_add_up(runs: dict[str, Spent]) -> None:
+    rows = by_cause(runs["blocking"])
+    assert [row["cause"] for row in rows] == list(CAUSES)
+    assert sum(row["seconds"] for row in rows) == pytest.approx(runs["blocking"].wall)
+    assert sum(row["share"] for row in rows) == pytest.approx(1)
+
+
+def test_a_row_for_each_run_tells_goodput_stall_restarts_and_shares(runs: dict[str, Spent]) -> None:
+    blocking, overlapped = compare(runs)
+    assert (blocking["run"], overlapped["run"]) == ("blocking", "overlapped")
+    assert overlapped["goodput"] > blocking["goodput"]
+    assert (blocking["stall_per_save"], overlapped["stall_per_save"]) == (pytest.approx(1.75), pytest.approx(0.25))
+    assert (blocking["restarts"], blocking["rework_steps"], blocking["saves"]) == (1, 1, 2)
+    assert sum(blocking[cause] for cause in CAUSES) == pytest.approx(1)
+
+
+def test_the_figure_has_a_bar_of_all_causes_for_each_run(runs: dict[str, Spent]) -> None:
+    sheet = figure(runs)
+    (axes,) = sheet.axes
+    sheet.savefig(io.BytesIO())
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["blocking", "overlapped"]
+    ends = [max(bars[place].get_x() + bars[place].get_width() for bars in axes.containers) for place in range(2)]
+    assert ends == pytest.approx([spent.wall for spent in runs.values()], abs=1e-4)
+    assert "unaccounted" not in axes.get_legend_handles_labels()[1]  # it took no time
+
+
+def test_every_cause_has_a_colour_of_its_own() -> None:
+    assert set(COLOURS) == set(CAUSES)
+    assert len(set(COLOURS.values())) == len(CAUSES)

@@ -1,0 +1,73 @@
+"""Every command in the documents is one that the real command takes: its options exist, and their values are of their kind."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from holdfast import cli
+from repository import ROOT
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples/README.md", *ROOT.glob("docs/*.md")]
+
+
+def fenced(page: Path) -> str:
+    """What a page shows in blocks, apart from Python."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), flags=re.S | re.M)
+    return "".join(text for language, text in blocks if not language)
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of every `holdfast ...` in a text; what a shell puts in place of a variable is a number here."""
+    joined = re.sub(r"\\\n\s*", "", text)
+    found = re.findall(r"(?:^|exec |-- )holdfast ((?!:)[a-z][^'#\n]*)", joined, flags=re.M)
+    return [shlex.split(re.sub(r"\$\(\w+\)|\$\w+", "1", each)) for each in found]
+
+
+def parse(words: list[str]) -> None:
+    """Let the real command read the words, and do nothing."""
+    command: Any = typer.main.get_command(cli.app)
+    while hasattr(command, "commands"):
+        name, *words = ["list", *words] if command.name == "runs" and words[:1] not in (["rm"], ["prune"]) else words
+        assert name in command.commands, f"there is no command {name}"
+        command = command.commands[name]
+    command.make_context(name, words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_of_a_page_can_be_given(page: Path) -> None:
+    for words in commands(fenced(page)):
+        parse(words)
+
+
+def test_the_commands_of_a_page_are_found() -> None:
+    assert commands("ssh a 'exec holdfast run --workers 4 train.py' &\n  holdfast no\nholdfast cost a  # what\n") == [
+        ["run", "--workers", "4", "train.py"],
+        ["cost", "a"],
+    ]
+    assert len(commands(fenced(ROOT / "docs/clusters.md"))) == 3
+    assert len(commands(fenced(ROOT / "README.md"))) > 8
+
+
+def test_the_batch_file_is_one_that_a_shell_can_read() -> None:
+    file = ROOT / "docs/clusters/slurm.sh"
+    subprocess.run(["bash", "-n", file], check=True, timeout=60)
+    (words,) = commands(file.read_text())
+    assert words[:3] == ["run", "--nnodes", "1"]
+    parse(words)
+
+
+def test_the_job_of_kubernetes_starts_a_command_that_can_be_given() -> None:
+    service, job = yaml.safe_load_all((ROOT / "docs/clusters/kubernetes.yaml").read_text())
+    pod = job["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    name, *words = [each.replace("$(JOB_COMPLETION_INDEX)", "1") for each in container["command"]]
+    assert name == "holdfast"
+    parse(words)
+    assert f"--nnodes={job['spec']['completions']}" in words
+    assert service["metadata"]["name"] == pod["subdomain"] == service["spec"]["selector"]["job-name"]

@@ -1,0 +1,41 @@
+"""The documents are true: the README's Python runs, its commands exist, and the architecture names the files there are."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.lab.registry import EXPERIMENTS
+from repository import ROOT
+
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_python_of_the_readme_runs_and_prints_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for block in re.findall(r"```python\n(.*?)```", README, flags=re.S):
+        exec(block, {})
+        assert capsys.readouterr().out.splitlines() == re.findall(r"print\(.*# (.*)", block)
+
+
+def test_every_experiment_that_the_readme_runs_exists() -> None:
+    named = set(re.findall(r"holdfast lab run ([\w-]+)", README))
+    assert named
+    assert named <= set(EXPERIMENTS)
+
+
+def test_the_two_commands_of_the_readme_are_targets_of_the_makefile() -> None:
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.M)
+    assert {"demo", "test"} <= set(targets) & set(re.findall(r"make (\w+)", README))
+
+
+def test_every_module_is_named_in_the_architecture() -> None:
+    house = re.search(r"## The house\n\n```\n(.*?)```", (ROOT / "docs/architecture.md").read_text(), flags=re.S)
+    assert house is not None
+    words = set(re.findall(r"\w+", house[1]))
+    package = Path(holdfast.__file__).parent
+    missing = [path.stem for path in package.rglob("*.py") if path.stem not in words]
+    assert missing == []

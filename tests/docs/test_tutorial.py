@@ -1,0 +1,81 @@
+"""The tutorial is true: its files, saved as it says, and its commands, given one after the other, do what it says."""
+
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast import cli
+from repository import ROOT
+
+TUTORIAL = (ROOT / "docs/tutorial.md").read_text()
+FILES = dict(re.findall(r"Save this as `(\w+\.py)`.*?```python\n(.*?)```", TUTORIAL, flags=re.S))
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TUTORIAL, flags=re.S | re.M)
+SHELL = "".join(text for language, text in BLOCKS if not language)
+COMMANDS = re.findall(r"^(?:python|holdfast) .*", SHELL, flags=re.M)
+WITHIN = 180.0
+SAYS = {  # of a command, by its beginning
+    "python": r"\d% right",
+    "holdfast rehearse": r"resumes exactly",
+    "holdfast run": r"completed after 3 attempts",
+    "holdfast audit": r"(?s)20 of 20 replayed steps.*audit: pass",
+    "holdfast cost": r"restarts: 2",
+    "holdfast runs": r"runs/a|\ba\b",
+    "holdfast logs": r"right after epoch 4",
+    "holdfast export": r"model\.safetensors",
+}
+
+
+def main_of(name: str) -> list[str]:
+    """The lines of a script's main function."""
+    return [line.strip() for line in FILES[name].partition("def main():")[2].splitlines() if line.strip()]
+
+
+def test_six_lines_are_new() -> None:
+    new = [line for line in main_of("train.py") if line not in main_of("plain.py")]
+    assert len(["import holdfast as hf", *new]) == 6, new
+
+
+def test_it_goes_from_a_plain_script_to_an_exported_model() -> None:
+    assert list(FILES) == ["plain.py", "train.py", "use.py"]
+    steps = [" ".join(each.split()[: 1 if each.startswith("python") else 2]) for each in COMMANDS]
+    assert steps == ["python", "python", *list(SAYS)[1:], "python"]
+
+
+def test_every_command_does_what_the_tutorial_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, code in FILES.items():
+        (tmp_path / name).write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "plain", raising=False)
+    for command in COMMANDS:
+        words = shlex.split(command)
+        said = ran(words, monkeypatch, capfd)
+        expected = SAYS["python" if words[0] == "python" else " ".join(words[:2])]
+        assert re.search(expected, said), f"{command} said\n{said}"
+    monkeypatch.delitem(sys.modules, "plain", raising=False)
+
+
+def ran(words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> str:
+    """What a command prints; in this process, which has torch, unless it starts workers."""
+    capfd.readouterr()
+    if words[0] == "holdfast" and words[1] in ("run", "rehearse"):
+        command = [sys.executable, "-m", *words]
+        done = subprocess.run(command, env=os.environ, timeout=WITHIN, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+    monkeypatch.setattr(sys, "argv", words)
+    if words[0] == "python":
+        runpy.run_path(words[1], run_name="__main__")
+    else:
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code
+    return capfd.readouterr().out

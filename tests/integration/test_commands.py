@@ -1,0 +1,96 @@
+"""The commands around a run: `holdfast run` trains through failures, `audit` proves it, `cost` says what it took."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast import cli
+from supervisor_process import SUPPORT
+
+TASK = json.dumps({"epochs": 4})
+
+
+def holdfast(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The command in a process of its own."""
+    command = [sys.executable, "-c", "from holdfast.cli import main; main()", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+
+
+class Command:
+    """The command in this process, which has imported all that it needs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+        self._monkeypatch, self._capfd = monkeypatch, capfd
+
+    def __call__(self, *arguments: object) -> subprocess.CompletedProcess[str]:
+        self._monkeypatch.setattr(sys, "argv", ["holdfast", *map(str, arguments)])
+        self._capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), *self._capfd.readouterr())
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    return Command(monkeypatch, capfd)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run in which rank 1 was killed before step 12."""
+    folder = tmp_path_factory.mktemp("commands") / "out"
+    options = ["--workers", 2, "--save-every", 5, "--inject", "kill@12,rank=1"]
+    ran = holdfast("run", *options, "--out", folder, SUPPORT / "training_script.py", "--", TASK)
+    assert ran.returncode == 0, ran.stderr
+    assert "completed after 2 attempts" in ran.stdout
+    return folder
+
+
+def test_the_audit_passes_by_its_exit_status_and_says_what_it_checked(out: Path) -> None:
+    ran = holdfast("audit", out)
+    assert (ran.returncode, ran.stdout.splitlines()[-1]) == (0, "audit: pass")
+    assert "every sample trained once" in ran.stdout
+
+
+def test_a_history_with_a_window_taken_out_does_not_pass(out: Path, tmp_path: Path, here: Command) -> None:
+    for file in (out / "history").iterdir():
+        lines = [line for line in file.read_text().splitlines() if '"step": 7,' not in line]
+        (tmp_path / file.name).write_text("\n".join(lines) + "\n")
+    ran = here("audit", tmp_path)
+    assert ran.returncode == 1
+    assert "audit: fail" in ran.stdout
+
+
+def test_the_cost_of_a_run_adds_up(out: Path, tmp_path: Path, here: Command) -> None:
+    told = json.loads(here("cost", out, "--json").stdout)[str(out)]
+    assert told["restarts"] == 1
+    assert told["rework"]["steps"] == 2
+    assert sum(told["seconds"].values()) == pytest.approx(told["wall"])
+    shown = here("cost", out, "--figure", tmp_path / "cost.png")
+    assert "goodput:" in shown.stdout
+    assert "killed" in shown.stdout or "signal" in shown.stdout
+    assert (tmp_path / "cost.png").stat().st_size > 0
+
+
+def test_the_advice_rests_on_the_restart_that_was_seen(out: Path, here: Command) -> None:
+    told = json.loads(here("advise", out, "--mtbf", "1h", "--json").stdout)
+    assert told["costs"]["restart"]["basis"] == "measured in this run"
+    assert told["save_every"] > 5  # a failure an hour is no reason to save 20 times a second
+    assert told["prices"]["restart"]["iterations"]["high"] >= 5  # those since the last save, and while it was written
+    assert here("advise", out).stdout.startswith("advice: --recovery ")
+
+
+def test_several_runs_are_compared_side_by_side(out: Path, here: Command) -> None:
+    ran = here("cost", out, out / "history")
+    assert ran.returncode == 0
+    assert "stall" in ran.stdout
+
+
+def test_a_folder_that_holds_another_run_is_refused_in_one_line(out: Path) -> None:
+    ran = holdfast("run", "--workers", 2, "--out", out, SUPPORT / "training_script.py", "--", json.dumps({"epochs": 5}))
+    assert ran.returncode == 2
+    assert len(ran.stderr.strip().splitlines()) == 1
+    assert "argument 1 was" in ran.stderr

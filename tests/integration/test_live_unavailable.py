@@ -1,0 +1,27 @@
+"""Live recovery where it is not possible: a failure is survived by a restart, and the run says so from the start."""
+
+from pathlib import Path
+
+from finished_run import complaints, events
+from supervisor_process import SUPPORT, Start
+
+SCRIPT = f"""
+import json, sys
+sys.path.insert(0, {str(SUPPORT)!r})
+from holdfast.distributed import nccl_link as device_link
+device_link.why_not = lambda backend: "this NCCL cannot abort"
+from holdfast.train.attach import attach
+from training_script import Task, train
+train(attach(), Task(**json.loads(sys.argv[1])))
+"""
+
+
+def test_where_connections_cannot_be_replaced_a_failure_is_survived_by_a_restart(start: Start, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    how = {"workers": 2, "recovery": "forward", "save_every": 5}
+    job = start({"epochs": 4}, script=script, failures=[{"step": 12, "kind": "kill", "targets": [1]}], **how)
+    assert job.result() == job.result() | {"verdict": "completed", "attempts": 2}, job.said
+    assert "--recovery forward is not possible here (this NCCL cannot abort)" in job.said
+    assert len(events(job.out, "restart")) == 1
+    assert complaints(job.out) == []

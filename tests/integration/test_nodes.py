@@ -1,0 +1,179 @@
+"""Two supervisors, each with an address and a folder of its own, train as one job and fail, restart and end together."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.supervise.nodes.node import Node
+from holdfast.supervise.nodes.rendezvous import RoundInfo
+from listening_ports import free_port, listening
+from supervisor_process import WITHIN, Start, Supervisor, wait_until
+
+
+@pytest.fixture
+def both(request: pytest.FixtureRequest, start: Start) -> Any:
+    """Start the two nodes of a job in two networks of their own, or, where there are none, on loopback addresses.
+
+    With the parameter "loopback" there in any case; with "namespaces" in networks or not at all.
+    """
+    wanted = getattr(request, "param", "")
+    networks = None if wanted == "loopback" else request.getfixturevalue("namespaces")
+    if wanted == "namespaces" and isinstance(networks, str):
+        pytest.skip(networks)
+    spaces, host = networks if isinstance(networks, tuple) else ([None, None], "127.0.0.2")
+    endpoint = f"{host}:{free_port('127.0.0.2')}"
+
+    def run(task: dict[str, Any], **config: Any) -> list[Supervisor]:
+        return [
+            start(
+                task,
+                nodes={"nnodes": 2, "node_rank": rank, "rendezvous": endpoint},
+                workers=2,
+                namespace=spaces[rank],
+                **config,
+            )
+            for rank in (0, 1)
+        ]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def namespaces() -> Iterator[tuple[list[str], str] | str]:
+    """Two networks joined by a cable, and the address of the first: as near to two machines as one machine comes.
+
+    Or why this machine has none.
+    """
+    if not shutil.which("ip"):
+        yield "no network namespaces here: there is no command ip"
+        return
+    names = [f"holdfast-{os.getpid()}-{i}" for i in (0, 1)]
+    ends = [f"hf{os.getpid() % 100_000}-{i}" for i in (0, 1)]
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+        for i, (name, end) in enumerate(zip(names, ends, strict=True)):
+            ip("link", "set", end, "netns", name)
+            ip("-n", name, "address", "add", f"10.213.7.{i + 1}/24", "dev", end)
+            ip("-n", name, "link", "set", end, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        found: tuple[list[str], str] | str = (names, "10.213.7.1")
+    except (OSError, subprocess.CalledProcessError) as error:
+        found = f"no network namespaces here: {error}"
+    yield found
+    for name in names:
+        subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("both", ["loopback", "namespaces"], indirect=True)
+def test_two_nodes_train_as_one_job_and_survive_the_loss_of_a_worker(both: Any) -> None:
+    first, second = both({"faults": [{"attempt": 1, "rank": 3, "step": 6, "do": "kill"}]})
+    for job in (first, second):
+        assert job.result() == job.result() | {"verdict": "completed", "attempts": 2}, job.said
+    detects = [event for who in ("supervisor-0", "supervisor-1") for event in first.events("detect", who)]
+    assert [event.what.rank for event in detects if event.what.kind == "signal"] == [3]
+    attempts = [first.notes("attempt", rank) for rank in range(4)]
+    for at in (0, 1):
+        assert len({each[at]["round"] for each in attempts}) == 1  # agreed on by all
+        assert {each[at]["world"] for each in attempts} == {4}
+        assert {each[at]["first"] for each in attempts} == {4 * at}
+    assert attempts[0][0]["round"] != attempts[0][1]["round"]
+
+
+def test_a_worker_that_is_stuck_is_blamed_by_its_own_node_and_those_that_wait_for_it_by_none(both: Any) -> None:
+    first, second = both({"faults": [{"attempt": 1, "rank": 2, "step": 6, "do": "deadlock"}]}, hang_timeout=3.0)
+    for job in (first, second):
+        assert job.result() == job.result() | {"verdict": "completed", "attempts": 2}, job.said
+    detects = [event.what for who in ("supervisor-0", "supervisor-1") for event in first.events("detect", who)]
+    assert [detect.rank for detect in detects if detect.kind == "hang"] == [2], detects
+
+
+def test_what_one_node_finds_ends_the_run_on_all(both: Any) -> None:
+    first, second = both({"faults": [{"attempt": each, "rank": 2, "step": 2, "do": "raise"} for each in (1, 2)]})
+    because = [job.result()["because"] for job in (first, second)]
+    assert [job.result()["verdict"] for job in (first, second)] == ["script-error"] * 2, first.said + second.said
+    assert because[0] == because[1]
+    assert because[0].startswith("rank 2 raised Mistake")
+    assert (first.said + second.said).count("Traceback") == 1
+
+
+def test_one_node_that_is_asked_to_stop_stops_both(both: Any) -> None:
+    first, second = both({"steps": 100_000, "pause": 0.01, "save_every": 50_000})
+    wait_until(lambda: len(first.notes("step")) > 2, "a few steps")
+    second.signal(signal.SIGTERM)
+    assert [job.result()["verdict"] for job in (first, second)] == ["preempted"] * 2, first.said + second.said
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "[::1]"])
+def test_the_nodes_listen_on_the_address_that_was_given_and_on_no_other(start: Start, host: str) -> None:
+    address = host.strip("[]")
+    try:
+        port = free_port(address)
+    except OSError as error:
+        pytest.skip(f"this machine has no {address}: {error}")
+    task = {"steps": 100_000, "pause": 0.01, "save_every": 50_000}
+    nodes = {"nnodes": 2, "rendezvous": f"{host}:{port}"}
+    jobs = [start(task, nodes={**nodes, "node_rank": rank}, workers=1) for rank in (0, 1)]
+    wait_until(lambda: len(jobs[0].notes("step")) > 0, f"a step; it said {jobs[0].said}")
+    sockets = set.union(*(listening(job.pid) for job in jobs))
+    assert (address, port) in sockets
+    assert {where for where, _ in sockets} <= {address, "127.0.0.1"}
+    jobs[0].signal(signal.SIGTERM)
+    assert [job.result()["verdict"] for job in jobs] == ["preempted"] * 2, jobs[0].said + jobs[1].said
+
+
+def test_nodes_that_do_not_belong_together_are_refused(start: Start) -> None:
+    endpoint = f"127.0.0.1:{free_port('127.0.0.1')}"
+    same = [start({}, out=f"same-{i}", nodes={"nnodes": 2, "rendezvous": endpoint}) for i in (0, 1)]
+    for job in same:
+        assert "call themselves 0, 0" in job.result()["refused"], job.said
+    endpoint = f"127.0.0.1:{free_port('127.0.0.1')}"
+    other = [
+        start({"steps": rank}, out=f"other-{rank}", nodes={"nnodes": 2, "node_rank": rank, "rendezvous": endpoint})
+        for rank in (0, 1)
+    ]
+    for job in other:
+        assert "differ in args" in job.result()["refused"], job.said
+
+
+def test_the_verdict_is_the_last_thing_that_the_nodes_print(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("")
+    nodes = ["--nnodes", "2", "--rendezvous", f"127.0.0.1:{free_port('127.0.0.1')}", "--out", "out"]
+    command = [sys.executable, "-m", "holdfast", "run", *nodes]
+    how: dict[str, Any] = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    both = [subprocess.Popen([*command, "--node-rank", str(rank), "script.py"], **how) for rank in (0, 1)]
+    try:
+        said = [each.communicate(timeout=WITHIN)[0] for each in both]
+    finally:
+        for each in both:
+            each.kill()
+    assert [each.returncode for each in both] == [0, 0], said
+    for text in said:
+        assert text.splitlines()[-2].startswith("completed after 1 attempt"), text
+        assert text.splitlines()[-1] == "run: out", text
+
+
+def test_a_meeting_tells_who_goes_on_without_whom_and_where_they_meet_now() -> None:
+    all_of_them = RoundInfo(attempt=1, round="a", address="", nodes=(0, 1, 2))
+    some = RoundInfo(attempt=2, round="b", address="", nodes=(1,), host=1)
+    assert all_of_them.news(None, 3) == []
+    assert some.news(all_of_them, 3) == ["node 1 of 3 go on without nodes 0, 2", "the nodes now meet at node 1"]
+    assert some.news(some, 3) == ["node 1 of 3 go on without nodes 0, 2"]
+
+
+def test_too_few_nodes_came_or_too_few_are_left() -> None:
+    node = Node(rank=1, of=4, endpoint="node0:29400", least=2)
+    assert node.too_few(have_met=False) == "fewer than 4 nodes came to node0:29400"
+    assert node.too_few(have_met=True).startswith("fewer than 2 of 4 nodes are left (--min-nodes)")

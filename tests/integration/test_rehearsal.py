@@ -1,0 +1,105 @@
+"""Scripts are rehearsed for real: what is right resumes exactly, and each planted defect is named, with what to do."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from repository import EXAMPLES
+from supervisor_process import SUPPORT
+
+SCRIPTS = SUPPORT / "rehearsal_scripts"
+WITHIN = 240.0
+TASKS: dict[str, dict[str, Any]] = {
+    **{
+        name: {}
+        for name in ("grouped", "prefetched", "scheduled", "generated", "normed", "clocked", "entropic", "alone")
+    },
+    "exact": {"workers": 2},
+    "epochs": {},
+    "plain": {"script": str(SCRIPTS / "scheduled.py"), "args": ["plain"]},
+    "digits": {"script": str(EXAMPLES / "digits.py"), "steps": 3, "preload": ["sklearn.datasets"]},
+}
+
+
+@pytest.fixture(scope="module")
+def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What the rehearsal of each script found."""
+    tasks = {name: {"script": str(SCRIPTS / f"{name}.py"), **task} for name, task in TASKS.items()}
+    command = [sys.executable, str(SCRIPTS / "driver.py"), str(tmp_path_factory.mktemp("rehearsed")), json.dumps(tasks)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN)
+    assert ran.returncode == 0, ran.stderr
+    return {found.pop("name"): found for found in map(json.loads, ran.stdout.splitlines())}
+
+
+@pytest.mark.parametrize("name", ["exact", "epochs", "digits"])
+def test_a_script_that_is_right_resumes_exactly(name: str, rehearsed: dict[str, dict[str, Any]]) -> None:
+    found = rehearsed[name]
+    assert found["word"] is None, found["lines"]
+    assert found["lines"][0].startswith("resumes exactly")
+
+
+def test_it_is_killed_where_it_says_and_goes_on_from_the_saves(rehearsed: dict[str, dict[str, Any]]) -> None:
+    assert rehearsed["exact"]["lines"][1:4] == [
+        "  killed before step 1 (in an epoch), went on from step 1",
+        "  killed before step 2 (the end of an epoch), went on from step 2",
+        "  killed before step 4 (near the last step), went on from step 2",
+    ]
+
+
+def test_what_did_not_come_back_is_noted_though_nothing_differs_for_it(rehearsed: dict[str, dict[str, Any]]) -> None:
+    assert any(line.startswith("note:") and "seen (int)" in line for line in rehearsed["exact"]["lines"])
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "says"),
+    [
+        ("grouped", "refused", "groupby asks for the next batch before the script is done"),
+        ("prefetched", "refused", "the second batch was asked for before anything was done with the first"),
+        ("scheduled", "not protected", "schedule in main(), a CosineAnnealingLR, is not protected"),
+        ("generated", "a generator of its own", "noise in main() is a Generator"),
+        ("normed", "not protected", "model.mean, a tensor that a module keeps beside its state_dict"),
+    ],
+)
+def test_a_planted_defect_is_named(name: str, word: str, says: str, rehearsed: dict[str, dict[str, Any]]) -> None:
+    found = rehearsed[name]
+    assert found["word"] == word, found["lines"]
+    assert found["lines"][0].startswith("does not resume exactly")
+    assert any(says in line for line in found["lines"]), found["lines"]
+    assert word == "refused" or any(line.startswith("instead: ") for line in found["lines"])
+
+
+def test_what_differs_is_named_by_thing_and_tensor(rehearsed: dict[str, dict[str, Any]]) -> None:
+    assert "  model: tensor 0.weight differs" in rehearsed["generated"]["lines"]
+    rate = next(
+        line for line in rehearsed["scheduled"]["lines"] if line.startswith("  optimizer: param_groups/0/lr is ")
+    )
+    assert rate.endswith("in the reference")
+
+
+def test_a_refusal_is_the_finding(rehearsed: dict[str, dict[str, Any]]) -> None:
+    found = rehearsed["plain"]
+    assert found["word"] == "refused"
+    assert "optimizer has a learning-rate scheduler that is not protected" in found["lines"][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "says"),
+    [
+        ("clocked", "not deterministic", "a kernel that is not deterministic, or a clock"),
+        ("entropic", "a generator of its own", "dataset.push is a Random that is seeded otherwise in every run"),
+    ],
+)
+def test_runs_that_differ_without_a_kill_are_said_to_first(
+    name: str, word: str, says: str, rehearsed: dict[str, dict[str, Any]]
+) -> None:
+    found = rehearsed[name]
+    assert found["word"] == word
+    assert found["lines"][0].startswith("does not come out the same even without a kill: two runs differ since step 0")
+    assert any(says in line for line in found["lines"]), found["lines"]
+
+
+def test_a_script_that_never_attaches_has_nothing_to_compare(rehearsed: dict[str, dict[str, Any]]) -> None:
+    assert "trained nothing through run.batches" in rehearsed["alone"]["error"]

@@ -1,0 +1,276 @@
+"""How a run ends before its plan does: its script stops it or leaves its loop, on all ranks or on one."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import HashStore  # type: ignore[attr-defined]  # it is public
+
+from epoch_training import BATCH, WINDOWS, Pushed, protected, step
+from finished_run import complaints, different, events, last
+from holdfast import progress
+from holdfast.audit.verdicts import audit_run
+from holdfast.distributed.ranks import Ranks
+from holdfast.progress import Progress
+from holdfast.supervise import error_file
+from holdfast.train.stopping import Apart, Stopping, apart
+from supervisor_process import SUPPORT, Start
+
+SCRIPT = SUPPORT / "stopping_script.py"
+
+
+def said(out: Path) -> str:
+    return next(each.because for each in audit_run(out) if each.check == "reached_the_end")
+
+
+@pytest.mark.parametrize("where", ["top", "bottom", "return", "stop"])
+def test_a_script_that_leaves_its_loop_has_stopped_the_run(tmp_path: Path, where: str) -> None:
+    run, net, optimizer = protected(tmp_path, save_every=50)
+
+    def train() -> None:
+        for batch in run.batches(Pushed(), global_batch=BATCH, num_epochs=3):
+            if where == "top" and batch.step == 4:
+                break
+            step(net, optimizer, batch.data)
+            if batch.step == 3:
+                if where == "bottom":
+                    break
+                if where == "return":
+                    return
+                if where == "stop":
+                    run.stop()
+
+    train()
+    run.close()
+    assert last(tmp_path).step == 4
+    assert complaints(tmp_path) == []
+    assert said(tmp_path) == "stopped by the script at step 4 of 9, on all ranks, in attempt 1"
+    assert [(each.what.step, each.what.left) for each in events(tmp_path, "stopped")] == [(4, where != "stop")]
+    assert protected(tmp_path)[0].batches(Pushed(), global_batch=BATCH, num_epochs=3).initial == 4
+
+
+def test_a_run_that_was_stopped_is_done_and_can_be_extended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for extend, trained in ((False, [0, 1, 2]), (False, []), (True, [3, 4, 5, 6, 7, 8])):
+        run, net, optimizer = protected(tmp_path, extend=extend)
+        seen = []
+        for epoch in run.epochs(Pushed(), global_batch=BATCH, num_epochs=3):
+            for batch in epoch:
+                step(net, optimizer, batch.data)
+                seen.append(batch.step)
+            if not extend:
+                run.stop()
+        run.close()
+        assert seen == trained
+        assert complaints(tmp_path) == []
+    assert "this run is done at step 3: nothing is left to train" in caplog.text
+
+
+def test_a_run_is_extended_by_declaration_only(tmp_path: Path) -> None:
+    def train(epochs: int, **how: Any) -> list[int]:
+        run, net, optimizer = protected(tmp_path, **how)
+        seen = []
+        for batch in run.batches(Pushed(), global_batch=BATCH, num_epochs=epochs):
+            step(net, optimizer, batch.data)
+            seen.append(batch.step)
+        run.close()
+        return seen
+
+    assert train(2) == [*range(2 * WINDOWS)]
+    with pytest.raises(Exception, match=r"has 9 steps now, and the run in .* was to train 6: give --extend"):
+        train(3)
+    assert train(3, extend=True) == [*range(2 * WINDOWS, 3 * WINDOWS)]
+    assert complaints(tmp_path) == []
+    with pytest.raises(
+        Exception, match=r"was to train 9 steps and has trained 9, and now its plan has 6: .* not shorter"
+    ):
+        train(2, extend=True)
+    assert complaints(tmp_path) == []
+    plan = next(each.because for each in audit_run(tmp_path) if each.check == "one_plan")
+    assert "extended from 6 to 9 steps" in plan
+
+
+def world(store: HashStore, rank: int, size: int) -> Ranks:
+    return Ranks(rank=rank, size=size, store=store, grouped=False, device=torch.device("cpu"), patience=30.0)
+
+
+def test_ranks_whose_scripts_ask_at_the_same_boundary_stop_there() -> None:
+    """Whoever asks, whenever the others hear of it."""
+    store = HashStore()
+    several = [Stopping(world(store, rank, 3), 0) for rank in range(3)]
+    for step_ in range(5):
+        assert not any(each.here(step_) for each in several)
+    for each in several:
+        each.wanted = True
+    found: list[bool] = []
+    threads = [threading.Thread(target=lambda each=each: found.append(each.here(5))) for each in several]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found == [True] * 3
+    assert all(each.by_script for each in several)
+
+
+def test_one_rank_ends_the_run_for_all_at_the_end_of_an_epoch() -> None:
+    store = HashStore()
+    several = [Stopping(world(store, rank, 3), 0) for rank in range(3)]
+    several[1].wanted = True
+
+    def ends(each: Stopping) -> None:
+        each.agree(7)
+        found.append((each.wanted, each.here(7)))
+
+    found: list[tuple[bool, bool]] = []
+    threads = [threading.Thread(target=ends, args=(each,)) for each in several]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found == [(True, True)] * 3
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([("left", 4), ("left", 4)], None),
+        ([("asked", 4), ("here", 4)], None),
+        ([("script", 4), ("left", 4)], None),
+        ([("asked", 4), ("left", 4)], None),
+        ([("left", 4), ("here", 4)], "rank 0 left the loop (break, return) at step 4 and rank 1 did not"),
+        ([("beyond", 5), ("left", 4)], "rank 1 left the loop (break, return) at step 4 and rank 0 did not"),
+        ([("left", 4), ("left", 5)], "rank 0 left the loop (break, return) at step 4 and rank 1 did not"),
+        ([("script", 5), ("left", 4)], "rank 1 left the loop (break, return) at step 4 and rank 0 did not"),
+    ],
+)
+def test_a_loop_that_some_ranks_leave_is_named_as_what_it_is(words: list[Any], why: str | None) -> None:
+    found = apart(words)
+    assert found is None if why is None else str(found).startswith(why)
+
+
+def test_a_rank_that_waits_for_one_that_has_left_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in a sum that the other never begins; it says so, though it cannot get to a boundary."""
+    monkeypatch.setattr(progress, "here", Progress())
+    progress.here.passes(4)
+    store = HashStore()
+    first, other = (Stopping(world(store, rank, 2), 4) for rank in range(2))
+    assert not first.here(4)
+    assert not other.here(4)
+    store.set("stop-left", json.dumps([1, 4, 0]))
+    progress.here.posts()  # rank 0 has begun a sum
+    store.set("stop-word/1", json.dumps(["left", 4]))
+    with pytest.raises(Apart, match="rank 1 left the loop"):
+        other._settle(("left", 4))
+    first.close()
+
+
+def run_script(tmp_path: Path, start: Start, task: dict[str, Any], **how: Any) -> Any:
+    return start(task, script=SCRIPT, workers=2, save_every=3, **how)
+
+
+def test_a_run_of_two_ranks_is_stopped_finished_and_extended(tmp_path: Path, start: Start) -> None:
+    job = run_script(tmp_path, start, {"stop_at": 1, "rank": 1})
+    assert job.result() == {"verdict": "completed", "because": "stopped by the script at step 6", "attempts": 1}
+    assert complaints(job.out) == []
+    again = run_script(tmp_path, start, {"stop_at": 1, "rank": 1}).result()
+    assert again["verdict"] == "completed"
+    assert again["because"].startswith("this run is done, stopped by the script at step 6: nothing was started")
+    extended = run_script(tmp_path, start, {"stop_at": 1, "rank": 1}, extend=True)
+    assert extended.result()["because"] == "all workers have finished"
+    assert complaints(job.out) == []
+    assert last(job.out).step == 9
+
+
+def test_a_break_on_one_rank_is_named_and_ends_the_run(tmp_path: Path, start: Start) -> None:
+    found = run_script(tmp_path, start, {"break_at": 4, "rank": 1}).result()
+    assert found["verdict"] == "refused"
+    assert "rank 1 left the loop (break, return) at step 4 and rank 0 did not" in found["because"]
+
+
+@pytest.mark.parametrize("how", ["os", "sys"])
+def test_to_exit_with_0_in_the_middle_of_the_loop_is_a_failure_of_the_script(start: Start, how: str) -> None:
+    task = {"exit_at": 5, "how": how}
+    job = start(task, script=SCRIPT, workers=2, save_every=3)
+    found = job.result()
+    assert (found["verdict"], found["attempts"]) == ("script-error", 2), job.said
+    assert "exited with status 0 in the middle of its loop, at step 5; it came again at step 5" in found["because"]
+    assert [each.what.kind for each in job.events("detect")] == ["exit", "exit"]
+
+
+def test_a_worker_that_dies_after_the_loop_does_not_start_an_empty_one(tmp_path: Path, start: Start) -> None:
+    job = run_script(tmp_path, start, {"after": "raise"})
+    found = job.result()
+    assert (found["verdict"], found["attempts"]) == ("script-error", 1)
+    assert "after its loop; the run itself was trained to its end, step 9, and its state is saved" in found["because"]
+    assert complaints(job.out) == []
+    assert "this run is done" in run_script(tmp_path, start, {"after": "raise"}).result()["because"]
+
+
+@pytest.mark.parametrize("recovery", ["restart", "replay"])
+def test_ranks_killed_at_the_end_of_an_epoch_stop_with_the_same_bits(start: Start, recovery: str) -> None:
+    how = {"script": SCRIPT, "workers": 2, "save_every": 2, "recovery": recovery}
+    whole, struck = (
+        start({"stop_at": 1, "rank": 1}, out=out, failures=failures, **how)
+        for out, failures in (
+            ("whole", []),
+            ("struck", [{"step": 3, "kind": "kill", "targets": [1]}, {"step": 5, "kind": "kill"}]),
+        )
+    )
+    for job in (whole, struck):
+        assert job.result()["because"] == "stopped by the script at step 6", job.said
+    assert complaints(struck.out) == []
+    assert different(whole.out, struck.out) == []
+
+
+class Broken(Pushed):
+    """A sample of it cannot be loaded."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 7:
+            raise OSError("cannot read the image")
+        return super().__getitem__(index)
+
+
+def test_a_sample_that_raises_is_named_by_its_id(tmp_path: Path) -> None:
+    run, *_ = protected()
+    batches = run.batches(Broken(), global_batch=BATCH, num_epochs=3)
+    with pytest.raises(OSError, match="cannot read") as error:
+        list(batches)
+    assert error.value.__notes__ == ["sample 7 raised this"]
+    memory = Progress()
+    error_file.leave(tmp_path / "error.json", memory, error.value, __file__)
+    raised = error_file.read(tmp_path / "error.json", memory)
+    assert raised is not None
+    assert raised.message == "OSError: cannot read the image (sample 7 raised this)"
+
+
+def test_a_process_that_the_script_forks_in_its_loop_has_no_part_in_the_run(tmp_path: Path, start: Start) -> None:
+    job = run_script(tmp_path, start, {"fork_at": 4})
+    assert job.result()["verdict"] == "completed", job.said
+    assert complaints(job.out) == []
+    assert last(job.out).step == 9
+
+
+class Slow:
+    """A store that takes its time to answer, once somebody has asked."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    def check(self, keys: list[str]) -> bool:
+        self.asked.set()
+        threading.Event().wait(0.2)
+        return False
+
+
+def test_nobody_asks_the_store_after_the_loop_has_ended() -> None:
+    """A thread that comes back from the store while the interpreter ends aborts the process."""
+    others, store = threading.enumerate(), Slow()
+    stopping = Stopping(world(store, 0, 2), 0)  # type: ignore[arg-type]  # it knows enough of a store
+    assert store.asked.wait(30)
+
+    stopping.close()
+
+    assert set(threading.enumerate()) <= set(others)

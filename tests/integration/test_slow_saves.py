@@ -1,0 +1,62 @@
+"""A state that takes longer to save or to read than anybody waits for a silent peer is saved, and goes on."""
+
+import signal
+from pathlib import Path
+
+from finished_run import complaints, events
+from supervisor_process import Start, wait_until
+
+# Ten minutes for a save where a peer is given up after some: here 2.5 s and 1.5 s. In the first life saves are slow, but
+# for that of step 0, and in the next one reading is.
+SLOW = """
+import os, sys, time, torch
+from torch.utils.data import TensorDataset
+from holdfast.checkpoint.store import DirectoryStore
+from holdfast.distributed import ranks as world
+from holdfast.train.attach import attach
+
+world.BEAT = 0.05
+what = "put" if os.environ["HOLDFAST_ATTEMPT"] == "1" else "open"
+call = getattr(DirectoryStore, what)
+
+def slow(self, name, *rest):
+    if run.rank == 0 and name.endswith("state.safetensors") and not name.startswith("step-00000000/"):
+        time.sleep(2.5)
+    return call(self, name, *rest)
+
+setattr(DirectoryStore, what, slow)
+run = attach()
+object.__setattr__(run._world, "patience", 1.5)
+model = run.replicate(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+run.protect(model=model, optimizer=optimizer)
+data = TensorDataset(torch.arange(64.0).reshape(16, 4), torch.arange(16.0))
+for batch in run.batches(data, global_batch=8, num_epochs=int(sys.argv[1])):
+    x, y = batch
+    (model(x / 64).squeeze(1) - y).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+def test_a_slow_last_save_is_waited_for(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    job = start(script=tmp_path / "slow.py", workers=2, args=["3", "0"], save_every=1000)
+    assert job.result()["verdict"] == "completed", job.said
+    assert events(job.out, "detect") == []
+    assert complaints(job.out) == []
+
+
+def test_a_slow_save_on_preemption_and_a_slow_restore_are_waited_for(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    for life in (1, 2):
+        job = start(script=tmp_path / "slow.py", workers=2, args=["100000", "0.01"], save_every=1_000_000)
+        wait_until(lambda: len(job.events("attempt", "rank-1")) == life, "the next life")  # noqa: B023
+        wait_until(lambda: job.events("step", "rank-1")[-1:] > job.events("recover", "rank-1")[-1:], "a step of it")  # noqa: B023
+        job.signal(signal.SIGTERM)
+        assert job.result()["verdict"] == "preempted", job.said
+    assert events(job.out, "detect") == []
+    first, second = (event.what.restored for event in events(job.out, "recover", "rank-1"))
+    assert first is None
+    assert second > 0

@@ -1,0 +1,57 @@
+"""Trials on a Ray cluster give the rows that they give in one process, also of a model of one's own."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import BadInput
+from holdfast.lab.blocks import partial_recovery, priority_checkpoint
+from holdfast.lab.experiment import Options, Progress
+from holdfast.lab.server.on_ray import OnRay, elsewhere
+from holdfast.lab.simulate.pool import Tell
+from holdfast.workloads.registry import load_for_lab
+from repository import ROOT
+
+pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("ray_cluster")]
+EXAMPLE = re.findall(r"```python\n(.*?)```", (ROOT / "docs/workloads.md").read_text(), flags=re.S)[0]
+
+
+def silent(what: str, total: int) -> Progress:
+    return lambda done: None
+
+
+@pytest.mark.parametrize("experiment", [partial_recovery, priority_checkpoint], ids=["partial", "priority"])
+def test_a_model_of_ones_own_has_the_same_rows_on_ray(experiment: object, tmp_path: Path) -> None:
+    (tmp_path / "my_model.py").write_text(EXAMPLE)
+    rows = []
+    for on in (None, "ray"):
+        with elsewhere(on, None) as cluster:
+            workload = load_for_lab(str(tmp_path / "my_model.py"))
+            options = Options(trials=4, out=tmp_path / str(on) / "out", workload=workload, elsewhere=cluster)
+            rows.append(experiment.run(options, silent).rows)  # type: ignore[attr-defined]
+    assert rows[0] == rows[1]
+
+
+def doubling() -> Callable[[int, Tell], int]:
+    """Work that travels by value: processes of the cluster cannot import this file."""
+
+    def double(item: int, tell: Tell) -> int:
+        tell("doubling", item)
+        if item < 0:
+            raise BadInput("a negative item")
+        return 2 * item
+
+    return double
+
+
+def test_what_work_tells_is_heard_and_outcomes_come_in_order() -> None:
+    heard: list[tuple[str, int]] = []
+    assert OnRay()(doubling(), [3, 1, 2], lambda *what: heard.append(what)) == [6, 2, 4]
+    assert sorted(heard) == [("doubling", 1), ("doubling", 2), ("doubling", 3)]
+
+
+def test_what_work_refuses_is_refused_here() -> None:
+    with pytest.raises(BadInput, match="a negative item"):
+        OnRay()(doubling(), [1, -1], lambda *what: None)

@@ -1,0 +1,386 @@
+"""Pages about runs: what they say, what they leave out, and the files they come in."""
+
+import re
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fake_histories import Told, killed_once, written
+from fake_server_histories import perturbed
+from holdfast.cli import pages
+from holdfast.errors import BadInput
+from holdfast.events import Commit, Detect, Event, Regroup, Seconds, Step
+from holdfast.report import figures, files, formats, runs
+from holdfast.report.activity import activity
+from holdfast.report.page import Column, Page, Statement, Table
+from holdfast.report.run_data import names, told_run
+from holdfast.report.thinning import Piece, thinned, thinned_line, thinned_marks
+from holdfast.report.timeline import COLUMNS, left_out, standalone, timeline
+from holdfast.sampler.digest import Samples
+from repository import ROOT
+
+KINDS = st.sampled_from(["train", "wait", "recover"])
+PIECES = st.lists(st.tuples(st.floats(0, 3), st.floats(0.001, 3), KINDS), max_size=60)
+
+
+def one_after_another(parts: list[tuple[float, float, str]]) -> list[Piece]:
+    pieces, now = [], 0.0
+    for gap, length, kind in parts:
+        begin, now = now + gap, now + gap + length
+        pieces.append(Piece(begin, now, kind))
+    return pieces
+
+
+class Pieces(HTMLParser):
+    """The elements of a page by tag, each with its attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+class TestThinning:
+    @given(PIECES)
+    def test_pieces_that_can_be_told_apart_stay_as_they_are(self, parts: list[tuple[float, float, str]]) -> None:
+        long = [(gap, length + 4, kind) for gap, length, kind in parts]
+        assert thinned(one_after_another(long), least=1.0) == one_after_another(long)
+
+    @given(PIECES)
+    def test_what_is_left_is_in_order_and_covers_what_was_there(self, parts: list[tuple[float, float, str]]) -> None:
+        pieces = one_after_another(parts)
+        fewer = thinned(pieces, least=1.0)
+        assert all(one.end <= other.begin for one, other in pairwise(fewer))
+        assert all(any(each.begin <= piece.begin and piece.end <= each.end for each in fewer) for piece in pieces)
+
+    def test_a_hundred_thousand_steps_become_a_few_pieces_of_what_took_most_of_the_time(self) -> None:
+        steps = [(0.0, 0.01, "train"), (0.0, 0.002, "wait")] * 100_000
+        fewer = thinned(one_after_another(steps), least=1.2)
+        assert {piece.kind for piece in fewer} == {"train"}
+        assert len(fewer) < 10
+
+    def test_a_wait_that_is_long_enough_is_seen_between_steps_that_are_not(self) -> None:
+        steps = [(0.0, 0.01, "train")] * 1000 + [(0.0, 2.0, "wait")] + [(0.0, 0.01, "train")] * 1000
+        assert [piece.kind for piece in thinned(one_after_another(steps), least=0.5)] == ["train", "wait", "train"]
+
+    @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3000), st.integers(1, 40))
+    def test_a_thinned_line_keeps_its_ends_and_its_peaks(self, values: list[float], columns: int) -> None:
+        points = [(float(place), value) for place, value in enumerate(values)]
+        line = thinned_line(points, columns)
+        assert len(line) <= max(4 * columns, len(points) if len(points) <= columns else 0)
+        assert (line[0], line[-1]) == (points[0], points[-1])
+        assert {min(values), max(values)} <= {value for _, value in line}
+        assert line == sorted(line)
+
+    def test_marks_that_would_cover_each_other_are_one_that_says_how_many(self) -> None:
+        assert thinned_marks([0.0, 0.5, 0.9, 3.0], least=1.0) == [(0.0, 3), (3.0, 1)]
+
+
+class TestActivity:
+    def test_a_rank_starts_trains_waits_loses_a_step_and_recovers(self) -> None:
+        found = activity(killed_once())
+        kinds = [piece.kind for piece in found.lanes[0]]
+        assert kinds == ["recover", "train", "train", "train", "wait", "undone", "recover", "train"]
+        assert found.lanes[0][0].length == pytest.approx(1.0)
+        assert (found.reached, found.trained) == (4, 5)
+
+    def test_it_ends_where_the_cost_says_and_nothing_lies_outside(self) -> None:
+        events = killed_once()
+        found, cost = activity(events), told_run(events, "a").spent
+        assert found.wall == cost.wall
+        assert all(0 <= piece.begin < piece.end <= cost.wall for lane in found.lanes.values() for piece in lane)
+
+    def test_steps_that_a_failure_undid_are_a_line_of_their_own(self) -> None:
+        assert [line.kept for line in activity(killed_once()).lines] == [True, False, True]
+
+    def test_a_failure_is_marked_where_it_was_seen_and_a_snapshot_where_it_exists(self) -> None:
+        found = activity(killed_once())
+        (failure,) = found.failures
+        assert (failure.rank, failure.text) == (0, "SIGKILL")
+        assert [save.step for save in found.saves] == [3, 4]
+
+    def test_a_failure_that_no_supervisor_saw_is_marked_where_it_struck(self) -> None:
+        told = Told()
+        told.launches()
+        told.trains()
+        told.strikes("slow", 0)
+        told.trains()
+        told.finishes()
+        (failure,) = activity(told.events).failures
+        assert (failure.text, failure.step) == ("slow", 1)
+
+    def test_a_live_recovery_is_seen_on_every_rank(self) -> None:
+        told = Told(world=2)
+        told.launches()
+        told.trains()
+        told.passes("recovery", 0.5)
+        told.rank_0(Regroup(1, 1, 1, "forward", (0,), (1,), (), seconds=0.5))
+        told.trains()
+        told.finishes()
+        recovering = [piece for piece in activity(told.events).lanes[0] if piece.kind == "recover"]
+        assert [round(piece.length, 3) for piece in recovering] == [1.0, 0.5]
+
+
+class TestTimeline:
+    def test_it_names_what_failed_and_says_in_words_what_is_drawn(self) -> None:
+        drawn = timeline(activity(killed_once()))
+        assert "rank 0: SIGKILL" in drawn
+        assert 'role="img"' in drawn
+        assert "1 rank over" in drawn
+        assert "2 snapshots, 1 failure (SIGKILL of rank 0" in drawn
+
+    def test_a_run_of_very_many_steps_is_small_and_says_what_it_leaves_out(self) -> None:
+        told = Told()
+        told.launches()
+        for step in range(20_000):
+            told.trains(0.001, 0.009)
+            if step % 100 == 99:
+                told.saves(durable=0.01, snapshot=0.002)
+        told.finishes()
+        run = activity(told.events)
+        assert len(timeline(run)) < 100_000
+        assert "is drawn together" in left_out(run)
+
+    def test_of_very_many_ranks_those_that_failed_are_drawn(self) -> None:
+        told = Told(world=200)
+        told.launches()
+        told.trains()
+        for rank in range(1, 200):
+            told.reports(0, Seconds(0.25, 1.0, 0.0), rank)
+        told.dies(rank=150)
+        told.restarts()
+        told.trains()
+        told.finishes()
+        run = activity(told.events)
+        assert ">rank 150<" in timeline(run)
+        assert "Of 200 ranks these are 32" in left_out(run)
+
+    def test_as_a_file_it_is_an_image_of_its_own(self) -> None:
+        from xml.etree import ElementTree
+
+        picture = ElementTree.fromstring(standalone(activity(killed_once())))
+        assert picture.tag.endswith("svg")
+        assert "var(--bad)" in standalone(activity(killed_once()))
+        assert "--bad:#" in standalone(activity(killed_once()))
+
+    def test_columns_are_more_than_a_phone_has(self) -> None:
+        assert COLUMNS > 390
+
+
+class TestPage:
+    def test_a_run_has_its_numbers_a_timeline_and_tables(self) -> None:
+        page = runs.page([told_run(killed_once(), "a")], {"Command": "holdfast report a"})
+        assert page.title == "a"
+        assert "4 committed steps" in page.lead
+        assert [picture.name for picture in page.timelines] == ["timeline-a"]
+        titles = [table.title for table in page.tables]
+        assert {"Wall clock by cause", "Failures", "Attempts"} <= set(titles)
+        assert "a goes on: the audit judges it once it has ended." in page.remarks
+
+    def test_several_runs_are_compared_with_the_first_that_blocks_or_else_the_first(self) -> None:
+        fast, slow = told_run(killed_once(stall=0.0), "fast"), told_run(killed_once(stall=3.0), "slow")
+        assert runs.baseline([fast, slow]) is fast
+        page = runs.page([fast, slow], {})
+        assert [picture.name for picture in page.pictures] == ["goodput", "gain", "stall-gain", "wall-clock"]
+        assert "slow -" in next(picture for picture in page.pictures if picture.name == "gain").alt
+
+    def test_losses_are_drawn_where_steps_told_them(self) -> None:
+        events = [
+            event._replace(what=event.what._replace(loss=1.0 / (event.what.step + 1)))
+            if isinstance(event.what, Step)
+            else event
+            for event in killed_once()
+        ]
+        run = told_run(events, "a")
+        assert run.losses == [(0, 1.0), (1, 0.5), (2, pytest.approx(1 / 3)), (3, 0.25)]
+        assert "loss" in [picture.name for picture in runs.page([run], {}).pictures]
+
+    def test_folders_are_called_by_as_much_of_their_path_as_it_takes(self) -> None:
+        assert names([Path("/x/a"), Path("/x/b")]) == ["a", "b"]
+        assert names([Path("/x/a"), Path("/y/a")]) == ["x/a", "y/a"]
+
+    def test_the_page_asks_no_network_and_every_figure_has_a_description(self) -> None:
+        text = formats.html_text(runs.page([told_run(killed_once(), "a"), told_run(killed_once(), "b")], {}))
+        elements = Pieces(text)
+        asked = [
+            each
+            for tag, each in elements.found
+            for name in ("src", "href")
+            if (each.get(name) or "").startswith("http")
+        ]
+        assert asked == []
+        assert not re.search(r"url\(\s*['\"]?http|@import", text)
+        figures = [each for _, each in elements.found if each.get("role") == "img"]
+        assert len(figures) == 6
+        assert all(each.get("aria-label") for each in figures)
+        ids = [each["id"] for _, each in elements.found if "id" in each]
+        assert len(ids) == len(set(ids))
+        assert len(elements.of("main")) == len(elements.of("header")) == len(elements.of("footer")) == 1
+
+    def test_names_out_of_a_strangers_folder_are_text(self) -> None:
+        text = formats.html_text(runs.page([told_run(killed_once(), "<img src=x onerror=alert(1)>")], {}))
+        assert "<img src=x" not in text
+
+    def test_a_scoreboard_counts_what_is_good_and_takes_the_tone_of_the_worst(self) -> None:
+        verdicts = ["holds", "not resolved", "DOES NOT HOLD"]
+        claims = [Statement(verdict=verdict, claim=verdict) for verdict in verdicts]
+        assert [Page(title="t", lead="l", statements=claims[:n]).tone for n in range(4)] == [
+            "open",
+            "good",
+            "open",
+            "bad",
+        ]
+        assert "1 of 3 claims hold" in formats.html_text(Page(title="t", lead="l", statements=claims))
+
+
+class TestTables:
+    TABLE = Table(title="Costs, all", columns=[Column("run"), Column("cost", ".1f")], rows=[["a|b", 1.25], ["c", None]])
+
+    def test_numbers_are_shown_as_their_column_says_and_gaps_are_empty(self) -> None:
+        assert [Column("cost", ".1f").show(value) for value in (1.25, None, float("inf"))] == ["1.2", "", "not finite"]
+        assert Column("steps").show(12000) == "12,000"
+
+    def test_a_page_shows_the_first_of_very_many_rows_and_says_so_and_the_csv_has_all(self) -> None:
+        table = Table(title="t", columns=[Column("n")], rows=[[n] for n in range(5000)])
+        text = formats.html_text(Page(title="t", lead="l", statements=[], tables=[table]))
+        assert text.count("<tr>") == 301
+        assert "The first 300 of 5,000 rows" in text
+        assert formats.csv_text(table).count("\n") == 5001
+
+    def test_markdown_has_the_same_with_bars_that_do_not_end_a_cell(self) -> None:
+        text = formats.markdown_text(
+            Page(title="t", lead="l", statements=[], tables=[self.TABLE], facts={"Made": "today"})
+        )
+        assert "| a\\|b | 1.2 |" in text
+        assert "|---|---:|" in text
+        assert "Made: today." in text
+
+    def test_csv_has_numbers_as_they_are(self) -> None:
+        assert formats.csv_text(self.TABLE) == "run,cost\na|b,1.25\nc,\n"
+
+
+class TestPictures:
+    def test_a_legend_that_is_wider_than_its_figure_is_not_cut_off(self) -> None:
+        import io
+
+        from matplotlib.figure import Figure
+        from PIL import Image
+
+        sheet = Figure(figsize=(2, 1.5), layout="constrained")
+        axes = sheet.subplots()
+        for number in range(6):
+            axes.plot([0, 1], [0, number], label=f"a long name, number {number}")
+        sheet.legend(loc="outside lower center", ncols=6)
+        wide, _ = Image.open(io.BytesIO(figures.png(sheet))).size
+        assert wide > 3 * 2 * figures.DOTS
+        (box,) = re.findall(r'viewBox="([^"]*)"', figures.svg(sheet, "a"))
+        assert float(box.split()[2]) > 3 * 2 * 72
+
+    def test_a_pdf_has_its_fonts_embedded_and_none_of_type_3(self) -> None:
+        page = runs.page([told_run(killed_once(), "a")], {})
+        (picture,) = page.pictures
+        assert picture.figure is not None
+        document = figures.pdf(picture.figure)
+        assert b"/FontFile2" in document
+        assert b"/Type3" not in document
+
+    def test_the_svg_has_the_colours_of_the_page_and_ids_of_its_own(self) -> None:
+        (picture,) = runs.page([told_run(killed_once(), "a")], {}).pictures
+        assert "currentColor" in picture.svg
+        assert "<style" not in picture.svg
+        assert all(name.startswith("wall-clock-") for name in re.findall(r'\bid="([^"]*)"', picture.svg))
+
+
+class TestFolders:
+    NOW = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
+
+    @staticmethod
+    def run(folder: Path) -> Path:
+        by_file: dict[str, list[Event]] = {}
+        for event in killed_once():
+            by_file.setdefault(event.who, []).append(event)
+        written(folder / "history", by_file)
+        return folder
+
+    def test_a_folder_of_runs_stands_for_all_of_them(self, tmp_path: Path) -> None:
+        self.run(tmp_path / "runs/a")
+        self.run(tmp_path / "runs/b")
+        page = pages.page([tmp_path / "runs"], "holdfast report runs", self.NOW)
+        assert page.title == "2 runs"
+        assert page.facts["Made"] == "2026-01-02 03:04 UTC"
+        assert [claim.claim.partition(":")[0] for claim in page.statements] == ["a", "b"]
+
+    def test_a_history_alone_is_a_run_too(self, tmp_path: Path) -> None:
+        assert pages.page([self.run(tmp_path / "a") / "history"], "c").tables
+
+    def test_a_page_is_one_file_markdown_has_its_figures_beside_it_and_a_folder_has_all(self, tmp_path: Path) -> None:
+        page = runs.page([told_run(killed_once(), "a")], {})
+        files.write(page, tmp_path / "one/report.html")
+        assert [path.name for path in (tmp_path / "one").iterdir()] == ["report.html"]
+        files.write(page, tmp_path / "two/report.md")
+        beside = {path.name for path in (tmp_path / "two/figures").iterdir()}
+        assert beside == {"wall-clock.png", "wall-clock.pdf", "timeline-a.svg"}
+        assert all(
+            f"figures/{name}" in (tmp_path / "two/report.md").read_text() for name in beside if "pdf" not in name
+        )
+        files.write(page, tmp_path / "three")
+        assert (tmp_path / "three/report.html").exists()
+        assert (tmp_path / "three/tables/failures.csv").read_text().startswith("attempt,step,failure")
+
+    def test_what_is_neither_and_what_is_mixed_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "other").mkdir()
+        with pytest.raises(BadInput, match="neither a run nor a result"):
+            pages.page([tmp_path / "other"], "c")
+        with pytest.raises(BadInput, match="there is no folder"):
+            pages.page([tmp_path / "nowhere"], "c")
+        result = ROOT / "docs/results/partial-recovery"
+        with pytest.raises(BadInput, match=r"is of runs and .* is of results of the lab"):
+            pages.page([self.run(tmp_path / "a"), result], "c")
+        (tmp_path / "bad").mkdir()
+        (tmp_path / "bad/result.json").write_text('{"experiment": "e"}')
+        with pytest.raises(BadInput, match="no result of this holdfast's lab"):
+            pages.page([tmp_path / "bad"], "c")
+        with pytest.raises(BadInput, match="is no page"):
+            files.check(tmp_path / "report.pdf")
+
+    def test_a_served_run_has_its_parts_losses_and_failures(self, tmp_path: Path) -> None:
+        served = Told()
+        for what in perturbed():
+            served.passes("compute", 1.0)
+            served.says("controller", what)
+        written(tmp_path / "a/history", {"controller": served.events})
+        page = pages.page([tmp_path / "a"], "c")
+        assert [picture.name for picture in page.pictures] == ["parts", "loss"]
+        assert {"Parts of an iteration, milliseconds", "Failures"} == {table.title for table in page.tables}
+        assert page.numbers[0].name == "loss"
+        assert "Theorem 3.2" in page.remarks[0]
+        with pytest.raises(BadInput, match=r"is of runs of a parameter server and .* is of runs"):
+            pages.page([tmp_path / "a", self.run(tmp_path / "b")], "c")
+
+    def test_results_of_the_lab_are_read_as_they_were_written(self) -> None:
+        results = ROOT / "docs/results"
+        page = pages.page([results / "partial-recovery"], "c")
+        assert (page.title, len(page.statements), len(page.pictures)) == ("partial-recovery", 32, 2)
+        both = pages.page([results / "partial-recovery", results / "priority-checkpoint"], "c")
+        assert both.title == "2 results"
+        assert {claim.source.partition(",")[0] for claim in both.statements} == {
+            "partial-recovery",
+            "priority-checkpoint",
+        }
+
+
+def test_events_that_a_page_rests_on_are_told_by_hand_as_runs_tell_them() -> None:
+    kinds = {type(event.what) for event in killed_once()}
+    assert {Commit, Detect, Step} <= kinds
+    assert all(event.what.samples == Samples(8) for event in killed_once() if isinstance(event.what, Step))

@@ -1,0 +1,135 @@
+"""What a served run cost, from its history: parts of iterations, failures, and theory beside what was measured."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fake_server_histories import PLAN, contracting, done, perturbed, told
+from holdfast.cli import app
+from holdfast.errors import BadInput
+from holdfast.events import Chosen, Commit, Lost, Open, Restored, Serve, What
+from holdfast.history.log import HistoryWriter
+from holdfast.sampler.digest import Samples
+from holdfast.server.cost import contraction, is_served, measured_cost, prediction, served_cost
+
+
+def test_the_parts_of_iterations_add_up() -> None:
+    run = served_cost(told(Open(2), PLAN, done(0, 3.0), done(1, 2.0)))
+
+    assert run.seconds == {
+        "pull": 0.25,
+        "compute": 1.0,
+        "push": 0.25,
+        "apply": 0.125,
+        "checkpoint": 0.125,
+        "other": 0.25,
+    }
+    assert run.checkpoint_share == pytest.approx(0.0625)
+    assert (run.iterations, run.losses, run.wall) == (2, [3.0, 2.0], 3.0)
+
+
+def test_saves_are_counted_once_however_often_they_are_found() -> None:
+    chosen = Chosen(1, Samples.of([1, 2]), 64, 0.1)
+    run = served_cost(told(Open(2), PLAN, chosen, Commit(0, 1, 64), PLAN, Commit(1, 1, 0, found=True, blocks=(1, 2))))
+
+    assert (run.saves, run.bytes) == (1, 64)
+
+
+def test_a_failure_lasts_from_the_strike_to_the_next_iteration_that_is_done() -> None:
+    (failure,) = served_cost(told(*perturbed())).failures
+
+    assert (failure.iteration, failure.members) == (12, ["node-0"])
+    assert (failure.blocks, failure.restored, failure.seconds) == (2, 2, 3.0)
+    assert failure.size is not None
+    assert failure.ages == [2, 2]
+
+
+def test_members_that_are_told_to_be_lost_again_by_the_next_controller_are_no_failure_of_their_own() -> None:
+    lost = Lost(0, 0, "node", 0, "its process died", (0, 1), 0)
+    again = lost._replace(iteration=1, blocks=(), version=0)
+    controller = Lost(1, 0, "controller", 0, "its process died")
+    run = served_cost(told(Open(2), PLAN, lost, done(0, 3.0), PLAN, controller, again, done(1, 2.0)))
+
+    assert [failure.members for failure in run.failures] == [["node-0"], ["controller"]]
+    assert [failure.blocks for failure in run.failures] == [2, 0]
+
+
+def test_the_rate_is_read_off_the_losses() -> None:
+    rate = contraction(served_cost(told(*contracting(0.8))))
+
+    assert rate is not None
+    assert rate.c == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("losses", [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], [3.0, 2.0], [None] * 9])
+def test_losses_that_do_not_fall_tell_no_rate(losses: Sequence[float | None]) -> None:
+    run = served_cost(told(Open(2), PLAN, *(done(k, loss) for k, loss in enumerate(losses))))
+
+    assert contraction(run) is None
+    assert prediction(run) == 0.0  # nothing was lost
+
+
+def test_theory_bounds_the_cost_that_is_measured_beside_a_run_without_failures() -> None:
+    run, reference = served_cost(told(*perturbed())), served_cost(told(*contracting()))
+
+    predicted, measured = prediction(run), measured_cost(run, reference)
+    assert predicted is not None
+    assert measured is not None
+    assert 0.5 < measured <= predicted < 4
+
+
+def test_a_perturbation_of_unknown_size_predicts_nothing() -> None:
+    whats = [what._replace(size=None) if isinstance(what, Restored) else what for what in perturbed()]
+
+    assert prediction(served_cost(told(*whats))) is None
+
+
+def test_a_reference_of_another_workload_is_refused() -> None:
+    other = [what._replace(workload="other") if isinstance(what, Serve) else what for what in contracting()]
+
+    with pytest.raises(BadInput, match="other is no reference for quadratic"):
+        measured_cost(served_cost(told(*perturbed())), served_cost(told(*other)))
+
+
+def test_only_a_history_with_a_plan_of_a_server_is_served() -> None:
+    assert is_served(told(PLAN))
+    assert not is_served(told(Open(2)))
+    with pytest.raises(BadInput, match="no history of a served run"):
+        served_cost(told(Open(2)))
+
+
+def _written(folder: Path, whats: Sequence[What]) -> Path:
+    with HistoryWriter(folder / "history", "controller", clock=iter(range(999)).__next__) as history:
+        for what in whats[1:]:
+            history.append(what)
+    return folder
+
+
+def test_the_command_shows_what_a_served_run_cost(tmp_path: Path) -> None:
+    run, calm = _written(tmp_path / "run", perturbed()), _written(tmp_path / "calm", contracting())
+
+    shown = CliRunner().invoke(app, ["cost", str(run), "--reference", str(calm)])
+
+    assert shown.exit_code == 0, shown.output
+    for part in ("20 iterations", "node-0", "Theorem 3.2 predicts up to", "measured", "checkpoints took 6.2%"):
+        assert part in shown.output
+
+
+def test_the_command_gives_all_numbers_as_json(tmp_path: Path) -> None:
+    run = _written(tmp_path / "run", perturbed())
+
+    said = json.loads(CliRunner().invoke(app, ["cost", str(run), "--json"]).stdout)[str(run)]
+
+    assert said["failures"][0]["members"] == ["node-0"]
+    assert said["predicted_cost"] > 0
+    assert said["measured_cost"] is None
+
+
+def test_the_command_audits_a_served_run(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(app, ["audit", str(_written(tmp_path / "run", contracting()))])
+
+    assert shown.exit_code == 1
+    assert "there is no history of node-0" in " ".join(shown.output.split())

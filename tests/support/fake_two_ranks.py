@@ -1,0 +1,89 @@
+"""Runs of two ranks and their supervisor, told by hand, attempt by attempt."""
+
+import json
+from collections.abc import Sequence
+
+import xxhash
+
+from fake_runs import PLAN, digest, trained
+from holdfast.audit.verdicts import Finding, audit, worst
+from holdfast.events import Attempt, Commit, Detect, Event, Open, Plan, Recover, Seconds, Step, Stopped, What
+
+
+def by(who: str, *several: What) -> list[Event]:
+    return [Event(0.0, who, what) for what in several]
+
+
+def command(*args: str) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(args).encode())
+
+
+class Told:
+    """A run of two ranks as it is told, attempt by attempt."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def trains(
+        self,
+        attempt: int,
+        start: int | None,
+        end: int,
+        args: Sequence[str] = (),
+        *,
+        seed: int | None = None,
+        weights: str | None = None,
+        passed_over: Sequence[int] = (),
+    ) -> "Told":
+        """Both ranks go on from a snapshot, or from nothing, and train up to this step."""
+        for rank in range(2):
+            state = None if start is None else digest("saved", start)
+            rng, at = ("keyed" if start is None else "restored"), PLAN.position(start or 0)
+            plan = (PLAN.samples, PLAN.batch, PLAN.epochs, PLAN.seed, 50, "overlapped", "c")
+            bad = tuple({"name": f"step-{step:08d}/", "why": "changed since"} for step in passed_over)
+            self.says(rank, Open(2), Attempt(attempt, 2, rank, 7, seed), Plan(attempt, *plan, command=command(*args)))
+            self.says(rank, Recover(attempt, start, *at, rng, 0.0, bad, state=state, weights=weights))
+            for step in range(start or 0, end):
+                self.says(rank, share(attempt, rank, step))
+        return self
+
+    def saves(self, attempt: int, step: int, *, stops: bool = False) -> "Told":
+        self.says(0, Commit(attempt, step, 4096, 0.5, state=digest("saved", step), stops=stops))
+        return self
+
+    def stops(self, attempt: int, step: int, *, left: bool = False) -> "Told":
+        """Both ranks say that their script stopped the run here, where it was saved."""
+        self.saves(attempt, step, stops=True)
+        for rank in range(2):
+            self.says(rank, Stopped(attempt, step, left))
+        return self
+
+    def supervisor(self, *said: What) -> "Told":
+        self.events += by("supervisor", *said)
+        return self
+
+    def says(self, rank: int, *said: What) -> None:
+        self.events += by(f"rank-{rank}", *said)
+
+    def verdict(self) -> str:
+        return worst(audit(self.events))
+
+    def agree(self, recovery: str | None = None) -> tuple[str, str]:
+        return self.found("supervisors_agree", recovery)
+
+    def found(self, check: str, recovery: str | None = None) -> tuple[str, str]:
+        return found(audit(self.events, recovery), check)
+
+
+def share(attempt: int, rank: int, step: int) -> Step:
+    state = digest("shared", step) + digest("own", rank, step)
+    place = (attempt, 2, rank, *PLAN.position(step), step)
+    return Step(*place, trained(PLAN, step, rank, 2), Seconds(0.0, 1.0, 0.0), state, reduced=1, stepped=1)
+
+
+def found(findings: Sequence[Finding], check: str = "supervisors_agree") -> tuple[str, str]:
+    return next((each.verdict, each.because) for each in findings if each.check == check)
+
+
+def failed(attempt: int, step: int | None, rank: int = 1, kind: str = "error") -> Detect:
+    return Detect(attempt, rank, rank, kind, "ValueError: no", exit=1, step=step)

@@ -1,0 +1,36 @@
+"""Runs of four workers that lose some of them and recover live."""
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from finished_run import events
+from supervisor_process import SUPPORT, Start, Supervisor
+
+LOOP = SUPPORT / "training_script.py"
+WORKERS = 4
+EPOCHS = 8  # of 6 steps
+PATIENCE = 0.3  # seconds that a step takes while workers are missing: they have ten to come before the last step
+
+
+def lived_through(start: Start, recovery: str, failures: list[dict[str, Any]], **task: Any) -> Supervisor:
+    job = start(
+        {"epochs": EPOCHS, "patience": PATIENCE, **task},
+        script=LOOP,
+        workers=WORKERS,
+        recovery=recovery,
+        save_every=10,
+        failures=failures,
+    )
+    result = job.result()
+    assert result.get("verdict") == "completed", (result, job.said)
+    assert not events(job.out, "restart"), job.said
+    return job
+
+
+def fingerprints(out: Path) -> dict[int, set[str]]:
+    """What every rank says of the parameters after each step."""
+    found: defaultdict[int, set[str]] = defaultdict(set)
+    for event in events(out, "step"):
+        found[event.what.step].add(event.what.state[:16])
+    return found

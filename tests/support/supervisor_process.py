@@ -1,0 +1,104 @@
+"""A supervisor at work in a process of its own, and what a test can ask of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from holdfast.history.log import Event, read_history
+
+SUPPORT = Path(__file__).parent
+TRAINEE = SUPPORT / "torch_only_script.py"
+WITHIN = 120.0
+
+
+class Supervisor:
+    """A supervisor at work in a process of its own."""
+
+    def __init__(self, pid: int, folder: Path, out: Path) -> None:
+        self.pid, self.folder, self.out = pid, folder, out
+
+    @property
+    def over(self) -> bool:
+        return (self.folder / "result.json").exists()
+
+    def result(self) -> dict[str, Any]:
+        """How it ended, once it has."""
+        wait_until(lambda: self.over, f"the supervisor to end; it said\n{self.said}")
+        result: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
+        return result
+
+    @property
+    def said(self) -> str:
+        return self._read("stderr")
+
+    @property
+    def printed(self) -> str:
+        return self._read("stdout")
+
+    def _read(self, name: str) -> str:
+        path = self.folder / name
+        return path.read_text() if path.exists() else ""
+
+    def events(self, kind: str, who: str = "supervisor") -> list[Event]:
+        path = self.out / "history" / f"{who}.jsonl"
+        return [event for event in read_history(path).events if event.kind == kind] if path.exists() else []
+
+    def notes(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
+        """What a trainee of this rank has noted."""
+        path = self.out / f"notes-{rank}.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [note for note in map(json.loads, lines) if note["event"] == kind]
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+
+Start = Callable[..., Supervisor]
+
+
+@contextmanager
+def driving(*modules: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that has imported torch and these modules, and runs supervisors; all that it started dies with it."""
+    command = [sys.executable, str(SUPPORT / "warm_driver.py"), *modules]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(30)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and waits to be collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes that this one has started, and those that they have, in the order of their numbers."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):  # it ended while we looked
+            continue
+    found = {pid}
+    while more := {each for each, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(found - {pid})
+
+
+def wait_until(true: Callable[[], bool], what: str) -> None:
+    """Look until it is so; a deadline decides, not a sleep."""
+    deadline = time.monotonic() + WITHIN
+    while not true():
+        assert time.monotonic() < deadline, f"waited {WITHIN:g} s for {what}"
+        time.sleep(0.02)

@@ -1,0 +1,142 @@
+"""What a script holds beside what it protects is found from its variables, and named by them."""
+
+import random
+import sys
+from collections import deque
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from holdfast.train.observe import value_digests
+from holdfast.train.observe.script_state import frames_of_script, held
+
+
+@pytest.fixture(autouse=True)
+def no_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The modules of a script are looked at, too: those of other tests in this process are not its own."""
+    tests = str(Path(__file__).parents[2])
+    for name, module in list(sys.modules.items()):
+        if name != __name__ and (getattr(module, "__file__", None) or "").startswith(tests):
+            monkeypatch.delitem(sys.modules, name)
+
+
+class Slotted:
+    __slots__ = ("rng", "unset")
+
+    def __init__(self) -> None:
+        self.rng = random.Random(1)
+
+
+class Stubborn:
+    @property
+    def __class__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("a proxy of nothing")
+
+
+class Hidden(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.register_buffer("mean", torch.zeros(2), persistent=False)
+        self.register_buffer("saved", torch.zeros(2))
+        self.seen = 0
+
+
+def found(**roots: Any) -> dict[str, str]:
+    return {path: each.kind for path, each in held([], roots, {}).items() if each.kind != "value"}
+
+
+@pytest.mark.parametrize(
+    ("thing", "path"),
+    [
+        (np.random.default_rng(1), "it"),
+        (np.random.RandomState(1), "it"),
+        (torch.Generator(), "it"),
+        (random.Random(1), "it"),
+        ({"a": [random.Random(1)]}, "it.a[0]"),
+        (deque([random.Random(1)]), "it[0]"),
+        (Slotted(), "it.rng"),
+        (partial(print, random.Random(1)), "it[0]"),
+    ],
+)
+def test_a_generator_is_found_wherever_it_is_kept(thing: Any, path: str) -> None:
+    assert found(it=thing)[path] == "generator"
+
+
+def test_variables_of_functions_that_run_and_of_closures_are_looked_at() -> None:
+    rng = random.Random(1)
+
+    def draw() -> float:
+        return rng.random()
+
+    assert found(draw=draw) == {"draw.rng": "generator"}
+    here = held(frames_of_script(sys._getframe())[:1], {}, {})
+    name = "rng in test_variables_of_functions_that_run_and_of_closures_are_looked_at()"
+    assert here[name].kind == "generator"
+    draw()
+    assert held(frames_of_script(sys._getframe())[:1], {}, {})[name].mark != here[name].mark
+
+
+def test_the_generators_that_the_run_keys_are_not_meant() -> None:
+    assert found(a=torch.default_generator, b=random._inst, c=np.random.mtrand._rand) == {}  # type: ignore[attr-defined]
+
+
+def test_of_a_protected_model_what_its_state_dict_leaves_out_is_found() -> None:
+    model = Hidden()
+    seen = held([], {}, {"model": model})
+    assert {path: each.kind for path, each in seen.items() if each.kind != "value"} == {"model.mean": "buffer"}
+    assert seen["model.seen"].mark == "0"
+    assert seen["model.training"].mark == "True"
+
+
+def test_schedulers_and_optimizers_are_meant_unless_they_are_protected() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    things = {"model": model, "optimizer": optimizer}
+    seen = held([], {"schedule": schedule, "other": optimizer}, things)
+    assert {path: each.kind for path, each in seen.items() if each.kind in ("scheduler", "optimizer")} == {
+        "schedule": "scheduler"
+    }
+    assert held([], {"schedule": schedule}, {**things, "scheduler": schedule}).get("schedule") is None
+
+
+def test_what_cannot_be_looked_at_is_left_out() -> None:
+    assert found(bad=Stubborn(), good=random.Random(1)) == {"good": "generator"}
+
+
+def test_marks_are_equal_if_and_only_if_the_values_are() -> None:
+    values = [
+        torch.zeros(2),
+        torch.zeros(2, 1),
+        torch.zeros(2).double(),
+        torch.tensor([0.0, -0.0]),
+        np.zeros(2),
+        0,
+        0.0,
+        "0",
+    ]
+    seen = [value_digests.mark(value) for value in values]
+    assert len(set(seen)) == len(values)
+    assert seen == [value_digests.mark(value) for value in values]
+    assert value_digests.mark(object()) == value_digests.mark(object())
+
+
+def test_a_cheap_mark_looks_at_a_few_values_of_a_large_tensor() -> None:
+    large = torch.zeros(2 * value_digests.WHOLE)
+    other = large.clone()
+    other[1] = 1
+    assert value_digests.mark(large) != value_digests.mark(other)
+    assert value_digests.mark(large, cheap=True) == value_digests.mark(other, cheap=True)
+    other[0] = 1
+    assert value_digests.mark(large, cheap=True) != value_digests.mark(other, cheap=True)
+
+
+def test_long_texts_are_marked_by_their_digest() -> None:
+    assert len(value_digests.mark("a" * 10_000)) < 100
+    assert value_digests.mark("a" * 10_000) != value_digests.mark("a" * 9_999 + "b")

@@ -1,0 +1,119 @@
+"""Gradients are summed alike by a process that was resumed and by one that was never stopped, weighted by share."""
+
+import json
+from typing import Any
+
+import pytest
+from torch import nn
+from torch.distributed import HashStore
+
+from holdfast.errors import BadInput
+from holdfast.live.coordination import Coordination
+from holdfast.live.recovery import LiveRecovery
+from holdfast.train.replicate import Replica
+from holdfast.train.state.protected import unwrapped
+from supervisor_process import SUPPORT, Start
+
+Found = list[dict[str, Any]]
+WAYS = ("default", "uneven", "views", "uneven views", "small buckets", "unused", "static")
+RANKS, STEPS = 3, 3
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    """What every rank found; filled by whoever is first."""
+    return []
+
+
+@pytest.fixture
+def sums(found: Found, start: Start) -> Found:
+    """One run for all tests of this file."""
+    if not found:
+        job = start(None, script=SUPPORT / "replica_script.py", workers=RANKS, max_restarts=0)
+        assert job.result()["verdict"] == "completed", job.said
+        found += [json.loads((job.out / f"sums-{rank}.json").read_text()) for rank in range(RANKS)]
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_resumed_process_sums_to_the_same_bits(sums: Found, way: str) -> None:
+    assert all(each[way]["same"] for each in sums)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_buckets_of_ddp_are_final_before_the_first_backward(sums: Found, way: str) -> None:
+    for each in sums:
+        first, *later = each[way]["layouts"]
+        assert later == [first] * STEPS
+        assert len(first) > 2
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_was_summed_and_what_was_held_back_is_counted(sums: Found, way: str) -> None:
+    for each in sums:
+        passes, held = (2 * STEPS, 0) if way == "static" else (STEPS, STEPS)
+        assert (each[way]["reduced"], each[way]["held"]) == (passes, held)
+
+
+def test_every_rank_weighs_what_its_share_holds(sums: Found) -> None:
+    assert all(0 < error < 1e-5 for each in sums for error in each["errors"].values())
+
+
+def test_when_the_last_sum_has_begun_there_is_time_for_other_work(sums: Found) -> None:
+    for each in sums:
+        *before, last = each["order"]
+        assert last == "meanwhile"
+        assert set(before) == {"sum"}
+
+
+def test_two_replicas_count_for_themselves(sums: Found) -> None:
+    assert [each["two"] for each in sums] == [[[1, 1], [0, 0]]] * RANKS
+
+
+def test_a_hook_that_would_sum_without_weights_is_refused(sums: Found) -> None:
+    assert {each["hook"] for each in sums} == {
+        "a replicated model sums its gradients itself: leave out register_comm_hook"
+    }
+
+
+def test_optimizers_that_step_inside_backward_are_refused(sums: Found) -> None:
+    assert {each["inside"] for each in sums} == {
+        "a replicated model sums its gradients itself: leave out register_comm_hook"
+    }
+
+
+def test_torch_compile_is_told_in_which_model_it_compiles(sums: Found) -> None:
+    """In the first forward, which is DDP's own, and in those after it, which are ours; and in none after one failed."""
+    assert [each["asked"] for each in sums] == [["ours", "ours", "None"]] * RANKS
+
+
+def test_a_replicated_model_can_be_copied(sums: Found) -> None:
+    assert all(each["copied"] for each in sums)
+
+
+def test_a_model_that_is_not_wrapped_is_itself() -> None:
+    net = nn.Linear(1, 1)
+    assert unwrapped(net) is net
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "named"),
+    [
+        (
+            nn.Linear(2, 2),
+            {"find_unused_parameters": True},
+            "find_unused_parameters: leave it out and use every parameter",
+        ),
+        (nn.Linear(2, 2), {"static_graph": True}, "static_graph: leave it out, or choose restart"),
+        (nn.Sequential(nn.Embedding(3, 2, sparse=True)), {}, "sparse gradients, and 0 has such: leave out sparse=True"),
+        (nn.EmbeddingBag(3, 2, sparse=True), {}, "sparse gradients, and the model has such"),
+    ],
+    ids=["unused", "static", "embedding", "bag"],
+)
+def test_what_live_recovery_does_not_go_with_is_refused_in_one_line(
+    model: nn.Module, options: dict[str, Any], named: str
+) -> None:
+    live = LiveRecovery("forward", 2, Coordination(0, (0, 1), HashStore, seat=0))
+    with pytest.raises(BadInput, match=f"^live recovery does not go with .*{named}") as refused:
+        Replica(model, options, live)
+    assert "\n" not in str(refused.value)
