@@ -156,7 +156,7 @@ def test_a_partial_source_gives_what_fits_and_names_the_rest(before: Path, caplo
 
 def test_of_several_models_each_takes_its_own_or_one_is_named(before: Path, tmp_path: Path) -> None:
     two = {"model": network(TASK), "ema": network(TASK)}
-    with pytest.raises(BadInput, match="say which with --take NAME"):
+    with pytest.raises(BadInput, match="say which with --init-names NAME"):
         take(source(before / "w.pt"), Protected(two))
     take(source(before / "w.pt", take=("ema",)), Protected(two))
     export({name: model.state_dict() for name, model in two.items()}, str(tmp_path / "two.pt"))
@@ -242,7 +242,7 @@ def test_a_folder_remembers_its_source(before: Path, tmp_path: Path) -> None:
     assert origin.step == 6
     config = RunConfig(script="train.py", source=origin)
     assert RunConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
-    assert "source" not in RunConfig(script="train.py").to_json()
+    assert RunConfig(script="train.py").to_json()["source"] is None
     (tmp_path / "run.json").write_text(json.dumps(config.to_json()))
     for wished in (None, WeightsSource(place=origin.place)):
         assert beginning(wished, tmp_path, has_begun=True) == origin

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -16,46 +17,103 @@ if TYPE_CHECKING:
 
 run = typer.Typer()
 
+_recovery = partial(typer.Option, rich_help_panel="Recovery")
+_saving = partial(typer.Option, rich_help_panel="Saving")
+_nodes = partial(typer.Option, rich_help_panel="Nodes")
+_injection = partial(typer.Option, rich_help_panel="Fault injection")
+_initial = partial(typer.Option, rich_help_panel="Initial weights")
+_continuing = partial(typer.Option, rich_help_panel="Continuing a run")
+
 
 @run.command("run", rich_help_panel=TRAIN)
 def run_script(
     script: Annotated[Path, typer.Argument(help="A Python script that calls holdfast.attach().")],
-    args: Annotated[list[str] | None, typer.Argument(help="What the script is given, after --.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run.  [default: runs/SCRIPT]")] = None,
-    checkpoints: Annotated[
-        str | None,
+    args: Annotated[list[str] | None, typer.Argument(help="Arguments of SCRIPT, after --.")] = None,
+    workers: Annotated[int, typer.Option(help="Worker processes on this node.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/SCRIPT")] = None,
+    seed: Annotated[
+        int | None,
         typer.Option(
-            help="Where snapshots go: a directory or s3://bucket/run that all nodes reach.  [default: in OUT]"
+            help="Seed of the sample order and of all random numbers.",
+            show_default="of attach(seed=...), or of torch.manual_seed() before it, or 0",
         ),
     ] = None,
-    workers: Annotated[int, typer.Option(help="Worker processes on this node.")] = 1,
+    preload: Annotated[
+        str | None,
+        typer.Option(
+            help="Modules to import once, before the workers start, such as torchvision; or none.",
+            show_default="well-known heavy libraries that SCRIPT imports first",
+        ),
+    ] = None,
     recovery: Annotated[
         str,
-        typer.Option(
-            help="What is done after a failure: restart from the last snapshot; or live, in the processes that are left: "
-            "replay (the exact step, once a replacement is there), forward (finish the step without the lost), skip "
-            "(drop it)."
+        _recovery(
+            help="After a failure, restart all workers from the newest snapshot, or recover live in the surviving "
+            "processes: replay (repeat the step exactly, with a replacement), forward (finish the step with what is "
+            "left), skip (drop the step)."
         ),
     ] = "restart",
     spares: Annotated[
-        int, typer.Option(help="More workers that wait, ready to take the place of a lost one (replay, forward, skip).")
+        int, _recovery(help="Extra workers that wait to replace a lost one (replay, forward, skip).")
     ] = 0,
-    save_every: Annotated[int, typer.Option(help="Steps between two snapshots.")] = 50,
-    writer: Annotated[str, typer.Option(help="How a save reaches the disk: overlapped or blocking.")] = "overlapped",
-    keep_last: Annotated[int, typer.Option(help="Snapshots to keep.")] = 2,
     max_restarts: Annotated[
-        int, typer.Option(help="Failures in a row to survive; a newer snapshot starts the count anew.")
+        int, _recovery(help="Failures in a row to survive; the count starts again with each newer snapshot.")
     ] = 3,
     hang_timeout: Annotated[
         float | None,
-        typer.Option(
-            help="Seconds that a worker may be suspended, or take for one step, before it is killed and replaced; six times "
-            "as long for a start, restore or save.  [default: learned from the run's own steps]"
+        _recovery(
+            help="Seconds that a worker may be suspended, or take for one step, before it is killed and replaced; six "
+            "times as long for a start, restore or save.",
+            show_default="learned from the run's own steps",
         ),
     ] = None,
+    save_every: Annotated[int, _saving(help="Steps between two snapshots.")] = 50,
+    keep_last: Annotated[int, _saving(help="Number of snapshots to keep.")] = 2,
+    writer: Annotated[
+        str, _saving(help="overlapped: write while training continues; blocking: wait for each write.")
+    ] = "overlapped",
+    checkpoints: Annotated[
+        str | None,
+        _saving(
+            help="Directory or URL (s3://bucket/run) of the snapshots, which all nodes reach.", show_default="in OUT"
+        ),
+    ] = None,
+    extend: Annotated[
+        bool, _continuing("--extend", help="Train a run for longer: whole numbers among SCRIPT's arguments may grow.")
+    ] = False,
+    may_change: Annotated[
+        str, _continuing(help="Arguments of SCRIPT that may differ from the earlier command, such as log-interval,lr.")
+    ] = "",
+    init_from: Annotated[
+        str | None,
+        _initial(help="Start with the weights of another run, a safetensors or torch.save file, or a DCP folder."),
+    ] = None,
+    init_names: Annotated[
+        str,
+        _initial(
+            help="Names passed to run.protect() that are loaded from --init-from, such as model,optimizer.",
+            show_default="all models",
+        ),
+    ] = "",
+    init_partial: Annotated[
+        bool, _initial("--init-partial", help="Load what fits from --init-from, and list what does not.")
+    ] = False,
+    nnodes: Annotated[int, _nodes(help="Number of nodes; give the same command on each.")] = 1,
+    node_rank: Annotated[int, _nodes(help="Number of this node, counted from 0.")] = 0,
+    rendezvous: Annotated[
+        str | None,
+        _nodes(
+            help="host:port of the first node, where the nodes meet. Let only these nodes reach it: a machine that does "
+            "can run code."
+        ),
+    ] = None,
+    min_nodes: Annotated[
+        int | None, _nodes(help="Fewest nodes that continue when others are lost.", show_default="half of them")
+    ] = None,
+    lost_after: Annotated[float, _nodes(help="Seconds of silence after which a node counts as lost.")] = 15.0,
     inject: Annotated[
         list[str] | None,
-        typer.Option(
+        _injection(
             metavar="SPEC",
             help="Break something on purpose, as KIND@STEP[:POINT][,rank=RANKS]: kill@120, or "
             "hang@50+110:backward=0.5,rank=1+3. May be repeated. Kinds: exit, kill, hang, slow, io-error, enospc, delay, "
@@ -63,65 +121,13 @@ def run_script(
             "summed), optimizer, save, recovery; of a save: tensors, extra, manifest, latest, removal.",
         ),
     ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            help="Order of samples and all that is random come from it.  [default: that of attach(seed=...), else of "
-            "the script's torch.manual_seed before it, else 0]"
-        ),
-    ] = None,
-    preload: Annotated[
-        str | None,
-        typer.Option(
-            help="Modules to import once, before workers start, such as torchvision; or none.  [default: well-known "
-            "heavy libraries that the script imports first]"
-        ),
-    ] = None,
-    extend: Annotated[
-        bool,
-        typer.Option(
-            "--extend", help="Train a run for longer than it was to be: whole numbers that SCRIPT is given may grow."
-        ),
-    ] = False,
-    may_change: Annotated[
-        str,
-        typer.Option(
-            help="Arguments of SCRIPT that may differ from the run's so far, such as log-interval,num-workers."
-        ),
-    ] = "",
-    nnodes: Annotated[int, typer.Option(help="Nodes of the job; give the same command on each.")] = 1,
-    node_rank: Annotated[int, typer.Option(help="Which of the nodes this is.")] = 0,
-    rendezvous: Annotated[
-        str | None,
-        typer.Option(
-            help="Where nodes meet: host:port of the first. Let only these nodes reach it: who does can run code."
-        ),
-    ] = None,
-    min_nodes: Annotated[
-        int | None,
-        typer.Option(
-            help="How many nodes go on, from the last snapshot, when others are lost.  [default: half of them]"
-        ),
-    ] = None,
-    lost_after: Annotated[float, typer.Option(help="Seconds after which a node that says nothing is lost.")] = 15.0,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            help="Begin with the weights of another run's folder, a safetensors file, a torch.save file or a DCP folder.",
-        ),
-    ] = None,
-    take: Annotated[
-        str, typer.Option(help="What takes a state from --from, by name, such as model,optimizer.  [default: models]")
-    ] = "",
-    partial: Annotated[bool, typer.Option(help="Begin with what fits of --from; what does not is named.")] = False,
 ) -> None:
-    """Train SCRIPT until it is done, whatever fails. Example: holdfast run --workers 4 train.py -- --epochs 3"""
+    """Train SCRIPT to its end, whatever fails. Example: holdfast run --workers 4 train.py -- --epochs 3"""
     from holdfast.supervise.stop_signals import asked
 
     _fill_standard_files()
     folder = out or Path("runs") / script.stem
-    with asked.listening():  # before torch is imported, which takes seconds: to be asked to stop then is no crash
+    with asked.listening():  # before torch is imported, which takes seconds: a signal then is not a crash
         from holdfast.faults.spec import parse_training
         from holdfast.runs.config import RunConfig
 
@@ -139,13 +145,12 @@ def run_script(
             failures=parse_training(inject or ()),
             hang_timeout=hang_timeout,
             checkpoints=checkpoints,
-            source=_source(source, take, partial),
+            source=_weights_source(init_from, init_names, init_partial),
             extend=extend,
         )
-        config.check_world(nnodes)
-        from holdfast.supervise.supervisor import supervise  # it imports torch: what is wrong was said before
+        config.check_world(nnodes)  # before the supervisor is imported, which needs torch
+        from holdfast.supervise.supervisor import supervise
 
-        modules = None if preload is None else tuple(name for name in preload.split(",") if name not in ("", "none"))
         verdict = supervise(
             config,
             folder,
@@ -154,36 +159,39 @@ def run_script(
             rendezvous=rendezvous,
             min_nodes=min_nodes,
             lost_after=lost_after,
-            preload=modules,
-            may_change=tuple(name for name in may_change.split(",") if name),
+            preload=None if preload is None else [name for name in _split(preload) if name != "none"],
+            may_change=_split(may_change),
         )
     _end(verdict, folder)
 
 
-def _source(place: str | None, take: str, partial: bool) -> "WeightsSource | None":
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _weights_source(place: str | None, names: str, is_partial: bool) -> "WeightsSource | None":
     from holdfast.runs.config import WeightsSource
 
-    if place is None:
-        if take or partial:
-            raise BadInput("--take and --partial say what is done with --from: give that too.")
-        return None
-    names = tuple(name.strip() for name in take.split(",") if name.strip())
-    return WeightsSource(place=str(Path(place).resolve()), take=names, partial=partial)
+    if place is not None:
+        return WeightsSource(place=str(Path(place).resolve()), take=_split(names), partial=is_partial)
+    if names or is_partial:
+        raise BadInput("--init-names and --init-partial need --init-from: say what to load.")
+    return None
 
 
 def _fill_standard_files() -> None:
-    """Whoever starts us without a standard output has us open some other file in its place: then nothing is there."""
+    """Open /dev/null where stdin, stdout or stderr is closed; otherwise the next file we open would get that number."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free: this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, which is this one
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115 - open to the end
 
 
 def _end(verdict: "RunVerdict", folder: Path) -> NoReturn:
-    """Say how the run ended; the exit status says it too, where nobody reads what we print."""
+    """Print how the run ended, and exit with the status that says the same."""
     texts = (f"{verdict.line}\nrun: {folder}\n", "")
     for number, (stream, text) in enumerate(zip((sys.stdout, sys.stderr), texts, strict=True), 1):
         try:

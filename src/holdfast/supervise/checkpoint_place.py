@@ -206,7 +206,7 @@ def beginning(wished: WeightsSource | None, out: Path, *, has_begun: bool) -> We
     if wished is None:
         return None
     if wished.place == str(out):
-        raise BadInput(f"{out} cannot begin with its own weights: name another --out, or leave out --from.")
+        raise BadInput(f"{out} cannot start from its own weights: name another --out, or leave out --init-from.")
     told = Aside(lambda: _look(wished), wished.place).result(READ_WITHIN)
     return WeightsSource.from_json(told)
 

@@ -197,7 +197,7 @@ def _content(name: str, names: tuple[str, ...], given: Given, source: WeightsSou
         return content if not given.of_a_run else {name: next(iter(content.values()))}
     has = f"has {', '.join(map(str, content))}" if given.of_a_run else "does not name its models"
     raise BadInput(
-        f"{source.place} {has}, and {', '.join(names)} are to take weights from it: say which with --take NAME."
+        f"{source.place} {has}, and {', '.join(names)} are to take weights from it: say which with --init-names NAME."
     )
 
 
@@ -207,7 +207,7 @@ def _give(
     thing = alone.things[name]
     if not isinstance(thing, nn.Module):
         if not given.of_a_run:
-            raise BadInput(f"{name} is no model, and only a run has states of others: leave it out of --take.")
+            raise BadInput(f"{name} is no model, and only a run has states of others: leave it out of --init-names.")
         if differences := alone.differences(content):
             raise BadInput(f"{name} cannot take its state from {source.place} ({listed(differences)}).")
         alone.restore(content)
@@ -217,7 +217,7 @@ def _give(
     if found.differences and not (source.partial and found.values):
         raise BadInput(
             f"the weights in {source.place} are not those of {name} ({listed(found.differences)}): take those of the "
-            "same model, or give --partial to begin with what fits."
+            "same model, or give --init-partial to begin with what fits."
         )
     thing.load_state_dict({**before, **found.values})
     if found.differences and tells:
