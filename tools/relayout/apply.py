@@ -228,7 +228,7 @@ def _merged(target: str, sources: list[str], known: set[str]) -> str:
 
 def _bind(bound: dict[str, str], name: str, origin: str, target: str) -> None:
     if bound.setdefault(name, origin) != origin:
-        print(f"collision in {target}: {name}: {bound[name][:60]!r} and {origin[:60]!r}")  # noqa: T201
+        print(f"collision in {target}: {name}: {bound[name][:60]!r} and {origin[:60]!r}")
 
 
 def _names(node: ast.stmt) -> list[str]:
@@ -367,8 +367,8 @@ def verify(revision: str) -> None:
         before = git("show", f"{revision}:src/holdfast/{old.replace('.', '/')}.py")
         if _logic(before) != _logic(module_path(new).read_text()):
             differ += 1
-            print(f"differs: {old} -> {new}")  # noqa: T201
-    print(f"{len(MAP['move'])} moved modules, {differ} differ beyond imports and the names of modules in texts")  # noqa: T201
+            print(f"differs: {old} -> {new}")
+    print(f"{len(MAP['move'])} moved modules, {differ} differ beyond imports and the names of modules in texts")
     sys.exit(differ > 0)
 
 

@@ -45,7 +45,7 @@ def _main(stuck: int) -> object:
 
 @pytest.mark.parametrize("stuck", [0, 1, 2])
 def test_a_fork_that_never_begins_is_forked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: int) -> None:
-    monkeypatch.setattr(process.worker, "main", _main(stuck))
+    monkeypatch.setattr(process.entry, "main", _main(stuck))
     monkeypatch.setattr(process, "UP_WITHIN", 0.3)
     worker = Running(Worker(0, 0, 0, 1, 1), _task(tmp_path), 0)
     try:
@@ -59,7 +59,7 @@ def test_a_fork_that_never_begins_is_forked_again(tmp_path: Path, monkeypatch: p
 
 
 def test_one_that_has_ended_is_not_forked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process.worker, "main", lambda task: os._exit(3))
+    monkeypatch.setattr(process.entry, "main", lambda task: os._exit(3))
     worker = Running(Worker(0, 0, 0, 1, 1), _task(tmp_path), 0)
     first = worker.pid
     worker.come_up()
