@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
+from holdfast.workloads.divided import Push, When
 from holdfast.workloads.model import Model
-from holdfast.workloads.rounds import Push, When
 
 Arrays = dict[str, NDArray[np.float64]]
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.workloads.divided import Push, When, share
 from holdfast.workloads.model import Model
-from holdfast.workloads.rounds import Push, When, share
 
 Arrays = dict[str, NDArray[np.float64]]
 FOLLOWED = 0.85  # how often somebody follows a link, where otherwise they go to any page

@@ -14,15 +14,13 @@ import numpy as np
 import ray
 
 from holdfast.blocks.policy import Policy
-from holdfast.server.calls import Member
-from holdfast.server.members import ServerMembers
-from holdfast.server.node import ServerNode
-from holdfast.server.questions import Answer, AskSurvey, Question
+from holdfast.server.members import Member, ServerMembers
 from holdfast.server.recovery import first_map
-from holdfast.server.selection import BINS, FEW, converse, exchange
+from holdfast.server.selection import BINS, FEW, Answer, AskSurvey, Question, converse, exchange
+from holdfast.server.server_node import ServerNode
 from holdfast.server.settings import Settings
 from holdfast.server.worker import Worker, WorkerRound
-from holdfast.workloads.rounds import When
+from holdfast.workloads.divided import When
 
 WIDE = str(Path(__file__).with_name("wide.py").absolute())
 OBJECTS = 3 << 30  # bytes of memory for what actors send each other

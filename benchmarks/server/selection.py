@@ -23,8 +23,7 @@ import numpy as np
 from holdfast.blocks.division import Ids, partition
 from holdfast.blocks.policy import BlockInfo, Choice, Policy
 from holdfast.server.candidates import Candidates
-from holdfast.server.questions import Answer, Question, wire_bytes
-from holdfast.server.selection import Conversation, central, converse, exchange
+from holdfast.server.selection import Answer, Conversation, Question, central, converse, exchange, wire_bytes
 
 FRACTIONS = (Fraction(1, 4), Fraction(1, 8))
 SIDES: dict[str, Callable[[Policy, Fraction], Conversation]] = {"exchange": exchange, "central": central}

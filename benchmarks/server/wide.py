@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.workloads.divided import Push, When
 from holdfast.workloads.model import Model
-from holdfast.workloads.rounds import Push, When
 
 WIDTH = 4096  # numbers of 4 bytes in a block
 SIDE = 512  # of the matrices

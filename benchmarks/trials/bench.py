@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from holdfast.blocks.lost_blocks import partial
 from holdfast.blocks.policy import Policy
+from holdfast.blocks.recoveries import partial
 from holdfast.faults.schedule import geometric_steps, lost_blocks
 from holdfast.lab.simulate.ages import ages, recovered
 from holdfast.lab.simulate.iterations import as_given, iterations

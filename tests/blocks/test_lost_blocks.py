@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.blocks.division import along, euclidean
-from holdfast.blocks.lost_blocks import fresh, full, partial, recover, recovery, unsaved
+from holdfast.blocks.recoveries import fresh, full, partial, recover, recovery, unsaved
 from holdfast.errors import BadInput
 from holdfast.theory.bounds import full_size, partial_size
 

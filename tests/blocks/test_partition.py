@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.blocks.partition import PartitionMap
+from holdfast.blocks.partition_map import PartitionMap
 from holdfast.errors import BadInput
 
 counts = st.integers(8, 200)

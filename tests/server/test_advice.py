@@ -16,8 +16,17 @@ from holdfast.advice.question import Question
 from holdfast.cli.asking import advice_on
 from holdfast.errors import BadInput
 from holdfast.events import Iterate
-from holdfast.server.advice import ServedAdvice, advise_served
-from holdfast.server.prices import FEW, bound, expected, iterations_lost, noise, served_costs, served_prices
+from holdfast.server.advice import (
+    FEW,
+    ServedAdvice,
+    advise_served,
+    bound,
+    expected,
+    iterations_lost,
+    noise,
+    served_costs,
+    served_prices,
+)
 from holdfast.theory.bounds import iteration_cost_bound
 
 

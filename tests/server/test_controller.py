@@ -11,13 +11,13 @@ import pytest
 
 from holdfast import events
 from holdfast.audit.verdicts import audit_run
-from holdfast.blocks.lost_blocks import RECOVERIES
 from holdfast.blocks.policy import RANKINGS, SAVES, Policy
+from holdfast.blocks.recoveries import RECOVERIES
 from holdfast.errors import BadInput
 from holdfast.faults.schedule import Failure
 from holdfast.lab.simulate.ages import ages, recovered
 from holdfast.sampler.digest import Samples
-from holdfast.server.calls import Member
+from holdfast.server.members import Member
 from holdfast.server.settings import Settings
 from holdfast.server.status import Wish
 from holdfast.theory.bounds import partial_size

@@ -12,7 +12,7 @@ from holdfast import events
 from holdfast.errors import BadInput, CommitConflict, StorageFailed
 from holdfast.faults.schedule import Failure
 from holdfast.server.cluster import require_answer
-from holdfast.server.job import _Job, serve
+from holdfast.server.driver import _Job, serve
 from holdfast.workloads.mlr import mlr
 from server_accounts import assert_accounted
 from server_processes import actors, until

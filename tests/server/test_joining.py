@@ -7,12 +7,12 @@ import pytest
 
 from holdfast import events
 from holdfast.audit.verdicts import audit, worst
-from holdfast.blocks.lost_blocks import RECOVERIES
+from holdfast.blocks.recoveries import RECOVERIES
 from holdfast.history.log import read_history
-from holdfast.server.calls import Member
-from holdfast.server.node import ServerNode
+from holdfast.server.members import Member
+from holdfast.server.server_node import ServerNode
 from holdfast.server.shard import BlocksMoved
-from holdfast.workloads.rounds import Push, When
+from holdfast.workloads.divided import Push, When
 from server_in_process import run_in_process
 from server_runs import QUARTERS, settings, told
 

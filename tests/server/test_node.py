@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import ray
 
-from holdfast.server.node import THREADS, ServerNode
-from holdfast.server.questions import AskSurvey
-from holdfast.workloads.rounds import When
+from holdfast.server.server_node import THREADS, ServerNode
+from holdfast.server.selection import AskSurvey
+from holdfast.workloads.divided import When
 from repository import EXAMPLES
 from server_runs import settings
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from holdfast import events
-from holdfast.blocks.lost_blocks import RECOVERIES
+from holdfast.blocks.recoveries import RECOVERIES
 from holdfast.faults.schedule import Failure
 from holdfast.history.log import read_history
 from holdfast.lab.simulate.ages import ages, recovered
 from holdfast.server.cost import contraction, measured_cost, prediction, served_cost
-from holdfast.server.outcome import ServerOutcome
+from holdfast.server.status import ServerOutcome
 from holdfast.theory.bounds import iteration_cost_bound
 from holdfast.workloads.mf import mf
 from holdfast.workloads.mlr import mlr

@@ -12,18 +12,23 @@ from hypothesis import strategies as st
 from holdfast.blocks.division import Ids, partition
 from holdfast.blocks.policy import RANKINGS, BlockInfo, Choice, Policy, at_most, exact_sum
 from holdfast.server.candidates import Candidates
-from holdfast.server.questions import (
+from holdfast.server.selection import (
+    BINS,
+    FEW,
     Answer,
     AskBlocks,
     AskHistogram,
     AskSurvey,
     CandidateBlocks,
+    Conversation,
     Question,
     Span,
     Survey,
+    central,
+    converse,
+    exchange,
     wire_bytes,
 )
-from holdfast.server.selection import BINS, FEW, Conversation, central, converse, exchange
 
 rankings = st.sampled_from(sorted(RANKINGS))
 fractions = st.sampled_from(

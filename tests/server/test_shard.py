@@ -10,17 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.blocks.partition import PartitionMap
+from holdfast.blocks.partition_map import PartitionMap
 from holdfast.blocks.policy import Policy
 from holdfast.errors import BadInput
 from holdfast.server.candidates import Candidates
 from holdfast.server.selection import converse, exchange
 from holdfast.server.shard import BlocksMoved, Holding, Shard, restored
 from holdfast.workloads.cnn import cnn
+from holdfast.workloads.divided import Push
 from holdfast.workloads.lda import lda
 from holdfast.workloads.mf import mf
 from holdfast.workloads.mlr import mlr
-from holdfast.workloads.rounds import Push
+from holdfast.workloads.divided import Push
 from marked_workload import (
     COLUMNS,
     COUNT,

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.blocks.partition import PartitionMap
+from holdfast.blocks.partition_map import PartitionMap
 from holdfast.server.shard import BlocksMoved, Shard, restored
-from holdfast.workloads.rounds import When
+from holdfast.workloads.divided import When
 from marked_workload import (
     COLUMNS,
     COUNT,

@@ -8,7 +8,7 @@ import pytest
 from holdfast import events
 from holdfast.audit.verdicts import audit, worst
 from holdfast.history.log import read_history
-from holdfast.server.calls import Member
+from holdfast.server.members import Member
 from server_in_process import run_in_process
 from server_runs import settings, told
 

@@ -10,7 +10,7 @@ import pytest
 from holdfast import events
 from holdfast.server import members
 from holdfast.server.controller import Controller
-from holdfast.server.job import _Job
+from holdfast.server.driver import _Job
 from holdfast.server.members import ServerMembers
 from holdfast.workloads.mlr import mlr
 from server_accounts import assert_accounted

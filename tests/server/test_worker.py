@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from holdfast.blocks.partition import PartitionMap
-from holdfast.server import calls, members
-from holdfast.server.calls import Member
-from holdfast.server.members import ServerMembers
+from holdfast.blocks.partition_map import PartitionMap
+from holdfast.server import members
+from holdfast.server.members import Member, ServerMembers
 from holdfast.server.worker import Worker
-from holdfast.workloads.rounds import When
+from holdfast.workloads.divided import When
 from server_runs import settings
 
 SILENT = "it did not answer within 1.25 s"
@@ -82,7 +81,7 @@ def test_a_worker_that_waits_for_a_node_breaks_off_when_it_is_given_up(
 ) -> None:
     worker, node = Worker(0, settings(tmp_path, nodes=1, workers=1)), Silent()
     worker.route(PartitionMap(0, _all_of(worker, 0), (0,)), {0: node})  # type: ignore[dict-item]
-    monkeypatch.setattr(calls, "ray", Interrupted(lambda: worker.give_up(0, SILENT)))
+    monkeypatch.setattr(members, "ray", Interrupted(lambda: worker.give_up(0, SILENT)))
 
     assert worker.compute(When(0, 0, 0), (0,)).broken == {0: SILENT}
     assert worker.measure((0,)).broken == {0: SILENT}

@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 
 from holdfast.blocks.division import Ids
-from holdfast.blocks.partition import PartitionMap
+from holdfast.blocks.partition_map import PartitionMap
 from holdfast.blocks.policy import Policy
 from holdfast.events import (
     Applied,

@@ -10,7 +10,7 @@ import numpy as np
 
 from fake_server_runs import Lived
 from holdfast.audit.verdicts import Finding, audit_files
-from holdfast.blocks.partition import PartitionMap
+from holdfast.blocks.partition_map import PartitionMap
 from holdfast.events import (
     Applied,
     Chosen,

@@ -10,7 +10,7 @@ import numpy as np
 from holdfast.blocks.division import Blocks, Floats, Ids, Norm, along, euclidean, ragged, whole
 from holdfast.server.layout import BlockLayout, Layouts, join, take
 from holdfast.server.shard import Shard, restored
-from holdfast.workloads.rounds import Push, When
+from holdfast.workloads.divided import Push, When
 from holdfast.workloads.workload import Arrays, Clock, Stack
 
 WORKERS, ROUNDS, ITERATIONS = 3, 2, 3

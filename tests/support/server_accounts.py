@@ -9,7 +9,7 @@ from holdfast import events
 from holdfast.audit.verdicts import audit_run
 from holdfast.history.log import read_history
 from holdfast.sampler.digest import Samples
-from holdfast.workloads.rounds import Divided
+from holdfast.workloads.divided import Divided
 from server_runs import checkpoint, told
 
 

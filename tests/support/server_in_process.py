@@ -11,16 +11,16 @@ import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from holdfast.errors import HoldfastError
-from holdfast.server import calls, members
-from holdfast.server.calls import Member
+from holdfast.server import members
 from holdfast.server.controller import Controller
-from holdfast.server.node import ServerNode
-from holdfast.server.outcome import ServerOutcome
+from holdfast.server.members import Member
+from holdfast.server.server_node import ServerNode
 from holdfast.server.settings import Settings
 from holdfast.server.shard import BlocksMoved
+from holdfast.server.status import ServerOutcome
 from holdfast.server.worker import Worker
+from holdfast.workloads.divided import Divided
 from holdfast.workloads.registry import load_workload
-from holdfast.workloads.rounds import Divided
 
 
 class Killed(BaseException):
@@ -161,7 +161,7 @@ def run_in_process(
     """
     run = InProcess(settings, kill, arrive)
     monkeypatch.setattr(Settings, "load", lambda self: _loaded(self.workload))
-    monkeypatch.setattr(calls, "ray", run)
+    monkeypatch.setattr(members, "ray", run)
     monkeypatch.setattr(members, "ray", run)
     return run.train(), run
 

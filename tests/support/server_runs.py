@@ -11,9 +11,9 @@ from holdfast.checkpoint.running import RunningCheckpoint
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.faults.schedule import Failure
 from holdfast.history.log import read_history
-from holdfast.server.job import serve
-from holdfast.server.outcome import ServerOutcome
+from holdfast.server.driver import serve
 from holdfast.server.settings import Settings
+from holdfast.server.status import ServerOutcome
 from holdfast.workloads.workload import Arrays, Clock, Workload, stacked, unstacked
 
 Kind = TypeVar("Kind")

@@ -18,7 +18,7 @@ KMEANS = EXAMPLES / "kmeans.py"
 
 MEAN = '''
 import numpy as np
-from holdfast.workloads.rounds import Push
+from holdfast.workloads.divided import Push
 from holdfast.workloads.model import Model
 
 class Mean(Model):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from holdfast.blocks.division import Ids, euclidean
-from holdfast.blocks.lost_blocks import fresh, partial
 from holdfast.blocks.policy import Policy
+from holdfast.blocks.recoveries import fresh, partial
 from holdfast.errors import BadInput
 from holdfast.lab.simulate.ages import ages, recovered
 from holdfast.lab.simulate.strategy import CheckpointedRun, Strategy, Trial

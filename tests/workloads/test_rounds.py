@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits
 
 from holdfast.blocks.division import Ids, partition
-from holdfast.blocks.lost_blocks import partial, recover
+from holdfast.blocks.recoveries import partial, recover
 from holdfast.errors import BadInput
 from holdfast.lab.simulate.trajectory import proceed
 from holdfast.theory.bounds import partial_size
 from holdfast.workloads.corpora import Corpus
+from holdfast.workloads.divided import When, balanced_share, share
 from holdfast.workloads.lda import LatentDirichletAllocation
 from holdfast.workloads.local_server import InRounds
 from holdfast.workloads.registry import load_workload
-from holdfast.workloads.rounds import When, balanced_share, share
 from holdfast.workloads.workload import Arrays, stacked
 
 EXACT = {"mlr-digits": 1e-5, "mf-generated": 1e-10, "cnn-digits": 1e-5}  # how far apart, relative to the largest value

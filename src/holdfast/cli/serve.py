@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.faults.schedule import Schedule
-    from holdfast.server.outcome import Status
+    from holdfast.server.status import Status
 
 serve = typer.Typer(help="A fault-tolerant parameter server on Ray.", no_args_is_help=True)
 FOREVER = 1000  # iterations: who gives fewer does not expect the run to converge
@@ -71,7 +71,7 @@ def train(
 ) -> None:
     """Train on a parameter server. Example: holdfast serve train --workload mlr-digits --out runs/digits --inject kill@7"""
     from holdfast.blocks.policy import Policy
-    from holdfast.server.job import serve as train_on_server
+    from holdfast.server.driver import serve as train_on_server
     from holdfast.server.settings import Settings
 
     settings = Settings(

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from holdfast.blocks.division import Floats, Ids
 from holdfast.blocks.policy import BlockInfo, Policy, moved_a_value, moved_in_all, moved_in_proportion
 from holdfast.errors import BadInput
-from holdfast.server.questions import (
+from holdfast.server.selection import (
     Answer,
     AskBlocks,
     AskHistogram,

@@ -19,17 +19,15 @@ from ray.actor import ActorHandle
 from holdfast import events
 from holdfast.history.log import HistoryWriter
 from holdfast.sampler.digest import Samples
-from holdfast.server.calls import Member
-from holdfast.server.coordinator import Coordinator, NodesLost, Selected
-from holdfast.server.members import ServerMembers
-from holdfast.server.node import Account
-from holdfast.server.outcome import ServerOutcome, Status, Times
+from holdfast.server.checkpointing import CheckpointCoordinator, NodesLost, Selected
+from holdfast.server.members import Member, ServerMembers
 from holdfast.server.recovery import Recovering, first_map, gathered_map
-from holdfast.server.rounds import Rounds
+from holdfast.server.rounds import Rounds, Stale, Times
+from holdfast.server.server_node import Account
 from holdfast.server.settings import Settings
-from holdfast.server.stale_workers import Stale
+from holdfast.server.status import ServerOutcome, Status
 from holdfast.server.takeover import ControllerPast
-from holdfast.workloads.rounds import When
+from holdfast.workloads.divided import When
 
 
 class Controller:
@@ -81,7 +79,7 @@ class Controller:
         """Open history and store: until it trains, a controller only waits, and another one has them."""
         self._history = HistoryWriter(self._settings.history, "controller")
         self._past = ControllerPast(self._history.path, self._settings)
-        self._coordinator = Coordinator(self._settings, self._workload, self._members, self._record)
+        self._coordinator = CheckpointCoordinator(self._settings, self._workload, self._members, self._record)
         self._recovering = Recovering(
             self._settings, self._members, self._coordinator, self._record, self._reinforce, self._strike_at
         )

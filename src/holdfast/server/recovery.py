@@ -13,11 +13,10 @@ import numpy as np
 
 from holdfast import events
 from holdfast.blocks.division import Ids
-from holdfast.blocks.partition import PartitionMap
+from holdfast.blocks.partition_map import PartitionMap
 from holdfast.errors import BadInput, WorkerLost
-from holdfast.server.calls import Member
-from holdfast.server.coordinator import Coordinator, Record
-from holdfast.server.members import ServerMembers
+from holdfast.server.checkpointing import CheckpointCoordinator, Record
+from holdfast.server.members import Member, ServerMembers
 from holdfast.server.settings import Settings
 from holdfast.workloads.reinit import added
 from holdfast.workloads.workload import Arrays
@@ -40,7 +39,7 @@ class Recovering:
         self,
         settings: Settings,
         members: ServerMembers,
-        coordinator: Coordinator,
+        coordinator: CheckpointCoordinator,
         record: Record,
         reinforce: Callable[[str, int, float], bool],
         strike: Callable[[str], None],

@@ -3,15 +3,15 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.blocks.lost_blocks import RECOVERIES
 from holdfast.blocks.policy import Policy
+from holdfast.blocks.recoveries import RECOVERIES
 from holdfast.checkpoint.place import store_at
 from holdfast.checkpoint.store import Store
 from holdfast.errors import BadInput
 from holdfast.events import Serve
 from holdfast.faults.schedule import Schedule
+from holdfast.workloads.divided import Divided
 from holdfast.workloads.registry import load_workload
-from holdfast.workloads.rounds import Divided
 
 KINDS = ("node", "worker", "controller")
 POINTS = ("boundary", "apply", "checkpoint", "recovery")

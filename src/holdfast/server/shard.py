@@ -13,7 +13,7 @@ import numpy as np
 from holdfast.blocks.division import Blocks, Floats, Ids
 from holdfast.blocks.policy import BlockInfo
 from holdfast.server.layout import BlockLayout, Layouts, add, join, put, require_fit, room, take
-from holdfast.workloads.rounds import Divided, Push, When
+from holdfast.workloads.divided import Divided, Push, When
 from holdfast.workloads.workload import Arrays
 
 

@@ -5,12 +5,32 @@ A wish for more nodes, left in the folder of a run by somebody else and taken by
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from holdfast import events
 from holdfast.errors import BadInput
 from holdfast.history.log import read_history
 
 NAME = "join"
+
+
+class Status(NamedTuple):
+    """The progress of a run, as its controller reports it to the driver."""
+
+    iteration: int = 0
+    loss: float | None = None
+    seconds: float = 0.0
+    saves: int = 0
+    failures: int = 0
+    wanted: tuple[str, int, int] | None = None  # the kind and the number of new members, and the number of the request
+
+
+class ServerOutcome(NamedTuple):
+    """The result of a run."""
+
+    converged: bool
+    iterations: int
+    loss: float
 
 
 class Wish:

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from holdfast import events
 from holdfast.history.log import recall
-from holdfast.server.calls import Member
+from holdfast.server.members import Member
 from holdfast.server.settings import Settings
 
 Strike: TypeAlias = tuple[int, str, tuple[int, ...], str]  # the iteration, who, and the point of the iteration

@@ -16,15 +16,15 @@ from ray.actor import ActorHandle
 
 from holdfast import events
 from holdfast.blocks.division import Ids
-from holdfast.blocks.partition import PartitionMap
+from holdfast.blocks.partition_map import PartitionMap
 from holdfast.history.log import HistoryWriter
 from holdfast.sampler.digest import Samples
-from holdfast.server.calls import call, gather
 from holdfast.server.failure_detector import raylet_lives
+from holdfast.server.members import call, gather
 from holdfast.server.settings import Settings
 from holdfast.server.shard import BlocksMoved
 from holdfast.workloads.block_slices import BlockSlices, together
-from holdfast.workloads.rounds import Push, When
+from holdfast.workloads.divided import Push, When
 from holdfast.workloads.workload import Arrays
 
 PATIENCE = 20.0  # seconds for one call of a node

@@ -27,7 +27,7 @@ from holdfast.blocks.division import Blocks, Floats, Ids, Norm, along, euclidean
 from holdfast.errors import BadInput
 from holdfast.workloads.convnet import Architecture
 from holdfast.workloads.datasets import LabeledData, load
-from holdfast.workloads.rounds import Push, When, share, writable
+from holdfast.workloads.divided import Push, When, share, writable
 from holdfast.workloads.workload import Arrays, Clock, Stack, stacked, unstacked
 
 RATE, MEAN, SQUARE, EPSILON = 1e-3, 0.9, 0.999, 1e-8

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from holdfast.blocks.division import Blocks, Floats, Ids, Norm, State, ragged
 from holdfast.errors import BadInput
 from holdfast.workloads.corpora import Corpus, load
+from holdfast.workloads.divided import Push, When, balanced_share, share, writable
 from holdfast.workloads.gibbs import TOPICS, Keys, Table, reciprocals, sweep
-from holdfast.workloads.rounds import Push, When, balanced_share, share, writable
 from holdfast.workloads.tally import Counts, Tokens, Topics, parted, tallied, tally, tally_documents
 from holdfast.workloads.workload import Arrays, Clock, Stack
 

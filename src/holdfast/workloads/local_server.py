@@ -12,7 +12,7 @@ import numpy as np
 from holdfast.blocks.division import Ids
 from holdfast.errors import BadInput
 from holdfast.workloads.block_slices import BlockSlices, added, together
-from holdfast.workloads.rounds import Divided, Push, When
+from holdfast.workloads.divided import Divided, Push, When
 from holdfast.workloads.workload import Arrays
 
 

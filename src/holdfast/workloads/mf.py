@@ -16,8 +16,8 @@ from numba import njit
 
 from holdfast.blocks.division import Blocks, Floats, Ids, State, along, euclidean
 from holdfast.errors import BadInput
+from holdfast.workloads.divided import Push, When, balanced_share, writable
 from holdfast.workloads.ratings import Ratings, load
-from holdfast.workloads.rounds import Push, When, balanced_share, writable
 from holdfast.workloads.sparse import Sparse, sparse
 from holdfast.workloads.workload import Arrays, Clock, Stack, stacked
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from holdfast.blocks.division import Blocks, Floats, Ids, Norm, along, euclidean
 from holdfast.errors import BadInput
 from holdfast.workloads.datasets import LabeledData, load
-from holdfast.workloads.rounds import Push, When, share
+from holdfast.workloads.divided import Push, When, share
 from holdfast.workloads.workload import Arrays, Clock, Stack
 
 _ROWS = 2000  # samples handled at once: enough for efficient products, few enough for scores to stay in the cache

@@ -19,8 +19,8 @@ from typing import Any, cast
 import numpy as np
 
 from holdfast.blocks.division import Blocks, Floats, Ids, Norm, by_row, euclidean
+from holdfast.workloads.divided import Divided
 from holdfast.workloads.local_server import InRounds
-from holdfast.workloads.rounds import Divided
 from holdfast.workloads.workload import Arrays, Clock, Stack, stacked, unstacked
 
 

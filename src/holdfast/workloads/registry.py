@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.extras import require
-from holdfast.workloads.rounds import Divided
+from holdfast.workloads.divided import Divided
 from holdfast.workloads.simple_model import ASKED, Stacked
 from holdfast.workloads.workload import Workload
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.blocks.division import Floats, along
-from holdfast.blocks.lost_blocks import full, partial
 from holdfast.blocks.policy import Policy
+from holdfast.blocks.recoveries import full, partial
 from holdfast.errors import BadInput, WorkerLost
 from holdfast.lab.simulate.ages import ages, checkpoint, recovered
 from holdfast.lab.simulate.iterations import as_given, iterations

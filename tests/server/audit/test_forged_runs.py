@@ -12,7 +12,7 @@ from holdfast.events import Event
 from holdfast.faults.schedule import Failure
 from holdfast.history.log import read_history
 from holdfast.sampler.digest import Samples
-from holdfast.server.calls import Member
+from holdfast.server.members import Member
 from server_in_process import run_in_process
 from server_runs import settings
 

@@ -13,7 +13,7 @@ from holdfast.lab.blocks.panels import PANELS
 from holdfast.lab.experiment import Meter, Options
 from holdfast.lab.simulate.strategy import Strategy
 from holdfast.lab.simulate.trajectory import trajectory
-from holdfast.server.prices import RECOVERIES, ServedCosts, iterations_lost, served_costs
+from holdfast.server.advice import RECOVERIES, ServedCosts, iterations_lost, served_costs
 from holdfast.workloads.workload import Workload
 
 WORKLOADS = ("mlr-mnist", "mf-movielens", "lda-20news", "cnn-mnist-shard")  # by panel; here their quick relatives

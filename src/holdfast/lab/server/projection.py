@@ -10,15 +10,15 @@ from typing import cast
 
 import numpy as np
 
-from holdfast.blocks.partition import PartitionMap
+from holdfast.blocks.partition_map import PartitionMap
 from holdfast.checkpoint.running import write_segments
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.lab.server.server_trials import NODES, QUARTERS, WORKERS
 from holdfast.server.candidates import Candidates
 from holdfast.server.selection import converse, exchange
 from holdfast.server.shard import Shard, restored
+from holdfast.workloads.divided import Push, When
 from holdfast.workloads.lda import LatentDirichletAllocation
-from holdfast.workloads.rounds import Push, When
 from holdfast.workloads.workload import Arrays
 
 TIMES = 5

@@ -28,7 +28,7 @@ from holdfast.lab.blocks.comparison import trials_folder
 from holdfast.lab.experiment import Meter, Options
 from holdfast.lab.trial_log import TrialLog
 from holdfast.server.cluster import cluster
-from holdfast.server.job import serve
+from holdfast.server.driver import serve
 from holdfast.server.settings import Settings
 
 NODES, WORKERS = 4, 2
@@ -189,9 +189,8 @@ def measured(settings: Settings) -> float:
     """Start nodes that hold nothing, and send them messages."""
     import ray
 
-    from holdfast.server.calls import Member
-    from holdfast.server.members import ServerMembers
-    from holdfast.server.node import THREADS, ServerNode
+    from holdfast.server.members import Member, ServerMembers
+    from holdfast.server.server_node import THREADS, ServerNode
 
     members = ServerMembers()
     options: Any = {"num_cpus": 0, "concurrency_groups": THREADS}

@@ -10,8 +10,8 @@ from typing import TypeAlias
 import numpy as np
 
 from holdfast.blocks.division import Blocks, Ids, Norm
-from holdfast.blocks.lost_blocks import Recovery, recover, unsaved
 from holdfast.blocks.policy import BlockInfo, Policy
+from holdfast.blocks.recoveries import Recovery, recover, unsaved
 from holdfast.workloads.workload import Arrays
 
 Renew: TypeAlias = Callable[[Arrays, Ids, Ids, int, int], Arrays]

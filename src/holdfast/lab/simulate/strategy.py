@@ -12,8 +12,8 @@ from fractions import Fraction
 import numpy as np
 
 from holdfast.blocks.division import Blocks, Ids, Norm
-from holdfast.blocks.lost_blocks import recovery
 from holdfast.blocks.policy import Policy
+from holdfast.blocks.recoveries import recovery
 from holdfast.lab.simulate.ages import Renew, ages, recovered
 from holdfast.lab.simulate.lanes import Start
 from holdfast.theory.bounds import partial_size

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from holdfast.finding import SHOWN, Verdict, counted
-from holdfast.server.audit import applied_rounds, pushes, stale_rounds
+from holdfast.server.audit import applied_pushes, stale_rounds
 from holdfast.server.audit.server_ledger import ServedLedger, ServerWriter
 
 
@@ -64,8 +64,8 @@ def lost_blocks_came_back(ledger: ServedLedger) -> tuple[Verdict, str]:
     replay = ledger.replay
     if wrong := replay.wrong["losses"]:
         return "fail", _first(wrong)
-    if replay.orphans and not replay.done:
-        return "unknown", f"{counted(replay.orphans, 'block')} of lost nodes did not come back yet"
+    if replay.ownership.orphans and not replay.done:
+        return "unknown", f"{counted(replay.ownership.orphans, 'block')} of lost nodes did not come back yet"
     lost = sum(len(each.blocks) for each in replay.losses)
     how = "all blocks came back each time" if ledger.plan.recovery == "full" else "they came back, and no others"
     return "pass", f"{counted(lost, 'block')} lost; {how}" if lost else "no block was lost"
@@ -79,7 +79,7 @@ def saves_were_chosen(ledger: ServedLedger) -> tuple[Verdict, str]:
         return "fail", _first(wrong)
     if replay.saves.unclear is not None:
         return "unknown", f"which blocks the save of iteration {replay.saves.unclear} has is not on record"
-    return "pass", f"{counted(replay.saved, 'save')} committed, as chosen by {ledger.plan.policy}"
+    return "pass", f"{counted(replay.saves.commits, 'save')} committed, as chosen by {ledger.plan.policy}"
 
 
 def restores_only_committed(ledger: ServedLedger) -> tuple[Verdict, str]:
@@ -120,7 +120,7 @@ def all_members_are_on_record(ledger: ServedLedger) -> tuple[Verdict, str]:
     if absent := sorted(needed - there):
         names = ", ".join(f"{each.kind}-{each.number}" for each in absent[:SHOWN])
         return "unknown", f"there is no history of {names}: bring those of all machines together"
-    ever = ledger.replay.ever
+    ever = ledger.replay.members.ever
     strangers = [each for each in ledger.writers if each.kind != "controller" and each.number not in ever[each.kind]]
     for each in strangers:
         if len(ledger.told(each.kind, each.number)) > 1:  # more than that it opened its file
@@ -154,10 +154,10 @@ CHECKS: Mapping[str, Check] = {
         iterations_follow,
         reached_the_end,
         every_block_has_one_owner,
-        applied_rounds.every_round_reaches_every_block,
-        pushes.every_push_is_applied_once,
+        applied_pushes.every_round_reaches_every_block,
+        applied_pushes.every_push_is_applied_once,
         stale_rounds.nobody_was_too_far_ahead,
-        pushes.parts_change_hands_only_by_loss,
+        applied_pushes.parts_change_hands_only_by_loss,
         lost_blocks_came_back,
         saves_were_chosen,
         restores_only_committed,

@@ -1,13 +1,12 @@
-"""What the controller of a served run tells, followed line by line: who takes part, who holds what, what is saved.
+"""Follow the controller's history line by line: which members take part, which node holds which block, what is saved.
 
-Everything that cannot be so is a complaint, by the topic to which it belongs; checks say what came of it.
+Anything that cannot be right is kept as text under its topic; the checks turn the topics into findings.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from itertools import takewhile
-from typing import Any
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -16,141 +15,167 @@ from holdfast.errors import BadInput
 from holdfast.events import Chosen, Commit, Done, Dropped, Iterate, Joined, Lost, Moved, Restored, Serve, Struck, What
 from holdfast.finding import CannotTell
 from holdfast.sampler.digest import Samples
-from holdfast.server.audit.block_owners import (
-    NOBODY,
-    Blocks,
-    RunningSaves,
-    SaveChoice,
-    Tenure,
-    adds_up,
-    first_owners,
-    numbers,
-)
+from holdfast.server.audit.block_owners import NOBODY, Blocks, Ownership, Tenure, adds_up, numbers
+from holdfast.server.audit.committed_saves import CommittedSaves, SaveChoice
+
+Topic: TypeAlias = Literal["ends", "losses", "owners", "restores", "saves"]
+
+
+class NodeHistory(NamedTuple):
+    """The choices (by iteration) and the restores that one node recorded."""
+
+    chosen: Mapping[int, Sequence[Samples]]
+    restores: Sequence[Restored]
+
+
+class Recorded(NamedTuple):
+    """Lines that a replay compares with: the iterations chosen for, the restores, and what every node recorded."""
+
+    chosen: set[int]
+    restored: set[tuple[int, int]]  # node and map version
+    nodes: Mapping[int, NodeHistory]
+
+    def chosen_by(self, node: int, iteration: int) -> Sequence[Samples]:
+        """Return the choices that `node` recorded for the save of `iteration`."""
+        return self.nodes[node].chosen.get(iteration, ()) if node in self.nodes else ()
+
+    def restores_of(self, node: int) -> Sequence[Restored]:
+        """Return the restores that `node` recorded."""
+        return self.nodes[node].restores if node in self.nodes else ()
+
+
+class ReplayedMembers:
+    """The nodes and workers that take part, and the members that were killed on purpose."""
+
+    def __init__(self, nodes: int, workers: int) -> None:
+        self.ever = {"node": set(range(nodes)), "worker": set(range(workers))}
+        self.present = {kind: set(members) for kind, members in self.ever.items()}
+        self.workers_lost: dict[int, int] = {}  # by worker, the number of the first round without it
+        self.struck: set[tuple[str, int]] = set()  # killed on purpose, and not recorded as lost yet
+        self.to_receive: set[int] = set()  # nodes that have joined and must receive blocks
+        self.to_lose: set[int] = set()  # nodes whose blocks are recorded as lost, so the nodes must be lost too
+
+    @property
+    def nodes(self) -> set[int]:
+        """The nodes that take part now."""
+        return self.present["node"]
 
 
 class Replay:
-    """A served run as it stands after what was taken so far."""
+    """The state of a run after the lines taken so far, and what was wrong in them."""
 
-    def __init__(self, plan: Serve, told: Sequence[What], nodes: Mapping[int, Sequence[What]]) -> None:
-        self.plan = plan
-        self._chosen = {each.iteration for each in told if isinstance(each, Chosen)}
-        self._returns = {(each.node, each.version) for each in told if isinstance(each, Restored)}
-        self.wrong: defaultdict[str, list[str]] = defaultdict(list)
-        self.tenures: list[Tenure] = []
-        self.iterations = self.restored = self.unsaved = self.saved = 0
+    def __init__(self, plan: Serve, policy: Policy, recorded: Recorded) -> None:
+        self.plan, self._policy, self._recorded = plan, policy, recorded
+        self.wrong: defaultdict[Topic, list[str]] = defaultdict(list)
+        self.members = ReplayedMembers(plan.nodes, plan.workers)
+        self.ownership = Ownership(plan.blocks)
+        self.saves = CommittedSaves(plan.blocks)
         self.losses: list[Lost] = []
+        self.dropped: defaultdict[int, list[Dropped]] = defaultdict(list)
         self.gave: dict[int, int] = {}  # by node, the version of the last map by which it gave blocks away
         self.went_back: set[int] = set()  # versions of maps under which blocks came back from their saves
-        self.dropped: defaultdict[int, list[Dropped]] = defaultdict(list)
-        self.workers_lost: dict[int, int] = {}  # by worker, the number of the round from which on it is gone
-        self.ever = {"node": set(range(plan.nodes)), "worker": set(range(plan.workers))}
-        self.done: Done | None = None
+        self.iterations = self.restored = self.unsaved = 0
         self.loss: float | None = None
-        self.saves = RunningSaves(plan.blocks)
-        self.unseen = False  # whether a controller was lost, and things happened of which it could not tell
-        self._there = {kind: set(members) for kind, members in self.ever.items()}
-        self._choices = {node: _choices(told) for node, told in nodes.items()}
-        self._restores = {node: [each for each in told if isinstance(each, Restored)] for node, told in nodes.items()}
-        self._owners = np.full(plan.blocks, NOBODY)
-        self._told_lost = np.zeros(plan.blocks, bool)
-        self._came_back = np.ones(plan.blocks, bool)
-        self._version, self._life, self._open_round = 0, -1, 0
-        self._changed = False
-        self._to_leave: set[int] = set()  # nodes whose blocks are lost, so that they must be
-        self._to_get: set[int] = set()  # nodes that have joined, and must get blocks
-        self._struck: set[tuple[str, int]] = set()
-        self._policy = _policy(plan)
-        for index, what in enumerate(told):
-            self._take(what, (told[later] for later in range(index + 1, len(told))))
+        self.done: Done | None = None
+        self.is_taken_over = (
+            False  # after a controller was lost, until the next iteration: it may not have recorded all
+        )
+        self._life = -1
 
-    def _take(self, what: What, ahead: Iterable[What]) -> None:
-        """Follow the next line; `ahead` is what comes after it."""
-        if self.done and isinstance(what, (Chosen, *_HANDLERS)) and not isinstance(what, Serve):
-            self._complain("ends", f"the controller was done, and then told of {type(what).__name__.lower()}")
+    @property
+    def tenures(self) -> list[Tenure]:
+        """The owners of all blocks, from the first map to the last."""
+        return self.ownership.tenures
+
+    @property
+    def is_converged(self) -> bool:
+        return self.loss is not None and self.loss < self.plan.criterion
+
+    def take(self, what: What, lost_soon: set[int]) -> None:
+        """Follow the next line; `lost_soon` are the nodes recorded as lost before the end of its iteration."""
+        if self.done and isinstance(what, (Chosen, *HANDLERS)) and not isinstance(what, Serve):
+            self._complain("ends", f"the controller recorded {type(what).__name__.lower()} after the run was done")
         if isinstance(what, Chosen):
-            self._choose(what, ahead)
-        elif handler := _HANDLERS.get(type(what)):
+            self._choose(what, lost_soon)
+        elif handler := HANDLERS.get(type(what)):
             handler(self, what)
 
     def _serve(self, what: Serve) -> None:
         if what.attempt <= self._life:
-            self._complain("ends", f"the controller lived twice under the number {what.attempt}")
-        self._life, self.done = what.attempt, None  # it may die when all is done, before it could say so to anybody
-        self._struck.discard(("controller", 0))
+            self._complain("ends", f"two controllers started as number {what.attempt}")
+        self._life, self.done = what.attempt, None  # a controller may die between its last line and its answer
+        self.members.struck.discard(("controller", 0))
         if self._life:
-            self.unseen = True
-            self._find_unseen()
+            self.is_taken_over = True
+            self._take_unrecorded()
 
-    def _find_unseen(self) -> None:
-        """What nodes did, and no controller told of."""
-        step = self.iterations + 1
-        by_node = {node: found[0] for node in self._there["node"] if (found := self._chosen_by(node, step))}
-        if by_node and step not in self._chosen | self.saves.committed:
-            self.saves.choose(step, SaveChoice(self._owners.copy(), by_node))
-        for node in sorted(self._there["node"]):
-            for told in self._restores.get(node, ()):
-                if (node, told.version) not in self._returns and self._is_unseen(told):
-                    self._restore_to(node, told)
+    def _take_unrecorded(self) -> None:
+        """Take the choices and restores that nodes recorded and the lost controller did not."""
+        step, nodes = self.iterations + 1, self.members.nodes
+        by_node = {node: chosen[0] for node in nodes if (chosen := self._recorded.chosen_by(node, step))}
+        if by_node and step not in self._recorded.chosen | self.saves.committed:
+            self.saves.choose(step, SaveChoice(self.ownership.owners.copy(), by_node))
+        for node in sorted(nodes):
+            for restore in self._recorded.restores_of(node):
+                if (node, restore.version) not in self._recorded.restored and self._may_follow(restore):
+                    self._restore_to(node, restore)
 
-    def _is_unseen(self, told: Restored) -> bool:
-        ids = numbers(told.blocks, self.plan.blocks)
+    def _may_follow(self, restore: Restored) -> bool:
+        """Return True if a node can have done `restore` at this point of the run."""
+        ids = numbers(restore.blocks, self.plan.blocks)
         return (
-            told.version > self._version
-            and self._is_open(told.iteration * self.plan.rounds + told.round)
+            restore.version > self.ownership.version
+            and self._is_open(restore.iteration * self.plan.rounds + restore.round)
             and ids is not None
-            and bool((self._told_lost[ids] | (self.plan.recovery == "full")).all())
+            and bool((self.ownership.is_declared_lost[ids] | (self.plan.recovery == "full")).all())
         )
 
     def _lose(self, what: Lost) -> None:
-        self._struck.discard((what.kind, what.number))
+        members = self.members
+        members.struck.discard((what.kind, what.number))
         at = what.iteration * self.plan.rounds + what.round
         if what.kind == "worker":
-            self.workers_lost.setdefault(what.number, at)
+            members.workers_lost.setdefault(what.number, at)
         if what.kind == "controller":
             return
-        if what.number not in self._there.get(what.kind, ()) and not self.unseen:
-            self._complain("losses", f"{what.kind}-{what.number} was lost, and took no part")
-        self._there[what.kind].discard(what.number)
+        if what.number not in members.present.get(what.kind, ()) and not self.is_taken_over:
+            self._complain("losses", f"{what.kind}-{what.number} was lost, but it took no part")
+        members.present[what.kind].discard(what.number)
         if what.kind == "node":
-            self._to_leave.discard(what.number)
+            members.to_lose.discard(what.number)
             self._lose_blocks(what, at)
 
     def _lose_blocks(self, what: Lost, at: int) -> None:
-        if what.version > self._open_round and not (self.unseen and self.orphans):
-            self._settle()  # rounds were applied since nodes were lost before
+        ownership, node = self.ownership, f"node-{what.number}"
+        if what.version > ownership.open_round and not (self.is_taken_over and ownership.orphans):
+            self._continue()  # rounds were applied since nodes were lost before
         self.saves.lose(what.number)
-        held = np.flatnonzero(self._owners == what.number)
-        self._owners[held] = NOBODY
-        ids = self._ids(what.blocks, "losses", f"node-{what.number} is told to have lost")
+        held = np.flatnonzero(ownership.owners == what.number)
+        ownership.owners[held] = NOBODY
+        ids = self._ids(what.blocks, "losses", f"the loss of {node} names")
         if ids is None:
             return
-        if (len(ids) or not self.unseen) and len(kept_quiet := np.setdiff1d(held, ids)):
-            self._complain("losses", f"node-{what.number} held block {kept_quiet[0]} when it was lost, and nobody told")
+        if (len(ids) or not self.is_taken_over) and len(unnamed := np.setdiff1d(held, ids)):
+            self._complain("losses", f"{node} held block {unnamed[0]} when it was lost, which its loss does not name")
         if not len(ids):
             return
         if not self.tenures:
-            self._complain("losses", f"node-{what.number} lost blocks before there were any")
-        if len(elsewhere := ids[self._owners[ids] != NOBODY]) and self.unseen:
-            self._to_leave |= set(self._owners[elsewhere].tolist())
-            self._owners[elsewhere] = NOBODY
+            self._complain("losses", f"{node} lost blocks before any were dealt out")
+        if len(elsewhere := ids[ownership.owners[ids] != NOBODY]) and self.is_taken_over:
+            self.members.to_lose |= set(ownership.owners[elsewhere].tolist())
+            ownership.owners[elsewhere] = NOBODY
         elif len(elsewhere):
-            other = int(self._owners[elsewhere[0]])
-            self._complain(
-                "losses", f"block {elsewhere[0]}, told to be lost with node-{what.number}, was on node-{other}"
-            )
+            other = int(ownership.owners[elsewhere[0]])
+            self._complain("losses", f"block {elsewhere[0]}, recorded as lost with {node}, was on node-{other}")
             return
         if not (at <= what.version <= at + 1 and self._is_open(what.version)):
-            where = f"iteration {what.iteration} round {what.round}"
-            self._complain(
-                "losses", f"node-{what.number}, lost in {where}, cannot have waited for round {what.version}"
-            )
+            lost_in = f"iteration {what.iteration} round {what.round}"
+            self._complain("losses", f"{node}, lost in {lost_in}, cannot have waited for round {what.version}")
         self.losses.append(what)
-        self._told_lost[ids] = True
-        self._open_round = what.version
-        if self.plan.recovery == "full":
-            self._came_back[:] = False
+        ownership.declare_lost(ids, what.version, everything=self.plan.recovery == "full")
 
     def _is_open(self, number: int) -> bool:
+        """Return True if round `number` belongs to the iteration that is under way."""
         rounds = self.plan.rounds
         return self.iterations * rounds <= number <= (self.iterations + 1) * rounds
 
@@ -159,21 +184,20 @@ class Replay:
             self._compare_with_node(what)
 
     def _restore_to(self, node: int, what: Restored) -> bool:
-        ids = self._ids(what.blocks, "restores", f"node-{node} is told to have restored")
+        """Restore blocks to `node`; return False if the line cannot be read."""
+        ownership = self.ownership
+        ids = self._ids(what.blocks, "restores", f"the restore of node-{node} names")
         if ids is None or len(what.saved_at) != len(ids):
-            self._complain("restores", f"node-{node} does not tell a save for each block that it restored")
+            self._complain("restores", f"the restore of node-{node} does not name a save for each block")
             return False
-        if what.version < self._version or node not in self._there["node"]:
+        if what.version < ownership.version or node not in self.members.nodes:
             self._complain("owners", f"node-{node} restored blocks by map {what.version}, in which it has no place")
-        lost = (self._owners[ids] == NOBODY) & self._told_lost[ids]
-        goes_back = (self._owners[ids] == node) & ~self._came_back[ids]  # with full recovery everything does
+        lost = (ownership.owners[ids] == NOBODY) & ownership.is_declared_lost[ids]
+        goes_back = (ownership.owners[ids] == node) & ~ownership.has_come_back[ids]  # by full recovery
         if len(kept := ids[~(lost | goes_back)]):
-            self._complain("losses", f"block {kept[0]} came back to node-{node}, and nobody told of its loss")
+            self._complain("losses", f"block {kept[0]} came back to node-{node}, but its loss is not recorded")
         self._check_saves(node, ids, np.asarray(what.saved_at, np.int64))
-        self._owners[ids] = node
-        self._told_lost[ids] = False
-        self._came_back[ids] = True
-        self._version, self._changed = max(what.version, self._version), True
+        ownership.restore(node, ids, what.version)
         self.restored += len(ids)
         self.unsaved += sum(saved_at == 0 for saved_at in what.saved_at)
         self.went_back.add(what.version)
@@ -181,77 +205,72 @@ class Replay:
 
     def _check_saves(self, node: int, ids: Blocks, saved_at: Blocks) -> None:
         newest = self.saves.saved_at[ids]
-        if len(other := np.flatnonzero(saved_at != newest)) and self.saves.unclear is None:
-            block, said, should = (int(array[other[0]]) for array in (ids, saved_at, newest))
+        if len(differing := np.flatnonzero(saved_at != newest)) and self.saves.unclear is None:
+            block, used, expected = (int(array[differing[0]]) for array in (ids, saved_at, newest))
             self._complain(
                 "restores",
-                f"block {block} came back to node-{node} from the save of iteration {said}, and the newest that was "
-                f"committed is of iteration {should}",
+                f"block {block} came back to node-{node} from the save of iteration {used}, but the newest committed "
+                f"save is of iteration {expected}",
             )
 
     def _compare_with_node(self, what: Restored) -> None:
-        """What the controller says must be what the node says."""
-        own = [told for told in self._restores.get(what.node, ()) if told.version == what.version]
+        """Complain unless the node recorded the same restore as the controller."""
+        own = [restore for restore in self._recorded.restores_of(what.node) if restore.version == what.version]
         if not any(
-            (told.node, set(zip(told.blocks, told.saved_at, strict=False)))
+            (restore.node, set(zip(restore.blocks, restore.saved_at, strict=False)))
             == (what.node, set(zip(what.blocks, what.saved_at, strict=False)))
-            for told in own
+            for restore in own
         ):
-            said = "other blocks or saves" if own else "nothing"
+            recorded = "other blocks or saves" if own else "nothing"
             self._complain(
-                "restores",
-                f"node-{what.node} tells of {said} where the controller says what came back by map {what.version}",
+                "restores", f"node-{what.node} recorded {recorded} for the controller's restore by map {what.version}"
             )
 
     def _move(self, what: Moved) -> None:
-        self._settle()
-        ids = self._ids(what.blocks, "owners", f"node-{what.source} is told to have given away")
+        self._continue()
+        ownership = self.ownership
+        ids = self._ids(what.blocks, "owners", f"the move from node-{what.source} names")
         if ids is None:
             return
-        if len(others := ids[self._owners[ids] != what.source]):
-            self._complain("owners", f"block {others[0]} went from node-{what.source}, which did not hold it")
-        if what.target not in self._there["node"] or what.version < self._version or what.iteration != self.iterations:
+        if len(others := ids[ownership.owners[ids] != what.source]):
+            self._complain("owners", f"block {others[0]} moved from node-{what.source}, which did not hold it")
+        is_late = what.version < ownership.version or what.iteration != self.iterations
+        if what.target not in self.members.nodes or is_late:
             self._complain(
-                "owners", f"blocks went to node-{what.target} by map {what.version}, in which it has no place"
+                "owners", f"blocks moved to node-{what.target} by map {what.version}, in which it has no place"
             )
-        self._owners[ids] = what.target
+        ownership.move(what.target, ids, what.version, self.iterations * self.plan.rounds)
         self.gave[what.source] = what.version
-        self._version, self._changed, self._open_round = what.version, True, self.iterations * self.plan.rounds
 
     def _join(self, what: Joined) -> None:
-        if what.kind not in self.ever or what.number in self.ever[what.kind]:
-            self._complain("owners", f"{what.kind}-{what.number} joined, and had taken part before")
+        members = self.members
+        if what.kind not in members.ever or what.number in members.ever[what.kind]:
+            self._complain("owners", f"{what.kind}-{what.number} joined, but had taken part before")
             return
-        self.ever[what.kind].add(what.number)
-        self._there[what.kind].add(what.number)
+        members.ever[what.kind].add(what.number)
+        members.present[what.kind].add(what.number)
         if what.kind == "node":
-            self._to_get.add(what.number)
+            members.to_receive.add(what.number)
 
-    def _choose(self, what: Chosen, ahead: Iterable[What]) -> None:
-        self._settle()
+    def _choose(self, what: Chosen, lost_soon: set[int]) -> None:
+        self._continue()
         self._require_committed()
-        if what.iteration != self.iterations + 1 or not self._policy.due(what.iteration):
-            self._complain("saves", f"blocks were chosen for iteration {what.iteration}, when no save was due")
-        soon = takewhile(lambda each: not isinstance(each, Iterate), ahead)
-        lost = {each.number for each in soon if isinstance(each, Lost) and each.kind == "node"}
+        step = what.iteration
+        if step != self.iterations + 1 or not self._policy.due(step):
+            self._complain("saves", f"blocks were chosen for iteration {step}, when no save was due")
         by_node: dict[int, Samples] = {}
-        for node in sorted(self._there["node"]):
-            told = self._chosen_by(node, what.iteration)
-            if len(told) != 1 and node not in lost:
-                self._complain(
-                    "saves", f"node-{node} chose {len(told)} times for the save of iteration {what.iteration}"
-                )
-            by_node |= {node: told[0]} if told else {}
-        always = [by_node[node] for node in by_node if node not in lost]
-        if not adds_up(what.blocks, always, [by_node[node] for node in by_node if node in lost]):
-            self._complain("saves", f"nodes chose other blocks for iteration {what.iteration} than the controller says")
-        self.saves.choose(what.iteration, SaveChoice(self._owners.copy(), by_node), lost)
-
-    def _chosen_by(self, node: int, iteration: int) -> list[Samples]:
-        return self._choices.get(node, {}).get(iteration, [])
+        for node in sorted(self.members.nodes):
+            chosen = self._recorded.chosen_by(node, step)
+            if len(chosen) != 1 and node not in lost_soon:
+                self._complain("saves", f"node-{node} chose {len(chosen)} times for the save of iteration {step}")
+            by_node |= {node: chosen[0]} if chosen else {}
+        always = [by_node[node] for node in by_node if node not in lost_soon]
+        if not adds_up(what.blocks, always, [by_node[node] for node in by_node if node in lost_soon]):
+            self._complain("saves", f"nodes chose other blocks for iteration {step} than the controller recorded")
+        self.saves.choose(step, SaveChoice(self.ownership.owners.copy(), by_node), lost_soon)
 
     def _commit(self, what: Commit) -> None:
-        self.saved += not what.found
+        self.saves.commits += not what.found
         if what.step == 0 and not self.tenures:
             self._begin()
         if not what.blocks:
@@ -267,119 +286,89 @@ class Replay:
             self._complain("saves", because)
 
     def _begin(self) -> None:
-        """Everything is dealt out and saved as it is before the first iteration."""
+        """Deal out all blocks, which are saved as they are before the first iteration."""
         try:
-            self._owners = first_owners(self.plan.blocks, self._there["node"], self.plan.seed)
+            self.ownership.deal(self.members.nodes, self.plan.seed)
         except BadInput as error:
-            raise CannotTell(f"who held which blocks at the start cannot be told: {error}") from error
+            raise CannotTell(f"the first owners of blocks cannot be computed: {error}") from error
         self.saves.saved_at[:] = 0
-        self.tenures.append(Tenure(0, 0, self._owners.copy()))
 
     def _drop(self, what: Dropped) -> None:
-        self._settle()
+        self._continue()
         number = what.iteration * self.plan.rounds + what.round
         if not self.tenures or not self._is_open(number):
-            self._complain(
-                "losses", f"pushes of iteration {what.iteration} were dropped in iteration {self.iterations}"
-            )
+            dropped = f"pushes of iteration {what.iteration}"
+            self._complain("losses", f"{dropped} were dropped in iteration {self.iterations}")
         self.dropped[number].append(what)
 
     def _iterate(self, what: Iterate) -> None:
-        self._settle()
+        self._continue()
         self._require_shares()
         if what.iteration != self.iterations:
             self._complain("ends", f"iteration {what.iteration} was done where {self.iterations} was due")
         if self.is_converged:
-            self._complain(
-                "ends", f"iteration {what.iteration} was done though the loss was below the criterion before"
-            )
+            self._complain("ends", f"iteration {what.iteration} was done, but the loss was below the criterion before")
         if self._policy.due(what.iteration + 1) and what.iteration + 1 not in self.saves.choices:
-            self._complain("saves", f"a save was due after iteration {what.iteration}, and no blocks were chosen")
-        self.iterations, self.loss, self.unseen = what.iteration + 1, what.loss, False
+            self._complain("saves", f"a save was due after iteration {what.iteration}, but no blocks were chosen")
+        self.iterations, self.loss, self.is_taken_over = what.iteration + 1, what.loss, False
         if self.iterations > self.plan.iterations:
             self._complain("ends", f"{self.iterations} iterations were done, and {self.plan.iterations} allowed")
 
-    @property
-    def is_converged(self) -> bool:
-        """Whether the loss is below the criterion."""
-        return self.loss is not None and self.loss < self.plan.criterion
-
-    @property
-    def orphans(self) -> int:
-        """How many blocks nobody holds."""
-        return int(np.count_nonzero(self._owners == NOBODY)) if self.tenures else 0
-
     def _strike(self, what: Struck) -> None:
-        ever = self.ever.get(what.kind, {0} if what.kind == "controller" else set())
+        members = self.members
+        ever = members.ever.get(what.kind, {0} if what.kind == "controller" else set())
         if strange := sorted({*what.targets} - ever):
-            self._complain("losses", f"{what.kind:.40}-{strange[0]} was killed on purpose, and never took part")
-        there = self._there.get(what.kind, {0})
-        self._struck |= {(what.kind, target) for target in what.targets if target in there}
+            self._complain("losses", f"{what.kind:.40}-{strange[0]} was killed on purpose, but never took part")
+        present = members.present.get(what.kind, {0})
+        members.struck |= {(what.kind, target) for target in what.targets if target in present}
 
     def _end(self, what: Done) -> None:
-        self._settle()
+        self._continue()
         self._require_committed()
         self.done = what
-        if self._struck:
-            kind, number = min(self._struck)
-            self._complain("losses", f"{kind}-{number} was killed on purpose, and nobody told of its loss")
+        if self.members.struck:
+            kind, number = min(self.members.struck)
+            self._complain("losses", f"{kind}-{number} was killed on purpose, but its loss is not recorded")
 
-    def _settle(self) -> None:
-        """Nobody is lost at the moment: every block must have an owner."""
+    def _continue(self) -> None:
+        """Complain about blocks without an owner: the run continues, so recovery must be complete."""
         if not self.tenures:
-            self._complain("owners", "the run went on before all blocks were saved for the first time")
+            self._complain("owners", "the run continued before all blocks were saved for the first time")
             return
-        if len(missing := np.flatnonzero(self._owners == NOBODY)):
+        if len(missing := np.flatnonzero(self.ownership.owners == NOBODY)):
             self._complain("losses", f"block {missing[0]} was lost and did not come back ({len(missing)} such)")
-        elif len(missing := np.flatnonzero(~self._came_back)):
+        elif len(missing := np.flatnonzero(~self.ownership.has_come_back)):
             self._complain("losses", f"block {missing[0]} did not come back, as all must with full recovery")
-        if self._to_leave:
-            self._complain("losses", f"blocks of node-{min(self._to_leave)} were lost, and it was not")
-        self._came_back[:], self._to_leave = True, set()
-        if self._changed:
-            if self.tenures[-1].start == self._open_round and not self.plan.staleness:
-                self.tenures.pop()  # no round was applied by it; where pushes are applied as they come, some may be
-            self.tenures.append(Tenure(self._open_round, self._version, self._owners.copy()))
-            self._changed = False
+        if to_lose := self.members.to_lose:
+            self._complain("losses", f"blocks of node-{min(to_lose)} were lost, but the node was not")
+            to_lose.clear()
+        # Where pushes are applied as they come, some may have been applied by a map that no round ended with.
+        self.ownership.close(keep_all=self.plan.staleness > 0)
 
     def _require_shares(self) -> None:
-        """Every node that has joined, and is not lost, holds blocks."""
-        if idle := (self._to_get & self._there["node"]) - set(self._owners.tolist()):
-            self._complain("owners", f"node-{min(idle)} joined, and got no blocks")
-        self._to_get = set()
+        """Complain about nodes that have joined and hold no block."""
+        waiting = self.members.to_receive & self.members.nodes
+        if idle := waiting - set(self.ownership.owners.tolist()):
+            self._complain("owners", f"node-{min(idle)} joined, but received no blocks")
+        self.members.to_receive.clear()
 
     def _require_committed(self) -> None:
         if waiting := self.saves.waiting():
-            self._complain("saves", f"what node-{waiting[1]} chose for iteration {waiting[0]} was never committed")
+            self._complain(
+                "saves", f"the blocks that node-{waiting[1]} chose for iteration {waiting[0]} were never committed"
+            )
 
-    def _ids(self, blocks: Sequence[int], topic: str, what: str) -> Blocks | None:
+    def _ids(self, blocks: Sequence[int], topic: Topic, subject: str) -> Blocks | None:
         ids = numbers(blocks, self.plan.blocks)
         if ids is None:
-            self._complain(topic, f"{what} blocks that do not exist, or one twice")
+            self._complain(topic, f"{subject} blocks that do not exist, or one twice")
         return ids
 
-    def _complain(self, topic: str, because: str) -> None:
+    def _complain(self, topic: Topic, because: str) -> None:
         self.wrong[topic].append(because)
 
 
-def _choices(told: Sequence[What]) -> dict[int, list[Samples]]:
-    """By iteration, what a node chose to save."""
-    found: defaultdict[int, list[Samples]] = defaultdict(list)
-    for each in told:
-        if isinstance(each, Chosen):
-            found[each.iteration].append(each.blocks)
-    return dict(found)
-
-
-def _policy(plan: Serve) -> Policy:
-    try:
-        fraction = Fraction(plan.fraction)
-        return Policy(ranking=plan.policy, interval=plan.interval, fraction=fraction, saves=plan.saves)
-    except (BadInput, ValueError, ZeroDivisionError) as error:
-        raise CannotTell(f"the plan of the controller says nothing that can be saved: {error}") from error
-
-
-_HANDLERS: Mapping[type, Callable[[Replay, Any], None]] = {
+HANDLERS: Mapping[type, Callable[[Replay, Any], None]] = {
     Serve: Replay._serve,
     Lost: Replay._lose,
     Restored: Replay._restore,
@@ -391,3 +380,45 @@ _HANDLERS: Mapping[type, Callable[[Replay, Any], None]] = {
     Struck: Replay._strike,
     Done: Replay._end,
 }
+
+
+def replay_controller(plan: Serve, lines: Sequence[What], nodes: Mapping[int, Sequence[What]]) -> Replay:
+    """Follow all lines of the controller, next to what each node recorded."""
+    recorded = Recorded(
+        chosen={what.iteration for what in lines if isinstance(what, Chosen)},
+        restored={(what.node, what.version) for what in lines if isinstance(what, Restored)},
+        nodes={node: _node_history(own) for node, own in nodes.items()},
+    )
+    replay = Replay(plan, _policy(plan), recorded)
+    for what, lost_soon in zip(lines, _lost_soon(lines), strict=True):
+        replay.take(what, lost_soon)
+    return replay
+
+
+def _node_history(lines: Sequence[What]) -> NodeHistory:
+    chosen: defaultdict[int, list[Samples]] = defaultdict(list)
+    for what in lines:
+        if isinstance(what, Chosen):
+            chosen[what.iteration].append(what.blocks)
+    return NodeHistory(chosen, [what for what in lines if isinstance(what, Restored)])
+
+
+def _lost_soon(lines: Sequence[What]) -> list[set[int]]:
+    """Return, for each line, the nodes that are recorded as lost after it and before the next finished iteration."""
+    lost: set[int] = set()
+    result = []
+    for what in reversed(lines):
+        result.append(lost)
+        if isinstance(what, Iterate):
+            lost = set()
+        elif isinstance(what, Lost) and what.kind == "node":
+            lost = lost | {what.number}
+    return result[::-1]
+
+
+def _policy(plan: Serve) -> Policy:
+    try:
+        fraction = Fraction(plan.fraction)
+        return Policy(ranking=plan.policy, interval=plan.interval, fraction=fraction, saves=plan.saves)
+    except (BadInput, ValueError, ZeroDivisionError) as error:
+        raise CannotTell(f"the controller's plan has a policy that cannot save anything: {error}") from error

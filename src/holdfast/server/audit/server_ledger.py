@@ -28,7 +28,7 @@ from holdfast.events import (
 )
 from holdfast.finding import CannotTell, where
 from holdfast.history.log import Torn
-from holdfast.server.audit.controller_replay import Replay
+from holdfast.server.audit.controller_replay import Replay, replay_controller
 
 # What each kind of writer can know.
 SAYS: Mapping[str, tuple[type, ...]] = {
@@ -151,4 +151,4 @@ class ServedLedger:
     def replay(self) -> Replay:
         """What the controller tells, followed from the start of the run to its end."""
         nodes = {writer.number: self._told[writer] for writer in self.writers if writer.kind == "node"}
-        return Replay(self.plan, self.told("controller"), nodes)
+        return replay_controller(self.plan, self.told("controller"), nodes)

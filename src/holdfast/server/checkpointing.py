@@ -15,12 +15,10 @@ from holdfast.checkpoint.running import RunningCheckpoint, Segment
 from holdfast.checkpoint.store import Store
 from holdfast.errors import StorageFailed
 from holdfast.sampler.digest import Samples
-from holdfast.server.calls import call, gather
-from holdfast.server.members import ServerMembers
-from holdfast.server.questions import Answer, Question
-from holdfast.server.selection import converse, exchange
+from holdfast.server.members import ServerMembers, call, gather
+from holdfast.server.selection import Answer, Question, converse, exchange
 from holdfast.server.settings import Settings
-from holdfast.workloads.rounds import Divided
+from holdfast.workloads.divided import Divided
 
 Record = Callable[[events.What], None]
 PATIENCE = 120.0  # seconds for the store to take a save
@@ -57,7 +55,7 @@ class Selected(NamedTuple):
     lost: Mapping[int, str]
 
 
-class Coordinator:
+class CheckpointCoordinator:
     """Has the running checkpoint open for saving, and puts on record what is committed; one save at most is on its way."""
 
     def __init__(self, settings: Settings, workload: Divided, members: ServerMembers, record: Record) -> None:

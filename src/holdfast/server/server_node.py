@@ -27,11 +27,11 @@ from holdfast.sampler.digest import Samples
 from holdfast.server.candidates import Candidates
 from holdfast.server.failure_detector import raylet_lives
 from holdfast.server.layout import BlockLayout, put
-from holdfast.server.questions import Answer, Question, SaveUpTo
+from holdfast.server.selection import Answer, Question, SaveUpTo
 from holdfast.server.settings import Settings
 from holdfast.server.shard import BlocksMoved, Holding, Shard, restored
+from holdfast.workloads.divided import Push, When
 from holdfast.workloads.reinit import rule_of
-from holdfast.workloads.rounds import Push, When
 from holdfast.workloads.workload import Arrays
 
 MEASURED = ("priority", "relative", "threshold")  # policies that look at how far blocks have moved

@@ -18,7 +18,7 @@ from holdfast.workloads.reinit import rule_of
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
-    from holdfast.server.outcome import ServerOutcome, Status
+    from holdfast.server.status import ServerOutcome, Status
 
 ACTOR = 64 << 20  # bytes of memory that no actor does without
 START_WITHIN = 120.0  # seconds for an actor to start and to load its data
@@ -147,11 +147,11 @@ class _Job:
 
     def _make(self, kind: str, number: int) -> Any:
         """Start a member, or start it again; returns what says that it is ready."""
-        from holdfast.server import node, worker
+        from holdfast.server import server_node, worker
 
         made = _actor(
-            node.ServerNode if kind == "node" else worker.Worker,
-            concurrency_groups=node.THREADS if kind == "node" else worker.THREADS,
+            server_node.ServerNode if kind == "node" else worker.Worker,
+            concurrency_groups=server_node.THREADS if kind == "node" else worker.THREADS,
             scheduling_strategy="SPREAD",
         )
         self._actors[kind][number] = made.remote(number, self._settings)

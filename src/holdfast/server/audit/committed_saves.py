@@ -1,0 +1,63 @@
+"""The newest committed save of every block, and the blocks that nodes chose for each save."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from holdfast.sampler.digest import Samples
+from holdfast.server.audit.block_owners import NOBODY, Blocks, Owners
+
+
+class SaveChoice(NamedTuple):
+    """The blocks that each node chose to save after an iteration, and the owners of all blocks at that time."""
+
+    owners: Owners
+    by_node: Mapping[int, Samples]
+
+
+class CommittedSaves:
+    """The running checkpoint, as the controller's history describes it."""
+
+    def __init__(self, count: int) -> None:
+        self.saved_at = np.full(count, NOBODY)
+        self.choices: dict[int, SaveChoice] = {}
+        self.committed: set[int] = set()
+        self.commits = 0
+        self.unclear: int | None = None  # the first save whose blocks are not recorded
+        self._waiting: dict[int, set[int]] = {}  # by iteration, nodes whose part must still be committed
+
+    def choose(self, iteration: int, choice: SaveChoice, lost: Iterable[int] = ()) -> None:
+        """Record what nodes chose; the parts of `lost` nodes need not be committed."""
+        self.choices[iteration] = choice
+        self._waiting[iteration] = {node for node, blocks in choice.by_node.items() if blocks.count} - set(lost)
+
+    def lose(self, node: int) -> None:
+        """Stop expecting commits of the blocks that `node` chose: the node is lost."""
+        for waiting in self._waiting.values():
+            waiting.discard(node)
+
+    def waiting(self) -> tuple[int, int] | None:
+        """Return an iteration and a living node whose part of its save was never committed, if there is one."""
+        return next(((iteration, min(nodes)) for iteration, nodes in self._waiting.items() if nodes), None)
+
+    def commit(self, iteration: int, ids: Blocks) -> str | None:
+        """Record that `ids` are saved as of `iteration`; return what is wrong with that."""
+        choice = self.choices.get(iteration)
+        self.committed.add(iteration)
+        if choice is None:
+            return f"a save of iteration {iteration} was committed, but no blocks were chosen for it"
+        owners = choice.owners[ids]
+        if len(orphans := ids[owners == NOBODY]):
+            return f"the save of iteration {iteration} has block {orphans[0]}, which had no owner at the choice"
+        for node in np.unique(owners).tolist():
+            if Samples.of(ids[owners == node]) != choice.by_node.get(node, Samples()):
+                return f"the save of iteration {iteration} has other blocks of node-{node} than node-{node} chose"
+            self._waiting.get(iteration, set()).discard(node)
+        self.saved_at[ids] = np.maximum(self.saved_at[ids], iteration)
+        return None
+
+    def commit_unclear(self, iteration: int) -> None:
+        """Record a save of `iteration` whose blocks are not listed."""
+        self._waiting.pop(iteration, None)
+        self.unclear = iteration if self.unclear is None else self.unclear
