@@ -56,7 +56,7 @@ def test_a_large_job_is_simulated_beside_those_that_were_published(run: Path) ->
 def test_a_served_run_is_advised_too(tmp_path: Path) -> None:
     folder = written(tmp_path / "served" / "history", {"controller": told(*contracting())}).parent
     shown = advised(folder, "--mtbf", "1h", "--workers-lost", "1/2", "--out", tmp_path / "out")
-    assert shown.startswith("advice: --recovery partial --interval ")
+    assert shown.startswith("advice: --restore partial --interval ")
     assert (tmp_path / "out" / "advice.png").stat().st_size > 0
 
 

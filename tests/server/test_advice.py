@@ -80,7 +80,7 @@ def test_partial_recovery_is_advised_unless_all_is_lost() -> None:
     assert isinstance(found, ServedAdvice)
     assert found.recovery == "partial"
     assert found.prices["partial"].iterations.value < found.prices["full"].iterations.value
-    assert found.line == f"advice: --recovery partial --interval {found.interval}"
+    assert found.line == f"advice: --restore partial --interval {found.interval}"
     assert any("No loss was seen" in line for line in found.unknown)
     assert advise_served(told(*contracting()), Question(lost=Fraction(1))).recovery == "full"
 

@@ -162,7 +162,6 @@ def run_in_process(
     run = InProcess(settings, kill, arrive)
     monkeypatch.setattr(Settings, "load", lambda self: _loaded(self.workload))
     monkeypatch.setattr(members, "ray", run)
-    monkeypatch.setattr(members, "ray", run)
     return run.train(), run
 
 

@@ -42,11 +42,11 @@ def train(
             "then everything."
         ),
     ] = "regular",
-    recovery: Annotated[
+    restore: Annotated[
         str,
         typer.Option(
-            help="partial: only lost blocks go back; full: all do; fresh: as partial, but what was never saved gets what "
-            "the model's own rule says, and not its first value."
+            help="Blocks to restore after a node is lost: partial (its blocks), full (all blocks), or fresh (as partial, "
+            "but blocks that were never saved get new values by the model's own rule)."
         ),
     ] = "partial",
     inject: Annotated[
@@ -88,7 +88,7 @@ def train(
         out=out.absolute(),
         store=str(out.absolute() / "checkpoints") if checkpoints is None else checkpoints,
         data=None if data is None else data.absolute(),
-        recovery=recovery,
+        recovery=restore,
         seed=seed,
         staleness=staleness,
         iterations=iterations,

@@ -173,7 +173,7 @@ class ServedAdvice:
     @property
     def line(self) -> str:
         """The advice in one line."""
-        return f"advice: --recovery {self.recovery} --interval {self.interval}"
+        return f"advice: --restore {self.recovery} --interval {self.interval}"
 
     def to_json(self) -> dict[str, Any]:
         """Every number as plain values."""

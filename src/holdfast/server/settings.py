@@ -41,7 +41,7 @@ class Settings:
         if self.staleness < 0:
             raise BadInput(f"a staleness of {self.staleness} iterations is below zero: give 0 or more")
         if self.recovery not in RECOVERIES:
-            raise BadInput(f"there is no recovery {self.recovery!r}; choose one of {', '.join(RECOVERIES)}")
+            raise BadInput(f"--restore must be one of {', '.join(RECOVERIES)} (got {self.recovery!r}).")
         for failure in self.failures:
             self._check(failure.kind, failure.targets, failure.point)
 

@@ -55,7 +55,7 @@ def test_nobody_is_named_who_has_no_number() -> None:
         _, line = places(files, Restored, who="controller")[0]
         said += because(files | {"controller": files["controller"][:line] + files["controller"][line + 1 :]})
     assert "node--" not in said
-    assert "which nobody held when blocks were chosen" in said
+    assert "which had no owner at the choice" in said
 
 
 def test_files_may_be_read_in_any_order() -> None:

@@ -156,7 +156,7 @@ def test_a_node_that_joined_and_never_got_its_blocks(runs: dict[str, Files]) -> 
     files = of(runs, "joined")
     files["controller"] = [event for event in files["controller"] if not isinstance(event.what, events.Moved)]
 
-    assert findings(files)["every_block_has_one_owner"] == "fail: node-3 joined, and got no blocks"
+    assert findings(files)["every_block_has_one_owner"] == "fail: node-3 joined, but received no blocks"
 
 
 def test_a_node_that_never_joined(runs: dict[str, Files]) -> None:
@@ -181,7 +181,7 @@ def test_two_controllers_with_one_number(runs: dict[str, Files]) -> None:
     files = of(runs, "taken over")
     change(files, "controller", at(files, "controller", events.Serve, lambda what: what.attempt == 1), attempt=0)
 
-    assert "lived twice under the number 0" in findings(files)["iterations_follow"]
+    assert "two controllers started as number 0" in findings(files)["iterations_follow"]
 
 
 @pytest.mark.parametrize("name", ["lost", "stale"])
