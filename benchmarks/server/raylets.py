@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 KINDS = ("node", "worker", "controller")
-TITLES = {"ray::Node": "node", "ray::Worker": "worker", "ray::Controller": "controller"}
+TITLES = {"ray::ServerNode": "node", "ray::Worker": "worker", "ray::Controller": "controller"}
 OBJECTS = 256 << 20  # bytes of every raylet for what actors send each other
 NOTICED_WITHIN = 120.0  # seconds for Ray to notice that a raylet is dead
 TRIES = 4  # to start a raylet

@@ -66,7 +66,7 @@ def test_a_node_that_is_stopped_is_found_by_its_silence(tmp_path: Path) -> None:
     def stop_a_node() -> None:
         history = tmp_path / "history" / "controller.jsonl"
         until(lambda: history.exists() and history.read_text().count('"iterate"') >= 2, "two iterations are done")
-        stopped.append(min(actors("ray::Node")))
+        stopped.append(min(actors("ray::ServerNode")))
         os.kill(stopped[0], signal.SIGSTOP)
 
     thread = threading.Thread(target=stop_a_node)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 DEADLINE = 120.0
-TITLES = ("ray::Node", "ray::Worker", "ray::Controller")
+TITLES = ("ray::ServerNode", "ray::Worker", "ray::Controller")
 
 
 def actors(*titles: str) -> set[int]:
