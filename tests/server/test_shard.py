@@ -21,7 +21,6 @@ from holdfast.workloads.divided import Push
 from holdfast.workloads.lda import lda
 from holdfast.workloads.mf import mf
 from holdfast.workloads.mlr import mlr
-from holdfast.workloads.divided import Push
 from marked_workload import (
     COLUMNS,
     COUNT,

@@ -110,7 +110,9 @@ class TestAFile:
             load_workload(file(tmp_path, "def workload(data): return None"))
 
     def test_with_an_array_that_belongs_to_no_block_is_refused(self, tmp_path: Path) -> None:
-        text = f"{MEAN}\nfrom holdfast.blocks import along\nMean.blocks = property(lambda self: along(self.start(), 'x'))"
+        text = (
+            f"{MEAN}\nfrom holdfast.blocks import along\nMean.blocks = property(lambda self: along(self.start(), 'x'))"
+        )
         with pytest.raises(BadInput, match=r"array 'steps' of the model of .* belongs to no block"):
             load_workload(file(tmp_path, text))
 

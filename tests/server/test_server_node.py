@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import ray
 
-from holdfast.server.server_node import THREADS, ServerNode
 from holdfast.server.selection import AskSurvey
+from holdfast.server.server_node import THREADS, ServerNode
 from holdfast.workloads.divided import When
 from repository import EXAMPLES
 from server_runs import settings
