@@ -11,7 +11,7 @@ from holdfast import progress
 from holdfast.distributed import script_collectives
 from holdfast.distributed.script_collectives import SCRIPT_COLLECTIVES, Outlived
 from holdfast.errors import WorkerLost
-from holdfast.live.settlement import NOWHERE, Stand, settled
+from holdfast.live.settlement import NOWHERE, Stand, settle
 from supervisor_process import SUPPORT, Start, Supervisor
 
 SCRIPT = SUPPORT / "collectives_script.py"
@@ -71,8 +71,8 @@ def test_whoever_takes_the_place_of_a_lost_rank_can_ask_for_its_rank(start: Star
 
 def test_members_do_not_go_on_if_one_of_them_has_exchanged_by_itself() -> None:
     stands = {0: Stand(step=3, members=(0, 1, 2)), 2: Stand(step=3, members=(0, 1, 2), exchanges=True)}
-    assert settled(stands) == SCRIPT_COLLECTIVES
-    assert not isinstance(settled({0: stands[0], 1: Stand(step=NOWHERE)}), str)
+    assert settle(stands) == SCRIPT_COLLECTIVES
+    assert not isinstance(settle({0: stands[0], 1: Stand(step=NOWHERE)}), str)
 
 
 @pytest.fixture

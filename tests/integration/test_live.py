@@ -9,7 +9,6 @@ import torch
 
 from finished_run import complaints, different, events
 from holdfast.cost.breakdown import spent
-from holdfast.distributed.process_group import RecoverableGroup
 from holdfast.errors import BadInput
 from holdfast.history.log import read_history
 from holdfast.live.coordination import Coordination
@@ -99,7 +98,7 @@ def test_one_worker_alone_cannot_recover_live_and_one_on_each_of_several_nodes_c
         ({"replicated": False}, "forward", "write model = run.replicate(model) before the optimizer is made"),
         ({"eager": True, "micro_batches": 2}, "forward", "step only where batch.is_last is true"),
         ({"eager": True, "micro_batches": 2}, "restart", "step only where batch.is_last is true"),
-        ({"steps_every": 2}, "skip", "with live recovery step in every window"),
+        ({"steps_every": 2}, "skip", "With live recovery, step the optimizer in every step"),
     ],
     ids=str,
 )
@@ -163,9 +162,9 @@ def test_what_cannot_be_scaled_is_refused_in_one_line(tmp_path: Path, recovery: 
         scale(tmp_path, workers)
 
 
-def test_one_that_joins_forgets_the_sums_of_a_meeting_that_was_interrupted() -> None:
-    live = LiveRecovery("replay", 2, Coordination(1, (), torch.distributed.HashStore, seat=1, joins=True))
-    live.crews.append(RecoverableGroup(live.link, 1, 2))
-    live.crews[0].given[0] = torch.zeros(1)
-    live._hand_sums(Settlement(step=3, begun=True, joining=(1,), given=(None,)), None)
-    assert live.crews[0].given == {}
+def test_a_joining_worker_forgets_the_sums_of_an_interrupted_recovery() -> None:
+    live = LiveRecovery("replay", 2, Coordination(1, (), torch.distributed.HashStore, seat=1, is_joining=True))
+    live.new_group(lambda: None)
+    live.groups[0].given[0] = torch.zeros(1)
+    live._send_sums(Settlement(step=3, begun=True, joining=(1,), given=(None,)), None)
+    assert live.groups[0].given == {}

@@ -1,4 +1,4 @@
-"""What one rank does when members are lost, told apart from its peers."""
+"""Live recovery of one rank, with its peers replaced by plain values."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -11,8 +11,8 @@ from holdfast.distributed.gloo_link import Broken
 from holdfast.distributed.membership import Membership
 from holdfast.events import Regroup
 from holdfast.live import state_transfer
-from holdfast.live.recovery import LiveRecovery
-from holdfast.live.settlement import Losses, Stand
+from holdfast.live.recovery import LiveRecovery, TrainingHooks
+from holdfast.live.settlement import Losses, Settlement, Stand, WindowState
 from holdfast.sampler.plan import SamplePlan
 
 ALL = (0, 1, 2)
@@ -20,40 +20,60 @@ LEFT = (1, 2)
 STEP = 5
 
 
-class Meeting(SimpleNamespace):
-    """Member 1, among members of whom 2 has passed the next boundary, after member 0 was lost."""
+class FakeCoordination(SimpleNamespace):
+    """Member 1, after member 0 was lost and member 2 has passed the next boundary."""
 
     def next(self) -> Membership:
         return Membership(1, LEFT, {}, ())
 
-    def stands(self, members: tuple[int, ...], stand: Stand) -> dict[int, Stand]:
-        self.said = stand
+    def exchange(self, members: tuple[int, ...], stand: Stand) -> dict[int, Stand]:
         return {1: stand, 2: Stand(step=STEP + 1, members=ALL, basis=ALL)}
 
     def connect(self, *_: Any) -> None:
         pass
 
 
+class FakeRecord(list[Any]):
+    def flush(self) -> None:
+        pass
+
+
 @pytest.fixture
-def live() -> LiveRecovery:
-    meeting = Meeting(me=1, members=ALL, number=1, joins=False, is_outdated=True, rank=1, turn=BoundaryGate())
-    found = LiveRecovery("skip", 3, meeting)
-    found.record = SimpleNamespace(told=[], flush=lambda: None)  # type: ignore[assignment]
-    found.record.append = found.record.told.append  # type: ignore[union-attr, method-assign]
-    found.protected = SimpleNamespace(trained=dict)  # type: ignore[assignment]
-    found._losses = Losses("skip", SamplePlan(samples=90, batch=9, epochs=1, seed=0))
-    found.step, found.begun, found.basis, found._known = STEP, True, ALL, ALL
-    return found
+def record() -> FakeRecord:
+    return FakeRecord()
 
 
-def crew() -> Any:
+@pytest.fixture
+def live(record: FakeRecord) -> LiveRecovery:
+    """Member 1 in the backward of a step that was divided among all three members."""
+    coordination: Any = FakeCoordination(
+        member=1, members=ALL, number=1, is_joining=False, is_outdated=True, rank=1, gate=BoundaryGate()
+    )
+    recovery = LiveRecovery("skip", 3, coordination)
+    recovery.window = WindowState(step=STEP, begun=True, basis=ALL)
+    recovery._recorded = ALL
+    hooks: Any = {"protected": SimpleNamespace(trained=dict), "record": record}
+    recovery.start(
+        TrainingHooks(
+            **hooks,
+            losses=Losses("skip", SamplePlan(samples=90, batch=9, epochs=1, seed=0)),
+            attempt=1,
+            record_steps=lambda: None,
+            inject=lambda step: None,
+            has_pending_gradients=lambda: False,
+        )
+    )
+    return recovery
+
+
+def interrupted_group() -> Any:
     return SimpleNamespace(
         sums=[SimpleNamespace(is_done=False)], drain=lambda: None, pack=lambda _: None, unpack=lambda: None
     )
 
 
-def handing(monkeypatch: pytest.MonkeyPatch, hand: Callable[..., Any], meet: Callable[..., Any]) -> None:
-    monkeypatch.setattr(state_transfer, "hand", hand)
+def fake_transfer(monkeypatch: pytest.MonkeyPatch, transfer: Callable[..., Any], meet: Callable[..., Any]) -> None:
+    monkeypatch.setattr(state_transfer, "transfer", transfer)
     monkeypatch.setattr(state_transfer, "meet", meet)
 
 
@@ -61,34 +81,51 @@ def broken(*_: Any) -> Any:
     raise Broken("the giver is lost")
 
 
-def test_a_giver_that_is_lost_before_anybody_has_its_state_leaves_nothing_on_record(
-    live: LiveRecovery, monkeypatch: pytest.MonkeyPatch
+def test_a_sender_lost_before_any_member_has_its_state_leaves_nothing_recorded(
+    live: LiveRecovery, record: FakeRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others were said to go on from its step, finished the one before otherwise, and the audit saw both."""
-    live.crews = [model := crew()]
-    handing(monkeypatch, broken, broken)
+    """Otherwise the history names the sender's step, while the others finish the step before it."""
+    live.groups = [group := interrupted_group()]
+    fake_transfer(monkeypatch, broken, broken)
     with pytest.raises(Broken):
-        live._regroup(model, 0.0)
-    assert live.record.told == []  # type: ignore[union-attr]
-    assert (stand := live._stand(model)).step == STEP
-    assert stand.members == ALL  # so that the loss of member 0 is told with the next
+        live._recover_once(group, 0.0)
+    assert record == []
+    assert (stand := live._stand(group)).step == STEP
+    assert stand.members == ALL  # so that the loss of member 0 is recorded with the next membership
 
 
-def test_who_has_the_state_of_one_that_was_ahead_is_ahead_from_then_on(
+def test_a_member_with_the_state_of_one_that_was_ahead_is_ahead_from_then_on(
     live: LiveRecovery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live.crews = [model := crew()]
-    handing(monkeypatch, lambda *_: {"model": {}}, broken)
+    live.groups = [group := interrupted_group()]
+    fake_transfer(monkeypatch, lambda *_: {"model": {}}, broken)
     with pytest.raises(Broken):
-        live._regroup(model, 0.0)
-    stand = live._stand(model)
+        live._recover_once(group, 0.0)
+    stand = live._stand(group)
     assert (stand.step, stand.begun, stand.buckets) == (STEP + 1, False, None)
 
 
-def test_once_all_have_the_state_that_is_on_record(live: LiveRecovery, monkeypatch: pytest.MonkeyPatch) -> None:
-    live.crews = [model := crew()]
-    handing(monkeypatch, lambda *_: {"model": {}}, lambda *_: None)
-    live._regroup(model, 0.0)
-    (told,) = live.record.told  # type: ignore[union-attr]
-    assert isinstance(told, Regroup)
-    assert (told.step, told.lost, told.behind) == (STEP + 1, (0,), (1,))
+def test_a_recovery_is_recorded_once_every_member_has_the_state(
+    live: LiveRecovery, record: FakeRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.groups = [group := interrupted_group()]
+    fake_transfer(monkeypatch, lambda *_: {"model": {}}, lambda *_: None)
+    live._recover_once(group, 0.0)
+    (event,) = record
+    assert isinstance(event, Regroup)
+    assert (event.step, event.lost, event.behind) == (STEP + 1, (0,), (1,))
+
+
+def test_a_window_that_was_begun_is_finished_as_it_was_divided() -> None:
+    state = WindowState(step=STEP, begun=True, basis=ALL).recovered(Settlement(step=STEP, begun=True, basis=ALL))
+    assert (state.divides_at, state.settled, state.finish_basis) == (STEP + 1, STEP, ALL)
+    assert state._replace(begun=False).divided(LEFT)[0].basis == ALL
+    after, is_new = state.ended()._replace(step=STEP + 1, begun=False).divided(LEFT)
+    assert (after.basis, after.divides_at, is_new) == (LEFT, None, True)
+    assert after.divided(LEFT) == (after, False)
+
+
+def test_a_window_that_was_not_begun_is_divided_among_the_survivors() -> None:
+    state = WindowState(step=STEP, basis=ALL).recovered(Settlement(step=STEP, begun=False))
+    after, is_new = state.divided(LEFT)
+    assert (after.basis, after.divides_at, is_new) == (LEFT, None, True)

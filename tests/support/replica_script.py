@@ -66,7 +66,8 @@ class Trained:
         torch.manual_seed(0)
         net = Tied(idle=way in ("unused", "static"))
         net.load_state_dict(state or net.state_dict())
-        self.replica = Replica(net, options)
+        self.events: list[str] = []
+        self.replica = Replica(net, options, meanwhile=lambda: self.events.append("meanwhile"))
         if weights:
             self.replica.weight = weights[rank]
 
@@ -133,15 +134,14 @@ def error(way: str, rank: int) -> float:
 
 def order(rank: int) -> list[str]:
     """What happens in a backward, one after the other."""
-    happened: list[str] = []
     trained, sum_of = Trained("uneven", rank), dist.all_reduce
+    happened = trained.events
 
     def counted(*args: Any, **options: Any) -> Any:
         happened.append("sum")
         return sum_of(*args, **options)
 
     dist.all_reduce = counted
-    trained.replica.meanwhile = lambda: happened.append("meanwhile")
     trained.gradients(0)
     dist.all_reduce = sum_of
     assert happened.count("sum") == len(trained.buckets())

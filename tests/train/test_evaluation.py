@@ -120,10 +120,10 @@ class Lost:
     """A run of three that recovers live, in which member 1 is lost and we are member 0."""
 
     def __init__(self) -> None:
-        self.me, self.members, self.joins = 0, (0, 1, 2), False
+        self.member, self.members, self.is_joining = 0, (0, 1, 2), False
         self.shared = HashStore()
         self.shared.set_timeout(timedelta(seconds=5))
-        self.meeting = SimpleNamespace(number=0, newest=Membership(1, (0, 2)), store=lambda: self.shared)
+        self.coordination = SimpleNamespace(number=0, newest=Membership(1, (0, 2)), store=lambda: self.shared)
 
 
 @pytest.fixture

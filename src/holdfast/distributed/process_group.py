@@ -3,14 +3,11 @@
 DDP posts a sum for every bucket of gradients while backward goes on, and gets the link's own operations back: in the
 good case nothing is copied and nobody waits. When members are lost DDP's backward raises, once all gradients are
 computed; then a bucket holds either its sum or nothing of use, and `param.grad` still holds what this rank computed.
-
-Where the loss of a member is noticed: around every backward of this process.
 """
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -40,9 +37,9 @@ class RecoverableGroup(dist.ProcessGroup):
     and size torch knows by itself.
     """
 
-    def __init__(self, link: Link, rank: int, size: int) -> None:
+    def __init__(self, link: Link, rank: int, size: int, all_posted: Callable[[], None]) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # there is such a form
-        self._link, self._size = link, size
+        self._link, self._size, self._all_posted = link, size, all_posted
         self.factor = 1.0
         self.sums: list[Sum] = []
         self._spent: list[Sum] = []
@@ -50,7 +47,6 @@ class RecoverableGroup(dist.ProcessGroup):
         """Sums that others had before we came: of the next backward, by the number of the bucket."""
         self._buckets: list[list[torch.Tensor]] = []
         self.watch: Callable[[Sequence[Any], int], None] | None = None  # as a replica's `watch` has it
-        self.all_begun: Callable[[], None] = lambda: None  # called in every backward, with its last sum
 
     def getBackendName(self) -> str:
         return "holdfast"
@@ -91,7 +87,7 @@ class RecoverableGroup(dist.ProcessGroup):
             self.watch([each.work for each in self.sums], len(self._buckets))
         if len(self.sums) == len(self._buckets):
             self._spent = []
-            self.all_begun()
+            self._all_posted()
         return work
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Any:  # type: ignore[override]
@@ -168,42 +164,3 @@ def _has_failed(work: Any) -> bool:
     except RuntimeError:
         return True
     return False
-
-
-class Survivor(Protocol):
-    """Who is asked before a backward, and told how it went."""
-
-    link: Link
-    crews: list[RecoverableGroup]
-    adds_up: bool
-    """Whether gradients of earlier windows may be there, to which a backward would add."""
-
-    def check_backward(self) -> None:
-        """Refuse one that could not be mended."""
-
-    def survives(self, crew: RecoverableGroup) -> bool:
-        """Whether an error in the backward of this model was the loss of a member, and is mended."""
-
-    def passed(self, crew: RecoverableGroup) -> None:
-        """A backward of this model has all its sums."""
-
-
-def guard_backward(live: Survivor) -> None:
-    """Catch what backward raises where a member was lost; `Tensor.backward` looks it up at every call."""
-    plain = torch.autograd.backward
-
-    @functools.wraps(plain)
-    def backward(*args: Any, **options: Any) -> None:
-        if live.adds_up:
-            live.check_backward()
-        try:
-            plain(*args, **options)
-        except RuntimeError:
-            if not any(live.survives(crew) for crew in live.crews):
-                raise
-        else:
-            for crew in live.crews:
-                if not (live.link.is_broken and crew.has_failed() and live.survives(crew)):
-                    live.passed(crew)
-
-    torch.autograd.backward = backward

@@ -58,11 +58,13 @@ class Ranks:
     patience: float = _WATCHED
     connect: Callable[[], Store] | None = None  # one more connection to the store of the workers, if they share one
     has_changed: Callable[[], bool] = lambda: False
-    lost: Callable[[], Callable[[], bool]] = lambda: lambda: False  # asks, from now on, whether one of these was lost
+    watch_members: Callable[[], Callable[[], bool]] = lambda: (
+        lambda: False
+    )  # asks, from now on, if one of these is lost
 
     def as_it_is(self) -> "Ranks":
         """The peers that there are now, for whoever has something to settle with them after they have changed."""
-        return replace(self, has_changed=self.lost())
+        return replace(self, has_changed=self.watch_members())
 
     def become(self, rank: int, size: int, number: int) -> None:
         """Be this rank of so many from now on; what is told under another membership is not heard."""

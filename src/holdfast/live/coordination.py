@@ -30,15 +30,15 @@ class Asleep(Exception):
 
 @dataclass(slots=True, eq=False)
 class Coordination:
-    """One member among the others; `me` is its number as long as it is a member, and `seat` always the same."""
+    """One member among the others; `member` is its number as long as it is a member, and `seat` always the same."""
 
-    me: int
+    member: int
     members: tuple[int, ...]
     store: Callable[[], Store]  # a new connection to the store each time: a wait in one would block the others
     seat: int
-    joins: bool = False  # it waits to become a member
+    is_joining: bool = False  # it waits to become a member
     number: int = 0  # of the membership we are in
-    turn: BoundaryGate = field(default_factory=BoundaryGate)
+    gate: BoundaryGate = field(default_factory=BoundaryGate)
     _nearest: int = 0  # where we can be joined, if that is beyond the boundary that comes next
     _said: int = 0  # the membership for which we have said before which window we can be joined
     _talk: Store | None = None
@@ -52,7 +52,7 @@ class Coordination:
     @property
     def rank(self) -> int:
         """Our place among the members."""
-        return self.members.index(self.me) if self.members else self.me
+        return self.members.index(self.member) if self.members else self.member
 
     @property
     def newest(self) -> Membership:
@@ -64,7 +64,7 @@ class Coordination:
         """Whether a member was lost: there is a membership without it that we are not in yet."""
         return self.newest.number > self.number and self.newest.has_lost(self.members)
 
-    def lost(self) -> Callable[[], bool]:
+    def watch_members(self) -> Callable[[], bool]:
         """Asks, whenever it is called, whether one of the members that there are now was lost since."""
         members, number = self.members, self.number
         return lambda: self.newest.number > number and self.newest.has_lost(members)
@@ -72,33 +72,33 @@ class Coordination:
     def await_admission(self) -> None:
         """Wait until the supervisor lets us in."""
         while (newest := self.newest).number == self.number or (found := newest.number_of(self.seat)) is None:
-            if newest.number == self.number + 1 and self.me in newest.members and self.me not in newest.joining:
+            if newest.number == self.number + 1 and self.member in newest.members and self.member not in newest.joining:
                 os._exit(EXPELLED)  # it came while we fell asleep, and counts on us: somebody else must come
             time.sleep(LOOK)
-        self.me, self.members = found, newest.members
+        self.member, self.members = found, newest.members
 
     def leave(self) -> None:
         """We are no member any more, until we are let in again."""
-        self.joins, self.members = True, ()
+        self.is_joining, self.members = True, ()
 
     def next(self) -> Membership:
         """Go over to the next membership, once the supervisor has published it. We may be to sleep."""
         while self.newest.number == self.number:
             time.sleep(LOOK)
-        with self.turn.lock:
+        with self.gate.lock:
             newest = self.newest
             self.number = newest.number
-            self.turn.waiting.discard(self)
-        if self.me in newest.asleep:
+            self.gate.waiting.discard(self)
+        if self.member in newest.asleep:
             raise Asleep
-        if self.me not in newest.members or newest.joining.get(self.me, self.seat) != self.seat:
+        if self.member not in newest.members or newest.joining.get(self.member, self.seat) != self.seat:
             os._exit(EXPELLED)
         return newest
 
-    def stands(self, members: tuple[int, ...], stand: Stand) -> Mapping[int, Stand]:
+    def exchange(self, members: tuple[int, ...], stand: Stand) -> Mapping[int, Stand]:
         """Say where we stand, and learn it of every member; all wait for the last."""
         keys = [f"stand/{self.number}/{member}" for member in members]
-        self._store.set(f"stand/{self.number}/{self.me}", json.dumps(stand.to_json()))
+        self._store.set(f"stand/{self.number}/{self.member}", json.dumps(stand.to_json()))
         if not self._are_there(keys, self.number):
             raise Broken("the membership has changed while its members met")
         said = [Stand.from_json(json.loads(self._store.get(key))) for key in keys]
@@ -111,11 +111,11 @@ class Coordination:
         def store() -> Store:
             return PrefixStore(f"{LIVE}/group/{number}", self.store())
 
-        link.connect(store, members.index(self.me), len(members), lambda: self.newest.number > number)
+        link.connect(store, members.index(self.member), len(members), lambda: self.newest.number > number)
 
-    def grows_at(self, step: int) -> bool:
+    def has_joiners_at(self, step: int) -> bool:
         """Whether members join before this window: the furthest that any of us comes to next, once all have said."""
-        with self.turn.lock:
+        with self.gate.lock:
             number = self.newest.number
             if number == self.number or self._said < number:
                 self._nearest = step + 1
@@ -141,15 +141,15 @@ class Coordination:
 
     def _heard(self, newest: Membership, lost: Callable[[], None]) -> None:
         """In the thread that listens: end what waits for members that are no more; or say when others may join."""
-        if self.joins:
+        if self.is_joining:
             return
         is_lost = newest.has_lost(self.members)
-        with self.turn.lock:
+        with self.gate.lock:
             if newest.number > self.number:
-                self.turn.waiting.add(self)
+                self.gate.waiting.add(self)
             if not is_lost:
-                nearest, self._said = max(self.turn.next, self._nearest), newest.number
+                nearest, self._said = max(self.gate.next, self._nearest), newest.number
         if is_lost:
             lost()
             return
-        PrefixStore(LIVE, self.store()).set(f"next/{newest.number}/{self.me}", str(nearest))
+        PrefixStore(LIVE, self.store()).set(f"next/{newest.number}/{self.member}", str(nearest))

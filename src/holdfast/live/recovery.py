@@ -1,18 +1,33 @@
-"""Live recovery of one rank: when members are lost, the others find together again and finish the step they were in.
+"""Live recovery of one rank: when members are lost, the survivors complete the step they were in and continue.
 
-Everything happens in the thread that trains. A backward whose sums did not come raises, and is caught here; a loss that
-is heard of between two windows is dealt with at the boundary. Either way this rank waits for the supervisor's next
-membership, says where it stands, connects with the other members, and does what the settlement of all their stands says.
+Everything here runs in the training thread. A round of recovery has four parts: wait for the supervisor's next
+membership, tell the other members where this rank is (`Stand`), connect with them, and apply the plan that `settle`
+derives from all their reports (`Settlement`). A round in which another member is lost is abandoned and begun again.
 
-Whether and how a rank recovers live: as its run wants, if what its ranks talk over allows it.
+    spare or suspended worker
+          | join(): admitted by the supervisor, takes over a member's state
+          v
+      at a boundary  --begin_step()-->  in a step  --end_step()-->  at the next boundary
+          |     ^                         |     ^
+          |     | at_boundary()           |     | gradients are complete, or the step is dropped (skip)
+          v     |                         v     |
+      recovering (the membership has    recovering (backward, or the exchange of buffers
+      changed)                          before a forward, has failed)
+          |
+          | asked to leave: `Asleep`, then suspend()
+          v
+    suspended worker
+
+`WindowState` holds what a step and its recoveries have changed; each transition replaces it.
 """
 
+import functools
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,412 +35,412 @@ from holdfast import progress
 from holdfast.distributed import nccl_link, script_collectives
 from holdfast.distributed import ranks as world
 from holdfast.distributed.gloo_link import Broken, Link
-from holdfast.distributed.process_group import RecoverableGroup, guard_backward
+from holdfast.distributed.process_group import RecoverableGroup
 from holdfast.distributed.ranks import Ranks
 from holdfast.errors import BadInput
 from holdfast.events import Regroup
 from holdfast.live import state_transfer
 from holdfast.live.coordination import Coordination
-from holdfast.live.settlement import NOWHERE, Losses, Settlement, Stand, settled
+from holdfast.live.settlement import NOWHERE, Losses, Settlement, Stand, WindowState, settle
 from holdfast.live.state_transfer import Buffers
 from holdfast.progress import IN_RESERVE, Phase, fallen_back
 from holdfast.runs.config import RunConfig
-from holdfast.sampler.plan import SamplePlan
 from holdfast.train.state.attempt import Enrolled
 from holdfast.train.state.protected import Protected
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainingHooks:
+    """The training loop's side of live recovery: known once the loop is built, after the models are replicated."""
+
+    losses: Losses
+    protected: Protected
+    record: Enrolled
+    attempt: int
+    record_steps: Callable[[], None]
+    """Writes every step that was trained so far to the history."""
+    inject: Callable[[int], None]
+    """Called with the step once the survivors of a loss agree how to continue."""
+    has_pending_gradients: Callable[[], bool]
+    """Returns True if gradients of earlier steps wait for their optimizer."""
+
+
+class BoundaryChange(NamedTuple):
+    """Changes that recoveries made since the last boundary: a new division of samples, and the last settled step."""
+
+    is_divided: bool
+    settled: int | None
 
 
 @dataclass(slots=True, eq=False)
 class LiveRecovery:
-    """This rank among the members of a run that recovers live."""
+    """This rank among the members of a run that recovers live. `size` is the number of members when none is lost."""
 
     strategy: str
-    size: int  # how many members there are when none is lost
-    meeting: Coordination
-    attempt: int = 0
-    record: Enrolled | None = None
-    protected: Protected | None = None
-    settle: Callable[[], None] = lambda: None  # puts every step on record that was trained by now
-    injected: Callable[[int], None] = lambda step: None  # called once it is settled how to go on after a loss
-    is_pending: Callable[[], bool] = lambda: False  # whether gradients of earlier windows wait for their optimizer
-    buffers: Buffers = field(default_factory=Buffers)
+    size: int
+    coordination: Coordination
     link: Link = field(default_factory=Link)
-    crews: list[RecoverableGroup] = field(default_factory=list)
-    step: int = 0
-    begun: bool = False
-    adds_up: bool = False
-    basis: tuple[int, ...] = ()  # the members among whom the window is divided
-    _losses: Losses | None = None
-    _passes: int = 0
-    _whole: int = 1
-    _shrinks_at: int | None = None
-    _basis_now: tuple[int, ...] | None = None
-    _staged: dict[str, Any] | None = None  # what others have after the window that we are in: ours at its end
-    _known: tuple[int, ...] = ()  # the members of the last membership that is on record
-    _dropped: int | None = None
-    _settled: int | None = None
-    _checked: int | None = None
+    groups: list[RecoverableGroup] = field(default_factory=list, init=False)
+    buffers: Buffers = field(default_factory=Buffers, init=False)
+    window: WindowState = field(default_factory=WindowState, init=False)
+    _hooks: TrainingHooks | None = field(default=None, init=False)
+    _recorded: tuple[int, ...] = field(default=(), init=False)  # the members of the last recorded membership
+    _may_accumulate: bool = field(default=False, init=False)  # the last step ended without an optimizer step
 
-    def join(self) -> None:
-        """Connect with the members that start together, and listen for changes from now on."""
-        self.basis = self._known = self.meeting.members
-        if not self.joins:
-            self.meeting.connect(self.link, self.basis)
-        self.meeting.listen(self.link.hang_up)
-        guard_backward(self)
+    def connect(self) -> None:
+        """Connect with the members that start together, and follow memberships from now on."""
+        self._recorded = self.members
+        self.window = WindowState(basis=self.members)
+        if not self.is_joining:
+            self.coordination.connect(self.link, self.members)
+        self.coordination.listen(self.link.hang_up)
+        self._guard_backward()
 
-    def crew(self) -> RecoverableGroup:
-        """A process group for one more model."""
-        self.crews.append(RecoverableGroup(self.link, self.me % self.size, self.size))
-        return self.crews[-1]
+    def start(self, hooks: TrainingHooks) -> None:
+        """Begin to recover from losses: the training loop is built. An earlier loss needs a restart."""
+        self._hooks = hooks
+        if not self.is_joining:
+            self._set_weight(hooks.losses.weight(self.member, self.window.basis))
+
+    def watch(self, peers: Ranks) -> Ranks:
+        """Return `peers` with waits that end when a member is lost."""
+        return replace(
+            peers, has_changed=lambda: self.coordination.is_outdated, watch_members=self.coordination.watch_members
+        )
+
+    def new_group(self, all_posted: Callable[[], None]) -> RecoverableGroup:
+        """Return a process group for one more model; `all_posted` is called in every backward with the last sum."""
+        self.groups.append(RecoverableGroup(self.link, self.member % self.size, self.size, all_posted))
+        return self.groups[-1]
 
     @property
-    def me(self) -> int:
-        """Our number, the same as long as we are a member."""
-        return self.meeting.me
+    def member(self) -> int:
+        """The number of this member, which does not change when others are lost."""
+        return self.coordination.member
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The numbers of all that go on together."""
-        return self.meeting.members
+        """The numbers of all present members."""
+        return self.coordination.members
 
     @property
-    def joins(self) -> bool:
-        """Whether we have yet to take the place of one that was lost."""
-        return self.meeting.joins
+    def is_joining(self) -> bool:
+        """True until this worker has taken the place of a lost member."""
+        return self.coordination.is_joining
 
     @property
     def place(self) -> tuple[int, int]:
-        """Our rank among how many, in the division of the window that we go on with."""
-        basis = self._basis_now or self.members
-        return basis.index(self.me), len(basis)
+        """The rank and world size by which the samples of the current step are divided."""
+        basis = self.window.finish_basis or self.members
+        return basis.index(self.member), len(basis)
 
-    def arrive(self) -> int:
-        """Take the place of a lost member, with the state of another; the window that we begin with."""
+    def join(self) -> int:
+        """Take the place of a lost member with the state of another one; return the first step to train."""
         progress.here.enters(Phase.JOINING)
-        assert self.record is not None
         while True:
-            self.meeting.await_admission()
-            self.record.enrol(self.me)
+            self.coordination.await_admission()
+            self._training.record.enrol(self.member)
             try:
-                found = self._regroup(None, began=perf_counter())
+                plan = self._recover_once(None, began=perf_counter())
                 break
             except Broken:
-                self.meeting.leave()
-        self.meeting.joins = False
-        script_collectives.outlive(self.me, self.size)
+                self.coordination.leave()
+        self.coordination.is_joining = False
+        script_collectives.outlive(self.member, self.size)
         progress.here.enters(Phase.TRAINING)
-        progress.here.regroups(self.meeting.number)
-        return found.step
+        progress.here.regroups(self.coordination.number)
+        return plan.step
 
-    def sleep(self) -> None:
-        """Leave the others, with all that this worker holds, until they want it again."""
-        assert self.record is not None
+    def suspend(self) -> None:
+        """Leave the other members, with everything this worker holds, until `join` is called."""
         progress.here.regroups(IN_RESERVE)
-        self.settle()
-        self.record.retire()
+        self._training.record_steps()
+        self._training.record.retire()
         self.link.hang_up()
-        self.meeting.leave()
-        self._shrinks_at = self._basis_now = self._settled = None
+        self.coordination.leave()
+        self.window = self.window.suspended()
 
-    def begins(self, step: int) -> None:
-        """A window is handed out."""
-        self.step, self.begun = step, True
+    def begin_step(self, step: int) -> None:
+        """Note that the batch of `step` is handed to the script."""
+        self.window = self.window._replace(step=step, begun=True)
 
-    def ends(self, stepped: int) -> None:
-        """The window was trained, in so many steps of optimizers; if others were further, what came of it is theirs."""
-        self._whole, self._passes, self.buffers.synced = max(1, self._passes), 0, 0
-        self.adds_up = not stepped
-        if self._staged is not None:
-            assert self.protected is not None
-            self.protected.take_over(self._staged)
-            self._staged = None
+    def end_step(self, optimizer_steps: int) -> None:
+        """Note that the step was trained; if members that were ahead sent their result, take it over."""
+        if self.window.staged is not None:
+            self._training.protected.take_over(self.window.staged)
+        self.window = self.window.ended()
+        self.buffers.synced = 0
+        self._may_accumulate = not optimizer_steps
 
-    def has_dropped(self, step: int) -> bool:
-        """Whether nothing came out of this window."""
-        return self._dropped == step
+    def is_dropped(self, step: int) -> bool:
+        """Return True if `step` was dropped after a loss (--recovery skip)."""
+        return self.window.dropped == step
 
-    def boundary(self, step: int, *, last: bool = False) -> bool:
-        """We come to the boundary before this window; whether the windows from here on are divided anew.
+    def at_boundary(self, step: int, *, last: bool = False) -> BoundaryChange:
+        """Recover until the membership is current; return what has changed for the steps from `step` on.
 
-        At the last one, after which there is no window, nobody is let in.
+        At the `last` boundary no worker joins, because no step follows.
         """
-        self.step, self.begun = step, False
-        while self.meeting.is_outdated or (not last and self.meeting.grows_at(step)):
+        self.window = self.window._replace(step=step, begun=False)
+        while self.coordination.is_outdated or (not last and self.coordination.has_joiners_at(step)):
             self.recover(None)
-        divides = self._divides(step)
-        if self._shrinks_at is None:
-            self.meeting.turn.leave(self)
-        return divides
-
-    def _divides(self, step: int) -> bool:
-        """Whether the windows from this one on are divided otherwise than those before."""
-        if self._shrinks_at is None:
-            return False
-        if step >= self._shrinks_at:
-            self._shrinks_at, basis = None, self.members
-            self._weigh(basis)
-        elif self._basis_now is not None:
-            basis = self._basis_now
-        else:
-            return False
-        self._basis_now = None
-        divides, self.basis = basis != self.basis, basis
-        return divides
-
-    def take_settled(self) -> int | None:
-        """The window that members were settled in since this was asked last, if any were."""
-        settled, self._settled = self._settled, None
-        return settled
-
-    def weigh(self, geometry: SamplePlan) -> None:
-        """Every rank counts by its share of the window."""
-        self._losses = Losses(self.strategy, geometry)
-        if not self.joins:
-            self._weigh(self.basis)
+        basis = self.window.basis
+        self.window, is_weight_new = self.window.divided(self.members)
+        if is_weight_new:
+            self._set_weight(self._training.losses.weight(self.member, self.window.basis))
+        if self.window.divides_at is None:
+            self.coordination.gate.leave(self)
+        settled, self.window = self.window.settled, self.window._replace(settled=None)
+        return BoundaryChange(self.window.basis != basis, settled)
 
     def sync_buffers(self, broadcast: Callable[[], None], buffers: list[torch.Tensor]) -> None:
-        """Before a forward all ranks take over rank 0's buffers."""
+        """Take over rank 0's buffers before a forward."""
         self.buffers.sync(broadcast, buffers, lambda: self.recover(None))
 
-    def survives(self, crew: RecoverableGroup) -> bool:
-        """Whether an error in the backward of this model was the loss of a member, and is mended."""
-        if not crew.sums or not (self.link.is_broken or self.meeting.is_outdated or crew.has_failed()):
-            return False
-        self.recover(crew)
-        self.passed(crew)
-        return True
-
-    def check_backward(self) -> None:
-        """Refuse to add gradients to those of an earlier window: no survivor has those that a lost rank had."""
-        first, self._checked = self._checked != self.step, self.step
-        if first and self.is_pending():
-            raise BadInput(
-                "gradients are added to those of an earlier window, which nobody could give back after a failure: with "
-                "live recovery step in every window, and accumulate by run.batches(..., micro_batches=N)"
-            )
-
-    def passed(self, crew: RecoverableGroup) -> None:
-        """A backward of this model has all its sums."""
-        if crew.sums:
-            crew.end()
-            self._passes += 1
-            if self._dropped == self.step:
-                crew.drop(is_scaled=self.protected is not None and self.protected.is_scaled)
-
-    def recover(self, crew: RecoverableGroup | None) -> None:
-        """Find together with the members that are left, and finish what the backward of this model has begun."""
+    def recover(self, group: RecoverableGroup | None) -> None:
+        """Recover with the members that are left; complete the interrupted backward of `group`, if there is one."""
         began = perf_counter()
-        progress.here.suspects(self.meeting.number)
+        progress.here.suspects(self.coordination.number)
         with progress.during(Phase.RECOVERING):
             while True:
                 try:
-                    self._regroup(crew, began)
+                    self._recover_once(group, began)
                     break
                 except Broken:
-                    progress.here.suspects(self.meeting.number)
-        script_collectives.outlive(self.me, self.size)
-        progress.here.regroups(self.meeting.number)
+                    progress.here.suspects(self.coordination.number)
+        script_collectives.outlive(self.member, self.size)
+        progress.here.regroups(self.coordination.number)
 
-    def _regroup(self, crew: RecoverableGroup | None, began: float) -> Settlement:
-        urgent = self.meeting.is_outdated
-        newest = self.meeting.next()
-        members = newest.members
-        if urgent:
-            self.link.hang_up()
-        if crew:
-            crew.drain()
-        stands = self.meeting.stands(members, self._stand(crew))
-        self.link.hang_up()  # if not before: all are at the boundary now, and need it no more
-        self.meeting.connect(self.link, members)
-        self.meeting.members = members
-        found = settled(stands, newest.asleep)
-        if isinstance(found, str):
-            raise fallen_back(f"the members cannot go on from where they are ({found})")
-        if found.behind:
-            self._hand_over(found, crew)  # first: if the giver is lost before somebody has it, it is as if it never was
-        # Now: another loss may come before all is done, and what is summed without the lost stays so.
-        self._tell(found, perf_counter() - began)
-        if found.lost:
-            self.injected(found.step)
-        self._divide(found)
-        if found.joining:
-            self._let_in(found, stands)
-        if found.synced:
-            self._hand_buffers(found)
-        self._finish(found, crew)
-        return found
+    def _guard_backward(self) -> None:
+        """Recover where `torch.autograd.backward` fails because of a loss; `Tensor.backward` looks it up at every call."""
+        plain = torch.autograd.backward
 
-    def _stand(self, crew: RecoverableGroup | None) -> Stand:
-        if self.joins:
-            return Stand(step=NOWHERE)
-        if self._staged is not None:  # as good as at the next boundary
-            return Stand(
-                step=self.step + 1,
-                basis=self.basis,
-                members=self._known,
-                whole=self._passes + 1,
-                boundaries=progress.here.boundaries,
-                posted=progress.here.posted,
-                exchanges=script_collectives.has_exchanged(),
+        @functools.wraps(plain)
+        def backward(*args: Any, **options: Any) -> None:
+            if self._may_accumulate:
+                self._check_pending_gradients()
+            try:
+                plain(*args, **options)
+            except RuntimeError:
+                if not any(self._recover_backward(group) for group in self.groups):
+                    raise
+            else:
+                for group in self.groups:
+                    if not (self.link.is_broken and group.has_failed() and self._recover_backward(group)):
+                        self._complete_backward(group)
+
+        torch.autograd.backward = backward
+
+    def _check_pending_gradients(self) -> None:
+        """Raise BadInput if a backward would add to gradients of an earlier step: a lost rank's part has no copy."""
+        self._may_accumulate = False  # the first backward of a step decides
+        if self._training.has_pending_gradients():
+            raise BadInput(
+                "Gradients are added to those of an earlier step, and a lost worker's part of those cannot be recovered. "
+                "With live recovery, step the optimizer in every step; accumulate with run.batches(..., micro_batches=N)."
             )
+
+    def _recover_backward(self, group: RecoverableGroup) -> bool:
+        """Recover if the backward of this model failed because of a loss; return False for any other error."""
+        if not group.sums or not (self.link.is_broken or self.coordination.is_outdated or group.has_failed()):
+            return False
+        self.recover(group)
+        self._complete_backward(group)
+        return True
+
+    def _complete_backward(self, group: RecoverableGroup) -> None:
+        if group.sums:
+            group.end()
+            self.window = self.window._replace(passes=self.window.passes + 1)
+            if self.is_dropped(self.window.step):
+                group.drop(is_scaled=self._training.protected.is_scaled)
+
+    @property
+    def _training(self) -> TrainingHooks:
+        assert self._hooks is not None, "live recovery has not started"
+        return self._hooks
+
+    def _recover_once(self, group: RecoverableGroup | None, began: float) -> Settlement:
+        """Do one round of recovery; raise Broken if another member is lost meanwhile."""
+        if self._hooks is None:
+            raise fallen_back("a worker was lost before training began")
+        is_urgent = self.coordination.is_outdated
+        membership = self.coordination.next()
+        if is_urgent:
+            self.link.hang_up()
+        if group:
+            group.drain()
+        stands = self.coordination.exchange(membership.members, self._stand(group))
+        self.link.hang_up()  # if not done before: every member is at the boundary now and needs the link no more
+        self.coordination.connect(self.link, membership.members)
+        self.coordination.members = membership.members
+        plan = settle(stands, membership.asleep)
+        if isinstance(plan, str):
+            raise fallen_back(f"the surviving workers cannot continue from where they are ({plan})")
+        self._apply(plan, stands, group, began)
+        return plan
+
+    def _stand(self, group: RecoverableGroup | None) -> Stand:
+        """Return where this rank is, as the other members need to know it."""
+        if self.is_joining:
+            return Stand(step=NOWHERE)
+        window = self.window
+        is_ahead = window.staged is not None  # then this rank is as good as at the next boundary
         return Stand(
-            step=self.step,
-            begun=self.begun,
-            basis=self.basis,
-            members=self._known,
-            passes=self._passes,
-            whole=self._whole,
-            buckets=tuple(bool(each.is_done) for each in crew.sums) if crew else None,
-            synced=self.buffers.synced,
-            model=self.crews.index(crew) if crew else 0,
+            step=window.step + is_ahead,
+            begun=window.begun and not is_ahead,
+            basis=window.basis,
+            members=self._recorded,
+            passes=0 if is_ahead else window.passes,
+            whole=window.passes + 1 if is_ahead else window.passes_before,
+            buckets=tuple(bool(bucket.is_done) for bucket in group.sums) if group and not is_ahead else None,
+            synced=0 if is_ahead else self.buffers.synced,
+            model=self.groups.index(group) if group and not is_ahead else 0,
             boundaries=progress.here.boundaries,
             posted=progress.here.posted,
             exchanges=script_collectives.has_exchanged(),
         )
 
-    def _divide(self, found: Settlement) -> None:
-        """A window that was begun is finished as it was divided; those after it are divided among the members."""
-        self.meeting.turn.wait(self)
-        self._shrinks_at = found.step + found.begun
-        self._settled = max(self._settled or 0, found.step)
-        if found.begun:
-            assert self._losses is not None
-            self._basis_now = found.basis
-            self._count_as(self._losses.weight_left(self.me, found.basis, self.members))
+    def _apply(
+        self, plan: Settlement, stands: Mapping[int, Stand], group: RecoverableGroup | None, began: float
+    ) -> None:
+        """Do this rank's part of the plan."""
+        if plan.behind:
+            self._send_result(plan, group)  # first: if its sender is lost before a member has it, it never existed
+        # Recorded now, because what is summed without the lost members stays so if another one is lost before the end.
+        self._record(plan, perf_counter() - began)
+        if plan.lost:
+            self._training.inject(plan.step)
+        self.coordination.gate.wait(self)
+        self.window = self.window.recovered(plan)
+        if plan.begun:
+            self._set_weight(self._training.losses.weight_left(self.member, plan.basis, self.members))
+        if plan.joining:
+            self._send_state(plan, stands)
+        if plan.synced:
+            self._send_buffers(plan)
+        if plan.begun and not plan.is_complete and self.strategy == "skip":
+            self.window = self.window._replace(dropped=plan.step)
+        self._send_sums(plan, group)
+        if group:
+            if self.window.staged is None:
+                self._sum_again(plan, group)
+            group.unpack()
 
-    def _let_in(self, found: Settlement, stands: Mapping[int, Stand]) -> None:
-        """Give those that join the whole state of a member; what a window changes before its end comes beside."""
-        assert self.protected is not None
-        first = (found.basis or self.members)[0]
-        if self.strategy == "replay" and first in found.joining and not found.syncs and self.buffers.are_there:
-            raise fallen_back("rank 0 is lost, and its buffers with it")
-        if self.me == found.giver:
-            self.settle()  # whoever joins may outlive us all: what came before it must be on record
-        state = self._hand(found.giver, found.joining, self.protected.capture)
-        state_transfer.meet(self.link)
-        if self.joins:
-            self.protected.restore(state)
-            progress.here.catches_up(stands[found.giver].boundaries - found.begun, stands[found.giver].posted)
-            self.basis = ()
-
-    def _hand(self, giver: int, takers: tuple[int, ...], state: Callable[[], Any]) -> Any:
-        """What we got of the giver's state, if we are one of the takers."""
-        ranks = [self.members.index(each) for each in takers]
-        return state_transfer.hand(self.link, self.meeting.rank, self.members.index(giver), ranks, state)
-
-    def _hand_buffers(self, found: Settlement) -> None:
-        values = self._hand(found.syncer, found.synced, self.buffers.values)
-        state_transfer.meet(self.link)
-        if self.me in found.synced:
-            self.buffers.use(values)
-
-    def _finish(self, found: Settlement, crew: RecoverableGroup | None) -> None:
-        """Complete the sums of the backward that was interrupted, or take over what came out of it."""
-        if found.begun and not found.is_complete and self.strategy == "skip":
-            self._dropped = found.step
-        self._hand_sums(found, crew)
-        if crew and self._staged is None:
-            self._sum_again(found, crew)
-        if crew:
-            crew.unpack()
-
-    def _hand_sums(self, found: Settlement, crew: RecoverableGroup | None) -> None:
-        """Whoever has a sum hands it to the others, if some lack it."""
-        if self.joins:
-            for each in self.crews:
-                each.given = {}  # what we were given before a loss interrupted it may be summed again
-        for bucket, holder in enumerate(found.given):
-            if holder is None or bucket in found.shared:
-                continue
-            if crew:
-                state_transfer.broadcast(self.link, self.members.index(holder), crew.sums[bucket].values)
-                crew.sums[bucket].is_done = True
-            else:  # we join
-                late = self.crews[found.model]
-                late.given[bucket] = late.empty(bucket)
-                state_transfer.broadcast(self.link, self.members.index(holder), late.given[bucket])
-
-    def _hand_over(self, found: Settlement, crew: RecoverableGroup | None) -> None:
-        """Those that are behind get what came out of the window from one that is ahead."""
-        assert self.protected is not None
-        trained = self.protected.trained
-        state = self._hand(found.giver, found.behind, lambda: self._staged or trained())
-        if self.me in found.behind and crew:
-            self._staged = state
-            for bucket, each in enumerate(crew.sums):
-                if not each.is_done:
-                    crew.pack(bucket)  # anything finite: what comes of it is replaced at the boundary
-                    each.is_done = True
-        state_transfer.meet(self.link)
-
-    def _sum_again(self, found: Settlement, crew: RecoverableGroup) -> None:
-        again = [bucket for bucket, holder in enumerate(found.given) if holder is None]
-        for bucket in again:
-            crew.pack(bucket)
-        for bucket in again:
-            crew.post_again(bucket)
-        for bucket in again:
-            self.link.wait(crew.sums[bucket].work)
-            crew.sums[bucket].is_done = True
-
-    def _weigh(self, basis: tuple[int, ...]) -> None:
-        assert self._losses is not None
-        self._count_as(self._losses.weight(self.me, basis))
-
-    def _count_as(self, weight: float) -> None:
-        even = 1.0 / self.size
-        for crew in self.crews:
-            crew.factor = 1.0 if weight == even else weight * self.size
-
-    def _tell(self, found: Settlement, seconds: float) -> None:
-        assert self.record is not None
-        assert self._losses is not None
-        self._known = self.members
-        self.record.append(
+    def _record(self, plan: Settlement, seconds: float) -> None:
+        self._recorded = self.members
+        self._training.record.append(
             Regroup(
-                attempt=self.attempt,
-                number=self.meeting.number,
-                step=found.step,
+                attempt=self._training.attempt,
+                number=self.coordination.number,
+                step=plan.step,
                 strategy=self.strategy,
                 members=self.members,
-                lost=found.lost,
-                missing=self._losses.missing(found),
-                kept=sum(each is not None for each in found.given),
-                redone=sum(each is None for each in found.given),
-                behind=found.behind,
+                lost=plan.lost,
+                missing=self._training.losses.missing(plan),
+                kept=sum(holder is not None for holder in plan.given),
+                redone=sum(holder is None for holder in plan.given),
+                behind=plan.behind,
                 seconds=seconds,
-                asleep=found.asleep,
+                asleep=plan.asleep,
             )
         )
-        self.record.flush()
+        self._training.record.flush()
 
+    def _send_result(self, plan: Settlement, group: RecoverableGroup | None) -> None:
+        """Send the result of a step from a member that has finished it to those that have not."""
+        finished = self._training.protected.trained
+        state = self._transfer(plan.giver, plan.behind, lambda: self.window.staged or finished())
+        if self.member in plan.behind and group:
+            self.window = self.window._replace(staged=state)
+            for number, bucket in enumerate(group.sums):
+                if not bucket.is_done:
+                    group.pack(number)  # any finite values: the result replaces what comes of them at the boundary
+                    bucket.is_done = True
+        state_transfer.meet(self.link)
 
-logger = logging.getLogger(__name__)
+    def _send_state(self, plan: Settlement, stands: Mapping[int, Stand]) -> None:
+        """Send the whole state of a member to those that join."""
+        protected = self._training.protected
+        first = (plan.basis or self.members)[0]
+        if self.strategy == "replay" and first in plan.joining and not plan.syncs and self.buffers.are_there:
+            raise fallen_back("rank 0 is lost, and its buffers with it")
+        if self.member == plan.giver:
+            self._training.record_steps()  # a joining worker may survive this one, and needs the steps before it recorded
+        state = self._transfer(plan.giver, plan.joining, protected.capture)
+        state_transfer.meet(self.link)
+        if self.is_joining:
+            protected.restore(state)
+            giver = stands[plan.giver]
+            progress.here.catches_up(giver.boundaries - plan.begun, giver.posted)
+            self.window = self.window._replace(basis=())
+
+    def _send_buffers(self, plan: Settlement) -> None:
+        values = self._transfer(plan.syncer, plan.synced, self.buffers.values)
+        state_transfer.meet(self.link)
+        if self.member in plan.synced:
+            self.buffers.use(values)
+
+    def _transfer(self, giver: int, takers: tuple[int, ...], state: Callable[[], Any]) -> Any:
+        """Send the state of member `giver` to `takers`; return it if this rank is one of them."""
+        ranks = [self.members.index(taker) for taker in takers]
+        return state_transfer.transfer(self.link, self.coordination.rank, self.members.index(giver), ranks, state)
+
+    def _send_sums(self, plan: Settlement, group: RecoverableGroup | None) -> None:
+        """Send each bucket's sum from a member that has it to those that lack it."""
+        if self.is_joining:
+            for own in self.groups:
+                own.given = {}  # sums received in an interrupted round may be summed again
+        for bucket, holder in enumerate(plan.given):
+            if holder is None or bucket in plan.shared:
+                continue
+            if group:
+                state_transfer.broadcast(self.link, self.members.index(holder), group.sums[bucket].values)
+                group.sums[bucket].is_done = True
+            else:  # this rank joins, and uses the sum in its first backward
+                joining = self.groups[plan.model]
+                joining.given[bucket] = joining.empty(bucket)
+                state_transfer.broadcast(self.link, self.members.index(holder), joining.given[bucket])
+
+    def _sum_again(self, plan: Settlement, group: RecoverableGroup) -> None:
+        """Sum the buckets that no member has, over the members that are left."""
+        missing = [bucket for bucket, holder in enumerate(plan.given) if holder is None]
+        for bucket in missing:
+            group.pack(bucket)
+        for bucket in missing:
+            group.post_again(bucket)
+        for bucket in missing:
+            self.link.wait(group.sums[bucket].work)
+            group.sums[bucket].is_done = True
+
+    def _set_weight(self, weight: float) -> None:
+        even = 1.0 / self.size  # DDP divides by the full world size, whatever the number of members
+        for group in self.groups:
+            group.factor = 1.0 if weight == even else weight * self.size
 
 
 def live_for(config: RunConfig, peers: Ranks) -> LiveRecovery | None:
-    """How this rank recovers live, if the run does."""
+    """Return the connected live recovery of this rank; None if the run, or its backend, recovers by restart."""
     if config.recovery == "restart" or not peers.grouped or peers.connect is None:
         return None
     joins = world.JOINS in os.environ
     if why := nccl_link.why_not(peers.backend):
-        _say_not_live(config, why, joins=joins)
+        _warn_not_live(config, why, joins=joins)
         return None
     members = () if joins else tuple(range(peers.size))
-    meeting = Coordination(peers.rank, members, peers.connect, seat=peers.rank, joins=joins)
-    live = LiveRecovery(config.recovery, peers.size, meeting, link=nccl_link.link_for(peers.backend, peers.device))
-    live.join()
-    peers.has_changed = lambda: meeting.is_outdated
-    peers.lost = meeting.lost
+    coordination = Coordination(peers.rank, members, peers.connect, seat=peers.rank, is_joining=joins)
+    live = LiveRecovery(config.recovery, peers.size, coordination, nccl_link.link_for(peers.backend, peers.device))
+    live.connect()
     return live
 
 
-def _say_not_live(config: RunConfig, why: str, *, joins: bool) -> None:
-    """Say, to the supervisor too, that a failure is survived by a restart."""
+def _warn_not_live(config: RunConfig, why: str, *, joins: bool) -> None:
+    """Tell the supervisor and the user that a failure leads to a restart; raise BadInput in a spare worker."""
     progress.here.falls_back()
     line = f"--recovery {config.recovery} is not possible here ({why})"
     if joins:
-        raise BadInput(f"{line}, and spares have nothing to do: leave them out.")
+        raise BadInput(f"{line}, so spare workers are of no use: leave out --spares.")
     if not int(os.environ.get("RANK", "0")):
-        logger.warning("%s: after a failure the run starts again from its newest snapshot, as with restart.", line)
+        logger.warning("%s: after a failure the run restarts from its newest snapshot.", line)

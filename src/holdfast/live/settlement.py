@@ -10,7 +10,7 @@ What the loss of members means for a window: how much each of the others counts,
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.distributed.script_collectives import SCRIPT_COLLECTIVES
 from holdfast.live import lossy_gradient
@@ -88,7 +88,7 @@ class Settlement:
         return bool(self.given) and None not in self.given
 
 
-def settled(stands: Mapping[int, Stand], asleep: tuple[int, ...] = ()) -> Settlement | str:
+def settle(stands: Mapping[int, Stand], asleep: tuple[int, ...] = ()) -> Settlement | str:
     """What the members do, by where each stands; or why it cannot be settled, and the run must start again.
 
     Those in `asleep` have left in order, at the boundary to which all others have come.
@@ -149,6 +149,53 @@ def _too_far(member: int, stand: Stand, top: tuple[int, int], ahead: Mapping[int
     if top == (stand.step + 1, 0) and stand.buckets is not None and last:
         return None
     return f"member {member} is at pass {stand.passes} of step {stand.step}, and others at {top[1]} of {top[0]}"
+
+
+class WindowState(NamedTuple):
+    """The window (one step's samples) that this rank trains or comes to next, and what recoveries changed about it."""
+
+    step: int = 0
+    begun: bool = False
+    basis: tuple[int, ...] = ()
+    """The members among whom the window is divided."""
+    passes: int = 0
+    """Backward passes of this window whose sums are complete."""
+    passes_before: int = 1
+    """Backward passes of the window before."""
+    staged: dict[str, Any] | None = None
+    """The result of this window from a member that has finished it; it replaces this rank's own at the boundary."""
+    divides_at: int | None = None
+    """After a recovery: the step from which windows are divided among the present members."""
+    finish_basis: tuple[int, ...] | None = None
+    """After a recovery in a window that was begun: the members among whom it was divided."""
+    settled: int | None = None
+    """The last step in which members recovered since the last boundary."""
+    dropped: int | None = None
+    """The last step that was dropped (--recovery skip)."""
+
+    def ended(self) -> "WindowState":
+        """Return the state after the window was trained."""
+        return self._replace(passes=0, passes_before=max(1, self.passes), staged=None)
+
+    def recovered(self, plan: Settlement) -> "WindowState":
+        """Return the state after a recovery: a window that was begun is finished as it was divided, later ones are not."""
+        return self._replace(
+            divides_at=plan.step + plan.begun,
+            settled=max(self.settled or 0, plan.step),
+            finish_basis=plan.basis if plan.begun else self.finish_basis,
+        )
+
+    def divided(self, members: tuple[int, ...]) -> tuple["WindowState", bool]:
+        """Return the state at the boundary before `step`, and True if windows are divided among `members` from here on."""
+        if self.divides_at is None:
+            return self, False
+        if self.step >= self.divides_at:
+            return self._replace(divides_at=None, finish_basis=None, basis=members), True
+        return self._replace(basis=self.finish_basis or self.basis, finish_basis=None), False
+
+    def suspended(self) -> "WindowState":
+        """Return the state of a worker that leaves the members."""
+        return self._replace(divides_at=None, finish_basis=None, settled=None)
 
 
 @dataclass(slots=True, eq=False)

@@ -24,7 +24,7 @@ PIECE = 1 << 24  # bytes that are sent at once
 _TAG = 0
 
 
-def hand(link: Link, rank: int, giver: int, takers: Collection[int], state: Callable[[], Any]) -> Any:
+def transfer(link: Link, rank: int, giver: int, takers: Collection[int], state: Callable[[], Any]) -> Any:
     """Hand the state of the giver to the takers, all by their ranks; what we got, if anything."""
     if rank == giver:
         _give(link, takers, state())

@@ -169,23 +169,23 @@ class Together:
     def _is_lost(self, member: int) -> bool:
         if self._live is None:
             return False
-        meeting = self._live.meeting
-        return meeting.newest.number > meeting.number and meeting.newest.has_lost([member])
+        coordination = self._live.coordination
+        return coordination.newest.number > coordination.number and coordination.newest.has_lost([member])
 
     @property
     def _is_in_reserve(self) -> bool:
-        return self._live is not None and self._live.joins
+        return self._live is not None and self._live.is_joining
 
     @property
     def _me(self) -> int:
-        return self._live.me if self._live else self._world.rank
+        return self._live.member if self._live else self._world.rank
 
     @property
     def _store(self) -> Store:
         if self._live is None:
             return self._world.store
         if self._own is None:  # that of the world is another one after every loss
-            self._own = PrefixStore("evaluation", self._live.meeting.store())
+            self._own = PrefixStore("evaluation", self._live.coordination.store())
         return self._own
 
 

@@ -249,7 +249,7 @@ class Loop:
         A window that was dropped because members were lost in it is over, too.
         """
         progress.here.enters(Phase.CLOSING)
-        if handed and ((taken := self._taken(step))[2] or (self.live and self.live.has_dropped(step))):
+        if handed and ((taken := self._taken(step))[2] or (self.live and self.live.is_dropped(step))):
             now = clock_of(self.world.device)
             self.reporting.trained(handed, (now(), taken, self.loss.take()))
             step += 1
@@ -283,8 +283,8 @@ class Loop:
         """What was done with the window that was trained."""
         reduced, held, stepped = self.effort.taken()
         if self.live:
-            self.live.ends(stepped)
-            if self.live.has_dropped(step):
+            self.live.end_step(stepped)
+            if self.live.is_dropped(step):
                 return reduced, held, 0  # its optimizers had no gradients to step with
         return reduced, held, stepped
 
@@ -302,7 +302,7 @@ class Loop:
 
     def _begin(self) -> tuple[int, Position]:
         """The window that we begin with; and say with what, as it is in memory now."""
-        start = self._arrive(self.live) if self.live and self.live.joins else self.start
+        start = self._arrive(self.live) if self.live and self.live.is_joining else self.start
         self.record.append(self.recover(start, self.part.rank))
         self.record.flush()
         self.source.divide(start, self.part.rank, self.part.of)
@@ -310,9 +310,9 @@ class Loop:
 
     def _arrive(self, live: LiveRecovery) -> int:
         """Become a member: the window to begin with."""
-        start = live.arrive()
+        start = live.join()
         self.part.rank, self.part.of = live.place
-        self.injection.become(live.me)
+        self.injection.become(live.member)
         return start
 
     def _micro_batches(self, ids: Ids, parts: list[Any], at: Position, step: int) -> Iterator[Batch]:
@@ -331,7 +331,7 @@ class Loop:
             self._free_until = self._planned(step, at)
         progress.here.passes(step)
         if self.live:
-            self.live.begins(step)
+            self.live.begin_step(step)
         return stall
 
     def _planned(self, step: int, at: Position) -> int:
@@ -356,18 +356,18 @@ class Loop:
         if live is None:
             return
         try:
-            divides = live.boundary(step, last=last)
+            divides, settled = live.at_boundary(step, last=last)
         except Asleep:
-            live.sleep()
+            live.suspend()
             raise
         if divides:
             self.reporting.settle()
-            self.part.rank, self.part.of = live.meeting.rank, len(live.members)
+            self.part.rank, self.part.of = live.coordination.rank, len(live.members)
             if not last:
                 self.source.divide(step, self.part.rank, self.part.of)
-        if (settled := live.take_settled()) is not None or divides:
+        if settled is not None or divides:
             self.unmet.update(() if settled is None else (settled,))  # some have passed this boundary
-            self.world.become(live.meeting.rank, len(live.members), live.meeting.number)
+            self.world.become(live.coordination.rank, len(live.members), live.coordination.number)
             self.saves.regroup(None if last and settled == step else settled)  # the last state is saved by all
             self.stopping.begin(step)
 

@@ -43,8 +43,15 @@ DistributedDataParallel._get_active_ddp_module = classmethod(_innermost)  # type
 class Replica:
     """One replicated model: how its gradients are weighted, and how often they were summed."""
 
-    def __init__(self, model: nn.Module, options: dict[str, Any], live: LiveRecovery | None = None) -> None:
-        self._live, self._crew = live, live.crew() if live else None
+    def __init__(
+        self,
+        model: nn.Module,
+        options: dict[str, Any],
+        live: LiveRecovery | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._live, self._meanwhile = live, meanwhile
+        self._group = live.new_group(self._after_gradient) if live else None
         self.reduced = 0
         """Backward passes whose gradients are summed over the ranks."""
         self.held = 0
@@ -52,21 +59,17 @@ class Replica:
         self.holds_back = False
         """Whether gradients of this rank alone wait for a backward whose gradients are summed."""
         self._summed: bool | None = None  # of the backward that is due: whether it will be; nothing if none is
-        if self._crew:
+        if self._group:
             _check_live(model, options)
-            options = {**options, "process_group": self._crew}
+            options = {**options, "process_group": self._group}
         self.ddp = _Settled(model, self.before_forward, self._live, **options)
         self.ddp.settle()
-        if self._crew:
-            self._crew.lay_out([each.parameters() for each in self.ddp.reducer._get_zeros_like_grad_buckets()])
+        if self._group:
+            self._group.lay_out([each.parameters() for each in self.ddp.reducer._get_zeros_like_grad_buckets()])
         self._weight = 1.0 / self.ddp.process_group.size()  # what DDP gives every rank by itself
-        self.meanwhile: Callable[[], None] = _nothing
-        """Called in every backward once the last sum has begun: what it does costs no time while the ranks exchange."""
         self._post: Callable[[torch.Tensor, int], Any] = self._all_reduce
         self._is_hooked = False
-        if self._crew:
-            self._crew.all_begun = self._after_gradient  # a hook would do: but every call from backward takes its time
-        else:
+        if not self._group:  # with a group of ours a hook would do, too, but every call from backward takes its time
             self._hook()
 
     @property
@@ -77,7 +80,7 @@ class Replica:
     @weight.setter
     def weight(self, weight: float) -> None:
         if (
-            self._crew is None and weight != self._weight
+            self._group is None and weight != self._weight
         ):  # else DDP multiplies while it fills its buckets, which costs nothing
             self._weight = weight
             self.ddp.sum_with(self._sum)
@@ -93,8 +96,8 @@ class Replica:
 
     def watch(self, posted: Callable[[Sequence[Any], int], None]) -> None:
         """Tell, before the first sum of every backward and with each, which are under way and how many there will be."""
-        if self._crew:
-            self._crew.watch = posted
+        if self._group:
+            self._group.watch = posted
             return
         if self.ddp.mixed_precision:
             raise BadInput("no failure can strike in the backward of a model with DDP's option mixed_precision")
@@ -123,8 +126,8 @@ class Replica:
         self._summed = is_summed
         if not (is_summed or self._is_hooked):
             self._hook()
-        if self._crew and is_summed:
-            self._crew.begin()
+        if self._group and is_summed:
+            self._group.begin()
 
     def _after_gradient(self, *_: Any) -> None:
         """All gradients have come, and the last sum has begun, if there are any: the first call of a backward counts."""
@@ -133,7 +136,7 @@ class Replica:
             self.reduced += 1
             self.holds_back = False
             progress.here.posts()  # its own gradients are computed: from here on it can only wait for peers
-            self.meanwhile()
+            self._meanwhile()
         elif summed is not None:
             self.held += 1
             self.holds_back = True
@@ -255,10 +258,6 @@ def _accumulator(parameter: nn.Parameter) -> Node:
     accumulator = view.grad_fn.next_functions[0][0]
     assert accumulator is not None
     return accumulator
-
-
-def _nothing() -> None:
-    pass
 
 
 def holding_back(replicas: Iterable[Replica]) -> ExitStack:

@@ -30,13 +30,13 @@ from holdfast.train.data.loader import Collate, Loads, MapDataset, Shares
 from holdfast.train.data.stream import LONG, Draws, Feed, Loader, Streamed
 from holdfast.train.evaluation import DatasetShard, Together
 from holdfast.train.iterators import Batches, Course, Epochs, Turns, within_a_loop
-from holdfast.train.loop import Loss
+from holdfast.train.loop import Loop, Loss
 from holdfast.train.loop_checks import WAY
 from holdfast.train.observe import observer
 from holdfast.train.replicate import Replica
 from holdfast.train.setup import Preparing
 from holdfast.train.state import restore
-from holdfast.train.state.attempt import Enrolled, Recorder, Unrecorded, begin
+from holdfast.train.state.attempt import Recorder, Unrecorded, begin
 from holdfast.train.state.module_names import unwrapped
 from holdfast.train.state.protected import Protectable, Protected, Value
 from holdfast.train.state.restore import RestoredState
@@ -54,21 +54,21 @@ class Run:
     """This process's part in a run. `attach` makes one."""
 
     def __init__(self, config: RunConfig, peers: Ranks, out: str | os.PathLike[str] | None) -> None:
-        self._config, self._world, self._pid = config, peers, os.getpid()
+        self._config, self._pid = config, os.getpid()
         self._rehearsal = observer.asked()
         self._live = live_for(config, peers)
-        self._attempt = None if out is None else begin(Path(out), peers, config)
+        self._world = self._live.watch(peers) if self._live else peers
+        self._attempt = None if out is None else begin(Path(out), self._world, config)
         self._record: Recorder = self._attempt.record if self._attempt else Unrecorded()
-        if self._live and isinstance(self._record, Enrolled):
-            self._live.record, self._live.attempt = self._record, self.attempt
         self._models: list[nn.Module] = []
         self._replicas: list[Replica] = []
         self._protected: Protected | None = None
         self._writer: Writer | None = None
         self._restored = RestoredState()
         self._loss = Loss()
-        self._together = Together(peers, self._live)
+        self._together = Together(self._world, self._live)
         self._loop: weakref.ref[Turns] | None = None
+        self._training: Loop | None = None
         self._stopping: Stopping | None = None
         self._in_a_loop = loop_checks.in_a_loop()  # then one loop of it is one run
         atexit.register(self.close)
@@ -117,7 +117,7 @@ class Run:
         self._models.append(model)
         if not self._world.grouped:
             return model
-        self._replicas.append(Replica(model, options, self._live))
+        self._replicas.append(Replica(model, options, self._live, self._while_summing))
         return cast(Model, self._replicas[-1].ddp)
 
     def protect(self, **things: Protectable | Value) -> None:
@@ -129,9 +129,7 @@ class Run:
         if self._protected is not None:
             raise BadInput("protect() was called before: name everything in one call")
         self._protected = Protected(things)
-        if self._live:
-            self._live.protected = self._protected
-        if self._attempt and not (self._live and self._live.joins):
+        if self._attempt and not (self._live and self._live.is_joining):
             with progress.during(Phase.RESTORING):
                 self._restored = restore.restore(self._attempt, self._world, self._protected)
                 self._begin()
@@ -291,6 +289,11 @@ class Run:
             if self._attempt and self._attempt.lock:
                 self._attempt.lock.release()
 
+    def _while_summing(self) -> None:
+        """In every backward, while gradients are summed: what this does costs no time."""
+        if self._training:
+            self._training.meanwhile()
+
     def _begin(self) -> None:
         """Where nothing came back, begin with the weights that the run was started with, if it was."""
         if self._config.source and self._restored.step is None and self._protected:
@@ -324,7 +327,7 @@ class Run:
             loss=self._loss,
         )
         loop = preparing.loop(shares, geometry, options, by_epoch=by_epoch)
-        self._stopping, turns = loop.stopping, loop.run()
+        self._training, self._stopping, turns = loop, loop.stopping, loop.run()
         preparing.end_if_done(geometry, turns)
         self._loop = weakref.ref(turns)  # weak: to leave the loop is to end it
         return Course(shares.dataset, geometry, shares.parts, loop.start, self._in_a_loop), turns

@@ -29,7 +29,8 @@ from holdfast.distributed.boundary import BoundaryGate
 from holdfast.distributed.ranks import SUPERVISED, Ranks
 from holdfast.errors import BadInput
 from holdfast.events import JSON, Plan, Recover
-from holdfast.live.recovery import LiveRecovery
+from holdfast.live.recovery import LiveRecovery, TrainingHooks
+from holdfast.live.settlement import Losses
 from holdfast.progress import Phase, fallen_back
 from holdfast.runs.config import RunConfig
 from holdfast.sampler.plan import LENGTH, SamplePlan
@@ -44,7 +45,7 @@ from holdfast.train.observe.observer import Rehearsal, SavingAt, StepObserver
 from holdfast.train.replicate import Replica
 from holdfast.train.seed import UNSAVED, seeded_late
 from holdfast.train.state import restore, rng
-from holdfast.train.state.attempt import AttemptContext, Recorder
+from holdfast.train.state.attempt import AttemptContext, Enrolled, Recorder
 from holdfast.train.state.fingerprint import Fingerprints
 from holdfast.train.state.protected import Protected
 from holdfast.train.state.restore import RestoredState
@@ -156,7 +157,7 @@ class Preparing:
         self._plan(geometry, fingerprint, shares, conditions.data)
         fingerprints = Fingerprints(self.protected if self.attempt else None)
         part = Place(self.world.rank, self.world.size)
-        turn = self.live.meeting.turn if self.live else BoundaryGate()
+        turn = self.live.coordination.gate if self.live else BoundaryGate()
         loop = Loop(
             geometry=geometry,
             start=start,
@@ -180,13 +181,23 @@ class Preparing:
             keeping=Keeping(self.protected, fingerprints, self._put_back),
             watch=self._watch(shares.dataset),
         )
-        for replica in self.replicas:
-            replica.meanwhile = loop.meanwhile
         if self.live:
-            self.live.settle = loop.reporting.settle
-            self.live.injected = injection.recovers
-            self.live.is_pending = lambda: loop.effort.is_pending
+            self._start_live(self.live, loop)
         return loop
+
+    def _start_live(self, live: LiveRecovery, loop: Loop) -> None:
+        assert isinstance(self.record, Enrolled)
+        live.start(
+            TrainingHooks(
+                losses=Losses(live.strategy, loop.geometry),
+                protected=self.protected,
+                record=self.record,
+                attempt=self._number,
+                record_steps=loop.reporting.settle,
+                inject=loop.injection.recovers,
+                has_pending_gradients=lambda: loop.effort.is_pending,
+            )
+        )
 
     def end_if_done(self, geometry: SamplePlan, turns: Turns) -> None:
         """Say that a run is done of which nothing is left to train; under a supervisor, end.
@@ -205,7 +216,7 @@ class Preparing:
     @property
     def _joins(self) -> bool:
         """Whether this rank takes the place of one that was lost."""
-        return self.live is not None and self.live.joins
+        return self.live is not None and self.live.is_joining
 
     @property
     def _was_stopped(self) -> bool:
@@ -251,7 +262,6 @@ class Preparing:
         if self.attempt:
             restore.check_config(self.attempt.store, self.restored, geometry, extend=self.config.extend)
         if self.live:
-            self.live.weigh(geometry)
             return
         share = geometry.share_size(rank, size)
         for replica in self.replicas:
