@@ -1,46 +1,47 @@
-"""Everything holdfast raises on purpose, one class for each different thing a caller can do about it.
+"""Every error that holdfast raises on purpose: one class for each thing that a caller can do about it.
 
     HoldfastError
-    ├── BadInput          the request cannot be met as it stands: correct it
-    ├── DataMissing       a data set is not at hand: fetch it, or say where it is
-    ├── NotAStore         no checkpoint store at this place: name another
-    ├── NoSnapshot        the store holds no good snapshot: start from the beginning
-    ├── Corrupt           bytes do not match their manifest: fall back to an older save
-    ├── FutureVersion     written by a newer holdfast: upgrade
-    ├── CommitConflict    somebody else committed this name first: two writers share one store
+    ├── BadInput          the request is invalid: correct it
+    ├── DataMissing       a data set is missing: download it, or name its folder
+    ├── NotAStore         the place is not a checkpoint store: name another
+    ├── NoSnapshot        the store has no verified snapshot: start from the beginning
+    ├── Corrupt           bytes differ from their manifest: fall back to an older snapshot
+    ├── FutureVersion     a file was written by a newer holdfast: upgrade
+    ├── CommitConflict    another writer committed this name first: give each run its own store
     ├── StorageFailed     the disk or object store refused: free space, fix permissions, retry
-    └── WorkerLost        a worker process died: see why, or run fewer at once
+    ├── WorkerLost        a worker process died: see its log, or start fewer at once
+    └── Interrupted       the user interrupted the command: start it again
 
-Every message is one line that says what happened, why, and what to do.
+Every message is one line: what happened, why, and what to do.
 """
 
 
 class HoldfastError(Exception):
-    """The base of every error that holdfast raises on purpose."""
+    """The base class of every error that holdfast raises on purpose."""
 
 
 class BadInput(HoldfastError):
-    """The request cannot be met as it stands; correct it and ask again."""
+    """The request is invalid as it is; correct it and try again."""
 
 
 class Interrupted(HoldfastError):
-    """Somebody has interrupted the command; what stays of its work is said."""
+    """The user interrupted the command; the message names the results that were kept."""
 
 
 class DataMissing(HoldfastError):
-    """A data set is neither in the data folder nor to be fetched."""
+    """A data set is neither in the data folder nor available for download."""
 
 
 class NotAStore(HoldfastError):
-    """There is no checkpoint store at this place."""
+    """The place is not a checkpoint store."""
 
 
 class NoSnapshot(HoldfastError):
-    """The store holds no snapshot that passes verification."""
+    """The store has no snapshot that passes verification."""
 
 
 class Corrupt(HoldfastError):
-    """Bytes are not those that were written: a save does not match its manifest, a data file or history is damaged."""
+    """Stored bytes are not the bytes that were written: a snapshot, a data file or a history is damaged."""
 
 
 class FutureVersion(HoldfastError):
@@ -48,7 +49,7 @@ class FutureVersion(HoldfastError):
 
 
 class CommitConflict(HoldfastError):
-    """A name that may be committed only once was already committed by somebody else."""
+    """Another writer already committed a name that may be committed only once."""
 
 
 class StorageFailed(HoldfastError):

@@ -1,6 +1,6 @@
-"""How much memory there is to read a snapshot into: a length in a stranger's manifest may be any number.
+"""Checks of the available memory, before a value is read or processes are started.
 
-Whether this machine has memory for so many processes, before any of them is started.
+A length in an untrusted manifest may be any number, so it is compared with the available memory first.
 """
 
 import os
@@ -12,35 +12,35 @@ _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 
 
 def require(name: str, length: int) -> None:
-    """Refuse to read a value for which there is no room.
+    """Raise BadInput if a value of `length` bytes does not fit into memory.
 
-    This is no damage to fall back from: the snapshot may be good, and a larger machine can read it.
+    This is not Corrupt: the snapshot may be good, and a larger machine can read it.
     """
-    if length > (room := available()):
+    if length > (free := available()):
         raise BadInput(
-            f"{name} takes {length} bytes of memory and {room} are free: restore where there is more, or remove it"
+            f"{name} needs {length} bytes of memory and only {free} are free: use a larger machine, or remove it."
         )
 
 
 def available() -> int:
-    """How many bytes this process could take without pushing others out: what is free, within its container."""
+    """Return the bytes that are free on this machine, within the limit of its container."""
     try:
         lines = (line.split() for line in _MEMINFO.read_text().splitlines())
         free = {words[0]: int(words[1]) * 1024 for words in lines}
-        room = free["MemAvailable:"] + free["SwapFree:"]
+        total = free["MemAvailable:"] + free["SwapFree:"]
     except (OSError, KeyError, ValueError, IndexError):  # not Linux
-        room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
-        return min(room, int(_CGROUP.read_text()))
-    except (OSError, ValueError):  # no container, or one without a limit
-        return room
+        return min(total, int(_CGROUP.read_text()))
+    except (OSError, ValueError):  # outside a container, or without a limit
+        return total
 
 
 def require_room(processes: int, least: int, who: str, advice: str) -> None:
-    """Refuse more processes than fit, if each takes at least so many bytes: the kernel would end others for them."""
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if processes * least > there:
+    """Raise BadInput if `processes` of at least `least` bytes each exceed the memory: the kernel would kill processes."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if processes * least > total:
         raise BadInput(
             f"{processes} {who} need {processes * least / 2**30:.3g} GiB of memory or more, and this machine has "
-            f"{there / 2**30:.3g}: {advice}"
+            f"{total / 2**30:.3g}: {advice}"
         )

@@ -1,4 +1,4 @@
-"""How long training waited for a save, and for which part of it."""
+"""The time that training waited for a save, by part."""
 
 import math
 from dataclasses import astuple, dataclass, fields
@@ -8,10 +8,10 @@ from holdfast.errors import BadInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
-    """How long training waited for a save, and for which part of it, in seconds; `+` adds up saves.
+    """Seconds that training waited for a save, by part; `+` adds up saves.
 
     `waited` is measured around the whole save, the parts inside it. `write` is only the writing that training waited
-    for; `overlapped` is the writing it did not, no part of the stall.
+    for. `overlapped` is the writing in the background, which is not part of the stall.
     """
 
     waited: float = 0.0
@@ -25,7 +25,7 @@ class Stall:
     def __post_init__(self) -> None:
         for part in fields(self):
             if not 0 <= (value := getattr(self, part.name)) < math.inf:
-                raise BadInput(f"the {part.name} time of a stall is {value:g}: give a finite number of 0 or more")
+                raise BadInput(f"the {part.name} time of a stall must be finite and 0 or more (got {value:g}).")
 
     def __add__(self, other: "Stall") -> "Stall":
         names = (part.name for part in fields(self))
@@ -33,5 +33,5 @@ class Stall:
 
     @property
     def unaccounted(self) -> float:
-        """What was waited and no part explains. Negative: parts were counted twice, and the measurement is wrong."""
+        """The wait that no part explains; negative if parts were counted twice, which is a fault of the measurement."""
         return self.waited - (self.snapshot + self.enqueue + self.backpressure + self.write + self.sync)

@@ -28,9 +28,9 @@ from holdfast.advice.estimate import (
     next_of,
     student,
 )
-from holdfast.advice.measured import RunCosts, measured
-from holdfast.advice.prices import Outlook, prices, replacement
+from holdfast.advice.prices import Outlook, prices, restart_time
 from holdfast.advice.question import Question, fraction_of, in_words, seconds_of
+from holdfast.advice.run_costs import RunCosts, run_costs
 from holdfast.advice.saving import SaveCosts, SaveInterval, best_interval, slowdown
 from holdfast.cost.formulas import daly_interval, expected_run_time
 from holdfast.errors import BadInput
@@ -192,7 +192,7 @@ def test_losses_that_do_not_converge_tell_nothing(losses: list[float]) -> None:
 
 
 def test_the_costs_of_a_run_are_read_from_its_history() -> None:
-    costs = measured(calm().events)
+    costs = run_costs(calm().events)
     assert (costs.workers, costs.batch, costs.writer, costs.save_every) == (4, 64, "blocking", 10)
     assert costs.step.value == pytest.approx(0.5)
     assert costs.start is not None
@@ -213,7 +213,7 @@ def test_what_a_save_slows_down_is_a_part_of_its_cost() -> None:
         run.trains(0.0, 0.75 if number % 10 < 2 else 0.5)
         if number % 10 == 1:
             run.rank_0(Commit(1, number - 1, 4000, 1.25))
-    costs = measured(run.events)
+    costs = run_costs(run.events)
     assert costs.stall is not None
     assert costs.stall.value == pytest.approx(0.125 + 2 * 0.25)
     assert costs.stalls["blocking"].value == pytest.approx(0.125)
@@ -227,7 +227,7 @@ def test_steps_that_happen_to_be_quicker_beside_a_save_do_not_make_its_wait_chea
             run.saves(snapshot=0.125)
             run.rank_0(Commit(1, number, 4000, 1.0))
         run.trains(0.0, 0.25 if number % 10 < 2 else 0.5)
-    costs = measured(run.events)
+    costs = run_costs(run.events)
     assert costs.stall is not None
     assert costs.stall.value == pytest.approx(0.125)
 
@@ -257,12 +257,12 @@ def test_a_run_that_trained_nothing_gives_no_advice() -> None:
 
 def test_a_restart_that_was_never_seen_is_inferred_from_the_start_and_said_to_be() -> None:
     found = advise(calm().events, Question(mtbf=4 * HOUR))
-    again = replacement(found.costs, Question())
+    again = restart_time(found.costs, Question())
     assert again.holds(2.25)
     assert again.high > 2 * again.value
-    assert any("No restart was seen" in line for line in found.unknown)
-    assert any("No loss was survived live" in line for line in found.unknown)
-    assert any("its losses do not tell" in line for line in found.unknown)
+    assert any("The time of a restart" in line for line in found.unknown)
+    assert any("The time of a live recovery" in line for line in found.unknown)
+    assert any("How fast training converges" in line for line in found.unknown)
     assert found.prices["forward"].seconds.basis == BENCHMARK
 
 
@@ -272,11 +272,11 @@ def test_a_restart_that_was_seen_is_taken_instead() -> None:
     run.restarts(3.0)
     for _ in range(4):
         run.trains(0.0, 0.5)
-    costs = measured(run.events)
+    costs = run_costs(run.events)
     assert costs.restart is not None
     assert costs.restart.value == pytest.approx(3.75)
-    assert replacement(costs, Question()).basis == MEASURED
-    assert replacement(costs, Question(restart=600.0)) == Estimate.exact(600.0, GIVEN)
+    assert restart_time(costs, Question()).basis == MEASURED
+    assert restart_time(costs, Question(restart=600.0)) == Estimate.exact(600.0, GIVEN)
     assert (costs.struck, costs.failed) == (1, 0)
 
 
@@ -288,14 +288,14 @@ def test_a_live_recovery_that_was_seen_is_what_training_stood_still_for() -> Non
     run.rank_0(Regroup(1, 1, 40, "forward", (0, 1, 3), (2,), (5, 7), seconds=0.75))
     run.passes("compute", 0.5)
     run.reports(40, Seconds(0.0, 1.25, 0.0))
-    costs = measured(run.events)
+    costs = run_costs(run.events)
     assert costs.recovery == "forward"
     assert costs.live["forward"].value == pytest.approx(0.75)
     assert prices(costs, Question())["forward"].stands.basis == MEASURED
 
 
 def costs_of(**changed: object) -> RunCosts:
-    return replace(measured(calm().events), **changed)  # type: ignore[arg-type]
+    return replace(run_costs(calm().events), **changed)  # type: ignore[arg-type]
 
 
 def test_iterations_are_those_since_a_save_none_the_lost_part_or_one() -> None:
@@ -350,7 +350,7 @@ def test_the_simplest_that_is_exact_is_chosen_unless_another_gains_enough(
 
 def test_where_failures_come_too_quickly_that_is_said() -> None:
     found = advise(calm().events, Question(mtbf=0.001))
-    assert any("whatever is chosen" in line for line in found.reasons)
+    assert any("under every recovery" in line for line in found.reasons)
 
 
 def test_failures_that_were_seen_are_a_rate_and_those_that_were_injected_are_not() -> None:

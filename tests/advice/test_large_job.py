@@ -7,10 +7,17 @@ import pytest
 from fake_histories import calm
 from holdfast.advice.advice import failure_rate
 from holdfast.advice.estimate import GIVEN, PUBLISHED, Estimate
-from holdfast.advice.large_job import LLAMA_SAVE, Job, checked, effective, large, summary
-from holdfast.advice.measured import measured
+from holdfast.advice.large_job import (
+    LLAMA_SAVE,
+    Job,
+    simulate_large_job,
+    simulate_published_jobs,
+    summary,
+    training_shares,
+)
 from holdfast.advice.prices import outlooks, prices
 from holdfast.advice.question import DAY, Question
+from holdfast.advice.run_costs import run_costs
 from holdfast.advice.saving import SaveCosts, best_interval, slowdown
 from holdfast.cost.formulas import expected_waste
 from holdfast.errors import BadInput
@@ -32,44 +39,44 @@ def job(**changed: object) -> Job:
 
 @pytest.mark.parametrize(("mtbf", "work"), [(3 * HOUR, 900.0), (0.5 * HOUR, 300.0), (24 * HOUR, 3600.0)])
 def test_the_share_that_trains_is_dalys(mtbf: float, work: float) -> None:
-    found = effective(job(mtbf=mtbf, work=work)).mean()
+    found = training_shares(job(mtbf=mtbf, work=work)).mean()
     assert found == pytest.approx(1 - float(expected_waste(work, dump=30.0, mtbf=mtbf, restart=600.0)), abs=0.003)
 
 
 def test_saves_that_are_durable_later_cost_what_the_formula_says() -> None:
-    found = effective(job(mtbf=HOUR, work=300.0, durable=120.0)).mean()
+    found = training_shares(job(mtbf=HOUR, work=300.0, durable=120.0)).mean()
     saving = SaveCosts(step=1.0, stall=30.0, mtbf=HOUR, restart=600.0, durable=120.0)
     assert found == pytest.approx(1 / float(slowdown(300, saving)), abs=0.004)
 
 
 def test_without_failures_only_saves_take_time() -> None:
-    assert effective(job(mtbf=1e12), 3) == pytest.approx(900 / 930, rel=1e-3)
+    assert training_shares(job(mtbf=1e12), 3) == pytest.approx(900 / 930, rel=1e-3)
 
 
 def test_a_loss_that_others_survive_costs_its_stop_and_the_missing_part() -> None:
     live = job(
         stall=Estimate.exact(0.0, GIVEN), goes_back=0.0, live=Estimate.exact(60.0, GIVEN), absent=600.0, lost=0.25
     )
-    assert effective(live).mean() == pytest.approx(1 - (60 + 150) / (3 * HOUR), abs=0.003)
+    assert training_shares(live).mean() == pytest.approx(1 - (60 + 150) / (3 * HOUR), abs=0.003)
 
 
 def test_the_same_seed_gives_the_same_shares_and_the_interval_holds_the_mean() -> None:
-    assert (effective(job(), seed=3) == effective(job(), seed=3)).all()
-    found = summary(effective(job()), PUBLISHED)
+    assert (training_shares(job(), seed=3) == training_shares(job(), seed=3)).all()
+    found = summary(training_shares(job()), PUBLISHED)
     assert found.low < found.value < found.high
 
 
 def test_failures_without_end_are_simulated_for_a_shorter_stretch() -> None:
     assert job(mtbf=1.0).simulated < 54 * DAY
-    assert effective(job(mtbf=30.0, length=DAY), 5).mean() < 0.01
+    assert training_shares(job(mtbf=30.0, length=DAY), 5).mean() < 0.01
 
 
 @pytest.mark.parametrize("workers", [64, 16384, 100_000])
 def test_what_is_expected_of_every_recovery_is_what_the_simulation_gives(workers: int) -> None:
-    costs, question = measured(calm().events), Question(workers=workers, restart=300.0, stall=10.0)
+    costs, question = run_costs(calm().events), Question(workers=workers, restart=300.0, stall=10.0)
     mtbf = failure_rate(costs, question).value
     expected = outlooks(costs, question, mtbf, prices(costs, question))
-    found = large(costs, question, mtbf).shares
+    found = simulate_large_job(costs, question, mtbf).shares
     for name in ("restart", "replay"):
         assert expected[name].effective == pytest.approx(found[name].value, abs=0.01)
     for name in ("forward", "skip"):  # what these take is not known well, and drawn from a wide interval
@@ -83,7 +90,7 @@ def test_a_job_without_length_is_refused() -> None:
 
 def test_published_jobs_come_out_as_published() -> None:
     began = time.monotonic()
-    found = {each.name: (each.figure, share) for each, share in checked()}
+    found = {each.name: (each.figure, share) for each, share in simulate_published_jobs()}
     assert time.monotonic() - began < 30
     for figure, share in found.values():
         assert share.value == pytest.approx(figure, abs=0.05)
@@ -96,13 +103,13 @@ def test_llama_3_is_effective_for_90_percent_whatever_of_its_stated_saves_is_tak
     """419 unexpected interruptions in 54 days; 6.5 TB, or at most 4 GB a GPU, written at 2 TB/s; 10 minutes a restart."""
     mtbf = 54 * DAY / 419
     every = best_interval(SaveCosts(step=1.0, stall=save, mtbf=mtbf, restart=600.0)).best
-    found = effective(job(mtbf=mtbf, work=float(every), stall=Estimate.exact(save, PUBLISHED)))
+    found = training_shares(job(mtbf=mtbf, work=float(every), stall=Estimate.exact(save, PUBLISHED)))
     assert found.mean() == pytest.approx(0.90, abs=0.03)
 
 
 def test_the_run_at_hand_as_a_large_job_has_a_share_for_every_recovery_and_says_what_was_assumed() -> None:
-    costs = measured(calm().events)
-    found = large(costs, Question(workers=16384, restart=600.0, stall=10.0), 54 * DAY / 419)
+    costs = run_costs(calm().events)
+    found = simulate_large_job(costs, Question(workers=16384, restart=600.0, stall=10.0), 54 * DAY / 419)
     assert list(found.shares) == ["restart", "replay", "forward", "skip"]
     assert found.shares["restart"].value == pytest.approx(0.90, abs=0.03)
     assert found.shares["forward"].value > found.shares["restart"].value

@@ -33,7 +33,7 @@ def test_the_advice_comes_first_then_prices_reasons_and_what_is_not_known(run: P
     for recovery in ("restart", "replay", "forward", "skip"):
         assert any(line.split()[:1] == [recovery] for line in lines)
     assert any("every 4 h" in line for line in lines)
-    assert "What this history cannot tell:" in lines
+    assert "This history does not show:" in lines
 
 
 def test_files_are_written_where_they_are_asked_for(run: Path, tmp_path: Path) -> None:
@@ -48,8 +48,8 @@ def test_files_are_written_where_they_are_asked_for(run: Path, tmp_path: Path) -
 
 def test_a_large_job_is_simulated_beside_those_that_were_published(run: Path) -> None:
     shown = advised(run, "--workers", 16384, "--mtbf-per-worker", "5.8y", "--restart", "10m")
-    assert "The same as a job of 16384 workers, simulated:" in shown
-    assert "It is assumed:" in shown
+    assert "The same job with 16384 workers, simulated:" in shown
+    assert "Assumptions:" in shown
     assert "Llama 3" in shown
 
 
@@ -63,10 +63,10 @@ def test_a_served_run_is_advised_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--mtbf", "4x"], "--mtbf '4x' is no duration"),
-        (["--for", "soon"], "--for 'soon' is no duration"),
-        (["--workers-lost", "9/8"], "--workers-lost 9/8 is outside"),
-        (["--workers", "0"], "--workers 0 is no job"),
+        (["--mtbf", "4x"], "--mtbf '4x' is not a duration"),
+        (["--for", "soon"], "--for 'soon' is not a duration"),
+        (["--workers-lost", "9/8"], "--workers-lost must be above 0 and at most 1"),
+        (["--workers", "0"], "--workers must be 1 or more"),
         (["--mtbf", "1h", "--mtbf-per-worker", "1h"], "give one of them"),
     ],
 )

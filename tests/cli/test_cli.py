@@ -109,11 +109,11 @@ def test_a_truncated_payload_and_a_future_manifest_are_found(holdfast, saved: Pa
         (["cost", "nowhere"], "there is no history at nowhere"),
         (["report", "nowhere"], "there is no folder nowhere"),
         (["report", "."], ". is neither a run nor a result"),
-        (["report", ".", "--out", "report.pdf"], "--out report.pdf is no page"),
+        (["report", ".", "--out", "report.pdf"], "--out report.pdf is not a page"),
         (["watch", "nowhere"], "nowhere is not the folder of a run"),
         (["watch", "nowhere", "--web"], "nowhere is not the folder of a run"),
-        (["watch", ".", "--port", "80"], "--port is that of --web"),
-        (["watch", ".", "--web", "--prometheus"], "give one of the two"),
+        (["watch", ".", "--port", "80"], "--port needs --web"),
+        (["watch", ".", "--web", "--prometheus"], "cannot be combined"),
         (["inspect", "nowhere"], "nowhere does not exist"),
         (["verify", "."], "neither a snapshot nor a running checkpoint"),
         (["lab", "run", "nope"], "no experiment 'nope'; choose one of"),
@@ -172,7 +172,7 @@ def test_of_a_run_that_died_before_its_loop_each_command_says_so_in_one_line(hol
     run.dies()
     run.judges("script-error")
     folder = written(tmp_path / "history", {"supervisor": run.events})
-    said = "nothing was trained yet: no step in 1 attempt, which took 2.5 s\n"
+    said = "no step was trained yet, in 1 attempt and 2.5 s\n"
     ran = holdfast("cost", folder)
     assert (ran.code, ran.out) == (0, said)
     ran = holdfast("audit", folder)
@@ -195,15 +195,18 @@ def test_a_closed_pipe_is_no_traceback() -> None:
 def test_a_full_output_is_one_line() -> None:
     command = f"{Path(sys.executable).parent / 'holdfast'} lab list > /dev/full"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
-    assert (ended.returncode, ended.stderr) == (2, "holdfast: the system refused: No space left on device.\n")
+    assert (ended.returncode, ended.stderr) == (
+        2,
+        "holdfast: the operating system reported: No space left on device.\n",
+    )
 
 
 def test_options_of_the_script_without_the_dashes_before_them_get_the_hint(holdfast, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     ran = holdfast("run", "--workers", "2", "train.py", "--epochs", "3")
     assert ran.code == 2
     assert ran.err.count("\n") == 1
-    assert "comes after --: holdfast run --workers 2 train.py -- --epochs 3" in ran.err
-    assert "comes after --: holdfast run train.py -- --lr=0.1" in holdfast("run", "train.py", "--lr=0.1").err
+    assert "own arguments after --: holdfast run --workers 2 train.py -- --epochs 3" in ran.err
+    assert "own arguments after --: holdfast run train.py -- --lr=0.1" in holdfast("run", "train.py", "--lr=0.1").err
     for other in (("run", "--wrokers", "2", "train.py"), ("audit", "a.py", "--nothing")):
         assert "comes after" not in holdfast(*other).err
 

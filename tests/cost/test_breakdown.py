@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fake_histories import Told, detected, written
-from holdfast.cost.breakdown import CAUSES, Spent, spent
+from holdfast.cost.breakdown import CAUSES, CostBreakdown, cost_breakdown
 from holdfast.errors import BadInput
 from holdfast.events import Attempt as Began
 from holdfast.events import (
@@ -38,12 +38,12 @@ def near(seconds: float) -> object:
     return pytest.approx(seconds, abs=NEAR)
 
 
-def causes(result: Spent) -> dict[str, float]:
+def causes(result: CostBreakdown) -> dict[str, float]:
     """The causes that took any time at all."""
     return {cause: seconds for cause, seconds in result.seconds.items() if abs(seconds) > NEAR}
 
 
-def assert_adds_up(result: Spent) -> None:
+def assert_adds_up(result: CostBreakdown) -> None:
     assert sum(result.seconds.values()) == near(result.wall)
     assert sum(attempt.wall for attempt in result.attempts) == near(result.wall)
     for attempt in result.attempts:
@@ -71,7 +71,7 @@ def killed_once(*, injected: str | None = "kill", world: int = 4) -> Told:
 
 
 def test_every_second_of_a_killed_run_has_its_cause() -> None:
-    result = spent(killed_once().events)
+    result = cost_breakdown(killed_once().events)
     assert causes(result) == {
         "compute": near(5.0),
         "data": near(1.25),
@@ -89,13 +89,13 @@ def test_every_second_of_a_killed_run_has_its_cause() -> None:
 
 
 def test_goodput_counts_a_step_done_twice_once() -> None:
-    result = spent(killed_once().events)
+    result = cost_breakdown(killed_once().events)
     assert (result.trained, result.rolled_back, result.committed, result.restarts) == (7, 2, 5, 1)
     assert result.goodput == near(5 / 16.125)
 
 
 def test_a_failure_is_told_from_its_strike_to_its_detection_to_the_first_new_step() -> None:
-    (failure,) = spent(killed_once().events).failures
+    (failure,) = cost_breakdown(killed_once().events).failures
     assert (failure.attempt, failure.step, failure.kind, failure.rank) == (1, 4, "kill", 2)
     assert (failure.detected, failure.ended_attempt) == ("signal", True)
     assert (failure.detection, failure.restart, failure.restore) == (near(0.5), near(2.0), near(0.25))
@@ -104,7 +104,7 @@ def test_a_failure_is_told_from_its_strike_to_its_detection_to_the_first_new_ste
 
 
 def test_a_failure_that_nobody_injected_begins_with_the_last_word_of_rank_0() -> None:
-    (failure,) = spent(killed_once(injected=None).events).failures
+    (failure,) = cost_breakdown(killed_once(injected=None).events).failures
     assert (failure.step, failure.kind, failure.rank, failure.detection) == (4, None, 2, near(0.5))
 
 
@@ -115,7 +115,7 @@ def test_a_hang_costs_what_it_takes_to_notice() -> None:
     run.dies(30.0, how="hang", rank=1, injected="hang")
     run.restarts(1.0, read=0.0)
     run.trains()
-    result = spent(run.events)
+    result = cost_breakdown(run.events)
     assert (result.failures[0].detected, result.failures[0].detection) == ("hang", near(30.0))
     assert result.seconds["recovery"] == near(31.0)
 
@@ -132,7 +132,7 @@ def test_a_failure_struck_while_rank_0_still_wrote_its_step_takes_nothing_from_t
     run.dies(0.5)
     run.restarts()
     run.trains()
-    result = spent(run.events)
+    result = cost_breakdown(run.events)
     assert result.failures[0].kind == "exit"
     assert result.seconds == {cause: near(run.truth[cause]) for cause in CAUSES}
 
@@ -148,7 +148,7 @@ def test_rank_0_may_end_its_step_and_speak_after_the_failure_was_detected() -> N
     run.rank_0(Commit(1, 0, 1, 1.0))
     run.restarts()
     run.trains()
-    result = spent(run.events)
+    result = cost_breakdown(run.events)
     assert (result.failures[0].detection, result.failures[0].restart) == (
         near(0.0),
         near(1.75),
@@ -159,7 +159,7 @@ def test_rank_0_may_end_its_step_and_speak_after_the_failure_was_detected() -> N
 def test_a_clock_of_another_node_that_is_ahead_cannot_put_a_failure_behind_its_detection() -> None:
     run = killed_once(injected=None)
     ahead = Event(run.now + 60, "injected-2", Strike(1, 4, "kill", 2))
-    result = spent([*run.events, ahead])
+    result = cost_breakdown([*run.events, ahead])
     assert (result.failures[0].kind, result.failures[0].detection) == ("kill", near(0.0))
     assert_adds_up(result)
 
@@ -173,7 +173,7 @@ def test_a_failure_that_the_run_survived_is_listed_and_cost_no_recovery() -> Non
     run.dies(0.5)
     run.restarts()
     run.trains()
-    slow, kill = spent(run.events).failures
+    slow, kill = cost_breakdown(run.events).failures
     assert (slow.kind, slow.rank, slow.ended_attempt, slow.recovery, slow.detected) == ("slow", 1, False, 0.0, None)
     assert (kill.kind, kill.ended_attempt) == (None, True)
 
@@ -205,7 +205,7 @@ def survived(lost: int, first: int) -> Told:
 @pytest.mark.parametrize(("lost", "first"), [(2, 0), (0, 1)])
 def test_a_loss_that_others_survive_costs_its_seconds_and_samples_and_no_step(lost: int, first: int) -> None:
     run = survived(lost, first)
-    result = spent(run.events)
+    result = cost_breakdown(run.events)
     assert result.seconds == {cause: near(run.truth[cause]) for cause in CAUSES}
     assert (result.ended, result.restarts, result.trained, result.rolled_back) == ("completed", 0, 4, 0)
     assert (result.committed, result.samples_lost) == (4, 2)
@@ -220,8 +220,8 @@ def test_the_last_step_of_a_lost_rank_0_is_told_by_its_successor() -> None:
     run = survived(0, 1)
     last = next(e for e in run.events if e.who == "rank-0" and isinstance(e.what, Step) and e.what.step == 1)
     told = [e._replace(who="rank-1") if e is last else e for e in run.events]
-    assert spent(told).seconds == spent(run.events).seconds
-    assert spent(told).trained == 4
+    assert cost_breakdown(told).seconds == cost_breakdown(run.events).seconds
+    assert cost_breakdown(told).trained == 4
 
 
 def test_a_rank_0_that_joins_again_begins_no_attempt() -> None:
@@ -229,7 +229,7 @@ def test_a_rank_0_that_joins_again_begins_no_attempt() -> None:
     begin = [Open(2), Began(1, 3, 0, 8), Recover(1, 3, 0, 3, "keyed", 0.0)]
     done = next(i for i, e in enumerate(run.events) if isinstance(e.what, Done))
     joined = [Event(run.events[done].time, "rank-0", what) for what in begin]
-    result = spent([*run.events[:done], *joined, *run.events[done:]])
+    result = cost_breakdown([*run.events[:done], *joined, *run.events[done:]])
     assert (len(result.attempts), result.trained, result.rolled_back) == (1, 4, 0)
 
 
@@ -244,7 +244,7 @@ def test_a_step_that_is_written_after_a_later_commit_is_no_clock_that_went_back(
     run.now -= 0.125
     run.events.append(step)
     run.trains()
-    assert spent(run.events).clock_back == 0.0
+    assert cost_breakdown(run.events).clock_back == 0.0
 
 
 def test_an_attempt_that_never_came_to_a_step_prolongs_the_recovery() -> None:
@@ -256,7 +256,7 @@ def test_an_attempt_that_never_came_to_a_step_prolongs_the_recovery() -> None:
     run.dies(0.5)
     run.restarts(4.0, read=0.0)
     run.trains()
-    result = spent(run.events)
+    result = cost_breakdown(run.events)
     assert result.seconds["recovery"] == near(7.0)
     assert [failure.recovery for failure in result.failures] == [near(2.5), near(4.5)]
     assert [failure.to_first_step for failure in result.failures] == [None, near(5.75)]
@@ -273,7 +273,7 @@ def test_an_attempt_that_rank_0_never_joined_is_one_too() -> None:
     run.supervisor(detected(2, 0, "exit"))
     run.restarts(4.0)  # rank 0 counts this as its second, the supervisor as its third
     run.trains()
-    result = spent(run.events)
+    result = cost_breakdown(run.events)
     assert len(result.attempts) == 3
     assert result.seconds == {cause: near(run.truth[cause]) for cause in CAUSES}
 
@@ -292,7 +292,7 @@ def test_the_order_of_a_restart_and_of_rank_0s_first_word_does_not_matter() -> N
         run.trains()
         return run.events
 
-    assert spent(told(0.0)).seconds == {c: near(s) for c, s in spent(told(0.5)).seconds.items()}
+    assert cost_breakdown(told(0.0)).seconds == {c: near(s) for c, s in cost_breakdown(told(0.5)).seconds.items()}
 
 
 def test_without_a_supervisor_the_gap_between_attempts_is_recovery() -> None:
@@ -303,7 +303,7 @@ def test_without_a_supervisor_the_gap_between_attempts_is_recovery() -> None:
     run.launches(0.0, cause="recovery")
     run.trains()
     run.rank_0(Done(2, 1))
-    result = spent(run.events)
+    result = cost_breakdown(run.events)
     assert result.seconds == {cause: near(run.truth[cause]) for cause in CAUSES}
     assert (result.failures[0].detected, result.failures[0].detection) == (None, None)
     assert result.failures[0].restart == near(8.0)
@@ -320,7 +320,7 @@ def test_the_night_between_a_preemption_and_the_next_start_is_not_wall_clock(sup
     run.now += 30_000
     run.launches(1.0)
     run.trains()
-    result = spent(run.events)
+    result = cost_breakdown(run.events)
     assert (result.away, result.wall) == (near(30_000), near(sum(run.truth.values())))
     assert (result.restarts, result.failures, result.rolled_back) == (0, (), 0)
     assert [attempt.ended for attempt in result.attempts] == ["preempted", None]
@@ -337,7 +337,7 @@ def test_the_next_start_begins_when_its_supervisor_does() -> None:
     run.passes("startup", 2.0)
     run.launches(1.0, verb="restart")
     run.trains()
-    result = spent(run.events)
+    result = cost_breakdown(run.events)
     assert result.away == near(30_000)
     assert result.attempts[1].seconds["startup"] == near(3.0)
 
@@ -351,10 +351,10 @@ def test_a_run_that_gave_up_and_was_taken_up_again_recovers_without_the_time_bet
     run.now += 5000
     run.launches(1.0, cause="recovery")
     run.trains()
-    result = spent(run.events)
+    result = cost_breakdown(run.events)
     assert (result.away, result.ended) == (near(5000), None)
     assert result.failures[0].recovery == near(1.5)
-    assert spent(run.events[:-6]).ended == "gave-up"
+    assert cost_breakdown(run.events[:-6]).ended == "gave-up"
 
 
 def test_a_supervisor_that_was_killed_left_the_run_down_and_that_is_recovery() -> None:
@@ -364,7 +364,7 @@ def test_a_supervisor_that_was_killed_left_the_run_down_and_that_is_recovery() -
     run.passes("recovery", 60.0)
     run.launches(1.0, cause="recovery")
     run.trains()
-    result = spent(run.events)
+    result = cost_breakdown(run.events)
     assert result.away == 0
     assert result.seconds == {cause: near(run.truth[cause]) for cause in CAUSES}
 
@@ -377,7 +377,7 @@ def test_a_supervisor_that_was_killed_before_rank_0_came_has_had_its_attempt() -
     run.supervisor(Open(2))
     run.now += 2.0
     run.supervisor(Launch(2, 1))
-    first, second = spent(run.events).attempts
+    first, second = cost_breakdown(run.events).attempts
     assert (first.wall, second.wall) == (near(4.0), near(2.0))
 
 
@@ -386,10 +386,10 @@ def test_a_run_that_goes_on_is_told_up_to_its_last_event() -> None:
     run.launches(1.0)
     run.trains()
     run.trains()
-    assert spent(run.events).ended is None
-    assert spent(run.events).wall == near(3.5)
+    assert cost_breakdown(run.events).ended is None
+    assert cost_breakdown(run.events).wall == near(3.5)
     run.strikes("slow", 0)
-    result = spent(run.events)
+    result = cost_breakdown(run.events)
     assert result.attempts[0].ended is None
     assert [failure.ended_attempt for failure in result.failures] == [None]
     assert result.to_json()["steps"] == {"committed": 0, "trained": 2, "rolled_back": 0, "uncommitted": 2}
@@ -399,31 +399,33 @@ def test_a_run_of_which_only_the_supervisor_is_known_was_starting_up() -> None:
     run = Told()
     run.supervisor(Open(2))
     run.supervisor(Launch(1, 2))
-    assert (spent(run.events).wall, spent(run.events).goodput) == (0, 0)
+    assert (cost_breakdown(run.events).wall, cost_breakdown(run.events).goodput) == (0, 0)
     run.passes("startup", 5.0)
     run.supervisor(Preempt(1))
-    assert causes(spent(run.events)) == {"startup": near(5.0)}
+    assert causes(cost_breakdown(run.events)) == {"startup": near(5.0)}
 
 
 @pytest.mark.parametrize("others", [[], [Event(1.0, "rank-3", Done(1, 0))]])
 def test_a_history_without_a_critical_path_is_refused_in_one_line(others: Sequence[Event]) -> None:
     with pytest.raises(BadInput, match="neither a supervisor nor a rank 0") as refusal:
-        spent(others)
+        cost_breakdown(others)
     assert "\n" not in str(refusal.value)
 
 
 def test_an_event_that_lacks_something_is_refused_in_one_line() -> None:
-    with pytest.raises(BadInput, match=r"a step event of rank-0 cannot be read \(it lacks cursor\): no cost follows"):
-        spent([Event(1.0, "rank-0", Malformed("step", {}, "it lacks cursor"))])
+    with pytest.raises(
+        BadInput, match=r"a step event of rank-0 cannot be read \(it lacks cursor\): the cost is unknown"
+    ):
+        cost_breakdown([Event(1.0, "rank-0", Malformed("step", {}, "it lacks cursor"))])
 
 
 def test_whether_compute_was_measured_on_the_device_is_told() -> None:
     run = Told()
     run.launches()
     run.trains()
-    assert spent(run.events).device is False
+    assert cost_breakdown(run.events).device is False
     run.reports(1, Seconds(0.25, 1.0, 0.0, device=True))
-    assert spent(run.events).to_json()["device"] is True
+    assert cost_breakdown(run.events).to_json()["device"] is True
 
 
 def test_what_no_part_of_a_save_explains_is_unaccounted_and_shown_with_the_stall() -> None:
@@ -432,7 +434,7 @@ def test_what_no_part_of_a_save_explains_is_unaccounted_and_shown_with_the_stall
     run.trains()
     waited = run.saves(snapshot=0.5, unaccounted=0.25, durable=0.75)
     run.trains(idle=0.125, stall=waited)
-    result = spent(run.events)
+    result = cost_breakdown(run.events)
     assert result.seconds["unaccounted"] == near(0.375)
     assert (result.stall.waited, result.stall.unaccounted) == (near(0.75), near(0.25))
 
@@ -443,11 +445,11 @@ def test_the_stall_of_a_save_that_was_never_finished_is_known_from_its_step() ->
     run.trains()
     run.passes("unaccounted", 0.75)
     run.trains(stall=0.75)
-    result = spent(run.events)
+    result = cost_breakdown(run.events)
     assert (result.saves, result.stall.waited, result.stall_per_save) == ((), near(0.75), 0)
     assert result.seconds == {cause: near(run.truth[cause]) for cause in CAUSES}
     run.saves(snapshot=2.0)  # after the last step: no step tells of it
-    assert spent(run.events).stall.waited == near(2.75)
+    assert cost_breakdown(run.events).stall.waited == near(2.75)
 
 
 def test_a_save_before_the_first_step_is_no_part_of_starting_up() -> None:
@@ -456,7 +458,7 @@ def test_a_save_before_the_first_step_is_no_part_of_starting_up() -> None:
     run.passes("snapshot", 0.5)
     run.trains(stall=0.5)
     run.tells_of_a_save(0, Stall(waited=0.5, snapshot=0.5, overlapped=0.5))
-    assert spent(run.events).seconds == {cause: near(run.truth[cause]) for cause in CAUSES}
+    assert cost_breakdown(run.events).seconds == {cause: near(run.truth[cause]) for cause in CAUSES}
 
 
 def test_writing_behind_the_training_is_no_part_of_the_wall_clock() -> None:
@@ -467,7 +469,7 @@ def test_writing_behind_the_training_is_no_part_of_the_wall_clock() -> None:
     run.next_step -= 1
     run.commits(1.5)  # said when it was found finished, a boundary later
     run.next_step += 1
-    result = spent(run.events)
+    result = cost_breakdown(run.events)
     assert result.seconds["write"] == 0
     (save,) = result.saves
     assert (save.stall.overlapped, save.durable_after, save.stall.unaccounted) == (1.0, 1.5, near(0))
@@ -482,7 +484,7 @@ def test_waiting_for_the_last_saves_after_the_last_step_is_closing() -> None:
     run.passes("closing", 4.0)
     run.commits(4.5)
     run.finishes(0.5)
-    result = spent(run.events)
+    result = cost_breakdown(run.events)
     assert (result.seconds["closing"], result.seconds["unaccounted"]) == (near(4.5), near(0))
 
 
@@ -492,7 +494,7 @@ def test_what_was_measured_twice_shows_as_negative_and_still_adds_up() -> None:
     run.trains()
     run.trains(compute=1.0)
     run.tells_of_a_save(1, Stall(waited=0.5, snapshot=0.5))
-    result = spent(run.events)
+    result = cost_breakdown(run.events)
     assert result.seconds["unaccounted"] == near(-0.5)
     assert_adds_up(result)
 
@@ -502,7 +504,7 @@ def test_a_step_that_claims_more_than_there_was_takes_nothing_from_starting_up()
     run.launches(1.0)
     run.now -= 0.5
     run.trains(data=0.0, compute=1.0)
-    result = spent(run.events)
+    result = cost_breakdown(run.events)
     assert (result.seconds["startup"], result.seconds["unaccounted"]) == (near(1.0), near(-0.5))
 
 
@@ -518,7 +520,7 @@ def test_snapshots_found_damaged_later_roll_back_what_an_earlier_restart_had_kep
     run.committed = 2
     run.dies()
     run.restarts()
-    result = spent(run.events)
+    result = cost_breakdown(run.events)
     assert (result.rolled_back, result.committed) == (3, 2)
     assert [attempt.rolled_back for attempt in result.attempts] == [2, 1, 0]
 
@@ -530,7 +532,7 @@ def test_commits_may_be_told_in_any_order() -> None:
     run.trains()
     run.commits()
     run.rank_0(Commit(1, 1, 1, 2.0))
-    assert spent(run.events).committed == 2
+    assert cost_breakdown(run.events).committed == 2
 
 
 def test_a_snapshot_that_could_not_be_restored_takes_its_commit_back() -> None:
@@ -542,7 +544,7 @@ def test_a_snapshot_that_could_not_be_restored_takes_its_commit_back() -> None:
     run.committed = 2  # the newest two are found to be damaged
     run.dies()
     run.restarts()
-    assert (spent(run.events).committed, spent(run.events).rolled_back) == (2, 2)
+    assert (cost_breakdown(run.events).committed, cost_breakdown(run.events).rolled_back) == (2, 2)
 
 
 def test_a_run_that_starts_from_the_beginning_again_did_everything_in_vain() -> None:
@@ -552,7 +554,7 @@ def test_a_run_that_starts_from_the_beginning_again_did_everything_in_vain() -> 
     run.dies()
     run.restarts()
     run.trains()
-    result = spent(run.events)
+    result = cost_breakdown(run.events)
     assert (result.rolled_back, result.committed, result.seconds["rework"]) == (1, 0, near(1.25))
 
 
@@ -563,14 +565,14 @@ def test_a_rank_that_begins_late_is_found_by_how_short_it_computes() -> None:
         run.trains(compute=1.0)
         run.reports(run.next_step - 1, Seconds(0.25, 1.0, 0.0), rank=1)
         run.reports(run.next_step - 1, Seconds(1.0, 0.25, 0.0), rank=2)
-    waiting = spent(run.events).waiting
+    waiting = cost_breakdown(run.events).waiting
     assert waiting is not None
     assert (waiting.rank, waiting.seconds, waiting.rank_seconds) == (2, near(3.0), near(3.0))
     assert waiting.share == near(3.0 / 6.0)
 
 
 def test_one_rank_waits_for_nobody_that_is_known() -> None:
-    assert spent(killed_once(world=1).events).waiting is None
+    assert cost_breakdown(killed_once(world=1).events).waiting is None
 
 
 def test_the_supervisor_of_another_node_may_see_the_failure_first() -> None:
@@ -578,9 +580,9 @@ def test_the_supervisor_of_another_node_may_see_the_failure_first() -> None:
     first = [e._replace(who="supervisor-0") if e.who == "supervisor" else e for e in run.events]
     seen = next(event for event in first if isinstance(event.what, Detect))
     other = Event(seen.time - 0.25, "supervisor-1", detected(1, 3, "exit"))
-    (failure,) = spent([*first, other]).failures
+    (failure,) = cost_breakdown([*first, other]).failures
     assert (failure.rank, failure.detected, failure.detection) == (3, "exit", near(0.25))
-    assert spent([*first, other]).seconds == spent(first).seconds
+    assert cost_breakdown([*first, other]).seconds == cost_breakdown(first).seconds
 
 
 def test_a_node_that_only_lost_its_peers_does_not_name_the_casualty() -> None:
@@ -591,7 +593,7 @@ def test_a_node_that_only_lost_its_peers_does_not_name_the_casualty() -> None:
     run.says("supervisor-7", detected(1, 1, "signal"))
     run.restarts()
     run.trains()
-    (failure,) = spent(run.events).failures
+    (failure,) = cost_breakdown(run.events).failures
     assert (failure.rank, failure.detected, failure.detection) == (1, "signal", near(0.25))
 
 
@@ -601,7 +603,7 @@ def test_a_worker_that_dies_while_it_is_to_save_was_not_preempted_in_order() -> 
     run.trains()
     run.dies(0.5)
     run.judges("preempted")
-    result = spent(run.events)
+    result = cost_breakdown(run.events)
     assert (result.ended, result.attempts[0].ended, result.seconds["recovery"]) == ("preempted", "failed", near(0.5))
 
 
@@ -613,7 +615,7 @@ def test_a_run_killed_by_a_second_signal_was_preempted_and_its_work_lost() -> No
     run.now += 100
     run.launches()
     run.trains()
-    result = spent(run.events)
+    result = cost_breakdown(run.events)
     assert (result.away, result.restarts, result.rolled_back) == (near(100), 0, 1)
     assert result.seconds["startup"] == near(2.0)
 
@@ -627,21 +629,21 @@ def test_a_crash_after_the_end_that_was_restarted_is_a_failure() -> None:
     run.dies(0.5, rank=1)
     run.restarts(1.0, read=0.0)
     run.finishes(0.25)
-    result = spent(run.events)
+    result = cost_breakdown(run.events)
     assert [attempt.ended for attempt in result.attempts] == ["failed", "completed"]
     assert (result.restarts, result.rolled_back, result.committed) == (1, 0, 1)
     assert result.seconds == {cause: near(run.truth[cause]) for cause in CAUSES}
 
 
 def test_attempts_add_up_and_say_how_they_ended() -> None:
-    first, second = spent(killed_once().events).attempts
+    first, second = cost_breakdown(killed_once().events).attempts
     assert (first.attempt, first.world, first.ended, first.steps, first.rolled_back) == (1, 4, "failed", 4, 2)
     assert (second.attempt, second.restored, second.ended, second.committed) == (2, 2, "completed", 5)
     assert (first.wall, second.wall) == (near(9.375), near(6.75))
 
 
 def test_the_numbers_are_plain_json_with_these_names() -> None:
-    told = spent(killed_once().events).to_json()
+    told = cost_breakdown(killed_once().events).to_json()
     assert json.loads(json.dumps(told, allow_nan=False)) == told
     stall = ["waited", "snapshot", "enqueue", "backpressure", "write", "sync", "overlapped", "unaccounted"]
     assert list(told) == [
@@ -710,18 +712,18 @@ def shuffled(events: Sequence[Event], choose: Callable[[list[str]], str]) -> lis
 
 @given(runs())
 def test_the_parts_add_up_to_the_wall_clock(run: Told) -> None:
-    assert_adds_up(spent(run.events))
+    assert_adds_up(cost_breakdown(run.events))
 
 
 @given(runs())
 def test_every_second_is_found_at_the_cause_it_passed_for(run: Told) -> None:
-    assert spent(run.events).seconds == {cause: near(run.truth[cause]) for cause in CAUSES}
+    assert cost_breakdown(run.events).seconds == {cause: near(run.truth[cause]) for cause in CAUSES}
 
 
 @given(runs(), st.data())
 def test_how_the_files_were_interleaved_changes_nothing(run: Told, data: st.DataObject) -> None:
     mixed = shuffled(run.events, lambda tellers: data.draw(st.sampled_from(tellers)))
-    assert spent(mixed) == spent(run.events)
+    assert cost_breakdown(mixed) == cost_breakdown(run.events)
 
 
 @given(runs(), st.data())
@@ -732,7 +734,7 @@ def test_how_the_events_were_split_into_files_changes_nothing(
     cut = data.draw(st.integers(0, len(run.events)))
     folder = tmp_path_factory.mktemp("split")
     written(folder, {"a": run.events[:cut], "b": run.events[cut:]})
-    assert spent(read_history(folder).events) == spent(run.events)
+    assert cost_breakdown(read_history(folder).events) == cost_breakdown(run.events)
 
 
 @given(runs(), st.data())
@@ -748,7 +750,7 @@ def test_files_torn_at_any_byte_still_add_up(
         path = folder / f"{who}.jsonl"
         whole = path.read_bytes()
         path.write_bytes(whole[: data.draw(st.integers(whole.index(b"\n") + 1, len(whole)))])
-    assert_adds_up(spent(read_history(folder).events))
+    assert_adds_up(cost_breakdown(read_history(folder).events))
 
 
 @given(runs(), st.floats(1, 1e6))
@@ -756,9 +758,9 @@ def test_a_clock_that_was_put_back_between_attempts_moves_no_second(run: Told, b
     last = max(i for i, event in enumerate(run.events) if isinstance(event.what, Launch | Restart | Open))
     before, after = run.events[:last], run.events[last:]
     later = [event._replace(time=event.time - back) for event in after]
-    result = spent([*before, *later])
+    result = cost_breakdown([*before, *later])
     assert_adds_up(result)
-    straight = spent(run.events)
+    straight = cost_breakdown(run.events)
     assert (result.trained, result.rolled_back, result.committed) == (
         (straight.trained, straight.rolled_back, straight.committed)
     )
@@ -770,13 +772,13 @@ def test_a_clock_that_was_put_back_an_hour_costs_only_the_gap_it_hid() -> None:
     run = killed_once()
     at = next(i for i, event in enumerate(run.events) if isinstance(event.what, Restart))
     moved = [event._replace(time=event.time - 3600) for event in run.events[at:]]
-    result = spent([*run.events[:at], *moved])
+    result = cost_breakdown([*run.events[:at], *moved])
     assert result.clock_back == near(3600)
-    assert result.seconds == {cause: near(seconds) for cause, seconds in spent(run.events).seconds.items()}
+    assert result.seconds == {cause: near(seconds) for cause, seconds in cost_breakdown(run.events).seconds.items()}
 
 
 def test_a_history_is_read_from_its_folder(tmp_path: Path) -> None:
     run = killed_once()
     tellers = {event.who for event in run.events}
     written(tmp_path / "history", {who: [event for event in run.events if event.who == who] for who in tellers})
-    assert spent(read_history(tmp_path).events) == spent(run.events)
+    assert cost_breakdown(read_history(tmp_path).events) == cost_breakdown(run.events)

@@ -5,11 +5,11 @@ import io
 import pytest
 
 from fake_histories import Told
-from holdfast.cost.breakdown import CAUSES, Spent, spent
+from holdfast.cost.breakdown import CAUSES, CostBreakdown, cost_breakdown
 from holdfast.cost.compare import COLOURS, by_cause, compare, figure
 
 
-def run(**parts: float) -> Spent:
+def run(**parts: float) -> CostBreakdown:
     """Two steps with a save between them, and a failure that costs 3 s."""
     told = Told()
     told.launches(1.0)
@@ -21,22 +21,22 @@ def run(**parts: float) -> Spent:
     told.trains()
     told.saves(durable=1.0, **parts)
     told.finishes()
-    return spent(told.events)
+    return cost_breakdown(told.events)
 
 
 @pytest.fixture
-def runs() -> dict[str, Spent]:
+def runs() -> dict[str, CostBreakdown]:
     return {"blocking": run(snapshot=0.25, write=1.0, sync=0.5), "overlapped": run(snapshot=0.25)}
 
 
-def test_the_rows_of_one_run_add_up(runs: dict[str, Spent]) -> None:
+def test_the_rows_of_one_run_add_up(runs: dict[str, CostBreakdown]) -> None:
     rows = by_cause(runs["blocking"])
     assert [row["cause"] for row in rows] == list(CAUSES)
     assert sum(row["seconds"] for row in rows) == pytest.approx(runs["blocking"].wall)
     assert sum(row["share"] for row in rows) == pytest.approx(1)
 
 
-def test_a_row_for_each_run_tells_goodput_stall_restarts_and_shares(runs: dict[str, Spent]) -> None:
+def test_a_row_for_each_run_tells_goodput_stall_restarts_and_shares(runs: dict[str, CostBreakdown]) -> None:
     blocking, overlapped = compare(runs)
     assert (blocking["run"], overlapped["run"]) == ("blocking", "overlapped")
     assert overlapped["goodput"] > blocking["goodput"]
@@ -45,7 +45,7 @@ def test_a_row_for_each_run_tells_goodput_stall_restarts_and_shares(runs: dict[s
     assert sum(blocking[cause] for cause in CAUSES) == pytest.approx(1)
 
 
-def test_the_figure_has_a_bar_of_all_causes_for_each_run(runs: dict[str, Spent]) -> None:
+def test_the_figure_has_a_bar_of_all_causes_for_each_run(runs: dict[str, CostBreakdown]) -> None:
     sheet = figure(runs)
     (axes,) = sheet.axes
     sheet.savefig(io.BytesIO())

@@ -13,11 +13,10 @@ import pytest
 
 from fake_histories import Told, killed_once, written
 from holdfast.audit.verdicts import audit
-from holdfast.cli import pages as reading
+from holdfast.cli.report import live_page, page_of
 from holdfast.events import line
-from holdfast.report import files as writing
-from holdfast.report import formats, runs
-from holdfast.report.run_data import told_run
+from holdfast.report import files, runs_page
+from holdfast.report.run_data import run_from_history
 from holdfast.watch import web
 from repository import ROOT
 
@@ -74,10 +73,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A page about several runs, and one about a result of the lab with claims that do not hold."""
     folder = tmp_path_factory.mktemp("pages")
     told = {name: killed_once(stall=stall) for name, stall in (("blocking", 2.0), ("b", 0.5), ("c", 0.1))}
-    three = [told_run(events, name, findings=audit(events)) for name, events in told.items()]
+    three = [run_from_history(events, name, findings=audit(events)) for name, events in told.items()]
     return {
-        "runs": writing.write(runs.page(three, {"Command": "holdfast report blocking b c"}), folder / "runs.html"),
-        "result": writing.write(reading.page([RESULTS / "partial-recovery"], "c"), folder / "result.html"),
+        "runs": files.write(runs_page.page(three, {"Command": "holdfast report blocking b c"}), folder / "runs.html"),
+        "result": files.write(page_of([RESULTS / "partial-recovery"], "c"), folder / "result.html"),
     }
 
 
@@ -179,7 +178,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that is followed, and asks, several times a second."""
     monkeypatch.setattr(web, "OFTEN", SOON)
     monkeypatch.setattr(web, "SELDOM", 1.0)
-    monkeypatch.setattr(formats, "REFRESH", SOON)
+    monkeypatch.setattr(files, "REFRESH", SOON)
 
 
 @pytest.mark.usefixtures("soon")
@@ -197,7 +196,7 @@ def test_a_live_page_follows_its_run_and_keeps_what_a_reader_did(browser: "Brows
     folder = written(tmp_path / "run/history", files)  # type: ignore[arg-type]
     so_far = len(told.events)
     site, stop = (
-        web.Site(tmp_path / "run", partial(reading.live_page, tmp_path / "run", "holdfast watch run --web")),
+        web.Site(tmp_path / "run", partial(live_page, tmp_path / "run", "holdfast watch run --web")),
         Flag(),
     )
     with web.served(site) as address, Opened(browser, address, DESK) as opened:
@@ -229,7 +228,7 @@ def test_a_live_page_follows_its_run_and_keeps_what_a_reader_did(browser: "Brows
 @pytest.mark.usefixtures("soon")
 def test_a_live_page_says_when_nobody_serves_it_any_more(browser: "Browser", tmp_path: Path) -> None:
     written(tmp_path / "run/history", {"rank-0": [event for event in killed_once() if event.who == "rank-0"]})
-    site = web.Site(tmp_path / "run", partial(reading.live_page, tmp_path / "run", "c"))
+    site = web.Site(tmp_path / "run", partial(live_page, tmp_path / "run", "c"))
     with web.served(site) as address:
         opened = Opened(browser, address, DESK)
     with opened:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import step_dump_script
 from finished_run import complaints, different, events
-from holdfast.cost.breakdown import spent
+from holdfast.cost.breakdown import cost_breakdown
 from holdfast.errors import BadInput
 from holdfast.faults import points
 from holdfast.faults.schedule import Failure
@@ -59,7 +59,7 @@ def assert_accounted_for(job: Supervisor, failures: list[dict[str, Any]]) -> Non
     struck = [(event.what.step, event.what.point, event.what.rank) for event in events(job.out, "failure")]
     assert sorted(struck) == sorted(planned(failures))
     assert complaints(job.out) == []
-    known = {(cost.rank, cost.kind) for cost in spent(read_history(job.out).events).failures}
+    known = {(cost.rank, cost.kind) for cost in cost_breakdown(read_history(job.out).events).failures}
     assert known == {(rank, "kill") for _, _, rank in struck}
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from finished_run import complaints, different, events
-from holdfast.cost.breakdown import spent
+from holdfast.cost.breakdown import cost_breakdown
 from holdfast.errors import BadInput
 from holdfast.history.log import read_history
 from holdfast.live.coordination import Coordination
@@ -67,7 +67,9 @@ def test_buffers_that_only_a_lost_rank_had_are_restored_from_a_snapshot(start: S
     assert reference.result()["verdict"] == "completed", reference.said
     assert different(reference.out, job.out) == []
     assert complaints(job.out) == []
-    (cost,) = spent(read_history(job.out / "history").events).failures  # one failure, however many it took with it
+    (cost,) = cost_breakdown(
+        read_history(job.out / "history").events
+    ).failures  # one failure, however many it took with it
     assert (cost.kind, cost.rank, cost.step, cost.ended_attempt) == ("kill", 0, 12, True)
 
 

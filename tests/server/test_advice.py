@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import fake_server_runs
 from fake_server_histories import contracting, perturbed, told
 from holdfast.advice.question import Question
-from holdfast.cli.asking import advice_on
+from holdfast.cli.advise import advice_on
 from holdfast.errors import BadInput
 from holdfast.events import Iterate
 from holdfast.server.advice import (

@@ -18,8 +18,8 @@ import pytest
 from rich.console import Console
 
 from fake_histories import Told, killed_once, written
-from holdfast.cli import pages
-from holdfast.cost.breakdown import spent
+from holdfast.cli.report import live_page
+from holdfast.cost.breakdown import cost_breakdown
 from holdfast.errors import BadInput
 from holdfast.events import Event, Iterate, Lost, Open, Plan, Regroup, Seconds, Serve, Step, line
 from holdfast.runs import lock
@@ -56,7 +56,7 @@ def stands(state: str = "trains") -> Now:
 
 def site_of(folder: Path) -> web.Site:
     """The live page of a run, as `holdfast watch --web` serves it."""
-    return web.Site(folder, partial(pages.live_page, folder, "holdfast watch run --web"))
+    return web.Site(folder, partial(live_page, folder, "holdfast watch run --web"))
 
 
 class TestSeen:
@@ -89,9 +89,9 @@ class TestSeen:
 
     def test_goodput_is_that_of_the_cost_also_while_the_supervisor_says_nothing(self) -> None:
         whole = killed_once()
-        assert seen_of(whole).goodput == pytest.approx(spent(whole).goodput)
+        assert seen_of(whole).goodput == pytest.approx(cost_breakdown(whole).goodput)
         so_far = [event for event in whole if event.time < whole[-1].time]
-        assert seen_of(so_far).goodput == pytest.approx(spent(so_far).goodput)
+        assert seen_of(so_far).goodput == pytest.approx(cost_breakdown(so_far).goodput)
 
     def test_a_live_recovery_that_every_member_tells_is_one(self) -> None:
         lost = Regroup(1, 1, 6, "forward", (0, 2), (1,), (7, 8, 9))

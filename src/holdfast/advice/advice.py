@@ -1,4 +1,4 @@
-"""An advice: what a failure will cost under each recovery, which one to choose, how often to save, and why."""
+"""Advice from a run's history: the cost of a failure under each recovery, the recovery to choose, and how often to save."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,31 +7,42 @@ from typing import Any
 from holdfast.advice import estimate as published
 from holdfast.advice.convergence import Convergence
 from holdfast.advice.estimate import GIVEN, MEASURED, Estimate
-from holdfast.advice.large_job import Large, large
-from holdfast.advice.measured import RunCosts, measured
-from holdfast.advice.prices import EXACT, LARGE, PROMISES, Outlook, Price, outlooks, prices, regroup, replacement, stall
+from holdfast.advice.large_job import LargeJob, simulate_large_job
+from holdfast.advice.prices import (
+    EXACT,
+    LARGE,
+    PROMISES,
+    Outlook,
+    Price,
+    live_recovery_time,
+    outlooks,
+    prices,
+    restart_time,
+    save_delay,
+)
 from holdfast.advice.question import Question, in_words
+from holdfast.advice.run_costs import RunCosts, run_costs
 from holdfast.events import Event
 
-WORTH_LOSING_SAMPLES = 0.01  # of the wall clock, which an inexact recovery has to gain
-WORTH_CHANGING = 0.001
+WORTH_LOSING_SAMPLES = 0.01  # share of the wall clock that an inexact recovery must gain
+WORTH_CHANGING = 0.001  # share of the wall clock that a later recovery must gain over an earlier one
 HOPELESS = 0.5
-ENOUGH = 3  # failures that nobody injected, from which a rate is read
+ENOUGH = 3  # failures that were not injected, from which a failure rate is estimated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What to do, and what it rests on."""
+    """The recovery and save interval to use, with the estimates behind them."""
 
     recovery: str
     save_every: int
     reasons: tuple[str, ...]
-    unknown: tuple[str, ...]  # what the history does not tell
+    unknown: tuple[str, ...]  # facts that the history does not show
     mtbf: Estimate
     prices: Mapping[str, Price]
     outlooks: Mapping[str, Outlook]
     costs: RunCosts
-    large: Large | None
+    large: LargeJob | None
 
     def __str__(self) -> str:
         return "\n".join([self.line, *self.reasons, *self.unknown])
@@ -42,42 +53,42 @@ class Advice:
         return f"advice: --recovery {self.recovery} --save-every {self.save_every}"
 
     def to_json(self) -> dict[str, Any]:
-        """Every number as plain values."""
+        """Return every number as JSON values."""
         return {
             "recovery": self.recovery,
             "save_every": self.save_every,
             "reasons": list(self.reasons),
             "unknown": list(self.unknown),
             "mtbf": self.mtbf.to_json(),
-            "prices": {name: each.to_json() for name, each in self.prices.items()},
-            "outlooks": {name: each.to_json() for name, each in self.outlooks.items()},
+            "prices": {name: price.to_json() for name, price in self.prices.items()},
+            "outlooks": {name: outlook.to_json() for name, outlook in self.outlooks.items()},
             "costs": self.costs.to_json(),
             "large": self.large.to_json() if self.large else None,
         }
 
 
 def advise(history: Sequence[Event], question: Question | None = None) -> Advice:
-    """The advice that the history of a training run gives."""
-    asked, costs = question or Question(), measured(history)
-    mtbf = failure_rate(costs, asked)
-    made = prices(costs, asked)
-    found = outlooks(costs, asked, mtbf.value, made)
-    best = choose(found)
+    """Return the advice that follows from the history of a training run."""
+    question, costs = question or Question(), run_costs(history)
+    mtbf = failure_rate(costs, question)
+    price_of = prices(costs, question)
+    outlook_of = outlooks(costs, question, mtbf.value, price_of)
+    best = choose(outlook_of)
     return Advice(
         recovery=best,
-        save_every=found[best].interval.best,
-        reasons=tuple(_reasons(costs, asked, mtbf, made, found, best)),
-        unknown=tuple(unknown(costs, asked, mtbf)),
+        save_every=outlook_of[best].interval.best,
+        reasons=tuple(_reasons(costs, question, mtbf, price_of, outlook_of, best)),
+        unknown=tuple(unknown(costs, question, mtbf)),
         mtbf=mtbf,
-        prices=made,
-        outlooks=found,
+        prices=price_of,
+        outlooks=outlook_of,
         costs=costs,
-        large=large(costs, asked, mtbf.value) if asked.workers else None,
+        large=simulate_large_job(costs, question, mtbf.value) if question.workers else None,
     )
 
 
 def failure_rate(costs: RunCosts, question: Question) -> Estimate:
-    """The mean time between failures of the job: as given, or seen often enough, or else published for its size."""
+    """Return the mean time between failures of the job: as given, as observed often enough, or as published."""
     workers = question.workers or costs.workers
     if question.mtbf is not None:
         return Estimate.exact(question.mtbf, GIVEN)
@@ -90,20 +101,22 @@ def failure_rate(costs: RunCosts, question: Question) -> Estimate:
     return published.mtbf(workers)
 
 
-def choose(found: Mapping[str, Outlook]) -> str:
-    """The recovery with the most of the wall clock for training; an inexact one has to gain more, to be worth samples."""
-    exact = _first_or_better(found, EXACT)
-    lossy = _first_or_better(found, [name for name in found if name not in EXACT])
-    if lossy and exact and found[lossy].effective > found[exact].effective + WORTH_LOSING_SAMPLES:
+def choose(outlook_of: Mapping[str, Outlook]) -> str:
+    """Return the recovery with the largest share of training; an inexact one must gain `WORTH_LOSING_SAMPLES`."""
+    exact = _best(outlook_of, EXACT)
+    lossy = _best(outlook_of, [name for name in outlook_of if name not in EXACT])
+    if lossy and exact and outlook_of[lossy].effective > outlook_of[exact].effective + WORTH_LOSING_SAMPLES:
         return lossy
     return exact or "restart"
 
 
-def _first_or_better(found: Mapping[str, Outlook], names: Sequence[str]) -> str | None:
-    """The first of these, unless a later one is noticeably better."""
+def _best(outlook_of: Mapping[str, Outlook], names: Sequence[str]) -> str | None:
+    """Return the first of `names`, unless a later one gains more than `WORTH_CHANGING`."""
     best: str | None = None
     for name in names:
-        if name in found and (best is None or found[name].effective > found[best].effective + WORTH_CHANGING):
+        if name in outlook_of and (
+            best is None or outlook_of[name].effective > outlook_of[best].effective + WORTH_CHANGING
+        ):
             best = name
     return best
 
@@ -112,93 +125,93 @@ def _reasons(
     costs: RunCosts,
     question: Question,
     mtbf: Estimate,
-    made: Mapping[str, Price],
-    found: Mapping[str, Outlook],
+    price_of: Mapping[str, Price],
+    outlook_of: Mapping[str, Outlook],
     best: str,
 ) -> list[str]:
-    chosen, interval = found[best], found[best].interval
+    outlook, interval = outlook_of[best], outlook_of[best].interval
     return [
         f"A failure is expected every {in_words(mtbf.value)} ({_range(mtbf, in_words)}; {mtbf.basis}).",
-        f"A step takes {_spoken(costs.step)}; a save makes training {_spoken(stall(costs, question))} later{_waits(costs)}.",
+        f"A step takes {_with_range(costs.step)}. A save delays training by {_with_range(save_delay(costs, question))}"
+        f"{_waits(costs)}.",
         *([_converges(costs.losses)] if costs.losses else []),
-        *(_priced(price) for price in made.values()),
-        _why(found, best),
+        *(_priced(price) for price in price_of.values()),
+        _why(outlook_of, best),
         f"Save every {interval.best} steps ({in_words(interval.best * costs.step.value)} of training): then "
-        f"{chosen.effective:.2%} of the wall clock trains; saving every {costs.save_every} steps, as this run does, it is "
-        f"{chosen.as_it_is:.2%}. Every {interval.low} to {interval.high} steps the run takes at most 1 % longer than at best.",
-        f"By Young's formula it is every {interval.young} steps, by Daly's {interval.daly}; the advice minimises the expected "
-        "time itself, with the restart, and with how long a save takes until it can be gone back to.",
+        f"{outlook.effective:.2%} of the wall clock trains. With the present interval of {costs.save_every} steps it is "
+        f"{outlook.as_it_is:.2%}. Every {interval.low} to {interval.high} steps costs at most 1 % more than the best.",
+        f"Young's formula gives {interval.young} steps, Daly's {interval.daly}. The advice minimises the expected run time, "
+        "including the restart and the time until a save is durable.",
     ]
 
 
 def _waits(costs: RunCosts) -> str:
-    told = [f"{in_words(wait.value)} under {writer}" for writer, wait in costs.stalls.items()]
-    return f", of which it waits {', '.join(told)}" if told else ""
+    waits = [f"{in_words(wait.value)} under {writer}" for writer, wait in costs.stalls.items()]
+    return f", of which training waits {', '.join(waits)}" if waits else ""
 
 
-def _converges(found: Convergence) -> str:
+def _converges(losses: Convergence) -> str:
     return (
-        f"By its losses it comes nearer to its optimum by a factor of {found.rate.value:.6g} a step ({found.rate.low:.6g} to "
-        f"{found.rate.high:.6g}): they fall towards {found.limit:.3g}, {found.left.value:.2g} are left, and a step lost now is "
-        f"worth {found.gain:.2g}."
+        f"The losses approach {losses.limit:.3g}: the distance to the optimum shrinks by a factor of {losses.rate.value:.6g} "
+        f"a step ({losses.rate.low:.6g} to {losses.rate.high:.6g}), {losses.left.value:.2g} is left, and one more step gains "
+        f"{losses.gain:.2g}."
     )
 
 
 def _priced(price: Price) -> str:
-    counted = price.iterations
-    work = (
-        "no step is done again" if counted.high == 0 else f"{counted.value:.3g} iterations ({_range(counted, _number)})"
-    )
+    iterations = price.iterations
+    if iterations.high == 0:
+        work = "no step is repeated"
+    else:
+        work = f"{iterations.value:.3g} iterations ({_range(iterations, _number)})"
     if price.recovery == "restart":
-        work += " of steps since the last save, as often as this run saves"
+        work += " since the last save, with the present save interval"
     return (
         f"Under {price.recovery} a failure costs {in_words(price.seconds.value)} ({_range(price.seconds, in_words)}; "
         f"{price.seconds.basis}) and {work}; {PROMISES[price.recovery]}."
     )
 
 
-def _why(found: Mapping[str, Outlook], best: str) -> str:
-    shares = ", ".join(f"{name} {each.effective:.2%}" for name, each in found.items())
-    told = f"Of the wall clock would train, each at its best save interval: {shares}."
-    if found[best].effective < HOPELESS:
-        return f"{told} Failures come so quickly that most of the time is lost, whatever is chosen."
-    if len(found) == 1:
-        return f"{told} Nobody is left who could go on without the lost workers, so restart is all there is."
+def _why(outlook_of: Mapping[str, Outlook], best: str) -> str:
+    shares = ", ".join(f"{name} {outlook.effective:.2%}" for name, outlook in outlook_of.items())
+    text = f"Share of the wall clock that trains, each at its best save interval: {shares}."
+    if outlook_of[best].effective < HOPELESS:
+        return f"{text} Failures are so frequent that most of the time is lost under every recovery."
+    if len(outlook_of) == 1:
+        return f"{text} No worker survives a failure, so restart is the only recovery."
     if best == "restart":
-        return f"{told} No other recovery gains enough to be worth a change from restart, the simplest."
+        return f"{text} No other recovery gains enough over restart, the simplest one."
     if best in EXACT:
-        return f"{told} So {best} is worth it, and it is exact."
-    gains = found[best].effective - max(each.effective for name, each in found.items() if name in EXACT)
-    return f"{told} {best} gains {gains:.1%} over the best that is exact; if no sample may be lost, choose that one."
+        return f"{text} {best} gains enough, and it is exact."
+    gain = outlook_of[best].effective - max(o.effective for name, o in outlook_of.items() if name in EXACT)
+    return f"{text} {best} gains {gain:.1%} over the best exact recovery; choose that one if no sample may be lost."
 
 
 def unknown(costs: RunCosts, question: Question, mtbf: Estimate) -> list[str]:
-    """What the history cannot tell, and what stands in its place."""
+    """Return the facts that the history does not show, and the figures used in their place."""
     lines = []
     if costs.restart is None and question.restart is None:
-        again = replacement(costs, question)
+        restart = restart_time(costs, question)
         lines.append(
-            f"No restart was seen: {in_words(again.value)} ({_range(again, in_words)}) are inferred from how long this run took "
-            f"to start, and {published.SOURCES['notice']}."
+            f"The time of a restart: this run had none, so {in_words(restart.value)} ({_range(restart, in_words)}) is "
+            f"inferred from the time this run took to start and {published.SOURCES['notice']}."
         )
-    if not regroup(costs, question).is_seen:
-        scale = (question.workers or costs.workers) > LARGE
-        lines.append(
-            f"No loss was survived live: what that takes is {published.SOURCES['at_scale' if scale else 'regroup']}."
-        )
+    if not live_recovery_time(costs, question).is_seen:
+        source = "at_scale" if (question.workers or costs.workers) > LARGE else "regroup"
+        lines.append(f"The time of a live recovery: this run had none, so it is {published.SOURCES[source]}.")
     if mtbf.basis not in (GIVEN, MEASURED):
-        injected = " (what was injected says nothing of it)" if costs.struck else ""
+        injected = " (injected failures do not count)" if costs.struck else ""
         lines.append(
-            f"How often something fails, this run cannot tell{injected}: it is taken from {published.OF_A_WORKER.source}, "
-            "for as many GPUs as there are workers. Give --mtbf if you know better."
+            f"The failure rate{injected}: it is taken from {published.OF_A_WORKER.source}, with one GPU per worker. "
+            "Give --mtbf if you know it."
         )
     if costs.losses is None:
-        why = "it logs none (run.log(loss=...))" if not costs.noted else "they do not fall evenly enough"
-        lines.append(f"How fast it converges, its losses do not tell: {why}.")
+        why = "the losses do not fall evenly enough" if costs.noted else "the script logs none (run.log(loss=...))"
+        lines.append(f"How fast training converges: {why}.")
     return lines
 
 
-def _spoken(estimate: Estimate) -> str:
+def _with_range(estimate: Estimate) -> str:
     return f"{in_words(estimate.value)} ({_range(estimate, in_words)})"
 
 

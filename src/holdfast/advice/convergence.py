@@ -1,9 +1,8 @@
-"""How fast a training converges, from its losses alone: three thirds of the curve tell the limit that it falls to.
+"""How fast training converges, estimated from its losses alone.
 
 If the loss falls to L* as a geometric series, the means of three equal stretches of w steps have differences in the ratio
 q = c^(2w), because the loss falls as the square of a distance that shrinks by c a step. The noise of the losses makes q
-uncertain: it is drawn as often as needed to see where c lies, and where one in ten draws shows no convergence nothing is
-said.
+uncertain, so it is sampled to bound c; if more than one sample in ten shows no convergence, there is no estimate.
 """
 
 from collections.abc import Sequence
@@ -17,12 +16,12 @@ from holdfast.blocks.division import Floats
 
 FEWEST = 30  # losses
 DRAWS = 1000
-PARTS = 10  # of each third, whose means tell how much its mean scatters
+PARTS = 10  # of each third; their means show how much the mean of the third varies
 
 
 @dataclass(frozen=True, slots=True)
 class Convergence:
-    """The contraction a step, the loss that it falls to, what is left of it, and what a step gains by now."""
+    """The contraction per step, the limit of the loss, the loss still to gain, and the gain of the next step."""
 
     rate: Estimate
     limit: float
@@ -30,12 +29,12 @@ class Convergence:
     gain: float
 
     def to_json(self) -> dict[str, Any]:
-        """The numbers as JSON values."""
+        """Return the numbers as JSON values."""
         return asdict(self)
 
 
 def convergence(losses: Sequence[float], seed: int = 0) -> Convergence | None:
-    """What the losses of steps in order tell; None where they tell nothing."""
+    """Estimate convergence from the losses of consecutive steps; None if they do not show it."""
     values = np.asarray(losses, dtype=np.float64)
     width = len(values) // 3
     if len(values) < FEWEST or not np.isfinite(values).all():
@@ -45,31 +44,31 @@ def convergence(losses: Sequence[float], seed: int = 0) -> Convergence | None:
     drawn = means + errors * np.random.default_rng(seed).standard_normal((DRAWS, 3))
     ratio, left = _fit(drawn)
     known = (ratio > 0) & (ratio < 1)
-    ratio_here, left_here = (float(each[0]) for each in _fit(means[None]))
+    ratio_here, left_here = (float(values[0]) for values in _fit(means[None]))
     if known.mean() < 0.9 or not 0 < ratio_here < 1:
         return None
     rates = ratio[known] ** (0.5 / width)
-    low, high = (float(each) for each in np.percentile(rates, (5, 95)))
-    least, most = (float(each) for each in np.percentile(left[known], (5, 95)))
+    low, high = (float(rate) for rate in np.percentile(rates, (5, 95)))
+    least, most = (float(value) for value in np.percentile(left[known], (5, 95)))
     c = ratio_here ** (0.5 / width)
     rate = Estimate(c, min(low, c), max(high, c), INFERRED)
     rest = Estimate(left_here, min(least, left_here), max(most, left_here), INFERRED)
-    middle = left_here / ratio_here**0.5  # what was left in the middle of the last third, where its mean is
+    middle = left_here / ratio_here**0.5  # the loss above the limit in the middle of the last third
     return Convergence(rate, float(means[2]) - middle, rest, left_here * (1 - c**2))
 
 
 def _fit(means: Floats) -> tuple[Floats, Floats]:
-    """The ratio of the two differences, and what is left of the loss at the end of the last third."""
+    """Return the ratio of the two differences, and the loss above the limit at the end of the last third."""
     before, after = means[:, 0] - means[:, 1], means[:, 1] - means[:, 2]
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = after / before
         ratio = np.where(before > 0, ratio, np.nan)
-        # The mean of a third is near enough the loss in its middle, and its end half of its width later.
+        # The mean of a third approximates the loss in its middle; its end is half its width later.
         return ratio, after * ratio / (1 - ratio) * np.sqrt(np.clip(ratio, 0, 1))
 
 
 def _error(third: Floats) -> float:
-    """The standard error of a mean whose values lean on their neighbours, by the means of its parts."""
+    """Return the standard error of the mean of autocorrelated values, from the means of consecutive parts."""
     width = len(third) // PARTS
     if width < 1:
         return float(third.std(ddof=1) / np.sqrt(len(third)))

@@ -1,6 +1,6 @@
-"""Numbers that are not known exactly: what is expected, where nine of ten cases lie, and how that is known.
+"""Uncertain numbers: the expected value, the interval of nine cases in ten, and where the number comes from.
 
-Figures of others and of our own benchmarks, for what a history cannot tell; each with where it comes from.
+Published figures and our own benchmarks stand in for what a history does not show, each with its source.
 """
 
 import math
@@ -12,24 +12,23 @@ import numpy as np
 
 from holdfast.advice.question import DAY
 
-# How a number is known.
+# Where a number comes from.
 MEASURED = "measured in this run"
 INFERRED = "inferred from this run"
 BENCHMARK = "from our benchmarks"
 PUBLISHED = "published"
 GIVEN = "given"
 
-NORMAL = 1.6449  # of a normal distribution nine tenths lie within so many standard deviations of the mean
-# What is taken as known before anything was seen: recoveries of one kind scatter by a factor of 2 (nine of ten of them),
-# as restarts do between a quiet and a busy machine (benchmarks/restart: 0.28 to 1.12 s around 0.49 s). That counts as
-# much as so many recoveries that were seen.
+NORMAL = 1.6449  # nine tenths of a normal distribution lie within this many standard deviations of the mean
+# The prior: nine of ten recoveries of one kind lie within a factor of 2, as restarts do between an idle and a busy
+# machine (benchmarks/restart: 0.28 to 1.12 s around 0.49 s). It counts as much as WORTH observed recoveries.
 SCATTER = math.log(2) / NORMAL
 WORTH = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A number of 0 or more: `value` is expected, and nine of ten cases lie between `low` and `high`."""
+    """A non-negative number: `value` is expected, and nine of ten cases lie between `low` and `high`."""
 
     value: float
     low: float
@@ -38,38 +37,38 @@ class Estimate:
 
     @classmethod
     def exact(cls, value: float, basis: str) -> "Estimate":
-        """A number that does not vary."""
+        """Return an estimate without uncertainty."""
         return cls(value, value, value, basis)
 
     @property
     def is_seen(self) -> bool:
-        """Whether it comes from the run itself."""
+        """True if the number comes from the run itself."""
         return self.basis in (MEASURED, INFERRED)
 
     def holds(self, value: float) -> bool:
-        """Whether a value lies in the interval."""
+        """Return True if `value` lies in the interval."""
         return self.low <= value <= self.high
 
     def times(self, factor: float) -> "Estimate":
-        """So many times it."""
+        """Return the estimate scaled by `factor`."""
         return replace(self, value=factor * self.value, low=factor * self.low, high=factor * self.high)
 
     def __add__(self, other: "Estimate") -> "Estimate":
-        """The sum of two that vary independently; its basis is the weaker of the two."""
+        """Add two independent estimates; the sum has the weaker basis of the two."""
         value = self.value + other.value
         below = math.hypot(self.value - self.low, other.value - other.low)
         above = math.hypot(self.high - self.value, other.high - other.value)
         return Estimate(value, max(0.0, value - below), value + above, max(self.basis, other.basis, key=_weakness))
 
     def to_json(self) -> dict[str, Any]:
-        """The estimate as JSON values."""
+        """Return the estimate as JSON values."""
         return asdict(self)
 
 
 def next_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
-    """Where the next of some positive values of one kind will lie: logarithms are taken to be normal.
+    """Predict the next of some positive values, whose logarithms are taken to be normal.
 
-    A single one says nothing of how they scatter, so what is known of that beforehand counts too.
+    The prior scatter counts too: a single value does not show how much such values vary.
     """
     logs = np.log(np.maximum(np.asarray(values, dtype=np.float64), 1e-6))
     count, middle = len(logs), float(logs.mean())
@@ -80,23 +79,23 @@ def next_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
 
 
 def mean_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
-    """Where the mean of some values lies; not below 0 if it is not itself."""
-    found = np.asarray(values, dtype=np.float64)
-    middle = float(found.mean())
-    if len(found) < 2:
+    """Estimate the mean of some values; its interval crosses 0 only if the mean is negative."""
+    sample = np.asarray(values, dtype=np.float64)
+    middle = float(sample.mean())
+    if len(sample) < 2:
         return Estimate(middle, min(middle / 2, 2 * middle), max(middle / 2, 2 * middle), basis)
-    half = student(len(found) - 1) * float(found.std(ddof=1)) / math.sqrt(len(found))
+    half = student(len(sample) - 1) * float(sample.std(ddof=1)) / math.sqrt(len(sample))
     return Estimate(middle, max(min(0.0, middle), middle - half), middle + half, basis)
 
 
 def spread_of(values: Sequence[float], basis: str = MEASURED) -> Estimate:
-    """The median of many values, and where nine of ten of them lie."""
-    low, middle, high = (float(each) for each in np.percentile(np.asarray(values, dtype=np.float64), (5, 50, 95)))
+    """Return the median of many values, with the interval of nine in ten."""
+    low, middle, high = (float(value) for value in np.percentile(np.asarray(values, dtype=np.float64), (5, 50, 95)))
     return Estimate(middle, low, high, basis)
 
 
 def student(freedom: int) -> float:
-    """Student's t at 95 %, by the first terms of its expansion around the normal quantile; within 1 % from 4 on."""
+    """Return Student's t at 95 %, by its expansion around the normal quantile; within 1 % from 4 degrees of freedom on."""
     z = NORMAL
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
@@ -110,13 +109,13 @@ HOUR = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Cited:
-    """An estimate, and where it was published."""
+    """An estimate and its publication."""
 
     estimate: Estimate
     source: str
 
 
-# One worker is one GPU. Meta's clusters have 6.5 failures in a thousand days of a node of 8 GPUs (the rate behind 1.8 h at
+# One worker is one GPU. Meta's clusters have 6.5 failures per thousand days of a node of 8 GPUs (the rate behind 1.8 h at
 # 16,384 GPUs and 14 min at 131,072); jobs of 1,024 GPUs failed every 7.9 h; Llama 3 had 419 unexpected interruptions in
 # 54 days on 16,384 GPUs.
 _PER_NODE_DAY, _GPUS = 6.5 / 1000, 8
@@ -128,22 +127,22 @@ OF_A_WORKER = Cited(
 
 
 def mtbf(workers: int) -> Estimate:
-    """The mean time between failures of a job of so many GPUs, in seconds: one of them fails as often as in OF_A_WORKER."""
+    """Return the mean time between failures, in seconds, of a job of `workers` GPUs."""
     return OF_A_WORKER.estimate.times(1 / workers)
 
 
-# From a SIGKILL to the moment at which new workers begin to start: seen within 20 ms, the others are ended.
+# From a SIGKILL to the start of new workers: it is noticed within 20 ms, and the other workers are ended.
 NOTICE = Estimate(0.1, 0.03, 0.5, BENCHMARK)
 # From a SIGKILL to the end of the next step, less one step: 0.04 to 0.3 s over processors, GPUs and loads.
 REGROUP = Estimate(0.15, 0.02, 0.7, BENCHMARK)
 # Of 322 random strikes on runs that recover live, 8 fell back to a restart.
 FALLS_BACK = Estimate(8 / 322, 4 / 322, 14 / 322, BENCHMARK)
-# What training loses by a save, where a history has none.
+# The delay of a save, if a history has none.
 STALL = Estimate(0.04, 0.003, 1.0, BENCHMARK)
 SOURCES = {
     "notice": "benchmarks/restart: a failed worker is seen within 20 ms, new ones have started after 0.13 to 0.5 s",
     "at_scale": "the 3 minutes that FT-HSDP (arXiv 2602.00277) reports for O(100K) GPUs",
-    "regroup": "taken from benchmarks/live-recovery: 0.04 to 0.3 s on processors, 0.03 to 0.33 s on a GPU, from the kill to the next step",
+    "regroup": "taken from benchmarks/live-recovery: 0.04 to 0.3 s on CPUs, 0.03 to 0.33 s on a GPU, from the kill to the next step",
     "falls_back": "benchmarks/live-recovery: 8 of 322 random strikes fell back to a restart",
     "stall": "benchmarks/checkpoint: 0.003 s on a GPU to 1 s with torch.save",
 }

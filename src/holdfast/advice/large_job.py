@@ -1,12 +1,8 @@
-"""The same training as a large job: what share of its wall clock would train under each recovery, simulated.
+"""A large job, simulated as a chain of failures many times over: the share of its wall clock that trains.
 
-A large job as a chain of failures, many times over: the share of its wall clock that trains.
-
-Training goes in cycles of work and a save. A failure either makes all workers start again from the newest committed save,
-or is survived by the others, who stand still for a while and then go on with a part missing until it is replaced. A
-failure may strike while the one before is still being mended. The replications are simulated side by side.
-
-Large jobs that were published, simulated from what was said of them: does the simulation give their figures?
+Training runs in cycles of work and a save. After a failure either all workers restart from the newest committed save, or
+the survivors pause and then continue without the lost part until it is replaced. A failure may come before the last one
+is repaired. All replications are simulated side by side. Published jobs check the simulation against reported figures.
 """
 
 from collections.abc import Mapping
@@ -17,24 +13,24 @@ import numpy as np
 
 from holdfast.advice import estimate as published
 from holdfast.advice.estimate import FALLS_BACK, GIVEN, INFERRED, NORMAL, PUBLISHED, Estimate
-from holdfast.advice.measured import RunCosts
-from holdfast.advice.prices import LARGE, Price, lost_part, prices, replacement, saving_of, stall
+from holdfast.advice.prices import LARGE, Price, lost_part, prices, restart_time, save_delay, saving_of
 from holdfast.advice.question import DAY, Question, in_words
+from holdfast.advice.run_costs import RunCosts
 from holdfast.advice.saving import SaveCosts, best_interval
 from holdfast.blocks.division import Floats
 from holdfast.errors import BadInput
 
 REPLICATIONS = 200
 NOTHING = Estimate.exact(0.0, GIVEN)
-MOST = 20_000  # failures in a replication: beyond, a shorter stretch of the job tells as much
+MOST = 20_000  # failures in a replication; a longer job is cut to this many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Seconds of a job: between failures, of its whole length, of work between saves, and what a failure takes.
+    """A job in seconds: between failures, its length, the work between saves, and the cost of a failure.
 
-    `goes_back` is the part of the failures after which all start again from a save, and stand still for `restart`. After
-    the others training stands still for `live`, and for `absent` the part `lost` of the workers is missing.
+    After the share `goes_back` of the failures all workers restart from a save, which takes `restart`. After the others
+    training pauses for `live`, and the share `lost` of the workers is missing for `absent`.
     """
 
     mtbf: float
@@ -50,21 +46,21 @@ class Job:
 
     def __post_init__(self) -> None:
         if not (self.mtbf > 0 and self.length > 0 and self.work > 0):
-            raise BadInput("no job is without length, work or time between its failures: give more than 0")
+            raise BadInput("the length, the work and the time between failures of a job must be greater than 0.")
 
     @property
     def simulated(self) -> float:
-        """The seconds that are simulated of it."""
+        """The seconds to simulate."""
         return min(self.length, MOST * self.mtbf)
 
 
-def effective(job: Job, replications: int = REPLICATIONS, seed: int = 0) -> Floats:
-    """The share of the wall clock that trains what counts, in each replication."""
+def training_shares(job: Job, replications: int = REPLICATIONS, seed: int = 0) -> Floats:
+    """Return the share of the wall clock that trains, in each replication."""
     rng = np.random.default_rng(seed)
-    stall, restart, live = (_drawn(each, replications, rng) for each in (job.stall, job.restart, job.live))
+    stall, restart, live = (_draw(estimate, replications, rng) for estimate in (job.stall, job.restart, job.live))
     cycle, end = job.work + stall, job.simulated
-    now, done, since = np.zeros((3, replications))  # seconds; work that is safe; uptime since the state that is
-    stop, missing = np.zeros((2, replications))  # seconds yet to stand still, and to be without the lost part
+    now, done, since = np.zeros((3, replications))  # seconds: the clock, durable work, uptime since the last save
+    stop, missing = np.zeros((2, replications))  # seconds left of the pause, and without the lost part
     while (now < end).any():
         until = np.minimum(now + rng.exponential(job.mtbf, replications), end)
         up = np.maximum(0.0, until - now - stop)
@@ -82,13 +78,13 @@ def effective(job: Job, replications: int = REPLICATIONS, seed: int = 0) -> Floa
 
 
 def summary(shares: Floats, basis: str) -> Estimate:
-    """The mean over the replications, and where nine of ten lie."""
-    low, high = (float(each) for each in np.percentile(shares, (5, 95)))
+    """Return the mean over the replications, with the interval of nine in ten."""
+    low, high = (float(share) for share in np.percentile(shares, (5, 95)))
     return Estimate(float(shares.mean()), low, high, basis)
 
 
-def _drawn(estimate: Estimate, count: int, rng: np.random.Generator) -> Floats:
-    """What a cost may be, once for each replication: on a logarithmic scale, nine of ten within the interval."""
+def _draw(estimate: Estimate, count: int, rng: np.random.Generator) -> Floats:
+    """Draw a cost for each replication: log-normal, with nine of ten inside the interval."""
     if not (0 < estimate.low < estimate.high):
         return np.full(count, estimate.value)
     drawn = rng.standard_normal(count) / NORMAL
@@ -97,8 +93,8 @@ def _drawn(estimate: Estimate, count: int, rng: np.random.Generator) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Large:
-    """A job of so many workers: by recovery the share that trains and the steps between saves, and what was assumed."""
+class LargeJob:
+    """A simulated job of `workers`: by recovery the share that trains and the steps between saves; and assumptions."""
 
     workers: int
     shares: Mapping[str, Estimate]
@@ -106,61 +102,59 @@ class Large:
     assumed: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Every number as plain values."""
+        """Return every number as JSON values."""
         return {
             "workers": self.workers,
-            "shares": {name: each.to_json() for name, each in self.shares.items()},
+            "shares": {name: share.to_json() for name, share in self.shares.items()},
             "every": dict(self.every),
             "assumed": list(self.assumed),
         }
 
 
-def large(costs: RunCosts, question: Question, mtbf: float) -> Large:
-    """The job that the question is about, simulated under every recovery, each with its best save interval."""
-    made = prices(costs, question)
-    every = {name: best_interval(saving_of(costs, question, mtbf, name)).best for name in made}
+def simulate_large_job(costs: RunCosts, question: Question, mtbf: float) -> LargeJob:
+    """Simulate the job of `question` under every recovery, each at its best save interval."""
+    price_of = prices(costs, question)
+    every = {name: best_interval(saving_of(costs, question, mtbf, name)).best for name in price_of}
     shares = {
-        name: summary(effective(job_of(costs, question, mtbf, price, every[name]), seed=question.seed), INFERRED)
-        for name, price in made.items()
+        name: summary(training_shares(job_of(costs, question, mtbf, price, every[name]), seed=question.seed), INFERRED)
+        for name, price in price_of.items()
     }
-    return Large(question.workers or costs.workers, shares, every, tuple(_assumed(costs, question, mtbf)))
+    return LargeJob(question.workers or costs.workers, shares, every, tuple(_assumed(costs, question, mtbf)))
 
 
 def job_of(costs: RunCosts, question: Question, mtbf: float, price: Price, every: int) -> Job:
-    """The job as the simulation takes it."""
+    """Return the job to simulate, with `every` steps between saves."""
     live = price.recovery != "restart"
     leaves = price.recovery in ("forward", "skip")
-    again = replacement(costs, question)
+    restart = restart_time(costs, question)
     return Job(
         mtbf=mtbf,
         length=question.length,
         work=every * costs.step.value,
-        stall=stall(costs, question),
+        stall=save_delay(costs, question),
         durable=costs.durable.value if costs.durable else 0.0,
-        restart=again,
+        restart=restart,
         goes_back=FALLS_BACK.value if live else 1.0,
         live=price.stands + price.iterations.times(costs.step.value) if live else Estimate.exact(0.0, INFERRED),
-        absent=again.value if leaves else 0.0,
+        absent=restart.value if leaves else 0.0,
         lost=float(lost_part(costs, question)) if leaves else 0.0,
     )
 
 
 def _assumed(costs: RunCosts, question: Question, mtbf: float) -> list[str]:
     workers = question.workers or costs.workers
-    again = replacement(costs, question)
+    restart, save = restart_time(costs, question), save_delay(costs, question)
     lines = [
         f"{workers} workers train a step in {in_words(costs.step.value)}, as {costs.workers} do in this run.",
-        f"Failures are independent of each other and come every {in_words(mtbf)} on average; each takes "
+        f"Failures are independent, come every {in_words(mtbf)} on average, and each takes "
         f"{lost_part(costs, question)} of the workers.",
-        f"A restart takes {in_words(again.value)} ({again.basis}), a save makes training "
-        f"{in_words(stall(costs, question).value)} later ({stall(costs, question).basis}). On a large job both take longer: "
-        "give --restart and --stall.",
-        f"Of failures that are survived live {FALLS_BACK.value:.1%} end in a restart all the same ({FALLS_BACK.basis}).",
-        f"{in_words(question.length)} of wall clock, {REPLICATIONS} replications; the interval is where "
-        "nine of ten of them lie.",
+        f"A restart takes {in_words(restart.value)} ({restart.basis}), and a save delays training by "
+        f"{in_words(save.value)} ({save.basis}). On a large job both take longer: give --restart and --stall.",
+        f"{FALLS_BACK.value:.1%} of the live recoveries end in a restart ({FALLS_BACK.basis}).",
+        f"{in_words(question.length)} of wall clock, {REPLICATIONS} replications; nine of ten lie in the interval.",
     ]
     if workers > LARGE:
-        lines.append("Survivors find together in 3 minutes, as FT-HSDP (arXiv 2602.00277) reports for O(100K) GPUs.")
+        lines.append("Survivors form a new group in 3 minutes, as FT-HSDP (arXiv 2602.00277) reports for O(100K) GPUs.")
     return lines
 
 
@@ -172,8 +166,8 @@ SYNCHRONOUS = 10 * MINUTE  # from a failure to training again at O(100K) GPUs
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """A job, the share of its time that is said to have been effective, how, and what we had to assume."""
+class PublishedJob:
+    """A published job, its reported share of effective time, and our assumptions where the source is silent."""
 
     name: str
     source: str
@@ -186,12 +180,12 @@ class Published:
 def _saved_best(
     mtbf: float, length: float, restart: float, save: Estimate, *, goes_back: float = 1.0, live: float = 0.0
 ) -> Job:
-    """A job that saves as often as is best for it; where few failures go back, one of 16 replicas is away after others."""
-    found = best_interval(SaveCosts(step=1.0, stall=save.value, mtbf=mtbf / goes_back, restart=restart))
+    """Return a job at its best save interval; if few failures go back to a save, 1 of 16 replicas is missing after others."""
+    interval = best_interval(SaveCosts(step=1.0, stall=save.value, mtbf=mtbf / goes_back, restart=restart))
     return Job(
         mtbf=mtbf,
         length=length,
-        work=float(found.best),
+        work=float(interval.best),
         stall=save,
         durable=0.0,
         restart=Estimate.exact(restart, PUBLISHED),
@@ -202,50 +196,49 @@ def _saved_best(
     )
 
 
-def _jobs() -> tuple[Published, ...]:
-    often = published.OF_A_WORKER.estimate.value
-    llama, meta, byte = 54 * DAY / 419, often / 100_000, often / 9_600
+def _published_jobs() -> tuple[PublishedJob, ...]:
+    per_gpu = published.OF_A_WORKER.estimate.value
+    llama, meta, byte = 54 * DAY / 419, per_gpu / 100_000, per_gpu / 9_600
     return (
-        Published(
+        PublishedJob(
             "Llama 3, 16,384 GPUs",
             "arXiv 2407.21783",
             "more than 90 %",
             0.90,
             _saved_best(llama, 54 * DAY, SYNCHRONOUS, LLAMA_SAVE),
-            "419 unexpected interruptions in 54 days, 2 TB/s of storage and up to 4 GB a GPU are the paper's; it gives "
-            "neither how often it saves (taken: as often as is best) nor what a restart takes (taken: the 10 minutes that "
-            "FT-HSDP gives for synchronous training)",
+            "the paper gives 419 unexpected interruptions in 54 days, 2 TB/s of storage and up to 4 GB a GPU; assumed are "
+            "the best save interval, and for a restart the 10 minutes that FT-HSDP gives for synchronous training",
         ),
-        Published(
+        PublishedJob(
             "synchronous training, O(100K) GPUs",
             "arXiv 2602.00277",
             "44 %",
             0.44,
             _saved_best(meta, 30 * DAY, SYNCHRONOUS, LLAMA_SAVE),
-            "10 minutes a failure are the paper's; failures as often as arXiv 2410.21680 gives them for a GPU, saves as dear "
-            "as Llama 3's and as often as is best are taken",
+            "the paper gives 10 minutes a failure; assumed are failures as often as arXiv 2410.21680 gives them for a GPU, "
+            "and saves as expensive as Llama 3's at the best interval",
         ),
-        Published(
+        PublishedJob(
             "FT-HSDP, O(100K) GPUs",
             "arXiv 2602.00277",
             "80 %",
             0.80,
             _saved_best(meta, 30 * DAY, SYNCHRONOUS, LLAMA_SAVE, goes_back=0.01, live=3 * MINUTE),
-            "3 minutes a failure are the paper's; that 1 of 16 replicas is away for 10 minutes and 1 failure in 100 ends "
-            "in a restart is taken, the rest as above",
+            "the paper gives 3 minutes a failure; assumed are 1 of 16 replicas missing for 10 minutes and 1 failure in 100 "
+            "that ends in a restart, the rest as above",
         ),
-        Published(
+        PublishedJob(
             "ByteRobust, 9,600 GPUs",
             "arXiv 2509.16293",
             "97 %",
             0.97,
             _saved_best(byte, 90 * DAY, 5 * MINUTE, Estimate.exact(0.1, PUBLISHED)),
-            "9,600 GPUs and three months are the paper's; failures as often as arXiv 2410.21680 gives them, saves that "
-            "hardly stall (0.1 s) and 5 minutes a failure are taken",
+            "the paper gives 9,600 GPUs and three months; assumed are failures as often as arXiv 2410.21680 gives them, "
+            "saves that hardly stall (0.1 s) and 5 minutes a failure",
         ),
     )
 
 
-def checked(seed: int = 0) -> list[tuple[Published, Estimate]]:
-    """Every published job, and the share of its time that is effective in the simulation."""
-    return [(each, summary(effective(each.job, seed=seed), PUBLISHED)) for each in _jobs()]
+def simulate_published_jobs(seed: int = 0) -> list[tuple[PublishedJob, Estimate]]:
+    """Return every published job with its simulated share of effective time."""
+    return [(job, summary(training_shares(job.job, seed=seed), PUBLISHED)) for job in _published_jobs()]

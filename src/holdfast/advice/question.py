@@ -1,7 +1,4 @@
-"""What an advice is asked: how often something fails, how much is lost at a time, and of how large a job.
-
-Durations and fractions as people write them: 45s, 30m, 4h, 2d, 1h30m; 1/8 or 0.125. Seconds and numbers here.
-"""
+"""The question that advice answers, and durations and fractions as users write them: 45s, 4h, 1h30m; 1/8 or 0.125."""
 
 import re
 from dataclasses import dataclass
@@ -15,29 +12,29 @@ _PART = r"(\d+(?:\.\d+)?)(ms|[smhdy])"
 
 
 def seconds_of(text: str, what: str) -> float:
-    """The seconds that a duration says; `what` is named where it says none."""
-    given = text.strip().lower()
-    if not re.fullmatch(f"(?:{_PART})+", given, re.ASCII):
-        raise BadInput(f"{what} {text!r} is no duration: write 45s, 30m, 4h, 2d, 5y or 1h30m")
-    total = sum(float(number) * UNITS[unit] for number, unit in re.findall(_PART, given))
+    """Return the seconds of a duration such as `1h30m`; `what` names the option in the error."""
+    words = text.strip().lower()
+    if not re.fullmatch(f"(?:{_PART})+", words, re.ASCII):
+        raise BadInput(f"{what} {text!r} is not a duration: write 45s, 30m, 4h, 2d, 5y or 1h30m.")
+    total = sum(float(number) * UNITS[unit] for number, unit in re.findall(_PART, words))
     if not 0 < total < float("inf"):
-        raise BadInput(f"{what} {text!r} is no time at all: give more than 0")
+        raise BadInput(f"{what} must be greater than 0 (got {text!r}).")
     return total
 
 
 def fraction_of(text: str, what: str) -> Fraction:
-    """A part of a whole, above 0 and at most 1."""
+    """Return a fraction above 0 and at most 1; `what` names the option in the error."""
     try:
         part = Fraction(text.strip())
     except (ValueError, ZeroDivisionError) as error:
-        raise BadInput(f"{what} {text!r} is no fraction: write 1/8 or 0.125") from error
+        raise BadInput(f"{what} {text!r} is not a fraction: write 1/8 or 0.125.") from error
     if not 0 < part <= 1:
-        raise BadInput(f"{what} {text} is outside (0, 1]: write 1/8 or 0.125")
+        raise BadInput(f"{what} must be above 0 and at most 1 (got {text}): write 1/8 or 0.125.")
     return part
 
 
 def in_words(seconds: float) -> str:
-    """A duration for people, to about two digits."""
+    """Format a duration with two or three digits and a unit."""
     for unit in ("y", "d", "h", "m"):
         if seconds >= 1.5 * UNITS[unit]:
             return f"{seconds / UNITS[unit]:.3g} {'min' if unit == 'm' else unit}"
@@ -48,9 +45,9 @@ def in_words(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """Seconds, workers and parts of them; None is left to the history, or else to published figures.
+    """Times in seconds, and the size of the job; None is taken from the history or from published figures.
 
-    `restart` and `stall` replace what the history tells of a restart and a save: a large job pays other prices.
+    `restart` and `stall` replace the run's own times, because a large job has other costs.
     """
 
     mtbf: float | None = None
@@ -64,6 +61,6 @@ class Question:
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:
-            raise BadInput(f"--workers {self.workers} is no job: give 1 or more")
+            raise BadInput(f"--workers must be 1 or more (got {self.workers}).")
         if self.mtbf is not None and self.mtbf_per_worker is not None:
-            raise BadInput("--mtbf is of the whole job and --mtbf-per-worker of one worker: give one of them")
+            raise BadInput("--mtbf is for the whole job and --mtbf-per-worker for one worker: give one of them.")

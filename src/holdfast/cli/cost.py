@@ -1,4 +1,4 @@
-"""`holdfast cost`: what a run spent its time on, and several runs side by side."""
+"""`holdfast cost`: the wall clock of a run by cause, or several runs compared."""
 
 import json
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from holdfast.errors import BadInput
 from holdfast.extras import require
 
 if TYPE_CHECKING:
-    from holdfast.cost.breakdown import Spent
+    from holdfast.cost.breakdown import CostBreakdown
 
 cost = typer.Typer()
 SHOWN = 10  # saves; a run may have thousands
@@ -22,37 +22,38 @@ SHOWN = 10  # saves; a run may have thousands
 
 @cost.command("cost", rich_help_panel=LOOK)
 def cost_of(
-    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs; several are compared.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders; several are compared.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print every number as JSON.")] = False,
-    figure: Annotated[Path | None, typer.Option(help="Write a figure here: .png, .pdf or .svg.")] = None,
+    figure: Annotated[Path | None, typer.Option(help="Write a figure to this file: .png, .pdf or .svg.")] = None,
     reference: Annotated[
-        Path | None, typer.Option(help="A served run without failures: how many iterations later did RUN converge?")
+        Path | None,
+        typer.Option(help="A parameter-server run without failures, to compare the convergence of RUN with."),
     ] = None,
 ) -> None:
-    """Show what a run spent its time on. Example: holdfast cost runs/blocking runs/overlapped --figure cost.png"""
+    """Show the wall clock of a run by cause. Example: holdfast cost runs/blocking runs/overlapped --figure cost.png"""
     if figure:
         require("lab", "--figure")
     from holdfast.cli.serve_cost import print_served
     from holdfast.cost import compare
-    from holdfast.cost.breakdown import spent
+    from holdfast.cost.breakdown import cost_breakdown
     from holdfast.history.log import read_history
     from holdfast.runs.histories import histories
     from holdfast.server.cost import is_served
 
-    told = {}
+    events = {}
     for path in paths:
         with histories([path]) as files:
-            told[str(path)] = read_history(files).events
-    if any(map(is_served, told.values())):
+            events[str(path)] = read_history(files).events
+    if any(map(is_served, events.values())):
         if figure:
-            raise BadInput("there is no figure of a served run: leave out --figure.")
-        print_served(told, read_history(reference).events if reference else None, as_json=as_json)
+            raise BadInput("--figure cannot draw a run of a parameter server: leave it out.")
+        print_served(events, read_history(reference).events if reference else None, as_json=as_json)
         return
     if reference:
-        raise BadInput("--reference is for runs of `holdfast serve`, and this is none.")
-    runs = {name: spent(events) for name, events in told.items()}
+        raise BadInput("--reference needs a run of `holdfast serve`, and RUN is a training run: leave it out.")
+    runs = {name: cost_breakdown(history) for name, history in events.items()}
     if as_json:
-        say(json.dumps({name: each.to_json() for name, each in runs.items()}, indent=1))
+        say(json.dumps({name: breakdown.to_json() for name, breakdown in runs.items()}, indent=1))
     elif len(runs) == 1:
         _print_one(next(iter(runs.values())))
     else:
@@ -61,11 +62,11 @@ def cost_of(
         try:
             compare.figure(runs).savefig(figure)
         except (OSError, ValueError) as error:
-            raise BadInput(f"cannot write the figure {figure}: {error}") from error
+            raise BadInput(f"cannot write the figure {figure}: {error}.") from error
 
 
 def print_compared(rows: Sequence[dict[str, Any]]) -> None:
-    """Runs side by side."""
+    """Print the costs of several runs as one table."""
     table = Table(Column("run", overflow="fold"), box=None)
     for name in (
         "steps/s",
@@ -93,22 +94,26 @@ def print_compared(rows: Sequence[dict[str, Any]]) -> None:
     Console().print(table)
 
 
-def _print_one(found: "Spent") -> None:
+def _print_one(breakdown: "CostBreakdown") -> None:
     from holdfast.cost.compare import by_cause
     from holdfast.finding import counted
 
-    if not found.trained:
-        attempts = counted(len(found.attempts), "attempt")
-        say(f"nothing was trained yet: no step in {attempts}, which took {found.wall:.1f} s")
+    if not breakdown.trained:
+        attempts = counted(len(breakdown.attempts), "attempt")
+        say(f"no step was trained yet, in {attempts} and {breakdown.wall:.1f} s")
         return
-    say(f"goodput: {found.goodput:.2f} committed steps per second ({found.committed} in {found.wall:.1f} s)")
-    lost = f"; samples lost: {found.samples_lost}" if found.samples_lost else ""
-    say(f"restarts: {found.restarts}; rework: {found.rolled_back} steps, {found.seconds['rework']:.2f} s{lost}")
-    Console().print(_causes(by_cause(found)))
-    if found.failures:
-        Console().print(_failed(found))
-    if found.saves:
-        Console().print(_saves(found))
+    say(
+        f"goodput: {breakdown.goodput:.2f} committed steps per second ({breakdown.committed} in {breakdown.wall:.1f} s)"
+    )
+    lost = f"; samples lost: {breakdown.samples_lost}" if breakdown.samples_lost else ""
+    say(
+        f"restarts: {breakdown.restarts}; rework: {breakdown.rolled_back} steps, {breakdown.seconds['rework']:.2f} s{lost}"
+    )
+    Console().print(_causes(by_cause(breakdown)))
+    if breakdown.failures:
+        Console().print(_failures(breakdown))
+    if breakdown.saves:
+        Console().print(_saves(breakdown))
 
 
 def _causes(rows: Sequence[dict[str, Any]]) -> Table:
@@ -118,39 +123,39 @@ def _causes(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _failed(found: "Spent") -> Table:
+def _failures(breakdown: "CostBreakdown") -> Table:
     table = Table(
         "failure", "step", "rank", "detected", "after", "trains after", "steps lost", "samples lost", box=None
     )
-    for each in found.failures:
+    for failure in breakdown.failures:
         table.add_row(
-            cell(each.kind or "not injected"),
-            str(each.step),
-            "" if each.rank is None else str(each.rank),
-            cell(each.detected or ""),
-            _seconds(each.detection),
-            _seconds(each.to_first_step),
-            str(each.rework_steps),
-            str(each.samples_lost),
+            cell(failure.kind or "not injected"),
+            str(failure.step),
+            "" if failure.rank is None else str(failure.rank),
+            cell(failure.detected or ""),
+            _seconds(failure.detection),
+            _seconds(failure.to_first_step),
+            str(failure.rework_steps),
+            str(failure.samples_lost),
         )
     return table
 
 
-def _saves(found: "Spent") -> Table:
+def _saves(breakdown: "CostBreakdown") -> Table:
     parts = ("waited", "snapshot", "enqueue", "backpressure", "write", "sync", "overlapped")
     heads = ("step", "size", *(part.replace("backpressure", "pressure") for part in parts), "durable")
     table = Table(
         *heads,
         box=None,
         padding=(0, 1, 0, 0),
-        title="Saves, in milliseconds: what training waited for, and what it did not",
+        title="Saves, in milliseconds",
     )
-    for save in found.saves[-SHOWN:]:
+    for save in breakdown.saves[-SHOWN:]:
         durable = "" if save.durable_after is None else f"{1000 * save.durable_after:.0f}"
         stall = (f"{1000 * getattr(save.stall, part):.1f}" for part in parts)
         table.add_row(str(save.step), size(save.bytes), *stall, durable)
-    if len(found.saves) > SHOWN:
-        table.caption = f"the last {SHOWN} of {len(found.saves)} saves; --json has all"
+    if len(breakdown.saves) > SHOWN:
+        table.caption = f"the last {SHOWN} of {len(breakdown.saves)} saves; --json has all"
     return table
 
 

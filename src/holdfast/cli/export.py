@@ -1,4 +1,4 @@
-"""`holdfast export`: what a run has learned, as a file that other programs read."""
+"""`holdfast export`: write the weights of a run to a file that other programs read."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,36 +15,39 @@ export = typer.Typer()
 
 @export.command("export", rich_help_panel=STORE)
 def export_run(
-    place: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run, or a store of checkpoints.")],
+    place: Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run, or a checkpoint store.")],
     to: Annotated[
         str,
         typer.Argument(
-            metavar="TO", help="model.safetensors; model.pt, for weights_only=True; or folder/, for torch's DCP."
+            metavar="TO",
+            help="model.safetensors, model.pt (for weights_only=True), or folder/ (for torch's DCP).",
         ),
     ],
-    step: Annotated[int | None, typer.Option(help="Which snapshot.  [default: the newest that is good]")] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Step of the snapshot to export.  [default: the newest verified one]")
+    ] = None,
     only: Annotated[
-        str | None, typer.Option(help="The protected thing to export, by its name.  [default: the model]")
+        str | None, typer.Option(help="Name passed to run.protect() to export.  [default: the model]")
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="All protected things, by their names: optimizer and scheduler too.")
+        bool, typer.Option("--all", help="Export everything passed to run.protect(), for example the optimizer too.")
     ] = False,
-    force: Annotated[bool, typer.Option(help="Replace what is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite TO if it exists.")] = False,
 ) -> None:
-    """Write the weights that a RUN has learned, with your model's own keys. Example: holdfast export runs/a model.safetensors"""
+    """Export the weights of a RUN under your model's own keys. Example: holdfast export runs/a model.safetensors"""
     from holdfast.weights.export import export, writer_for
     from holdfast.weights.load import learned_by
     from holdfast.weights.locate import gone_from
 
     if only and everything:
-        raise BadInput("--only and --all contradict each other: give one of them.")
-    writer_for(to)  # before anything is read
+        raise BadInput("--only and --all cannot be combined: give one of them.")
+    writer_for(to)  # refuses an unknown format before the snapshot is read
     learned = learned_by(place, step)
     for bad in learned.passed_over:
         say(f"passed over {bad.name}: {bad.why}")
     if step is None and (lost := gone_from(place)):
         complain(
-            f"step {lost} was committed, and its snapshot is gone: the newest that is left is of step {learned.step}."
+            f"the snapshot of step {lost} was committed but is gone: this is the newest one left, of step {learned.step}."
         )
     state, what = _chosen(learned, only, everything)
     export(state, to, force=force)
@@ -52,7 +55,6 @@ def export_run(
 
 
 def _chosen(learned: "Learned", only: str | None, everything: bool) -> tuple[Any, str]:
-    """The state that is to be exported, and what it is."""
     if everything:
         return dict(learned.states), " and ".join(learned.states)
     if only:

@@ -1,4 +1,4 @@
-"""`holdfast inspect` and `holdfast verify`: what a checkpoint store holds, and whether it is sound."""
+"""`holdfast inspect` and `holdfast verify`: list and check the contents of a checkpoint store."""
 
 from datetime import datetime
 from typing import Annotated
@@ -10,22 +10,22 @@ from rich.table import Table
 from holdfast.cli.console import STORE, cell, meter, safe, say, size
 
 store = typer.Typer()
-PLACE = "The folder of a run; or a store itself, a directory or a URL such as s3://bucket/run."
+PLACE = "The folder of a run, or a checkpoint store: a directory or a URL such as s3://bucket/run."
 
 
 @store.command(rich_help_panel=STORE)
 def inspect(
     place: Annotated[str, typer.Argument(metavar="RUN|STORE", help=PLACE)],
 ) -> None:
-    """Show what a checkpoint STORE holds, by its commit records. Example: holdfast inspect runs/a"""
+    """List the snapshots in a checkpoint store, from their manifests. Example: holdfast inspect runs/a"""
     from holdfast.checkpoint.scrub import inspect as contents_of
     from holdfast.weights.locate import store_of
 
     contents = contents_of(store_of(place))
     table = Table("snapshot", "epoch", "cursor", "workers", "size", "saved")
-    for each in contents.snapshots:
-        saved = datetime.fromtimestamp(each.saved).astimezone().isoformat(" ", "seconds")
-        row = f"step {each.step}", each.epoch, each.cursor, each.world, size(each.bytes), saved
+    for manifest in contents.snapshots:
+        saved = datetime.fromtimestamp(manifest.saved).astimezone().isoformat(" ", "seconds")
+        row = f"step {manifest.step}", manifest.epoch, manifest.cursor, manifest.world, size(manifest.bytes), saved
         table.add_row(*map(cell, row))
     if contents.snapshots:
         Console().print(table)
@@ -33,7 +33,7 @@ def inspect(
         ages = f"saved at iterations {running.oldest} to {running.newest}"
         say(f"running checkpoint: {running.blocks} blocks, {ages}, {size(running.bytes)}")
     for name in contents.set_aside:
-        say(f"set aside: {safe(name)}: a run could not use it and has gone on without it; remove it when you like")
+        say(f"set aside: {safe(name)}: a run could not use it and continued without it; you may remove it")
     for bad in contents.unreadable:
         say(f"unreadable: {safe(bad.name)}: {safe(bad.why)}")
     raise typer.Exit(1 if contents.unreadable else 0)
@@ -43,7 +43,7 @@ def inspect(
 def verify(
     place: Annotated[str, typer.Argument(metavar="RUN|STORE", help=PLACE)],
 ) -> None:
-    """Read every byte of a checkpoint STORE; exit 1 and name what is bad. Example: holdfast verify runs/a"""
+    """Read and check every byte in a checkpoint store; exit 1 if something is damaged. Example: holdfast verify runs/a"""
     from holdfast.checkpoint import scrub
     from holdfast.finding import counted
     from holdfast.weights.locate import gone_from, store_of
@@ -56,7 +56,7 @@ def verify(
     for bad in findings:
         say(f"bad: {safe(bad.name)}: {safe(bad.why)}")
     if lost:
-        say(f"missing: the snapshot of step {lost}, which the run has committed last")
+        say(f"missing: the snapshot of step {lost}, the last one that the run committed")
     if not findings and not lost:
         say(f"all good: {counted(count, 'save')}, every byte as it was committed")
     raise typer.Exit(1 if findings or lost else 0)

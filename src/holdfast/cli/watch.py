@@ -1,4 +1,4 @@
-"""`holdfast watch`: a run while it trains, in the terminal, in a browser, or as numbers for Prometheus."""
+"""`holdfast watch`: follow a run in the terminal, in a browser, or as Prometheus metrics."""
 
 import sys
 import time
@@ -25,20 +25,18 @@ PLAIN_REFRESH = 10.0
 
 @watch.command("watch", rich_help_panel=LOOK)
 def watch_run(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, that trains or has ended.")],
-    web: Annotated[
-        bool, typer.Option("--web", help="Serve the report page, which follows the run, and /metrics on 127.0.0.1.")
-    ] = False,
-    port: Annotated[int | None, typer.Option(help="Port of --web.  [default: one that is free]")] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    web: Annotated[bool, typer.Option("--web", help="Serve a live report page and /metrics on 127.0.0.1.")] = False,
+    port: Annotated[int | None, typer.Option(help="Port for --web.  [default: any free port]")] = None,
     prometheus: Annotated[
-        bool, typer.Option("--prometheus", help="Print how it stands once, as text that Prometheus reads.")
+        bool, typer.Option("--prometheus", help="Print the current metrics once, in the Prometheus text format.")
     ] = False,
 ) -> None:
-    """Watch a RUN while it trains; Ctrl-C leaves it alone. Example: holdfast watch runs/a --web"""
+    """Follow a RUN; Ctrl-C ends only this command. Example: holdfast watch runs/a --web"""
     if port is not None and not web:
-        raise BadInput("--port is that of --web: give that too.")
+        raise BadInput("--port needs --web: give both.")
     if web and prometheus:
-        raise BadInput("--web serves /metrics, and --prometheus prints them: give one of the two.")
+        raise BadInput("--web and --prometheus cannot be combined: --web already serves /metrics.")
     if web:
         require("lab", "`holdfast watch --web`")
     try:
@@ -53,13 +51,13 @@ def watch_run(
 
 
 def _serve(run: Path, port: int) -> None:
-    from holdfast.cli import pages
+    from holdfast.cli.report import live_page
     from holdfast.lab.result import command_line
     from holdfast.watch import web
 
-    site = web.Site(run, partial(pages.live_page, run, command_line(sys.argv[1:])))
+    site = web.Site(run, partial(live_page, run, command_line(sys.argv[1:])))
     with web.served(site, port) as address:
-        say(f"{address} shows {run}, and {address}metrics its numbers; Ctrl-C ends this")
+        say(f"{address} shows {run}, {address}metrics its metrics; press Ctrl-C to end")
         sys.stdout.flush()
         web.follow(site, Event())
 
@@ -94,14 +92,14 @@ def _follow_on_terminal(watching: "Watching", console: Console) -> None:
 
 
 def _follow_in_lines(watching: "Watching", console: Console) -> None:
-    """Where nobody can draw over what was printed: a line now and then, and at the end all of it."""
+    """Print a line now and then, and the whole state at the end, if stdout is not a terminal."""
     from holdfast.watch.screen import line, screen
 
     seen, now = watching.look()
-    said = -PLAIN_REFRESH
+    printed = -PLAIN_REFRESH
     while now.trains:
-        if time.monotonic() - said >= PLAIN_REFRESH:
-            said = time.monotonic()
+        if time.monotonic() - printed >= PLAIN_REFRESH:
+            printed = time.monotonic()
             say(line(seen, now))
             sys.stdout.flush()
         time.sleep(REFRESH)

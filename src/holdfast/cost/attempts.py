@@ -1,11 +1,11 @@
-"""What each attempt of a run did, what became of it, and where on the clock it stopped: a history, read once.
+"""The attempts of a run as its history shows them: steps, saves, live recoveries, and how and when each attempt ended.
 
-A failure begins with its `failure` event; one that nobody injected, with the last that rank 0 said before it. One that
-the others survived live ends no attempt: rank 0 is then whoever was the first of them.
+A failure begins with its `failure` event if it was injected, otherwise with the last event of rank 0 before it. A failure
+that the other workers survive does not end the attempt; the first surviving rank then takes rank 0's place here.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from holdfast.stall import Stall
 
 
 class StepCost(NamedTuple):
-    """A step of rank 0: where on the clock it began and ended, and the seconds it took, but for a live recovery in it."""
+    """A step of rank 0: when it began and ended, and its seconds without live recoveries inside it."""
 
     number: int
     begin: float
@@ -36,7 +36,7 @@ class StepCost(NamedTuple):
 
 
 class Regrouped(NamedTuple):
-    """A live recovery: where on the clock it ended, when that was, and whether its window was rolled back later."""
+    """A live recovery: when it ended, on the run's clock and by the wall, and whether its step was rolled back later."""
 
     at: float
     time: float
@@ -45,7 +45,7 @@ class Regrouped(NamedTuple):
 
 
 class StruckFailure(NamedTuple):
-    """A failure of the schedule, and when and by whom it was put on record."""
+    """An injected failure, and the event that recorded it."""
 
     strike: Strike
     event: Event
@@ -53,7 +53,7 @@ class StruckFailure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveCost:
-    """A save: how long training waited for it and for what, and after how long it was durable, if ever."""
+    """A save: how long training waited for each part of it, and after how long it was durable, if ever."""
 
     attempt: int
     step: int
@@ -64,14 +64,14 @@ class SaveCost:
     durable_after: float | None
 
     def to_json(self) -> dict[str, JSON]:
-        """The save as one flat row."""
+        """Return the save as one flat row."""
         row = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "stall"}
         return {**row, **asdict(self.stall), "unaccounted": self.stall.unaccounted}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptTimeline:
-    """One life of the workers. `stop` is where its failure begins, or else where its stretch ends."""
+    """One attempt. `stop` is where its failure begins, otherwise where its stretch ends."""
 
     stretch: Stretch
     steps: Sequence[StepCost]
@@ -80,7 +80,7 @@ class AttemptTimeline:
     committed: int
     after_failure: bool
     ended: str | None
-    struck: StruckFailure | None  # the injected failure that nothing was trained after
+    struck: StruckFailure | None  # the injected failure that ended it
     stop: float
 
     @property
@@ -89,16 +89,16 @@ class AttemptTimeline:
 
     @property
     def first(self) -> float:
-        """Where its first step begins; where it stops, or is done with nothing left to do, if it came to none."""
+        """The start of its first step; without a step, where it stopped or was done."""
         if self.steps:
             return self.steps[0].begin
         return min(
-            [self.stop, *(moment.at for kind in (Done, Stopped, Preempted) for moment in self.stretch.all(kind))]
+            [self.stop, *(moment.at for kind in (Done, Stopped, Preempted) for moment in self.stretch.moments_of(kind))]
         )
 
 
 def attempts(stretches: Sequence[Stretch], history: Iterable[Event]) -> list[AttemptTimeline]:
-    """Each attempt, read from its stretch of the critical path and from the failures that all ranks tell of."""
+    """Read each attempt from its stretch of the critical path and from the injected failures of all ranks."""
     failures: defaultdict[int, list[StruckFailure]] = defaultdict(list)
     for struck_at in strikes(history):
         failures[struck_at.strike.attempt].append(struck_at)
@@ -112,7 +112,7 @@ def attempts(stretches: Sequence[Stretch], history: Iterable[Event]) -> list[Att
             AttemptTimeline(
                 stretch=stretch,
                 steps=steps,
-                regroups=[_regrouped(moment, lineage) for moment in stretch.all(Regroup)],
+                regroups=[_regrouped(moment, lineage) for moment in stretch.moments_of(Regroup)],
                 saves=_saves(stretch),
                 committed=so_far,
                 after_failure=bool(read) and read[-1].failed,
@@ -125,30 +125,30 @@ def attempts(stretches: Sequence[Stretch], history: Iterable[Event]) -> list[Att
 
 
 def strikes(history: Iterable[Event]) -> list[StruckFailure]:
-    """The failures that were injected, whoever put them on record."""
+    """Return the injected failures, whichever process recorded them."""
     return [StruckFailure(event.what, event) for event in history if isinstance(event.what, Strike)]
 
 
 def verdict(stretch: Stretch) -> str | None:
-    """The supervisor's verdict on the run, if this stretch has it."""
-    return next((judged.verdict for judged in stretch.told(Judged)), None)
+    """Return the supervisor's verdict on the run, if `stretch` has it."""
+    return next((judged.verdict for judged in stretch.events_of(Judged)), None)
 
 
 def moment_of(event: Event, stretch: Stretch) -> float:
-    """Where an event of another file lies on the clock: as long after rank 0's last step as the two clocks say."""
-    anchor = (stretch.all(events.Step) or stretch.moments[:1])[-1]
+    """Place an event of another file on the run's clock, relative to rank 0's last step."""
+    anchor = (stretch.moments_of(events.Step) or stretch.moments[:1])[-1]
     return anchor.at + max(0.0, event.time - anchor.event.time)
 
 
 def _read(stretches: Iterable[Stretch]) -> tuple[Lineage, list[int]]:
-    """What counts at last, and how many steps were committed by the end of each stretch."""
+    """Return the lineage of the run, and the number of committed steps at the end of each stretch."""
     lineage, counts = Lineage(), list[int]()
     for stretch in stretches:
         for event in (moment.event for moment in stretch.moments):
             if isinstance(event.what, Malformed):
                 line = f", line {event.what.line} of its file," if event.what.line else ""
                 raise BadInput(
-                    f"a {event.kind} event of {event.who}{line} cannot be read ({event.what.why}): no cost follows."
+                    f"a {event.kind} event of {event.who}{line} cannot be read ({event.what.why}): the cost is unknown."
                 )
             lineage.add(event.what)
         counts.append(lineage.committed)
@@ -158,7 +158,9 @@ def _read(stretches: Iterable[Stretch]) -> tuple[Lineage, list[int]]:
 def _steps(stretch: Stretch, lineage: Lineage) -> list[StepCost]:
     steps: list[StepCost] = []
     before = stretch.begin
-    recovered: list[tuple[float, float]] = []  # where live recoveries since the last step ended, and what they took
+    recovered: list[
+        tuple[float, float]
+    ] = []  # live recoveries since the last step: where they ended, and their seconds
     for at, event in stretch.moments:
         if not event.who.startswith("rank-"):
             continue
@@ -189,47 +191,46 @@ def _regrouped(moment: Moment, lineage: Lineage) -> Regrouped:
 
 
 def fatal(stretch: Stretch) -> list[Moment]:
-    """The failures that a supervisor saw in an attempt, without those of members that the others went on without."""
+    """Return the failures that the supervisor detected, without those of members whose loss the others survived."""
     survived = _survived(stretch)
-    found: list[Moment] = []
-    for moment in stretch.all(Detect):
+    moments: list[Moment] = []
+    for moment in stretch.moments_of(Detect):
         rank = moment.event.what.rank if isinstance(moment.event.what, Detect) else -1
         if survived[rank] > 0:
             survived[rank] -= 1
         else:
-            found.append(moment)
-    return found
+            moments.append(moment)
+    return moments
 
 
 def _survived(stretch: Stretch) -> Counter[int]:
-    """How often each member was lost, and the others went on."""
-    return Counter(member for regroup in stretch.told(Regroup) for member in regroup.lost)
+    """Count how often the loss of each member was survived by the others."""
+    return Counter(member for regroup in stretch.events_of(Regroup) for member in regroup.lost)
 
 
 def _saves(stretch: Stretch) -> list[SaveCost]:
-    durable = {commit.step: commit.seconds for commit in stretch.told(Commit)}
-    return [_save(save, stretch.number, durable) for save in stretch.told(events.Save)]
-
-
-def _save(save: events.Save, attempt: int, durable: Mapping[int, float | None]) -> SaveCost:
-    return SaveCost(
-        attempt=attempt,
-        step=save.step,
-        writer=save.writer,
-        bytes=save.bytes,
-        retries=save.retries,
-        stall=save.seconds,
-        durable_after=durable.get(save.step),
-    )
+    durable = {commit.step: commit.seconds for commit in stretch.events_of(Commit)}
+    return [
+        SaveCost(
+            attempt=stretch.number,
+            step=save.step,
+            writer=save.writer,
+            bytes=save.bytes,
+            retries=save.retries,
+            stall=save.seconds,
+            durable_after=durable.get(save.step),
+        )
+        for save in stretch.events_of(events.Save)
+    ]
 
 
 def _fatal(
     failures: Iterable[StruckFailure], steps: Sequence[StepCost], survived: Counter[int]
 ) -> StruckFailure | None:
-    """The first failure that the attempt did not survive.
+    """Return the first failure that the attempt did not survive.
 
-    One that strikes at a boundary is followed by its own step if it is survived. Inside a step, or in a save, others may
-    train on for a while: there every process that is lost ends the attempt, unless its peers went on without it.
+    After a failure at a step boundary that is survived, its step is trained. Inside a step or a save, other workers may
+    continue for a while; there every lost process ends the attempt, unless its peers survived the loss.
     """
     trained = steps[-1].number if steps else -1
     for failure in sorted(failures, key=lambda failure: (failure.event.time, failure.event.who)):
@@ -242,19 +243,21 @@ def _fatal(
 
 
 def _ended(stretch: Stretch, *, is_last: bool) -> str | None:
-    """What became of it. None: it goes on, or nobody said."""
+    """Return how the attempt ended, or None if it is still running or its end was not recorded."""
     judged = verdict(stretch)
     detected = bool(fatal(stretch))
-    if stretch.all(Preempted) or (judged == "preempted" and not detected):
+    if stretch.moments_of(Preempted) or (judged == "preempted" and not detected):
         return "preempted"
-    # A worker may still crash on its way out. If that made the supervisor restart, it was a failure.
-    if judged == "completed" or ((stretch.all(Done) or stretch.all(Stopped)) and (is_last or not detected)):
+    # A worker may crash while it exits. It counts as a failure if the supervisor restarted because of it.
+    if judged == "completed" or (
+        (stretch.moments_of(Done) or stretch.moments_of(Stopped)) and (is_last or not detected)
+    ):
         return "completed"
     return "failed" if judged or detected or not is_last else None
 
 
 def _stop(stretch: Stretch, steps: Sequence[StepCost], struck: StruckFailure | None) -> float:
-    """Where the failure begins: never before rank 0's last step was done, nor after the failure was detected."""
+    """Return where the failure begins: after rank 0's last step, and before the failure was detected."""
     detected = min((moment.at for moment in fatal(stretch)), default=stretch.end)
     done = steps[-1].end if steps else stretch.begin
     began = _last_word(stretch.moments, detected) if struck is None else moment_of(struck.event, stretch)
@@ -262,4 +265,4 @@ def _stop(stretch: Stretch, steps: Sequence[StepCost], struck: StruckFailure | N
 
 
 def _last_word(moments: Sequence[Moment], until: float) -> float:
-    return max((each.at for each in moments if each.event.who.startswith("rank-") and each.at <= until), default=until)
+    return max((m.at for m in moments if m.event.who.startswith("rank-") and m.at <= until), default=until)

@@ -1,9 +1,9 @@
-"""What a run cost: its wall clock by cause, save by save, failure by failure, computed from its history alone.
+"""The cost of a run: its wall clock by cause, by save and by failure, computed from its history alone.
 
-The critical path is divided without rest. An attempt is starting up, or recovering if the one before it failed, until
-its first step begins; then it trains; from its failure on the run is recovering again, or after its last step it is
-closing. Within the training, steps and saves say what they took, and so do live recoveries, whose seconds are no part of
-the step they were in; what nobody claims is `unaccounted`: negative if something was measured twice. So the causes add up to the wall clock by construction.
+The critical path is divided completely. An attempt starts up, or recovers if the one before it failed, until its first
+step begins. Then it trains; from its failure on the run recovers again, or after its last step it closes. Within the
+training, steps, saves and live recoveries record their own seconds. The remaining time is `unaccounted`, which is negative
+if something was measured twice. So the causes add up to the wall clock by construction.
 """
 
 from collections import defaultdict
@@ -29,7 +29,7 @@ from holdfast.events import Attempt as Began
 from holdfast.events import Detect, Event, Recover, Step, Strike
 from holdfast.stall import Stall
 
-# In the order in which they are shown: the paper's, then ours.
+# The order of display: the paper's causes, then ours.
 PARTS = ("snapshot", "enqueue", "backpressure", "write", "sync")
 CAUSES = ("compute", *PARTS, "recovery", "rework", "data", "startup", "closing", "unaccounted")
 Seconds = dict[str, float]
@@ -37,14 +37,13 @@ Seconds = dict[str, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureCost:
-    """One failure: what struck whom, how it was detected, and the seconds until training went on.
+    """One failure: its kind and rank, how it was detected, and the seconds until training continued.
 
-    `recovery` is `detection` and `restart`, up to where the first new step begins; `restore` is the part of it that
-    read the snapshot, and `to_first_step` counts up to the end of that step. `kind` is null if nobody injected the
-    failure, `detected` if no supervisor saw it, `ended_attempt` if the history ends too soon to tell. A failure that
-    did not end its attempt (a slow rank, a disk that was tried again) has no recovery, unless others went on live
-    without the rank: then that is the seconds that they took to find together, and those in which they were joined
-    again. Nothing is rolled back, and `samples_lost` were not trained.
+    `recovery` is `detection` plus `restart`, up to the start of the first new step; `restore` is its part that read the
+    snapshot, and `to_first_step` lasts to the end of that step. `kind` is None if the failure was not injected,
+    `detected` if no supervisor saw it, `ended_attempt` if the history ends too soon to know. A failure that did not end
+    its attempt has no recovery, unless other workers recovered live: then it is the seconds that they took to regroup
+    and to let replacements join; nothing is rolled back, and `samples_lost` were not trained.
     """
 
     attempt: int
@@ -65,7 +64,7 @@ class FailureCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptCost:
-    """One attempt: how it ended (null: it goes on, or nobody said), what it did, and its wall clock by cause."""
+    """One attempt: how it ended (None if it is running or its end was not recorded), and its wall clock by cause."""
 
     attempt: int
     world: int | None
@@ -78,18 +77,17 @@ class AttemptCost:
     seconds: Seconds
 
     def to_json(self) -> dict[str, Any]:
-        """The attempt as one flat row; its causes add up to its wall clock."""
+        """Return the attempt as one flat row; its causes add up to its wall clock."""
         row = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "seconds"}
         return {**row, **self.seconds}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """How long rank 0 waited in its steps for whichever rank began them last, and which rank it waited for longest.
+    """The time that rank 0 waited in its steps for the rank that began them last, and the rank it waited for longest.
 
-    A rank that is late finds the others in their first collective already, so of all ranks it computes the shortest.
-    One that begins in time and then computes slowly cannot be told from its peers by this. The seconds are part of
-    `compute` and `rework`.
+    A late rank finds the others in their first collective already, so it has the shortest compute time of all ranks. A
+    rank that begins in time and computes slowly is not visible here. The seconds are part of `compute` and `rework`.
     """
 
     seconds: float
@@ -99,8 +97,8 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
-    """What a run cost; `seconds` has every cause and adds up to `wall`."""
+class CostBreakdown:
+    """The cost of a run; `seconds` has every cause and adds up to `wall`."""
 
     ended: str | None
     wall: float
@@ -109,7 +107,7 @@ class Spent:
     committed: int
     trained: int
     rolled_back: int
-    samples_lost: int  # by live recoveries that were not rolled back
+    samples_lost: int  # in live recoveries that were not rolled back
     restarts: int
     seconds: Seconds
     stall: Stall
@@ -117,25 +115,25 @@ class Spent:
     failures: tuple[FailureCost, ...]
     attempts: tuple[AttemptCost, ...]
     waiting: Waiting | None
-    device: bool  # compute was measured on the device: what it took, not what launching it took
+    device: bool  # compute was measured on the device, not when it was launched
 
     @property
     def goodput(self) -> float:
-        """Committed logical steps per second of wall clock; 0 before any time has passed."""
+        """The committed steps per second of wall clock; 0 before any time has passed."""
         return goodput(self.committed, self.wall) if self.wall > 0 else 0.0
 
     @property
     def share(self) -> Seconds:
-        """The share of each cause in the wall clock; they add up to 1."""
-        return {cause: _share(spent, self.wall) for cause, spent in self.seconds.items()}
+        """The share of each cause in the wall clock; the shares add up to 1."""
+        return {cause: _share(seconds, self.wall) for cause, seconds in self.seconds.items()}
 
     @property
     def stall_per_save(self) -> float:
-        """The mean of the seconds that training waited for a save; 0 without saves."""
+        """The mean seconds that training waited for a save; 0 without saves."""
         return self.stall.waited / len(self.saves) if self.saves else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Every number as plain values."""
+        """Return every number as JSON values."""
         return {
             "ended": self.ended,
             "goodput": self.goodput,
@@ -167,99 +165,100 @@ class Spent:
         }
 
 
-def spent(history: Sequence[Event]) -> Spent:
-    """What the run with these events cost, up to its last event if it goes on or was killed."""
+def cost_breakdown(history: Sequence[Event]) -> CostBreakdown:
+    """Compute the cost of the run with these events, up to its last event if it still runs or was killed."""
     line = timeline(history)
-    lives = attempts(line.stretches, history)
-    costs = tuple(_attempt_cost(life) for life in lives)
-    return Spent(
-        ended=verdict(line.stretches[-1]) or (None if lives[-1].failed else lives[-1].ended),
+    timelines = attempts(line.stretches, history)
+    costs = tuple(_attempt_cost(attempt) for attempt in timelines)
+    return CostBreakdown(
+        ended=verdict(line.stretches[-1]) or (None if timelines[-1].failed else timelines[-1].ended),
         wall=line.wall,
         away=line.away,
         clock_back=line.clock_back,
-        committed=lives[-1].committed,
+        committed=timelines[-1].committed,
         trained=sum(cost.steps for cost in costs),
         rolled_back=sum(cost.rolled_back for cost in costs),
-        samples_lost=sum(len(each.regroup.missing) for life in lives for each in life.regroups if not each.rolled_back),
-        restarts=sum(life.after_failure for life in lives),
+        samples_lost=sum(
+            len(r.regroup.missing) for attempt in timelines for r in attempt.regroups if not r.rolled_back
+        ),
+        restarts=sum(attempt.after_failure for attempt in timelines),
         seconds={cause: sum(cost.seconds[cause] for cost in costs) for cause in CAUSES},
-        stall=sum((_stall(life) for life in lives), Stall()),
-        saves=tuple(save for life in lives for save in life.saves),
-        failures=tuple(_failures(lives, history)),
+        stall=sum((_stall(attempt) for attempt in timelines), Stall()),
+        saves=tuple(save for attempt in timelines for save in attempt.saves),
+        failures=tuple(_failures(timelines, history)),
         attempts=costs,
-        waiting=_waiting(lives, history, line.wall),
-        device=any(step.device for life in lives for step in life.steps),
+        waiting=_waiting(timelines, history, line.wall),
+        device=any(step.device for attempt in timelines for step in attempt.steps),
     )
 
 
-def _attempt_cost(life: AttemptTimeline) -> AttemptCost:
-    stretch = life.stretch
+def _attempt_cost(attempt: AttemptTimeline) -> AttemptCost:
+    stretch = attempt.stretch
     return AttemptCost(
         attempt=stretch.number,
-        world=next((began.world for began in stretch.told(Began)), None),
-        ended=life.ended,
-        restored=next((recover.restored for recover in stretch.told(Recover)), None),
-        steps=len(life.steps),
-        rolled_back=sum(step.rolled_back for step in life.steps),
-        committed=life.committed,
+        world=next((began.world for began in stretch.events_of(Began)), None),
+        ended=attempt.ended,
+        restored=next((recover.restored for recover in stretch.events_of(Recover)), None),
+        steps=len(attempt.steps),
+        rolled_back=sum(step.rolled_back for step in attempt.steps),
+        committed=attempt.committed,
         wall=stretch.end - stretch.begin,
-        seconds=_by_cause(life),
+        seconds=_by_cause(attempt),
     )
 
 
-def _by_cause(life: AttemptTimeline) -> Seconds:
-    """The wall clock of an attempt by cause."""
+def _by_cause(attempt: AttemptTimeline) -> Seconds:
     bill = dict.fromkeys(CAUSES, 0.0)
-    bill["recovery" if life.after_failure else "startup"] += life.first - life.stretch.begin
-    bill["recovery"] += life.stretch.end - life.stop
-    bill["recovery"] += sum(each.regroup.seconds for each in life.regroups)
-    for step in life.steps:
+    bill["recovery" if attempt.after_failure else "startup"] += attempt.first - attempt.stretch.begin
+    bill["recovery"] += attempt.stretch.end - attempt.stop
+    bill["recovery"] += sum(recovery.regroup.seconds for recovery in attempt.regroups)
+    for step in attempt.steps:
         if step.rolled_back:
             bill["rework"] += step.work
         else:
             bill["compute"] += step.compute
             bill["data"] += step.data
-    for save in life.saves:
+    for save in attempt.saves:
         for part in PARTS:
             bill[part] += getattr(save.stall, part)
-    bill["closing"] = _closing(life)
-    bill["unaccounted"] = life.stretch.end - life.stretch.begin - sum(bill.values())
+    bill["closing"] = _closing(attempt)
+    bill["unaccounted"] = attempt.stretch.end - attempt.stretch.begin - sum(bill.values())
     return bill
 
 
-def _closing(life: AttemptTimeline) -> float:
-    """From the last step to an end in order, without the save there: waiting for saves in flight, and leaving."""
-    if life.ended not in ("completed", "preempted"):
+def _closing(attempt: AttemptTimeline) -> float:
+    """Return the seconds from the last step to an orderly end, without the last save: waiting for saves, and exiting."""
+    if attempt.ended not in ("completed", "preempted"):
         return 0.0
-    if not life.steps:
-        return life.stretch.end - life.first
-    last = life.steps[-1]
-    waited = sum(save.stall.waited for save in life.saves if save.step > last.number)
-    return max(0.0, life.stretch.end - last.end - waited)
+    if not attempt.steps:
+        return attempt.stretch.end - attempt.first
+    last = attempt.steps[-1]
+    waited = sum(save.stall.waited for save in attempt.saves if save.step > last.number)
+    return max(0.0, attempt.stretch.end - last.end - waited)
 
 
-def _stall(life: AttemptTimeline) -> Stall:
-    """The stalls of an attempt's saves, and what its steps waited beyond: for saves that it never saw finished."""
-    total = sum((save.stall for save in life.saves), Stall())
-    if not life.steps:
+def _stall(attempt: AttemptTimeline) -> Stall:
+    """Return the stalls of an attempt's saves, plus the waits of its steps for saves that it never finished."""
+    total = sum((save.stall for save in attempt.saves), Stall())
+    if not attempt.steps:
         return total
-    told = sum(save.stall.waited for save in life.saves if save.step <= life.steps[-1].number)
-    return total + Stall(waited=max(0.0, sum(step.stall for step in life.steps) - told))
+    recorded = sum(save.stall.waited for save in attempt.saves if save.step <= attempt.steps[-1].number)
+    return total + Stall(waited=max(0.0, sum(step.stall for step in attempt.steps) - recorded))
 
 
-def _failures(lives: Sequence[AttemptTimeline], history: Sequence[Event]) -> list[FailureCost]:
-    """Every failure that ended an attempt, and every other that was injected, in order."""
-    on_path = {id(moment.event) for life in lives for moment in life.stretch.all(Detect)}
+def _failures(timelines: Sequence[AttemptTimeline], history: Sequence[Event]) -> list[FailureCost]:
+    """Return every failure that ended an attempt and every other injected failure, in order."""
+    on_path = {id(moment.event) for attempt in timelines for moment in attempt.stretch.moments_of(Detect)}
     elsewhere = [event for event in history if isinstance(event.what, Detect) and id(event) not in on_path]
-    following = [*pairwise(lives), (lives[-1], None)]
+    following = [*pairwise(timelines), (timelines[-1], None)]
     costs: list[FailureCost] = []
-    known = {id(life.struck.event) for life in lives if life.failed and life.struck}
-    last = lives[-1].struck if lives[-1].ended is None else None
-    for life, after in following:
-        struck = [each for each in strikes(history) if each.strike.attempt == life.stretch.number]
-        survived = _survived(life, struck, known)
-        if life.failed:
-            costs.append(_fallen_back(_ending(life, after, elsewhere), survived))
+    known = {id(attempt.struck.event) for attempt in timelines if attempt.failed and attempt.struck}
+    last = timelines[-1].struck if timelines[-1].ended is None else None
+    for attempt, after in following:
+        struck = [strike for strike in strikes(history) if strike.strike.attempt == attempt.stretch.number]
+        survived = _survived(attempt, struck, known)
+        if attempt.failed:
+            costs.append(_fallen_back(_ending(attempt, after, elsewhere), survived))
         costs += survived
     for strike, event in strikes(history):
         if id(event) not in known:
@@ -268,33 +267,33 @@ def _failures(lives: Sequence[AttemptTimeline], history: Sequence[Event]) -> lis
     return sorted(costs, key=lambda cost: (cost.attempt, cost.step, cost.ended_attempt is True, cost.rank or 0))
 
 
-def _ending(life: AttemptTimeline, after: AttemptTimeline | None, elsewhere: Iterable[Event]) -> FailureCost:
-    """The failure that ended an attempt; its recovery goes on into the next, to the first step if there is one."""
-    seen, seen_at = _detection(life, elsewhere)
-    until = after.first if after else life.stretch.end
+def _ending(attempt: AttemptTimeline, after: AttemptTimeline | None, elsewhere: Iterable[Event]) -> FailureCost:
+    """Return the failure that ended an attempt; its recovery lasts into the next one, up to its first step."""
+    seen, seen_at = _detection(attempt, elsewhere)
+    until = after.first if after else attempt.stretch.end
     new = after.steps[0] if after and after.steps else None
-    lost = [step for step in life.steps if step.rolled_back]
-    restores = [recover.seconds for recover in after.stretch.told(Recover)] if after else []
-    strike = life.struck.strike if life.struck else None
+    lost = [step for step in attempt.steps if step.rolled_back]
+    restores = [recover.seconds for recover in after.stretch.events_of(Recover)] if after else []
+    strike = attempt.struck.strike if attempt.struck else None
     return FailureCost(
-        attempt=life.stretch.number,
-        step=_next_step(life),
+        attempt=attempt.stretch.number,
+        step=_next_step(attempt),
         kind=strike.kind if strike else None,
         rank=_rank(strike or seen),
         ended_attempt=True,
         detected=seen.kind if seen else None,
-        detection=None if seen_at is None else seen_at - life.stop,
-        restart=until - (life.stop if seen_at is None else seen_at) if new else None,
+        detection=None if seen_at is None else seen_at - attempt.stop,
+        restart=until - (attempt.stop if seen_at is None else seen_at) if new else None,
         restore=restores[0] if restores else None,
-        recovery=until - life.stop,
-        to_first_step=new.end - life.stop if new else None,
+        recovery=until - attempt.stop,
+        to_first_step=new.end - attempt.stop if new else None,
         rework_steps=len(lost),
         rework=sum((step.work for step in lost), 0.0),
     )
 
 
 def _fallen_back(ending: FailureCost, survived: list[FailureCost]) -> FailureCost:
-    """An attempt that members ended since they could not go on without another: it is that one's failure, and one row."""
+    """Merge a live recovery that ended the attempt into one row: it is the failure of the member that was lost."""
     if ending.detected != "peer" or ending.kind is not None or not survived or survived[-1].step < ending.step - 1:
         return ending
     lost = survived.pop()
@@ -303,31 +302,33 @@ def _fallen_back(ending: FailureCost, survived: list[FailureCost]) -> FailureCos
     )
 
 
-def _survived(life: AttemptTimeline, struck: Iterable[StruckFailure], known: set[int]) -> list[FailureCost]:
-    """Every member that others went on without; the first of several that were lost at once has what it took."""
+def _survived(attempt: AttemptTimeline, struck: Iterable[StruckFailure], known: set[int]) -> list[FailureCost]:
+    """Return a row per member whose loss the others survived; the first of a group has the seconds of the recovery."""
     costs: list[FailureCost] = []
-    detects = list(life.stretch.all(Detect))
-    for each in life.regroups:
-        costs += [_lost(life, each, member, struck, detects, known) for member in each.regroup.lost]
+    detects = list(attempt.stretch.moments_of(Detect))
+    for recovery in attempt.regroups:
+        costs += [_lost(attempt, recovery, member, struck, detects, known) for member in recovery.regroup.lost]
         if costs:
-            place = -max(1, len(each.regroup.lost))
-            taken = costs[place].recovery + each.regroup.seconds
-            lost = costs[place].samples_lost + len(each.regroup.missing)
-            costs[place] = replace(costs[place], recovery=taken, samples_lost=lost)
+            place = -max(1, len(recovery.regroup.lost))
+            seconds = costs[place].recovery + recovery.regroup.seconds
+            samples = costs[place].samples_lost + len(recovery.regroup.missing)
+            costs[place] = replace(costs[place], recovery=seconds, samples_lost=samples)
     return costs
 
 
 def _lost(
-    life: AttemptTimeline,
+    attempt: AttemptTimeline,
     at: Regrouped,
     member: int,
     struck: Iterable[StruckFailure],
     detects: list[Moment],
     known: set[int],
 ) -> FailureCost:
-    mine = (each for each in struck if each.strike.rank == member and each.strike.step <= at.regroup.step + 1)
-    strike = next((each for each in mine if id(each.event) not in known), None)
-    seen = next((each for each in detects if _rank_of(each) == member), None)
+    mine = (
+        failure for failure in struck if failure.strike.rank == member and failure.strike.step <= at.regroup.step + 1
+    )
+    strike = next((failure for failure in mine if id(failure.event) not in known), None)
+    seen = next((moment for moment in detects if _rank_of(moment) == member), None)
     if strike:
         known.add(id(strike.event))
     if seen:
@@ -335,10 +336,10 @@ def _lost(
     begin = at.at - at.regroup.seconds
     if strike:
         begin = min(begin, at.at - max(0.0, at.time - strike.event.time))
-    after = next((step for step in life.steps if step.number >= at.regroup.step), None)
+    after = next((step for step in attempt.steps if step.number >= at.regroup.step), None)
     what = seen.event.what if seen else None
     return FailureCost(
-        attempt=life.stretch.number,
+        attempt=attempt.stretch.number,
         step=at.regroup.step,
         kind=strike.strike.kind if strike else None,
         rank=member,
@@ -359,40 +360,40 @@ def _not_ending(strike: Strike, ended_attempt: bool | None) -> FailureCost:
     )
 
 
-def _next_step(life: AttemptTimeline) -> int:
-    """The step that the failure kept from being trained."""
-    if life.struck:
-        return life.struck.strike.step
-    return life.steps[-1].number + 1 if life.steps else life.committed
+def _next_step(attempt: AttemptTimeline) -> int:
+    """Return the step that the failure prevented."""
+    if attempt.struck:
+        return attempt.struck.strike.step
+    return attempt.steps[-1].number + 1 if attempt.steps else attempt.committed
 
 
-def _detection(life: AttemptTimeline, elsewhere: Iterable[Event]) -> tuple[Detect | None, float | None]:
-    """How the failure was first seen, and where on the clock; the word of other nodes counts by attempt."""
-    here = fatal(life.stretch)
-    numbers = {detect.attempt for detect in life.stretch.told(Detect)} or {life.stretch.number}
-    places = [(moment.at, moment.event) for moment in here] + [(moment_of(e, life.stretch), e) for e in elsewhere]
-    told = [(at, e.who, e.what) for at, e in places if isinstance(e.what, Detect) and e.what.attempt in numbers]
-    if not told:
+def _detection(attempt: AttemptTimeline, elsewhere: Iterable[Event]) -> tuple[Detect | None, float | None]:
+    """Return the first detection of the failure and its place on the clock; other nodes' detections match by attempt."""
+    here = fatal(attempt.stretch)
+    numbers = {detect.attempt for detect in attempt.stretch.events_of(Detect)} or {attempt.stretch.number}
+    places = [(moment.at, moment.event) for moment in here] + [(moment_of(e, attempt.stretch), e) for e in elsewhere]
+    detects = [(at, e.who, e.what) for at, e in places if isinstance(e.what, Detect) and e.what.attempt in numbers]
+    if not detects:
         return None, None
-    # A node that only lost its peers may say so before the one that lost a worker.
-    _, _, detect = min(told, key=lambda place: (place[2].kind == "peer", place[0], place[1]))
-    return detect, min(max(min(at for at, _, _ in told), life.stop), life.stretch.end)
+    # A node that only lost its peers may record that before the node that lost the worker.
+    _, _, detect = min(detects, key=lambda row: (row[2].kind == "peer", row[0], row[1]))
+    return detect, min(max(min(at for at, _, _ in detects), attempt.stop), attempt.stretch.end)
 
 
-def _waiting(lives: Iterable[AttemptTimeline], history: Iterable[Event], wall: float) -> Waiting | None:
-    """What `Waiting` says, from the steps that rank 0 and at least one other rank tell of."""
+def _waiting(timelines: Iterable[AttemptTimeline], history: Iterable[Event], wall: float) -> Waiting | None:
+    """Compute `Waiting` from the steps that rank 0 and at least one other rank recorded."""
     shortest: dict[tuple[int, int], tuple[float, str]] = {}
     for event in history:
         if isinstance(event.what, Step) and event.who != RANK_0:
             key = event.what.attempt, event.what.step
-            told = event.what.seconds.compute, event.who
-            shortest[key] = min(told, shortest.get(key, told))
+            candidate = event.what.seconds.compute, event.who
+            shortest[key] = min(candidate, shortest.get(key, candidate))
     if not shortest:
         return None
     waited: defaultdict[str, float] = defaultdict(float)
-    for life in lives:
-        for step in life.steps:
-            compute, late = shortest.get((life.stretch.number, step.number), (step.compute, RANK_0))
+    for attempt in timelines:
+        for step in attempt.steps:
+            compute, late = shortest.get((attempt.stretch.number, step.number), (step.compute, RANK_0))
             waited[late] += max(0.0, step.compute - compute)
     total, longest = sum(waited.values()), max(sorted(waited), key=waited.__getitem__, default=RANK_0)
     rank = int(longest.removeprefix("rank-")) if total > 0 else None

@@ -1,16 +1,16 @@
-"""Runs side by side: what they cost as rows of a table, and their wall clocks by cause as bars."""
+"""Runs compared: their costs as rows of a table, and their wall clocks by cause as bars."""
 
 from collections.abc import Mapping
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from holdfast.cost.breakdown import CAUSES, Spent
+from holdfast.cost.breakdown import CAUSES, CostBreakdown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Work is blue, waiting for saves warm, failures dark: the groups are told apart before the legend is read.
+# Work is blue, waiting for saves is warm, failures are dark.
 COLOURS = {
     "compute": "#2b6cb0",
     "data": "#90cdf4",
@@ -27,13 +27,13 @@ COLOURS = {
 }
 
 
-def by_cause(spent: Spent) -> list[dict[str, Any]]:
-    """The wall clock of one run as a row for each cause; seconds add up to the wall clock and shares to 1."""
+def by_cause(spent: CostBreakdown) -> list[dict[str, Any]]:
+    """Return one row per cause; the seconds add up to the wall clock and the shares to 1."""
     return [{"cause": cause, "seconds": spent.seconds[cause], "share": spent.share[cause]} for cause in CAUSES]
 
 
-def compare(runs: Mapping[str, Spent]) -> list[dict[str, Any]]:
-    """One row for each run, by its name: what it achieved, and the share of its wall clock that each cause took."""
+def compare(runs: Mapping[str, CostBreakdown]) -> list[dict[str, Any]]:
+    """Return one row per run, by name: its goodput, steps, stalls, and the share of each cause in its wall clock."""
     return [
         {
             "run": name,
@@ -53,14 +53,14 @@ def compare(runs: Mapping[str, Spent]) -> list[dict[str, Any]]:
     ]
 
 
-def _typical(spent: Spent) -> float | None:
-    """The seconds from a failure to the next step, in the middle of all failures."""
-    known = [each.to_first_step for each in spent.failures if each.to_first_step is not None]
+def _typical(spent: CostBreakdown) -> float | None:
+    """Return the median of the seconds from a failure to the end of the next step."""
+    known = [failure.to_first_step for failure in spent.failures if failure.to_first_step is not None]
     return median(known) if known else None
 
 
-def figure(runs: Mapping[str, Spent]) -> "Figure":
-    """A bar for each run, the first at the top: its wall clock by cause, with its goodput at the end."""
+def figure(runs: Mapping[str, CostBreakdown]) -> "Figure":
+    """Draw a bar per run, the first at the top: its wall clock by cause, with its goodput at the end."""
     from matplotlib.figure import Figure
 
     sheet = Figure(figsize=(8, 1.5 + 0.6 * len(runs)), layout="constrained")
@@ -75,11 +75,11 @@ def figure(runs: Mapping[str, Spent]) -> "Figure":
     return sheet
 
 
-def _bars(axes: "Axes", runs: Mapping[str, Spent]) -> None:
+def _bars(axes: "Axes", runs: Mapping[str, CostBreakdown]) -> None:
     names = list(runs)
     ends = [0.0] * len(names)
     for cause, colour in COLOURS.items():
-        # What was measured twice is negative, and no bar can show it; the rows do.
+        # Time that was measured twice is negative; the table shows it, a bar cannot.
         widths = [max(0.0, spent.seconds[cause]) for spent in runs.values()]
         if any(widths):
             axes.barh(names, widths, left=ends, color=colour, label=cause, height=0.6)

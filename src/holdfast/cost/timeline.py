@@ -1,16 +1,12 @@
-"""The critical path of a run: what its supervisor and its first rank saw, in order, attempt by attempt, on one clock.
+"""The critical path of a run: the events of its supervisor and its first rank, attempt by attempt, on one clock.
 
-The other ranks wait for rank 0 or it for them, so these two alone account for all of the wall clock. Their files are
-merged by time. Where a clock went back, time no longer tells the order: there attempts do, each launched, then trained,
-then detected as failed; and the seconds lost to the clock are not made up but counted in `clock_back`.
+The other ranks wait for rank 0 or it waits for them, so these two files account for all of the wall clock. They are merged
+by time. Where a clock went back, attempts give the order instead: launched, trained, detected as failed. The seconds lost
+to the clock are counted in `clock_back`. The time between an orderly end and a later continuation is `away`, which is not
+part of the wall clock.
 
-A run that ended in order and was continued later was not there in between: that time is `away`, and no part of the
-wall clock. After a failure the wall clock goes on, whoever noticed it.
-
-Whose events tell what a run waited for: rank 0's, and when it was lost those of the first member that is left.
-
-In a run that recovers live, whoever is the first of the members saves and sets the pace, so the critical path is told by
-one file after another. A member that joins in the middle of an attempt tells it from its regroup on.
+In a run that recovers live, the first member of the group saves and sets the pace, so the critical path continues in
+another file when rank 0 is lost. A member that joins in the middle of an attempt contributes from that moment on.
 """
 
 import heapq
@@ -40,11 +36,11 @@ from holdfast.events import (
     What,
 )
 
-Place = tuple[int, int]  # an attempt, and the number of its membership
+Place = tuple[int, int]  # an attempt, and the number of its group of members
 
 
 def leading(history: Sequence[Event]) -> list[Event]:
-    """The events of whoever was the first rank at the time, in order; of rank 0 alone if no member was ever lost."""
+    """Return the events of the rank that was first at each time, in order; rank 0's alone if no member was lost."""
     files: defaultdict[str, list[Event]] = defaultdict(list)
     for event in history:
         if event.who.startswith("rank-"):
@@ -52,19 +48,19 @@ def leading(history: Sequence[Event]) -> list[Event]:
     first = _first(history)
     if all(who == "rank-0" for who in first.values()):
         return [e for place, e in _placed(files["rank-0"]) if place is not None] if first else files["rank-0"]
-    told = {who: list(_placed(events)) for who, events in files.items()}
-    path = [event for who, events in told.items() for place, event in events if _leads(first, who, place)]
-    return sorted([*path, *_unwritten(first, told, path)], key=lambda event: event.time)
+    placed = {who: list(_placed(events)) for who, events in files.items()}
+    path = [event for who, events in placed.items() for place, event in events if _leads(first, who, place)]
+    return sorted([*path, *_unwritten(first, placed, path)], key=lambda event: event.time)
 
 
 def _first(history: Sequence[Event]) -> dict[Place, str]:
-    """Who was the first member of each membership that was declared."""
+    """Return the first member of each declared group of members."""
     regroups = (event.what for event in history if isinstance(event.what, Regroup) and event.what.members)
-    return {(each.attempt, each.number): f"rank-{min(each.members)}" for each in regroups}
+    return {(regroup.attempt, regroup.number): f"rank-{min(regroup.members)}" for regroup in regroups}
 
 
 def _placed(events: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
-    """Every event with its membership; what a member writes before it has joined has none."""
+    """Yield every event with its place; events that a member wrote before it joined have none."""
     begun: set[int] = set()
     place: Place | None = (0, 0)
     for at, event in enumerate(events):
@@ -83,12 +79,12 @@ def _leads(first: Mapping[Place, str], who: str, place: Place | None) -> bool:
 
 
 def _unwritten(
-    first: Mapping[Place, str], told: Mapping[str, Sequence[tuple[Place | None, Event]]], path: Sequence[Event]
+    first: Mapping[Place, str], placed: Mapping[str, Sequence[tuple[Place | None, Event]]], path: Sequence[Event]
 ) -> Iterator[Event]:
-    """The last steps of those who were killed before they could write them, as their successors tell them."""
+    """Yield the last steps of killed members that only their successors recorded."""
     known = {(event.what.attempt, event.what.step) for event in path if isinstance(event.what, Step)}
     for who in sorted({*first.values()}, key=lambda who: int(who.removeprefix("rank-"))):
-        for place, event in told.get(who, ()):
+        for place, event in placed.get(who, ()):
             what = event.what
             if isinstance(what, Step) and place is not None and (what.attempt, what.step) not in known:
                 known.add((what.attempt, what.step))
@@ -102,8 +98,8 @@ GOES_ON = (*BEGINS, Detect, Restart)
 T = TypeVar("T")
 
 
-class Moment(NamedTuple):  # a tuple, quick to make: there is one for every step
-    """An event of the critical path, and the seconds of wall clock from the start of the run to it."""
+class Moment(NamedTuple):  # a tuple, because there is one for every step
+    """An event of the critical path, and its time on the run's clock in seconds."""
 
     at: float
     event: Event
@@ -122,18 +118,18 @@ class Stretch:
     def begin(self) -> float:
         return self.moments[0].at
 
-    def all(self, kind: type[What]) -> Sequence[Moment]:
-        """The moments of this kind of event, in order."""
+    def moments_of(self, kind: type[What]) -> Sequence[Moment]:
+        """Return the moments of one kind of event, in order."""
         return self.kinds.get(kind, ())
 
-    def told(self, kind: type[T]) -> list[T]:
-        """What the events of this kind say, in order."""
+    def events_of(self, kind: type[T]) -> list[T]:
+        """Return the contents of the events of one kind, in order."""
         return [moment.event.what for moment in self.kinds.get(kind, ()) if isinstance(moment.event.what, kind)]
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The attempts of a run, end to end, and the time that is no part of them."""
+    """The attempts of a run, end to end, and the time outside them."""
 
     stretches: tuple[Stretch, ...]
     away: float
@@ -145,10 +141,10 @@ class Timeline:
 
 
 def timeline(history: Sequence[Event]) -> Timeline:
-    """The critical path in the events of a run; it does not depend on how the files of the run were interleaved."""
+    """Return the critical path of a run; it does not depend on how its files were interleaved."""
     path = _in_order(_critical(history))
     if not path:
-        raise BadInput("there is neither a supervisor nor a rank 0 in this history: name the folder of a whole run.")
+        raise BadInput("this history has neither a supervisor nor a rank 0: name the folder of a whole run.")
     moments, away, clock_back = _on_one_clock(path)
     parts = list(_divided(moments))
     ends = [part[0].at for part in parts[1:]] + [moments[-1].at]
@@ -157,32 +153,32 @@ def timeline(history: Sequence[Event]) -> Timeline:
 
 
 def _critical(history: Sequence[Event]) -> tuple[list[Event], list[Event]]:
-    """The events of the supervisor (of the first node, where rank 0 is) and of the first rank, each in their own order."""
-    tellers = {event.who for event in history}
-    first = min((who for who in tellers if re.fullmatch(r"supervisor(-\d+)?", who)), default=None)
-    return [event for event in history if event.who == first], _as_it_was(leading(history))
+    """Return the events of the supervisor of the first node and of the first rank, each in their own order."""
+    writers = {event.who for event in history}
+    first = min((who for who in writers if re.fullmatch(r"supervisor(-\d+)?", who)), default=None)
+    return [event for event in history if event.who == first], _sorted_by_end(leading(history))
 
 
-def _as_it_was(events: Sequence[Event]) -> list[Event]:
-    """Steps where they ended: a step is written a little later, and what was said meanwhile stands before it."""
+def _sorted_by_end(events: Sequence[Event]) -> list[Event]:
+    """Move each step before the saves, commits and regroups that came after its end: it is written a little later."""
     path: list[Event] = []
     for event in events:
         place = len(path)
-        while isinstance(event.what, Step) and place and _is_said_meanwhile(path[place - 1], event):
+        while isinstance(event.what, Step) and place and _is_later(path[place - 1], event):
             place -= 1
         path.insert(place, event)
     return path
 
 
-def _is_said_meanwhile(said: Event, step: Event) -> bool:
-    return isinstance(said.what, Save | Commit | Regroup) and said.time > step.time
+def _is_later(event: Event, step: Event) -> bool:
+    return isinstance(event.what, Save | Commit | Regroup) and event.time > step.time
 
 
 def _in_order(files: tuple[list[Event], list[Event]]) -> list[Event]:
     if all(a.time <= b.time for events in files for a, b in pairwise(events)):
         return list(heapq.merge(*files, key=lambda event: event.time))
     numbered = [(number, _phase(event), event) for events in files for number, event in _numbered(events)]
-    return [event for _, _, event in sorted(numbered, key=lambda each: each[:2])]
+    return [event for _, _, event in sorted(numbered, key=lambda row: row[:2])]
 
 
 def _phase(event: Event) -> int:
@@ -192,7 +188,7 @@ def _phase(event: Event) -> int:
 
 
 def _numbered(events: Sequence[Event]) -> Iterator[tuple[int, Event]]:
-    """Every event with its attempt: the one it names or else the last named; an `open` belongs to what follows."""
+    """Yield every event with its attempt: the one it names, otherwise the last one named; an `open` opens the next."""
     following = [_named(event) for event in events[1:]] + [None]
     last = 1
     for event, after in zip(events, following, strict=False):
@@ -222,22 +218,22 @@ def _on_one_clock(path: Sequence[Event]) -> tuple[list[Moment], float, float]:
 
 
 @dataclass(slots=True)
-class _Seen:
-    """What an attempt has shown so far: it is launched once and joined by rank 0 once, whichever is seen first."""
+class _Attempt:
+    """The attempt so far: it is launched once and joined by rank 0 once, in either order."""
 
     launched: int | None = None
     joined: bool = False
     detected: bool = False
 
     def is_over(self, event: Event) -> bool:
-        """Whether this event can only be of the next attempt."""
+        """Return True if `event` can only belong to the next attempt."""
         if isinstance(event.what, Open):
             return self.joined or (not event.who.startswith("rank-") and self.launched is not None)
         if isinstance(event.what, Launch | Restart):
             return self.detected or self.launched not in (None, _named(event))
         return False
 
-    def see(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
         if event.who.startswith("rank-"):
             self.joined = self.joined or isinstance(event.what, Open)
         elif isinstance(event.what, Launch | Restart):
@@ -247,15 +243,14 @@ class _Seen:
 
 
 def _divided(moments: Iterable[Moment]) -> Iterator[list[Moment]]:
-    """The moments attempt by attempt."""
     part: list[Moment] = []
-    seen = _Seen()
+    attempt = _Attempt()
     for moment in moments:
-        if seen.is_over(moment.event):
+        if attempt.is_over(moment.event):
             yield part
-            part, seen = [], _Seen()
+            part, attempt = [], _Attempt()
         part.append(moment)
-        seen.see(moment.event)
+        attempt.add(moment.event)
     yield part
 
 
@@ -267,6 +262,6 @@ def _stretch(part: Sequence[Moment], end: float) -> Stretch:
 
 
 def _number(part: Sequence[Moment], kinds: Mapping[type[object], Sequence[Moment]]) -> int:
-    """Rank 0's own count of the attempt; the supervisor's where rank 0 never came so far."""
+    """Return rank 0's number of the attempt, or the supervisor's if rank 0 never recorded one."""
     numbers = (_named(moment.event) for moment in chain(kinds.get(Attempt, ()), part))
     return next((number for number in numbers if number is not None), 1)

@@ -1,11 +1,11 @@
-"""The same training under several recoveries, each with the same two kills: what happened, was it right, what it cost."""
+"""One training script under several recoveries, each with the same two kills, with its audit and cost."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.audit.verdicts import Finding, audit_run
-from holdfast.cost.breakdown import Spent, spent
+from holdfast.cost.breakdown import CostBreakdown, cost_breakdown
 from holdfast.faults.schedule import at
 from holdfast.history.log import read_history
 from holdfast.runs.config import RunConfig
@@ -16,7 +16,7 @@ from holdfast.supervise.verdict import RunVerdict
 SCRIPT = Path(__file__).with_name("train.py")
 WORKERS, KILLED_AT, KILLED_RANK = 4, (50, 110), 2
 POINT = "backward=0.5"  # once half of the gradients are summed
-RUNS = {  # by name: how it recovers, and how its saves reach the disk
+RUNS = {  # by name: the recovery and the writer
     "blocking": ("restart", "blocking"),
     "restart": ("restart", "overlapped"),
     "replay": ("replay", "overlapped"),
@@ -25,24 +25,24 @@ RUNS = {  # by name: how it recovers, and how its saves reach the disk
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """One run of the demo: how it ended, what the audit found, and what it cost."""
+class DemoRun:
+    """One run of the demo: its verdict, the findings of the audit, and its cost."""
 
     name: str
     folder: Path
     verdict: RunVerdict
     findings: tuple[Finding, ...]
-    spent: Spent
+    spent: CostBreakdown
 
 
 def folders(out: Path) -> dict[str, Path]:
-    """Where each run of a demo lies."""
+    """Return the folder of each run of the demo below `out`."""
     return {name: out / name for name in RUNS}
 
 
-def run(out: Path) -> Iterator[Shown]:
-    """Train once with each recovery; every run has a folder of its own below `out`."""
-    warm()  # now, or the first run would pay for the others
+def run(out: Path) -> Iterator[DemoRun]:
+    """Train once with each recovery, in its own folder below `out`."""
+    warm()  # imports torch now, so that the first run is not slower than the others
     for name, folder in folders(out).items():
         recovery, writer = RUNS[name]
         config = RunConfig(
@@ -54,4 +54,4 @@ def run(out: Path) -> Iterator[Shown]:
             failures=at(KILLED_AT, kind="kill", point=POINT, targets=(KILLED_RANK,)),
         )
         verdict = supervise(config, folder)
-        yield Shown(name, folder, verdict, audit_run(folder), spent(read_history(folder).events))
+        yield DemoRun(name, folder, verdict, audit_run(folder), cost_breakdown(read_history(folder).events))

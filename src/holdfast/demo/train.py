@@ -1,4 +1,4 @@
-"""Train a small network on made-up digits: an ordinary PyTorch loop, with holdfast in five of its lines."""
+"""Train a small network on synthetic digits: an ordinary PyTorch loop, with holdfast in five of its lines."""
 
 import torch
 import torch.nn.functional as F
@@ -8,7 +8,7 @@ import holdfast as hf
 
 EPOCHS, BATCH, SAMPLES = 6, 64, 1797
 
-# Ten patterns of 8 x 8 points, and noisy copies of them: data that every installation has.
+# Ten patterns of 8 x 8 points and noisy copies of them: no data set is needed.
 source = torch.Generator().manual_seed(0)
 labels = torch.randint(10, (SAMPLES,), generator=source)
 images = torch.rand(10, 64, generator=source)[labels] + torch.randn(SAMPLES, 64, generator=source)

@@ -1,4 +1,4 @@
-"""What every rank of a run did, when, on one clock: trained, waited for a save, started or recovered, and what failed."""
+"""The activity of every rank of a run on one clock: training, waiting for a save, starting or recovering, and failures."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,12 +13,12 @@ from holdfast.events import Commit, Detect, Event, Regroup, Strike
 from holdfast.history.lineage import Lineage
 from holdfast.report.thinning import Piece, Point
 
-# In the order in which they are drawn: what comes later is drawn over what came before.
+# In the order of drawing: a later kind is drawn over an earlier one.
 KINDS = ("train", "undone", "wait", "recover")
 
 
 class Mark(NamedTuple):
-    """Something that happened at one moment: to which rank, before which step, and what."""
+    """An event at one moment: its rank, its step, and a text."""
 
     at: float
     rank: int
@@ -27,7 +27,7 @@ class Mark(NamedTuple):
 
 
 class Line(NamedTuple):
-    """How far training came over time, for a while; `kept` is false for what a failure undid."""
+    """The progress of training over a stretch of time; `kept` is False for steps that a failure undid."""
 
     kept: bool
     points: Sequence[Point]
@@ -47,9 +47,9 @@ class Activity:
 
 
 def activity(history: Sequence[Event]) -> Activity:
-    """What the ranks of the run with this history did."""
+    """Return the activity of the ranks in `history`."""
     line = timeline(history)
-    lives = attempts(line.stretches, history)
+    timelines = attempts(line.stretches, history)
     clock, lineage = _Clock(line.stretches), _lineage(line.stretches)
     files: defaultdict[int, list[Event]] = defaultdict(list)
     for event in history:
@@ -57,23 +57,23 @@ def activity(history: Sequence[Event]) -> Activity:
             files[int(event.who.removeprefix("rank-"))].append(event)
     return Activity(
         wall=line.wall,
-        reached=max((step.number + 1 for life in lives for step in life.steps), default=0),
-        trained=sum(len(life.steps) for life in lives),
+        reached=max((step.number + 1 for attempt in timelines for step in attempt.steps), default=0),
+        trained=sum(len(attempt.steps) for attempt in timelines),
         lanes={rank: list(_lane(files[rank], clock, lineage)) for rank in sorted(files)},
-        lines=[each for life in lives for each in _lines(life)],
+        lines=[progress for attempt in timelines for progress in _lines(attempt)],
         saves=_saves(history, clock),
         failures=_failures(history, clock),
     )
 
 
 class _Clock:
-    """Where an event lies on the clock of the run: as long after the beginning of its attempt as its own clock says."""
+    """The run's clock: an event lies as long after the beginning of its attempt as its own clock says."""
 
     def __init__(self, stretches: Sequence[Stretch]) -> None:
         self._stretches = {stretch.number: stretch for stretch in stretches}
 
     def at(self, event: Event) -> float | None:
-        """None for an event of an attempt that the critical path does not know."""
+        """Return the place of `event` in seconds, or None if the critical path does not have its attempt."""
         stretch = self._stretches.get(getattr(event.what, "attempt", -1))
         if stretch is None:
             return None
@@ -92,19 +92,17 @@ def _lineage(stretches: Sequence[Stretch]) -> Lineage:
     return lineage
 
 
-def _lane(told: Sequence[Event], clock: _Clock, lineage: Lineage) -> Iterator[Piece]:
-    """What one rank did. Where it says nothing it was not there, or waited for others."""
+def _lane(history: Sequence[Event], clock: _Clock, lineage: Lineage) -> Iterator[Piece]:
+    """Yield the activity of one rank; in gaps it was absent or waited for others."""
     now, begun, trains = 0.0, set[int](), False
-    for event in told:
+    for event in history:
         what, at = event.what, clock.at(event)
         if at is None:
             continue
         match what:
             case events.Attempt(attempt=attempt):
-                now, trains = (
-                    (clock.begin(attempt) if attempt not in begun else at),
-                    False,
-                )  # else it joins in the middle
+                # A rank that begins the same attempt again joins in the middle of it.
+                now, trains = (at if attempt in begun else clock.begin(attempt)), False
                 begun.add(attempt)
             case Regroup(seconds=seconds):
                 begin = max(now, at - seconds)
@@ -127,34 +125,32 @@ def _piece(begin: float, end: float, kind: str) -> Iterator[Piece]:
         yield Piece(begin, end, kind)
 
 
-def _lines(life: AttemptTimeline) -> Iterator[Line]:
-    for undone, steps in groupby(life.steps, key=lambda step: step.rolled_back):
-        some = list(steps)
-        first: Point = (some[0].begin, some[0].number)
-        yield Line(not undone, [first, *((step.end, step.number + 1) for step in some)])
+def _lines(attempt: AttemptTimeline) -> Iterator[Line]:
+    for undone, group in groupby(attempt.steps, key=lambda step: step.rolled_back):
+        steps = list(group)
+        first: Point = (steps[0].begin, steps[0].number)
+        yield Line(not undone, [first, *((step.end, step.number + 1) for step in steps)])
 
 
 def _saves(history: Sequence[Event], clock: _Clock) -> list[Mark]:
-    """Snapshots from the moment on at which they existed, whoever saved them."""
-    found = [
+    """Return the snapshots of all ranks, each at the moment of its commit."""
+    return sorted(
         Mark(at, int(event.who.removeprefix("rank-")), event.what.step, "snapshot")
         for event in history
         if isinstance(event.what, Commit) and not event.what.found and event.who.startswith("rank-")
         if (at := clock.at(event)) is not None
-    ]
-    return sorted(found)
+    )
 
 
 def _failures(history: Sequence[Event], clock: _Clock) -> list[Mark]:
-    """Failures as a supervisor saw them; those that were injected and that no supervisor saw, as they struck."""
-    seen: dict[tuple[int, int], Mark] = {}
+    """Return the failures that a supervisor detected, and the injected ones that no supervisor detected."""
+    seen: set[tuple[int, int]] = set()
     marks: list[Mark] = []
     for event in history:
         what, at = event.what, clock.at(event)
         if isinstance(what, Detect) and at is not None and what.rank >= 0 and what.kind != "peer":
-            mark = Mark(at, what.rank, what.step or 0, what.signal or what.kind)
-            marks.append(mark)
-            seen[what.attempt, what.rank] = mark
+            marks.append(Mark(at, what.rank, what.step or 0, what.signal or what.kind))
+            seen.add((what.attempt, what.rank))
     for event in history:
         what, at = event.what, clock.at(event)
         if isinstance(what, Strike) and at is not None and (what.attempt, what.rank) not in seen:

@@ -1,8 +1,6 @@
-"""Figures of several runs: which trains fastest, what each gains, what it waits for; and of one, its loss.
+"""Figures of a report (goodput, gain, stall, loss, shares), and matplotlib figures as SVG, PNG and PDF.
 
-They take names and numbers, so that suites of an experiment are drawn as runs are.
-
-Figures of matplotlib as pictures: SVG that follows the colours of the page, PNG, and PDF with its fonts embedded.
+The figures take names and numbers, so that they serve runs as well as suites of an experiment.
 """
 
 import re
@@ -15,9 +13,10 @@ from holdfast.report.page import Picture
 from holdfast.report.thinning import Point, thinned_line
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# What is written and what is drawn faintly, in figures of ours. In the SVG of a page these become its own colours.
+# The colours of text and of faint lines. In the SVG of a page the page's own colours replace them.
 INK, FAINT = "#24282e", "#e3e6ea"
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -36,12 +35,15 @@ STYLE: dict[Any, Any] = {
     "ytick.labelcolor": INK,
     "legend.frameon": False,
 }
-DOTS = 150  # an inch, in a PNG
+DOTS = 150  # per inch, in a PNG
+ACCENT, QUIET, LOSS = "#3b6fd4", "#a9b1bd", "#c0362c"
+WIDTH = 4.5  # inches: fits a phone and half of a wide page
+LINE_COLUMNS = 600
 
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Figures that are drawn in here look like the page."""
+    """Draw figures in the style of the page."""
     from matplotlib import rc_context
 
     with rc_context(STYLE):
@@ -51,23 +53,23 @@ def styled() -> Iterator[None]:
 def picture(
     figure: "Figure", *, name: str, title: str, caption: str, alt: str, wide: bool = False, themed: bool = True
 ) -> Picture:
-    """A figure with its words. One that is not `themed` has colours of its own, and stands on white."""
+    """Return a figure with its texts; one that is not `themed` keeps its own colours on white."""
     shown: dict[str, Any] = {"svg": svg(figure, name)} if themed else {"png": png(figure)}
     return Picture(name=name, title=title, caption=caption, alt=alt, wide=wide, figure=figure, **shown)
 
 
 def png(figure: "Figure") -> bytes:
-    """The figure in dots."""
+    """Render the figure as PNG."""
     return _saved(figure, "png", {})
 
 
 def pdf(figure: "Figure") -> bytes:
-    """The figure as a document; type 42 embeds the fonts themselves, where venues refuse those of type 3."""
+    """Render the figure as PDF with embedded TrueType fonts (type 42), because some venues refuse type 3."""
     return _saved(figure, "pdf", {"pdf.fonttype": 42})
 
 
 def svg(figure: "Figure", name: str) -> str:
-    """The figure as an element of a page, with the page's fonts and colours; its ids begin with `name`."""
+    """Render the figure as an SVG element with the page's fonts and colours; its ids begin with `name`."""
     from matplotlib import rc_context
 
     text = StringIO()
@@ -75,9 +77,9 @@ def svg(figure: "Figure", name: str) -> str:
         figure.savefig(
             text, format="svg", bbox_inches="tight", pad_inches=0.02, transparent=True, metadata={"Date": None}
         )
-    found = re.search(r'<svg [^>]*viewBox="([^"]*)"[^>]*>(.*)</svg>', text.getvalue(), flags=re.S)
-    assert found is not None
-    box, inner = found.groups()
+    match = re.search(r'<svg [^>]*viewBox="([^"]*)"[^>]*>(.*)</svg>', text.getvalue(), flags=re.S)
+    assert match is not None
+    box, inner = match.groups()
     inner = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", inner, flags=re.S)
     inner = re.sub(r'(\bid="|url\(#|href="#)', rf"\1{name}-", inner)
     inner = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font: \1px var(--font)", inner)
@@ -87,7 +89,7 @@ def svg(figure: "Figure", name: str) -> str:
 
 
 def _saved(figure: "Figure", form: str, settings: dict[Any, Any]) -> bytes:
-    """Tight: what a legend needs beyond the size of the figure is added to it, not cut off."""
+    """Render the figure, extended where a legend needs more space."""
     from matplotlib import rc_context
 
     data = BytesIO()
@@ -96,17 +98,8 @@ def _saved(figure: "Figure", form: str, settings: dict[Any, Any]) -> bytes:
     return data.getvalue()
 
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-ACCENT, QUIET, LOSS = "#3b6fd4", "#a9b1bd", "#c0362c"
-WIDTH = 4.5  # inches: what a phone and half of a wide page show well
-LINE_COLUMNS = 600
-
-
 def goodput(values: Mapping[str, float], baseline: str | None = None) -> "Figure":
-    """A bar for each run: committed steps per second."""
+    """Draw a bar per run: committed steps per second."""
     with styled():
         sheet, axes = _bars(values, [QUIET if name == baseline else ACCENT for name in values], ".3g")
         axes.set_xlabel("committed steps per second")
@@ -114,7 +107,7 @@ def goodput(values: Mapping[str, float], baseline: str | None = None) -> "Figure
 
 
 def gain(values: Mapping[str, float], baseline: str) -> "Figure":
-    """A bar for each run: how much more goodput it has than the baseline, or less."""
+    """Draw a bar per run: its goodput relative to the baseline."""
     with styled():
         sheet, axes = _bars(values, [LOSS if value < 0 else ACCENT for value in values.values()], "+.1%")
         axes.axvline(0, color=INK, linewidth=0.8)
@@ -124,7 +117,7 @@ def gain(values: Mapping[str, float], baseline: str) -> "Figure":
 
 
 def stall_against_gain(places: Mapping[str, Point], baseline: str) -> "Figure":
-    """A point for each run: the share of its wall clock in which training waited for saves, and what it gained."""
+    """Draw a point per run: the share of its wall clock spent waiting for saves, and its gain in goodput."""
     from matplotlib.figure import Figure
 
     with styled():
@@ -144,7 +137,7 @@ def stall_against_gain(places: Mapping[str, Point], baseline: str) -> "Figure":
 
 
 def losses(lines: Mapping[str, Sequence[Point]], failures: Sequence[float] = (), over: str = "step") -> "Figure":
-    """The loss over steps, a line for each run; failures of a single one as dashed lines."""
+    """Draw the loss over steps, a line per run, with failures as dashed lines."""
     from matplotlib.figure import Figure
 
     with styled():
@@ -164,7 +157,7 @@ def losses(lines: Mapping[str, Sequence[Point]], failures: Sequence[float] = (),
 
 
 def shares(parts: Mapping[str, Mapping[str, float]], colours: Mapping[str, str], unit: str) -> "Figure":
-    """A bar for each run, divided by part, in milliseconds or what `unit` says."""
+    """Draw a bar per run, divided by part; `unit` labels the axis."""
     from matplotlib.figure import Figure
 
     with styled():
@@ -172,7 +165,7 @@ def shares(parts: Mapping[str, Mapping[str, float]], colours: Mapping[str, str],
         axes = sheet.subplots()
         ends = dict.fromkeys(parts, 0.0)
         for part, colour in colours.items():
-            widths = [each[part] for each in parts.values()]
+            widths = [values[part] for values in parts.values()]
             axes.barh(list(parts), widths, left=list(ends.values()), color=colour, label=part, height=0.55)
             ends = {name: end + width for (name, end), width in zip(ends.items(), widths, strict=True)}
         axes.invert_yaxis()

@@ -1,66 +1,81 @@
-"""Pages as files: one HTML file, Markdown with its figures, or a folder with all of it."""
+"""Pages as files: one self-contained HTML file, Markdown with its figures, or a folder with both and every table as CSV."""
 
+import csv
+import io
 import os
-from collections.abc import Callable
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+
 from holdfast.errors import BadInput, StorageFailed
-from holdfast.report import figures, formats
-from holdfast.report.page import Page, Picture
+from holdfast.report import figures
+from holdfast.report.page import TONES, Page, Picture, Table
+from holdfast.report.timeline_svg import WORDS
 
 PAGE, SUMMARY = "report.html", "summary.md"
-NEITHER = (".pdf", ".csv", ".png", ".svg", ".json", ".txt")  # endings that a page does not come in
+OTHER_SUFFIXES = (".pdf", ".csv", ".png", ".svg", ".json", ".txt")  # a page cannot be written as one of these
+REFRESH = 2.0  # seconds after which a live page asks for the next one
+MOST_ROWS = 40  # of a table in Markdown; the CSV has all
 
 
 def check(out: Path) -> None:
-    """Refuse a name that no page can be written to, before anything is read for it."""
-    if out.suffix in NEITHER:
-        raise BadInput(f"--out {out} is no page: name a .html or a .md file, or a folder for those, figures and CSV.")
+    """Raise BadInput if `out` cannot name a page, before anything is read."""
+    if out.suffix in OTHER_SUFFIXES:
+        raise BadInput(f"--out {out} is not a page: name a .html or .md file, or a folder for both, figures and CSV.")
     is_file = out.suffix in WRITERS
     if out.is_dir() if is_file else out.is_file():
         raise BadInput(f"--out {out} is {'a folder' if is_file else 'a file'}: name another.")
 
 
 def write(page: Page, out: Path) -> Path:
-    """Write the page as the ending of the name says; a name without one is a folder. Returns the page's path."""
+    """Write the page in the format of the suffix of `out`, or as a folder without one; return the path of the page."""
     return WRITERS.get(out.suffix, write_folder)(page, out)
 
 
 def write_folder(page: Page, out: Path) -> Path:
-    """The page as HTML and Markdown, its figures as PNG, PDF or SVG, and its tables as CSV."""
+    """Write the page as HTML and Markdown, its figures as PNG, PDF or SVG, and its tables as CSV."""
     prepare(out)
     _write_figures(page, out)
     _make(out / "tables")
     for table in page.tables:
-        replace_text(out / "tables" / f"{table.name}.csv", formats.csv_text(table))
-    replace_text(out / SUMMARY, formats.markdown_text(page))
-    replace_text(out / PAGE, formats.html_text(page))
+        replace_text(out / "tables" / f"{table.name}.csv", csv_text(table))
+    replace_text(out / SUMMARY, markdown_text(page))
+    replace_text(out / PAGE, html_text(page))
     return out / PAGE
 
 
 def _write_html(page: Page, out: Path) -> Path:
     _make(out.parent)
-    replace_text(out, formats.html_text(page))
+    replace_text(out, html_text(page))
     return out
 
 
 def _write_markdown(page: Page, out: Path) -> Path:
     _make(out.parent)
     _write_figures(page, out.parent)
-    replace_text(out, formats.markdown_text(page))
+    replace_text(out, markdown_text(page))
     return out
+
+
+WRITERS: dict[str, Callable[[Page, Path], Path]] = {
+    ".html": _write_html,
+    ".htm": _write_html,
+    ".md": _write_markdown,
+}
 
 
 def _write_figures(page: Page, out: Path) -> None:
     if page.pictures or page.timelines:
         _make(out / "figures")
     for picture in (*page.pictures, *page.timelines):
-        for ending, data in _formats(picture).items():
-            replace_bytes(out / "figures" / f"{picture.name}.{ending}", data)
+        for suffix, data in _formats(picture).items():
+            replace_bytes(out / "figures" / f"{picture.name}.{suffix}", data)
 
 
 def _formats(picture: Picture) -> dict[str, bytes]:
-    """The files of a figure: those that can be drawn, or the one that there is."""
     if picture.file:
         return {"svg": picture.file.encode()}
     if picture.figure is None:
@@ -75,38 +90,109 @@ def _make(folder: Path) -> None:
         raise StorageFailed(f"cannot write to {folder}: {error.strerror}; name another --out.") from error
 
 
-WRITERS: dict[str, Callable[[Page, Path], Path]] = {
-    ".html": _write_html,
-    ".htm": _write_html,
-    ".md": _write_markdown,
-}
-
-
 def prepare(out: Path) -> Path:
-    """Create the folder for a result, and find out now, not after the work, whether it can be written."""
+    """Create the folder of a result, and raise now, before the work, if it is not writable."""
     if out.exists() and not out.is_dir():
-        raise BadInput(f"--out {out} is a file: name a folder")
+        raise BadInput(f"--out {out} is a file: name a folder.")
     try:
         (out / "figures").mkdir(parents=True, exist_ok=True)
         probe = out / ".writable"
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise StorageFailed(f"cannot write to {out}: {error.strerror}; name another folder with --out") from error
+        raise StorageFailed(f"cannot write to {out}: {error.strerror}; name another folder with --out.") from error
     return out
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Put a file in place whole: a reader sees the old one or the new one."""
+    """Replace a file atomically: a reader sees the old text or the new one."""
     replace_bytes(path, text.encode())
 
 
 def replace_bytes(path: Path, data: bytes) -> None:
-    """Put a file in place whole: a full disk leaves the old one as it was."""
+    """Replace a file atomically: a full disk leaves the old one unchanged."""
     temporary = path.with_name(path.name + ".tmp")
     try:
         temporary.write_bytes(data)
         os.replace(temporary, path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise StorageFailed(f"cannot write {path}: {error.strerror}; free space or name another --out") from error
+        raise StorageFailed(f"cannot write {path}: {error.strerror}; free space or name another --out.") from error
+
+
+def csv_text(table: Table) -> str:
+    """Return the table as CSV: all rows, numbers unformatted."""
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerow([column.name for column in table.columns])
+    writer.writerows(table.rows)
+    return lines.getvalue()
+
+
+def html_text(page: Page) -> str:
+    """Return the page as HTML with its styles, script and figures; it loads nothing from the network."""
+    return _template().render(page=page, tones=TONES, kinds=WORDS, png=_png, refresh=REFRESH)
+
+
+@cache
+def _template() -> Template:
+    pages = Environment(
+        loader=PackageLoader("holdfast", "report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    return pages.get_template("page.html")
+
+
+def _png(picture: Picture) -> str:
+    return "data:image/png;base64," + b64encode(picture.png).decode()
+
+
+def markdown_text(page: Page) -> str:
+    """Return the page as Markdown, in the order of the HTML page; its figures are separate files."""
+    return "\n".join([f"# {page.title}", "", page.lead, *_statements(page), *_body(page), *_facts(page), ""])
+
+
+def _statements(page: Page) -> Iterator[str]:
+    if not page.statements:
+        return
+    yield from ("", f"**{page.good} of {len(page.statements)} {page.scoreboard}.**", "")
+    yield from ("| | claim | expected | measured |", "|---|---|---|---|")
+    for statement in page.statements:
+        claim = f"{statement.claim} ({statement.source})" if statement.source else statement.claim
+        yield _line([statement.verdict, claim, statement.expected, statement.measured])
+
+
+def _body(page: Page) -> Iterator[str]:
+    if page.numbers:
+        yield from ("", ", ".join(f"{number.name} {number.value} ({number.about})" for number in page.numbers) + ".")
+    if page.remarks:
+        yield from ("", *(f"- {remark}" for remark in page.remarks))
+    for picture in (*page.pictures, *page.timelines):
+        yield from ("", f"![{picture.alt}](figures/{picture.name}.{'svg' if picture.file else 'png'})")
+        if picture.caption:
+            yield from ("", picture.caption)
+    for table in page.tables:
+        if not table.folded:
+            yield from ("", *_table(table))
+
+
+def _table(table: Table) -> Iterator[str]:
+    yield from (f"**{table.title}**", "")
+    yield _line([column.name for column in table.columns])
+    yield "|" + "|".join("---:" if table.is_numeric(place) else "---" for place in range(len(table.columns))) + "|"
+    for row in table.rows[:MOST_ROWS]:
+        yield _line([column.show(value) for column, value in zip(table.columns, row, strict=True)])
+    if len(table.rows) > MOST_ROWS:
+        yield from ("", f"The first {MOST_ROWS} of {len(table.rows)} rows; tables/{table.name}.csv has all.")
+
+
+def _facts(page: Page) -> Iterator[str]:
+    for name, fact in page.facts.items():
+        yield from ("", f"{name}: {fact}{'' if fact.endswith('.') else '.'}")
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

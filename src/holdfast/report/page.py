@@ -1,6 +1,6 @@
-"""What a page says, as values: statements with verdicts, numbers, pictures, tables, and where all of it comes from.
+"""The contents of a page as values: statements with verdicts, numbers, pictures, tables and facts.
 
-Nothing here knows HTML or Markdown, and nothing reads a file.
+This module knows neither HTML nor Markdown, and reads no file.
 """
 
 import math
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Cell: TypeAlias = str | float | int | None
 Tone: TypeAlias = Literal["good", "bad", "open"]
-# Words that are verdicts wherever they stand, and whether they are good news.
+# Words that are verdicts wherever they occur, and their tone.
 TONES: Mapping[str, Tone] = {
     "holds": "good",
     "DOES NOT HOLD": "bad",
@@ -26,13 +26,13 @@ TONES: Mapping[str, Tone] = {
 
 
 def slug(text: str) -> str:
-    """A text as a name: small letters, digits and dashes."""
+    """Return `text` as a file name: lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "table"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statement:
-    """A line of the scoreboard: a verdict (a key of `TONES`), on what, by whom it is claimed, what was expected and found."""
+    """A line of the scoreboard: a verdict (a key of `TONES`), the claim, its source, and the expected and measured values."""
 
     verdict: str
     claim: str
@@ -42,12 +42,12 @@ class Statement:
 
     @property
     def tone(self) -> Tone:
-        """Whether the verdict is good news."""
+        """The tone of the verdict."""
         return TONES[self.verdict]
 
 
 class Number(NamedTuple):
-    """A number that a reader should see at once, as text, and one line about it."""
+    """A headline number as text, with one line about it."""
 
     name: str
     value: str
@@ -55,13 +55,13 @@ class Number(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table. `form` says how its numbers are shown, as in `format(1.5, ".2f")`."""
+    """A column of a table; `form` is the format specification of its numbers, for example ".2f"."""
 
     name: str
     form: str = ""
 
     def show(self, value: Cell) -> str:
-        """A value of this column as text; nothing where there is none."""
+        """Format a value of this column; None becomes an empty string."""
         if value is None or isinstance(value, str):
             return value or ""
         if isinstance(value, float) and not math.isfinite(value):
@@ -71,7 +71,7 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table for a reader. Of very many rows a page shows the first `most`; a long one is `folded` until it is asked for."""
+    """A table. A page shows the first `most` rows; a `folded` table is collapsed until the reader opens it."""
 
     title: str
     columns: Sequence[Column]
@@ -81,33 +81,33 @@ class Table:
 
     @property
     def shown(self) -> Sequence[Sequence[Cell]]:
-        """The rows that a page has."""
+        """The rows that a page shows."""
         return self.rows[: self.most]
 
     @property
     def left_out(self) -> str:
-        """What is to be said of the others."""
+        """A sentence about the rows that a page does not show."""
         return (
             f"The first {self.most} of {len(self.rows):,} rows; the CSV has all." if len(self.rows) > self.most else ""
         )
 
     @property
     def name(self) -> str:
-        """The title as the name of a file or of a place on the page."""
+        """The title as the name of a file or an anchor."""
         return slug(self.title)
 
     def is_numeric(self, place: int) -> bool:
-        """Whether a column holds numbers, and perhaps gaps."""
+        """Return True if the column at `place` holds numbers and, perhaps, gaps."""
         values = [row[place] for row in self.rows if row[place] is not None]
         return bool(values) and not any(isinstance(value, str) for value in values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A figure with its caption: SVG that follows the colours of the page, or else a PNG.
+    """A figure with its caption: an SVG that follows the colours of the page, or a PNG.
 
-    `name` is that of its files; `alt` says in words what can be seen. A `wide` one takes the width of the page. `file`
-    is an SVG that needs no page around it, and `figure` what other formats are drawn from.
+    `name` is the name of its files, and `alt` describes it in words. A `wide` one takes the width of the page. `file` is
+    an SVG that stands alone, and `figure` is the source of other formats.
     """
 
     name: str
@@ -123,16 +123,16 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A page; `lead` is the sentence under its title. `facts` say where it comes from: command, date, environment.
+    """A page. `lead` is the sentence under its title; `facts` are the command, the date and the environment.
 
-    A scoreboard that is `brief` is folded while all is well. A `live` page is served while its run goes on, and asks
-    for the next one by itself.
+    A `brief` scoreboard is collapsed while all verdicts are good. A `live` page is served while its run trains, and
+    refreshes itself.
     """
 
     title: str
     lead: str
     statements: Sequence[Statement]
-    scoreboard: str = "claims hold"  # what is counted: 3 of 4 of them
+    scoreboard: str = "claims hold"  # the words after "3 of 4"
     brief: bool = False
     numbers: Sequence[Number] = ()
     pictures: Sequence[Picture] = ()
@@ -144,11 +144,11 @@ class Page:
 
     @property
     def good(self) -> int:
-        """How many statements have a good verdict."""
-        return sum(each.tone == "good" for each in self.statements)
+        """The number of statements with a good verdict."""
+        return sum(statement.tone == "good" for statement in self.statements)
 
     @property
     def tone(self) -> Tone:
-        """The verdict on the whole: the worst of all."""
-        tones = [each.tone for each in self.statements]
+        """The worst tone of all statements."""
+        tones = [statement.tone for statement in self.statements]
         return "bad" if "bad" in tones else "open" if "open" in tones or not tones else "good"

@@ -1,4 +1,4 @@
-"""A run as a page needs it: what it cost, what its ranks did, what the audit found, and how it was to be done."""
+"""The data of one run for a report: its cost, activity, audit findings, settings and losses."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.audit.verdicts import Finding, audit_run, no_collection, recovery_of, worst
-from holdfast.cost.breakdown import Spent, spent
+from holdfast.cost.breakdown import CostBreakdown, cost_breakdown
 from holdfast.cost.timeline import leading
 from holdfast.events import Event, Launch, Plan, Step
 from holdfast.history.log import read_history
@@ -17,11 +17,11 @@ from holdfast.runs.histories import command_of, config_of, histories, weights_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
-    """One run. There are no `findings` while it goes on: the audit judges what has ended."""
+class ReportedRun:
+    """One run. `findings` is None while it trains, because only a finished run is audited."""
 
     name: str
-    spent: Spent
+    cost: CostBreakdown
     activity: Activity
     settings: Mapping[str, Cell]
     losses: Sequence[Point]
@@ -30,43 +30,42 @@ class Ran:
 
     @property
     def verdict(self) -> str:
-        """The audit's, on the whole run."""
+        """The verdict of the audit on the whole run."""
         return worst(self.findings or ())
 
     @property
     def writer(self) -> str:
-        """How its saves reached the store."""
+        """The writer of its saves."""
         return str(self.settings["writer"] or "")
 
     @property
     def stall_share(self) -> float:
-        """The part of its wall clock in which training waited for saves."""
-        return self.spent.stall.waited / (self.spent.wall or 1.0)
+        """The share of its wall clock in which training waited for saves."""
+        return self.cost.stall.waited / (self.cost.wall or 1.0)
 
 
-def ran(path: Path, name: str, *, audited: bool = True) -> Ran:
-    """The run in this folder."""
+def load_run(path: Path, name: str, *, audited: bool = True) -> ReportedRun:
+    """Read the run in the folder `path`."""
     with no_collection(), histories([path]) as files:
-        told = read_history(files).events
-        findings = _findings(path, files) if audited else None
-        return told_run(told, name, settings={**_settings(told), **_configured(path)}, findings=findings)
+        history = read_history(files).events
+        settings = {**_settings(history), **_configured(path)}
+        findings = None
+        if audited:
+            findings = audit_run(files, command_of([path]), recovery_of([path]), weights_of([path]))
+        return run_from_history(history, name, settings=settings, findings=findings)
 
 
-def _findings(path: Path, files: Sequence[Path]) -> tuple[Finding, ...]:
-    return audit_run(files, command_of([path]), recovery_of([path]), weights_of([path]))
-
-
-def told_run(
+def run_from_history(
     history: Sequence[Event],
     name: str,
     *,
     settings: Mapping[str, Cell] | None = None,
     findings: Sequence[Finding] | None = None,
-) -> Ran:
-    """The run that this history tells of."""
-    return Ran(
+) -> ReportedRun:
+    """Return the run that `history` records."""
+    return ReportedRun(
         name=name,
-        spent=spent(history),
+        cost=cost_breakdown(history),
         activity=activity(history),
         settings=_settings(history) if settings is None else settings,
         losses=_losses(history),
@@ -76,24 +75,24 @@ def told_run(
 
 
 def names(paths: Sequence[Path]) -> list[str]:
-    """What each of these folders is called on a page: its own name, with as many parents as it takes to tell them apart."""
+    """Return a name for each folder: its own, with as many parents as are needed to make the names unique."""
     absolute = [path.absolute() for path in paths]
     for parts in range(1, max(len(path.parts) for path in absolute) + 1):
-        found = ["/".join(path.parts[-parts:]) for path in absolute]
-        if max(Counter(found).values()) == 1:
-            return found
-    return [str(path) for path in paths]  # one of them is named twice
+        candidates = ["/".join(path.parts[-parts:]) for path in absolute]
+        if max(Counter(candidates).values()) == 1:
+            return candidates
+    return [str(path) for path in paths]  # a folder was given twice
 
 
 def _losses(history: Sequence[Event]) -> list[Point]:
-    """The loss of every step that told one, as whoever trained it last told."""
+    """Return the loss of every step, from the last attempt that trained it."""
     steps = (event.what for event in leading(history) if isinstance(event.what, Step))
     last = {step.step: step.loss for step in steps if step.loss is not None}
     return [(step, last[step]) for step in sorted(last)]
 
 
 def _settings(history: Sequence[Event]) -> dict[str, Cell]:
-    """How the run was to be done, as its history tells; of a run that was changed, as it was at last."""
+    """Return the settings of the run as last recorded in its history."""
     plan = next((event.what for event in reversed(history) if isinstance(event.what, Plan)), None)
     launch = next((event.what for event in reversed(history) if isinstance(event.what, Launch)), None)
     return {

@@ -1,13 +1,13 @@
-"""Fewer pieces for the same picture: what is narrower than the eye can tell apart is drawn together."""
+"""Simplify drawings: pieces, lines and marks that are too narrow to be told apart are drawn as one."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-STEPS_APART = 4.0  # so many of the least width a piece must have to be seen as one of several alike
+STEPS_APART = 4.0  # two neighbours of one kind stay separate if each is this many times the least width
 
 
 class Piece(NamedTuple):
-    """Something that lasted from `begin` to `end`, and of which kind it was."""
+    """An activity of one kind from `begin` to `end`."""
 
     begin: float
     end: float
@@ -22,10 +22,10 @@ Point: TypeAlias = tuple[float, float]
 
 
 def thinned(pieces: Iterable[Piece], least: float) -> list[Piece]:
-    """Pieces in order of time, none of them shorter than `least` but where something else begins right after it.
+    """Merge pieces, in order of time, that are shorter than `least`.
 
-    Short ones that follow each other become one, of the kind that takes most of its time. Neighbours of one kind are
-    joined unless both are long enough to be told apart.
+    Short neighbours become one piece of the kind that takes most of its time. Neighbours of one kind are joined unless
+    both are long enough to be told apart.
     """
     joined: list[Piece] = []
     for piece in _gathered(pieces, least):
@@ -42,7 +42,7 @@ def _apart(one: Piece, other: Piece, least: float) -> bool:
 
 
 def _gathered(pieces: Iterable[Piece], least: float) -> Iterator[Piece]:
-    """Each long piece as it is, and short neighbours put together until they are as long as `least`."""
+    """Yield long pieces unchanged, and short neighbours merged until they are as long as `least`."""
     short: list[Piece] = []
     for piece in pieces:
         if short and (piece.length >= least or piece.begin - short[-1].end >= least):
@@ -60,7 +60,7 @@ def _gathered(pieces: Iterable[Piece], least: float) -> Iterator[Piece]:
 
 
 def _one(pieces: Sequence[Piece]) -> Piece:
-    """One piece in place of several, of the kind that takes most of their time."""
+    """Merge pieces into one, of the kind that takes most of their time."""
     lengths: dict[str, float] = {}
     for piece in pieces:
         lengths[piece.kind] = lengths.get(piece.kind, 0.0) + piece.length
@@ -68,9 +68,9 @@ def _one(pieces: Sequence[Piece]) -> Piece:
 
 
 def thinned_line(points: Sequence[Point], columns: int) -> list[Point]:
-    """A line of points from left to right, drawn with at most four in each of so many columns.
+    """Reduce a line of points to at most four in each of `columns` columns.
 
-    Of those in a column the first, the last, the lowest and the highest stay: so no peak is lost.
+    The first, the last, the lowest and the highest point of a column stay, so that no peak is lost.
     """
     if len(points) <= columns:
         return list(points)
@@ -96,7 +96,7 @@ def _outline(points: Sequence[Point]) -> list[Point]:
 
 
 def thinned_marks(places: Sequence[float], least: float) -> list[tuple[float, int]]:
-    """Places in order, none nearer than `least` to the one before it; each with how many it stands for."""
+    """Merge places that are nearer than `least` to the one before; return each with the number it stands for."""
     marks: list[tuple[float, int]] = []
     for place in places:
         if marks and place - marks[-1][0] < least:

@@ -163,7 +163,7 @@ class Selection(NamedTuple):
 
 
 Conversation: TypeAlias = Generator[Question, Sequence[Answer], Selection]
-Spent: TypeAlias = tuple[Place, int]
+CostBreakdown: TypeAlias = tuple[Place, int]
 """The place of the last block that is taken, and how many values are taken up to there."""
 
 
@@ -228,14 +228,14 @@ def _above(policy: Policy) -> Generator[Question, Sequence[Answer], float]:
     return mean([total.moved for total in totals], sum(total.blocks for total in totals))
 
 
-def _without_looking(policy: Policy, budget: Fraction, candidates: int) -> Spent | None:
+def _without_looking(policy: Policy, budget: Fraction, candidates: int) -> CostBreakdown | None:
     """All or nothing, where the budget says so."""
     if policy.fraction == 1 or candidates < budget:
         return AFTER_ALL, candidates
     return (BEFORE_ALL, 0) if budget <= 0 else None
 
 
-def _cut(blocks: CandidateBlocks, limit: int) -> Spent:
+def _cut(blocks: CandidateBlocks, limit: int) -> CostBreakdown:
     """The first block, in order, with which so many values are reached; there are so many."""
     order = np.lexsort((blocks.ids, blocks.saved_at, blocks.first))
     up_to = np.cumsum(blocks.sizes[order])
@@ -244,7 +244,7 @@ def _cut(blocks: CandidateBlocks, limit: int) -> Spent:
     return (int(blocks.first[last]), int(blocks.saved_at[last]), int(blocks.ids[last])), int(up_to[at])
 
 
-def _selection(policy: Policy, above: float, budget: Fraction, spent: Spent) -> Selection:
+def _selection(policy: Policy, above: float, budget: Fraction, spent: CostBreakdown) -> Selection:
     place, values = spent
     return Selection(SaveUpTo(above, place), Fraction(0) if policy.fraction == 1 else budget - values)
 

@@ -16,7 +16,7 @@ from threading import BoundedSemaphore, Event, Lock, Thread
 from typing import Any
 
 from holdfast.errors import BadInput, HoldfastError
-from holdfast.report import formats
+from holdfast.report import files
 from holdfast.report.page import Page
 from holdfast.runs.status import trains
 from holdfast.watch import metrics
@@ -74,7 +74,7 @@ class Site:
             page = self._make_page()
         except HoldfastError as error:  # such as a run in which nobody has written anything yet
             page = Page(title=self._folder.name, lead=str(error), statements=[], live=True)
-        body = formats.html_text(page).encode()
+        body = files.html_text(page).encode()
         return RenderedPage(body, f'"{sha256(body).hexdigest()[:32]}"', "ended" if over else "trains")
 
     def _written(self) -> object:

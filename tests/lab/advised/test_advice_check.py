@@ -7,9 +7,9 @@ import pytest
 
 from fake_histories import calm
 from holdfast.advice.estimate import INFERRED, Estimate
-from holdfast.advice.measured import measured
 from holdfast.advice.prices import prices
 from holdfast.advice.question import Question
+from holdfast.advice.run_costs import run_costs
 from holdfast.faults.schedule import Failure
 from holdfast.lab.advised import advice_check, runs, trials
 from holdfast.lab.advised.cases import AdviceCase, coverage
@@ -61,7 +61,7 @@ def test_the_goodput_of_the_recommended_interval_is_compared_with_the_best_of_th
 
 
 def test_the_recommended_interval_is_near_the_best_where_costs_are_resampled() -> None:
-    costs = measured(calm().events)
+    costs = run_costs(calm().events)
     mtbf, every = around(costs)
     assert every == sorted(every)
     assert every[2] / every[0] == pytest.approx(1 / FACTORS[0], rel=0.2)
@@ -103,7 +103,7 @@ def test_a_real_run_is_killed_and_read(tmp_path: Path) -> None:
         quiet = runs.done(do, runs.config("small", steps=40, save_every=15), tmp_path / "calm")
         struck = (Failure(step=47, kind="kill", targets=(2,)),)
         history = runs.done(do, runs.config("small", "forward", struck, steps=80), tmp_path / "struck")
-    costs = measured(quiet)
+    costs = run_costs(quiet)
     cases = runs._cases("small", costs, prices(costs, Question())["forward"], history)
     assert [each.unit for each in cases] == ["seconds", "iterations"]
     assert cases[0].failure == "killed in step 47"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from holdfast.advice.large_job import checked
+from holdfast.advice.large_job import simulate_published_jobs
 from holdfast.lab import interval
 from holdfast.lab.advised.cases import AdviceCase, coverage
 from holdfast.lab.advised.runs import real
@@ -106,7 +106,7 @@ def _recommended(sweep: Sweep) -> int:
 
 
 def _llama() -> Claim:
-    job, share = checked()[0]
+    job, share = simulate_published_jobs()[0]
     return Claim(
         id="llama-3",
         claim=f"{job.name}: effective time by simulation of its published failures (published: {job.says})",
@@ -150,7 +150,7 @@ def _jobs() -> list[str]:
     return [
         f"{job.name} ({job.source}): published {job.says}, simulated {share.value:.1%} ({share.low:.1%} to {share.high:.1%}). "
         f"{job.assumed[0].upper()}{job.assumed[1:]}."
-        for job, share in checked()
+        for job, share in simulate_published_jobs()
     ]
 
 

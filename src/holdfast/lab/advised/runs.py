@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from holdfast.advice.measured import RunCosts, measured, recoveries, restart_seconds
 from holdfast.advice.prices import RECOVERIES, Price, prices
 from holdfast.advice.question import Question
-from holdfast.cost.breakdown import spent
+from holdfast.advice.run_costs import RunCosts, recoveries, restart_seconds, run_costs
+from holdfast.cost.breakdown import cost_breakdown
 from holdfast.errors import WorkerLost
 from holdfast.events import Event
 from holdfast.faults.schedule import Failure
@@ -53,14 +53,14 @@ def real(options: Options, meter: Meter) -> ObservedRuns:
         with driving(options.out / "runs.log") as do:
             for name in names:
                 history = done(do, config(name), place / f"{name}-calm")
-                found.calm[name] = costs = measured(history)
+                found.calm[name] = costs = run_costs(history)
                 progress(1)
                 predicted = prices(costs, Question())
                 for recovery in RECOVERIES:
                     history = done(do, config(name, recovery, kills(options.seed)), place / f"{name}-{recovery}")
                     found.cases.extend(_cases(name, costs, predicted[recovery], history))
                     if recovery == "restart":
-                        seconds = map(restart_seconds, spent(history).failures)
+                        seconds = map(restart_seconds, cost_breakdown(history).failures)
                         found.restarts[name] = [each for each in seconds if each is not None]
                     progress(1)
     return found
@@ -113,7 +113,7 @@ def done(do: Do, config: "RunConfig", folder: Path) -> Sequence[Event]:
 def _cases(name: str, costs: RunCosts, price: Price, history: Sequence[Event]) -> list[AdviceCase]:
     """Seconds and iterations of every kill of a run."""
     found = []
-    for failure, seconds in recoveries(spent(history), history, costs.step.value):
+    for failure, seconds in recoveries(cost_breakdown(history), history, costs.step.value):
         work = failure.rework_steps + failure.samples_lost / costs.batch
         where = f"killed in step {failure.step}"
         found += [

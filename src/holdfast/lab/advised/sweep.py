@@ -7,12 +7,12 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from holdfast.advice.measured import RunCosts
-from holdfast.advice.prices import replacement, stall
+from holdfast.advice.prices import restart_time, save_delay
 from holdfast.advice.question import Question
+from holdfast.advice.run_costs import RunCosts
 from holdfast.advice.saving import SaveCosts, best_interval
 from holdfast.blocks.division import Floats
-from holdfast.cost.breakdown import spent
+from holdfast.cost.breakdown import cost_breakdown
 from holdfast.faults.schedule import Failure
 from holdfast.lab.advised.runs import KILLED, config, done
 from holdfast.lab.experiment import Meter, Options
@@ -47,12 +47,12 @@ class Sweep:
 def around(costs: RunCosts) -> tuple[float, list[int]]:
     """The time between failures that a sweep is done with, and intervals around the one that is recommended for it."""
     question = Question()
-    mtbf = OFTEN * replacement(costs, question).value
+    mtbf = OFTEN * restart_time(costs, question).value
     saving = SaveCosts(
         step=costs.step.value,
-        stall=stall(costs, question).value,
+        stall=save_delay(costs, question).value,
         mtbf=mtbf,
-        restart=replacement(costs, question).value,
+        restart=restart_time(costs, question).value,
         durable=costs.durable.value if costs.durable else 0.0,
     )
     best = best_interval(saving).best
@@ -100,7 +100,7 @@ def real_sweeps(name: str, costs: RunCosts, options: Options, meter: Meter) -> l
             failures = schedule(mtbf / costs.step.value, steps, options.seed + repeat)
             for place in np.roll(np.arange(len(every)), repeat).tolist():  # no interval is always the first
                 told = config(name, failures=failures, steps=steps, save_every=every[place])
-                cost = spent(done(do, told, Path(folder).absolute() / f"{repeat}-{place}"))
+                cost = cost_breakdown(done(do, told, Path(folder).absolute() / f"{repeat}-{place}"))
                 lasted = cost.wall - cost.seconds["startup"] - cost.seconds["closing"]
                 clock[repeat, place] = steps * costs.step.value / lasted
                 own[repeat, place] = (cost.seconds["compute"] + cost.seconds["data"]) / lasted

@@ -18,7 +18,7 @@ import numpy as np
 from holdfast.audit.verdicts import audit_run, worst
 from holdfast.checkpoint import snapshot
 from holdfast.cost.attempts import strikes
-from holdfast.cost.breakdown import Spent, spent
+from holdfast.cost.breakdown import CostBreakdown, cost_breakdown
 from holdfast.errors import HoldfastError
 from holdfast.events import Event, Step, Strike
 from holdfast.history.log import read_history
@@ -137,7 +137,7 @@ def measure(unit: Unit, digest: str, verdict: RunVerdict, folder: Path) -> Measu
         audit=worst(findings),
         finding="; ".join(wrong),
         losses=losses(events),
-        **_costs(spent(events)),
+        **_costs(cost_breakdown(events)),
     )
 
 
@@ -196,7 +196,7 @@ def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, flo
     return math.sqrt(apart), math.sqrt(length)
 
 
-def _costs(cost: Spent) -> dict[str, Any]:
+def _costs(cost: CostBreakdown) -> dict[str, Any]:
     return {
         "committed": cost.committed,
         "rolled_back": cost.rolled_back,

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from fake_histories import Told, killed_once, written
 from fake_server_histories import perturbed
-from holdfast.cli import pages
+from holdfast.cli.report import page_of
 from holdfast.errors import BadInput
 from holdfast.events import Commit, Detect, Event, Regroup, Seconds, Step
-from holdfast.report import figures, files, formats, runs
+from holdfast.report import figures, files, runs_page
 from holdfast.report.activity import activity
 from holdfast.report.page import Column, Page, Statement, Table
-from holdfast.report.run_data import names, told_run
+from holdfast.report.run_data import names, run_from_history
 from holdfast.report.thinning import Piece, thinned, thinned_line, thinned_marks
-from holdfast.report.timeline import COLUMNS, left_out, standalone, timeline
+from holdfast.report.timeline_svg import COLUMNS, left_out, standalone, timeline
 from holdfast.sampler.digest import Samples
 from repository import ROOT
 
@@ -97,7 +97,7 @@ class TestActivity:
 
     def test_it_ends_where_the_cost_says_and_nothing_lies_outside(self) -> None:
         events = killed_once()
-        found, cost = activity(events), told_run(events, "a").spent
+        found, cost = activity(events), run_from_history(events, "a").cost
         assert found.wall == cost.wall
         assert all(0 <= piece.begin < piece.end <= cost.wall for lane in found.lanes.values() for piece in lane)
 
@@ -150,7 +150,7 @@ class TestTimeline:
         told.finishes()
         run = activity(told.events)
         assert len(timeline(run)) < 100_000
-        assert "is drawn together" in left_out(run)
+        assert "are merged" in left_out(run)
 
     def test_of_very_many_ranks_those_that_failed_are_drawn(self) -> None:
         told = Told(world=200)
@@ -164,7 +164,7 @@ class TestTimeline:
         told.finishes()
         run = activity(told.events)
         assert ">rank 150<" in timeline(run)
-        assert "Of 200 ranks these are 32" in left_out(run)
+        assert "Only 32 of 200 ranks are shown" in left_out(run)
 
     def test_as_a_file_it_is_an_image_of_its_own(self) -> None:
         from xml.etree import ElementTree
@@ -180,18 +180,18 @@ class TestTimeline:
 
 class TestPage:
     def test_a_run_has_its_numbers_a_timeline_and_tables(self) -> None:
-        page = runs.page([told_run(killed_once(), "a")], {"Command": "holdfast report a"})
+        page = runs_page.page([run_from_history(killed_once(), "a")], {"Command": "holdfast report a"})
         assert page.title == "a"
         assert "4 committed steps" in page.lead
         assert [picture.name for picture in page.timelines] == ["timeline-a"]
         titles = [table.title for table in page.tables]
         assert {"Wall clock by cause", "Failures", "Attempts"} <= set(titles)
-        assert "a goes on: the audit judges it once it has ended." in page.remarks
+        assert "a is still running: it is audited when it has ended." in page.remarks
 
     def test_several_runs_are_compared_with_the_first_that_blocks_or_else_the_first(self) -> None:
-        fast, slow = told_run(killed_once(stall=0.0), "fast"), told_run(killed_once(stall=3.0), "slow")
-        assert runs.baseline([fast, slow]) is fast
-        page = runs.page([fast, slow], {})
+        fast, slow = run_from_history(killed_once(stall=0.0), "fast"), run_from_history(killed_once(stall=3.0), "slow")
+        assert runs_page.baseline([fast, slow]) is fast
+        page = runs_page.page([fast, slow], {})
         assert [picture.name for picture in page.pictures] == ["goodput", "gain", "stall-gain", "wall-clock"]
         assert "slow -" in next(picture for picture in page.pictures if picture.name == "gain").alt
 
@@ -202,16 +202,18 @@ class TestPage:
             else event
             for event in killed_once()
         ]
-        run = told_run(events, "a")
+        run = run_from_history(events, "a")
         assert run.losses == [(0, 1.0), (1, 0.5), (2, pytest.approx(1 / 3)), (3, 0.25)]
-        assert "loss" in [picture.name for picture in runs.page([run], {}).pictures]
+        assert "loss" in [picture.name for picture in runs_page.page([run], {}).pictures]
 
     def test_folders_are_called_by_as_much_of_their_path_as_it_takes(self) -> None:
         assert names([Path("/x/a"), Path("/x/b")]) == ["a", "b"]
         assert names([Path("/x/a"), Path("/y/a")]) == ["x/a", "y/a"]
 
     def test_the_page_asks_no_network_and_every_figure_has_a_description(self) -> None:
-        text = formats.html_text(runs.page([told_run(killed_once(), "a"), told_run(killed_once(), "b")], {}))
+        text = files.html_text(
+            runs_page.page([run_from_history(killed_once(), "a"), run_from_history(killed_once(), "b")], {})
+        )
         elements = Pieces(text)
         asked = [
             each
@@ -229,7 +231,7 @@ class TestPage:
         assert len(elements.of("main")) == len(elements.of("header")) == len(elements.of("footer")) == 1
 
     def test_names_out_of_a_strangers_folder_are_text(self) -> None:
-        text = formats.html_text(runs.page([told_run(killed_once(), "<img src=x onerror=alert(1)>")], {}))
+        text = files.html_text(runs_page.page([run_from_history(killed_once(), "<img src=x onerror=alert(1)>")], {}))
         assert "<img src=x" not in text
 
     def test_a_scoreboard_counts_what_is_good_and_takes_the_tone_of_the_worst(self) -> None:
@@ -241,7 +243,7 @@ class TestPage:
             "open",
             "bad",
         ]
-        assert "1 of 3 claims hold" in formats.html_text(Page(title="t", lead="l", statements=claims))
+        assert "1 of 3 claims hold" in files.html_text(Page(title="t", lead="l", statements=claims))
 
 
 class TestTables:
@@ -253,13 +255,13 @@ class TestTables:
 
     def test_a_page_shows_the_first_of_very_many_rows_and_says_so_and_the_csv_has_all(self) -> None:
         table = Table(title="t", columns=[Column("n")], rows=[[n] for n in range(5000)])
-        text = formats.html_text(Page(title="t", lead="l", statements=[], tables=[table]))
+        text = files.html_text(Page(title="t", lead="l", statements=[], tables=[table]))
         assert text.count("<tr>") == 301
         assert "The first 300 of 5,000 rows" in text
-        assert formats.csv_text(table).count("\n") == 5001
+        assert files.csv_text(table).count("\n") == 5001
 
     def test_markdown_has_the_same_with_bars_that_do_not_end_a_cell(self) -> None:
-        text = formats.markdown_text(
+        text = files.markdown_text(
             Page(title="t", lead="l", statements=[], tables=[self.TABLE], facts={"Made": "today"})
         )
         assert "| a\\|b | 1.2 |" in text
@@ -267,7 +269,7 @@ class TestTables:
         assert "Made: today." in text
 
     def test_csv_has_numbers_as_they_are(self) -> None:
-        assert formats.csv_text(self.TABLE) == "run,cost\na|b,1.25\nc,\n"
+        assert files.csv_text(self.TABLE) == "run,cost\na|b,1.25\nc,\n"
 
 
 class TestPictures:
@@ -288,7 +290,7 @@ class TestPictures:
         assert float(box.split()[2]) > 3 * 2 * 72
 
     def test_a_pdf_has_its_fonts_embedded_and_none_of_type_3(self) -> None:
-        page = runs.page([told_run(killed_once(), "a")], {})
+        page = runs_page.page([run_from_history(killed_once(), "a")], {})
         (picture,) = page.pictures
         assert picture.figure is not None
         document = figures.pdf(picture.figure)
@@ -296,7 +298,7 @@ class TestPictures:
         assert b"/Type3" not in document
 
     def test_the_svg_has_the_colours_of_the_page_and_ids_of_its_own(self) -> None:
-        (picture,) = runs.page([told_run(killed_once(), "a")], {}).pictures
+        (picture,) = runs_page.page([run_from_history(killed_once(), "a")], {}).pictures
         assert "currentColor" in picture.svg
         assert "<style" not in picture.svg
         assert all(name.startswith("wall-clock-") for name in re.findall(r'\bid="([^"]*)"', picture.svg))
@@ -316,16 +318,16 @@ class TestFolders:
     def test_a_folder_of_runs_stands_for_all_of_them(self, tmp_path: Path) -> None:
         self.run(tmp_path / "runs/a")
         self.run(tmp_path / "runs/b")
-        page = pages.page([tmp_path / "runs"], "holdfast report runs", self.NOW)
+        page = page_of([tmp_path / "runs"], "holdfast report runs", self.NOW)
         assert page.title == "2 runs"
         assert page.facts["Made"] == "2026-01-02 03:04 UTC"
         assert [claim.claim.partition(":")[0] for claim in page.statements] == ["a", "b"]
 
     def test_a_history_alone_is_a_run_too(self, tmp_path: Path) -> None:
-        assert pages.page([self.run(tmp_path / "a") / "history"], "c").tables
+        assert page_of([self.run(tmp_path / "a") / "history"], "c").tables
 
     def test_a_page_is_one_file_markdown_has_its_figures_beside_it_and_a_folder_has_all(self, tmp_path: Path) -> None:
-        page = runs.page([told_run(killed_once(), "a")], {})
+        page = runs_page.page([run_from_history(killed_once(), "a")], {})
         files.write(page, tmp_path / "one/report.html")
         assert [path.name for path in (tmp_path / "one").iterdir()] == ["report.html"]
         files.write(page, tmp_path / "two/report.md")
@@ -341,17 +343,17 @@ class TestFolders:
     def test_what_is_neither_and_what_is_mixed_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "other").mkdir()
         with pytest.raises(BadInput, match="neither a run nor a result"):
-            pages.page([tmp_path / "other"], "c")
+            page_of([tmp_path / "other"], "c")
         with pytest.raises(BadInput, match="there is no folder"):
-            pages.page([tmp_path / "nowhere"], "c")
+            page_of([tmp_path / "nowhere"], "c")
         result = ROOT / "docs/results/partial-recovery"
-        with pytest.raises(BadInput, match=r"is of runs and .* is of results of the lab"):
-            pages.page([self.run(tmp_path / "a"), result], "c")
+        with pytest.raises(BadInput, match=r"is a run and .* is a result of the lab"):
+            page_of([self.run(tmp_path / "a"), result], "c")
         (tmp_path / "bad").mkdir()
         (tmp_path / "bad/result.json").write_text('{"experiment": "e"}')
         with pytest.raises(BadInput, match="no result of this holdfast's lab"):
-            pages.page([tmp_path / "bad"], "c")
-        with pytest.raises(BadInput, match="is no page"):
+            page_of([tmp_path / "bad"], "c")
+        with pytest.raises(BadInput, match="is not a page"):
             files.check(tmp_path / "report.pdf")
 
     def test_a_served_run_has_its_parts_losses_and_failures(self, tmp_path: Path) -> None:
@@ -360,19 +362,19 @@ class TestFolders:
             served.passes("compute", 1.0)
             served.says("controller", what)
         written(tmp_path / "a/history", {"controller": served.events})
-        page = pages.page([tmp_path / "a"], "c")
+        page = page_of([tmp_path / "a"], "c")
         assert [picture.name for picture in page.pictures] == ["parts", "loss"]
         assert {"Parts of an iteration, milliseconds", "Failures"} == {table.title for table in page.tables}
         assert page.numbers[0].name == "loss"
         assert "Theorem 3.2" in page.remarks[0]
-        with pytest.raises(BadInput, match=r"is of runs of a parameter server and .* is of runs"):
-            pages.page([tmp_path / "a", self.run(tmp_path / "b")], "c")
+        with pytest.raises(BadInput, match=r"is a run of a parameter server and .* is a run"):
+            page_of([tmp_path / "a", self.run(tmp_path / "b")], "c")
 
     def test_results_of_the_lab_are_read_as_they_were_written(self) -> None:
         results = ROOT / "docs/results"
-        page = pages.page([results / "partial-recovery"], "c")
+        page = page_of([results / "partial-recovery"], "c")
         assert (page.title, len(page.statements), len(page.pictures)) == ("partial-recovery", 32, 2)
-        both = pages.page([results / "partial-recovery", results / "priority-checkpoint"], "c")
+        both = page_of([results / "partial-recovery", results / "priority-checkpoint"], "c")
         assert both.title == "2 results"
         assert {claim.source.partition(",")[0] for claim in both.statements} == {
             "partial-recovery",

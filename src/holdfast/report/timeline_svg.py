@@ -1,7 +1,7 @@
-"""The timeline of a run as SVG: how far training came, and what every rank did below it.
+"""The timeline of a run as SVG: the progress of training, and below it the activity of every rank.
 
-Places from left to right are parts of the width, so that the picture fits a phone as it fits a wide page while its text
-keeps its size; colours are variables of the page.
+Horizontal positions are percentages, so that the picture fits a phone and a wide page while its text keeps its size.
+Colours are CSS variables of the page.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,13 +12,13 @@ from holdfast.finding import counted
 from holdfast.report.activity import KINDS, Activity, Line
 from holdfast.report.thinning import Piece, thinned, thinned_line, thinned_marks
 
-COLUMNS = 1000  # that the width is divided into: more than a reader can tell apart
+COLUMNS = 1000  # horizontal resolution: more than a reader can tell apart
 TOP, CURVE, GAP, LANE, BAR, FOOT = 26, 150, 22, 24, 14, 30
 LEFT, RIGHT = 64, 12
 MOST_LANES = 32
-MOST_NAMED = 6  # failures that get a text of their own
-MOST_DOTS = 24  # snapshots that get a large dot
-ROOM = 0.1  # of the width, which such a text takes on a wide page
+MOST_NAMED = 6  # failures with a label of their own
+MOST_DOTS = 24  # snapshots with a large dot
+ROOM = 0.1  # width of a label on a wide page, as a part of the width
 ROUND = (
     *(unit * size for size in (0.001, 0.01, 0.1, 1.0) for unit in (1, 2, 5)),
     *(10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0),
@@ -26,11 +26,11 @@ ROUND = (
 )
 WORDS = {
     "train": "training",
-    "undone": "training that a failure undid",
+    "undone": "training undone by a failure",
     "wait": "waiting for a save",
     "recover": "starting or recovering",
 }
-# Beside a page, where there are no variables: the colours of its light side.
+# The light colours of the page, for a file outside it.
 LIGHT = {
     "--train": "#3b6fd4",
     "--undone": "#a78bda",
@@ -45,7 +45,7 @@ LIGHT = {
 
 
 def timeline(run: Activity) -> str:
-    """The picture as an element of a page."""
+    """Return the timeline as an element of a page."""
     height = _height(run)
     label = escape(described(run), quote=True)
     return (
@@ -55,7 +55,7 @@ def timeline(run: Activity) -> str:
 
 
 def standalone(run: Activity, width: int = 960) -> str:
-    """The picture as a file of its own."""
+    """Return the timeline as an SVG file."""
     style = "text{font:12px system-ui,sans-serif}" + "svg{" + "".join(f"{k}:{v};" for k, v in LIGHT.items()) + "}"
     inner = width - LEFT - RIGHT
     return (
@@ -66,31 +66,32 @@ def standalone(run: Activity, width: int = 960) -> str:
 
 
 def described(run: Activity) -> str:
-    """What can be seen, in words."""
-    what = [f"{counted(len(run.lanes), 'rank')} over {duration(run.wall)}", f"{run.reached:,} steps"]
-    what.append(counted(len(run.saves), "snapshot"))
+    """Describe the timeline in words."""
     failures = [f"{mark.text} of rank {mark.rank} after {duration(mark.at)}" for mark in run.failures[:MOST_NAMED]]
     more = f" and {len(run.failures) - MOST_NAMED} more" if len(run.failures) > MOST_NAMED else ""
-    what.append(
-        f"{counted(len(run.failures), 'failure')} ({', '.join(failures)}{more})" if failures else "nothing failed"
-    )
-    return ", ".join(what) + "."
+    parts = [
+        f"{counted(len(run.lanes), 'rank')} over {duration(run.wall)}",
+        f"{run.reached:,} steps",
+        counted(len(run.saves), "snapshot"),
+        f"{counted(len(run.failures), 'failure')} ({', '.join(failures)}{more})" if failures else "nothing failed",
+    ]
+    return ", ".join(parts) + "."
 
 
 def left_out(run: Activity) -> str:
-    """What the picture does not show of this run, as sentences; empty if it shows all."""
-    said = []
+    """Describe in sentences what the timeline leaves out; empty if it shows everything."""
+    sentences = []
     pieces = sum(len(lane) for lane in run.lanes.values())
     drawn = sum(len(_drawn(run, lane)) for lane in run.lanes.values())
     if drawn < pieces:
-        said.append(f"What lasted less than {duration(_least(run))} is drawn together with what is next to it.")
+        sentences.append(f"Pieces shorter than {duration(_least(run))} are merged with their neighbours.")
     if len(run.lanes) > MOST_LANES:
-        said.append(f"Of {len(run.lanes)} ranks these are {MOST_LANES}, those that failed among them.")
-    return " ".join(said)
+        sentences.append(f"Only {MOST_LANES} of {len(run.lanes)} ranks are shown, the failed ones first.")
+    return " ".join(sentences)
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people."""
+    """Format seconds with a unit."""
     for unit, name in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
         if seconds >= 2 * unit:
             return f"{seconds / unit:.1f} {name}"
@@ -102,7 +103,7 @@ def _height(run: Activity) -> int:
 
 
 def _shown(run: Activity) -> list[int]:
-    """The ranks that get a lane: all, or of very many those that failed and the first ones."""
+    """Return the ranks with a lane: all of them, or if there are too many the failed ones and the first ones."""
     failed = {mark.rank for mark in run.failures}
     ranks = sorted(run.lanes, key=lambda rank: (rank not in failed, rank))[:MOST_LANES]
     return sorted(ranks)
@@ -158,21 +159,21 @@ def _moment(seconds: float) -> str:
 
 
 def _ticks(end: float, most: int) -> list[float]:
-    """Round whole numbers from 0 to the end, at most so many beside the 0."""
+    """Return round numbers from 0 to `end`, at most `most` besides the 0."""
     sizes = [unit * 10**power for power in range(int(log10(max(end, 1))) + 1) for unit in (1, 2, 5)]
-    every = next((each for each in sizes if end / each <= most), sizes[-1])
+    every = next((size for size in sizes if end / size <= most), sizes[-1])
     return [every * number for number in range(int(end / every) + 1)]
 
 
 def _seconds(end: float, most: int) -> list[float]:
-    """Round moments from 0 to the end: seconds, minutes, hours or days."""
-    every = next((each for each in ROUND if end / each <= most), None)
+    """Return round times from 0 to `end`: seconds, minutes, hours or days."""
+    every = next((size for size in ROUND if end / size <= most), None)
     every = every or 86400.0 * _ticks(end / 86400.0, most)[1]
     return [round(every * number, 3) for number in range(int(end / every) + 1)]
 
 
 def _curve(run: Activity) -> Iterator[str]:
-    """How far training came: it falls back where a failure has undone steps."""
+    """Draw the progress of training; it falls back where a failure undid steps."""
     yield (
         f'<svg x="0" y="{TOP}" width="100%" height="{CURVE}" viewBox="0 0 {COLUMNS} {CURVE}" '
         'preserveAspectRatio="none" overflow="visible">'
@@ -215,7 +216,7 @@ def _lanes(run: Activity) -> Iterator[str]:
 
 
 def _shape(run: Activity, piece: Piece) -> str:
-    """A bar; a little narrower than it is where it is wide, so that steps next to each other are seen as such."""
+    """Draw a bar; a wide one is drawn a little narrower, so that neighbouring steps are visible."""
     scale = COLUMNS / (run.wall or 1.0)
     width = piece.length * scale
     width -= 0.8 if width >= 4 else 0
@@ -228,7 +229,8 @@ def _marks(run: Activity) -> Iterator[str]:
     places = {rank: TOP + CURVE + GAP + LANE * place + BAR / 2 for place, rank in enumerate(_shown(run))}
     for mark in run.failures:
         x = _x(run, mark.at)
-        yield "<g>" + f"<title>{escape(_told(mark.rank, mark.text, mark.step, mark.at))}</title>"
+        title = f"rank {mark.rank}: {mark.text} in step {mark.step}, after {duration(mark.at)}"
+        yield f"<g><title>{escape(title)}</title>"
         yield f'<line x1="{x}" x2="{x}" y1="{TOP - 6}" y2="{bottom}" stroke="var(--bad)" stroke-dasharray="2 3"/>'
         if mark.rank in places:
             yield _cross(x, places[mark.rank])
@@ -237,7 +239,7 @@ def _marks(run: Activity) -> Iterator[str]:
 
 
 def _names(run: Activity) -> Iterator[str]:
-    """What failed, above the curve, as far as there is room: a page that is too narrow shows none."""
+    """Label the failures above the curve if there is room; CSS hides the labels on a narrow page."""
     if len(run.failures) > MOST_NAMED:
         return
     free = -1.0
@@ -250,12 +252,8 @@ def _names(run: Activity) -> Iterator[str]:
             yield _text(_x(run, mark.at), TOP - 12, f"rank {mark.rank}: {mark.text}", anchor, more)
 
 
-def _told(rank: int, text: str, step: int, at: float) -> str:
-    return f"rank {rank}: {text} in step {step}, after {duration(at)}"
-
-
 def _saves(run: Activity) -> Iterator[str]:
-    """A dot on the curve for each snapshot; of many close together one that says how many they are."""
+    """Draw a dot on the curve for each snapshot; one dot for many close together, with their number."""
     steps = {mark.at: mark.step for mark in run.saves}
     marks = thinned_marks([mark.at for mark in run.saves], 10 * _least(run))
     radius = 4 if len(marks) <= MOST_DOTS else 2.5
@@ -268,7 +266,7 @@ def _saves(run: Activity) -> Iterator[str]:
 
 
 def _cross(x: str, y: float) -> str:
-    """A cross at a part of the width: two lines cannot be moved by one, a letter can."""
+    """Draw a cross as a letter, because two lines cannot be placed by a single percentage."""
     return (
         f'<circle cx="{x}" cy="{y}" r="8" fill="var(--card)" stroke="var(--bad)" stroke-width="2"/>'
         f'<text x="{x}" y="{y + 4.5}" text-anchor="middle" fill="var(--bad)" font-weight="700">×</text>'

@@ -1,4 +1,4 @@
-"""The page about plain runs: one as it went, or several side by side."""
+"""The page about training runs: one run, or several compared."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -10,15 +10,15 @@ from holdfast.finding import counted
 from holdfast.report import figures
 from holdfast.report.figures import picture, styled
 from holdfast.report.page import Cell, Column, Number, Page, Picture, Statement, Table, slug
-from holdfast.report.run_data import Ran
-from holdfast.report.timeline import described, duration, left_out, standalone, timeline
+from holdfast.report.run_data import ReportedRun
+from holdfast.report.timeline_svg import described, duration, left_out, standalone, timeline
 
 FOLDED = 12  # rows from which a table is folded
 MOST_TIMELINES = 12
 
 
-def page(runs: Sequence[Ran], facts: Mapping[str, str], *, live: bool = False) -> Page:
-    """What these runs did and cost, the first one as named first."""
+def page(runs: Sequence[ReportedRun], facts: Mapping[str, str], *, live: bool = False) -> Page:
+    """Build the page of `runs`; one run is shown in detail, several are compared."""
     one = runs[0] if len(runs) == 1 else None
     return Page(
         title=one.name if one else f"{len(runs)} runs",
@@ -27,8 +27,8 @@ def page(runs: Sequence[Ran], facts: Mapping[str, str], *, live: bool = False) -
         scoreboard="checks of the audit pass" if one else "audits pass",
         brief=one is not None,
         numbers=_numbers(one) if one else _compared(runs),
-        pictures=list(_pictures(runs)) if any(run.spent.trained for run in runs) else [],
-        timelines=[_timeline(run) for run in runs[:MOST_TIMELINES] if run.spent.trained],
+        pictures=list(_pictures(runs)) if any(run.cost.trained for run in runs) else [],
+        timelines=[_timeline(run) for run in runs[:MOST_TIMELINES] if run.cost.trained],
         tables=list(_tables(runs)),
         remarks=list(_remarks(runs)),
         facts=facts,
@@ -36,31 +36,31 @@ def page(runs: Sequence[Ran], facts: Mapping[str, str], *, live: bool = False) -
     )
 
 
-def baseline(runs: Sequence[Ran]) -> Ran:
-    """What gains are measured against: the first run whose saves block the training, else the first."""
+def baseline(runs: Sequence[ReportedRun]) -> ReportedRun:
+    """Return the run that gains are relative to: the first one with blocking saves, otherwise the first one."""
     return next((run for run in runs if run.writer == "blocking"), runs[0])
 
 
-def _lead(runs: Sequence[Ran]) -> str:
+def _lead(runs: Sequence[ReportedRun]) -> str:
     began = datetime.fromtimestamp(min(run.began for run in runs), UTC)
     when = f"begun on {began.day} {began:%B %Y at %H:%M} UTC"
-    failures = sum(len(run.spent.failures) for run in runs)
+    failures = sum(len(run.cost.failures) for run in runs)
     if len(runs) > 1:
         return f"{', '.join(run.name for run in runs[:6])}{', ...' if len(runs) > 6 else ''}: {counted(failures, 'failure')} in all, {when}."
     (run,) = runs
-    ended = run.spent.ended or ("goes on, or was killed" if run.findings is not None else "goes on")
-    steps = f"{run.spent.committed:,} committed steps in {duration(run.spent.wall)}"
+    ended = run.cost.ended or ("still running, or killed" if run.findings is not None else "still running")
+    steps = f"{run.cost.committed:,} committed steps in {duration(run.cost.wall)}"
     return f"{steps}, {counted(failures, 'failure')}, {ended}; {when}."
 
 
-def _checks(run: Ran) -> list[Statement]:
+def _checks(run: ReportedRun) -> list[Statement]:
     return [
-        Statement(verdict=each.verdict, claim=_spelled(each), source="audit", measured=each.because)
-        for each in run.findings or ()
+        Statement(verdict=finding.verdict, claim=_spelled(finding), source="audit", measured=finding.because)
+        for finding in run.findings or ()
     ]
 
 
-def _audits(runs: Sequence[Ran]) -> list[Statement]:
+def _audits(runs: Sequence[ReportedRun]) -> list[Statement]:
     return [
         Statement(verdict=run.verdict, claim=f"{run.name}: {_promise(run)}", source="audit", measured=_because(run))
         for run in runs
@@ -68,14 +68,14 @@ def _audits(runs: Sequence[Ran]) -> list[Statement]:
     ]
 
 
-def _promise(run: Ran) -> str:
+def _promise(run: ReportedRun) -> str:
     live = run.settings["recovery"] in ("forward", "skip")
-    return "every sample was trained once, but for those declared lost" if live else "every sample was trained once"
+    return "every sample was trained once, except those declared lost" if live else "every sample was trained once"
 
 
-def _because(run: Ran) -> str:
+def _because(run: ReportedRun) -> str:
     findings = list(run.findings or ())
-    bad = [each for each in findings if each.verdict == run.verdict != "pass"]
+    bad = [finding for finding in findings if finding.verdict == run.verdict != "pass"]
     if bad:
         return f"{_spelled(bad[0])}: {bad[0].because}"
     return f"{counted(len(findings), 'check')} pass"
@@ -85,8 +85,8 @@ def _spelled(finding: Finding) -> str:
     return finding.check.replace("_", " ")
 
 
-def _numbers(run: Ran) -> list[Number]:
-    cost = run.spent
+def _numbers(run: ReportedRun) -> list[Number]:
+    cost = run.cost
     numbers = [
         Number("goodput", f"{cost.goodput:.3g}", "committed steps per second"),
         Number("wall clock", duration(cost.wall), f"{counted(len(cost.attempts), 'attempt')}"),
@@ -100,72 +100,72 @@ def _numbers(run: Ran) -> list[Number]:
     return numbers
 
 
-def _compared(runs: Sequence[Ran]) -> list[Number]:
-    best = max(runs, key=lambda run: run.spent.goodput)
+def _compared(runs: Sequence[ReportedRun]) -> list[Number]:
+    best = max(runs, key=lambda run: run.cost.goodput)
     base = baseline(runs)
-    numbers = [Number("best goodput", f"{best.spent.goodput:.3g}", f"steps/s, {best.name}")]
-    if best is not base and base.spent.goodput > 0:
-        numbers.append(Number("gain", f"{best.spent.goodput / base.spent.goodput - 1:+.1%}", f"over {base.name}"))
+    numbers = [Number("best goodput", f"{best.cost.goodput:.3g}", f"steps/s, {best.name}")]
+    if best is not base and base.cost.goodput > 0:
+        numbers.append(Number("gain", f"{best.cost.goodput / base.cost.goodput - 1:+.1%}", f"over {base.name}"))
     least = min(runs, key=lambda run: run.stall_share)
     numbers.append(Number("least stall", f"{least.stall_share:.1%}", f"of the time, {least.name}"))
-    numbers.append(Number("failures", f"{sum(len(run.spent.failures) for run in runs)}", "in all runs"))
-    numbers.append(Number("undone", f"{sum(run.spent.rolled_back for run in runs):,}", "steps in all runs"))
+    numbers.append(Number("failures", f"{sum(len(run.cost.failures) for run in runs)}", "in all runs"))
+    numbers.append(Number("undone", f"{sum(run.cost.rolled_back for run in runs):,}", "steps in all runs"))
     return numbers
 
 
-def _pictures(runs: Sequence[Ran]) -> Iterator[Picture]:
+def _pictures(runs: Sequence[ReportedRun]) -> Iterator[Picture]:
     if len(runs) > 1:
         yield from _side_by_side(runs)
     with styled():
-        sheet = compare.figure({_label(run): run.spent for run in runs})
+        sheet = compare.figure({_label(run): run.cost for run in runs})
     shares = "; ".join(f"{run.name}: {_largest(run)}" for run in runs[:8])
     yield picture(
         sheet,
         name="wall-clock",
         title="Wall clock by cause",
-        caption="Seconds of wall clock by what they were spent on; they add up. At the end of each bar its goodput.",
+        caption="Seconds of wall clock by cause. Goodput is at the end of each bar.",
         alt=f"Wall clock by cause. {shares}.",
         wide=True,
     )
     lines = {_label(run): run.losses for run in runs if run.losses}
     if lines:
-        failures = [each.step for each in runs[0].spent.failures] if len(runs) == 1 else []
+        failures = [failure.step for failure in runs[0].cost.failures] if len(runs) == 1 else []
         ends = "; ".join(f"{name} ends at {points[-1][1]:.4g}" for name, points in lines.items())
-        marks = " Dashed: steps in which something failed." if failures else ""
+        marks = " Dashed: steps with a failure." if failures else ""
         yield picture(
             figures.losses(lines, failures),
             name="loss",
             title="Loss",
-            caption=f"The loss of each step, as the script told it.{marks}",
+            caption=f"The loss of each step, as the script recorded it.{marks}",
             alt=f"Loss over steps: {ends}.",
         )
 
 
-def _largest(run: Ran) -> str:
-    parts = sorted(run.spent.share.items(), key=lambda part: -part[1])[:3]
+def _largest(run: ReportedRun) -> str:
+    parts = sorted(run.cost.share.items(), key=lambda part: -part[1])[:3]
     return ", ".join(f"{cause} {share:.0%}" for cause, share in parts)
 
 
-def _side_by_side(runs: Sequence[Ran]) -> Iterator[Picture]:
+def _side_by_side(runs: Sequence[ReportedRun]) -> Iterator[Picture]:
     base = baseline(runs)
-    goodputs = {_label(run): run.spent.goodput for run in runs}
+    goodputs = {_label(run): run.cost.goodput for run in runs}
     yield picture(
         figures.goodput(goodputs, _label(base)),
         name="goodput",
         title="Goodput",
-        caption=f"Committed steps per second of wall clock. Grey: {base.name}, which the others are compared with.",
+        caption=f"Committed steps per second of wall clock. Grey: {base.name}, the baseline of the comparison.",
         alt="Goodput: " + ", ".join(f"{name} {value:.3g} steps/s" for name, value in goodputs.items()) + ".",
     )
-    if base.spent.goodput <= 0:
+    if base.cost.goodput <= 0:
         return
-    gains = {name: value / base.spent.goodput - 1 for name, value in goodputs.items()}
+    gains = {name: value / base.cost.goodput - 1 for name, value in goodputs.items()}
     others = {name: value for name, value in gains.items() if name != _label(base)}
-    why = "whose saves block the training" if base.writer == "blocking" else "the first run named"
+    why = "the run with blocking saves" if base.writer == "blocking" else "the first run"
     yield picture(
         figures.gain(others, _label(base)),
         name="gain",
         title=f"Gain over {base.name}",
-        caption=f"How much more goodput each run has than {base.name}, {why}.",
+        caption=f"Goodput relative to {base.name}, {why}.",
         alt="Gain: " + ", ".join(f"{name} {value:+.1%}" for name, value in others.items()) + ".",
     )
     places = {_label(run): (run.stall_share, gains[_label(run)]) for run in runs}
@@ -173,22 +173,22 @@ def _side_by_side(runs: Sequence[Ran]) -> Iterator[Picture]:
         figures.stall_against_gain(places, _label(base)),
         name="stall-gain",
         title="Stall against gain",
-        caption="Who waits less for saves should commit more steps in a second; what lies off that line has another cause.",
+        caption="Runs that wait less for saves should commit more steps per second; other causes move a run off that line.",
         alt="Stall and gain: "
         + ", ".join(f"{name} waits {stall:.1%} and gains {gained:+.1%}" for name, (stall, gained) in places.items())
         + ".",
     )
 
 
-def _label(run: Ran) -> str:
+def _label(run: ReportedRun) -> str:
     return run.name if len(run.name) <= 24 else f"…{run.name[-23:]}"
 
 
-def _timeline(run: Ran) -> Picture:
+def _timeline(run: ReportedRun) -> Picture:
     return Picture(
         name=f"timeline-{slug(run.name)}",
         title=f"Timeline of {run.name}",
-        caption=f"{described(run.activity)} Above, how far training came; below, what each rank did. {left_out(run.activity)}".strip(),
+        caption=f"{described(run.activity)} Above: progress of training. Below: activity of each rank. {left_out(run.activity)}".strip(),
         alt=described(run.activity),
         svg=timeline(run.activity),
         file=standalone(run.activity),
@@ -196,12 +196,11 @@ def _timeline(run: Ran) -> Picture:
     )
 
 
-def _tables(runs: Sequence[Ran]) -> Iterator[Table]:
-    """Every number of these runs."""
+def _tables(runs: Sequence[ReportedRun]) -> Iterator[Table]:
     if len(runs) > 1:
         yield _side_by_side_table(runs)
     yield _causes(runs)
-    if any(run.spent.failures for run in runs):
+    if any(run.cost.failures for run in runs):
         yield _failures(runs)
     yield Table(
         title="Attempts",
@@ -209,14 +208,14 @@ def _tables(runs: Sequence[Ran]) -> Iterator[Table]:
         rows=[
             [*_run_cell(runs, run), a.attempt, a.world, a.ended, a.restored, a.steps, a.rolled_back, a.committed, a.wall]
             for run in runs
-            for a in run.spent.attempts
+            for a in run.cost.attempts
         ],
     )  # fmt: skip
-    if any(run.spent.saves for run in runs):
+    if any(run.cost.saves for run in runs):
         yield _saves(runs)
     keys = list(runs[0].settings)
     yield Table(
-        title="How it was to be done",
+        title="Settings",
         columns=[Column("run"), *map(Column, keys)],
         rows=[[run.name, *(run.settings.get(key) for key in keys)] for run in runs],
     )
@@ -224,15 +223,15 @@ def _tables(runs: Sequence[Ran]) -> Iterator[Table]:
         yield _audit_table(runs)
 
 
-def _run_column(runs: Sequence[Ran]) -> list[Column]:
+def _run_column(runs: Sequence[ReportedRun]) -> list[Column]:
     return [Column("run")] if len(runs) > 1 else []
 
 
-def _run_cell(runs: Sequence[Ran], run: Ran) -> list[Cell]:
+def _run_cell(runs: Sequence[ReportedRun], run: ReportedRun) -> list[Cell]:
     return [run.name] if len(runs) > 1 else []
 
 
-def _side_by_side_table(runs: Sequence[Ran]) -> Table:
+def _side_by_side_table(runs: Sequence[ReportedRun]) -> Table:
     forms = {
         "run": "",
         "goodput": ".3f",
@@ -253,7 +252,7 @@ def _side_by_side_table(runs: Sequence[Ran]) -> Table:
         "samples_lost": "samples lost",
     }
     words |= {"trains_after": "trains after, s", "stall": "stall, s", "stall_per_save": "stall a save, s"}
-    rows = compare.compare({run.name: run.spent for run in runs})
+    rows = compare.compare({run.name: run.cost for run in runs})
     return Table(
         title="Runs side by side",
         columns=[Column(words.get(name, name), form) for name, form in forms.items()],
@@ -261,20 +260,20 @@ def _side_by_side_table(runs: Sequence[Ran]) -> Table:
     )
 
 
-def _causes(runs: Sequence[Ran]) -> Table:
+def _causes(runs: Sequence[ReportedRun]) -> Table:
     if len(runs) == 1:
         (run,) = runs
-        rows: list[list[Cell]] = [[cause, run.spent.seconds[cause], run.spent.share[cause]] for cause in CAUSES]
+        rows: list[list[Cell]] = [[cause, run.cost.seconds[cause], run.cost.share[cause]] for cause in CAUSES]
         columns = [Column("cause"), Column("seconds", ".3f"), Column("share", ".1%")]
         return Table(title="Wall clock by cause", columns=columns, rows=rows)
     return Table(
         title="Wall clock by cause, seconds",
         columns=[Column("cause"), *(Column(run.name, ".3f") for run in runs)],
-        rows=[[cause, *(run.spent.seconds[cause] for run in runs)] for cause in CAUSES],
+        rows=[[cause, *(run.cost.seconds[cause] for run in runs)] for cause in CAUSES],
     )
 
 
-def _failures(runs: Sequence[Ran]) -> Table:
+def _failures(runs: Sequence[ReportedRun]) -> Table:
     columns = ("attempt", "step", "failure", "rank", "detected")
     return Table(
         title="Failures",
@@ -289,23 +288,23 @@ def _failures(runs: Sequence[Ran]) -> Table:
         rows=[
             [
                 *_run_cell(runs, run),
-                each.attempt,
-                each.step,
-                each.kind or "not injected",
-                each.rank,
-                each.detected,
-                each.detection,
-                each.to_first_step,
-                each.rework_steps,
-                each.samples_lost,
+                failure.attempt,
+                failure.step,
+                failure.kind or "not injected",
+                failure.rank,
+                failure.detected,
+                failure.detection,
+                failure.to_first_step,
+                failure.rework_steps,
+                failure.samples_lost,
             ]
             for run in runs
-            for each in run.spent.failures
+            for failure in run.cost.failures
         ],
     )
 
 
-def _saves(runs: Sequence[Ran]) -> Table:
+def _saves(runs: Sequence[ReportedRun]) -> Table:
     parts = ("waited", "snapshot", "enqueue", "backpressure", "write", "sync", "overlapped")
     rows: list[list[Cell]] = [
         [
@@ -317,7 +316,7 @@ def _saves(runs: Sequence[Ran]) -> Table:
             None if save.durable_after is None else 1000 * save.durable_after,
         ]
         for run in runs
-        for save in run.spent.saves
+        for save in run.cost.saves
     ]
     waited = len(_run_column(runs)) + 3
     rows.sort(key=lambda row: -float(row[waited] or 0))
@@ -336,29 +335,29 @@ def _saves(runs: Sequence[Ran]) -> Table:
     )
 
 
-def _audit_table(runs: Sequence[Ran]) -> Table:
-    rows = [(run.name, each) for run in runs for each in run.findings or ()]
+def _audit_table(runs: Sequence[ReportedRun]) -> Table:
+    rows = [(run.name, finding) for run in runs for finding in run.findings or ()]
     rows.sort(key=lambda row: -SEVERITY.index(row[1].verdict))
     return Table(
-        title="What the audit checked",
+        title="Audit",
         columns=[Column("run"), Column("verdict"), Column("check"), Column("because")],
-        rows=[[name, each.verdict, _spelled(each), each.because] for name, each in rows],
+        rows=[[name, finding.verdict, _spelled(finding), finding.because] for name, finding in rows],
         folded=True,
     )
 
 
-def _remarks(runs: Sequence[Ran]) -> Iterator[str]:
+def _remarks(runs: Sequence[ReportedRun]) -> Iterator[str]:
     for run in runs:
-        cost = run.spent
+        cost = run.cost
         if not cost.trained:
-            yield f"{run.name}: nothing was trained yet, in {counted(len(cost.attempts), 'attempt')}."
+            yield f"{run.name}: no step was trained yet, in {counted(len(cost.attempts), 'attempt')}."
         if run.findings is None:
-            yield f"{run.name} goes on: the audit judges it once it has ended."
+            yield f"{run.name} is still running: it is audited when it has ended."
         if cost.away > 0:
-            yield f"{run.name}: it was continued after it had ended; the {duration(cost.away)} in between are no part of its wall clock."
+            yield f"{run.name}: it was continued after it had ended; its wall clock leaves out the {duration(cost.away)} between."
         if cost.clock_back > 0:
-            yield f"{run.name}: the clock went back by {duration(cost.clock_back)}; that time is not made up."
+            yield f"{run.name}: the clock went back by {duration(cost.clock_back)}; the wall clock leaves out that time."
         if cost.seconds["unaccounted"] > 0.1 * (cost.wall or 1.0):
-            yield f"{run.name}: {cost.share['unaccounted']:.0%} of the wall clock is not accounted for by what its ranks told."
+            yield f"{run.name}: {cost.share['unaccounted']:.0%} of the wall clock has no recorded cause."
     if len(runs) > MOST_TIMELINES:
-        yield f"Timelines are those of the first {MOST_TIMELINES} runs."
+        yield f"Only the first {MOST_TIMELINES} runs have a timeline."

@@ -1,0 +1,216 @@
+"""The costs of a training run as its history shows them: steps, saves, starts and recoveries, each as an estimate."""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import islice, takewhile
+from typing import Any
+
+from holdfast import events
+from holdfast.advice.convergence import Convergence, convergence
+from holdfast.advice.estimate import MEASURED, Estimate, mean_of, next_of, spread_of
+from holdfast.cost.attempts import AttemptTimeline, SaveCost, attempts
+from holdfast.cost.breakdown import CostBreakdown, FailureCost, cost_breakdown
+from holdfast.cost.timeline import RANK_0, timeline
+from holdfast.errors import BadInput
+from holdfast.events import Event, Launch, Plan, Recover, Regroup, Restart
+
+FEW = 3  # steps; with fewer, the time of a step is not estimated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunCosts:
+    """The costs of a run in seconds; None means that its history does not show the cost."""
+
+    workers: int
+    batch: int
+    writer: str
+    save_every: int
+    trained: int
+    wall: float
+    device: bool
+    step: Estimate
+    start: Estimate | None  # from the launch of workers to their first step
+    stall: Estimate | None  # delay of training by a save, including slower steps while it is written
+    stalls: Mapping[str, Estimate]  # time that training waited for a save, by writer
+    durable: Estimate | None  # from the start of a save until it is durable
+    restart: Estimate | None  # from a failure to the first step of the restarted workers
+    live: Mapping[str, Estimate]  # by recovery: the pause of training after a loss that other workers survived
+    recovery: str | None  # the live recovery of this run, if it had one
+    struck: int  # injected failures
+    failed: int  # failures that were not injected
+    losses: Convergence | None
+    noted: int  # steps with a loss
+
+    @property
+    def failures(self) -> int:
+        """The number of all failures."""
+        return self.struck + self.failed
+
+    def to_json(self) -> dict[str, Any]:
+        """Return every number as JSON values."""
+        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+
+
+def run_costs(history: Sequence[Event]) -> RunCosts:
+    """Measure the costs of a training run from its history."""
+    cost = cost_breakdown(history)
+    timelines = attempts(timeline(history).stretches, history)
+    steps = [step.work for attempt in timelines for step in attempt.steps[1:]]  # an attempt's first step warms up
+    if len(steps) < FEW:
+        raise BadInput(
+            f"{len(steps)} steps after the first are too few to estimate the time of a step: train for longer first."
+        )
+    step = spread_of(steps)
+    plan = _last(history, Plan)
+    noted = _losses(history)
+    recovered = _live(cost, history, step.value)
+    return RunCosts(
+        workers=max((attempt.world or 1 for attempt in cost.attempts), default=1),
+        batch=plan.batch if plan else 0,
+        writer=plan.writer if plan else "overlapped",
+        save_every=plan.save_every if plan else 50,
+        trained=cost.trained,
+        wall=cost.wall,
+        device=cost.device,
+        step=step,
+        start=_estimated(starts(timelines)),
+        stall=_stall(timelines, step.value),
+        stalls={writer: mean_of(waits) for writer, waits in _waits(timelines).items()},
+        durable=_mean([save.durable_after for save in cost.saves if save.durable_after is not None]),
+        restart=_estimated([seconds for seconds in map(restart_seconds, cost.failures) if seconds is not None]),
+        live={name: next_of(seconds) for name, seconds in recovered.items() if seconds},
+        recovery=next(iter(recovered), None),
+        struck=sum(failure.kind is not None for failure in cost.failures),
+        failed=sum(failure.kind is None for failure in cost.failures),
+        losses=convergence(noted),
+        noted=len(noted),
+    )
+
+
+def restart_seconds(failure: FailureCost) -> float | None:
+    """Return the seconds from a failure to the start of the first step of the restarted workers."""
+    return failure.recovery if failure.ended_attempt and failure.restart is not None else None
+
+
+def live_seconds(failure: FailureCost, step: float, joins: float) -> float | None:
+    """Return the pause of training after a loss that other workers survived, including `joins`.
+
+    It lasts from the failure to the end of the next step that counts, less the time of that `step`.
+    """
+    if failure.ended_attempt is not False or failure.to_first_step is None or not failure.recovery:
+        return None
+    return max(0.0, failure.to_first_step - step) + joins
+
+
+def starts(timelines: Iterable[AttemptTimeline]) -> list[float]:
+    """Return the start-up seconds of each attempt: from its launch, or from rank 0's beginning, to its first step."""
+    seconds = []
+    for attempt in timelines:
+        began = [
+            *attempt.stretch.moments_of(Launch),
+            *attempt.stretch.moments_of(Restart),
+            *attempt.stretch.moments_of(events.Attempt),
+        ]
+        if began and attempt.steps:
+            restored = sum(recover.seconds for recover in attempt.stretch.events_of(Recover)[:1] if recover.restored)
+            seconds.append(max(0.0, attempt.steps[0].begin - min(moment.at for moment in began) - restored))
+    return seconds
+
+
+def recoveries(cost: CostBreakdown, history: Iterable[Event], step: float) -> list[tuple[FailureCost, float]]:
+    """Return every failure that paused training, with the seconds until it continued, with or without a restart."""
+    joins = _joins(history)
+    pauses = []
+    for failure in cost.failures:
+        seconds = restart_seconds(failure)
+        seconds = live_seconds(failure, step, joins) if seconds is None else seconds
+        if seconds is not None:
+            pauses.append((failure, seconds))
+    return pauses
+
+
+def _joins(history: Iterable[Event]) -> float:
+    """Return the seconds spent on letting new members join, per regrouping in which members were lost."""
+    regroups = {(regroup.attempt, regroup.number): regroup for regroup in _regroups(history)}.values()
+    joined = sum(regroup.seconds for regroup in regroups if not regroup.lost and not regroup.asleep)
+    return joined / max(1, sum(bool(regroup.lost) for regroup in regroups))
+
+
+def _regroups(history: Iterable[Event]) -> list[Regroup]:
+    return [event.what for event in history if event.who.startswith("rank-") and isinstance(event.what, Regroup)]
+
+
+def _live(cost: CostBreakdown, history: Sequence[Event], step: float) -> dict[str, list[float]]:
+    """Return, by recovery, the pause of each failure that other workers survived."""
+    regroups = _regroups(history)
+    if not regroups:
+        return {}
+    survived = [seconds for failure, seconds in recoveries(cost, history, step) if failure.ended_attempt is False]
+    return {regroups[0].strategy: survived}
+
+
+def _waits(timelines: Iterable[AttemptTimeline]) -> dict[str, list[float]]:
+    waits: defaultdict[str, list[float]] = defaultdict(list)
+    for _, save in _usual_saves(timelines):
+        waits[save.writer].append(save.stall.waited)
+    return waits
+
+
+def _usual_saves(timelines: Iterable[AttemptTimeline]) -> list[tuple[AttemptTimeline, SaveCost]]:
+    """Return all saves without those before an attempt's first step, which also allocate memory, if there are others."""
+    every = [(attempt, save) for attempt in timelines for save in attempt.saves]
+    later = [(attempt, save) for attempt, save in every if attempt.steps and save.step > attempt.steps[0].number]
+    return later or every
+
+
+def _stall(timelines: Sequence[AttemptTimeline], step: float) -> Estimate | None:
+    """Estimate the delay of training by a save: the wait, plus how much slower steps are until it is durable."""
+    saves = _usual_saves(timelines)
+    if not saves:
+        return None
+    waits = mean_of([save.stall.waited for _, save in saves])
+    slower = mean_of([_slower(attempt, save, step) for attempt, save in saves])
+    # Steps beside a save may be faster by chance only.
+    beside = Estimate(max(0.0, slower.value), max(0.0, slower.low), max(0.0, slower.high), MEASURED)
+    return waits + beside
+
+
+def _slower(attempt: AttemptTimeline, save: SaveCost, usual: float) -> float:
+    """Return how much longer than `usual` the steps beside a save took in total; negative if they were faster."""
+    first = bisect_left(attempt.steps, save.step, key=lambda step: step.number)
+    if first == len(attempt.steps) or save.durable_after is None:
+        return 0.0
+    until = attempt.steps[first].begin + save.durable_after
+    beside = takewhile(lambda step: step.begin < until, islice(attempt.steps, first, None))
+    return sum(step.work - usual for step in beside)
+
+
+def _losses(history: Iterable[Event]) -> list[float]:
+    """Return the mean loss of every step over the ranks that recorded one, from the last attempt that trained it."""
+    losses: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
+    for event in history:
+        if isinstance(event.what, events.Step) and event.what.loss is not None:
+            losses[event.what.step, event.what.attempt].append(event.what.loss)
+    last_attempt = dict(sorted(losses))
+    return [sum(values) / len(values) for values in (losses[key] for key in sorted(last_attempt.items()))]
+
+
+def _last(history: Iterable[Event], kind: type[Plan]) -> Plan | None:
+    plans = [event.what for event in history if isinstance(event.what, kind) and event.who == RANK_0]
+    return plans[-1] if plans else None
+
+
+def _estimated(seconds: Sequence[float]) -> Estimate | None:
+    return next_of(seconds) if seconds else None
+
+
+def _mean(seconds: Sequence[float]) -> Estimate | None:
+    return mean_of(seconds) if seconds else None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    return value.to_json() if hasattr(value, "to_json") else value
