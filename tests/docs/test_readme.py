@@ -10,19 +10,25 @@ from holdfast.lab.registry import EXPERIMENTS
 from repository import ROOT
 
 README = (ROOT / "README.md").read_text()
+PAGES = ["README.md", "docs/training.md", "docs/running.md"]
 
 
-def test_the_python_of_the_readme_runs_and_prints_what_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("page", PAGES)
+def test_the_python_of_a_page_runs_and_prints_what_it_says(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for block in re.findall(r"```python\n(.*?)```", README, flags=re.S):
+    for block in re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.S):
         exec(block, {})
         assert capsys.readouterr().out.splitlines() == re.findall(r"print\(.*# (.*)", block)
 
 
-def test_every_experiment_that_the_readme_runs_exists() -> None:
-    named = set(re.findall(r"holdfast lab run ([\w-]+)", README))
+def test_the_readme_is_short() -> None:
+    assert len(README.split()) <= 900
+
+
+def test_every_experiment_that_the_lab_page_runs_exists() -> None:
+    named = set(re.findall(r"holdfast lab run ([\w-]+)", (ROOT / "docs/lab.md").read_text()))
     assert named
     assert named <= set(EXPERIMENTS)
 

@@ -213,10 +213,10 @@ def test_lab_check_says_in_one_line_what_a_file_lacks(tmp_path: Path, text: str,
     assert says in " ".join(told.split())
 
 
-def test_the_commands_of_the_readme_for_a_model_of_ones_own_do_what_it_says(tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text()
+def test_the_commands_of_the_lab_page_for_a_model_of_ones_own_do_what_it_says(tmp_path: Path) -> None:
+    page = (ROOT / "docs/lab.md").read_text()
     example = str(ROOT / "examples/pagerank.py")
-    found = re.findall(r"^holdfast (lab [^#\n]*examples/pagerank.py[^#\n]*)", readme, flags=re.M)
+    found = re.findall(r"^holdfast (lab [^#\n]*examples/pagerank.py[^#\n]*)", page, flags=re.M)
     said = []
     for command in found:
         words = command.replace("examples/pagerank.py", example).split()
