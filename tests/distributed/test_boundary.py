@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from holdfast.distributed.boundary import NEVER, BoundaryGate
 from holdfast.faults.schedule import Failure
+from holdfast.runs.config import RunConfig
 from holdfast.train.inject import Injection
 from holdfast.train.observe.observer import SavingAt
 from holdfast.train.state.save import CheckpointSaver
@@ -46,7 +47,7 @@ def test_whoever_waits_finds_the_training_where_it_was_said_to_come() -> None:
 @given(saved=st.none() | st.integers(0, 50), every=st.integers(1, 20), step=st.integers(0, 60))
 def test_a_save_is_due_in_every_interval_once(saved: int | None, every: int, step: int) -> None:
     saving = CheckpointSaver.__new__(CheckpointSaver)
-    saving.saved, saving.every = saved, every
+    saving.saved, saving.config = saved, RunConfig(script="train.py", save_every=every)
     assert (step >= saving.next) == (saved is None or step // every > saved // every)
 
 

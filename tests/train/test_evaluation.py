@@ -160,7 +160,7 @@ def test_a_rank_that_is_lost_while_its_part_is_evaluated_needs_a_restart(fallen:
 
 
 def test_an_evaluation_that_goes_on_is_no_hang_and_one_that_does_not_is() -> None:
-    judge = Judge(None, None)
+    judge = Judge(None)
     judge.begin()
 
     def look(seconds: float, evaluated: int) -> bool:
@@ -196,10 +196,10 @@ def test_plain_values_come_back_in_place() -> None:
 @pytest.mark.parametrize(
     ("thing", "line"),
     [
-        (0.5, r"best is a float, which nobody can put back in place: write values = \{'best': ...\}"),
+        (0.5, r"best is a float, which cannot be restored in place: write values = \{'best': ...\}"),
         ({"a": {1, 2}}, "is a set, which cannot be saved"),
         ({"a": "x" * (1 << 20)}, "plain values may take"),
-        (object(), "without state_dict"),
+        (object(), "lacks state_dict"),
     ],
 )
 def test_a_plain_value_that_cannot_come_back_is_refused(thing: Any, line: str) -> None:

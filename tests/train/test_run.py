@@ -167,11 +167,12 @@ def test_without_any_good_snapshot_it_starts_again_and_says_what_was_bad(tmp_pat
     "extra",
     [
         {},
-        {"config": {}, "generators": [{}]},
-        {"state": 7, "config": {}, "generators": [{}]},
-        {"state": {"dict": [["model", {"tensor": "none"}]]}, "config": {}, "generators": [{}]},
-        {"state": {"dict": []}, "config": {}, "generators": []},
-        {"state": {"dict": []}, "config": 7, "generators": [{}]},
+        {"config": {}, "conditions": {}, "generators": [{}]},
+        {"state": 7, "config": {}, "conditions": {}, "generators": [{}]},
+        {"state": {"dict": [["model", {"tensor": "none"}]]}, "config": {}, "conditions": {}, "generators": [{}]},
+        {"state": {"dict": []}, "config": {}, "conditions": {}, "generators": []},
+        {"state": {"dict": []}, "config": {}, "generators": [{}]},
+        {"state": {"dict": []}, "config": 7, "conditions": {}, "generators": [{}]},
     ],
 )
 def test_a_snapshot_that_no_run_has_saved_is_passed_over_though_its_digests_fit(
@@ -304,7 +305,7 @@ def test_calls_out_of_order_are_refused() -> None:
 
 
 def test_what_has_no_state_cannot_be_protected() -> None:
-    with pytest.raises(BadInput, match="counter is a int, which nobody can put back in place"):
+    with pytest.raises(BadInput, match="counter is a int, which cannot be restored in place"):
         attach().protect(counter=3)  # type: ignore[arg-type]
 
 

@@ -40,7 +40,7 @@ def saved(out: Path, step: int, states: dict[str, Any]) -> Path:
     """A run with one more snapshot, as runs save them."""
     (out / "history").mkdir(parents=True, exist_ok=True)
     flat = flatten(states)
-    extra = {**flat.extra, "config": {}, "generators": [{}]}
+    extra = {**flat.extra, "config": {}, "conditions": {}, "generators": [{}]}
     snapshot.save(DirectoryStore(out / "checkpoints"), step, flat.tensors, extra)
     return out
 

@@ -280,7 +280,7 @@ class Preparing:
             return Conditions.now(None)
         now = Conditions.now(data_digest(geometry, shares))
         same_world = self.restored.world == self.world.size
-        now.check(self.restored.conditions, same_world=same_world, tells=self.world.rank == 0)
+        now.check(self.restored.conditions, same_world=same_world, warns=self.world.rank == 0)
         return now
 
     def _plan(self, geometry: SamplePlan, fingerprint: str, shares: Loads, data: str | None) -> None:
@@ -304,7 +304,7 @@ class Preparing:
             rng=restore.key_generators(key, restored, self.world),
             seconds=restored.seconds,
             passed_over=restored.passed_over,
-            state=restored.state(self.protected),
+            state=restored.digest_in_memory(self.protected),
             weights=restored.weights,
             fingerprint=fingerprints.take().digest(),
         )
@@ -313,7 +313,7 @@ class Preparing:
         """What is protected is again as it came back."""
         if self.attempt is None or self.restored.step is None:
             raise fallen_back("a script that changes what is protected before an epoch's batches cannot join in one")
-        restore.put_back(self.attempt, self.world, self.restored.step, self.protected)
+        restore.restore_again(self.attempt, self.world, self.restored.step, self.protected)
 
     def _saves(
         self, geometry: SamplePlan, fingerprint: str, injection: Injection, shares: Loads, conditions: Conditions
@@ -322,20 +322,18 @@ class Preparing:
             return Unsaved()
         saving = functools.partial(SavingAt, at=self.rehearsal.saves) if self.rehearsal else CheckpointSaver
         return saving(
-            world=self.world,
+            config=self.config,
+            attempt=self.attempt,
+            ranks=self.world,
             writer=self.writer,
-            word=self.config.writer,
-            every=self.config.save_every,
-            record=self.record,
-            attempt=self._number,
-            protected=self.protected,
-            config=geometry.to_json(),
-            conditions=conditions,
-            fingerprint=fingerprint,
-            saved=self.restored.step,
             make_writer=functools.partial(writer_for, self.config, self.attempt, self.world),
+            protected=self.protected,
+            plan=geometry,
+            fingerprint=fingerprint,
+            conditions=conditions,
             position=shares.position,
             injected=injection.saves,
+            saved=self.restored.step,
         )
 
     def _watch(self, dataset: MapDataset) -> StepObserver | None:

@@ -187,7 +187,7 @@ class Reporting:
         waiting = self._waiting
         while waiting:
             _, _, (end, *_), sample = waiting[0]
-            if not (is_past(end) and sample.is_there):
+            if not (is_past(end) and sample.has_arrived):
                 return
             self._settle()
 

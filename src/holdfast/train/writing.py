@@ -1,37 +1,37 @@
-"""The writer of a run's saves: into its store, as its schedule of failures and the other nodes allow."""
+"""The writer of a run's saves: into its store, with injected faults, and fenced off from nodes that were left behind."""
 
 import os
 
 from holdfast import progress
-from holdfast.checkpoint import writer
+from holdfast.checkpoint import writer as writers
 from holdfast.checkpoint.store import Store
 from holdfast.checkpoint.terms import Fenced, Term
 from holdfast.checkpoint.writer import Writer
-from holdfast.distributed import ranks
+from holdfast.distributed import ranks as distributed
 from holdfast.distributed.ranks import Ranks
 from holdfast.runs.config import RunConfig
 from holdfast.train import inject
 from holdfast.train.state.attempt import AttemptContext
 
 
-def _fenced(store: Store, peers: Ranks) -> Store:
-    """The store; of several nodes, only as long as others have not gone on without this one."""
-    term, connect = os.environ.get(ranks.TERM), peers.connect
+def writer_for(config: RunConfig, attempt: AttemptContext, ranks: Ranks) -> Writer:
+    """Return the writer that the config names; its store has the run's injected faults and fences off other nodes."""
+    store = inject.faulty(
+        _fenced(attempt.store, ranks), config.failures, attempt.number, attempt.past.struck, attempt.folder
+    )
+    moves = progress.here.moves
+    if config.writer == "blocking":
+        return writers.blocking(store, keep_last=config.keep_last, progress=moves)
+    return writers.overlapped(store, keep_last=config.keep_last, max_inflight=config.max_inflight, progress=moves)
+
+
+def _fenced(store: Store, ranks: Ranks) -> Store:
+    """Return the store; with several nodes it refuses writes once the other nodes continue without this one."""
+    term, connect = os.environ.get(distributed.TERM), ranks.connect
     if term is None or connect is None:
         return store
 
     def is_ours(newer: Term) -> bool:
-        return bool(connect().check([ranks.ours(newer.token, int(os.environ[ranks.NODE]))]))
+        return bool(connect().check([distributed.ours(newer.token, int(os.environ[distributed.NODE]))]))
 
     return Fenced(store, int(term), is_ours)
-
-
-def writer_for(config: RunConfig, attempt: AttemptContext, peers: Ranks) -> Writer:
-    """The writer that the config names."""
-    store = inject.faulty(
-        _fenced(attempt.store, peers), config.failures, attempt.number, attempt.past.struck, attempt.folder
-    )
-    moves = progress.here.moves
-    if config.writer == "blocking":
-        return writer.blocking(store, keep_last=config.keep_last, progress=moves)
-    return writer.overlapped(store, keep_last=config.keep_last, max_inflight=config.max_inflight, progress=moves)

@@ -11,7 +11,7 @@ from holdfast.checkpoint.snapshot import PassedOver, Snapshot
 from holdfast.checkpoint.state_tree import unflatten
 from holdfast.errors import BadInput, NoSnapshot
 from holdfast.train.state.module_names import is_model, own_keys
-from holdfast.train.state.restore import check_of_a_run
+from holdfast.train.state.snapshot_extra import check_of_a_run
 from holdfast.weights.locate import store_of
 
 

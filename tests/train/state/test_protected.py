@@ -159,7 +159,7 @@ def test_a_thing_that_does_not_take_its_state_back_is_named() -> None:
         def load_state_dict(self, state: Any, /) -> None:
             raise ValueError("no\nnever")
 
-    with pytest.raises(BadInput, match=r"ema does not take its saved state back \(ValueError: no never\)"):
+    with pytest.raises(BadInput, match=r"ema does not load its saved state \(ValueError: no never\)"):
         Protected({"ema": Stubborn()}).restore({"ema": {}})
 
 

@@ -49,7 +49,7 @@ def threads() -> Iterator[None]:
 
 def test_other_samples_are_refused_before_they_are_trained_on(tmp_path: Path) -> None:
     train(tmp_path, data(), until=6)
-    with pytest.raises(BadInput, match=r"holds other samples than when this run was saved: a split or shuffle before"):
+    with pytest.raises(BadInput, match=r"holds other samples than when this run was saved. A split or shuffle before"):
         train(tmp_path, data(seed=2))
     train(tmp_path, data())
 
@@ -63,7 +63,7 @@ def test_another_number_of_threads_is_told(
     torch.set_num_threads(number)
     with caplog.at_level(logging.WARNING):
         train(tmp_path, data())
-    assert ("trained with 1 threads a worker and goes on with 2" in caplog.text) is (number == 2)
+    assert ("trained with 1 threads per worker and resumes with 2" in caplog.text) is (number == 2)
 
 
 def test_groups_of_an_optimizer_that_come_later_are_refused_when_they_are_first_saved(tmp_path: Path) -> None:

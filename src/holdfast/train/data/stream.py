@@ -88,7 +88,7 @@ class Feed:
             )
         try:
             self._epoch, text = restored.positions[rank]
-            state = plain_values.heard(LOADER, text)
+            state = plain_values.decode(LOADER, text)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise Corrupt(
                 f"the snapshot of step {restored.step} does not say where the loader of rank {rank} was ({error!r:.200})"
@@ -103,10 +103,10 @@ class Feed:
 
     def position(self) -> tuple[int, str]:
         """Where the loader is: in which epoch, and where in it as text."""
-        text = plain_values.as_text(LOADER, self.loader.state_dict())
-        if len(text) > plain_values.MOST:
+        text = plain_values.encode(LOADER, self.loader.state_dict())
+        if len(text) > plain_values.MAX_BYTES:
             raise BadInput(
-                f"where the loader is takes {len(text)} bytes to say, and may take {plain_values.MOST}: its state_dict must be small"
+                f"where the loader is takes {len(text)} bytes to say, and may take {plain_values.MAX_BYTES}: its state_dict must be small"
             )
         return self._epoch, text
 

@@ -1,7 +1,4 @@
-"""One attempt in the folder of a run: its number, what earlier attempts left behind, and where it leaves its own traces.
-
-Where the events of a rank go: a history, the history of whichever member this worker is, or nowhere.
-"""
+"""One attempt in the folder of a run: its number, what earlier attempts left behind, and where its events are recorded."""
 
 import json
 import os
@@ -13,56 +10,59 @@ from holdfast.checkpoint.place import store_at
 from holdfast.checkpoint.read_ahead import read_ahead
 from holdfast.checkpoint.store import Store
 from holdfast.distributed.ranks import JOINS, Ranks
-from holdfast.events import Attempt as Began
+from holdfast.events import Attempt as AttemptEvent
 from holdfast.events import Plan, What
 from holdfast.history.log import HistoryWriter
 from holdfast.history.tail import PastAttempts, following, had_snapshots, has_commit, read_past
 from holdfast.runs.config import RunConfig
 from holdfast.runs.lock import Lock, alone
 
+ATTEMPT = "attempt"
+
 
 class Recorder(Protocol):
-    """Takes events, and keeps them."""
+    """The place where a rank records its events."""
 
     def append(self, what: What, time: float | None = None) -> None:
-        """Remember an event, of now or of an earlier moment."""
+        """Add an event, with the present time unless `time` is given."""
 
     def flush(self) -> None:
-        """Hand what is remembered to the system: the death of this process no longer loses it."""
+        """Hand all events to the operating system: the death of this process no longer loses them."""
 
     def sync(self) -> None:
-        """Wait until what was flushed is on the disk: a power cut no longer loses it."""
+        """Wait until the flushed events are on disk: a power cut no longer loses them."""
 
     def close(self) -> None:
-        """Flush, sync and end."""
+        """Flush, sync and close."""
 
 
 class Enrolled:
-    """The record of a worker that may be one member or another, or none: each time that it becomes one it begins anew.
+    """The recorder of a worker under live recovery, which may become another member, or none.
 
-    While it is none, only what it is to train is remembered, to be said again when it becomes one.
+    Each time the worker becomes a member it starts a new part of that member's history. Before that, only its plan is
+    remembered, to be recorded once it is a member.
     """
 
-    def __init__(self, folder: Path, attempt: int, world: int, seed: int | None = None) -> None:
-        self._folder, self._attempt, self._world, self._seed = folder, attempt, world, seed
+    def __init__(self, folder: Path, attempt: int, world_size: int, seed: int | None = None) -> None:
+        self._folder, self._attempt, self._world_size, self._seed = folder, attempt, world_size, seed
         self._history: HistoryWriter | None = None
         self._member: int | None = None
         self._plan: Plan | None = None
 
     def enrol(self, member: int) -> None:
-        """From now on we are this member, if we are not already."""
+        """Record as `member` from now on."""
         if self._member == member:
             return
         self.retire()
         self._member = member
         self._history = HistoryWriter(self._folder, f"rank-{member}")
-        self._history.append(Began(self._attempt, self._world, member, os.getpid(), self._seed))
+        self._history.append(AttemptEvent(self._attempt, self._world_size, member, os.getpid(), self._seed))
         if self._plan:
             self._history.append(self._plan)
         self._history.flush()
 
     def retire(self) -> None:
-        """We are no member any more."""
+        """Stop recording: this worker is not a member any more."""
         if self._history:
             self._history.close()
         self._history = self._member = None
@@ -86,7 +86,7 @@ class Enrolled:
 
 
 class Unrecorded:
-    """The record of a run without a folder: nothing is kept."""
+    """The recorder of a run without a folder: it keeps nothing."""
 
     def append(self, what: What, time: float | None = None) -> None:
         pass
@@ -101,72 +101,61 @@ class Unrecorded:
         pass
 
 
-ATTEMPT = "attempt"
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class AttemptContext:
     """This attempt, as one rank sees it."""
 
     number: int
-    folder: Path  # where the histories of the run are
+    folder: Path  # of the run's histories
     past: PastAttempts
     record: Recorder
     store: Store
     keep_last: int
-    lock: Lock | None = None  # of whoever has no supervisor that holds it
+    lock: Lock | None = None  # on the run's folder; under a supervisor, the supervisor holds it
 
     def has_commit(self, step: int) -> bool:
-        """Whether the commit of this step, the newest that stands, is on record."""
+        """Return True if the history records the commit of `step`, the newest one."""
         return has_commit(self.folder, step)
 
     @property
     def had_snapshots(self) -> bool:
-        """Whether earlier attempts had a snapshot to go on from."""
+        """True if earlier attempts had a snapshot to resume from."""
         return had_snapshots(self.folder)
 
 
-def _joined(folder: Path, out: Path, world: Ranks, config: RunConfig) -> AttemptContext:
-    """Be ready to take part in the attempt that is under way."""
-    number = int(os.environ["HOLDFAST_ATTEMPT"])
-    record = Enrolled(folder, number, world.size, config.seed)
-    store = store_at(config.checkpoints or out / "checkpoints")
-    return AttemptContext(
-        number, folder, PastAttempts(struck=read_past(folder).struck), record, store, config.keep_last
-    )
-
-
-def _record(folder: Path, number: int, world: Ranks, config: RunConfig) -> Recorder:
-    """The record of this rank, with its first event."""
-    if config.recovery != "restart":
-        enrolled = Enrolled(folder, number, world.size, config.seed)
-        enrolled.enrol(world.rank)
-        return enrolled
-    record = HistoryWriter(folder, f"rank-{world.rank}")
-    record.append(Began(number, world.size, world.rank, os.getpid(), config.seed))
-    record.flush()
-    return record
-
-
-def begin(out: Path, world: Ranks, config: RunConfig) -> AttemptContext:
-    """Begin the next attempt in this folder: rank 0 looks at the past, and tells the others what they must know."""
-    folder = out / "history"
-    if JOINS in os.environ:
-        return _joined(folder, out, world, config)
-    lock = alone(out) if world.rank == 0 and "HOLDFAST_OUT" not in os.environ else None
-    if world.rank == 0:
+def begin(out: Path, ranks: Ranks, config: RunConfig) -> AttemptContext:
+    """Begin the next attempt in the folder `out`: rank 0 reads the past, and tells the other ranks what they need."""
+    folder, store = out / "history", store_at(config.checkpoints or out / "checkpoints")
+    if JOINS in os.environ:  # the attempt is under way
+        number = int(os.environ["HOLDFAST_ATTEMPT"])
+        record: Recorder = Enrolled(folder, number, ranks.size, config.seed)
+        past = PastAttempts(struck=read_past(folder).struck)
+        return AttemptContext(number, folder, past, record, store, config.keep_last)
+    lock = alone(out) if ranks.rank == 0 and "HOLDFAST_OUT" not in os.environ else None
+    if ranks.rank == 0:
         past = read_past(folder)
-        # A supervisor also counts the attempts that died before they could say so.
+        # A supervisor also counts attempts that died before they recorded anything.
         number = max(following(past.attempt, folder), int(os.environ.get("HOLDFAST_ATTEMPT", "1")))
     else:
-        number, struck = json.loads(world.hear(ATTEMPT))
-        told = frozenset((step, kind, rank, point) for step, kind, rank, point in struck)
-        past = PastAttempts(struck=told | read_past(folder).struck)  # a node's own folder tells of what struck there
-    record = _record(folder, number, world, config)
-    if world.rank == 0:
-        record.sync()  # before another rank can say that it is in this attempt: a number is used once
-        world.tell(ATTEMPT, json.dumps([number, sorted(past.struck)]))
-    store = store_at(config.checkpoints or out / "checkpoints")
-    if os.environ.get("LOCAL_RANK", "0") == "0":  # the ranks of a node share its memory
+        number, struck = json.loads(ranks.hear(ATTEMPT))
+        elsewhere = frozenset((step, kind, rank, point) for step, kind, rank, point in struck)
+        past = PastAttempts(struck=elsewhere | read_past(folder).struck)  # a node's folder holds what struck there
+    record = _recorder(folder, number, ranks, config)
+    if ranks.rank == 0:
+        record.sync()  # before another rank can record this attempt: a number is used once
+        ranks.tell(ATTEMPT, json.dumps([number, sorted(past.struck)]))
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # the ranks of a node share its page cache
         read_ahead(store)
     return AttemptContext(number, folder, past, record, store, config.keep_last, lock)
+
+
+def _recorder(folder: Path, number: int, ranks: Ranks, config: RunConfig) -> Recorder:
+    """Return the recorder of this rank, with its first event."""
+    if config.recovery != "restart":
+        enrolled = Enrolled(folder, number, ranks.size, config.seed)
+        enrolled.enrol(ranks.rank)
+        return enrolled
+    record = HistoryWriter(folder, f"rank-{ranks.rank}")
+    record.append(AttemptEvent(number, ranks.size, ranks.rank, os.getpid(), config.seed))
+    record.flush()
+    return record

@@ -1,8 +1,8 @@
-"""Plain values that a run protects, such as `progress={"best": inf}`: put back in place, so that a script's own names
-for them stay good.
+"""Plain values that a run protects, such as `progress={"best": inf}`: restored in place, so that the script's
+references to them stay valid.
 
-Unlike models they may be a rank's own, as a running sum over its share is. So every rank hands its own to the save, and
-after a restart with as many ranks each gets back what it had.
+Unlike models they may differ between ranks, for example a running sum over a rank's share. So every rank saves its own,
+and after a restart with the same world size each rank gets its own back.
 """
 
 import base64
@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.checkpoint.state_tree import Flat, flatten, unflatten
+from holdfast.checkpoint.state_tree import flatten, unflatten
 from holdfast.errors import BadInput
 
-MOST = 1 << 20  # bytes that plain values of a rank may take: they go through the store of the workers
+MAX_BYTES = 1 << 20  # of the plain values of one rank: they go through the workers' store
 VALUE = "value"
 
 
 class Plain:
-    """A dict, a list, a tensor or an array with the state_dict that it lacks."""
+    """A dict, list, tensor or array, given a state_dict."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -31,64 +31,63 @@ class Plain:
         return {VALUE: dict(self.value) if isinstance(self.value, dict) else self.value}
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        _put_back(self.value, copy.deepcopy(state[VALUE]))
+        _assign(self.value, copy.deepcopy(state[VALUE]))
 
 
 def is_plain(value: object) -> bool:
-    """Whether it is a value that can be put back in place."""
+    """Return True if the value can be restored in place."""
     return isinstance(value, dict | list | torch.Tensor | np.ndarray)
 
 
 def check(name: str, value: object) -> None:
-    """Refuse what cannot be put back in place, or cannot be saved."""
+    """Refuse a value that cannot be restored in place, or cannot be saved."""
     if value is None or isinstance(value, bool | int | float | str | tuple):
         raise BadInput(
-            f"{name} is a {type(value).__name__}, which nobody can put back in place: write "
-            f"values = {{{name!r}: ...}}, protect(..., values=values), and use values[{name!r}]"
+            f"{name} is a {type(value).__name__}, which cannot be restored in place: write "
+            f"values = {{{name!r}: ...}}, protect(..., values=values), and use values[{name!r}]."
         )
     if is_plain(value):
-        spoken(name, Plain(value).state_dict())
+        encode_small(name, Plain(value).state_dict())
 
 
-def spoken(name: str, state: Any) -> str:
-    """The state of plain values as text; not of too many."""
-    text = as_text(name, state)
-    if len(text) > MOST:
+def encode_small(name: str, state: Any) -> str:
+    """Return a state as text; refuse one that is larger than MAX_BYTES."""
+    text = encode(name, state)
+    if len(text) > MAX_BYTES:
         raise BadInput(
-            f"{name} takes {len(text)} bytes, and plain values may take {MOST}: put it into a class with state_dict"
+            f"{name} takes {len(text)} bytes, and plain values may take {MAX_BYTES}: put it into a class with state_dict."
         )
     return text
 
 
-def as_text(name: str, state: Any) -> str:
-    """A state as text, every bit of it; what would have to be pickled is refused by its name."""
+def encode(name: str, state: Any) -> str:
+    """Return a state as text, bit for bit; a value that would have to be pickled is refused by its name."""
     flat = flatten({name: state})
     tensors = {key: torch.as_tensor(value) for key, value in flat.tensors.items()}
     scalars = [key for key, value in flat.tensors.items() if not isinstance(value, torch.Tensor)]
-    about = {key: [str(value.dtype).removeprefix("torch."), list(value.shape)] for key, value in tensors.items()}
+    kinds = {key: [str(value.dtype).removeprefix("torch."), list(value.shape)] for key, value in tensors.items()}
     values = {
         key: base64.b64encode(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).decode()
         for key, value in tensors.items()
         if value.numel()
     }
-    return json.dumps([flat.extra, about, values, scalars])
+    return json.dumps([flat.extra, kinds, values, scalars])
 
 
-def heard(name: str, text: str) -> Any:
-    """The state that was spoken."""
-    extra, about, values, scalars = json.loads(text)
+def decode(name: str, text: str) -> Any:
+    """Return the state that `encode` has made into text."""
+    extra, kinds, values, scalars = json.loads(text)
     tensors: dict[str, Any] = {}
-    for key, (kind, shape) in about.items():
+    for key, (kind, shape) in kinds.items():
         data = bytearray(base64.b64decode(values.get(key, "")))
         dtype = getattr(torch, kind)
         value = torch.frombuffer(data, dtype=dtype).reshape(shape) if data else torch.empty(shape, dtype=dtype)
         tensors[key] = value.numpy() if key in scalars else value
-    flat = Flat(tensors, extra)
-    return unflatten(flat.tensors, flat.extra)[name]
+    return unflatten(tensors, extra)[name]
 
 
-def _put_back(target: Any, saved: Any) -> None:
-    """Give what is there the saved values; dicts and lists inside of it stay the ones that they are."""
+def _assign(target: Any, saved: Any) -> None:
+    """Assign the saved values to `target`; the dicts inside it stay the same objects."""
     if isinstance(target, torch.Tensor):
         with torch.no_grad():
             target.copy_(torch.as_tensor(saved))
@@ -101,6 +100,6 @@ def _put_back(target: Any, saved: Any) -> None:
             del target[key]
         for key, value in saved.items():
             if type(target.get(key)) is type(value) and isinstance(value, dict | list):
-                _put_back(target[key], value)
+                _assign(target[key], value)
             else:
                 target[key] = value

@@ -1,8 +1,8 @@
-"""The things a run protects: anything with `state_dict` and `load_state_dict`, taken, compared and put back exactly."""
+"""The objects that a run protects: anything with `state_dict` and `load_state_dict`, captured, compared and restored."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol, TypeAlias, TypeGuard, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -17,182 +17,182 @@ from holdfast.train.state.module_names import load_plain, plain_name, plain_stat
 from holdfast.train.state.plain_values import Plain
 
 Value: TypeAlias = dict[Any, Any] | list[Any] | torch.Tensor | np.ndarray[Any, Any]
-"""What is protected by being put back in place."""
-SHOWN = 4  # differences that are named; more of them say no more
+"""A plain value, which is restored in place."""
+SHOWN = 4  # differences that a message names
 
 
 class Protectable(Protocol):
-    """What can be protected: a model, an optimizer, a scheduler, a gradient scaler, or a class of the user's own."""
+    """An object that can be protected: a model, optimizer, scheduler, gradient scaler, or a class of the user's own."""
 
     def state_dict(self) -> Mapping[str, Any]: ...
     def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
 class Protected:
-    """Named things whose state comes back after a failure. Of a replicated model it is the user's own module."""
+    """Named objects whose state is restored after a failure; of a replicated model, the user's own module."""
 
     def __init__(self, things: Mapping[str, Protectable | Value]) -> None:
         if not things:
-            raise BadInput("protect() was given nothing: name what is to come back, as in protect(model=model)")
+            raise BadInput(
+                "protect() was given nothing: name what is to be restored, for example protect(model=model)."
+            )
         for name, thing in things.items():
             plain_values.check(name, thing)
-            if not (
-                plain_values.is_plain(thing) or (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"))
-            ):
+            is_stateful = hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")
+            if not (is_stateful or plain_values.is_plain(thing)):
                 raise BadInput(
-                    f"{name} is a {type(thing).__name__}, without state_dict and load_state_dict: give it both"
+                    f"{name} is a {type(thing).__name__}, which lacks state_dict or load_state_dict: add both."
                 )
-        self._things = {name: _inner(thing) for name, thing in things.items()}
-        self._groups = self._grouped()
-
-    @property
-    def things(self) -> Mapping[str, Protectable]:
-        """What is protected, by name."""
-        return self._things
+        self.things = {name: _inner(thing) for name, thing in things.items()}
+        self._group_sizes = self._count_groups()
 
     def capture(self) -> dict[str, Any]:
-        """The state of every thing; its tensors are the live ones."""
-        return {name: _state(thing) for name, thing in self._things.items()}
+        """Return the state of every object; the tensors are not copied."""
+        return {name: _state(thing) for name, thing in self.things.items()}
 
     def signature(self) -> dict[str, Any]:
-        """What the things are, apart from their values: for a model the names, types and shapes of its tensors."""
-        return {name: _signature(thing) for name, thing in self._things.items()}
+        """Describe the objects apart from their values: for a model the names, types and shapes of its tensors."""
+        return {name: _signature(thing) for name, thing in self.things.items()}
 
     def own(self) -> dict[str, str]:
-        """The plain values, which may be this rank's own, as text."""
+        """Return the plain values, which may differ between ranks, as text."""
         return {
-            name: plain_values.spoken(name, each.state_dict()) for name, each in self._things.items() if _is_own(each)
+            name: plain_values.encode_small(name, thing.state_dict())
+            for name, thing in self.things.items()
+            if isinstance(thing, Plain)
         }
 
     def restore_own(self, saved: Mapping[str, str]) -> dict[str, Any]:
-        """Put this rank's own plain values back; the states that they have then."""
-        states = {name: plain_values.heard(name, text) for name, text in saved.items()}
+        """Restore the plain values of this rank; return their states."""
+        states = {name: plain_values.decode(name, text) for name, text in saved.items()}
         for name, state in states.items():
-            _restore(self._things[name], state)
+            _restore(self.things[name], state)
         return states
 
     @property
     def models(self) -> list[nn.Module]:
-        """Those of the things that are models."""
-        return [thing for thing in self._things.values() if isinstance(thing, nn.Module)]
+        """The protected models."""
+        return [thing for thing in self.things.values() if isinstance(thing, nn.Module)]
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those of the things that are optimizers."""
-        return [thing for thing in self._things.values() if isinstance(thing, torch.optim.Optimizer)]
+        """The protected optimizers."""
+        return [thing for thing in self.things.values() if isinstance(thing, torch.optim.Optimizer)]
 
     def check_groups(self) -> None:
-        """Refuse to save an optimizer that was given more parameters since: a script that begins anew cannot load it."""
-        for name, now in self._grouped().items():
-            if now != (before := self._groups[name]):
+        """Refuse to save an optimizer that was given more parameters since: a restarted script could not load it."""
+        for name, now in self._count_groups().items():
+            if now != (before := self._group_sizes[name]):
                 raise BadInput(
                     f"{name} has groups of {now} parameters, and had {before} when it was protected: after a failure its "
                     "state could not be loaded. Give it all its groups at the beginning, with a learning rate of 0 for "
-                    "those that wait"
+                    "those that are trained later."
                 )
 
-    def _grouped(self) -> dict[str, list[int]]:
-        """How many parameters each group of each optimizer has."""
+    def _count_groups(self) -> dict[str, list[int]]:
         return {
             name: [len(group["params"]) for group in thing.param_groups]
-            for name, thing in self._things.items()
+            for name, thing in self.things.items()
             if isinstance(thing, torch.optim.Optimizer)
         }
 
     def check_covers(self, model: nn.Module) -> None:
-        """Refuse to train a replicated model that would start anew after a failure."""
-        saved = {tensor.data_ptr() for tensor in flatten(self.capture()).tensors.values() if _is_tensor(tensor)}
-        lost = [name for name, each in model.named_parameters() if each.numel() and each.data_ptr() not in saved]
+        """Refuse to train a replicated model that would not be restored after a failure."""
+        saved = {
+            tensor.data_ptr() for tensor in flatten(self.capture()).tensors.values() if isinstance(tensor, torch.Tensor)
+        }
+        lost = [name for name, value in model.named_parameters() if value.numel() and value.data_ptr() not in saved]
         if lost:
             raise BadInput(
                 f"a replicated {type(model).__name__} is not protected ({listed(lost)}): name it in protect(), as in "
-                "protect(model=model), or it would begin anew after a failure"
+                "protect(model=model), or it would start again from its initial weights after a failure."
             )
 
     def check_trainer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse an optimizer that trains a protected model and would begin anew after a failure."""
-        models = {id(each) for model in self.models for each in model.parameters()}
-        covered = {id(each) for mine in self.optimizers for each in _parameters(mine)}
-        if not self._is_opaque and any(id(each) in models - covered for each in _parameters(optimizer)):
+        """Refuse an optimizer that trains a protected model and would not be restored after a failure."""
+        trained = {id(parameter) for model in self.models for parameter in model.parameters()}
+        covered = {id(parameter) for protected in self.optimizers for parameter in _parameters(protected)}
+        if not self._is_opaque and any(id(parameter) in trained - covered for parameter in _parameters(optimizer)):
             raise BadInput(
                 f"{type(optimizer).__name__} trains a protected model and is not protected: name it in protect(), as in "
-                "protect(model=model, optimizer=optimizer), or it would begin anew after a failure"
+                "protect(model=model, optimizer=optimizer), or it would lose its state after a failure."
             )
 
     def check_replicated(self, replicated: Iterable[nn.Module]) -> None:
-        """Refuse to train parameters that are each rank's own: no survivor has those of a rank that is lost."""
-        shared = {id(each) for model in replicated for each in model.parameters()}
-        for name, thing in self._things.items():
-            if isinstance(thing, torch.optim.Optimizer) and any(id(each) not in shared for each in _parameters(thing)):
+        """Refuse to train parameters that differ between ranks: no survivor has those of a lost rank."""
+        shared = {id(parameter) for model in replicated for parameter in model.parameters()}
+        for name, thing in self.things.items():
+            if isinstance(thing, torch.optim.Optimizer) and any(
+                id(value) not in shared for value in _parameters(thing)
+            ):
                 raise BadInput(
                     f"{name} trains parameters of a model that is not replicated, and live recovery needs every rank to "
                     "have the same: write model = run.replicate(model) before the optimizer is made, or choose "
-                    "--recovery restart"
+                    "--recovery restart."
                 )
 
     def check_schedules(self) -> None:
-        """Refuse a learning-rate schedule that would begin anew after a failure."""
-        covered = {id(thing.optimizer) for thing in self._things.values() if isinstance(thing, LRScheduler)}
-        for name, thing in self._things.items():
-            # A schedule wraps the step of its optimizer, to see whether it is called before its own.
+        """Refuse a learning-rate scheduler that would not be restored after a failure."""
+        covered = {id(thing.optimizer) for thing in self.things.values() if isinstance(thing, LRScheduler)}
+        for name, thing in self.things.items():
+            # A scheduler wraps the step of its optimizer, to see whether that is called before its own.
             scheduled = isinstance(thing, torch.optim.Optimizer) and hasattr(thing.step, "_wrapped_by_lr_sched")
             if scheduled and id(thing) not in covered and not self._is_opaque:
                 raise BadInput(
                     f"{name} has a learning-rate scheduler that is not protected: name it in protect(), as in "
-                    "protect(..., scheduler=scheduler), or it would begin anew after a failure"
+                    "protect(..., scheduler=scheduler), or it would lose its state after a failure."
                 )
 
     @property
     def _is_opaque(self) -> bool:
-        """Whether one of the things is the user's own, and may hold any other."""
+        """True if an object of the user's own is among them, which may hold any other."""
         known = (nn.Module, torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler, Plain)
-        return not all(isinstance(thing, known) for thing in self._things.values())
+        return not all(isinstance(thing, known) for thing in self.things.values())
 
     @property
     def is_scaled(self) -> bool:
-        """Whether a gradient scaler stands between gradients and optimizers."""
-        return any(isinstance(thing, torch.amp.GradScaler) and thing.is_enabled() for thing in self._things.values())
+        """True if a gradient scaler is enabled."""
+        return any(isinstance(thing, torch.amp.GradScaler) and thing.is_enabled() for thing in self.things.values())
 
     def digest(self) -> str:
-        """A digest of the state of all things, every bit of it, as it is in memory."""
+        """Return a digest of the state of all objects in memory, of every bit."""
         return digest(flatten(self.capture()))
 
     def differences(self, saved: Mapping[str, Any]) -> list[str]:
-        """Where a saved state cannot be that of these things, each in a few words."""
+        """Describe where a saved state does not fit these objects."""
         return [
-            *(f"{name} was not protected" for name in self._things if name not in saved),
-            *(f"{name} is no longer protected" for name in saved if name not in self._things),
+            *(f"{name} was not protected" for name in self.things if name not in saved),
+            *(f"{name} is no longer protected" for name in saved if name not in self.things),
             *(
                 f"{name}{difference}"
-                for name, thing in self._things.items()
+                for name, thing in self.things.items()
                 if name in saved
                 for difference in _differences(thing, saved[name])
             ),
         ]
 
     def trained(self) -> dict[str, Any]:
-        """What a step changes by its gradients: parameters, and the states of optimizers and gradient scalers."""
-        return {name: _trained(thing) for name, thing in self._things.items() if _is_trained(thing)}
+        """Return what a step changes by its gradients: parameters, and the states of optimizers and gradient scalers."""
+        kinds = (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler)
+        return {name: _trained(thing) for name, thing in self.things.items() if isinstance(thing, kinds)}
 
     def take_over(self, trained: Mapping[str, Any]) -> None:
-        """Have what another rank has after the same step; all else is this rank's own."""
+        """Load what another rank's `trained` returned after the same step; everything else stays this rank's own."""
         for name, state in trained.items():
-            _restore(self._things[name], {**_state(self._things[name]), **state})
+            _restore(self.things[name], {**_state(self.things[name]), **state})
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Put a saved state back, bit by bit; nothing of it is shared with the things afterwards."""
-        for name, thing in self._things.items():
+        """Load a saved state, bit for bit; the objects share no memory with it afterwards."""
+        for name, thing in self.things.items():
             try:
                 _restore(thing, saved[name])
             except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
                 reason = " ".join(str(error).split())
-                raise BadInput(
-                    f"{name} does not take its saved state back ({type(error).__name__}: {reason})"
-                ) from error
+                raise BadInput(f"{name} does not load its saved state ({type(error).__name__}: {reason}).") from error
 
 
 def digest(flat: Flat) -> str:
-    """A digest of a state that was taken apart; it does not depend on where or in which order its tensors lie."""
+    """Return a digest of a flattened state; it does not depend on the device or the order of the tensors."""
     hasher = xxhash.xxh3_128(tree_digest(flat).encode())
     for name in sorted(flat.tensors):
         value = torch.as_tensor(flat.tensors[name]).detach()
@@ -203,22 +203,18 @@ def digest(flat: Flat) -> str:
 
 
 def tree_digest(flat: Flat) -> str:
-    """A digest of everything in a state but its tensors."""
+    """Return a digest of everything in a state but its tensors."""
     return str(xxhash.xxh3_128_hexdigest(json.dumps(flat.extra["state"]).encode()))
 
 
 def listed(differences: list[str]) -> str:
-    """Differences in one line; of many the first few."""
+    """Return differences in one line; of many, the first few."""
     rest = len(differences) - SHOWN
     return "; ".join(differences[:SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
 
 
 def _state(thing: Protectable) -> Mapping[str, Any]:
     return plain_state(thing) if isinstance(thing, nn.Module) else thing.state_dict()
-
-
-def _is_own(thing: Protectable) -> bool:
-    return isinstance(thing, Plain)
 
 
 def _inner(thing: Protectable | Value) -> Protectable:
@@ -232,10 +228,6 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         yield from group["params"]
 
 
-def _is_tensor(value: object) -> TypeGuard[torch.Tensor]:
-    return isinstance(value, torch.Tensor)
-
-
 def _signature(thing: Protectable) -> Any:
     if isinstance(thing, nn.Module):
         return {key: _kind(value) for key, value in plain_state(thing).items() if isinstance(value, torch.Tensor)}
@@ -247,7 +239,7 @@ def _differences(thing: Protectable, saved: Any) -> list[str]:
         if isinstance(thing, nn.Module):
             return _of_model(_signature(thing), saved)
         return _of_optimizer(thing, saved) if isinstance(thing, torch.optim.Optimizer) else []
-    except (KeyError, TypeError, AttributeError):  # a stranger's state may be of any form
+    except (KeyError, TypeError, AttributeError):  # a snapshot of unknown origin may hold anything
         return [" was something else"]
 
 
@@ -258,16 +250,12 @@ def _of_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) ->
 
 
 def _of_model(now: Mapping[str, str], saved: Mapping[str, Any]) -> list[str]:
-    before = {plain_name(key): _kind(value) for key, value in saved.items() if isinstance(value, torch.Tensor)}
+    before = {key: _kind(value) for key, value in saved.items() if isinstance(value, torch.Tensor)}
     return [
         *(f".{key} is {now[key]}, not {kind}" for key, kind in before.items() if key in now and now[key] != kind),
         *(f".{key} is new" for key in now if key not in before),
         *(f".{key} is gone" for key in before if key not in now),
     ]
-
-
-def _is_trained(thing: Protectable) -> bool:
-    return isinstance(thing, nn.Module | torch.optim.Optimizer | torch.amp.GradScaler)
 
 
 def _trained(thing: Protectable) -> dict[str, Any]:
@@ -295,7 +283,7 @@ def _restore(thing: Protectable, saved: Any) -> None:
 
 
 def _keep_types(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Optimizers cast their state to the type of the parameter when they load it, which may round it: undo that."""
+    """Undo the rounding of optimizers, which cast a loaded state to the type of their parameters."""
     for group, before in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         for parameter, number in zip(group["params"], before["params"], strict=True):
             for key, value in saved["state"].get(number, {}).items():
@@ -305,7 +293,7 @@ def _keep_types(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> N
 
 
 def _copied(value: Any) -> Any:
-    """The same state in memory of its own: what was read lies in one buffer, and would be kept whole for a part."""
+    """Copy a state: the tensors of a snapshot share one buffer, and keeping one would keep all."""
     if isinstance(value, torch.Tensor):
         return value.clone()
     if type(value) is dict:

@@ -1,6 +1,6 @@
-"""What a run's bits depend on beside its state: the data, and the threads that compute. A snapshot says both.
+"""The parts of a run's snapshot beside its tensors: their names, and the checks of a snapshot that is resumed from.
 
-Whoever goes on from it compares: other data is refused before it is trained on, other threads are told of.
+`save` writes them and `restore` reads them. Nothing here is trusted: a snapshot may have been written by anyone.
 """
 
 import logging
@@ -8,43 +8,73 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 import torch
+import xxhash
 
-from holdfast.errors import BadInput
+from holdfast.checkpoint.snapshot import Snapshot
+from holdfast.checkpoint.state_tree import unflatten
+from holdfast.errors import BadInput, Corrupt
 from holdfast.events import JSON
 
 logger = logging.getLogger(__name__)
-CONDITIONS = "conditions"  # in the extra of a snapshot
+STATE = "state"  # everything of the protected objects but their tensors
+CONFIG = "config"  # the sample plan
+CONDITIONS = "conditions"
+GENERATORS = "generators"  # the states of the random generators, one entry per rank
+OWN = "own"  # plain values that belong to one rank, one entry per rank
+POSITIONS = "positions"  # the position of each rank's loader, if loaders feed the run
+STOPPED = "stopped"  # the script stopped the run at this step
 
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """A digest of a few samples, if there are any to look at, and the threads of a worker."""
+    """What the bits of a run depend on beside its state: the samples (a digest of a few), and the threads per worker."""
 
     data: str | None
     threads: int
 
     @classmethod
     def now(cls, data: str | None) -> "Conditions":
-        """Those of this process."""
+        """Return the conditions of this process."""
         return cls(data, torch.get_num_threads())
 
     def to_json(self) -> dict[str, JSON]:
-        """As a snapshot has them."""
+        """Return the conditions as a snapshot holds them."""
         return asdict(self)
 
-    def check(self, before: Mapping[str, JSON], *, same_world: bool, tells: bool) -> None:
-        """Refuse other data than that of a snapshot; tell of other threads, where nothing else changes the rounding."""
-        data, threads = before.get("data"), before.get("threads")
+    def check(self, saved: Mapping[str, JSON], *, same_world: bool, warns: bool) -> None:
+        """Refuse data that differ from the snapshot's; warn about another number of threads, which changes rounding."""
+        data, threads = saved.get("data"), saved.get("threads")
         if self.data is not None and data is not None and data != self.data:
             raise BadInput(
-                "the data set holds other samples than when this run was saved: a split or shuffle before attach() "
-                "without a seed? Give it the samples that it had, or name another --out"
+                "the dataset holds other samples than when this run was saved. A split or shuffle before attach() "
+                "without a seed does that: give the run the same samples, or name another --out."
             )
-        if tells and same_world and isinstance(threads, int) and threads != self.threads:
+        if warns and same_world and isinstance(threads, int) and threads != self.threads:
             logger.warning(
-                "this run was trained with %d threads a worker and goes on with %d: sums may round otherwise, so the result "
-                "may differ in its last bits from that of a run that never stopped. OMP_NUM_THREADS=%d keeps them the same",
+                "this run was trained with %d threads per worker and resumes with %d: sums may round differently, so the "
+                "result may differ in its last bits from a run that never stopped. Set OMP_NUM_THREADS=%d to avoid that.",
                 threads,
                 self.threads,
                 threads,
+            )
+
+
+def state_digest(tensors: str, tree: str) -> str:
+    """Return the digest that the history records for a commit: of the tensor file's digest and that of all the rest."""
+    return str(xxhash.xxh3_128_hexdigest(f"{tensors} {tree}".encode()))
+
+
+def check_of_a_run(snapshot: Snapshot) -> None:
+    """Raise Corrupt if the snapshot is not one that a run has saved, whatever its digests say."""
+    extra, world_size = snapshot.extra, snapshot.manifest.world
+    if not isinstance(unflatten(snapshot.tensors, extra), dict):
+        raise Corrupt(f"the snapshot of step {snapshot.step} does not hold the state of a run: use an older one.")
+    for name in (CONFIG, CONDITIONS):
+        if not isinstance(extra.get(name), dict):
+            raise Corrupt(f"the snapshot of step {snapshot.step} lacks the {name} of a run: use an older one.")
+    for name in (GENERATORS, POSITIONS):
+        entries = extra.get(name, [None] * world_size if name == POSITIONS else None)
+        if not (isinstance(entries, list) and len(entries) == world_size):
+            raise Corrupt(
+                f"the snapshot of step {snapshot.step} lacks the {name} of {world_size} ranks: use an older one."
             )
