@@ -88,7 +88,7 @@ def test_a_rehearsal_sees_two_ends_of_epochs_if_they_are_near() -> None:
 
 
 def test_observations_come_back_as_they_were_written() -> None:
-    seen = window(3, held={"rng": held("generator", "a")}, holders=("groupby",), midway=None)
+    seen = window(3, held={"rng": held("generator", "a")}, midway=None)
     assert parse(line(seen)) == seen
     ending = Ending(rank=1, attempt=2, backwards=1, stepped=0)
     assert parse(line(ending)) == ending
@@ -199,9 +199,6 @@ def test_what_was_done_between_the_batch_and_its_gradient_and_not_again_came_aft
     found = judged(reference, [resumed(3)])
     assert found.word == "work after the boundary"
     assert "it changes scheduler/lr" in found.why
-    assert "groupby" not in found.why
-    grouped = [replace(each, holders=("groupby",)) for each in reference]
-    assert "itertools.groupby" in judged(grouped, [resumed(3)]).why
 
 
 def test_what_a_script_sets_in_every_step_depends_on_what_was_lost() -> None:

@@ -72,13 +72,13 @@ def test_two_replicas_count_for_themselves(sums: Found) -> None:
 
 def test_a_hook_that_would_sum_without_weights_is_refused(sums: Found) -> None:
     assert {each["hook"] for each in sums} == {
-        "a replicated model sums its gradients itself: leave out register_comm_hook"
+        "A replicated model sums its gradients itself: leave out register_comm_hook."
     }
 
 
 def test_optimizers_that_step_inside_backward_are_refused(sums: Found) -> None:
     assert {each["inside"] for each in sums} == {
-        "a replicated model sums its gradients itself: leave out register_comm_hook"
+        "A replicated model sums its gradients itself: leave out register_comm_hook."
     }
 
 
@@ -105,15 +105,15 @@ def test_a_model_that_is_not_wrapped_is_itself() -> None:
             "find_unused_parameters: leave it out and use every parameter",
         ),
         (nn.Linear(2, 2), {"static_graph": True}, "static_graph: leave it out, or choose restart"),
-        (nn.Sequential(nn.Embedding(3, 2, sparse=True)), {}, "sparse gradients, and 0 has such: leave out sparse=True"),
-        (nn.EmbeddingBag(3, 2, sparse=True), {}, "sparse gradients, and the model has such"),
+        (nn.Sequential(nn.Embedding(3, 2, sparse=True)), {}, "sparse gradients, which 0 has: leave out sparse=True"),
+        (nn.EmbeddingBag(3, 2, sparse=True), {}, "sparse gradients, which the model has"),
     ],
     ids=["unused", "static", "embedding", "bag"],
 )
-def test_what_live_recovery_does_not_go_with_is_refused_in_one_line(
+def test_models_and_options_that_live_recovery_does_not_support_are_refused_in_one_line(
     model: nn.Module, options: dict[str, Any], named: str
 ) -> None:
     live = LiveRecovery("forward", 2, Coordination(0, (0, 1), HashStore, seat=0))
-    with pytest.raises(BadInput, match=f"^live recovery does not go with .*{named}") as refused:
+    with pytest.raises(BadInput, match=f"^Live recovery does not support .*{named}") as refused:
         Replica(model, options, live)
     assert "\n" not in str(refused.value)

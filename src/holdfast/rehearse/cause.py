@@ -189,26 +189,19 @@ def _after_the_boundary(case: DivergenceCase) -> Cause | None:
     mine, its = case.first, case.reference_window(case.first.step, case.first.rank)
     if its is None or mine.midway is None:
         return None
-    grouped = "groupby" in its.holders
     missing = sorted(changed(its.begun, its.midway) - changed(mine.begun, mine.midway))
-    missing = [path for path in missing if grouped or not case.is_a_habit(path)]
+    missing = [path for path in missing if not case.is_a_habit(path)]
     if not missing:
         return None
-    who = (
-        "itertools.groupby asks for the next batch before the script"
-        if grouped
-        else "the next batch is asked for before the script"
-    )
     return Cause(
         word="work after the boundary",
-        why=f"work after the boundary: {who} is done with this one, so what it does then (it changes {_listed(missing)}) "
-        "is not in the save, and is not done after a kill",
+        why=f"work after the boundary: the next batch is requested (as itertools.groupby does) before the script is done "
+        f"with this one, so what it does then (it changes {_listed(missing)}) is not saved, and not repeated after a kill",
         instead="write `for epoch in run.epochs(...): for batch in epoch: ...`, with that work after the inner loop; or do "
         "it in the loop, before it asks for the next batch",
         evidence=(
             f"in the reference {_listed(missing)} changed after the batch of step {mine.step} was handed out and before its "
             "first gradient; after the kill it did not",
-            *(["the loop runs inside of itertools.groupby"] if grouped else []),
             *_too({path: pair[0] for path, pair in case.lost.items()}),
         ),
     )

@@ -95,7 +95,6 @@ class Window:
     kept: Mapping[str, UnprotectedValue]  # when the next window was asked for
     backwards: int
     stepped: int  # times that an optimizer did
-    holders: tuple[str, ...] = ()  # types of what the script put around the loop, such as groupby
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +123,7 @@ def parse(text: str) -> Observed:
             return Ending(**data)
         for name in ("held", "kept"):
             data[name] = {path: UnprotectedValue(**each) for path, each in data[name].items()}
-        return Window(**{**data, "holders": tuple(data["holders"])})
+        return Window(**data)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Corrupt(f"not what a rehearsed worker writes: {text!r:.80}") from error
 

@@ -5,15 +5,12 @@ The supervisor's environment tells a worker that it is one. What the script sees
 """
 
 import atexit
-import gc
-import itertools
 import json
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import GeneratorType
 from typing import Any
 
 from torch import Tensor
@@ -30,8 +27,6 @@ from holdfast.train.state.protected import Protected
 from holdfast.train.state.save import CheckpointSaver
 
 REHEARSAL = "HOLDFAST_REHEARSAL"
-AROUND = (itertools.groupby, itertools.islice, itertools.chain, itertools.tee, map, filter, zip, enumerate)
-_PACKAGE = str(Path(__file__).parents[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +78,6 @@ class StepObserver:
         self._backwards = self._stepped = 0
         self._midway: dict[str, str] | None = None
         self._first: int | None = None  # the parameter whose gradients count: one of them a backward
-        self._holders: tuple[str, ...] | None = None
         for model in protected.models:
             for parameter in model.parameters():
                 if parameter.requires_grad:
@@ -93,8 +87,6 @@ class StepObserver:
 
     def begins(self, step: int, epoch: int, ids: Ids, parts: list[Any]) -> None:
         """A window is about to be handed out, in these parts."""
-        if self._holders is None:
-            self._holders = _holders()
         self._seen = {
             "rank": self._rank,
             "attempt": self._attempt,
@@ -105,7 +97,6 @@ class StepObserver:
             "drawn": {name: value_digests.mark(state) for name, state in rng.capture().items()},
             "begun": self._state(),
             "held": self._held(),
-            "holders": self._holders,
         }
         self._backwards = self._stepped = 0
         self._midway = None
@@ -145,15 +136,3 @@ class StepObserver:
     def _write(self, what: Observed) -> None:
         self._file.write(line(what))
         self._file.flush()
-
-
-def _holders() -> tuple[str, ...]:
-    """Which of itertools' iterators run around a loop of ours."""
-    around = [each for each in gc.get_objects() if type(each) in AROUND]
-    return tuple(sorted({type(each).__name__ for each in around if any(map(_is_ours, gc.get_referents(each)))}))
-
-
-def _is_ours(value: object) -> bool:
-    if isinstance(value, GeneratorType):
-        return value.gi_code.co_filename.startswith(_PACKAGE)
-    return type(value).__module__.startswith("holdfast")
