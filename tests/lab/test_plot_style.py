@@ -9,11 +9,12 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from holdfast.blocks.policy import RANKINGS
-from holdfast.lab.blocks import grid, partial_recovery, priority_checkpoint
-from holdfast.lab.blocks.comparison import Compared, _row
-from holdfast.lab.blocks.measure import Costs, Measurement
-from holdfast.lab.blocks.panels import PANELS
 from holdfast.lab.bounds.contraction import Contraction
+from holdfast.lab.partial import cost_figures as grid
+from holdfast.lab.partial import partial_recovery, priority_checkpoint
+from holdfast.lab.partial.comparison import Compared, _row
+from holdfast.lab.partial.measure import Costs, Measurement
+from holdfast.lab.partial.panels import PANELS
 from holdfast.lab.plot_style import COLOURS
 from holdfast.lab.simulate.strategy import Strategy
 

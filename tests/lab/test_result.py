@@ -9,10 +9,10 @@ import pytest
 
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.lab import result_page
-from holdfast.lab.blocks import partial_recovery
 from holdfast.lab.bounds import mlr_bound, mlr_reset, qp_bound
-from holdfast.lab.bounds.bound import PerturbedTrials
+from holdfast.lab.bounds.perturbed_trials import PerturbedTrials
 from holdfast.lab.experiment import Options, Progress
+from holdfast.lab.partial import partial_recovery
 from holdfast.lab.registry import EXPERIMENTS, experiment
 from holdfast.lab.result import Claim, Result, ResultTable, command_line
 from holdfast.report.files import prepare, replace_text

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from holdfast.errors import BadInput
-from holdfast.lab.blocks.panels import PANELS
+from holdfast.lab.partial.panels import PANELS
 from holdfast.lab.simulate.trajectory import trajectory
 from holdfast.workloads.local_server import InRounds
 from holdfast.workloads.registry import WORKLOADS, load_workload

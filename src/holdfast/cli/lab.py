@@ -61,7 +61,7 @@ def lab_run(
     from holdfast.lab.experiment import Options
     from holdfast.lab.registry import experiment
     from holdfast.lab.result import command_line
-    from holdfast.lab.server.on_ray import elsewhere
+    from holdfast.lab.simulate.ray_pool import elsewhere
     from holdfast.report.files import prepare
     from holdfast.workloads.registry import load_for_lab, own_errors
 
@@ -106,7 +106,7 @@ def lab_check(
 ) -> None:
     """Find what is wrong with a model of your own before trials are run. Example: holdfast lab check my_model.py"""
     require("lab", "`holdfast lab`")
-    from holdfast.lab.blocks.model_check import LIMIT, check
+    from holdfast.lab.partial.model_check import LIMIT, check
     from holdfast.workloads.registry import own_errors
 
     with own_errors(workload), meter() as begin:

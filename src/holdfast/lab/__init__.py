@@ -4,18 +4,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.lab.blocks.model_check import check
-    from holdfast.lab.blocks.own_model import Comparison, CostRow, compare
+    from holdfast.lab.partial.model_check import check
+    from holdfast.lab.partial.own_model import Comparison, CostRow, compare
     from holdfast.workloads.simple_model import LossAt, OneState
 
 # Imported when first used: all but the names needs the extra `lab`.
 _LATER = {
-    "Comparison": "lab.blocks.own_model",
-    "CostRow": "lab.blocks.own_model",
+    "Comparison": "lab.partial.own_model",
+    "CostRow": "lab.partial.own_model",
     "LossAt": "workloads.simple_model",
     "OneState": "workloads.simple_model",
-    "check": "lab.blocks.model_check",
-    "compare": "lab.blocks.own_model",
+    "check": "lab.partial.model_check",
+    "compare": "lab.partial.own_model",
 }
 
 __all__ = ["Comparison", "CostRow", "LossAt", "OneState", "check", "compare"]

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from holdfast.errors import BadInput
 from holdfast.lab.result import Result
 from holdfast.lab.simulate.lanes import Done
-from holdfast.lab.simulate.pool import Item, Outcome, ShareOut, Tell, share_out
+from holdfast.lab.simulate.process_pool import Item, Outcome, ShareOut, Tell, share_out
 from holdfast.workloads.workload import Workload
 
 Progress: TypeAlias = Callable[[int], None]

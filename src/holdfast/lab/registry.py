@@ -1,13 +1,13 @@
 """The experiments there are, by name."""
 
 from holdfast.errors import BadInput
-from holdfast.lab.advised import advice_check
-from holdfast.lab.backprop import tradeoff
-from holdfast.lab.blocks import early_failures, partial_recovery, priority_checkpoint
+from holdfast.lab.advice_check import advice_check
+from holdfast.lab.backprop import backprop_tradeoff as tradeoff
 from holdfast.lab.bounds import lda_reset, mlr_bound, mlr_reset, qp_bound
 from holdfast.lab.experiment import Experiment
 from holdfast.lab.matrix import recovery_matrix
-from holdfast.lab.server import overhead
+from holdfast.lab.partial import early_failures, partial_recovery, priority_checkpoint
+from holdfast.lab.server import server_overhead as overhead
 
 EXPERIMENTS: dict[str, Experiment] = {
     module.EXPERIMENT.name: module.EXPERIMENT

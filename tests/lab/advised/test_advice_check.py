@@ -11,12 +11,14 @@ from holdfast.advice.prices import prices
 from holdfast.advice.question import Question
 from holdfast.advice.run_costs import run_costs
 from holdfast.faults.schedule import Failure
-from holdfast.lab.advised import advice_check, runs, trials
-from holdfast.lab.advised.cases import AdviceCase, coverage
-from holdfast.lab.advised.drive import driving
-from holdfast.lab.advised.sweep import FACTORS, Sweep, around, resampled, schedule
-from holdfast.lab.blocks.panels import PANELS
+from holdfast.lab.advice_check import advice_check
+from holdfast.lab.advice_check import killed_runs as runs
+from holdfast.lab.advice_check import simulated_failures as trials
+from holdfast.lab.advice_check.predicted_costs import AdviceCase, coverage
+from holdfast.lab.advice_check.run_driver import driving
+from holdfast.lab.advice_check.save_interval_sweep import FACTORS, Sweep, around, resampled, schedule
 from holdfast.lab.experiment import Options
+from holdfast.lab.partial.panels import PANELS
 
 
 def case(

@@ -3,7 +3,7 @@
 import pytest
 
 from holdfast.errors import BadInput
-from holdfast.lab.backprop.overhead import (
+from holdfast.lab.backprop.performance_model import (
     Overhead,
     Prices,
     checkpoint_restart,

@@ -16,10 +16,12 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from holdfast.errors import BadInput, Corrupt
-from holdfast.lab.backprop import figures, scenarios, slowdown, tradeoff
+from holdfast.lab.backprop import backprop_tradeoff as tradeoff
+from holdfast.lab.backprop import figures, scenarios, slowdown
 from holdfast.lab.backprop.claims import remarks
 from holdfast.lab.backprop.found import PanelResults
-from holdfast.lab.backprop.overhead import Prices
+from holdfast.lab.backprop.panels import PANELS, WORKERS, Subject, chosen
+from holdfast.lab.backprop.performance_model import Prices
 from holdfast.lab.backprop.scenarios import (
     BASELINE,
     BEFORE,
@@ -34,7 +36,6 @@ from holdfast.lab.backprop.scenarios import (
     Scenarios,
     TrialOutcome,
 )
-from holdfast.lab.backprop.subjects import PANELS, WORKERS, Subject, chosen
 from holdfast.lab.backprop.training import Training
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.result import Result

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from holdfast.lab.blocks.cause import Facts, cause
-from holdfast.lab.blocks.comparison import Compared
-from holdfast.lab.blocks.measure import Costs, Measurement
-from holdfast.lab.blocks.partial_recovery import LOST, rises, strategy
 from holdfast.lab.bounds.contraction import Contraction
-from holdfast.lab.interval import ConfidenceInterval
+from holdfast.lab.confidence import ConfidenceInterval
+from holdfast.lab.partial.comparison import Compared
+from holdfast.lab.partial.explanations import Facts, cause
+from holdfast.lab.partial.measure import Costs, Measurement
+from holdfast.lab.partial.partial_recovery import LOST, rises, strategy
 from holdfast.lab.result import Claim
 
 FACTS = Facts(

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.lab.blocks import early_failures
-from holdfast.lab.blocks.early_failures import EARLY_FULL, FIRST, FRESH, OVER, WAYS
 from holdfast.lab.experiment import Options, Progress
+from holdfast.lab.partial import early_failures
+from holdfast.lab.partial.early_failures import EARLY_FULL, FIRST, FRESH, OVER, WAYS
 from holdfast.lab.result_page import write
 from holdfast.lab.simulate.iterations import as_given, iterations
 from holdfast.lab.simulate.strategy import CheckpointedRun, Trial, stream

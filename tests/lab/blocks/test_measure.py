@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from holdfast.errors import BadInput, StorageFailed
-from holdfast.lab import interval
-from holdfast.lab.blocks import priority_checkpoint
-from holdfast.lab.blocks.measure import Measurement, concentration, measure
-from holdfast.lab.blocks.panels import chosen
-from holdfast.lab.blocks.partial_recovery import strategy
+from holdfast.lab import confidence as interval
 from holdfast.lab.experiment import Options, Progress
+from holdfast.lab.partial import priority_checkpoint
+from holdfast.lab.partial.measure import Measurement, concentration, measure
+from holdfast.lab.partial.panels import chosen
+from holdfast.lab.partial.partial_recovery import strategy
 from holdfast.lab.result import Claim
 from holdfast.lab.result_page import write
 from holdfast.lab.simulate.trajectory import Trajectory

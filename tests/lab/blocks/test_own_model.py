@@ -16,12 +16,12 @@ import holdfast as hf
 from holdfast.blocks import division
 from holdfast.cli import app
 from holdfast.errors import BadInput
-from holdfast.lab.blocks import partial_recovery, priority_checkpoint
-from holdfast.lab.blocks.model_check import check
-from holdfast.lab.blocks.own_model import compared
 from holdfast.lab.experiment import Options, Progress
+from holdfast.lab.partial import partial_recovery, priority_checkpoint
+from holdfast.lab.partial.model_check import check
+from holdfast.lab.partial.own_model import compared
 from holdfast.lab.result import Result
-from holdfast.lab.server import on_ray
+from holdfast.lab.simulate import ray_pool as on_ray
 from holdfast.workloads.registry import load_for_lab
 from holdfast.workloads.reinit import has_rule
 from holdfast.workloads.simple_model import LossAt, Stacked

@@ -13,7 +13,7 @@ from holdfast.faults.schedule import Failure
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.matrix import recovery_matrix
 from holdfast.lab.matrix.config import Matrix, line_of, read_matrix
-from holdfast.lab.matrix.data import PreparedData, make_ready
+from holdfast.lab.matrix.models_and_data import PreparedData, make_ready
 from holdfast.lab.matrix.suites import Suite, Unit, chosen, digest, restarts, run_config, schedule, suites, units
 from holdfast.workloads.images import cifar100
 from repository import ROOT

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import BadInput
-from holdfast.lab.blocks import partial_recovery, priority_checkpoint
 from holdfast.lab.experiment import Options, Progress
-from holdfast.lab.server.on_ray import OnRay, elsewhere
-from holdfast.lab.simulate.pool import Tell
+from holdfast.lab.partial import partial_recovery, priority_checkpoint
+from holdfast.lab.simulate.process_pool import Tell
+from holdfast.lab.simulate.ray_pool import OnRay, elsewhere
 from holdfast.workloads.registry import load_for_lab
 from repository import ROOT
 

@@ -13,8 +13,9 @@ from holdfast.lab import result_page
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.registry import EXPERIMENTS
 from holdfast.lab.result import Result
-from holdfast.lab.server import overhead
-from holdfast.lab.server.overhead import (
+from holdfast.lab.server import server_overhead as overhead
+from holdfast.lab.server.projection import PAPER, Projection, Rates, project
+from holdfast.lab.server.server_overhead import (
     OverheadResults,
     _lengths,
     _projection,
@@ -26,7 +27,6 @@ from holdfast.lab.server.overhead import (
     share,
     sooner,
 )
-from holdfast.lab.server.projection import PAPER, Projection, Rates, project
 from holdfast.lab.server.server_trials import (
     ARMS,
     FULL,

@@ -9,7 +9,8 @@ from holdfast import events
 from holdfast.blocks.policy import Policy
 from holdfast.faults.schedule import Failure
 from holdfast.lab.experiment import Options, Progress
-from holdfast.lab.server import overhead, server_trials
+from holdfast.lab.server import server_overhead as overhead
+from holdfast.lab.server import server_trials
 from holdfast.lab.server import server_trials as server_messages
 from holdfast.server.settings import Settings
 from holdfast.workloads.mlr import mlr

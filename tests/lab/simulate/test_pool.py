@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import BadInput, StorageFailed
-from holdfast.lab.simulate.pool import Tell, share_out
+from holdfast.lab.simulate.process_pool import Tell, share_out
 
 
 def count(item: int, tell: Tell) -> int:
@@ -42,7 +42,7 @@ def test_the_first_item_that_fails_ends_the_work() -> None:
 
 
 UNGUARDED = """
-from holdfast.lab.simulate.pool import share_out
+from holdfast.lab.simulate.process_pool import share_out
 
 def work(item, tell):
     return item

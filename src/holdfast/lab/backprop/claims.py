@@ -9,11 +9,11 @@ from math import isnan
 import numpy as np
 
 from holdfast.blocks.division import Floats
-from holdfast.lab import interval
+from holdfast.lab import confidence as interval
 from holdfast.lab.backprop.found import PanelResults
-from holdfast.lab.backprop.overhead import Overhead, immediate_rollback, mean_checkpoint_restart
+from holdfast.lab.backprop.performance_model import Overhead, immediate_rollback, mean_checkpoint_restart
 from holdfast.lab.backprop.scenarios import BASELINE, INTERRUPTED, LATER, NOW, PHASES, POINTS, Cell
-from holdfast.lab.interval import ConfidenceInterval
+from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.result import Claim
 
 PAPER = 0.055  # the largest relative deviation from Baseline that the paper reports

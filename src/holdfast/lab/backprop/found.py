@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.blocks.division import Floats
-from holdfast.lab import interval
-from holdfast.lab.backprop.overhead import Prices, mean_checkpoint_restart
+from holdfast.lab import confidence as interval
+from holdfast.lab.backprop.panels import BackpropPanel
+from holdfast.lab.backprop.performance_model import Prices, mean_checkpoint_restart
 from holdfast.lab.backprop.scenarios import BASELINE, INTERRUPTED, NOW, PHASES, POINTS, Cell, TrialOutcome
-from holdfast.lab.backprop.subjects import BackpropPanel
-from holdfast.lab.interval import ConfidenceInterval
+from holdfast.lab.confidence import ConfidenceInterval
 
 LEAST = 0.01  # of a mini-batch: an overhead below it is not told from none
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from holdfast.lab.backprop.subjects import PANELS, WORKERS, Subject
-from holdfast.lab.simulate.pool import Tell
+from holdfast.lab.backprop.panels import PANELS, WORKERS, Subject
+from holdfast.lab.simulate.process_pool import Tell
 from holdfast.lab.simulate.strategy import stream
 
 if TYPE_CHECKING:
+    from holdfast.lab.backprop.replicas import Computed
+    from holdfast.lab.backprop.simulated_workers import Interruption
     from holdfast.lab.backprop.training import State, Training
-    from holdfast.lab.simulate.backprop import Interruption
-    from holdfast.lab.simulate.replicas import Computed
 
 PHASES = ("early", "middle", "late")
 POINTS = (0.25, 0.5, 0.75)
@@ -41,7 +41,7 @@ class Cell:
 
     def interruption(self, order: list[int]) -> "Interruption | None":
         """The failure, or None where nothing fails; the first workers of `order` survive."""
-        from holdfast.lab.simulate.backprop import Interruption
+        from holdfast.lab.backprop.simulated_workers import Interruption
 
         if self.point is None:
             return None
@@ -100,7 +100,7 @@ class Scenarios:
         return TrialOutcome(curve, accuracy)
 
     def _phase(self, training: "Training", failing: int, order: list[int], tell: Tell) -> dict[tuple[Cell, str], float]:
-        from holdfast.lab.simulate.replicas import computed
+        from holdfast.lab.backprop.replicas import computed
 
         before = training.state()
         keys = {each: f"{before.digest}/{each[0].name}/{each[1]}" for each in MEASURED}
@@ -130,7 +130,7 @@ class Scenarios:
         """Bring the training to where the cell leaves it. All cells have the first gradients in common."""
         from torch.nn.functional import cross_entropy
 
-        from holdfast.lab.simulate.backprop import minibatch, update
+        from holdfast.lab.backprop.simulated_workers import minibatch, update
 
         training.go_back(before)
         if cell == BEFORE:

@@ -22,13 +22,13 @@ from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.state_tree import flatten, unflatten
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import WorkerLost
-from holdfast.lab.backprop.overhead import Prices, checkpoint_restart, rollback_slowdown
+from holdfast.lab.backprop.panels import WORKERS, Subject
+from holdfast.lab.backprop.performance_model import Prices, checkpoint_restart, rollback_slowdown
+from holdfast.lab.backprop.replicas import Share, computed
 from holdfast.lab.backprop.scenarios import BASELINE, INTERRUPTED, Cell
-from holdfast.lab.backprop.subjects import WORKERS, Subject
+from holdfast.lab.backprop.simulated_workers import minibatch
 from holdfast.lab.backprop.training import State, Training, device
 from holdfast.lab.experiment import Progress
-from holdfast.lab.simulate.backprop import minibatch
-from holdfast.lab.simulate.replicas import Share, computed
 
 REPLAYED = 10  # mini-batches that are replayed after a restart, to compare the performance model with
 START_WITHIN = 300.0  # seconds for a fresh process to reach its device

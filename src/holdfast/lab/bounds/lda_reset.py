@@ -6,8 +6,8 @@ import numpy as np
 
 from holdfast.blocks.division import Floats
 from holdfast.blocks.policy import Policy
-from holdfast.lab.bounds.bound import CAPTION, PerturbedTrials, figure, within_claim
 from holdfast.lab.bounds.contraction import FAR, contraction
+from holdfast.lab.bounds.perturbed_trials import CAPTION, PerturbedTrials, figure, within_claim
 from holdfast.lab.experiment import Experiment, Meter, Options, each
 from holdfast.lab.result import Claim, Result
 from holdfast.lab.simulate.iterations import iterations

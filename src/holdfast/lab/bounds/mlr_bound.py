@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.blocks.division import Floats
-from holdfast.lab.bounds.bound import CAPTION, PerturbedTrials, figure, printed_form_remark, within_claim
+from holdfast.lab.bounds.perturbed_trials import CAPTION, PerturbedTrials, figure, printed_form_remark, within_claim
 from holdfast.lab.experiment import Experiment, Meter, Options, Progress, each
 from holdfast.lab.result import Claim, Result
 from holdfast.lab.simulate.iterations import as_given, iterations

@@ -4,8 +4,8 @@ import numpy as np
 
 from holdfast.blocks.division import Floats
 from holdfast.faults.schedule import lost_blocks
-from holdfast.lab.bounds.bound import CAPTION, PerturbedTrials, figure, printed_form_remark, within_claim
 from holdfast.lab.bounds.mlr_bound import STEP, Reference, reference
+from holdfast.lab.bounds.perturbed_trials import CAPTION, PerturbedTrials, figure, printed_form_remark, within_claim
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.result import Claim, Result
 from holdfast.theory.perturb import gaussian

@@ -14,10 +14,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from holdfast.blocks.division import Floats
-from holdfast.lab.interval import RESAMPLES, ConfidenceInterval
+from holdfast.lab.confidence import RESAMPLES, ConfidenceInterval
 from holdfast.lab.matrix.config import Matrix
 from holdfast.lab.matrix.gates import Failed, failed
-from holdfast.lab.matrix.measured import MeasuredRun
+from holdfast.lab.matrix.measured_run import MeasuredRun
 from holdfast.lab.matrix.suites import Suite, Unit
 from holdfast.lab.matrix.variants import REFERENCE
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from holdfast.faults.storage import KINDS
-from holdfast.lab.interval import ConfidenceInterval
+from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.matrix.analysis import Analysis, gain, reduction, share_above
 from holdfast.lab.matrix.variants import BLOCKING, OVERLAPPED, REFERENCE, VARIANTS
 from holdfast.lab.result import Claim

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from holdfast.errors import BadInput
 from holdfast.faults import points, storage
 from holdfast.faults.schedule import Failure, Schedule
-from holdfast.lab.matrix.data import DATASETS
+from holdfast.lab.matrix.models_and_data import DATASETS
 from holdfast.lab.matrix.networks import NETWORKS
 from holdfast.lab.matrix.variants import VARIANTS
 from holdfast.runs.config import FAULTS

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.lab.matrix.config import Matrix
-from holdfast.lab.matrix.measured import MeasuredRun, Struck
+from holdfast.lab.matrix.measured_run import MeasuredRun, Struck
 from holdfast.lab.matrix.suites import Suite, Unit, restarts, schedule
 
 

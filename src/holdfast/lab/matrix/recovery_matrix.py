@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import BadInput
 from holdfast.lab.experiment import Experiment, Meter, Options
-from holdfast.lab.matrix.measured import MeasuredRun
+from holdfast.lab.matrix.measured_run import MeasuredRun
 from holdfast.lab.matrix.variants import BLOCKING, OVERLAPPED
 from holdfast.lab.result import Result, Row
 
@@ -24,7 +24,7 @@ def run(options: Options, meter: Meter) -> Result:
     from holdfast.lab.matrix.claims import claims
     from holdfast.lab.matrix.config import read_matrix
     from holdfast.lab.matrix.figures import CAPTIONS, figures
-    from holdfast.lab.matrix.runs import MatrixRuns
+    from holdfast.lab.matrix.runner import MatrixRuns
     from holdfast.lab.matrix.suites import chosen
     from holdfast.lab.matrix.tables import tables
 

@@ -24,8 +24,8 @@ from holdfast.blocks.policy import Policy
 from holdfast.errors import WorkerLost
 from holdfast.faults.schedule import Failure
 from holdfast.history.log import recall
-from holdfast.lab.blocks.comparison import trials_folder
 from holdfast.lab.experiment import Meter, Options
+from holdfast.lab.partial.comparison import trials_folder
 from holdfast.lab.trial_log import TrialLog
 from holdfast.server.cluster import cluster
 from holdfast.server.driver import serve

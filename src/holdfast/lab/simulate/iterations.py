@@ -11,7 +11,7 @@ import numpy as np
 
 from holdfast.blocks.division import Floats
 from holdfast.lab.simulate.lanes import Description, Done, Start, run_lanes
-from holdfast.lab.simulate.pool import Tell, share_out
+from holdfast.lab.simulate.process_pool import Tell, share_out
 from holdfast.workloads.workload import Workload
 
 

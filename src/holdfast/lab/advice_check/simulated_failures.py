@@ -6,11 +6,11 @@ from fractions import Fraction
 from holdfast.advice.estimate import Estimate
 from holdfast.blocks.policy import Policy
 from holdfast.events import Event, Iterate, Serve, What
-from holdfast.lab.advised.cases import AdviceCase
-from holdfast.lab.blocks.comparison import trials_folder
-from holdfast.lab.blocks.measure import measure
-from holdfast.lab.blocks.panels import PANELS
+from holdfast.lab.advice_check.predicted_costs import AdviceCase
 from holdfast.lab.experiment import Meter, Options
+from holdfast.lab.partial.comparison import trials_folder
+from holdfast.lab.partial.measure import measure
+from holdfast.lab.partial.panels import PANELS
 from holdfast.lab.simulate.strategy import Strategy
 from holdfast.lab.simulate.trajectory import trajectory
 from holdfast.server.advice import RECOVERIES, ServedCosts, iterations_lost, served_costs

@@ -14,7 +14,7 @@ from holdfast.advice.saving import SaveCosts, best_interval
 from holdfast.blocks.division import Floats
 from holdfast.cost.breakdown import cost_breakdown
 from holdfast.faults.schedule import Failure
-from holdfast.lab.advised.runs import KILLED, config, done
+from holdfast.lab.advice_check.killed_runs import KILLED, config, done
 from holdfast.lab.experiment import Meter, Options
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -86,7 +86,7 @@ def real_sweeps(name: str, costs: RunCosts, options: Options, meter: Meter) -> l
     All intervals of a repeat meet the same failures. By the clock a machine that others use too makes runs differ; what
     part of its own time a run trains hardly depends on that, and leaves out that steps are slower beside a save.
     """
-    from holdfast.lab.advised.drive import driving
+    from holdfast.lab.advice_check.run_driver import driving
 
     mtbf, every = around(costs)
     steps = round(FAILURES * mtbf / costs.step.value)

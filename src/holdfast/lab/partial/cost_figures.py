@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from holdfast.lab import interval
-from holdfast.lab.blocks.comparison import Compared
+from holdfast.lab import confidence as interval
+from holdfast.lab.partial.comparison import Compared
 from holdfast.lab.plot_style import BAND, COLOURS, kind, legend, sheet
 from holdfast.lab.result import Row
 from holdfast.lab.simulate.strategy import Strategy

@@ -16,7 +16,7 @@ from holdfast.errors import WorkerLost
 from holdfast.events import Event
 from holdfast.faults.schedule import Failure
 from holdfast.history.log import read_history
-from holdfast.lab.advised.cases import AdviceCase
+from holdfast.lab.advice_check.predicted_costs import AdviceCase
 from holdfast.lab.experiment import Meter, Options
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class ObservedRuns:
 
 def real(options: Options, meter: Meter) -> ObservedRuns:
     """A calm run of each workload, and one with kills under every recovery."""
-    from holdfast.lab.advised.drive import driving
+    from holdfast.lab.advice_check.run_driver import driving
 
     names = list(WIDTHS)[:1] if options.quick else list(WIDTHS)
     progress = meter("runs that are killed", len(names) * (1 + len(RECOVERIES)))

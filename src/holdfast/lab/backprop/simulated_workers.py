@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from holdfast.errors import BadInput
-from holdfast.lab.simulate.replicas import Computed, Loss, Share, computed, put
+from holdfast.lab.backprop.replicas import Computed, Loss, Share, computed, put
 from holdfast.live import lossy_gradient
 from holdfast.live.lossy_gradient import Weights
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from holdfast.advice.large_job import simulate_published_jobs
-from holdfast.lab import interval
-from holdfast.lab.advised.cases import AdviceCase, coverage
-from holdfast.lab.advised.runs import real
-from holdfast.lab.advised.sweep import Sweep, real_sweeps, resampled
-from holdfast.lab.advised.trials import simulated
+from holdfast.lab import confidence as interval
+from holdfast.lab.advice_check.killed_runs import real
+from holdfast.lab.advice_check.predicted_costs import AdviceCase, coverage
+from holdfast.lab.advice_check.save_interval_sweep import Sweep, real_sweeps, resampled
+from holdfast.lab.advice_check.simulated_failures import simulated
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.result import Claim, Result, ResultTable, Row
 from holdfast.report.files import prepare

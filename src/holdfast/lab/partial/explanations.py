@@ -8,9 +8,9 @@ from math import isnan
 
 import numpy as np
 
-from holdfast.lab import interval
-from holdfast.lab.blocks.comparison import Compared
-from holdfast.lab.interval import ConfidenceInterval
+from holdfast.lab import confidence as interval
+from holdfast.lab.confidence import ConfidenceInterval
+from holdfast.lab.partial.comparison import Compared
 from holdfast.lab.result import Claim
 from holdfast.lab.simulate.strategy import Strategy
 

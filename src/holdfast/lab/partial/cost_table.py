@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from math import isnan
 
-from holdfast.lab.blocks.comparison import Compared
-from holdfast.lab.blocks.measure import LIMIT
+from holdfast.lab.partial.comparison import Compared
+from holdfast.lab.partial.measure import LIMIT
 from holdfast.lab.result import ResultTable, Row
 from holdfast.lab.simulate.strategy import Strategy
 

@@ -13,10 +13,10 @@ from itertools import groupby
 from pathlib import Path
 
 from holdfast.errors import StorageFailed
-from holdfast.lab import interval
-from holdfast.lab.blocks.measure import Costs, Measurement, measure
-from holdfast.lab.blocks.panels import Panel, chosen
+from holdfast.lab import confidence as interval
 from holdfast.lab.experiment import Meter, Options
+from holdfast.lab.partial.measure import Costs, Measurement, measure
+from holdfast.lab.partial.panels import Panel, chosen
 from holdfast.lab.result import Row
 from holdfast.lab.simulate.strategy import Strategy, lost_in
 from holdfast.report.files import prepare, replace_text

@@ -8,9 +8,9 @@ import numpy as np
 
 from holdfast.blocks.division import Floats
 from holdfast.errors import BadInput
-from holdfast.lab import interval
+from holdfast.lab import confidence as interval
+from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.experiment import Experiment, Meter, Options
-from holdfast.lab.interval import ConfidenceInterval
 from holdfast.lab.plot_style import COLOURS, legend, sheet
 from holdfast.lab.result import Claim, Result, Row
 from holdfast.lab.server.server_trials import (

@@ -7,18 +7,18 @@ from contextlib import closing
 
 import numpy as np
 
-from holdfast.lab import interval
+from holdfast.lab import confidence as interval
 from holdfast.lab.backprop import figures
 from holdfast.lab.backprop.claims import claims, remarks
 from holdfast.lab.backprop.found import PanelResults
-from holdfast.lab.backprop.overhead import checkpoint_restart, mean_checkpoint_restart
+from holdfast.lab.backprop.panels import WORKERS, BackpropPanel, chosen
+from holdfast.lab.backprop.performance_model import checkpoint_restart, mean_checkpoint_restart
 from holdfast.lab.backprop.scenarios import INTERRUPTED, MEASURED, PHASES, Cell, Scenarios, TrialOutcome, loaded
-from holdfast.lab.backprop.subjects import WORKERS, BackpropPanel, chosen
-from holdfast.lab.blocks.comparison import trials_folder
+from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.experiment import Experiment, Meter, Options
-from holdfast.lab.interval import ConfidenceInterval
+from holdfast.lab.partial.comparison import trials_folder
 from holdfast.lab.result import Result, Row
-from holdfast.lab.simulate.pool import share_out
+from holdfast.lab.simulate.process_pool import share_out
 from holdfast.lab.trial_log import TrialLog
 from holdfast.report.files import prepare, replace_text
 

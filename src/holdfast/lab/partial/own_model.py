@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 from holdfast.blocks.policy import Policy
 from holdfast.errors import BadInput
 from holdfast.extras import require
-from holdfast.lab.blocks import grid
-from holdfast.lab.blocks.comparison import Compared, criteria
-from holdfast.lab.blocks.comparison import compare as compare_panels
-from holdfast.lab.blocks.cost_table import cost_table, unconverged
-from holdfast.lab.blocks.grid import title
+from holdfast.lab.confidence import finite, mean
 from holdfast.lab.experiment import Meter, Options, Progress
-from holdfast.lab.interval import finite, mean
+from holdfast.lab.partial import cost_figures as grid
+from holdfast.lab.partial.comparison import Compared, criteria
+from holdfast.lab.partial.comparison import compare as compare_panels
+from holdfast.lab.partial.cost_figures import title
+from holdfast.lab.partial.cost_table import cost_table, unconverged
 from holdfast.lab.plot_style import COLOURS, kind, legend, sheet
 from holdfast.lab.result import Result, Row
-from holdfast.lab.simulate.pool import leave_if_imported_by_a_process
+from holdfast.lab.simulate.process_pool import leave_if_imported_by_a_process
 from holdfast.lab.simulate.strategy import Strategy
 from holdfast.workloads.registry import as_workload, load_for_lab
 from holdfast.workloads.simple_model import OneState
@@ -102,7 +102,7 @@ def compare(
     if jobs > 1:
         leave_if_imported_by_a_process()  # before the work that comes first, which every process would do again
     from holdfast.lab.result_page import write
-    from holdfast.lab.server.on_ray import elsewhere
+    from holdfast.lab.simulate.ray_pool import elsewhere
 
     model = _workload(workload, None if data is None else Path(data))
     folder = Path(out) if out is not None else Path("results") / NAME

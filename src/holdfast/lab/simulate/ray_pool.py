@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import BadInput, HoldfastError, WorkerLost
-from holdfast.lab.simulate.pool import Item, Outcome, ShareOut, Tell
+from holdfast.lab.simulate.process_pool import Item, Outcome, ShareOut, Tell
 
 if TYPE_CHECKING:
     from ray import ObjectRef

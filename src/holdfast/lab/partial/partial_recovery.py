@@ -9,14 +9,14 @@ import numpy as np
 
 from holdfast.blocks.division import Floats
 from holdfast.blocks.policy import Policy
-from holdfast.lab.blocks import grid as prediction
-from holdfast.lab.blocks.cause import remark
-from holdfast.lab.blocks.comparison import Compared, compare, criteria
-from holdfast.lab.blocks.cost_table import cost_table, unconverged
-from holdfast.lab.blocks.grid import band, grid, late, series
-from holdfast.lab.blocks.panels import notes
+from holdfast.lab.confidence import mean, paired
 from holdfast.lab.experiment import Experiment, Meter, Options
-from holdfast.lab.interval import mean, paired
+from holdfast.lab.partial import cost_figures as prediction
+from holdfast.lab.partial.comparison import Compared, compare, criteria
+from holdfast.lab.partial.cost_figures import band, grid, late, series
+from holdfast.lab.partial.cost_table import cost_table, unconverged
+from holdfast.lab.partial.explanations import remark
+from holdfast.lab.partial.panels import notes
 from holdfast.lab.result import Claim, Result
 from holdfast.lab.simulate.strategy import Strategy
 

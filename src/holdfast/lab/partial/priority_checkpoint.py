@@ -5,14 +5,14 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from holdfast.blocks.policy import Policy
-from holdfast.lab.blocks import grid as prediction
-from holdfast.lab.blocks.cause import remark
-from holdfast.lab.blocks.comparison import Compared, compare, criteria
-from holdfast.lab.blocks.cost_table import cost_table, unconverged
-from holdfast.lab.blocks.grid import band, grid, late, series
-from holdfast.lab.blocks.panels import notes
+from holdfast.lab.confidence import ConfidenceInterval, paired, reduction
 from holdfast.lab.experiment import Experiment, Meter, Options
-from holdfast.lab.interval import ConfidenceInterval, paired, reduction
+from holdfast.lab.partial import cost_figures as prediction
+from holdfast.lab.partial.comparison import Compared, compare, criteria
+from holdfast.lab.partial.cost_figures import band, grid, late, series
+from holdfast.lab.partial.cost_table import cost_table, unconverged
+from holdfast.lab.partial.explanations import remark
+from holdfast.lab.partial.panels import notes
 from holdfast.lab.plot_style import COLOURS, MARKERS
 from holdfast.lab.result import Claim, Result
 from holdfast.lab.simulate.strategy import Strategy

@@ -18,12 +18,12 @@ import numpy.typing as npt
 
 from holdfast.blocks.division import Floats
 from holdfast.blocks.policy import Policy
-from holdfast.lab.blocks.comparison import Compared, compare, criteria
-from holdfast.lab.blocks.cost_table import unconverged
-from holdfast.lab.blocks.grid import grid
-from holdfast.lab.blocks.panels import notes
+from holdfast.lab.confidence import ConfidenceInterval, few, finite, paired
 from holdfast.lab.experiment import Experiment, Meter, Options
-from holdfast.lab.interval import ConfidenceInterval, few, finite, paired
+from holdfast.lab.partial.comparison import Compared, compare, criteria
+from holdfast.lab.partial.cost_figures import grid
+from holdfast.lab.partial.cost_table import unconverged
+from holdfast.lab.partial.panels import notes
 from holdfast.lab.result import Claim, Result, ResultTable, Row
 from holdfast.lab.simulate.strategy import Strategy
 from holdfast.workloads.reinit import has_rule

@@ -1,1 +1,0 @@
-"""Parts of the experiment `advice-check`: what was predicted of failures beside what they then cost."""

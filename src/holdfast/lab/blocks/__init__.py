@@ -1,1 +1,0 @@
-"""Experiments on partial recovery and priority checkpoints."""
