@@ -20,9 +20,8 @@ import numpy as np
 from holdfast.blocks.policy import Policy
 from holdfast.blocks.recoveries import partial
 from holdfast.faults.schedule import geometric_steps, lost_blocks
-from holdfast.lab.simulate.ages import ages, recovered
-from holdfast.lab.simulate.iterations import as_given, iterations
-from holdfast.lab.simulate.lanes import Start
+from holdfast.lab.simulate.lanes import Start, as_given, iterations
+from holdfast.lab.simulate.strategy import ages, recovered
 from holdfast.lab.simulate.trajectory import crossing, trajectory
 from holdfast.workloads.mlr import LogisticRegression, mlr
 

@@ -17,8 +17,7 @@ from holdfast.faults import points
 from holdfast.faults.schedule import Failure
 from holdfast.history.log import read_history
 from holdfast.history.tail import read_past
-from holdfast.lab.backprop.replicas import Share, computed
-from holdfast.lab.backprop.simulated_workers import Interruption, update
+from holdfast.lab.backprop.simulated_workers import Interruption, Share, computed, update
 from holdfast.runs.config import RunConfig
 from holdfast.sampler.plan import SamplePlan
 from holdfast.train import inject

@@ -15,7 +15,7 @@ from holdfast.blocks.policy import RANKINGS, SAVES, Policy
 from holdfast.blocks.recoveries import RECOVERIES
 from holdfast.errors import BadInput
 from holdfast.faults.schedule import Failure
-from holdfast.lab.simulate.ages import ages, recovered
+from holdfast.lab.simulate.strategy import ages, recovered
 from holdfast.sampler.digest import Samples
 from holdfast.server.members import Member
 from holdfast.server.settings import Settings

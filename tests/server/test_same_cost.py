@@ -10,7 +10,7 @@ from holdfast import events
 from holdfast.blocks.recoveries import RECOVERIES
 from holdfast.faults.schedule import Failure
 from holdfast.history.log import read_history
-from holdfast.lab.simulate.ages import ages, recovered
+from holdfast.lab.simulate.strategy import ages, recovered
 from holdfast.server.cost import contraction, measured_cost, prediction, served_cost
 from holdfast.server.status import ServerOutcome
 from holdfast.theory.bounds import iteration_cost_bound

@@ -9,8 +9,7 @@ from holdfast.blocks.division import Ids, euclidean
 from holdfast.blocks.policy import Policy
 from holdfast.blocks.recoveries import fresh, partial
 from holdfast.errors import BadInput
-from holdfast.lab.simulate.ages import ages, recovered
-from holdfast.lab.simulate.strategy import CheckpointedRun, Strategy, Trial
+from holdfast.lab.simulate.strategy import CheckpointedRun, Strategy, Trial, ages, recovered
 from holdfast.lab.simulate.trajectory import proceed
 from holdfast.workloads.cnn import cnn
 from holdfast.workloads.lda import lda

@@ -18,8 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from holdfast.errors import BadInput, Corrupt
 from holdfast.lab.backprop import backprop_tradeoff as tradeoff
 from holdfast.lab.backprop import figures, scenarios, slowdown
-from holdfast.lab.backprop.claims import remarks
-from holdfast.lab.backprop.found import PanelResults
+from holdfast.lab.backprop.claims import PanelResults, remarks
 from holdfast.lab.backprop.panels import PANELS, WORKERS, Subject, chosen
 from holdfast.lab.backprop.performance_model import Prices
 from holdfast.lab.backprop.scenarios import (

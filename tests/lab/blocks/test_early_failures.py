@@ -10,7 +10,7 @@ from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.partial import early_failures
 from holdfast.lab.partial.early_failures import EARLY_FULL, FIRST, FRESH, OVER, WAYS
 from holdfast.lab.result_page import write
-from holdfast.lab.simulate.iterations import as_given, iterations
+from holdfast.lab.simulate.lanes import as_given, iterations
 from holdfast.lab.simulate.strategy import CheckpointedRun, Trial, stream
 from holdfast.lab.simulate.trajectory import trajectories
 from holdfast.workloads.mf import MatrixFactorization

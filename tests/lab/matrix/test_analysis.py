@@ -13,11 +13,10 @@ from holdfast.faults.schedule import Failure
 from holdfast.lab.matrix import analysis as bootstrap
 from holdfast.lab.matrix import recovery_matrix
 from holdfast.lab.matrix import runner as matrix_runs
-from holdfast.lab.matrix.analysis import Analysis, divergence
+from holdfast.lab.matrix.analysis import Analysis, divergence, failed
 from holdfast.lab.matrix.claims import claims
 from holdfast.lab.matrix.config import Matrix
 from holdfast.lab.matrix.figures import CAPTIONS, figures
-from holdfast.lab.matrix.gates import failed
 from holdfast.lab.matrix.measured_run import MeasuredRun, losses
 from holdfast.lab.matrix.runner import PAUSES, STOLEN, MatrixRuns, Ticks, stolen, ticks
 from holdfast.lab.matrix.suites import Suite, Unit, suites, units

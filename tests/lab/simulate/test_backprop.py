@@ -13,8 +13,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from holdfast.errors import BadInput
-from holdfast.lab.backprop.replicas import Share, computed
-from holdfast.lab.backprop.simulated_workers import Interruption, completed, layers, minibatch
+from holdfast.lab.backprop.simulated_workers import Interruption, Share, completed, computed, layers, minibatch
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "sgd": lambda model: SGD(model.parameters(), lr=0.1),

@@ -15,9 +15,8 @@ from holdfast.blocks.division import Floats, along
 from holdfast.blocks.policy import Policy
 from holdfast.blocks.recoveries import full, partial
 from holdfast.errors import BadInput, WorkerLost
-from holdfast.lab.simulate.ages import ages, checkpoint, recovered
-from holdfast.lab.simulate.iterations import as_given, iterations
-from holdfast.lab.simulate.lanes import Start
+from holdfast.lab.simulate.lanes import Start, as_given, iterations
+from holdfast.lab.simulate.strategy import ages, checkpoint, recovered
 from holdfast.lab.simulate.trajectory import Trajectory, crossing, proceed, trajectory
 from holdfast.workloads.mlr import LogisticRegression, mlr
 from holdfast.workloads.qp import QuadraticProgram

@@ -9,8 +9,7 @@ import numpy as np
 
 from holdfast.lab import confidence as interval
 from holdfast.lab.backprop import figures
-from holdfast.lab.backprop.claims import claims, remarks
-from holdfast.lab.backprop.found import PanelResults
+from holdfast.lab.backprop.claims import PanelResults, claims, remarks
 from holdfast.lab.backprop.panels import WORKERS, BackpropPanel, chosen
 from holdfast.lab.backprop.performance_model import checkpoint_restart, mean_checkpoint_restart
 from holdfast.lab.backprop.scenarios import INTERRUPTED, MEASURED, PHASES, Cell, Scenarios, TrialOutcome, loaded

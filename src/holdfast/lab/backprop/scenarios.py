@@ -15,8 +15,7 @@ from holdfast.lab.simulate.process_pool import Tell
 from holdfast.lab.simulate.strategy import stream
 
 if TYPE_CHECKING:
-    from holdfast.lab.backprop.replicas import Computed
-    from holdfast.lab.backprop.simulated_workers import Interruption
+    from holdfast.lab.backprop.simulated_workers import Computed, Interruption
     from holdfast.lab.backprop.training import State, Training
 
 PHASES = ("early", "middle", "late")
@@ -100,7 +99,7 @@ class Scenarios:
         return TrialOutcome(curve, accuracy)
 
     def _phase(self, training: "Training", failing: int, order: list[int], tell: Tell) -> dict[tuple[Cell, str], float]:
-        from holdfast.lab.backprop.replicas import computed
+        from holdfast.lab.backprop.simulated_workers import computed
 
         before = training.state()
         keys = {each: f"{before.digest}/{each[0].name}/{each[1]}" for each in MEASURED}

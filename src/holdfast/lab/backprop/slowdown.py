@@ -24,9 +24,8 @@ from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import WorkerLost
 from holdfast.lab.backprop.panels import WORKERS, Subject
 from holdfast.lab.backprop.performance_model import Prices, checkpoint_restart, rollback_slowdown
-from holdfast.lab.backprop.replicas import Share, computed
 from holdfast.lab.backprop.scenarios import BASELINE, INTERRUPTED, Cell
-from holdfast.lab.backprop.simulated_workers import minibatch
+from holdfast.lab.backprop.simulated_workers import Share, computed, minibatch
 from holdfast.lab.backprop.training import State, Training, device
 from holdfast.lab.experiment import Progress
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from holdfast.lab.backprop.panels import WORKERS, Subject
-from holdfast.lab.backprop.replicas import Share, keyed
+from holdfast.lab.backprop.simulated_workers import Share, keyed
 from holdfast.sampler.plan import SamplePlan
 
 EVALUATED = 4  # workers' shares at once when accuracy is taken: no more memory than a step of several workers has

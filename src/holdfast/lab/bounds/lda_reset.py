@@ -10,7 +10,7 @@ from holdfast.lab.bounds.contraction import FAR, contraction
 from holdfast.lab.bounds.perturbed_trials import CAPTION, PerturbedTrials, figure, within_claim
 from holdfast.lab.experiment import Experiment, Meter, Options, each
 from holdfast.lab.result import Claim, Result
-from holdfast.lab.simulate.iterations import iterations
+from holdfast.lab.simulate.lanes import iterations
 from holdfast.lab.simulate.strategy import CheckpointedRun, Strategy, Trial
 from holdfast.lab.simulate.trajectory import trajectory
 from holdfast.workloads.workload import Workload, norm_order

@@ -11,8 +11,7 @@ from holdfast.blocks.division import Floats
 from holdfast.lab.bounds.perturbed_trials import CAPTION, PerturbedTrials, figure, printed_form_remark, within_claim
 from holdfast.lab.experiment import Experiment, Meter, Options, Progress, each
 from holdfast.lab.result import Claim, Result
-from holdfast.lab.simulate.iterations import as_given, iterations
-from holdfast.lab.simulate.lanes import Start
+from holdfast.lab.simulate.lanes import Start, as_given, iterations
 from holdfast.lab.simulate.trajectory import Trajectory, proceed, trajectory
 from holdfast.theory.perturb import adversarial, gaussian
 from holdfast.theory.rate import Rate, worst_rate

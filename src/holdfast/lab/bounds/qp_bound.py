@@ -6,8 +6,7 @@ from holdfast.blocks.division import Floats
 from holdfast.lab.bounds.perturbed_trials import CAPTION, PerturbedTrials, figure, printed_form_remark, within_claim
 from holdfast.lab.experiment import Experiment, Meter, Options, each
 from holdfast.lab.result import Claim, Result
-from holdfast.lab.simulate.iterations import as_given, iterations
-from holdfast.lab.simulate.lanes import Start
+from holdfast.lab.simulate.lanes import Start, as_given, iterations
 from holdfast.lab.simulate.trajectory import Trajectory, trajectory
 from holdfast.theory.perturb import adversarial
 from holdfast.theory.rate import Rate, worst_rate

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from holdfast.faults.storage import KINDS
 from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.matrix.analysis import Analysis, gain, reduction, share_above
-from holdfast.lab.matrix.variants import BLOCKING, OVERLAPPED, REFERENCE, VARIANTS
+from holdfast.lab.matrix.config import BLOCKING, OVERLAPPED, REFERENCE, VARIANTS
 from holdfast.lab.result import Claim
 
 STALL, WRITE = 0.57, 0.92  # the paper's reductions

@@ -3,6 +3,8 @@
 On which line of a TOML text something stands, so that whoever wrote it finds what is wrong. Pure.
 
 The standard library's reader keeps no lines. This looks for them only once something is known to be wrong.
+
+The ways in which a matrix has the same training done: with which recovery, which writer, and whether anything fails.
 """
 
 import re
@@ -15,10 +17,36 @@ from typing import Any, NoReturn
 from holdfast.errors import BadInput
 from holdfast.faults import points, storage
 from holdfast.faults.schedule import Failure, Schedule
-from holdfast.lab.matrix.models_and_data import DATASETS
-from holdfast.lab.matrix.networks import NETWORKS
-from holdfast.lab.matrix.variants import VARIANTS
+from holdfast.lab.matrix.models_and_data import DATASETS, NETWORKS
 from holdfast.runs.config import FAULTS
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way: its recovery and its writer, as `holdfast run` names them."""
+
+    recovery: str
+    writer: str
+    fails: bool = True
+    is_exact: bool = True  # whether it trains what a run without failures trains, sample by sample
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the other workers go on where one is lost."""
+        return self.recovery != "restart"
+
+
+# The first three are the paper's; its reference saves as `blocking` does.
+VARIANTS = {
+    "reference": Variant("restart", "blocking", fails=False),
+    "blocking": Variant("restart", "blocking"),
+    "overlapped": Variant("restart", "overlapped"),
+    "replay": Variant("replay", "overlapped"),
+    "forward": Variant("forward", "overlapped", is_exact=False),
+    "skip": Variant("skip", "overlapped", is_exact=False),
+}
+REFERENCE, BLOCKING, OVERLAPPED = "reference", "blocking", "overlapped"
+
 
 _HEADER = re.compile(r"\s*\[\[?([^\[\]=,]+)\]\]?\s*(#.*)?$")
 _KEY = re.compile(r"\s*([\w.\"' -]+?)\s*=")

@@ -9,7 +9,7 @@ import numpy as np
 from holdfast.cost.compare import COLOURS as CAUSES
 from holdfast.lab import plot_style
 from holdfast.lab.matrix.analysis import Analysis, difference, gain
-from holdfast.lab.matrix.variants import BLOCKING, OVERLAPPED, REFERENCE
+from holdfast.lab.matrix.config import BLOCKING, OVERLAPPED, REFERENCE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import BadInput
 from holdfast.lab.experiment import Experiment, Meter, Options
+from holdfast.lab.matrix.config import BLOCKING, OVERLAPPED
 from holdfast.lab.matrix.measured_run import MeasuredRun
-from holdfast.lab.matrix.variants import BLOCKING, OVERLAPPED
 from holdfast.lab.result import Result, Row
 
 if TYPE_CHECKING:

@@ -23,11 +23,10 @@ from rich.console import Console
 from holdfast.checkpoint.place import store_at
 from holdfast.errors import HoldfastError, StorageFailed
 from holdfast.lab.experiment import Meter
-from holdfast.lab.matrix.config import Matrix
+from holdfast.lab.matrix.config import REFERENCE, Matrix
 from holdfast.lab.matrix.measured_run import Distances, MeasuredRun, distances, measure, read_measured
 from holdfast.lab.matrix.models_and_data import PreparedData, make_ready
 from holdfast.lab.matrix.suites import Suite, Unit, digest, run_config, units
-from holdfast.lab.matrix.variants import REFERENCE
 from holdfast.report.files import replace_text
 from holdfast.runs.config import RunConfig
 from holdfast.supervise.child_call import Aside

@@ -12,9 +12,8 @@ import xxhash
 from holdfast import __version__
 from holdfast.errors import BadInput
 from holdfast.faults.schedule import ENDING, Schedule
-from holdfast.lab.matrix.config import Matrix
+from holdfast.lab.matrix.config import VARIANTS, Matrix, Variant
 from holdfast.lab.matrix.models_and_data import PreparedData
-from holdfast.lab.matrix.variants import VARIANTS, Variant
 from holdfast.runs.config import RunConfig
 
 SCRIPT = Path(__file__).with_name("train.py")

@@ -7,9 +7,9 @@ from holdfast.cost.breakdown import CAUSES, PARTS
 from holdfast.finding import counted
 from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.matrix.analysis import Analysis, Metric, difference, gain, reduction
+from holdfast.lab.matrix.config import BLOCKING, OVERLAPPED, REFERENCE
 from holdfast.lab.matrix.measured_run import MeasuredRun
 from holdfast.lab.matrix.suites import Suite
-from holdfast.lab.matrix.variants import BLOCKING, OVERLAPPED, REFERENCE
 from holdfast.lab.result import ResultTable
 
 Value = str | float | int | None

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch.utils.data import TensorDataset
 
 import holdfast as hf
-from holdfast.lab.matrix.networks import NETWORKS
+from holdfast.lab.matrix.models_and_data import NETWORKS
 
 Parameters = Iterator[torch.nn.Parameter]
 OPTIMIZERS: dict[str, Callable[[Parameters], torch.optim.Optimizer]] = {

@@ -20,9 +20,8 @@ from holdfast.blocks.division import Floats
 from holdfast.blocks.policy import Policy
 from holdfast.lab.confidence import ConfidenceInterval, few, finite, paired
 from holdfast.lab.experiment import Experiment, Meter, Options
-from holdfast.lab.partial.comparison import Compared, compare, criteria
+from holdfast.lab.partial.comparison import Compared, compare, criteria, unconverged
 from holdfast.lab.partial.cost_figures import grid
-from holdfast.lab.partial.cost_table import unconverged
 from holdfast.lab.partial.panels import notes
 from holdfast.lab.result import Claim, Result, ResultTable, Row
 from holdfast.lab.simulate.strategy import Strategy

@@ -16,10 +16,9 @@ from holdfast.extras import require
 from holdfast.lab.confidence import finite, mean
 from holdfast.lab.experiment import Meter, Options, Progress
 from holdfast.lab.partial import cost_figures as grid
-from holdfast.lab.partial.comparison import Compared, criteria
+from holdfast.lab.partial.comparison import Compared, cost_table, criteria, unconverged
 from holdfast.lab.partial.comparison import compare as compare_panels
 from holdfast.lab.partial.cost_figures import title
-from holdfast.lab.partial.cost_table import cost_table, unconverged
 from holdfast.lab.plot_style import COLOURS, kind, legend, sheet
 from holdfast.lab.result import Result, Row
 from holdfast.lab.simulate.process_pool import leave_if_imported_by_a_process

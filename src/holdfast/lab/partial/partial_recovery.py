@@ -12,9 +12,8 @@ from holdfast.blocks.policy import Policy
 from holdfast.lab.confidence import mean, paired
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.partial import cost_figures as prediction
-from holdfast.lab.partial.comparison import Compared, compare, criteria
+from holdfast.lab.partial.comparison import Compared, compare, cost_table, criteria, unconverged
 from holdfast.lab.partial.cost_figures import band, grid, late, series
-from holdfast.lab.partial.cost_table import cost_table, unconverged
 from holdfast.lab.partial.explanations import remark
 from holdfast.lab.partial.panels import notes
 from holdfast.lab.result import Claim, Result

@@ -8,16 +8,21 @@ same shape: the result of a trial depends neither on the trials beside it nor on
 
 Iterations are counted in fractions: where within the last one the loss, as a straight line, meets the criterion. A
 failure that costs a tenth of an iteration would else cost 0 or 1 by chance. The whole count is the next whole number.
+
+How many iterations trials need from where they start to the criterion, in as many processes as one likes.
+
+In go a workload and descriptions of trials; out comes one number for each.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from holdfast.blocks.division import Floats, Ids
+from holdfast.lab.simulate.process_pool import Tell, share_out
 from holdfast.lab.simulate.trajectory import crossing
 from holdfast.workloads.workload import Arrays, Clock, Stack, Workload, stacked, unstacked
 
@@ -169,3 +174,48 @@ class _Lanes:
         self._iteration[lane], self._stream[lane], self._age[lane] = start.iteration, start.stream, 0
         self._careful[lane], self._seen_at[lane], self._due[lane] = careful, 0, 1
         self._seen[lane] = self._start_losses[trial]
+
+
+def as_given(start: Start) -> Start:
+    """For trials that are described by their starts."""
+    return start
+
+
+def iterations(
+    workload: Workload,
+    trials: Sequence[Description],
+    begin: Callable[[Description], Start],
+    *,
+    limit: int,
+    jobs: int = 1,
+    done: Done = lambda trial, count: None,
+) -> Floats:
+    """Iterations of each trial to the criterion, in fractions; infinite for one that is not there within the limit.
+
+    A trial is a small description, and `begin` makes its start only when a lane is free: a thousand states of a large
+    model never exist at once, nor do they travel between processes.
+    """
+    if jobs == 1 or len(trials) <= workload.lanes:
+        return run_lanes(workload, trials, begin, limit, done)
+    parts = [range(first, len(trials), jobs) for first in range(min(jobs, len(trials)))]
+    work = _Part(workload, begin, limit)
+    counts = share_out(work, [[(i, trials[i]) for i in part] for part in parts], jobs=jobs, hear=done)
+    result = np.full(len(trials), np.inf)
+    for part, found in zip(parts, counts, strict=True):
+        result[part] = found
+    return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Part:
+    """Some of the trials, each with its number among all."""
+
+    workload: Workload
+    begin: Callable[[Any], Start]
+    limit: int
+
+    def __call__(self, part: Sequence[tuple[int, Any]], tell: Tell) -> Floats:
+        numbers, trials = zip(*part, strict=True)
+        return run_lanes(
+            self.workload, trials, self.begin, self.limit, lambda trial, count: tell(numbers[trial], count)
+        )
