@@ -20,8 +20,8 @@ import numpy as np
 from holdfast.blocks.policy import Policy
 from holdfast.blocks.recoveries import partial
 from holdfast.faults.schedule import geometric_steps, lost_blocks
-from holdfast.lab.simulate.lanes import Start, as_given, iterations
-from holdfast.lab.simulate.strategy import ages, recovered
+from holdfast.lab.simulate.lanes import Start, iterations_to_criterion, start_as_given
+from holdfast.lab.simulate.strategy import last_saved, recovered_state
 from holdfast.lab.simulate.trajectory import crossing, trajectory
 from holdfast.workloads.mlr import LogisticRegression, mlr
 
@@ -74,10 +74,10 @@ def drawn(count: int, rows: int) -> Iterator[Trial]:
 def batched(workload: LogisticRegression, trials: list[Trial]) -> np.ndarray:
     """All trials through the simulator: the iteration at which each converges, in fractions."""
     run = trajectory(workload)
-    saved_at = ages(run.states, workload.blocks, workload.norm, Policy(ranking="full", interval=INTERVAL))
-    states = [recovered(run.states, workload.blocks, saved_at[t.step], partial, t.step, t.lost) for t in trials]
+    saved_at = last_saved(run.states, workload.blocks, workload.norm, Policy(ranking="full", interval=INTERVAL))
+    states = [recovered_state(run.states, workload.blocks, saved_at[t.step], partial, t.step, t.lost) for t in trials]
     starts = [Start(state, trial.step) for state, trial in zip(states, trials, strict=True)]
-    counts = iterations(workload, starts, as_given, limit=500, jobs=os.cpu_count() or 1)
+    counts = iterations_to_criterion(workload, starts, start_as_given, limit=500, jobs=os.cpu_count() or 1)
     return np.array([trial.step for trial in trials]) + counts
 
 

@@ -17,7 +17,7 @@ from holdfast.faults import points
 from holdfast.faults.schedule import Failure
 from holdfast.history.log import read_history
 from holdfast.history.tail import read_past
-from holdfast.lab.backprop.simulated_workers import Interruption, Share, computed, update
+from holdfast.lab.backprop.simulated_workers import Interruption, Share, apply_gradients, compute_gradients
 from holdfast.runs.config import RunConfig
 from holdfast.sampler.plan import SamplePlan
 from holdfast.train import inject
@@ -125,7 +125,7 @@ def simulated(before: dict[str, Tensor], interruption: Interruption) -> tuple[di
         gradients.update({name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None})
 
     optimizer.register_step_pre_hook(keep)
-    update(model, optimizer, computed(model, shares(), F.cross_entropy), interruption, inside=False)
+    apply_gradients(model, optimizer, compute_gradients(model, shares(), F.cross_entropy), interruption, inside=False)
     return gradients, {name: each.detach() for name, each in model.named_parameters()}
 
 

@@ -12,7 +12,7 @@ from holdfast.blocks.policy import RANKINGS
 from holdfast.lab.bounds.contraction import Contraction
 from holdfast.lab.partial import cost_figures as grid
 from holdfast.lab.partial import partial_recovery, priority_checkpoint
-from holdfast.lab.partial.comparison import Compared, _row
+from holdfast.lab.partial.comparison import PanelComparison, _row
 from holdfast.lab.partial.measure import Costs, Measurement
 from holdfast.lab.partial.panels import PANELS
 from holdfast.lab.plot_style import COLOURS
@@ -27,19 +27,19 @@ PRIORITY = [
 ]  # fmt: skip
 
 
-def panels(count: int, strategies: list[Strategy]) -> list[Compared]:
+def panels(count: int, strategies: list[Strategy]) -> list[PanelComparison]:
     rng, found = np.random.default_rng(0), []
     for panel in list(PANELS.values())[:count]:
         costs = {each.canonical: Costs(*rng.exponential(4, size=(4, 10))) for each in strategies}
         measured = Measurement(np.full(10, 60), np.arange(1, 41, 4), Contraction(0.9, 1.0, True, 0.9, 0.9), 0.5, costs)
         rows = [_row(panel.name, measured, each, strategies[0]) for each in strategies]
-        found.append(Compared(panel.name, "w", False, 1.0, 0.1, measured, rows, panel.title, 10))
+        found.append(PanelComparison(panel.name, "w", False, 1.0, 0.1, measured, rows, panel.title, 10))
     return found
 
 
 def drawn(which: str, count: int) -> Any:
     if which == "bound":
-        return grid.figure(panels(count, PRIORITY))
+        return grid.bound_figure(panels(count, PRIORITY))
     if which == "partial":
         return partial_recovery.figure(panels(count, PARTIAL), 8, paper=True)
     return priority_checkpoint.figure(panels(count, PRIORITY), 8, paper=True)

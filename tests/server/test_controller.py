@@ -15,7 +15,7 @@ from holdfast.blocks.policy import RANKINGS, SAVES, Policy
 from holdfast.blocks.recoveries import RECOVERIES
 from holdfast.errors import BadInput
 from holdfast.faults.schedule import Failure
-from holdfast.lab.simulate.strategy import ages, recovered
+from holdfast.lab.simulate.strategy import last_saved, recovered_state
 from holdfast.sampler.digest import Samples
 from holdfast.server.members import Member
 from holdfast.server.settings import Settings
@@ -60,7 +60,7 @@ def test_early_saves_are_those_of_the_simulation_and_the_audit_knows_when_they_a
     policy = Policy(ranking="priority", interval=4, fraction=Fraction(1, 4), saves=saves)
     run_in_process(monkeypatch, settings(tmp_path, workload="mf-generated", policy=policy, iterations=5))
 
-    expected = ages(simulated(workload, 5), workload.blocks, workload.norm, policy)[-1]
+    expected = last_saved(simulated(workload, 5), workload.blocks, workload.norm, policy)[-1]
     assert checkpoint(tmp_path, workload).saved_at.tolist() == expected.tolist()
     assert {event.step for event in told(tmp_path, events.Commit)} == {
         step for step in range(6) if step == 0 or policy.due(step)
@@ -79,7 +79,7 @@ def test_blocks_that_were_never_saved_get_the_fresh_values_of_the_simulation(
     states = simulated(workload, 2)
     lost = np.array(sorted(block for event in told(tmp_path, events.Lost) for block in event.blocks))
     never = np.zeros(len(workload.blocks), np.int64)
-    state = recovered(states, workload.blocks, never, RECOVERIES["fresh"], 2, lost, partial(renewed, workload))
+    state = recovered_state(states, workload.blocks, never, RECOVERIES["fresh"], 2, lost, partial(renewed, workload))
     expected = []
     for iteration in (2, 3):
         state = advanced(workload, state, iteration)
@@ -110,7 +110,7 @@ def test_every_policy_saves_what_it_saves_in_simulation(
     run_in_process(monkeypatch, settings(tmp_path, policy=policy))
 
     workload = WORKLOADS["mlr-digits"]
-    expected = ages(simulated(workload, 4), workload.blocks, workload.norm, policy)[-1]
+    expected = last_saved(simulated(workload, 4), workload.blocks, workload.norm, policy)[-1]
     assert checkpoint(tmp_path, workload).saved_at.tolist() == expected.tolist()
 
 
@@ -124,15 +124,17 @@ def test_nodes_killed_between_iterations_give_the_perturbation_of_the_simulation
     run_in_process(monkeypatch, chosen)
 
     states = simulated(workload, 2)
-    saved_at = ages(states, workload.blocks, workload.norm, chosen.policy)[-1]
+    saved_at = last_saved(states, workload.blocks, workload.norm, chosen.policy)[-1]
     blocks = np.array(sorted(block for event in told(tmp_path, events.Lost) for block in event.blocks))
-    state = recovered(states, workload.blocks, saved_at, RECOVERIES[recovery], 2, blocks, partial(renewed, workload))
+    state = recovered_state(
+        states, workload.blocks, saved_at, RECOVERIES[recovery], 2, blocks, partial(renewed, workload)
+    )
     expected = []
     for iteration in (2, 3):
         state = advanced(workload, state, iteration)
         expected.append(loss_of(workload, state))
     assert [event.loss for event in told(tmp_path, events.Iterate)][2:] == pytest.approx(expected, rel=1e-5)
-    saved = recovered(states, workload.blocks, saved_at, RECOVERIES["full"], 2, blocks)
+    saved = recovered_state(states, workload.blocks, saved_at, RECOVERIES["full"], 2, blocks)
     size = partial_size(
         workload.norm(workload.blocks, states[2], saved), RECOVERIES[recovery](len(workload.blocks), blocks)
     )

@@ -10,7 +10,7 @@ from holdfast import events
 from holdfast.blocks.recoveries import RECOVERIES
 from holdfast.faults.schedule import Failure
 from holdfast.history.log import read_history
-from holdfast.lab.simulate.strategy import ages, recovered
+from holdfast.lab.simulate.strategy import last_saved, recovered_state
 from holdfast.server.cost import contraction, measured_cost, prediction, served_cost
 from holdfast.server.status import ServerOutcome
 from holdfast.theory.bounds import iteration_cost_bound
@@ -59,9 +59,9 @@ def test_a_failure_costs_what_it_costs_in_simulation(
     failing = settings(tmp_path, failure, workload=calm.name, iterations=500, recovery=recovery)
     disturbed, _ = run_in_process(monkeypatch, failing)
 
-    saved_at = ages(expected[: FAILS_AT + 1], workload.blocks, workload.norm, failing.policy)[-1]
+    saved_at = last_saved(expected[: FAILS_AT + 1], workload.blocks, workload.norm, failing.policy)[-1]
     lost = np.array(sorted(block for event in told(failing.out, events.Lost) for block in event.blocks))
-    state = recovered(expected, workload.blocks, saved_at, RECOVERIES[recovery], FAILS_AT, lost)
+    state = recovered_state(expected, workload.blocks, saved_at, RECOVERIES[recovery], FAILS_AT, lost)
     after = to_criterion(workload, [*expected[:FAILS_AT], state])
     assert undisturbed.iterations == len(expected) - 1
     assert disturbed.iterations == len(after) - 1

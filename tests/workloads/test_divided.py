@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 from holdfast.blocks.division import Ids, partition
 from holdfast.blocks.recoveries import partial, recover
 from holdfast.errors import BadInput
-from holdfast.lab.simulate.trajectory import proceed
+from holdfast.lab.simulate.trajectory import continue_training
 from holdfast.theory.bounds import partial_size
 from holdfast.workloads.corpora import Corpus
 from holdfast.workloads.divided import When, balanced_share, share
@@ -49,7 +49,7 @@ def on_one_node(name: str, workers: int) -> Arrays:
 
 @cache
 def simulated(name: str, iterations: int) -> Arrays:
-    return proceed(workload(name), workload(name).start(), 0, iterations)
+    return continue_training(workload(name), workload(name).start(), 0, iterations)
 
 
 def loss(name: str, state: Arrays) -> float:
@@ -149,7 +149,7 @@ class TestAFailure:
         recover(partial, ours.blocks, theirs, before, lost)
         owner[lost] = np.arange(len(lost)) % 2 * 2  # nodes 0 and 2 take them over
         ended = in_rounds(name, live, 3, 5, workers, owner)
-        assert apart(ended, proceed(ours, theirs, 3, 5)) <= EXACT.get(name, 0)
+        assert apart(ended, continue_training(ours, theirs, 3, 5)) <= EXACT.get(name, 0)
 
 
 class TestWorkers:

@@ -9,8 +9,8 @@ from holdfast.blocks.division import Ids, euclidean
 from holdfast.blocks.policy import Policy
 from holdfast.blocks.recoveries import fresh, partial
 from holdfast.errors import BadInput
-from holdfast.lab.simulate.strategy import CheckpointedRun, Strategy, Trial, ages, recovered
-from holdfast.lab.simulate.trajectory import proceed
+from holdfast.lab.simulate.strategy import CheckpointedRun, Strategy, Trial, last_saved, recovered_state
+from holdfast.lab.simulate.trajectory import continue_training
 from holdfast.workloads.cnn import cnn
 from holdfast.workloads.lda import lda
 from holdfast.workloads.mf import mf
@@ -36,7 +36,7 @@ def half(workload: Workload, seed: int = 0) -> Ids:
 
 def after(workload: Workload, iterations: int) -> Arrays:
     """The state of a run without failure."""
-    return proceed(workload, workload.start(), 0, iterations)
+    return continue_training(workload, workload.start(), 0, iterations)
 
 
 def loss(workload: Workload, state: Arrays) -> float:
@@ -108,13 +108,16 @@ def test_a_failure_before_any_save_renews_lost_blocks_and_one_after_does_not() -
     workload = WORKLOADS["mf"]
     states = [workload.start(), after(workload, 1), after(workload, 2)]
     policy = Policy(ranking="full", interval=2)
-    saved_at, lost = ages(states, workload.blocks, workload.norm, policy), half(workload)
+    saved_at, lost = last_saved(states, workload.blocks, workload.norm, policy), half(workload)
 
     def renew(live: Arrays, lost: Ids, ids: Ids, step: int, stream: int) -> Arrays:
         return renewed(workload, live, lost, ids, step, stream)
 
     for step, renews in ((1, True), (2, False)):
-        how = [recovered(states, workload.blocks, saved_at[step], each, step, lost, renew) for each in (fresh, partial)]
+        how = [
+            recovered_state(states, workload.blocks, saved_at[step], each, step, lost, renew)
+            for each in (fresh, partial)
+        ]
         apart = euclidean(workload.blocks, *how)
         assert np.flatnonzero(apart).tolist() == (lost.tolist() if renews else [])
 

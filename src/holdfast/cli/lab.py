@@ -61,7 +61,7 @@ def lab_run(
     from holdfast.lab.experiment import Options
     from holdfast.lab.registry import experiment
     from holdfast.lab.result import command_line
-    from holdfast.lab.simulate.ray_pool import elsewhere
+    from holdfast.lab.simulate.ray_pool import trial_cluster
     from holdfast.report.files import prepare
     from holdfast.workloads.registry import load_for_lab, own_errors
 
@@ -87,7 +87,7 @@ def lab_run(
     )
     folder = prepare(options.out)
     try:
-        with own_errors(workload or ""), elsewhere(on, address) as cluster, meter() as begin:
+        with own_errors(workload or ""), trial_cluster(on, address) as cluster, meter() as begin:
             own = None if workload is None else load_for_lab(workload, data)
             result = chosen.run(replace(options, workload=own, elsewhere=cluster), begin)
     except KeyboardInterrupt:

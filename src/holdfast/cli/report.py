@@ -56,7 +56,7 @@ def page_of(paths: Sequence[Path], command: str, now: datetime | None = None) ->
         raise BadInput(f"one page cannot show both: {text}. Write a report of each kind.")
     kind = kinds[folders[0]]
     if kind == RESULTS:
-        return result_page.combined([result_page.read(folder) for folder in folders])
+        return result_page.combine([result_page.read(folder) for folder in folders])
     named = list(zip(folders, names(folders), strict=True))
     if kind == SERVED:
         return server_report.page([server_report.served_run(*pair) for pair in named], _origin(command, now))

@@ -30,7 +30,7 @@ def mean(costs: Floats) -> ConfidenceInterval:
     return ConfidenceInterval(float(costs.mean()), float(costs.mean()) - half, float(costs.mean()) + half)
 
 
-def few(values: Floats) -> ConfidenceInterval:
+def mean_of_few(values: Floats) -> ConfidenceInterval:
     """The mean of few trials, by Student's t; a single trial says nothing of where the mean lies."""
     if len(values) < 2 or len(values) > len(_STUDENT) + 1:
         return mean(values)

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from holdfast.errors import BadInput
 from holdfast.lab.result import Result
 from holdfast.lab.simulate.lanes import Done
-from holdfast.lab.simulate.process_pool import Item, Outcome, ShareOut, Tell, share_out
+from holdfast.lab.simulate.process_pool import Item, Outcome, ParallelMap, Report, map_in_processes
 from holdfast.workloads.workload import Workload
 
 Progress: TypeAlias = Callable[[int], None]
@@ -16,7 +16,7 @@ Meter: TypeAlias = Callable[[str, int], Progress]
 """From what is being done and how much of it there is, to a function that is told how much more is done."""
 
 
-def each(progress: Progress) -> Done:
+def per_trial(progress: Progress) -> Done:
     """One step of progress for each trial that is done."""
     return lambda trial, count: progress(1)
 
@@ -38,7 +38,7 @@ class Options:
     panels: tuple[str, ...] = ()
     interval: int = 8
     workload: Workload | None = None
-    elsewhere: ShareOut | None = None
+    elsewhere: ParallelMap | None = None
     config: Path | None = None
 
     def __post_init__(self) -> None:
@@ -56,11 +56,11 @@ class Options:
         """How many groups of trials can be run at once."""
         return self.jobs if self.elsewhere is None else self.elsewhere.jobs
 
-    def share_out(self, work: Callable[[Item, Tell], Outcome], items: Sequence[Item], hear: Tell) -> list[Outcome]:
+    def share_out(self, work: Callable[[Item, Report], Outcome], items: Sequence[Item], hear: Report) -> list[Outcome]:
         """Call work with every item, in processes of this machine or elsewhere."""
         if self.elsewhere is not None:
             return self.elsewhere(work, items, hear)
-        return share_out(work, items, jobs=self.jobs, hear=hear)
+        return map_in_processes(work, items, jobs=self.jobs, hear=hear)
 
     def count(self, full: int, quick: int) -> int:
         """How many trials to run: what the user asked for, else the experiment's own full or quick number."""

@@ -24,12 +24,12 @@ BAND = "#f0e442"  # the range that the paper gives
 LETTER, HANDLE = 0.067, 0.6  # inches of a legend in which letters have 8 points
 
 
-def kind(strategy: Strategy) -> str:
+def style_name(strategy: Strategy) -> str:
     """What a strategy is drawn as: by its policy, or where that saves everything by its recovery."""
     return strategy.policy.ranking if strategy.policy.fraction < 1 else f"{strategy.recovery} recovery"
 
 
-def sheet(width: float, height: float) -> "Figure":
+def new_figure(width: float, height: float) -> "Figure":
     """An empty figure whose text stays text in a PDF: venues refuse the fonts of type 3 that matplotlib would write."""
     from matplotlib import rcParams
     from matplotlib.figure import Figure

@@ -48,7 +48,7 @@ def page(result: Result, pictures: Sequence[Picture], facts: Row) -> Page:
     )
 
 
-def combined(pages: Sequence[Page]) -> Page:
+def combine(pages: Sequence[Page]) -> Page:
     """Several results on one page; what each says is marked with its name."""
     if len(pages) == 1:
         return pages[0]

@@ -15,8 +15,14 @@ from holdfast.lab.advice_check import advice_check
 from holdfast.lab.advice_check import killed_runs as runs
 from holdfast.lab.advice_check import simulated_failures as trials
 from holdfast.lab.advice_check.predicted_costs import AdviceCase, coverage
-from holdfast.lab.advice_check.run_driver import driving
-from holdfast.lab.advice_check.save_interval_sweep import FACTORS, Sweep, around, resampled, schedule
+from holdfast.lab.advice_check.run_driver import start_driver
+from holdfast.lab.advice_check.save_interval_sweep import (
+    FACTORS,
+    Sweep,
+    intervals_to_sweep,
+    kill_schedule,
+    resampled_sweep,
+)
 from holdfast.lab.experiment import Options
 from holdfast.lab.partial.panels import PANELS
 
@@ -64,23 +70,23 @@ def test_the_goodput_of_the_recommended_interval_is_compared_with_the_best_of_th
 
 def test_the_recommended_interval_is_near_the_best_where_costs_are_resampled() -> None:
     costs = run_costs(calm().events)
-    mtbf, every = around(costs)
+    mtbf, every = intervals_to_sweep(costs)
     assert every == sorted(every)
     assert every[2] / every[0] == pytest.approx(1 / FACTORS[0], rel=0.2)
-    assert resampled("calm", costs, [mtbf / 15], seed=0).recommended > 0.97
+    assert resampled_sweep("calm", costs, [mtbf / 15], seed=0).recommended > 0.97
 
 
 def test_failures_of_a_sweep_come_from_its_seed_and_lie_in_the_run() -> None:
-    struck = schedule(50.0, 600, seed=1)
-    assert struck == schedule(50.0, 600, seed=1)
-    assert struck != schedule(50.0, 600, seed=2)
+    struck = kill_schedule(50.0, 600, seed=1)
+    assert struck == kill_schedule(50.0, 600, seed=1)
+    assert struck != kill_schedule(50.0, 600, seed=2)
     assert all(1 <= each.step < 600 for each in struck)
     assert 4 <= len(struck) <= 24
 
 
 def test_kills_come_from_the_seed_and_leave_time_for_a_replacement() -> None:
-    drawn = [runs.kills(seed) for seed in range(20)]
-    assert drawn[3] == runs.kills(3)
+    drawn = [runs.scheduled_kills(seed) for seed in range(20)]
+    assert drawn[3] == runs.scheduled_kills(3)
     assert len({each for pair in drawn for each in pair}) > 20
     assert all(second.step - first.step >= 70 for first, second in drawn)
 
@@ -101,10 +107,10 @@ def test_a_figure_shows_every_kind_of_case() -> None:
 
 
 def test_a_real_run_is_killed_and_read(tmp_path: Path) -> None:
-    with driving(tmp_path / "log") as do:
-        quiet = runs.done(do, runs.config("small", steps=40, save_every=15), tmp_path / "calm")
+    with start_driver(tmp_path / "log") as do:
+        quiet = runs.run_to_completion(do, runs.run_config("small", steps=40, save_every=15), tmp_path / "calm")
         struck = (Failure(step=47, kind="kill", targets=(2,)),)
-        history = runs.done(do, runs.config("small", "forward", struck, steps=80), tmp_path / "struck")
+        history = runs.run_to_completion(do, runs.run_config("small", "forward", struck, steps=80), tmp_path / "struck")
     costs = run_costs(quiet)
     cases = runs._cases("small", costs, prices(costs, Question())["forward"], history)
     assert [each.unit for each in cases] == ["seconds", "iterations"]

@@ -19,7 +19,7 @@ from holdfast.errors import BadInput, Corrupt
 from holdfast.lab.backprop import backprop_tradeoff as tradeoff
 from holdfast.lab.backprop import figures, scenarios, slowdown
 from holdfast.lab.backprop.claims import PanelResults, remarks
-from holdfast.lab.backprop.panels import PANELS, WORKERS, Subject, chosen
+from holdfast.lab.backprop.panels import PANELS, WORKERS, TrainingTask, chosen_panels
 from holdfast.lab.backprop.performance_model import Prices
 from holdfast.lab.backprop.scenarios import (
     BASELINE,
@@ -49,12 +49,12 @@ def silent(what: str, total: int) -> Progress:
     return lambda done: None
 
 
-def tiny() -> Subject:
+def tiny() -> TrainingTask:
     """Two clouds of points, which a small network tells apart within an epoch."""
     torch.manual_seed(0)
     y = torch.arange(64) % 2
     x = torch.randn(64, 4) + 2 * y[:, None]
-    return Subject(
+    return TrainingTask(
         data="points",
         build=lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2)),
         train=(x, y),
@@ -70,8 +70,8 @@ def tiny() -> Subject:
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     threads = torch.get_num_threads()
-    monkeypatch.setattr(scenarios, "loaded", lambda panel, quick, data: tiny())
-    monkeypatch.setattr(tradeoff, "loaded", lambda panel, quick, data: tiny())
+    monkeypatch.setattr(scenarios, "load_task", lambda panel, quick, data: tiny())
+    monkeypatch.setattr(tradeoff, "load_task", lambda panel, quick, data: tiny())
     yield
     torch.set_num_threads(threads)
 
@@ -136,7 +136,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
     folder, threads = tmp_path_factory.mktemp("backprop"), torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patched:
         for module in (scenarios, tradeoff):
-            patched.setattr(module, "loaded", lambda panel, quick, data: tiny())
+            patched.setattr(module, "load_task", lambda panel, quick, data: tiny())
         patched.setattr(slowdown, "_start", lambda on: 1.0)  # a fresh process is the slow part
         options = Options(quick=True, trials=2, panels=("nt3",), out=folder / "result", jobs=1)
         result = tradeoff.run(options, silent)
@@ -205,7 +205,7 @@ def test_the_model_predicts_replay_where_every_kernel_takes_as_long(
     monkeypatch.setattr(slowdown, "_median", lambda on, what, times=0: _kernels(on, what))  # they are always as many
     monkeypatch.setattr(slowdown, "INTERRUPTED", [cell for cell in INTERRUPTED if cell.strategy == "replay"])
     deep = nn.Sequential(*(part for _ in range(30) for part in (nn.Linear(4, 4), nn.BatchNorm1d(4))), nn.Linear(4, 2))
-    found = slowdown.timed(replace(tiny(), build=lambda: deep), 1, tmp_path, lambda done: None)
+    found = slowdown.measure_times(replace(tiny(), build=lambda: deep), 1, tmp_path, lambda done: None)
     for point, predicted in found.predicted.items():
         assert predicted == pytest.approx(found.slowdown[Cell("replay", point)][0], rel=0.02)
 
@@ -215,7 +215,7 @@ def _timed(replay: list[float], skip: list[float], modelled: list[float]) -> Pan
     slowdown = {cell: np.ones(1) for cell in INTERRUPTED}
     for strategy, took in (("replay", replay), ("skip", skip)):
         slowdown |= {Cell(strategy, point): np.array([each]) for point, each in zip(POINTS, took, strict=True)}
-    (panel,) = chosen(("nt3",))
+    (panel,) = chosen_panels(("nt3",))
     alike = {(phase, cell, when): 0.5 for phase in PHASES for cell, when in MEASURED}
     return PanelResults(
         panel=panel,
@@ -246,9 +246,9 @@ def test_a_model_that_fails_says_whether_uneven_gradients_are_the_cause() -> Non
 
 
 def test_an_unknown_panel_is_refused() -> None:
-    assert [panel.name for panel in chosen(())] == list(PANELS)
+    assert [panel.name for panel in chosen_panels(())] == list(PANELS)
     with pytest.raises(BadInput, match="no panel 'nope'; choose among resnet18-cifar10"):
-        chosen(("nope",))
+        chosen_panels(("nope",))
 
 
 @pytest.mark.parametrize(("depth", "values"), [(18, 11_173_962), (50, 23_520_842)])

@@ -7,13 +7,13 @@ import pytest
 
 from holdfast.lab.bounds.contraction import Contraction
 from holdfast.lab.confidence import ConfidenceInterval
-from holdfast.lab.partial.comparison import Compared
-from holdfast.lab.partial.explanations import Facts, cause
+from holdfast.lab.partial.comparison import PanelComparison
+from holdfast.lab.partial.explanations import ReductionFacts, cause_of
 from holdfast.lab.partial.measure import Costs, Measurement
 from holdfast.lab.partial.partial_recovery import LOST, rises, strategy
 from holdfast.lab.result import Claim
 
-FACTS = Facts(
+FACTS = ReductionFacts(
     trials=100,
     whole=0.6,
     early=20,
@@ -45,8 +45,8 @@ def failing(measured: float) -> Claim:
         (replace(FACTS, budget=1), 0.6, "not found"),
     ],
 )
-def test_the_cause_is_the_first_that_explains_the_result(found: Facts, measured: float, says: str) -> None:
-    assert cause(found, failing(measured)).startswith(says)
+def test_the_cause_is_the_first_that_explains_the_result(found: ReductionFacts, measured: float, says: str) -> None:
+    assert cause_of(found, failing(measured)).startswith(says)
 
 
 def test_a_step_in_which_losing_less_costs_more_is_told_with_the_failures_that_make_it_so() -> None:
@@ -60,7 +60,7 @@ def test_a_step_in_which_losing_less_costs_more_is_told_with_the_failures_that_m
             for lost, costs in zip(LOST, [(1.0, 1.0), (2.0, 2.0), (6.0, 2.0), (3.0, 4.0)], strict=True)
         },
     )
-    (line,) = rises(Compared("mf", "mf-small", False, 1.0, 0.1, measured, []), 8)
+    (line,) = rises(PanelComparison("mf", "mf-small", False, 1.0, 0.1, measured, []), 8)
     assert line.startswith("mf: losing 3/4 costs 0.50 iterations")
     assert line.endswith(
         "6.00 against 3.00 in failures before the first full checkpoint, 2.00 against 4.00 in the others."

@@ -10,8 +10,8 @@ from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.partial import early_failures
 from holdfast.lab.partial.early_failures import EARLY_FULL, FIRST, FRESH, OVER, WAYS
 from holdfast.lab.result_page import write
-from holdfast.lab.simulate.lanes import as_given, iterations
-from holdfast.lab.simulate.strategy import CheckpointedRun, Trial, stream
+from holdfast.lab.simulate.lanes import iterations_to_criterion, start_as_given
+from holdfast.lab.simulate.strategy import CheckpointedRun, Trial, trial_stream
 from holdfast.lab.simulate.trajectory import trajectories
 from holdfast.workloads.mf import MatrixFactorization
 from holdfast.workloads.qp import QuadraticProgram
@@ -37,7 +37,7 @@ SPARSE = 46.8  # the criterion, which runs reach in some 45 iterations
 
 def test_first_values_cost_a_sparse_factorization_more_than_starting_over_and_both_remedies_cost_less() -> None:
     workload = sparse()
-    runs = trajectories(workload, [stream(0, number) for number in range(TRIALS)])
+    runs = trajectories(workload, [trial_stream(0, number) for number in range(TRIALS)])
     starts, costs = [], {}
     for way in (OVER, FIRST, EARLY_FULL, FRESH):
         strategy = way.strategy(8)
@@ -52,7 +52,7 @@ def test_first_values_cost_a_sparse_factorization_more_than_starting_over_and_bo
             )
             starts.append(checkpointed(Trial(strategy, STEP, number)))
     without = [run.crossed(workload.criterion) - STEP for run in runs]
-    counts = iterations(workload, starts, as_given, limit=500).reshape(-1, TRIALS)
+    counts = iterations_to_criterion(workload, starts, start_as_given, limit=500).reshape(-1, TRIALS)
     costs = dict(zip(("over", "first", "early-full", "fresh"), (counts - without).mean(axis=1), strict=True))
     assert costs["over"] == pytest.approx(STEP, abs=1e-6)
     assert costs["first"] > costs["over"] > costs["early-full"] > costs["fresh"]

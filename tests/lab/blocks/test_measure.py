@@ -14,7 +14,7 @@ from holdfast.lab import confidence as interval
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.partial import priority_checkpoint
 from holdfast.lab.partial.measure import Measurement, concentration, measure
-from holdfast.lab.partial.panels import chosen
+from holdfast.lab.partial.panels import chosen_panels
 from holdfast.lab.partial.partial_recovery import strategy
 from holdfast.lab.result import Claim
 from holdfast.lab.result_page import write
@@ -123,10 +123,10 @@ def test_concentration_is_the_share_of_the_movement_that_one_small_save_could_ho
 
 
 def test_panels_come_in_their_usual_order_and_unknown_ones_are_refused() -> None:
-    assert [panel.name for panel in chosen(["mf-jester", "mlr-mnist"])] == ["mlr-mnist", "mf-jester"]
-    assert len(chosen([])) == 8
+    assert [panel.name for panel in chosen_panels(["mf-jester", "mlr-mnist"])] == ["mlr-mnist", "mf-jester"]
+    assert len(chosen_panels([])) == 8
     with pytest.raises(BadInput, match="no panel 'mlr-iris'"):
-        chosen(["mlr-iris"])
+        chosen_panels(["mlr-iris"])
 
 
 def test_the_interval_of_a_reduction_covers_the_truth_about_as_often_as_it_says() -> None:

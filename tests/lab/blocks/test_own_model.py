@@ -257,7 +257,7 @@ def test_a_rule_for_blocks_that_were_never_saved_is_found_through_the_file_and_t
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_ray, "find_spec", lambda name: None)
-    with pytest.raises(BadInput, match=r"pip install 'holdfast\[ray\]'"), on_ray.elsewhere("ray", None):
+    with pytest.raises(BadInput, match=r"pip install 'holdfast\[ray\]'"), on_ray.trial_cluster("ray", None):
         pass
 
 

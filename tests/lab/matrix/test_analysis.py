@@ -13,13 +13,13 @@ from holdfast.faults.schedule import Failure
 from holdfast.lab.matrix import analysis as bootstrap
 from holdfast.lab.matrix import recovery_matrix
 from holdfast.lab.matrix import runner as matrix_runs
-from holdfast.lab.matrix.analysis import Analysis, divergence, failed
+from holdfast.lab.matrix.analysis import Analysis, gate_failures, loss_gap
 from holdfast.lab.matrix.claims import claims
 from holdfast.lab.matrix.config import Matrix
 from holdfast.lab.matrix.figures import CAPTIONS, figures
 from holdfast.lab.matrix.measured_run import MeasuredRun, losses
-from holdfast.lab.matrix.runner import PAUSES, STOLEN, MatrixRuns, Ticks, stolen, ticks
-from holdfast.lab.matrix.suites import Suite, Unit, suites, units
+from holdfast.lab.matrix.runner import PAUSES, STOLEN, MatrixRunner, ProcessorTicks, processor_ticks, stolen_share
+from holdfast.lab.matrix.suites import PlannedRun, Suite, planned_runs, suites
 from holdfast.lab.matrix.tables import aggregate, complete, divergences, per_suite, sliced, stalls, tables, wall_clock
 from holdfast.sampler.digest import Samples
 
@@ -37,7 +37,7 @@ WALLS = {"reference": 10.0, "blocking": 20.0, "overlapped": 16.0, "forward": 12.
 WAITED = {"reference": 4.0, "blocking": 4.0, "overlapped": 1.0, "forward": 1.0}
 
 
-def measured(unit: Unit) -> MeasuredRun:
+def measured(unit: PlannedRun) -> MeasuredRun:
     """A run as it should be; the second seed takes a tenth longer."""
     how, longer = unit.how, 1.0 if unit.seed == 1 else 1.1
     written = {"write": 3.0} if how.writer == "blocking" else {"enqueue": 0.03, "backpressure": 0.03}
@@ -65,16 +65,16 @@ def measured(unit: Unit) -> MeasuredRun:
     )
 
 
-def runs() -> dict[Unit, MeasuredRun]:
-    return {unit: measured(unit) for unit in units(MATRIX, [MLP, RESNET])}
+def runs() -> dict[PlannedRun, MeasuredRun]:
+    return {unit: measured(unit) for unit in planned_runs(MATRIX, [MLP, RESNET])}
 
 
-def analysis(found: dict[Unit, MeasuredRun] | None = None) -> Analysis:
+def analysis(found: dict[PlannedRun, MeasuredRun] | None = None) -> Analysis:
     return Analysis(MATRIX, [MLP, RESNET], found or runs())
 
 
 def test_a_suite_whose_runs_are_as_they_should_be_passes_every_gate() -> None:
-    assert failed(MATRIX, MLP, runs()) == []
+    assert gate_failures(MATRIX, MLP, runs()) == []
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_one_run_that_is_not_right_keeps_its_suite_from_counting(
     variant: str, change: dict[str, object], gate: str
 ) -> None:
     found = runs()
-    unit = Unit(MLP, variant, 2)
+    unit = PlannedRun(MLP, variant, 2)
     found[unit] = replace(found[unit], **change)  # type: ignore[arg-type]
-    (wrong,) = failed(MATRIX, MLP, found)
+    (wrong,) = gate_failures(MATRIX, MLP, found)
     assert (wrong.run, wrong.gate) == (f"{variant}-2", gate)
     of = analysis(found)
     assert of.counted == [RESNET]
@@ -110,14 +110,14 @@ def test_one_run_that_is_not_right_keeps_its_suite_from_counting(
 
 def test_a_run_that_was_not_made_is_a_gate_that_fails() -> None:
     found = runs()
-    del found[Unit(MLP, "blocking", 1)]
-    assert [(each.run, each.gate) for each in failed(MATRIX, MLP, found)] == [("blocking-1", "measured")]
+    del found[PlannedRun(MLP, "blocking", 1)]
+    assert [(each.run, each.gate) for each in gate_failures(MATRIX, MLP, found)] == [("blocking-1", "measured")]
 
 
 def test_the_numbers_of_a_suite_that_does_not_count_are_in_no_mean() -> None:
     found = runs()
     for seed in (1, 2):
-        unit = Unit(MLP, "blocking", seed)
+        unit = PlannedRun(MLP, "blocking", seed)
         found[unit] = replace(found[unit], wall=1e6, audit="fail")
     assert analysis(found).mean(lambda run: run.wall, "blocking") == pytest.approx(21.0)
 
@@ -150,7 +150,7 @@ def test_means_over_suites_are_those_of_the_papers_table_5() -> None:
 def test_suites_are_ranked_by_what_overlapping_gains() -> None:
     found = runs()
     for seed in (1, 2):
-        unit = Unit(RESNET, "overlapped", seed)
+        unit = PlannedRun(RESNET, "overlapped", seed)
         found[unit] = replace(found[unit], wall=found[unit].wall / 2)
     table = per_suite(analysis(found))
     assert table is not None
@@ -205,7 +205,7 @@ def test_claims_are_the_papers_and_hold_where_the_numbers_do() -> None:
 def test_the_papers_comparison_is_no_claim_of_a_sweep_or_of_a_disk_that_fails(change: dict[str, object]) -> None:
     matrix = replace(MATRIX, **change)  # type: ignore[arg-type]
     several = suites(matrix)
-    found = {unit: measured(unit) for unit in units(matrix, several)}
+    found = {unit: measured(unit) for unit in planned_runs(matrix, several)}
     storage = (9, "delay", "boundary", 0)
     if "failures" in change:
         found = {
@@ -217,7 +217,7 @@ def test_the_papers_comparison_is_no_claim_of_a_sweep_or_of_a_disk_that_fails(ch
 def test_overlapping_that_loses_in_one_suite_does_not_beat_blocking_in_every_suite() -> None:
     found = runs()
     for seed in (1, 2):
-        unit = Unit(MLP, "overlapped", seed)
+        unit = PlannedRun(MLP, "overlapped", seed)
         found[unit] = replace(found[unit], wall=30.0)
     beats = next(claim for claim in claims(analysis(found)) if claim.id == "beats")
     assert beats.measured == 0.5
@@ -227,7 +227,7 @@ def test_overlapping_that_loses_in_one_suite_does_not_beat_blocking_in_every_sui
 
 def test_a_restart_that_trains_something_else_is_not_exact() -> None:
     found = runs()
-    unit = Unit(MLP, "blocking", 1)
+    unit = PlannedRun(MLP, "blocking", 1)
     found[unit] = replace(found[unit], losses=(2.0, 1.25))
     exact = next(claim for claim in claims(analysis(found)) if claim.id == "exact")
     assert exact.measured == 0.125  # the mean over the seeds
@@ -235,10 +235,10 @@ def test_a_restart_that_trains_something_else_is_not_exact() -> None:
 
 
 def test_divergence_is_of_the_same_steps_and_snapshots() -> None:
-    run = measured(Unit(MLP, "forward", 1))
-    found = divergence(run, measured(Unit(MLP, "reference", 1)))
+    run = measured(PlannedRun(MLP, "forward", 1))
+    found = loss_gap(run, measured(PlannedRun(MLP, "reference", 1)))
     assert found == (0.25, 0.5, 0.25, 0.25)
-    unknown = divergence(replace(run, losses=(None, None), distances=None), run)
+    unknown = loss_gap(replace(run, losses=(None, None), distances=None), run)
     assert all(math.isnan(each) for each in unknown)
     table = divergences(analysis())
     assert table is not None
@@ -264,17 +264,17 @@ def test_the_loss_of_a_step_is_the_mean_over_its_samples_in_the_last_attempt_tha
 
 def test_an_interval_is_drawn_over_seeds_and_keeps_the_runs_of_a_seed_together() -> None:
     rows = np.array([[2.0, 1.0], [20.0, 10.0], [200.0, 100.0]])  # each twice its pair, however large
-    of = bootstrap.interval([rows], bootstrap.gain)
+    of = bootstrap.bootstrap_interval([rows], bootstrap.gain)
     assert of == (1.0, 1.0, 1.0)
-    noisy = bootstrap.interval([np.array([[1.0, 1.0], [3.0, 1.0]])], bootstrap.gain)
+    noisy = bootstrap.bootstrap_interval([np.array([[1.0, 1.0], [3.0, 1.0]])], bootstrap.gain)
     assert noisy == (1.0, 0.0, 2.0)
-    alone = bootstrap.interval([rows[:1]], bootstrap.gain)
+    alone = bootstrap.bootstrap_interval([rows[:1]], bootstrap.gain)
     assert alone.value == 1.0
     assert math.isnan(alone.low)
 
 
 def test_measured_runs_are_read_back_as_they_were_written() -> None:
-    run = measured(Unit(Suite("digits", "mlp", "base"), "forward", 1))
+    run = measured(PlannedRun(Suite("digits", "mlp", "base"), "forward", 1))
     assert MeasuredRun.from_json(run.to_json()) == run
     assert math.isnan(MeasuredRun.from_json(replace(run, wall=math.nan).to_json()).wall)
 
@@ -282,7 +282,7 @@ def test_measured_runs_are_read_back_as_they_were_written() -> None:
 def test_every_figure_has_a_caption_and_a_colour_for_each_variant() -> None:
     swept = replace(MATRIX, sweep={"save_every": (5, 10)})
     several = suites(swept)
-    drawn = figures(Analysis(swept, several, {unit: measured(unit) for unit in units(swept, several)}))
+    drawn = figures(Analysis(swept, several, {unit: measured(unit) for unit in planned_runs(swept, several)}))
     assert list(drawn) == list(CAPTIONS)
     sheet = drawn["goodput"]
     assert [text.get_text() for text in sheet.legends[0].get_texts()] == list(MATRIX.variants)
@@ -291,18 +291,18 @@ def test_every_figure_has_a_caption_and_a_colour_for_each_variant() -> None:
 def test_what_others_had_of_the_processors_is_the_kernels_count(tmp_path: Path) -> None:
     statistics = tmp_path / "stat"
     statistics.write_text("cpu  100 0 50 800 20 0 10 20 7 7\ncpu0 1 2 3\n")
-    before = ticks(statistics)
-    assert before == Ticks(stolen=20, total=1000)
-    assert stolen(before, Ticks(stolen=70, total=1200)) == 0.25
-    assert stolen(before, before) is None
+    before = processor_ticks(statistics)
+    assert before == ProcessorTicks(stolen=20, total=1000)
+    assert stolen_share(before, ProcessorTicks(stolen=70, total=1200)) == 0.25
+    assert stolen_share(before, before) is None
 
 
 @pytest.mark.parametrize("text", ["", "intr 5 6 7 8 9 1 2 3\n", "cpu 1 2 3\n", "cpu 1 2 3 4 5 6 7 eight\n"])
 def test_a_system_that_does_not_say_it_is_believed_to_be_ours(tmp_path: Path, text: str) -> None:
     (tmp_path / "stat").write_text(text)
-    assert ticks(tmp_path / "stat") is None
-    assert ticks(tmp_path / "nothing") is None
-    assert stolen(None, Ticks(1, 2)) is None
+    assert processor_ticks(tmp_path / "stat") is None
+    assert processor_ticks(tmp_path / "nothing") is None
+    assert stolen_share(None, ProcessorTicks(1, 2)) is None
 
 
 @pytest.mark.parametrize(
@@ -312,11 +312,11 @@ def test_a_system_that_does_not_say_it_is_believed_to_be_ours(tmp_path: Path, te
 def test_a_run_from_which_others_took_the_processors_is_done_again_after_a_while(
     monkeypatch: pytest.MonkeyPatch, taken: list[float | None], tries: int
 ) -> None:
-    unit = Unit(MLP, "blocking", 1)
+    unit = PlannedRun(MLP, "blocking", 1)
     done, slept = iter(taken), list[float]()
-    monkeypatch.setattr(MatrixRuns, "_measured", lambda self, unit: replace(measured(unit), stolen=next(done)))
+    monkeypatch.setattr(MatrixRunner, "_measured", lambda self, unit: replace(measured(unit), stolen=next(done)))
     monkeypatch.setattr(matrix_runs.time, "sleep", slept.append)
-    found = MatrixRuns(MATRIX, [MLP], Path("unused"), {})._undisturbed(unit)
+    found = MatrixRunner(MATRIX, [MLP], Path("unused"), {})._undisturbed(unit)
     assert (found.tries, found.stolen) == (tries, taken[-1])
     assert slept == list(PAUSES)[: tries - 1]
     assert next(done, "none left") == "none left"
@@ -324,13 +324,13 @@ def test_a_run_from_which_others_took_the_processors_is_done_again_after_a_while
 
 @pytest.mark.parametrize("fails", [{"audit": "fail"}, {"verdict": "failed"}], ids=str)
 def test_a_failed_run_is_not_done_again_until_it_passes(monkeypatch: pytest.MonkeyPatch, fails: dict[str, str]) -> None:
-    monkeypatch.setattr(MatrixRuns, "_measured", lambda self, unit: replace(measured(unit), stolen=0.9, **fails))
-    found = MatrixRuns(MATRIX, [MLP], Path("unused"), {})._undisturbed(Unit(MLP, "blocking", 1))
+    monkeypatch.setattr(MatrixRunner, "_measured", lambda self, unit: replace(measured(unit), stolen=0.9, **fails))
+    found = MatrixRunner(MATRIX, [MLP], Path("unused"), {})._undisturbed(PlannedRun(MLP, "blocking", 1))
     assert found.tries == 1
 
 
 def test_a_reader_is_told_how_much_of_the_machine_others_had() -> None:
-    runs = {unit: measured(unit) for unit in units(MATRIX, [MLP, RESNET])}
+    runs = {unit: measured(unit) for unit in planned_runs(MATRIX, [MLP, RESNET])}
     assert not any("host" in line for line in recovery_matrix.remarks(Analysis(MATRIX, [MLP, RESNET], runs)))
     runs = {unit: replace(run, stolen=0.02, tries=1) for unit, run in runs.items()}
     first = next(iter(runs))

@@ -13,8 +13,18 @@ from holdfast.faults.schedule import Failure
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.matrix import recovery_matrix
 from holdfast.lab.matrix.config import Matrix, line_of, read_matrix
-from holdfast.lab.matrix.models_and_data import PreparedData, make_ready
-from holdfast.lab.matrix.suites import Suite, Unit, chosen, digest, restarts, run_config, schedule, suites, units
+from holdfast.lab.matrix.models_and_data import PreparedData, prepare_dataset
+from holdfast.lab.matrix.suites import (
+    PlannedRun,
+    Suite,
+    chosen_suites,
+    config_digest,
+    expected_restarts,
+    failure_schedule,
+    planned_runs,
+    run_config,
+    suites,
+)
 from holdfast.workloads.images import cifar100
 from repository import ROOT
 
@@ -126,18 +136,18 @@ def test_every_combination_is_a_suite_and_every_suite_runs_in_every_variant_and_
     assert len(several) == 2 * 2 * 2 * 2
     assert several[1].name == "digits-mlp-base-save_every=10"
     assert several[1].axes == {"dataset": "digits", "model": "mlp", "failures": "base", "save_every": "10"}
-    every = list(units(matrix, several))
+    every = list(planned_runs(matrix, several))
     assert len(every) == len(set(every)) == 16 * 2 * 2
     assert [unit.variant for unit in every[:2]] == ["reference", "blocking"]  # what is compared follows each other
-    assert chosen(matrix, (several[3].name,)) == [several[3]]
+    assert chosen_suites(matrix, (several[3].name,)) == [several[3]]
     with pytest.raises(BadInput, match="no suite 'nope'"):
-        chosen(matrix, ("nope",))
+        chosen_suites(matrix, ("nope",))
 
 
 def test_a_run_is_what_its_suite_and_its_variant_say(tmp_path: Path) -> None:
     matrix = read(tmp_path, GOOD)
     suite, data = Suite("digits", "mlp", "base", (("save_every", 5),)), PreparedData(tmp_path, 100, 10)
-    configs = {name: run_config(matrix, Unit(suite, name, 2), data, None) for name in matrix.variants}
+    configs = {name: run_config(matrix, PlannedRun(suite, name, 2), data, None) for name in matrix.variants}
     assert {name: (c.recovery, c.writer, len(c.failures)) for name, c in configs.items()} == {
         "reference": ("restart", "blocking", 0),
         "blocking": ("restart", "blocking", 2),
@@ -154,21 +164,23 @@ def test_a_run_is_what_its_suite_and_its_variant_say(tmp_path: Path) -> None:
 
 def test_a_run_is_known_again_wherever_it_lies_and_only_with_the_same_settings(tmp_path: Path) -> None:
     matrix = read(tmp_path, GOOD)
-    unit = Unit(Suite("digits", "mlp", "base"), "blocking", 1)
+    unit = PlannedRun(Suite("digits", "mlp", "base"), "blocking", 1)
     here, there = (
         run_config(matrix, unit, PreparedData(tmp_path / name / "digits", 9, 10), None) for name in ("a", "b")
     )
-    assert digest(here) == digest(there)
-    other = run_config(matrix, Unit(unit.suite, "blocking", 2), PreparedData(tmp_path / "digits", 9, 10), None)
-    assert digest(other) != digest(here)
+    assert config_digest(here) == config_digest(there)
+    other = run_config(matrix, PlannedRun(unit.suite, "blocking", 2), PreparedData(tmp_path / "digits", 9, 10), None)
+    assert config_digest(other) != config_digest(here)
 
 
 def test_restarts_follow_from_the_failures_that_end_a_process(tmp_path: Path) -> None:
     matrix = read(tmp_path, GOOD.replace("ranks = [1]", "ranks = [1, 2]"))
-    count = {v: restarts(matrix, Unit(Suite("digits", "mlp", "base"), v, 1)) for v in matrix.variants}
+    count = {v: expected_restarts(matrix, PlannedRun(Suite("digits", "mlp", "base"), v, 1)) for v in matrix.variants}
     assert count == {"reference": 0, "blocking": 2, "overlapped": 2, "replay": 0, "forward": 0, "skip": 0}
-    assert restarts(matrix, Unit(Suite("digits", "mlp", "disk"), "blocking", 1)) == 1  # a refused save is tried again
-    assert schedule(matrix, Unit(Suite("digits", "mlp", "disk"), "reference", 1)) == ()
+    assert (
+        expected_restarts(matrix, PlannedRun(Suite("digits", "mlp", "disk"), "blocking", 1)) == 1
+    )  # a refused save is tried again
+    assert failure_schedule(matrix, PlannedRun(Suite("digits", "mlp", "disk"), "reference", 1)) == ()
 
 
 @pytest.mark.parametrize(
@@ -176,7 +188,7 @@ def test_restarts_follow_from_the_failures_that_end_a_process(tmp_path: Path) ->
 )
 def test_every_matrix_that_comes_with_holdfast_makes_sense(file: Path, tmp_path: Path) -> None:
     matrix = read_matrix(file)
-    for unit in units(matrix, suites(matrix)):
+    for unit in planned_runs(matrix, suites(matrix)):
         run_config(matrix, unit, PreparedData(tmp_path, 100, 10), None).check_world(1)
 
 
@@ -227,10 +239,10 @@ def test_cifar_100_is_read_from_its_archive_with_its_fine_classes(tmp_path: Path
 
 
 def test_a_data_set_is_read_once_and_kept(tmp_path: Path) -> None:
-    first = make_ready("digits", None, tmp_path)
+    first = prepare_dataset("digits", None, tmp_path)
     assert (first.samples, first.classes) == (1797, 10)
     kept = (tmp_path / "digits" / "x.npy").stat().st_mtime_ns
-    assert make_ready("digits", None, tmp_path) == first
+    assert prepare_dataset("digits", None, tmp_path) == first
     assert (tmp_path / "digits" / "x.npy").stat().st_mtime_ns == kept
 
 

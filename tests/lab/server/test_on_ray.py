@@ -9,8 +9,8 @@ import pytest
 from holdfast.errors import BadInput
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.partial import partial_recovery, priority_checkpoint
-from holdfast.lab.simulate.process_pool import Tell
-from holdfast.lab.simulate.ray_pool import OnRay, elsewhere
+from holdfast.lab.simulate.process_pool import Report
+from holdfast.lab.simulate.ray_pool import RayPool, trial_cluster
 from holdfast.workloads.registry import load_for_lab
 from repository import ROOT
 
@@ -27,17 +27,17 @@ def test_a_model_of_ones_own_has_the_same_rows_on_ray(experiment: object, tmp_pa
     (tmp_path / "my_model.py").write_text(EXAMPLE)
     rows = []
     for on in (None, "ray"):
-        with elsewhere(on, None) as cluster:
+        with trial_cluster(on, None) as cluster:
             workload = load_for_lab(str(tmp_path / "my_model.py"))
             options = Options(trials=4, out=tmp_path / str(on) / "out", workload=workload, elsewhere=cluster)
             rows.append(experiment.run(options, silent).rows)  # type: ignore[attr-defined]
     assert rows[0] == rows[1]
 
 
-def doubling() -> Callable[[int, Tell], int]:
+def doubling() -> Callable[[int, Report], int]:
     """Work that travels by value: processes of the cluster cannot import this file."""
 
-    def double(item: int, tell: Tell) -> int:
+    def double(item: int, tell: Report) -> int:
         tell("doubling", item)
         if item < 0:
             raise BadInput("a negative item")
@@ -48,10 +48,10 @@ def doubling() -> Callable[[int, Tell], int]:
 
 def test_what_work_tells_is_heard_and_outcomes_come_in_order() -> None:
     heard: list[tuple[str, int]] = []
-    assert OnRay()(doubling(), [3, 1, 2], lambda *what: heard.append(what)) == [6, 2, 4]
+    assert RayPool()(doubling(), [3, 1, 2], lambda *what: heard.append(what)) == [6, 2, 4]
     assert sorted(heard) == [("doubling", 1), ("doubling", 2), ("doubling", 3)]
 
 
 def test_what_work_refuses_is_refused_here() -> None:
     with pytest.raises(BadInput, match="a negative item"):
-        OnRay()(doubling(), [1, -1], lambda *what: None)
+        RayPool()(doubling(), [1, -1], lambda *what: None)

@@ -19,13 +19,13 @@ from holdfast.lab.server.server_overhead import (
     OverheadResults,
     _lengths,
     _projection,
-    added,
+    checkpoint_share,
     claims,
     figure,
+    iterations_sooner,
     remarks,
     rows,
-    share,
-    sooner,
+    time_added,
 )
 from holdfast.lab.server.server_trials import (
     ARMS,
@@ -71,29 +71,29 @@ def found(behind_scar: Sequence[float] = (0.5, 0.5, 0.7), *, checkpoint: float =
 
 @pytest.mark.parametrize(("scar", "full"), [(0.0, 3.0), (0.5, 3.0), (0.25, 2.0), (3.0, 3.0)])
 def test_iterations_saved_are_the_difference_of_how_far_runs_are_behind(scar: float, full: float) -> None:
-    assert sooner(losses(scar), losses(full)) == pytest.approx(full - scar)
+    assert iterations_sooner(losses(scar), losses(full)) == pytest.approx(full - scar)
 
 
 def test_only_what_was_not_reached_before_the_failure_counts() -> None:
     full = losses(3.0)
     full[7:10] = 99.5  # whatever it does on the way back
-    assert sooner(losses(0.5), full) == pytest.approx(2.5)
+    assert iterations_sooner(losses(0.5), full) == pytest.approx(2.5)
 
 
 def test_a_run_that_never_gets_there_is_not_sooner() -> None:
-    assert sooner(np.full(17, 99.0), losses(3.0)) == -np.inf
-    assert np.isnan(sooner(losses(0.0), np.full(17, 99.0)))
+    assert iterations_sooner(np.full(17, 99.0), losses(3.0)) == -np.inf
+    assert np.isnan(iterations_sooner(losses(0.0), np.full(17, 99.0)))
 
 
 def test_waiting_for_checkpoints_is_counted_against_the_rest_without_the_iteration_that_compiles() -> None:
-    assert share(trial(SCAR_ALONE, checkpoint=0.05, rest=2.0)) == pytest.approx(0.025)
+    assert checkpoint_share(trial(SCAR_ALONE, checkpoint=0.05, rest=2.0)) == pytest.approx(0.025)
 
 
 def test_a_save_is_charged_for_its_own_iteration_and_for_the_next_in_which_it_is_written() -> None:
     each = trial(SIDE_BY_SIDE, checkpoint=0.1)
-    assert added(each) == pytest.approx(0.1)
+    assert time_added(each) == pytest.approx(0.1)
     each.of["seconds"][4::4] += 0.2
-    assert added(each) == pytest.approx(0.3)
+    assert time_added(each) == pytest.approx(0.3)
 
 
 def test_claims_hold_when_scar_is_two_iterations_sooner_and_saves_cost_little() -> None:

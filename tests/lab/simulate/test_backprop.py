@@ -13,7 +13,14 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from holdfast.errors import BadInput
-from holdfast.lab.backprop.simulated_workers import Interruption, Share, completed, computed, layers, minibatch
+from holdfast.lab.backprop.simulated_workers import (
+    Interruption,
+    Share,
+    completed_parameters,
+    compute_gradients,
+    layers_of,
+    train_minibatch,
+)
 
 OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "sgd": lambda model: SGD(model.parameters(), lr=0.1),
@@ -63,9 +70,9 @@ def trained(
     """The state after one whole mini-batch, and one that is interrupted: moments and statistics are not zero then."""
     model = network()
     stepping = OPTIMIZERS[optimizer](model)
-    minibatch(model, stepping, shares(), cross_entropy, inside=inside)
+    train_minibatch(model, stepping, shares(), cross_entropy, inside=inside)
     second = [share for worker, share in enumerate(shares(1)) if only is None or worker in only]
-    minibatch(model, stepping, second, cross_entropy, interruption, inside=inside)
+    train_minibatch(model, stepping, second, cross_entropy, interruption, inside=inside)
     moments = {
         f"{n}.{key}": value for n, state in stepping.state_dict()["state"].items() for key, value in state.items()
     }
@@ -75,7 +82,7 @@ def trained(
 def before(optimizer: str) -> State:
     """The state in which the interrupted mini-batch begins."""
     model = network()
-    minibatch(model, OPTIMIZERS[optimizer](model), shares(), cross_entropy)
+    train_minibatch(model, OPTIMIZERS[optimizer](model), shares(), cross_entropy)
     return model.state_dict()
 
 
@@ -140,7 +147,7 @@ def test_where_the_optimizer_steps_after_backward_replay_is_the_baseline_and_ski
 @settings(max_examples=5)
 @given(point=cases["point"], lost=cases["lost"])
 def test_skip_inside_backward_keeps_the_updates_above_the_point_and_nothing_else(point: float, lost: set[int]) -> None:
-    done = completed(layers(network()), point)
+    done = completed_parameters(layers_of(network()), point)
     after, baseline, start = trained("adam", cut("skip", point, lost)), trained("adam"), before("adam")
     for name, _ in network().named_parameters():
         assert torch.equal(after[name], baseline[name] if name in done else start[name])
@@ -152,8 +159,8 @@ def test_replay_inside_backward_updates_the_layers_above_the_point_twice() -> No
     model, start = network(), before("sgd")
     model.load_state_dict(start)
     optimizer = OPTIMIZERS["sgd"](model)
-    minibatch(model, optimizer, shares(1), cross_entropy, cut("skip", 0.5, {1}))
-    minibatch(model, optimizer, shares(1), cross_entropy)
+    train_minibatch(model, optimizer, shares(1), cross_entropy, cut("skip", 0.5, {1}))
+    train_minibatch(model, optimizer, shares(1), cross_entropy)
     assert all(torch.equal(after[name], value) for name, value in model.state_dict().items())
 
 
@@ -162,31 +169,31 @@ def test_a_point_completes_whole_layers_from_the_last_one_on_and_never_more_grad
     sizes: list[int], point: float
 ) -> None:
     order = tuple(tuple(f"{layer}.{part}" for part in range(size)) for layer, size in enumerate(sizes))
-    done = completed(order, point)
+    done = completed_parameters(order, point)
     tails = [0, *accumulate(reversed(sizes))]
     assert done == {name for layer in order[len(order) - tails.index(len(done)) :] for name in layer}
     assert len(done) <= point * sum(sizes) + 1e-5
 
 
 def test_a_failure_at_a_layer_leaves_that_layer_and_all_before_it() -> None:
-    order = layers(network())
+    order = layers_of(network())
     assert order == (("0.weight", "0.bias"), ("1.weight", "1.bias"), ("3.weight", "3.bias"), ("6.weight", "6.bias"))
-    assert completed(order, "3") == {"6.weight", "6.bias"}
-    assert completed(order, "6") == set()
+    assert completed_parameters(order, "3") == {"6.weight", "6.bias"}
+    assert completed_parameters(order, "6") == set()
     with pytest.raises(BadInput, match="no layer 'nope'; choose among 0, 1, 3, 6"):
-        completed(order, "nope")
+        completed_parameters(order, "nope")
 
 
 @pytest.mark.parametrize("point", [-0.1, 1.1, float("nan")])
 def test_a_point_outside_back_propagation_is_refused(point: float) -> None:
     with pytest.raises(BadInput, match="outside"):
-        completed(layers(network()), point)
+        completed_parameters(layers_of(network()), point)
 
 
 def test_to_compute_gradients_changes_neither_the_model_nor_the_random_numbers_of_others() -> None:
     model = network()
     start, mine, drawn = copy.deepcopy(model.state_dict()), shares(), torch.get_rng_state()
-    first, second = (computed(model, mine, cross_entropy) for _ in range(2))
+    first, second = (compute_gradients(model, mine, cross_entropy) for _ in range(2))
     assert same(model.state_dict(), start)
     assert torch.equal(torch.get_rng_state(), drawn)
     for a, b in zip(first, second, strict=True):
@@ -198,7 +205,7 @@ def test_to_compute_gradients_changes_neither_the_model_nor_the_random_numbers_o
 def test_a_frozen_layer_is_no_layer() -> None:
     model = network()
     model[0].requires_grad_(False)  # type: ignore[index]
-    assert layers(model)[0] == ("1.weight", "1.bias")
+    assert layers_of(model)[0] == ("1.weight", "1.bias")
     kept = model[0].weight.clone()  # type: ignore[index]
-    minibatch(model, SGD(model.parameters(), lr=1.0), shares(), cross_entropy, cut("forward", 0.5, {0}))
+    train_minibatch(model, SGD(model.parameters(), lr=1.0), shares(), cross_entropy, cut("forward", 0.5, {0}))
     assert torch.equal(model[0].weight, kept)  # type: ignore[index]

@@ -15,9 +15,9 @@ from holdfast.blocks.division import Floats, along
 from holdfast.blocks.policy import Policy
 from holdfast.blocks.recoveries import full, partial
 from holdfast.errors import BadInput, WorkerLost
-from holdfast.lab.simulate.lanes import Start, as_given, iterations
-from holdfast.lab.simulate.strategy import ages, checkpoint, recovered
-from holdfast.lab.simulate.trajectory import Trajectory, crossing, proceed, trajectory
+from holdfast.lab.simulate.lanes import Start, iterations_to_criterion, start_as_given
+from holdfast.lab.simulate.strategy import checkpoint_state, last_saved, recovered_state
+from holdfast.lab.simulate.trajectory import Trajectory, continue_training, crossing, trajectory
 from holdfast.workloads.mlr import LogisticRegression, mlr
 from holdfast.workloads.qp import QuadraticProgram
 from holdfast.workloads.workload import Arrays, Clock, Stack
@@ -61,7 +61,7 @@ def one_by_one(workload: LogisticRegression, start: Arrays, limit: int) -> float
 def test_batched_trials_take_as_many_iterations_as_trials_run_one_by_one() -> None:
     workload, _ = digits()
     starts = random_starts(6)
-    counts = iterations(workload, starts, as_given, limit=200)
+    counts = iterations_to_criterion(workload, starts, start_as_given, limit=200)
     whole = np.array([one_by_one(workload, start.state, 200) for start in starts])
     # The two add up in different orders: a count near a whole number may lie on either side of it.
     assert np.all((whole - 1.001 < counts) & (counts < whole + 0.001))
@@ -70,10 +70,12 @@ def test_batched_trials_take_as_many_iterations_as_trials_run_one_by_one() -> No
 def test_results_do_not_depend_on_the_order_or_the_company_of_trials() -> None:
     workload, _ = digits()
     starts = random_starts(40)
-    together = iterations(workload, starts, as_given, limit=200)
+    together = iterations_to_criterion(workload, starts, start_as_given, limit=200)
     order = np.random.default_rng(1).permutation(len(starts))
-    assert np.array_equal(iterations(workload, [starts[i] for i in order], as_given, limit=200), together[order])
-    assert np.array_equal(iterations(workload, starts[3:8], as_given, limit=200), together[3:8])
+    assert np.array_equal(
+        iterations_to_criterion(workload, [starts[i] for i in order], start_as_given, limit=200), together[order]
+    )
+    assert np.array_equal(iterations_to_criterion(workload, starts[3:8], start_as_given, limit=200), together[3:8])
 
 
 def test_a_state_is_advanced_to_the_same_bits_in_every_lane() -> None:
@@ -93,8 +95,10 @@ def test_results_do_not_depend_on_the_number_of_jobs() -> None:
     starts = random_starts(40)
     counted: list[int] = []
     assert np.array_equal(
-        iterations(workload, starts, as_given, limit=200, jobs=2, done=lambda trial, count: counted.append(trial)),
-        iterations(workload, starts, as_given, limit=200),
+        iterations_to_criterion(
+            workload, starts, start_as_given, limit=200, jobs=2, done=lambda trial, count: counted.append(trial)
+        ),
+        iterations_to_criterion(workload, starts, start_as_given, limit=200),
     )
     assert sorted(counted) == list(range(len(starts)))
 
@@ -102,10 +106,10 @@ def test_results_do_not_depend_on_the_number_of_jobs() -> None:
 def test_a_trial_under_the_criterion_needs_no_iteration_and_one_at_the_limit_is_infinite() -> None:
     workload, run = digits()
     counted: list[int] = []
-    found = iterations(
+    found = iterations_to_criterion(
         workload,
         [Start(run.states[k], k) for k in (-1, -4, 0)],
-        as_given,
+        start_as_given,
         limit=10,
         done=lambda trial, count: counted.append(trial),
     )
@@ -118,7 +122,7 @@ def test_a_trajectory_ends_at_the_first_iterate_under_the_criterion() -> None:
     assert np.all(run.losses[:-1] >= workload.criterion)
     assert run.losses[-1] < workload.criterion
     assert run.length == len(run.states) - 1
-    assert np.array_equal(proceed(workload, run.states[3], 3, 5)["weights"], run.states[5]["weights"])
+    assert np.array_equal(continue_training(workload, run.states[3], 3, 5)["weights"], run.states[5]["weights"])
 
 
 @given(st.floats(0, 1e6), st.floats(1e-6, 1e6), st.floats(1e-6, 1e6))
@@ -146,10 +150,10 @@ def test_ages_describe_the_running_checkpoint_that_the_policy_would_have_written
     rng = np.random.default_rng(seed)
     states = [{"w": rng.normal(size=(8, 2))} for _ in range(13)]
     blocks, policy = along(states[0], "w"), Policy(ranking=ranking, interval=4, fraction=fraction, seed=seed)
-    table = ages(states, blocks, lambda b, x, y: np.linalg.norm(x["w"] - y["w"], axis=1), policy)
+    table = last_saved(states, blocks, lambda b, x, y: np.linalg.norm(x["w"] - y["w"], axis=1), policy)
     assert np.all(np.diff(table, axis=0) >= 0)
     for step in range(13):
-        saved = checkpoint(states, blocks, table[step])
+        saved = checkpoint_state(states, blocks, table[step])
         for row in range(8):
             assert np.array_equal(saved["w"][row], states[table[step, row]]["w"][row])
         changed = np.flatnonzero(table[step] == step) if step else np.arange(8)
@@ -158,19 +162,22 @@ def test_ages_describe_the_running_checkpoint_that_the_policy_would_have_written
 
 def test_full_recovery_costs_exactly_the_iterations_since_the_checkpoint() -> None:
     workload, run = digits()
-    table = ages(run.states, workload.blocks, workload.norm, Policy(ranking="full", interval=8))
+    table = last_saved(run.states, workload.blocks, workload.norm, Policy(ranking="full", interval=8))
     steps = [1, 8, 13, 23, 40]
     starts = [
-        Start(recovered(run.states, workload.blocks, table[step], full, step, np.array([0])), step) for step in steps
+        Start(recovered_state(run.states, workload.blocks, table[step], full, step, np.array([0])), step)
+        for step in steps
     ]
-    costs = steps + iterations(workload, starts, as_given, limit=200) - run.crossed(workload.criterion)
+    costs = (
+        steps + iterations_to_criterion(workload, starts, start_as_given, limit=200) - run.crossed(workload.criterion)
+    )
     assert costs == pytest.approx([1, 0, 5, 7, 0], abs=1e-4)  # rounding of a loss, whose stack has another width
 
 
 def test_partial_recovery_takes_only_the_lost_rows_from_the_checkpoint() -> None:
     workload, run = digits()
-    table = ages(run.states, workload.blocks, workload.norm, Policy(ranking="full", interval=8))
-    after = recovered(run.states, workload.blocks, table[13], partial, 13, np.array([5, 20]))["weights"]
+    table = last_saved(run.states, workload.blocks, workload.norm, Policy(ranking="full", interval=8))
+    after = recovered_state(run.states, workload.blocks, table[13], partial, 13, np.array([5, 20]))["weights"]
     stale = np.isin(np.arange(len(after)), [5, 20])
     assert np.array_equal(after[stale], run.states[8]["weights"][stale])
     assert np.array_equal(after[~stale], run.states[13]["weights"][~stale])
@@ -188,7 +195,7 @@ class Deadly(QuadraticProgram):
 def test_a_killed_process_is_said_in_one_line_and_does_not_hang() -> None:
     workload = Deadly(lanes=2)
     with pytest.raises(WorkerLost, match="run fewer --jobs"):
-        iterations(workload, [Start(workload.start(), 0)] * 6, as_given, limit=10, jobs=2)
+        iterations_to_criterion(workload, [Start(workload.start(), 0)] * 6, start_as_given, limit=10, jobs=2)
 
 
 class Drawing(QuadraticProgram):
@@ -206,7 +213,7 @@ def test_a_trial_draws_by_its_stream_and_iteration_whatever_lane_it_has_and_when
     workload = Drawing(lanes=3, criterion=0.1)
     start = {"x": np.ones(4)}
     moments = [(iteration, stream) for stream in range(4) for iteration in (5, 7, 2)]
-    found = iterations(workload, [Start(start, *moment) for moment in moments], as_given, limit=1000)
+    found = iterations_to_criterion(workload, [Start(start, *moment) for moment in moments], start_as_given, limit=1000)
 
     def alone(iteration: int, stream: int) -> int:
         return next(k for k in range(1, 1000) if np.random.default_rng((stream, iteration + k - 1)).random(4)[0] < 0.1)
@@ -228,7 +235,7 @@ class Swamp(QuadraticProgram):
 def test_a_misleading_slope_costs_time_and_never_a_wrong_count() -> None:
     starts = [Start({"x": np.full(4, float(first))}, 0) for first in (0, 5, 17, 39)]
     counts = [
-        iterations(Swamp(lanes=3, criterion=50.0, steady=steady), starts, as_given, limit=99)
+        iterations_to_criterion(Swamp(lanes=3, criterion=50.0, steady=steady), starts, start_as_given, limit=99)
         for steady in (True, False)
     ]
     assert counts[0].tolist() == counts[1].tolist()
@@ -245,6 +252,6 @@ def test_a_steady_loss_is_looked_at_less_often_than_it_falls() -> None:
             return super().loss(stack)
 
     counting = Counting(workload.data, workload.batch, workload.rate, workload.criterion)
-    (count,) = iterations(counting, [Start(run.states[0], 0)], as_given, limit=200)
+    (count,) = iterations_to_criterion(counting, [Start(run.states[0], 0)], start_as_given, limit=200)
     assert count == pytest.approx(run.crossed(workload.criterion), abs=1e-4)
     assert len(looks) < run.length / 2

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.errors import BadInput, StorageFailed
-from holdfast.lab.simulate.process_pool import Tell, share_out
+from holdfast.lab.simulate.process_pool import Report, map_in_processes
 
 
-def count(item: int, tell: Tell) -> int:
+def count(item: int, tell: Report) -> int:
     """Tells more than a pipe holds."""
     if item < 0:
         raise BadInput("a negative item")
@@ -22,7 +22,7 @@ def count(item: int, tell: Tell) -> int:
 
 def test_every_item_is_done_and_all_that_is_told_is_heard() -> None:
     heard: list[tuple[int, int]] = []
-    assert share_out(count, [3, 1, 2], jobs=2, hear=lambda *what: heard.append(what)) == [3, 1, 2]
+    assert map_in_processes(count, [3, 1, 2], jobs=2, hear=lambda *what: heard.append(what)) == [3, 1, 2]
     assert sorted(heard) == [(item, number) for item in (1, 2, 3) for number in range(5_000)]
 
 
@@ -31,23 +31,23 @@ def test_a_listener_that_fails_ends_the_work_and_leaves_no_process_waiting() -> 
         raise StorageFailed("no space left")
 
     with pytest.raises(StorageFailed, match="no space left"):
-        share_out(count, list(range(8)), jobs=2, hear=full)
+        map_in_processes(count, list(range(8)), jobs=2, hear=full)
     assert not active_children()
 
 
 def test_the_first_item_that_fails_ends_the_work() -> None:
     with pytest.raises(BadInput, match="a negative item"):
-        share_out(count, [-1, *range(8)], jobs=2, hear=lambda *what: None)
+        map_in_processes(count, [-1, *range(8)], jobs=2, hear=lambda *what: None)
     assert not active_children()
 
 
 UNGUARDED = """
-from holdfast.lab.simulate.process_pool import share_out
+from holdfast.lab.simulate.process_pool import map_in_processes
 
 def work(item, tell):
     return item
 
-print(share_out(work, [1, 2, 3], jobs=2, hear=print))
+print(map_in_processes(work, [1, 2, 3], jobs=2, hear=print))
 """
 
 
@@ -63,5 +63,5 @@ def test_a_script_without_a_main_guard_is_told_so_and_not_that_memory_was_short(
 
 def test_work_that_cannot_be_sent_is_refused_in_one_line() -> None:
     with pytest.raises(BadInput, match=r"cannot be sent to other processes .* or use one process"):
-        share_out(lambda item, tell: item, [1, 2], jobs=2, hear=lambda *what: None)
+        map_in_processes(lambda item, tell: item, [1, 2], jobs=2, hear=lambda *what: None)
     assert not active_children()

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.blocks.division import along, euclidean
 from holdfast.blocks.policy import Policy
-from holdfast.lab.simulate.strategy import CheckpointedRun, Strategy, Trial, stream
+from holdfast.lab.simulate.strategy import CheckpointedRun, Strategy, Trial, trial_stream
 
 FULL = Policy(ranking="full", interval=4)
 PRIORITY = Policy(ranking="priority", interval=4, fraction=Fraction(1, 4))
@@ -54,7 +54,7 @@ def test_without_a_strategy_nothing_fails() -> None:
     here = run()
     start = here(Trial(None, 5, 2))
     assert start.state is STATES[5]
-    assert start.stream == here(Trial(strategy("full", "1"), 5, 2)).stream == stream(3, 2)
+    assert start.stream == here(Trial(strategy("full", "1"), 5, 2)).stream == trial_stream(3, 2)
     assert here.size(Trial(None, 5, 2)) == 0
 
 

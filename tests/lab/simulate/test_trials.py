@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.blocks.policy import Policy
-from holdfast.lab.simulate.strategy import Strategy, stream
+from holdfast.lab.simulate.strategy import Strategy, trial_stream
 from holdfast.lab.simulate.trajectory import trajectories, trajectory
 from holdfast.lab.simulate.trials import Outcomes, Trials
 from holdfast.workloads.cnn import cnn
@@ -60,7 +60,7 @@ def test_early_failures_take_every_second_number_and_leave_the_others_as_they_ar
 
 def test_another_seed_has_other_runs() -> None:
     assert trials(1)([0], silent)[0][0].crossed != trials()([0], silent)[0][0].crossed
-    assert len({stream(seed, number) for seed in range(5) for number in range(50)}) == 250
+    assert len({trial_stream(seed, number) for seed in range(5) for number in range(50)}) == 250
 
 
 def test_runs_side_by_side_are_those_of_runs_alone() -> None:

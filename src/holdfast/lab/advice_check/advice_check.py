@@ -8,10 +8,10 @@ import numpy as np
 
 from holdfast.advice.large_job import simulate_published_jobs
 from holdfast.lab import confidence as interval
-from holdfast.lab.advice_check.killed_runs import real
+from holdfast.lab.advice_check.killed_runs import run_and_kill
 from holdfast.lab.advice_check.predicted_costs import AdviceCase, coverage
-from holdfast.lab.advice_check.save_interval_sweep import Sweep, real_sweeps, resampled
-from holdfast.lab.advice_check.simulated_failures import simulated
+from holdfast.lab.advice_check.save_interval_sweep import Sweep, real_sweeps, resampled_sweep
+from holdfast.lab.advice_check.simulated_failures import simulate_failures
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.result import Claim, Result, ResultTable, Row
 from holdfast.report.files import prepare
@@ -28,9 +28,9 @@ SOURCE = "our goal"
 def run(options: Options, meter: Meter) -> Result:
     """Predict, strike, measure; and sweep save intervals."""
     prepare(options.out)
-    runs = real(options, meter)
-    trials = simulated(options, meter)
-    sweeps = [resampled(name, costs, runs.restarts[name], options.seed) for name, costs in runs.calm.items()]
+    runs = run_and_kill(options, meter)
+    trials = simulate_failures(options, meter)
+    sweeps = [resampled_sweep(name, costs, runs.restarts[name], options.seed) for name, costs in runs.calm.items()]
     if not options.quick:
         name, costs = next(iter(runs.calm.items()))
         sweeps += real_sweeps(name, costs, options, meter)
@@ -97,7 +97,7 @@ def _spread(sweep: Sweep) -> tuple[float, float] | None:
         return None
     best = int(np.argmax(sweep.means))
     ratios = sweep.goodput[:, sweep.every.index(_recommended(sweep))] / sweep.goodput[:, best]
-    found = interval.few(np.asarray(ratios))
+    found = interval.mean_of_few(np.asarray(ratios))
     return found.low, found.high
 
 

@@ -41,23 +41,25 @@ class ObservedRuns:
     restarts: dict[str, list[float]]  # seconds of the restarts that were struck, by workload
 
 
-def real(options: Options, meter: Meter) -> ObservedRuns:
+def run_and_kill(options: Options, meter: Meter) -> ObservedRuns:
     """A calm run of each workload, and one with kills under every recovery."""
-    from holdfast.lab.advice_check.run_driver import driving
+    from holdfast.lab.advice_check.run_driver import start_driver
 
     names = list(WIDTHS)[:1] if options.quick else list(WIDTHS)
     progress = meter("runs that are killed", len(names) * (1 + len(RECOVERIES)))
     found = ObservedRuns([], {}, {})
     with TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder:
         place = Path(folder).absolute()
-        with driving(options.out / "runs.log") as do:
+        with start_driver(options.out / "runs.log") as do:
             for name in names:
-                history = done(do, config(name), place / f"{name}-calm")
+                history = run_to_completion(do, run_config(name), place / f"{name}-calm")
                 found.calm[name] = costs = run_costs(history)
                 progress(1)
                 predicted = prices(costs, Question())
                 for recovery in RECOVERIES:
-                    history = done(do, config(name, recovery, kills(options.seed)), place / f"{name}-{recovery}")
+                    history = run_to_completion(
+                        do, run_config(name, recovery, scheduled_kills(options.seed)), place / f"{name}-{recovery}"
+                    )
                     found.cases.extend(_cases(name, costs, predicted[recovery], history))
                     if recovery == "restart":
                         seconds = map(restart_seconds, cost_breakdown(history).failures)
@@ -66,7 +68,7 @@ def real(options: Options, meter: Meter) -> ObservedRuns:
     return found
 
 
-def kills(seed: int) -> tuple[Failure, ...]:
+def scheduled_kills(seed: int) -> tuple[Failure, ...]:
     """What strikes every struck run: two kills of a worker, at moments that no save knows of."""
     rng = np.random.default_rng((seed, 1))
     return tuple(
@@ -80,7 +82,7 @@ def kills(seed: int) -> tuple[Failure, ...]:
     )
 
 
-def config(
+def run_config(
     name: str,
     recovery: str = "restart",
     failures: tuple[Failure, ...] = (),
@@ -102,7 +104,7 @@ def config(
     )
 
 
-def done(do: Do, config: "RunConfig", folder: Path) -> Sequence[Event]:
+def run_to_completion(do: Do, config: "RunConfig", folder: Path) -> Sequence[Event]:
     """The history of a run that is done now."""
     verdict = do(config, folder)
     if verdict != "completed":

@@ -20,7 +20,7 @@ LEAVES_WITHIN = 30.0
 
 
 @contextmanager
-def driving(log: Path) -> Iterator[Callable[[RunConfig, Path], str]]:
+def start_driver(log: Path) -> Iterator[Callable[[RunConfig, Path], str]]:
     """A process that does runs: called with a config and a folder it returns the verdict. What it prints goes to the log."""
     with (
         log.open("ab") as told,

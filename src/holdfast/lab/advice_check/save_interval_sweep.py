@@ -14,7 +14,7 @@ from holdfast.advice.saving import SaveCosts, best_interval
 from holdfast.blocks.division import Floats
 from holdfast.cost.breakdown import cost_breakdown
 from holdfast.faults.schedule import Failure
-from holdfast.lab.advice_check.killed_runs import KILLED, config, done
+from holdfast.lab.advice_check.killed_runs import KILLED, run_config, run_to_completion
 from holdfast.lab.experiment import Meter, Options
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -44,7 +44,7 @@ class Sweep:
         return float(self.means[FACTORS.index(1.0)] / self.means.max())
 
 
-def around(costs: RunCosts) -> tuple[float, list[int]]:
+def intervals_to_sweep(costs: RunCosts) -> tuple[float, list[int]]:
     """The time between failures that a sweep is done with, and intervals around the one that is recommended for it."""
     question = Question()
     mtbf = OFTEN * restart_time(costs, question).value
@@ -59,9 +59,9 @@ def around(costs: RunCosts) -> tuple[float, list[int]]:
     return mtbf, [max(1, round(best * factor)) for factor in FACTORS]
 
 
-def resampled(name: str, costs: RunCosts, restarts: Sequence[float], seed: int) -> Sweep:
+def resampled_sweep(name: str, costs: RunCosts, restarts: Sequence[float], seed: int) -> Sweep:
     """The sweep with steps, saves and restarts as they were measured, and failures that strike whenever they do."""
-    mtbf, every = around(costs)
+    mtbf, every = intervals_to_sweep(costs)
     rng = np.random.default_rng(seed)
     shares = [[_share(costs, each, mtbf, restarts, rng) for each in every] for _ in range(5)]
     return Sweep(name, "resampled", mtbf, every, np.array(shares))
@@ -86,21 +86,21 @@ def real_sweeps(name: str, costs: RunCosts, options: Options, meter: Meter) -> l
     All intervals of a repeat meet the same failures. By the clock a machine that others use too makes runs differ; what
     part of its own time a run trains hardly depends on that, and leaves out that steps are slower beside a save.
     """
-    from holdfast.lab.advice_check.run_driver import driving
+    from holdfast.lab.advice_check.run_driver import start_driver
 
-    mtbf, every = around(costs)
+    mtbf, every = intervals_to_sweep(costs)
     steps = round(FAILURES * mtbf / costs.step.value)
     progress = meter(f"{name}: save intervals", REPEATS * len(every))
     clock, own = np.zeros((2, REPEATS, len(every)))
     with (
         TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder,
-        driving(options.out / "runs.log") as do,
+        start_driver(options.out / "runs.log") as do,
     ):
         for repeat in range(REPEATS):
-            failures = schedule(mtbf / costs.step.value, steps, options.seed + repeat)
+            failures = kill_schedule(mtbf / costs.step.value, steps, options.seed + repeat)
             for place in np.roll(np.arange(len(every)), repeat).tolist():  # no interval is always the first
-                told = config(name, failures=failures, steps=steps, save_every=every[place])
-                cost = cost_breakdown(done(do, told, Path(folder).absolute() / f"{repeat}-{place}"))
+                told = run_config(name, failures=failures, steps=steps, save_every=every[place])
+                cost = cost_breakdown(run_to_completion(do, told, Path(folder).absolute() / f"{repeat}-{place}"))
                 lasted = cost.wall - cost.seconds["startup"] - cost.seconds["closing"]
                 clock[repeat, place] = steps * costs.step.value / lasted
                 own[repeat, place] = (cost.seconds["compute"] + cost.seconds["data"]) / lasted
@@ -108,7 +108,7 @@ def real_sweeps(name: str, costs: RunCosts, options: Options, meter: Meter) -> l
     return [Sweep(name, "real", mtbf, every, clock), Sweep(name, "real, of its own time", mtbf, every, own)]
 
 
-def schedule(mean_gap: float, steps: int, seed: int) -> tuple[Failure, ...]:
+def kill_schedule(mean_gap: float, steps: int, seed: int) -> tuple[Failure, ...]:
     """Kills with exponential gaps, counted in steps that count."""
     rng = np.random.default_rng(seed)
     at = np.cumsum(rng.exponential(mean_gap, 1000)).astype(int)

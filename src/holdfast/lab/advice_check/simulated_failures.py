@@ -31,7 +31,7 @@ def strategies(interval: int) -> dict[str, Strategy]:
     }
 
 
-def simulated(options: Options, meter: Meter) -> list[AdviceCase]:
+def simulate_failures(options: Options, meter: Meter) -> list[AdviceCase]:
     """Every trial of every strategy on every workload as a case."""
     trials = options.count(full=40, quick=5)
     found: list[AdviceCase] = []
@@ -43,7 +43,7 @@ def simulated(options: Options, meter: Meter) -> list[AdviceCase]:
 
 def _cases(workload: Workload, options: Options, trials: int, meter: Meter) -> list[AdviceCase]:
     wanted = strategies(options.interval)
-    costs = served_costs(history(workload.name, trajectory(workload).losses.tolist(), options.interval))
+    costs = served_costs(history_of_losses(workload.name, trajectory(workload).losses.tolist(), options.interval))
     journal = trials_folder(options) / f"advice-{workload.name}.jsonl"
     (measured,) = measure(workload.name, [workload], wanted.values(), options, trials, journal, meter)
     return [
@@ -52,7 +52,7 @@ def _cases(workload: Workload, options: Options, trials: int, meter: Meter) -> l
             f"after iteration {step}{', before the first save' if step < options.interval else ''}",
             name,
             "iterations",
-            predicted(costs, strategy),
+            predicted_cost(costs, strategy),
             float(cost),
         )
         for name, strategy in wanted.items()
@@ -60,13 +60,13 @@ def _cases(workload: Workload, options: Options, trials: int, meter: Meter) -> l
     ]
 
 
-def predicted(costs: ServedCosts, strategy: Strategy) -> Estimate:
+def predicted_cost(costs: ServedCosts, strategy: Strategy) -> Estimate:
     """What is predicted of a strategy from the history of a run without a failure."""
     lost = float(strategy.lost) if strategy.recovery == RECOVERIES[0] else 1.0
     return iterations_lost(costs.interval, lost, costs.rate, costs.noise)
 
 
-def history(name: str, losses: Sequence[float], interval: int) -> list[Event]:
+def history_of_losses(name: str, losses: Sequence[float], interval: int) -> list[Event]:
     """The history that a server would write of these losses, an iteration a second."""
     plan = Serve(0, name, 1, 4, 1, 1, "full", "1", interval, "partial", 0, 0, losses[-1], len(losses))
     done: list[What] = [Iterate(number, loss, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0) for number, loss in enumerate(losses[1:])]

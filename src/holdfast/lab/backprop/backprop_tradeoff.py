@@ -10,14 +10,14 @@ import numpy as np
 from holdfast.lab import confidence as interval
 from holdfast.lab.backprop import figures
 from holdfast.lab.backprop.claims import PanelResults, claims, remarks
-from holdfast.lab.backprop.panels import WORKERS, BackpropPanel, chosen
+from holdfast.lab.backprop.panels import WORKERS, BackpropPanel, chosen_panels
 from holdfast.lab.backprop.performance_model import checkpoint_restart, mean_checkpoint_restart
-from holdfast.lab.backprop.scenarios import INTERRUPTED, MEASURED, PHASES, Cell, Scenarios, TrialOutcome, loaded
+from holdfast.lab.backprop.scenarios import INTERRUPTED, MEASURED, PHASES, Cell, Scenarios, TrialOutcome, load_task
 from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.partial.comparison import trials_folder
 from holdfast.lab.result import Result, Row
-from holdfast.lab.simulate.process_pool import share_out
+from holdfast.lab.simulate.process_pool import map_in_processes
 from holdfast.lab.trial_log import TrialLog
 from holdfast.report.files import prepare, replace_text
 
@@ -26,11 +26,11 @@ def run(options: Options, meter: Meter) -> Result:
     """Compare the strategies on every panel."""
     trials, rounds = options.count(full=5, quick=2), 3 if options.quick else 15
     folder = prepare(options.out)
-    panels = [_found(panel, options, trials, rounds, meter) for panel in chosen(options.panels)]
+    panels = [_found(panel, options, trials, rounds, meter) for panel in chosen_panels(options.panels)]
     rows = [row for found in panels for row in _rows(found)]
     replace_text(folder / "trials.csv", _csv(panels))
     replace_text(folder / "rows.csv", _table(rows))
-    drawn, lack = figures.drawn(rows)
+    drawn, lack = figures.draw_figures(rows)
     return Result(
         experiment="backprop-tradeoff",
         config={
@@ -50,10 +50,10 @@ def run(options: Options, meter: Meter) -> Result:
 
 
 def _found(panel: BackpropPanel, options: Options, trials: int, rounds: int, meter: Meter) -> PanelResults:
-    from holdfast.lab.backprop.slowdown import timed  # here, because importing PyTorch takes a second
+    from holdfast.lab.backprop.slowdown import measure_times  # here, because importing PyTorch takes a second
 
-    subject = loaded(panel.name, options.quick, options.data)
-    clock = timed(subject, rounds, options.out, meter(f"{panel.name}: slowdowns", rounds))
+    subject = load_task(panel.name, options.quick, options.data)
+    clock = measure_times(subject, rounds, options.out, meter(f"{panel.name}: slowdowns", rounds))
     outcomes = _outcomes(panel, options, trials, meter)
     return PanelResults(
         panel,
@@ -80,7 +80,7 @@ def _outcomes(panel: BackpropPanel, options: Options, trials: int, meter: Meter)
             journal.note(key, value)
             progress(1)
 
-        return share_out(scenarios, range(trials), jobs=min(options.jobs, trials), hear=hear)
+        return map_in_processes(scenarios, range(trials), jobs=min(options.jobs, trials), hear=hear)
 
 
 def _rows(found: PanelResults) -> Iterator[Row]:
@@ -96,7 +96,7 @@ def _rows(found: PanelResults) -> Iterator[Row]:
         yield {**_named(found, "slowdown", cell), **_spread("slowdown", took), "model": model}
     yield _restart_row(found)
     for epoch in range(len(found.outcomes[0].curve)):
-        after = interval.few(np.array([outcome.curve[epoch] for outcome in found.outcomes]))
+        after = interval.mean_of_few(np.array([outcome.curve[epoch] for outcome in found.outcomes]))
         yield {"panel": found.panel.name, "what": "training", "epoch": epoch, **_spread("accuracy", after)}
 
 
@@ -114,9 +114,9 @@ def _accuracy(found: PanelResults, phase: str, cell: Cell, when: str) -> Row:
     deviation = found.deviation(phase, cell, when)
     return {
         "trials": len(found.outcomes),
-        **_spread("accuracy", interval.few(found.accuracy(phase, cell, when))),
-        **_spread("deviation", interval.few(deviation)),
-        **_spread("distance", interval.few(np.abs(deviation))),
+        **_spread("accuracy", interval.mean_of_few(found.accuracy(phase, cell, when))),
+        **_spread("deviation", interval.mean_of_few(deviation)),
+        **_spread("distance", interval.mean_of_few(np.abs(deviation))),
     }
 
 

@@ -64,7 +64,7 @@ class PanelResults:
     def worst(self, strategy: str) -> tuple[str, Cell, ConfidenceInterval]:
         """The scenario in which a strategy is on average farthest from Baseline right after the mini-batch."""
         of = {
-            (phase, cell): interval.few(np.abs(self.deviation(phase, cell)))
+            (phase, cell): interval.mean_of_few(np.abs(self.deviation(phase, cell)))
             for phase in PHASES
             for cell in INTERRUPTED
             if cell.strategy == strategy
@@ -184,7 +184,7 @@ def remarks(found: PanelResults) -> list[str]:
 
 def _moved(found: PanelResults) -> str:
     """How much of the accuracy one mini-batch moves at all: what a deviation should be seen beside."""
-    moved = [interval.few(found.deviation(phase, Cell("before"))) for phase in PHASES]
+    moved = [interval.mean_of_few(found.deviation(phase, Cell("before"))) for phase in PHASES]
     words = ", ".join(f"{phase} {each.value:+.1%}" for phase, each in zip(PHASES, moved, strict=True))
     late = float(found.accuracy(PHASES[-1], BASELINE).mean())
     return f"{found.label}: Before against Baseline, relative: {words}; Baseline's accuracy, late: {late:.3f}."
@@ -195,7 +195,7 @@ def _deviations(found: PanelResults, when: str) -> str:
     for strategy in ("replay", "forward", "skip"):
         cells = [cell for cell in INTERRUPTED if cell.strategy == strategy]
         signed = np.mean([found.deviation(phase, cell, when) for phase in PHASES for cell in cells], axis=0)
-        of = interval.few(signed)
+        of = interval.mean_of_few(signed)
         parts.append(f"{strategy} {of.value:+.1%} ({of.low:+.1%} to {of.high:+.1%})")
     return f"{found.label}: accuracy against Baseline {when}, mean over all scenarios: {', '.join(parts)}."
 

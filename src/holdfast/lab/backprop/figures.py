@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from holdfast.lab.plot_style import legend, sheet
+from holdfast.lab.plot_style import legend, new_figure
 from holdfast.lab.result import Row
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ KINDS = (("replay", None), ("forward", 2), ("forward", 4), ("forward", 6), ("ski
 HATCHES = {2: "..", 4: "//", 6: ""}
 
 
-def drawn(rows: Sequence[Row]) -> tuple[dict[str, "Figure"], list[str]]:
+def draw_figures(rows: Sequence[Row]) -> tuple[dict[str, "Figure"], list[str]]:
     """All figures; none, and a line that says so, where matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure  # noqa: F401
@@ -43,13 +43,13 @@ def caption(name: str) -> str:
 
 def training(rows: Sequence[Row], panels: Sequence[str]) -> "Figure":
     """Figure 2: accuracy without failures, and the work that checkpoint-restart would do again in each scenario."""
-    drawn = sheet(max(4 * len(panels), 4.8), 5.6)
-    places = drawn.subplots(2, len(panels), squeeze=False)
+    draw_figures = new_figure(max(4 * len(panels), 4.8), 5.6)
+    places = draw_figures.subplots(2, len(panels), squeeze=False)
     for column, panel in enumerate(panels):
         _curve(places[0][column], [row for row in rows if row["panel"] == panel])
         _again(places[1][column], next(row for row in rows if row["panel"] == panel and "replay_s" in row))
         places[0][column].set_title(panel, fontsize=10)
-    return drawn
+    return draw_figures
 
 
 def _curve(axes: "Axes", rows: Sequence[Row]) -> None:
@@ -83,8 +83,8 @@ def _again(axes: "Axes", row: Row) -> None:
 def tradeoff(rows: Sequence[Row], panel: str) -> "Figure":
     """Figures 3 and 4: accuracy by scenario, now and an epoch later, over the slowdown of the mini-batch."""
     own = [row for row in rows if row["panel"] == panel]
-    drawn = sheet(13, 9)
-    places = drawn.subplots(3, len(PHASES), squeeze=False)
+    draw_figures = new_figure(13, 9)
+    places = draw_figures.subplots(3, len(PHASES), squeeze=False)
     for column, phase in enumerate(PHASES):
         for line, when in enumerate(("immediately", "an epoch later")):
             some = [row for row in own if row.get("phase") == phase and row.get("when") == when]
@@ -93,9 +93,9 @@ def tradeoff(rows: Sequence[Row], panel: str) -> "Figure":
     for axes in places[2][1:]:
         axes.set_axis_off()
     _slowdowns(places[2][0], [row for row in own if row["what"] == "slowdown"])
-    legend(drawn, [places[0][0]])
-    drawn.suptitle(panel)
-    return drawn
+    legend(draw_figures, [places[0][0]])
+    draw_figures.suptitle(panel)
+    return draw_figures
 
 
 def _accuracies(axes: "Axes", rows: Sequence[Row]) -> None:

@@ -17,7 +17,7 @@ WORKERS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Subject:
+class TrainingTask:
     """A network, its samples and how it is trained. Failures strike in the middle of the epochs named in `phases`.
 
     `whole` trains the mini-batches in which nothing fails as one batch; else worker by worker, which takes less memory.
@@ -46,7 +46,7 @@ class Subject:
         return SGD(model.parameters(), lr=self.rate, momentum=self.momentum, weight_decay=self.decay)
 
 
-Make: TypeAlias = Callable[[Path | None], Subject]
+Make: TypeAlias = Callable[[Path | None], TrainingTask]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,12 @@ class BackpropPanel:
     epoch: int  # mini-batches in an epoch of the paper's
     note: str = ""
 
-    def subject(self, data: Path | None, *, quick: bool) -> Subject:
+    def subject(self, data: Path | None, *, quick: bool) -> TrainingTask:
         """What is trained."""
         return self.quick(data) if quick else self.full(data)
 
 
-def chosen(names: Sequence[str]) -> list[BackpropPanel]:
+def chosen_panels(names: Sequence[str]) -> list[BackpropPanel]:
     """The panels of these names in their usual order; all of them if none is named."""
     unknown = [name for name in names if name not in PANELS]
     if unknown:
@@ -72,11 +72,11 @@ def chosen(names: Sequence[str]) -> list[BackpropPanel]:
     return [panel for name, panel in PANELS.items() if not names or name in names]
 
 
-def _resnet18(data: Path | None) -> Subject:
+def _resnet18(data: Path | None) -> TrainingTask:
     from holdfast.workloads.images import cifar10
 
     train, test = map(_tensors, cifar10(data))
-    return Subject(
+    return TrainingTask(
         data="cifar10",
         build=lambda: _resnet(18, classes=10, width=16, small=True),
         train=train,
@@ -89,11 +89,11 @@ def _resnet18(data: Path | None) -> Subject:
     )
 
 
-def _resnet50(data: Path | None) -> Subject:
+def _resnet50(data: Path | None) -> TrainingTask:
     from holdfast.workloads.images import TINY_CLASSES, tiny_imagenet
 
     train, test = map(_tensors, tiny_imagenet(data))
-    return Subject(
+    return TrainingTask(
         data="tinyimagenet, 25 classes",
         build=lambda: _resnet(50, classes=TINY_CLASSES),
         train=train,
@@ -106,7 +106,7 @@ def _resnet50(data: Path | None) -> Subject:
     )
 
 
-def _digits(depth: int) -> Subject:
+def _digits(depth: int) -> TrainingTask:
     """Small enough for a minute: 160 images of 8×8 pixels, and a network of an eighth of the width."""
     import torch
 
@@ -114,7 +114,7 @@ def _digits(depth: int) -> Subject:
 
     digits = load("digits")
     x, y = torch.tensor(digits.x).reshape(-1, 1, 8, 8), torch.tensor(digits.y)
-    return Subject(
+    return TrainingTask(
         data="digits",
         build=lambda: _resnet(depth, classes=10, width=8, channels=1, small=True),
         train=(x[:160], y[:160]),
@@ -127,13 +127,13 @@ def _digits(depth: int) -> Subject:
     )
 
 
-def _nt3(data: Path | None) -> Subject:
+def _nt3(data: Path | None) -> TrainingTask:
     from holdfast.workloads.nt3 import GENES, NT3, generated, tables, tensors
 
     found = tables(data)
     train, test = map(tensors, found or generated())
     genes = train[0].shape[1]
-    return Subject(
+    return TrainingTask(
         data="generated" if found is None else "its tables",
         build=lambda: NT3(genes if found else GENES),
         train=train,
@@ -147,11 +147,11 @@ def _nt3(data: Path | None) -> Subject:
     )
 
 
-def _small_nt3(data: Path | None) -> Subject:
+def _small_nt3(data: Path | None) -> TrainingTask:
     from holdfast.workloads.nt3 import NT3, generated, tensors
 
     train, test = map(tensors, generated(600, 320, 400, different=0.4, effect=2.0))
-    return Subject(
+    return TrainingTask(
         data="600 generated genes",
         build=lambda: NT3(600, filters=8),
         train=train,

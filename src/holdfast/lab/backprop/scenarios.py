@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from holdfast.lab.backprop.panels import PANELS, WORKERS, Subject
-from holdfast.lab.simulate.process_pool import Tell
-from holdfast.lab.simulate.strategy import stream
+from holdfast.lab.backprop.panels import PANELS, WORKERS, TrainingTask
+from holdfast.lab.simulate.process_pool import Report
+from holdfast.lab.simulate.strategy import trial_stream
 
 if TYPE_CHECKING:
-    from holdfast.lab.backprop.simulated_workers import Computed, Interruption
+    from holdfast.lab.backprop.simulated_workers import Interruption, WorkerGradients
     from holdfast.lab.backprop.training import State, Training
 
 PHASES = ("early", "middle", "late")
@@ -76,7 +76,7 @@ class Scenarios:
     seed: int
     known: dict[str, float] = field(default_factory=dict)
 
-    def __call__(self, number: int, tell: Tell) -> TrialOutcome:
+    def __call__(self, number: int, tell: Report) -> TrialOutcome:
         """Run a trial; tells the key and the accuracy of every cell once known."""
         import torch
 
@@ -84,7 +84,7 @@ class Scenarios:
 
         torch.set_num_threads(1)  # trials are shared out among processes, and then none depends on how many
         torch.backends.cudnn.deterministic = True
-        training = Training(loaded(self.panel, self.quick, self.data), stream(self.seed, number), device())
+        training = Training(load_task(self.panel, self.quick, self.data), trial_stream(self.seed, number), device())
         order = np.random.default_rng((self.seed, number)).permutation(WORKERS).tolist()
         curve, accuracy, done = [training.accuracy()], dict[tuple[str, Cell, str], float](), 0
         for phase, epoch in zip(PHASES, training.subject.phases, strict=True):
@@ -98,15 +98,17 @@ class Scenarios:
             done = failing
         return TrialOutcome(curve, accuracy)
 
-    def _phase(self, training: "Training", failing: int, order: list[int], tell: Tell) -> dict[tuple[Cell, str], float]:
-        from holdfast.lab.backprop.simulated_workers import computed
+    def _phase(
+        self, training: "Training", failing: int, order: list[int], tell: Report
+    ) -> dict[tuple[Cell, str], float]:
+        from holdfast.lab.backprop.simulated_workers import compute_gradients
 
         before = training.state()
         keys = {each: f"{before.digest}/{each[0].name}/{each[1]}" for each in MEASURED}
         if not all(key in self.known for key in keys.values()):
             from torch.nn.functional import cross_entropy
 
-            first = computed(training.model, training.shares(failing), cross_entropy)
+            first = compute_gradients(training.model, training.shares(failing), cross_entropy)
             for cell in CELLS:
                 if not all(keys[each] in self.known for each in keys if each[0] == cell):
                     self._cell(training, before, first, failing, cell, order)
@@ -121,7 +123,7 @@ class Scenarios:
         self,
         training: "Training",
         before: "State",
-        first: "list[Computed]",
+        first: "list[WorkerGradients]",
         failing: int,
         cell: Cell,
         order: list[int],
@@ -129,28 +131,28 @@ class Scenarios:
         """Bring the training to where the cell leaves it. All cells have the first gradients in common."""
         from torch.nn.functional import cross_entropy
 
-        from holdfast.lab.backprop.simulated_workers import minibatch, update
+        from holdfast.lab.backprop.simulated_workers import apply_gradients, train_minibatch
 
         training.go_back(before)
         if cell == BEFORE:
             return
-        if update(training.model, training.optimizer, first, cell.interruption(order)):
-            minibatch(training.model, training.optimizer, training.shares(failing), cross_entropy)
+        if apply_gradients(training.model, training.optimizer, first, cell.interruption(order)):
+            train_minibatch(training.model, training.optimizer, training.shares(failing), cross_entropy)
 
     def _measure(
-        self, training: "Training", failing: int, cell: Cell, keys: dict[tuple[Cell, str], str], tell: Tell
+        self, training: "Training", failing: int, cell: Cell, keys: dict[tuple[Cell, str], str], tell: Report
     ) -> None:
         self._note(keys[cell, NOW], training.accuracy(), tell)
         if cell != BEFORE:
             training.steps(failing + 1, failing + 1 + training.epoch)
             self._note(keys[cell, LATER], training.accuracy(), tell)
 
-    def _note(self, key: str, value: float, tell: Tell) -> None:
+    def _note(self, key: str, value: float, tell: Report) -> None:
         self.known[key] = value
         tell(key, value)
 
 
 @cache
-def loaded(panel: str, quick: bool, data: Path | None) -> Subject:
+def load_task(panel: str, quick: bool, data: Path | None) -> TrainingTask:
     """The subject of a panel, read once in a process."""
     return PANELS[panel].subject(data, quick=quick)

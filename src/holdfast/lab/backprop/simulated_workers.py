@@ -41,7 +41,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Computed:
+class WorkerGradients:
     """What one worker has computed: its gradients by the name of the parameter, and the buffers that its forward left."""
 
     samples: int
@@ -49,35 +49,35 @@ class Computed:
     buffers: Tensors
 
 
-def computed(
+def compute_gradients(
     model: nn.Module, shares: Sequence[Share], loss: Loss, wanted: Collection[str] | None = None
-) -> list[Computed]:
+) -> list[WorkerGradients]:
     """Every worker's gradients; the model stays as it is. `wanted` ends backward after these parameters."""
     return [_computed(model, share, loss, wanted) for share in shares]
 
 
-def _computed(model: nn.Module, share: Share, loss: Loss, wanted: Collection[str] | None) -> Computed:
+def _computed(model: nn.Module, share: Share, loss: Loss, wanted: Collection[str] | None) -> WorkerGradients:
     parameters = {
         name: each
         for name, each in model.named_parameters()
         if each.requires_grad and (wanted is None or name in wanted)
     }
-    before = copied(model.named_buffers())
-    with keyed(share.key, share.x.device):
+    before = copy_tensors(model.named_buffers())
+    with seeded(share.key, share.x.device):
         value = loss(model(share.x), share.y)
         found = torch.autograd.grad(value, list(parameters.values()), allow_unused=True) if parameters else ()
     gradients = {name: each for name, each in zip(parameters, found, strict=True) if each is not None}
-    after = copied(model.named_buffers())
-    put(before, dict(model.named_buffers()))
-    return Computed(len(share.y), gradients, after)
+    after = copy_tensors(model.named_buffers())
+    copy_into(before, dict(model.named_buffers()))
+    return WorkerGradients(len(share.y), gradients, after)
 
 
-def copied(named: Iterator[tuple[str, Tensor]]) -> Tensors:
+def copy_tensors(named: Iterator[tuple[str, Tensor]]) -> Tensors:
     """Copies that no later step changes."""
     return {name: each.detach().clone() for name, each in named}
 
 
-def put(values: Tensors, into: Tensors) -> None:
+def copy_into(values: Tensors, into: Tensors) -> None:
     """Copy values into tensors of the same names."""
     with torch.no_grad():
         for name, value in values.items():
@@ -85,7 +85,7 @@ def put(values: Tensors, into: Tensors) -> None:
 
 
 @contextmanager
-def keyed(key: int, device: torch.device) -> Iterator[None]:
+def seeded(key: int, device: torch.device) -> Iterator[None]:
     """Random numbers from this key; afterwards the generators are as they were."""
     is_cuda = device.type == "cuda"
     with torch.random.fork_rng([device] if is_cuda else []):
@@ -112,13 +112,13 @@ class Interruption:
     casualties: frozenset[int] = field(default_factory=frozenset)
 
 
-def layers(model: nn.Module) -> Layers:
+def layers_of(model: nn.Module) -> Layers:
     """The trainable parameters by layer: those that one module holds itself are a layer."""
     names = [name for name, each in model.named_parameters() if each.requires_grad]
     return tuple(tuple(group) for _, group in groupby(names, key=_module))
 
 
-def completed(order: Layers, point: float | str) -> frozenset[str]:
+def completed_parameters(order: Layers, point: float | str) -> frozenset[str]:
     """The parameters whose gradients are summed when the failure strikes: whole layers, from the last one on."""
     if isinstance(point, str):
         return _behind(order, point)
@@ -133,7 +133,7 @@ def completed(order: Layers, point: float | str) -> frozenset[str]:
     return frozenset(done)
 
 
-def minibatch(
+def train_minibatch(
     model: nn.Module,
     optimizer: Optimizer,
     shares: Sequence[Share],
@@ -148,31 +148,31 @@ def minibatch(
     """
     wanted = None
     if interruption and interruption.casualties and _abandons(interruption, inside=inside):
-        wanted = completed(layers(model), interruption.point)
-    if update(model, optimizer, computed(model, shares, loss, wanted), interruption, inside=inside):
-        minibatch(model, optimizer, shares, loss, inside=inside)
+        wanted = completed_parameters(layers_of(model), interruption.point)
+    if apply_gradients(model, optimizer, compute_gradients(model, shares, loss, wanted), interruption, inside=inside):
+        train_minibatch(model, optimizer, shares, loss, inside=inside)
 
 
-def update(
+def apply_gradients(
     model: nn.Module,
     optimizer: Optimizer,
-    workers: Sequence[Computed],
+    workers: Sequence[WorkerGradients],
     interruption: Interruption | None = None,
     *,
     inside: bool = True,
 ) -> bool:
     """Take the step that an interruption leaves of these gradients; says whether the mini-batch must run again."""
-    order = layers(model)
+    order = layers_of(model)
     samples = [worker.samples for worker in workers]
     if interruption is None or not interruption.casualties:
         entering: dict[str, Weights | None] = dict.fromkeys(_all(order), lossy_gradient.normal(samples))
         _apply(model, optimizer, order, workers, entering, inside=inside)
-        put(workers[0].buffers, dict(model.named_buffers()))
+        copy_into(workers[0].buffers, dict(model.named_buffers()))
         return False
     entering = _entering(order, samples, interruption, inside=inside)
     _apply(model, optimizer, order, workers, entering, inside=inside)
     if inside or interruption.strategy != "skip":  # a step that is dropped whole leaves the buffers as they were too
-        put(workers[_keeper(interruption, len(workers), inside=inside)].buffers, dict(model.named_buffers()))
+        copy_into(workers[_keeper(interruption, len(workers), inside=inside)].buffers, dict(model.named_buffers()))
     return inside and interruption.strategy == "replay"
 
 
@@ -186,7 +186,7 @@ def _entering(
 ) -> dict[str, Weights | None]:
     """The weights of every parameter's gradients in the failed step."""
     strategy, casualties = interruption.strategy, interruption.casualties
-    done = completed(order, interruption.point)
+    done = completed_parameters(order, interruption.point)
     entering = {
         name: lossy_gradient.weights(strategy, completed=name in done, samples=samples, casualties=casualties)
         for name in _all(order)
@@ -204,7 +204,7 @@ def _apply(
     model: nn.Module,
     optimizer: Optimizer,
     order: Layers,
-    workers: Sequence[Computed],
+    workers: Sequence[WorkerGradients],
     entering: dict[str, Weights | None],
     *,
     inside: bool,
@@ -221,7 +221,7 @@ def _apply(
             parameters[name].grad = None
 
 
-def _summed(workers: Sequence[Computed], name: str, weights: Weights | None) -> Tensor | None:
+def _summed(workers: Sequence[WorkerGradients], name: str, weights: Weights | None) -> Tensor | None:
     """The weighted sum over the workers, in their order; those of weight 0 take no part."""
     if weights is None:
         return None

@@ -22,10 +22,10 @@ from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.state_tree import flatten, unflatten
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import WorkerLost
-from holdfast.lab.backprop.panels import WORKERS, Subject
+from holdfast.lab.backprop.panels import WORKERS, TrainingTask
 from holdfast.lab.backprop.performance_model import Prices, checkpoint_restart, rollback_slowdown
 from holdfast.lab.backprop.scenarios import BASELINE, INTERRUPTED, Cell
-from holdfast.lab.backprop.simulated_workers import Share, computed, minibatch
+from holdfast.lab.backprop.simulated_workers import Share, compute_gradients, train_minibatch
 from holdfast.lab.backprop.training import State, Training, device
 from holdfast.lab.experiment import Progress
 
@@ -34,7 +34,7 @@ START_WITHIN = 300.0  # seconds for a fresh process to reach its device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Timed:
+class MeasuredTimes:
     """What was measured: the slowdown of each cell in every round, the prices, and how well the model predicts."""
 
     slowdown: dict[Cell, Floats]
@@ -43,7 +43,7 @@ class Timed:
     replayed: tuple[float, float]  # seconds to restore and replay some mini-batches: predicted, measured
 
 
-def timed(subject: Subject, rounds: int, scratch: Path, progress: Progress) -> Timed:
+def measure_times(subject: TrainingTask, rounds: int, scratch: Path, progress: Progress) -> MeasuredTimes:
     """Measure on a model that has just started; in every round all cells among as many mini-batches that do not fail."""
     torch.set_num_threads(1)  # where cores are shared, threads that wait for each other are what would be measured
     training = Training(subject, 0, device())
@@ -53,7 +53,7 @@ def timed(subject: Subject, rounds: int, scratch: Path, progress: Progress) -> T
     found = [_round(training, shares, number, progress) for number in range(rounds)]
     slowdown = {cell: np.array([taken[cell] / taken[BASELINE] for taken in found]) for cell in INTERRUPTED}
     whole = float(np.median([taken[BASELINE] for taken in found]))
-    measured = Timed(slowdown, *_modelled(training, shares, whole, scratch))
+    measured = MeasuredTimes(slowdown, *_modelled(training, shares, whole, scratch))
     if training.on.type == "cuda":
         torch.cuda.empty_cache()  # the processes that run trials need the memory
     return measured
@@ -73,7 +73,7 @@ def _took(training: Training, shares: Sequence[Share], cell: Cell) -> float:
     """Seconds of one mini-batch."""
     failure = cell.interruption(list(range(WORKERS)))
     model, optimizer = training.model, training.optimizer
-    return _seconds(training.on, lambda: minibatch(model, optimizer, shares, cross_entropy, failure))
+    return _seconds(training.on, lambda: train_minibatch(model, optimizer, shares, cross_entropy, failure))
 
 
 def _modelled(
@@ -81,8 +81,10 @@ def _modelled(
 ) -> tuple[Prices, dict[float, float], tuple[float, float]]:
     """The prices, and what the performance model makes of them."""
     on, model = training.on, training.model
-    forward = _median(on, lambda: computed(model, shares, cross_entropy, ()))  # with the copies of buffers beside it
-    gradients = _median(on, lambda: computed(model, shares, cross_entropy))
+    forward = _median(
+        on, lambda: compute_gradients(model, shares, cross_entropy, ())
+    )  # with the copies of buffers beside it
+    gradients = _median(on, lambda: compute_gradients(model, shares, cross_entropy))
     parts = {
         "forward": forward,
         "backward": max(gradients - forward, 0.0),
@@ -100,7 +102,7 @@ def _prices(training: Training, share: Share, scratch: Path) -> tuple[Prices, fl
     on = training.on
 
     def one() -> None:
-        minibatch(training.model, training.optimizer, [share], cross_entropy)
+        train_minibatch(training.model, training.optimizer, [share], cross_entropy)
 
     with TemporaryDirectory(dir=scratch) as folder:
         store = DirectoryStore(folder)

@@ -14,8 +14,8 @@ import xxhash
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from holdfast.lab.backprop.panels import WORKERS, Subject
-from holdfast.lab.backprop.simulated_workers import Share, keyed
+from holdfast.lab.backprop.panels import WORKERS, TrainingTask
+from holdfast.lab.backprop.simulated_workers import Share, seeded
 from holdfast.sampler.plan import SamplePlan
 
 EVALUATED = 4  # workers' shares at once when accuracy is taken: no more memory than a step of several workers has
@@ -46,7 +46,7 @@ class State:
 class Training:
     """A subject in training, with all that is random drawn from a seed."""
 
-    def __init__(self, subject: Subject, seed: int, on: torch.device) -> None:
+    def __init__(self, subject: TrainingTask, seed: int, on: torch.device) -> None:
         torch.manual_seed(seed)
         self.subject, self.on, self.seed = subject, on, seed
         self.model = subject.build().to(on)
@@ -72,7 +72,7 @@ class Training:
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         for share in self._parts(number):
-            with keyed(share.key, self.on):
+            with seeded(share.key, self.on):
                 mean = cross_entropy(self.model(share.x), share.y)
                 (mean * (len(share.y) / self.subject.batch)).backward()
         self.optimizer.step()

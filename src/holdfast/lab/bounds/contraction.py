@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.blocks.division import Floats
-from holdfast.lab.simulate.trajectory import Trajectory, proceed
+from holdfast.lab.simulate.trajectory import Trajectory, continue_training
 from holdfast.theory.bounds import full_size
 from holdfast.theory.rate import Rate, fitted_rate
 from holdfast.workloads.workload import Arrays, Workload, norm_order
@@ -49,7 +49,7 @@ def contraction(workload: Workload, run: Trajectory) -> Contraction:
     worst = float(np.max(steps[1:] / steps[:-1])) if len(steps) > 1 and steps.all() else 1.0
     if worst < 1:
         end = round(FAR[-1] * run.length)
-        far = proceed(workload, run.states[-1], run.length, end)
+        far = continue_training(workload, run.states[-1], run.length, end)
         return Contraction(worst, _distance(_distances(workload, run, far), worst, end), True, worst, worst)
     return _fitted(workload, run)
 
@@ -59,7 +59,7 @@ def _fitted(workload: Workload, run: Trajectory) -> Contraction:
     far, at, found = run.states[-1], run.length, list[Rate]()
     for times in FAR:
         end = max(round(times * run.length), at + 1)
-        far, at = proceed(workload, far, at, end), end
+        far, at = continue_training(workload, far, at, end), end
         found.append(fitted_rate(_distances(workload, run, far), slice(0, None)))
     all_c = [each.c for each in found]
     return Contraction(found[-1].c, found[-1].distance, False, min(all_c), max(all_c))

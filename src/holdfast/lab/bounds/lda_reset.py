@@ -7,10 +7,10 @@ import numpy as np
 from holdfast.blocks.division import Floats
 from holdfast.blocks.policy import Policy
 from holdfast.lab.bounds.contraction import FAR, contraction
-from holdfast.lab.bounds.perturbed_trials import CAPTION, PerturbedTrials, figure, within_claim
-from holdfast.lab.experiment import Experiment, Meter, Options, each
+from holdfast.lab.bounds.perturbed_trials import CAPTION, PerturbedTrials, cost_figure, within_claim
+from holdfast.lab.experiment import Experiment, Meter, Options, per_trial
 from holdfast.lab.result import Claim, Result
-from holdfast.lab.simulate.lanes import iterations
+from holdfast.lab.simulate.lanes import iterations_to_criterion
 from holdfast.lab.simulate.strategy import CheckpointedRun, Strategy, Trial
 from holdfast.lab.simulate.trajectory import trajectory
 from holdfast.workloads.workload import Workload, norm_order
@@ -51,7 +51,9 @@ def run(options: Options, meter: Meter) -> Result:
         rows=[{**row, "lost": str(FRACTIONS[i % 10])} for i, row in enumerate(measured.rows(rate))],
         claims=[within_claim(measured, rate, SOURCE, 0.95), _rises(costs)],
         remarks=[f"Median cost as a fraction of the bound: {np.median(measured.closeness(rate)):.2f}."],
-        figures={"lda-reset": figure([measured], rate, f"Documents reset to their initial topics: {workload.name}")},
+        figures={
+            "lda-reset": cost_figure([measured], rate, f"Documents reset to their initial topics: {workload.name}")
+        },
         captions={"lda-reset": CAPTION},
     )
 
@@ -65,8 +67,8 @@ def _costs(
 ) -> Floats:
     """Iterations of each reset beyond those of an unperturbed run that draws the same numbers from the same step on."""
     both = [*resets, *(Trial(None, trial.step, trial.number) for trial in resets)]
-    progress = each(meter(f"{workload.name}: trials", len(both)))
-    counts = iterations(workload, both, run, limit=limit, jobs=options.jobs, done=progress)
+    progress = per_trial(meter(f"{workload.name}: trials", len(both)))
+    counts = iterations_to_criterion(workload, both, run, limit=limit, jobs=options.jobs, done=progress)
     return counts[: len(resets)] - counts[len(resets) :]
 
 

@@ -8,11 +8,17 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.blocks.division import Floats
-from holdfast.lab.bounds.perturbed_trials import CAPTION, PerturbedTrials, figure, printed_form_remark, within_claim
-from holdfast.lab.experiment import Experiment, Meter, Options, Progress, each
+from holdfast.lab.bounds.perturbed_trials import (
+    CAPTION,
+    PerturbedTrials,
+    cost_figure,
+    printed_form_remark,
+    within_claim,
+)
+from holdfast.lab.experiment import Experiment, Meter, Options, Progress, per_trial
 from holdfast.lab.result import Claim, Result
-from holdfast.lab.simulate.lanes import Start, as_given, iterations
-from holdfast.lab.simulate.trajectory import Trajectory, proceed, trajectory
+from holdfast.lab.simulate.lanes import Start, iterations_to_criterion, start_as_given
+from holdfast.lab.simulate.trajectory import Trajectory, continue_training, trajectory
 from holdfast.theory.perturb import adversarial, gaussian
 from holdfast.theory.rate import Rate, worst_rate
 from holdfast.workloads.mlr import LogisticRegression, mlr
@@ -44,7 +50,9 @@ class Reference:
         """The iteration cost of each perturbation, in whole iterations as in the theorem."""
         starts = [Start({"weights": (self.weights + delta).astype(np.float32)}, STEP) for delta in deltas]
         limit = 20 * self.run.length
-        counts = iterations(self.workload, starts, as_given, limit=limit, jobs=options.jobs, done=each(progress))
+        counts = iterations_to_criterion(
+            self.workload, starts, start_as_given, limit=limit, jobs=options.jobs, done=per_trial(progress)
+        )
         return STEP + np.ceil(counts) - self.run.length
 
     def away(self, size: float) -> Floats:
@@ -67,7 +75,7 @@ def reference(options: Options, meter: Meter) -> Reference:
     run = trajectory(workload, progress=meter(f"{workload.name}: unperturbed run", 66))
     far = BEYOND * run.length
     progress = meter(f"{workload.name}: on towards the optimum", far - run.length)
-    optimum = proceed(workload, run.states[-1], run.length, far, progress=progress)["weights"]
+    optimum = continue_training(workload, run.states[-1], run.length, far, progress=progress)["weights"]
     distances = [float(np.linalg.norm(state["weights"] - optimum)) for state in run.states]
     return Reference(workload, run, optimum, worst_rate(distances))
 
@@ -94,7 +102,7 @@ def run(options: Options, meter: Meter) -> Result:
             f"{_median(groups[1], base.rate):.2f} for adversarial perturbations.",
             printed_form_remark(groups, base.rate, base.distance(base.run.states[0]["weights"])),
         ],
-        figures={"mlr-bound": figure(groups, base.rate, f"Iteration cost of perturbations: {base.workload.name}")},
+        figures={"mlr-bound": cost_figure(groups, base.rate, f"Iteration cost of perturbations: {base.workload.name}")},
         captions={"mlr-bound": CAPTION},
     )
 

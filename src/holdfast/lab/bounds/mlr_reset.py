@@ -5,7 +5,13 @@ import numpy as np
 from holdfast.blocks.division import Floats
 from holdfast.faults.schedule import lost_blocks
 from holdfast.lab.bounds.mlr_bound import STEP, Reference, reference
-from holdfast.lab.bounds.perturbed_trials import CAPTION, PerturbedTrials, figure, printed_form_remark, within_claim
+from holdfast.lab.bounds.perturbed_trials import (
+    CAPTION,
+    PerturbedTrials,
+    cost_figure,
+    printed_form_remark,
+    within_claim,
+)
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.result import Claim, Result
 from holdfast.theory.perturb import gaussian
@@ -43,7 +49,9 @@ def run(options: Options, meter: Meter) -> Result:
             _largest(sizes, groups),
             printed_form_remark(groups, base.rate, base.distance(base.run.states[0]["weights"])),
         ],
-        figures={"mlr-reset": figure(groups, base.rate, f"Rows reset to their initial values: {base.workload.name}")},
+        figures={
+            "mlr-reset": cost_figure(groups, base.rate, f"Rows reset to their initial values: {base.workload.name}")
+        },
         captions={"mlr-reset": CAPTION},
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.blocks.division import Floats
-from holdfast.lab.plot_style import sheet
+from holdfast.lab.plot_style import new_figure
 from holdfast.lab.result import Claim, Row
 from holdfast.theory.bounds import iteration_cost_bound
 from holdfast.theory.rate import Rate
@@ -84,9 +84,9 @@ def printed_form_remark(groups: Sequence[PerturbedTrials], rate: Rate, start: fl
     )
 
 
-def figure(groups: Sequence[PerturbedTrials], rate: Rate, title: str) -> "Figure":
+def cost_figure(groups: Sequence[PerturbedTrials], rate: Rate, title: str) -> "Figure":
     """One panel for each kind: costs as points, the bound as a red line, over the size of the perturbation."""
-    drawn = sheet(max(4.2 * len(groups), 4.8), 3.6)
+    drawn = new_figure(max(4.2 * len(groups), 4.8), 3.6)
     for axes, group in zip(drawn.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
         _panel(axes, group, rate)
     drawn.suptitle(title)

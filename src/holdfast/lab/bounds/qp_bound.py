@@ -3,10 +3,16 @@
 import numpy as np
 
 from holdfast.blocks.division import Floats
-from holdfast.lab.bounds.perturbed_trials import CAPTION, PerturbedTrials, figure, printed_form_remark, within_claim
-from holdfast.lab.experiment import Experiment, Meter, Options, each
+from holdfast.lab.bounds.perturbed_trials import (
+    CAPTION,
+    PerturbedTrials,
+    cost_figure,
+    printed_form_remark,
+    within_claim,
+)
+from holdfast.lab.experiment import Experiment, Meter, Options, per_trial
 from holdfast.lab.result import Claim, Result
-from holdfast.lab.simulate.lanes import Start, as_given, iterations
+from holdfast.lab.simulate.lanes import Start, iterations_to_criterion, start_as_given
 from holdfast.lab.simulate.trajectory import Trajectory, trajectory
 from holdfast.theory.perturb import adversarial
 from holdfast.theory.rate import Rate, worst_rate
@@ -28,7 +34,7 @@ def run(options: Options, meter: Meter) -> Result:
 
     def costs(starts: list[Arrays]) -> Floats:
         begun = [Start(state, STEP) for state in starts]
-        counts = iterations(program, begun, as_given, limit=10_000, done=each(progress))
+        counts = iterations_to_criterion(program, begun, start_as_given, limit=10_000, done=per_trial(progress))
         return STEP + np.ceil(counts) - unperturbed.length
 
     single, single_starts = _single(unperturbed, trials, rng)
@@ -50,7 +56,9 @@ def run(options: Options, meter: Meter) -> Result:
             _tight(groups[-1], rate),
         ],
         remarks=[printed_form_remark(groups, rate, float(unperturbed.losses[0])), _negative(groups[0])],
-        figures={"qp-bound": figure(groups, rate, "Iteration cost of perturbations: gradient descent on a 4-D QP")},
+        figures={
+            "qp-bound": cost_figure(groups, rate, "Iteration cost of perturbations: gradient descent on a 4-D QP")
+        },
         captions={"qp-bound": CAPTION},
     )
 

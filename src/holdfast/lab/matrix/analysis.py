@@ -22,11 +22,11 @@ from holdfast.blocks.division import Floats
 from holdfast.lab.confidence import RESAMPLES, ConfidenceInterval
 from holdfast.lab.matrix.config import REFERENCE, Matrix
 from holdfast.lab.matrix.measured_run import MeasuredRun, Struck
-from holdfast.lab.matrix.suites import Suite, Unit, restarts, schedule
+from holdfast.lab.matrix.suites import PlannedRun, Suite, expected_restarts, failure_schedule
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class GateFailure:
     """A gate that a run did not pass, and why."""
 
     suite: Suite
@@ -35,33 +35,33 @@ class Failed:
     why: str
 
 
-def failed(matrix: Matrix, suite: Suite, found: Mapping[Unit, MeasuredRun]) -> list[Failed]:
+def gate_failures(matrix: Matrix, suite: Suite, found: Mapping[PlannedRun, MeasuredRun]) -> list[GateFailure]:
     """Every gate that a run of this suite does not pass; none if the suite counts."""
-    wrong: list[Failed] = []
+    wrong: list[GateFailure] = []
     for variant in matrix.variants:
         for seed in matrix.seeds:
-            unit = Unit(suite, variant, seed)
+            unit = PlannedRun(suite, variant, seed)
             checks = _run(matrix, unit, found[unit]) if unit in found else iter([("measured", "it was not run")])
-            wrong += [Failed(suite, unit.name, gate, why) for gate, why in checks]
+            wrong += [GateFailure(suite, unit.name, gate, why) for gate, why in checks]
     return wrong
 
 
-def counted(matrix: Matrix, several: Sequence[Suite], found: Mapping[Unit, MeasuredRun]) -> list[Suite]:
+def counted(matrix: Matrix, several: Sequence[Suite], found: Mapping[PlannedRun, MeasuredRun]) -> list[Suite]:
     """The suites that pass every gate."""
-    return [suite for suite in several if not failed(matrix, suite, found)]
+    return [suite for suite in several if not gate_failures(matrix, suite, found)]
 
 
-def expected(matrix: Matrix, unit: Unit) -> tuple[Struck, ...]:
+def expected_strikes(matrix: Matrix, unit: PlannedRun) -> tuple[Struck, ...]:
     """The failures that are to strike a run, one for each rank; storage is struck as a whole, on record as rank 0."""
     several = [
         (failure.step, failure.kind, failure.point, rank)
-        for failure in schedule(matrix, unit)
+        for failure in failure_schedule(matrix, unit)
         for rank in failure.targets or (0,)
     ]
     return tuple(sorted(several))
 
 
-def _run(matrix: Matrix, unit: Unit, run: MeasuredRun) -> Iterator[tuple[str, str]]:
+def _run(matrix: Matrix, unit: PlannedRun, run: MeasuredRun) -> Iterator[tuple[str, str]]:
     """The gates that one run does not pass."""
     if run.verdict != "completed":
         yield "completed", f"{run.verdict}: {run.because}"
@@ -69,10 +69,13 @@ def _run(matrix: Matrix, unit: Unit, run: MeasuredRun) -> Iterator[tuple[str, st
         yield "steps", f"{run.committed} of {matrix.steps} steps are committed"
     if run.audit != "pass":
         yield "audit", f"{run.audit}: {run.finding or 'nothing was trained'}"
-    if run.struck != expected(matrix, unit):
-        yield "failures", f"struck by {_listed(run.struck)}, where it was to be {_listed(expected(matrix, unit))}"
-    if run.restarts != restarts(matrix, unit):
-        yield "restarts", f"{run.restarts} restarts, where it was to be {restarts(matrix, unit)}"
+    if run.struck != expected_strikes(matrix, unit):
+        yield (
+            "failures",
+            f"struck by {_listed(run.struck)}, where it was to be {_listed(expected_strikes(matrix, unit))}",
+        )
+    if run.restarts != expected_restarts(matrix, unit):
+        yield "restarts", f"{run.restarts} restarts, where it was to be {expected_restarts(matrix, unit)}"
     if run.verdict == "completed" and run.attempts != run.restarts + 1:
         yield "attempts", f"its supervisor tells of {run.attempts} attempts, its history of {run.restarts + 1}"
     if not run.saves:
@@ -85,11 +88,11 @@ def _listed(several: Sequence[Struck]) -> str:
     return ", ".join(f"{kind} of rank {rank} at {step}:{point}" for step, kind, point, rank in several) or "nothing"
 
 
-Figure: TypeAlias = Callable[[Sequence[Floats]], Floats]
+Statistic: TypeAlias = Callable[[Sequence[Floats]], Floats]
 """From the means of every suite, each as (draw, column), to a number for every draw."""
 
 
-def interval(suites: Sequence[Floats], figure: Figure, seed: int = 0) -> ConfidenceInterval:
+def bootstrap_interval(suites: Sequence[Floats], figure: Statistic, seed: int = 0) -> ConfidenceInterval:
     """A figure of suites, each an array of (seed, column), with its 95 % interval; with one seed a suite there is none."""
     value = float(figure([rows.mean(axis=0, keepdims=True) for rows in suites])[0])
     if any(len(rows) < 2 for rows in suites):
@@ -130,12 +133,12 @@ class Analysis:
 
     matrix: Matrix
     suites: Sequence[Suite]
-    found: Mapping[Unit, MeasuredRun]
+    found: Mapping[PlannedRun, MeasuredRun]
 
     @cached_property
-    def failed(self) -> list[Failed]:
+    def failed(self) -> list[GateFailure]:
         """Every gate that a run did not pass."""
-        return [each for suite in self.suites for each in failed(self.matrix, suite, self.found)]
+        return [each for suite in self.suites for each in gate_failures(self.matrix, suite, self.found)]
 
     @cached_property
     def counted(self) -> list[Suite]:
@@ -154,7 +157,7 @@ class Analysis:
 
     def runs(self, suite: Suite, variant: str) -> list[MeasuredRun]:
         """The runs of a suite in one variant, by seed."""
-        return [self.found[Unit(suite, variant, seed)] for seed in self.matrix.seeds]
+        return [self.found[PlannedRun(suite, variant, seed)] for seed in self.matrix.seeds]
 
     def mean(self, metric: Metric, variant: str, suites: Sequence[Suite] | None = None) -> float:
         """The mean over suites of the mean over seeds; not a number where there is nothing to take it of."""
@@ -163,11 +166,11 @@ class Analysis:
         return float(np.mean(values)) if values else math.nan
 
     def paired(
-        self, figure: Figure, metric: Metric, first: str, second: str, suites: Sequence[Suite] | None = None
+        self, figure: Statistic, metric: Metric, first: str, second: str, suites: Sequence[Suite] | None = None
     ) -> ConfidenceInterval:
         """A figure that compares two variants by one metric, with its interval over the seeds."""
         several = self.counted if suites is None else suites
-        return interval([self._columns(suite, metric, (first, second)) for suite in several], figure)
+        return bootstrap_interval([self._columns(suite, metric, (first, second)) for suite in several], figure)
 
     def slices(self) -> list[tuple[str, str, list[Suite]]]:
         """Every part of the suites that has one value on one axis: the axis, the value, the suites."""
@@ -181,7 +184,7 @@ class Analysis:
     def apart(self, suite: Suite, variant: str) -> "LossGap":
         """How far the runs of a variant are from the reference, over the seeds."""
         pairs = zip(self.runs(suite, variant), self.runs(suite, REFERENCE), strict=True)
-        each = [divergence(run, reference) for run, reference in pairs]
+        each = [loss_gap(run, reference) for run, reference in pairs]
         return LossGap(*np.mean(each, axis=0).tolist())
 
     def _values(self, axis: str) -> list[str]:
@@ -204,7 +207,7 @@ class LossGap(NamedTuple):
     last: float
 
 
-def divergence(run: MeasuredRun, reference: MeasuredRun) -> LossGap:
+def loss_gap(run: MeasuredRun, reference: MeasuredRun) -> LossGap:
     """How far one run is from another."""
     pairs = zip(run.losses, reference.losses, strict=False)
     losses = [abs(mine - theirs) for mine, theirs in pairs if mine is not None and theirs is not None]

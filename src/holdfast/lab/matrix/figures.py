@@ -114,7 +114,7 @@ def wall_clock(found: Analysis) -> "Figure":
 def sweep(found: Analysis) -> "Figure":
     """Goodput over the values of each axis that is swept over, a line for each variant."""
     axes_swept = list(found.matrix.sweep)
-    sheet = plot_style.sheet(4.6 * len(axes_swept) + 0.6, 4.0)
+    sheet = plot_style.new_figure(4.6 * len(axes_swept) + 0.6, 4.0)
     places = sheet.subplots(1, len(axes_swept), squeeze=False)[0]
     for axes, axis in zip(places, axes_swept, strict=True):
         values = list(dict.fromkeys(suite.axes[axis] for suite in found.counted))
@@ -159,7 +159,7 @@ def _names(found: Analysis) -> list[str]:
 
 
 def _sheet(width: float, height: float) -> "tuple[Figure, Axes]":
-    figure = plot_style.sheet(width, height)
+    figure = plot_style.new_figure(width, height)
     axes = figure.subplots()
     axes.spines[["top", "right"]].set_visible(False)
     return figure, axes

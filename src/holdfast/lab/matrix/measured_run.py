@@ -22,7 +22,7 @@ from holdfast.cost.breakdown import CostBreakdown, cost_breakdown
 from holdfast.errors import HoldfastError
 from holdfast.events import Event, Step, Strike
 from holdfast.history.log import read_history
-from holdfast.lab.matrix.suites import Unit
+from holdfast.lab.matrix.suites import PlannedRun
 from holdfast.supervise.verdict import RunVerdict
 from holdfast.weights.locate import store_of
 
@@ -115,7 +115,7 @@ def read_measured(path: Path) -> MeasuredRun | None:
 THREADS = 2  # that compare snapshots: each has two of them in memory
 
 
-def measure(unit: Unit, digest: str, verdict: RunVerdict, folder: Path) -> MeasuredRun:
+def measure(unit: PlannedRun, digest: str, verdict: RunVerdict, folder: Path) -> MeasuredRun:
     """What the run in this folder showed; one that never trained a step has a verdict and nothing else."""
     events = read_history(folder).events
     about = MeasuredRun(

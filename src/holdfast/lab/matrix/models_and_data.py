@@ -27,7 +27,7 @@ class PreparedData:
     classes: int
 
 
-def make_ready(name: str, data: Path | None, folder: Path) -> PreparedData:
+def prepare_dataset(name: str, data: Path | None, folder: Path) -> PreparedData:
     """Read a data set, from the folder of data sets if it is not embedded, and keep it below `folder`."""
     place = folder / name
     try:

@@ -24,16 +24,16 @@ def run(options: Options, meter: Meter) -> Result:
     from holdfast.lab.matrix.claims import claims
     from holdfast.lab.matrix.config import read_matrix
     from holdfast.lab.matrix.figures import CAPTIONS, figures
-    from holdfast.lab.matrix.runner import MatrixRuns
-    from holdfast.lab.matrix.suites import chosen
+    from holdfast.lab.matrix.runner import MatrixRunner
+    from holdfast.lab.matrix.suites import chosen_suites
     from holdfast.lab.matrix.tables import tables
 
     file = _file(options)
     matrix = read_matrix(file)
     if options.trials:
         matrix = replace(matrix, seeds=matrix.seeds[: options.trials])
-    suites = chosen(matrix, options.panels)
-    found = Analysis(matrix, suites, MatrixRuns.of(matrix, suites, options.out, options.data).all(meter))
+    suites = chosen_suites(matrix, options.panels)
+    found = Analysis(matrix, suites, MatrixRunner.of(matrix, suites, options.out, options.data).all(meter))
     drawn = figures(found)
     return Result(
         experiment="recovery-matrix",

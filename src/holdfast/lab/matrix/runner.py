@@ -25,8 +25,8 @@ from holdfast.errors import HoldfastError, StorageFailed
 from holdfast.lab.experiment import Meter
 from holdfast.lab.matrix.config import REFERENCE, Matrix
 from holdfast.lab.matrix.measured_run import Distances, MeasuredRun, distances, measure, read_measured
-from holdfast.lab.matrix.models_and_data import PreparedData, make_ready
-from holdfast.lab.matrix.suites import Suite, Unit, digest, run_config, units
+from holdfast.lab.matrix.models_and_data import PreparedData, prepare_dataset
+from holdfast.lab.matrix.suites import PlannedRun, Suite, config_digest, planned_runs, run_config
 from holdfast.report.files import replace_text
 from holdfast.runs.config import RunConfig
 from holdfast.supervise.child_call import Aside
@@ -37,14 +37,14 @@ from holdfast.supervise.verdict import RunVerdict
 STATISTICS = Path("/proc/stat")
 
 
-class Ticks(NamedTuple):
+class ProcessorTicks(NamedTuple):
     """What the kernel has counted since it started, in ticks of all processors."""
 
     stolen: int
     total: int
 
 
-def ticks(statistics: Path = STATISTICS) -> Ticks | None:
+def processor_ticks(statistics: Path = STATISTICS) -> ProcessorTicks | None:
     """What is counted now; nothing where the system does not say."""
     try:
         # Guests' time, which follows these eight, is counted among them already.
@@ -52,10 +52,10 @@ def ticks(statistics: Path = STATISTICS) -> Ticks | None:
         numbers = [int(each) for each in counts]
     except (OSError, ValueError):
         return None
-    return Ticks(numbers[7], sum(numbers)) if kind == "cpu" and len(numbers) == 8 else None
+    return ProcessorTicks(numbers[7], sum(numbers)) if kind == "cpu" and len(numbers) == 8 else None
 
 
-def stolen(before: Ticks | None, after: Ticks | None) -> float | None:
+def stolen_share(before: ProcessorTicks | None, after: ProcessorTicks | None) -> float | None:
     """The part of all processors' time between two counts that others had; nothing if that is not known."""
     if before is None or after is None or after.total <= before.total:
         return None
@@ -69,7 +69,7 @@ WITHIN = 600.0  # seconds for the snapshots of one run to be read, or to be remo
 
 
 @dataclass(frozen=True, slots=True)
-class MatrixRuns:
+class MatrixRunner:
     """The runs of these suites of a matrix, below a folder, on data that is ready."""
 
     matrix: Matrix
@@ -78,38 +78,38 @@ class MatrixRuns:
     data: dict[str, PreparedData]
 
     @classmethod
-    def of(cls, matrix: Matrix, suites: Sequence[Suite], out: Path, data: Path | None) -> "MatrixRuns":
+    def of(cls, matrix: Matrix, suites: Sequence[Suite], out: Path, data: Path | None) -> "MatrixRunner":
         """The runs, once every data set is at hand and every config makes sense: before the first one is started."""
         names = dict.fromkeys(suite.dataset for suite in suites)
-        runs = cls(matrix, suites, out, {name: make_ready(name, data, out / "data") for name in names})
+        runs = cls(matrix, suites, out, {name: prepare_dataset(name, data, out / "data") for name in names})
         for unit in runs.units:
             runs.config(unit).check_world(1)
         return runs
 
     @property
-    def units(self) -> list[Unit]:
+    def units(self) -> list[PlannedRun]:
         """Every run, in the order in which they are done."""
-        return list(units(self.matrix, list(self.suites)))
+        return list(planned_runs(self.matrix, list(self.suites)))
 
-    def folder(self, unit: Unit) -> Path:
+    def folder(self, unit: PlannedRun) -> Path:
         """The folder of a run."""
         return self.out / "runs" / unit.suite.name / unit.name
 
-    def config(self, unit: Unit) -> RunConfig:
+    def config(self, unit: PlannedRun) -> RunConfig:
         """What `holdfast run` is to do."""
         return run_config(self.matrix, unit, self.data[unit.suite.dataset], self._place(unit))
 
-    def done(self, unit: Unit) -> MeasuredRun | None:
+    def done(self, unit: PlannedRun) -> MeasuredRun | None:
         """What was measured of a run that is done: completed, and of the same config."""
         found = read_measured(self._record(unit))
-        if found is None or found.verdict != "completed" or found.digest != digest(self.config(unit)):
+        if found is None or found.verdict != "completed" or found.digest != config_digest(self.config(unit)):
             return None
         return found
 
-    def all(self, meter: Meter) -> dict[Unit, MeasuredRun]:
+    def all(self, meter: Meter) -> dict[PlannedRun, MeasuredRun]:
         """Every run, done now if it was not before; a request to stop ends it between two runs or within one."""
         progress = meter("runs", len(self.units))
-        found: dict[Unit, MeasuredRun] = {}
+        found: dict[PlannedRun, MeasuredRun] = {}
         warm()  # now, or the first run would pay for the others
         try:
             for unit in self.units:
@@ -121,18 +121,18 @@ class MatrixRuns:
             shutil.rmtree(self._memory, ignore_errors=True)  # what is interrupted begins anew
         return found
 
-    def _do(self, unit: Unit) -> MeasuredRun:
+    def _do(self, unit: PlannedRun) -> MeasuredRun:
         """Train one run from its beginning, measure it, and put that on record."""
         folder = self.folder(unit)
         found = self._undisturbed(unit)
-        reference = self.folder(Unit(unit.suite, REFERENCE, unit.seed))
+        reference = self.folder(PlannedRun(unit.suite, REFERENCE, unit.seed))
         if unit.variant != REFERENCE:
             found = replace(found, distances=_compared(folder, reference))
             self._discard(unit)
         replace_text(self._record(unit), json.dumps(found.to_json()) + "\n")
         return found
 
-    def _undisturbed(self, unit: Unit) -> MeasuredRun:
+    def _undisturbed(self, unit: PlannedRun) -> MeasuredRun:
         """A run, done again if others had the processors meanwhile; one that failed stays, or its failure would be lost."""
         found = replace(self._measured(unit), tries=1)
         for pause in PAUSES:
@@ -143,16 +143,16 @@ class MatrixRuns:
             found = replace(self._measured(unit), tries=found.tries + 1)
         return found
 
-    def _measured(self, unit: Unit) -> MeasuredRun:
+    def _measured(self, unit: PlannedRun) -> MeasuredRun:
         """Train one run from its beginning, and measure it."""
         folder, config = self.folder(unit), self.config(unit)
         self._discard(unit)
         with suppress(FileNotFoundError):
             shutil.rmtree(folder)
-        before = ticks()
+        before = processor_ticks()
         verdict = self._supervised(config, folder)
-        taken = stolen(before, ticks())
-        return replace(measure(unit, digest(config), verdict, folder), stolen=taken)
+        taken = stolen_share(before, processor_ticks())
+        return replace(measure(unit, config_digest(config), verdict, folder), stolen=taken)
 
     def _supervised(self, config: RunConfig, folder: Path) -> RunVerdict:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -162,12 +162,12 @@ class MatrixRuns:
             raise KeyboardInterrupt  # somebody wants to end the matrix, not this run
         return verdict
 
-    def _discard_all(self, last: Unit) -> None:
+    def _discard_all(self, last: PlannedRun) -> None:
         """All variants of a suite and a seed are done: nothing is compared with the reference any more."""
         for variant in self.matrix.variants:
-            self._discard(Unit(last.suite, variant, last.seed))
+            self._discard(PlannedRun(last.suite, variant, last.seed))
 
-    def _discard(self, unit: Unit) -> None:
+    def _discard(self, unit: PlannedRun) -> None:
         """Remove the snapshots of a run, wherever they are; what a store refuses to remove does no harm."""
         shutil.rmtree(self.folder(unit) / "checkpoints", ignore_errors=True)
         place = self._place(unit)
@@ -179,10 +179,10 @@ class MatrixRuns:
         with suppress(HoldfastError):
             Aside(lambda: _emptied(place), place).result(WITHIN)
 
-    def _record(self, unit: Unit) -> Path:
+    def _record(self, unit: PlannedRun) -> Path:
         return self.folder(unit).with_suffix(".json")
 
-    def _place(self, unit: Unit) -> str | None:
+    def _place(self, unit: PlannedRun) -> str | None:
         """Where a run saves: in its own folder, or at a place of its own below the one that the suite names."""
         place = dict(unit.suite.settings).get("checkpoints", "directory")
         if place == "directory":

@@ -43,7 +43,7 @@ class Suite:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class PlannedRun:
     """One run of the matrix."""
 
     suite: Suite
@@ -70,7 +70,7 @@ def suites(matrix: Matrix) -> list[Suite]:
     ]
 
 
-def chosen(matrix: Matrix, names: tuple[str, ...]) -> list[Suite]:
+def chosen_suites(matrix: Matrix, names: tuple[str, ...]) -> list[Suite]:
     """The suites of these names; all of them if none is named."""
     every = {suite.name: suite for suite in suites(matrix)}
     if unknown := [name for name in names if name not in every]:
@@ -78,27 +78,27 @@ def chosen(matrix: Matrix, names: tuple[str, ...]) -> list[Suite]:
     return [suite for name, suite in every.items() if not names or name in names]
 
 
-def units(matrix: Matrix, several: list[Suite]) -> Iterator[Unit]:
+def planned_runs(matrix: Matrix, several: list[Suite]) -> Iterator[PlannedRun]:
     """Every run. Those that are compared with each other follow each other, so that they find the machine alike."""
     for seed, suite, variant in product(matrix.seeds, several, matrix.variants):
-        yield Unit(suite, variant, seed)
+        yield PlannedRun(suite, variant, seed)
 
 
-def schedule(matrix: Matrix, unit: Unit) -> Schedule:
+def failure_schedule(matrix: Matrix, unit: PlannedRun) -> Schedule:
     """The failures that are to strike a run."""
     return matrix.failures[unit.suite.failures] if unit.how.fails else ()
 
 
-def restarts(matrix: Matrix, unit: Unit) -> int:
+def expected_restarts(matrix: Matrix, unit: PlannedRun) -> int:
     """How often a run is to start again: for every step in which a process ends, unless the others go on without it.
 
     A disk that stays full ends a process too.
     """
     fatal = ("enospc",) if unit.how.is_live else (*ENDING, "enospc")
-    return len({failure.step for failure in schedule(matrix, unit) if failure.kind in fatal})
+    return len({failure.step for failure in failure_schedule(matrix, unit) if failure.kind in fatal})
 
 
-def run_config(matrix: Matrix, unit: Unit, data: PreparedData, checkpoints: str | None) -> RunConfig:
+def run_config(matrix: Matrix, unit: PlannedRun, data: PreparedData, checkpoints: str | None) -> RunConfig:
     """What `holdfast run` is to do; every snapshot is kept, to be compared with those of the reference."""
     settings = dict(unit.suite.settings)
     arguments = {
@@ -121,13 +121,13 @@ def run_config(matrix: Matrix, unit: Unit, data: PreparedData, checkpoints: str 
         keep_last=matrix.steps // save_every + 2,
         max_restarts=len(matrix.failures[unit.suite.failures]) + SPARE_RESTARTS,
         seed=unit.seed,
-        failures=schedule(matrix, unit),
+        failures=failure_schedule(matrix, unit),
         workers_after=settings.get("workers_after", ()) if unit.how.fails else (),
         checkpoints=checkpoints,
     )
 
 
-def digest(config: RunConfig) -> str:
+def config_digest(config: RunConfig) -> str:
     """What a run is known by: the same for the same config and version, wherever it lies on the disk."""
     said: Mapping[str, Any] = {**config.to_json(), "script": SCRIPT.name, "checkpoints": None}
     where = said["args"].index("--data") + 1

@@ -19,15 +19,15 @@ from holdfast.errors import StorageFailed
 from holdfast.lab import confidence as interval
 from holdfast.lab.experiment import Meter, Options
 from holdfast.lab.partial.measure import LIMIT, Costs, Measurement, measure
-from holdfast.lab.partial.panels import Panel, chosen
+from holdfast.lab.partial.panels import Panel, chosen_panels
 from holdfast.lab.result import ResultTable, Row
-from holdfast.lab.simulate.strategy import Strategy, lost_in
+from holdfast.lab.simulate.strategy import Strategy, lost_in_trial
 from holdfast.report.files import prepare, replace_text
 from holdfast.workloads.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Compared:
+class PanelComparison:
     """What one panel showed: its measurement, and a row for each strategy."""
 
     panel: str
@@ -50,9 +50,9 @@ class Compared:
         return next(row for row in self.rows if row.items() >= _named(strategy).items())
 
 
-def compare(
+def compare_strategies(
     options: Options, meter: Meter, trials: int, strategies: Sequence[Strategy], baseline: Strategy, *, early: int = 1
-) -> list[Compared]:
+) -> list[PanelComparison]:
     """Measure strategies on the chosen panels, or on the user's own workload; reductions are against the baseline.
 
     Every second failure strikes before step `early`, if that is more than 1.
@@ -75,7 +75,7 @@ def _loaded(options: Options) -> Iterator[tuple[Panel, Workload]]:
     if options.workload is not None:
         yield _own(options.workload), options.workload
         return
-    for panel in chosen(options.panels):
+    for panel in chosen_panels(options.panels):
         yield panel, panel.workload(options.data, quick=options.quick)
 
 
@@ -84,8 +84,10 @@ def _own(workload: Workload) -> Panel:
     return Panel(workload.name, workload.name, workload.name, lambda data: workload, lambda: workload)
 
 
-def _compared(panel: Panel, workload: Workload, measured: Measurement, rows: list[Row], *, quick: bool) -> Compared:
-    return Compared(
+def _compared(
+    panel: Panel, workload: Workload, measured: Measurement, rows: list[Row], *, quick: bool
+) -> PanelComparison:
+    return PanelComparison(
         panel.name,
         workload.name,
         quick,
@@ -107,7 +109,7 @@ def _largest(workload: Workload) -> float:
     return float(sizes.max() / sizes.sum())
 
 
-def criteria(panels: Sequence[Compared]) -> Row:
+def criteria(panels: Sequence[PanelComparison]) -> Row:
     """The criterion of each panel and the iterations that unperturbed runs take to it."""
     return {p.panel: f"{p.workload} to {p.criterion:g} in {_range(p.measurement)}" for p in panels}
 
@@ -157,7 +159,7 @@ def _named(strategy: Strategy) -> Row:
     }
 
 
-def _csv(panels: Sequence[Compared], strategies: Sequence[Strategy]) -> str:
+def _csv(panels: Sequence[PanelComparison], strategies: Sequence[Strategy]) -> str:
     """Every trial: its failure, the number of blocks it lost, the size of its perturbation, the bound and the cost.
 
     Which blocks these are follows from the seed: see `lost_in`. A trial that did not converge has an infinite cost.
@@ -168,7 +170,7 @@ def _csv(panels: Sequence[Compared], strategies: Sequence[Strategy]) -> str:
     for compared in panels:
         for strategy in strategies:
             costs = compared.measurement.of(strategy)
-            lost = len(lost_in(0, 0, compared.blocks, strategy.lost))
+            lost = len(lost_in_trial(0, 0, compared.blocks, strategy.lost))
             for trial, step in enumerate(compared.measurement.steps):
                 numbers = (f"{value[trial]:.6g}" for value in (costs.size, costs.bound, costs.cost, costs.whole))
                 table.writerow([compared.panel, *_named(strategy).values(), trial, step, lost, *numbers])
@@ -194,13 +196,13 @@ COLUMNS = {  # of the table: from a row of a result
 }
 
 
-def cost_table(panels: Sequence[Compared]) -> ResultTable:
+def cost_table(panels: Sequence[PanelComparison]) -> ResultTable:
     """A row for each strategy on each panel: its mean cost in iterations with its 95 % interval, and its reduction."""
     rows = [[_shown(row[key]) for key in COLUMNS.values()] for compared in panels for row in compared.rows]
     return ResultTable("Iteration costs, with 95 % confidence intervals", list(COLUMNS), rows)
 
 
-def unconverged(panels: Sequence[Compared]) -> list[str]:
+def unconverged_remarks(panels: Sequence[PanelComparison]) -> list[str]:
     """A line for each strategy some of whose trials did not reach the criterion."""
     return [_unconverged(compared, row) for compared in panels for row in compared.rows if row["unconverged"]]
 
@@ -212,7 +214,7 @@ def named(strategy: Strategy) -> str:
     return f"{saves}, {strategy.recovery} recovery, {strategy.lost} lost"
 
 
-def _unconverged(compared: Compared, row: Row) -> str:
+def _unconverged(compared: PanelComparison, row: Row) -> str:
     others = "no mean or reduction is given" if isnan(row["cost_mean"]) else "means and reductions are of the others"
     return (
         f"{compared.label}, {row['policy']} {row['fraction']}, {row['recovery']} recovery, {row['lost']} lost: "

@@ -18,11 +18,11 @@ import numpy.typing as npt
 
 from holdfast.blocks.division import Floats
 from holdfast.blocks.policy import Policy
-from holdfast.lab.confidence import ConfidenceInterval, few, finite, paired
+from holdfast.lab.confidence import ConfidenceInterval, finite, mean_of_few, paired
 from holdfast.lab.experiment import Experiment, Meter, Options
-from holdfast.lab.partial.comparison import Compared, compare, criteria, unconverged
-from holdfast.lab.partial.cost_figures import grid
-from holdfast.lab.partial.panels import notes
+from holdfast.lab.partial.comparison import PanelComparison, compare_strategies, criteria, unconverged_remarks
+from holdfast.lab.partial.cost_figures import panel_grid
+from holdfast.lab.partial.panels import panel_notes
 from holdfast.lab.result import Claim, Result, ResultTable, Row
 from holdfast.lab.simulate.strategy import Strategy
 from holdfast.workloads.reinit import has_rule
@@ -37,7 +37,7 @@ FOUND_ON = "mf-movielens"  # the panel on which first values cost more than star
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Approach:
     """One way to save and to recover, under a name for readers."""
 
     name: str
@@ -52,14 +52,14 @@ class Way:
         return Strategy(policy=policy, recovery=self.recovery, lost=LOST)
 
 
-OVER = Way("start over", "full")
-FIRST = Way("first values", "partial")
-EARLY = Way("early saves", "partial", saves="early")
-EARLY_FULL = Way("early full saves", "partial", saves="early-full")
-FRESH = Way("fresh values", "fresh")
-BOTH = Way("early saves, fresh values", "fresh", saves="early")
-PRIORITY = Way("priority 1/8", "partial", fraction=EIGHTH)
-PRIORITY_FRESH = Way("priority 1/8, fresh values", "fresh", fraction=EIGHTH)
+OVER = Approach("start over", "full")
+FIRST = Approach("first values", "partial")
+EARLY = Approach("early saves", "partial", saves="early")
+EARLY_FULL = Approach("early full saves", "partial", saves="early-full")
+FRESH = Approach("fresh values", "fresh")
+BOTH = Approach("early saves, fresh values", "fresh", saves="early")
+PRIORITY = Approach("priority 1/8", "partial", fraction=EIGHTH)
+PRIORITY_FRESH = Approach("priority 1/8, fresh values", "fresh", fraction=EIGHTH)
 WAYS = (OVER, FIRST, EARLY, EARLY_FULL, FRESH, BOTH, PRIORITY, PRIORITY_FRESH)
 
 
@@ -67,25 +67,25 @@ WAYS = (OVER, FIRST, EARLY, EARLY_FULL, FRESH, BOTH, PRIORITY, PRIORITY_FRESH)
 class Split:
     """The trials of one panel, divided into failures before the first full checkpoint and later ones."""
 
-    compared: Compared
+    compared: PanelComparison
     interval: int
-    ways: Sequence[Way]
+    ways: Sequence[Approach]
 
     @property
     def early(self) -> npt.NDArray[np.bool_]:
         """Which trials failed before the first full checkpoint."""
         return self.compared.measurement.steps < self.interval
 
-    def cost(self, way: Way, which: npt.NDArray[np.bool_]) -> ConfidenceInterval:
+    def cost(self, way: Approach, which: npt.NDArray[np.bool_]) -> ConfidenceInterval:
         """The mean cost of some trials."""
-        return few(finite(self._costs(way)[which]))
+        return mean_of_few(finite(self._costs(way)[which]))
 
-    def saved(self, way: Way, against: Way, which: npt.NDArray[np.bool_]) -> ConfidenceInterval:
+    def saved(self, way: Approach, against: Approach, which: npt.NDArray[np.bool_]) -> ConfidenceInterval:
         """How many iterations a way saves against another, trial by trial, on average."""
         ours, theirs = paired(self._costs(way)[which], self._costs(against)[which])
-        return few(theirs - ours)
+        return mean_of_few(theirs - ours)
 
-    def _costs(self, way: Way) -> Floats:
+    def _costs(self, way: Approach) -> Floats:
         return self.compared.measurement.of(way.strategy(self.interval)).cost
 
 
@@ -93,7 +93,9 @@ def run(options: Options, meter: Meter) -> Result:
     """Compare the remedies with starting over and with first values, on every panel, or without claims on one's own model."""
     trials, own, ways = options.count(full=100, quick=8), options.workload is not None, _ways(options)
     strategies = [way.strategy(options.interval) for way in ways]
-    panels = compare(options, meter, trials, strategies, OVER.strategy(options.interval), early=options.interval)
+    panels = compare_strategies(
+        options, meter, trials, strategies, OVER.strategy(options.interval), early=options.interval
+    )
     splits = [Split(compared, options.interval, ways) for compared in panels]
     return Result(
         experiment="early-failures",
@@ -107,10 +109,10 @@ def run(options: Options, meter: Meter) -> Result:
         rows=[row for split in splits for row in _rows(split)],
         claims=[] if own else [claim for split in splits for claim in _claims(split)],
         remarks=[
-            *([] if options.quick or own else notes(options.panels)),
+            *([] if options.quick or own else panel_notes(options.panels)),
             _bytes(options.interval),
             *(_remark(split) for split in splits),
-            *unconverged(panels),
+            *unconverged_remarks(panels),
         ],
         tables=[_table(split) for split in splits],
         figures={"early-failures": figure(splits)},
@@ -121,7 +123,7 @@ def run(options: Options, meter: Meter) -> Result:
     )
 
 
-def _ways(options: Options) -> list[Way]:
+def _ways(options: Options) -> list[Approach]:
     """All ways; of a model without a rule for fresh values those that need none."""
     ruled = options.workload is None or has_rule(options.workload)
     return [way for way in WAYS if ruled or way.recovery != "fresh"]
@@ -164,7 +166,7 @@ def _finding(split: Split) -> Claim:
     )
 
 
-def _saves(split: Split, way: Way, against: Way) -> Claim:
+def _saves(split: Split, way: Approach, against: Approach) -> Claim:
     less = split.saved(way, against, split.early)
     return Claim(
         id=f"{split.compared.panel}-{way.saves if way is not FRESH else 'fresh'}-{'first' if against is FIRST else 'over'}",
@@ -218,7 +220,7 @@ def figure(splits: Sequence[Split]) -> "Figure":
     """Mean costs of early and of later failures with their intervals, one place for each way."""
     found = {id(split.compared): split for split in splits}
 
-    def draw(axes: "Axes", compared: Compared) -> None:
+    def draw(axes: "Axes", compared: PanelComparison) -> None:
         split = found[id(compared)]
         kinds = (("before the first full checkpoint", split.early, -0.1), ("later", ~split.early, 0.1))
         for label, which, shift in kinds:
@@ -238,7 +240,7 @@ def figure(splits: Sequence[Split]) -> "Figure":
         axes.axhline(0, color="black", linewidth=0.5)
         axes.set_xticks(range(len(split.ways)), [way.name for way in split.ways], rotation=40, ha="right", fontsize=7)
 
-    return grid([split.compared for split in splits], draw, across="")
+    return panel_grid([split.compared for split in splits], draw, across="")
 
 
 EXPERIMENT = Experiment(

@@ -10,13 +10,13 @@ import numpy as np
 
 from holdfast.lab import confidence as interval
 from holdfast.lab.confidence import ConfidenceInterval
-from holdfast.lab.partial.comparison import Compared
+from holdfast.lab.partial.comparison import PanelComparison
 from holdfast.lab.result import Claim
 from holdfast.lab.simulate.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ReductionFacts:
     """What may explain the reduction of one strategy on one panel, each measured on the same trials.
 
     Failures before the first full checkpoint go back to the start, which says nothing of the saves: what follows `early`
@@ -34,7 +34,7 @@ class Facts:
     budget: float  # what one save may hold, as a fraction of all values
 
 
-def facts(compared: Compared, strategy: Strategy, baseline: Strategy) -> Facts:
+def reduction_facts(compared: PanelComparison, strategy: Strategy, baseline: Strategy) -> ReductionFacts:
     """Look at the trials of a strategy from every side that may explain their costs."""
     measured = compared.measurement
     ours, full = measured.of(strategy), measured.of(baseline)
@@ -42,7 +42,7 @@ def facts(compared: Compared, strategy: Strategy, baseline: Strategy) -> Facts:
     early = measured.steps < baseline.policy.interval
     later = both & ~early if (both & ~early).any() else both
     scaled = replace(strategy, policy=replace(strategy.policy, ranking="relative"))
-    return Facts(
+    return ReductionFacts(
         trials=len(later),
         whole=interval.reduction(ours.whole[both], full.whole[both]).value,
         early=int(early.sum()),
@@ -57,9 +57,11 @@ def facts(compared: Compared, strategy: Strategy, baseline: Strategy) -> Facts:
     )
 
 
-def remark(compared: Compared, strategy: Strategy, baseline: Strategy, claim: Claim | None = None) -> str:
+def explain_reduction(
+    compared: PanelComparison, strategy: Strategy, baseline: Strategy, claim: Claim | None = None
+) -> str:
     """The facts of a strategy, and where a claim is outside of its expected range the cause that they show."""
-    found = facts(compared, strategy, baseline)
+    found = reduction_facts(compared, strategy, baseline)
     if isnan(found.later.value):
         return f"{compared.label}, {_named(strategy)}: full recovery cost nothing, so there is nothing to reduce."
     some = 0 < found.early < found.trials
@@ -75,10 +77,10 @@ def remark(compared: Compared, strategy: Strategy, baseline: Strategy, claim: Cl
     )
     if claim is None or claim.holds:
         return line
-    return f"{line} {'Cause' if claim.resolved else 'Cause, if not chance'}: {cause(found, claim)}"
+    return f"{line} {'Cause' if claim.resolved else 'Cause, if not chance'}: {cause_of(found, claim)}"
 
 
-def cause(found: Facts, claim: Claim) -> str:
+def cause_of(found: ReductionFacts, claim: Claim) -> str:
     """What takes a reduction out of the expected range, in one clause."""
     low, high = claim.expected
     if found.early == found.trials:

@@ -16,12 +16,12 @@ from holdfast.extras import require
 from holdfast.lab.confidence import finite, mean
 from holdfast.lab.experiment import Meter, Options, Progress
 from holdfast.lab.partial import cost_figures as grid
-from holdfast.lab.partial.comparison import Compared, cost_table, criteria, unconverged
-from holdfast.lab.partial.comparison import compare as compare_panels
-from holdfast.lab.partial.cost_figures import title
-from holdfast.lab.plot_style import COLOURS, kind, legend, sheet
+from holdfast.lab.partial.comparison import PanelComparison, cost_table, criteria, unconverged_remarks
+from holdfast.lab.partial.comparison import compare_strategies as compare_panels
+from holdfast.lab.partial.cost_figures import panel_title
+from holdfast.lab.plot_style import COLOURS, legend, new_figure, style_name
 from holdfast.lab.result import Result, Row
-from holdfast.lab.simulate.process_pool import leave_if_imported_by_a_process
+from holdfast.lab.simulate.process_pool import exit_if_worker_process
 from holdfast.lab.simulate.strategy import Strategy
 from holdfast.workloads.registry import as_workload, load_for_lab
 from holdfast.workloads.simple_model import OneState
@@ -99,13 +99,13 @@ def compare(
     """
     require("lab", "`hf.lab.compare`")
     if jobs > 1:
-        leave_if_imported_by_a_process()  # before the work that comes first, which every process would do again
+        exit_if_worker_process()  # before the work that comes first, which every process would do again
     from holdfast.lab.result_page import write
-    from holdfast.lab.simulate.ray_pool import elsewhere
+    from holdfast.lab.simulate.ray_pool import trial_cluster
 
     model = _workload(workload, None if data is None else Path(data))
     folder = Path(out) if out is not None else Path("results") / NAME
-    with elsewhere(on, address) as cluster:
+    with trial_cluster(on, address) as cluster:
         options = Options(
             seed=seed, trials=trials, jobs=jobs, out=folder, interval=interval, workload=model, elsewhere=cluster
         )
@@ -129,10 +129,10 @@ def compared(options: Options, meter: Meter, trials: int, lost: Fraction) -> Res
         },
         rows=[row for each in panels for row in each.rows],
         claims=[],
-        remarks=[*unconverged(panels), *grid.remarks(panels)],
+        remarks=[*unconverged_remarks(panels), *grid.bound_remarks(panels)],
         tables=[cost_table(panels)],
-        figures={NAME: figure(panels[0], strategies), "bound": grid.figure(panels)},
-        captions={NAME: CAPTION, "bound": grid.CAPTION},
+        figures={NAME: figure(panels[0], strategies), "bound": grid.bound_figure(panels)},
+        captions={NAME: CAPTION, "bound": grid.BOUND_CAPTION},
     )
 
 
@@ -153,24 +153,24 @@ CAPTION = (
 )
 
 
-def figure(panel: Compared, strategies: Sequence[Strategy]) -> "Figure":
+def figure(panel: PanelComparison, strategies: Sequence[Strategy]) -> "Figure":
     """Mean costs with their intervals, one line for each strategy."""
-    drawn = sheet(6.4, 0.45 * len(strategies) + 1.5)
+    drawn = new_figure(6.4, 0.45 * len(strategies) + 1.5)
     axes = drawn.subplots()
     later = panel.measurement.steps >= strategies[0].policy.interval
     for place, each in enumerate(strategies):
-        row, colour = panel.row(each), COLOURS[kind(each)]
+        row, colour = panel.row(each), COLOURS[style_name(each)]
         half = row["cost_high"] - row["cost_mean"]
         axes.errorbar([row["cost_mean"]], [place], xerr=[half], marker="o", capsize=3, color=colour)
         after = mean(finite(panel.measurement.of(each).cost[later])).value
         axes.plot([after], [place], marker="v", markersize=5, linestyle="", color=colour, markerfacecolor="none")
     axes.errorbar([], [], xerr=[], marker="o", capsize=3, color="black", label="all failures")
     axes.plot([], [], "v", color="black", markerfacecolor="none", label="after the first full checkpoint")
-    axes.set_yticks(range(len(strategies)), [kind(each) for each in strategies])
+    axes.set_yticks(range(len(strategies)), [style_name(each) for each in strategies])
     axes.invert_yaxis()
     axes.set_xlim(left=min(0, axes.get_xlim()[0]))
     axes.set_xlabel("iteration cost")
-    axes.set_title(title(panel), fontsize=9)
+    axes.set_title(panel_title(panel), fontsize=9)
     legend(drawn, [axes])
     return drawn
 

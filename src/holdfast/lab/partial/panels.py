@@ -28,12 +28,12 @@ class Panel:
         return self.quick() if quick else self.full(data)
 
 
-def notes(names: Sequence[str]) -> list[str]:
+def panel_notes(names: Sequence[str]) -> list[str]:
     """Where panels depart from the paper."""
-    return [f"{panel.name}: {panel.note}" for panel in chosen(names) if panel.note]
+    return [f"{panel.name}: {panel.note}" for panel in chosen_panels(names) if panel.note]
 
 
-def chosen(names: Sequence[str]) -> list[Panel]:
+def chosen_panels(names: Sequence[str]) -> list[Panel]:
     """The panels of these names in their usual order; all of them if none is named."""
     unknown = [name for name in names if name not in PANELS]
     if unknown:

@@ -8,10 +8,16 @@ from holdfast.blocks.policy import Policy
 from holdfast.lab.confidence import ConfidenceInterval, paired, reduction
 from holdfast.lab.experiment import Experiment, Meter, Options
 from holdfast.lab.partial import cost_figures as prediction
-from holdfast.lab.partial.comparison import Compared, compare, cost_table, criteria, unconverged
-from holdfast.lab.partial.cost_figures import band, grid, late, series
-from holdfast.lab.partial.explanations import remark
-from holdfast.lab.partial.panels import notes
+from holdfast.lab.partial.comparison import (
+    PanelComparison,
+    compare_strategies,
+    cost_table,
+    criteria,
+    unconverged_remarks,
+)
+from holdfast.lab.partial.cost_figures import draw_late_failures, draw_means, draw_paper_range, panel_grid
+from holdfast.lab.partial.explanations import explain_reduction
+from holdfast.lab.partial.panels import panel_notes
 from holdfast.lab.plot_style import COLOURS, MARKERS
 from holdfast.lab.result import Claim, Result
 from holdfast.lab.simulate.strategy import Strategy
@@ -44,7 +50,10 @@ def run(options: Options, meter: Meter) -> Result:
     baseline = traditional(options.interval)
     smaller = [strategy(name, fraction, options.interval) for name in RANKINGS for fraction in FRACTIONS]
     beyond = [strategy(name, FRACTIONS[-1], options.interval) for name in BEYOND]
-    panels, own = compare(options, meter, trials, [baseline, *smaller, *beyond], baseline), options.workload is not None
+    panels, own = (
+        compare_strategies(options, meter, trials, [baseline, *smaller, *beyond], baseline),
+        options.workload is not None,
+    )
     return Result(
         experiment="priority-checkpoint",
         config={
@@ -62,27 +71,30 @@ def run(options: Options, meter: Meter) -> Result:
             _random_rises(panels, options.interval),
         ],
         remarks=[
-            *([] if options.quick or own else notes(options.panels)),
+            *([] if options.quick or own else panel_notes(options.panels)),
             *(_cause(p, options.interval, claimed=not own) for p in panels),
             *(_beyond(p, options.interval) for p in panels),
-            *unconverged(panels),
-            *prediction.remarks(panels),
+            *unconverged_remarks(panels),
+            *prediction.bound_remarks(panels),
         ],
         tables=[cost_table(panels)],
         figures={
             "priority-checkpoint": figure(panels, options.interval, paper=not own),
-            "bound": prediction.figure(panels),
+            "bound": prediction.bound_figure(panels),
         },
-        captions={"priority-checkpoint": CAPTION if own else f"{CAPTION} {IN_PAPER}", "bound": prediction.CAPTION},
+        captions={
+            "priority-checkpoint": CAPTION if own else f"{CAPTION} {IN_PAPER}",
+            "bound": prediction.BOUND_CAPTION,
+        },
     )
 
 
-def _cause(compared: Compared, interval: int, *, claimed: bool) -> str:
+def _cause(compared: PanelComparison, interval: int, *, claimed: bool) -> str:
     most = strategy("priority", FRACTIONS[-1], interval)
-    return remark(compared, most, traditional(interval), _saved(compared, interval) if claimed else None)
+    return explain_reduction(compared, most, traditional(interval), _saved(compared, interval) if claimed else None)
 
 
-def _saved(compared: Compared, interval: int) -> Claim:
+def _saved(compared: PanelComparison, interval: int) -> Claim:
     row = compared.row(strategy("priority", FRACTIONS[-1], interval))
     return Claim(
         id=f"{compared.panel}-priority",
@@ -94,7 +106,7 @@ def _saved(compared: Compared, interval: int) -> Claim:
     )
 
 
-def _claims(compared: Compared, interval: int) -> list[Claim]:
+def _claims(compared: PanelComparison, interval: int) -> list[Claim]:
     ratio = _ratio(compared, "priority", interval)
     falls = Claim(
         id=f"{compared.panel}-priority-falls",
@@ -107,7 +119,7 @@ def _claims(compared: Compared, interval: int) -> list[Claim]:
     return [_saved(compared, interval), falls]
 
 
-def _ratio(compared: Compared, ranking: str, interval: int) -> ConfidenceInterval:
+def _ratio(compared: PanelComparison, ranking: str, interval: int) -> ConfidenceInterval:
     """The mean cost at the highest frequency over that of full checkpoints."""
     of = compared.measurement.of
     often, seldom = (of(strategy(ranking, f, interval)).cost for f in (FRACTIONS[-1], FRACTIONS[0]))
@@ -115,7 +127,7 @@ def _ratio(compared: Compared, ranking: str, interval: int) -> ConfidenceInterva
     return ConfidenceInterval(1 - value, 1 - high, 1 - low)
 
 
-def _random_rises(panels: Sequence[Compared], interval: int) -> Claim:
+def _random_rises(panels: Sequence[PanelComparison], interval: int) -> Claim:
     return Claim(
         id="random-rises",
         claim="share of panels in which the mean cost of random at 8x is above that at 1x",
@@ -125,7 +137,7 @@ def _random_rises(panels: Sequence[Compared], interval: int) -> Claim:
     )
 
 
-def _beyond(compared: Compared, interval: int) -> str:
+def _beyond(compared: PanelComparison, interval: int) -> str:
     """How the policies that are not in the paper fare."""
     costs = {name: compared.row(strategy(name, FRACTIONS[-1], interval))["cost_mean"] for name in (*RANKINGS, *BEYOND)}
     order = ", ".join(f"{name} {cost:.2f}" for name, cost in sorted(costs.items(), key=lambda item: item[1]))
@@ -140,14 +152,16 @@ CAPTION = (
 IN_PAPER = "Yellow: where the paper's reductions would put priority at the highest frequency."
 
 
-def figure(panels: Sequence[Compared], interval: int, *, paper: bool) -> "Figure":
+def figure(panels: Sequence[PanelComparison], interval: int, *, paper: bool) -> "Figure":
     """Mean costs with 95 % confidence intervals over the frequency; dashed: traditional checkpoint and recovery."""
 
-    def draw(axes: "Axes", compared: Compared) -> None:
+    def draw(axes: "Axes", compared: PanelComparison) -> None:
         for name, shift in zip(RANKINGS, (-0.1, 0, 0.1), strict=True):
             rows = [compared.row(strategy(name, fraction, interval)) for fraction in FRACTIONS]
-            series(axes, rows, over="frequency", name=name, shift=shift)
-        late(axes, compared, [strategy("priority", fraction, interval) for fraction in FRACTIONS], shift=-0.1)
+            draw_means(axes, rows, over="frequency", name=name, shift=shift)
+        draw_late_failures(
+            axes, compared, [strategy("priority", fraction, interval) for fraction in FRACTIONS], shift=-0.1
+        )
         for name in BEYOND:
             row = compared.row(strategy(name, FRACTIONS[-1], interval))
             place = [len(FRACTIONS) - 0.75]
@@ -155,10 +169,10 @@ def figure(panels: Sequence[Compared], interval: int, *, paper: bool) -> "Figure
         level = compared.row(traditional(interval))["cost_mean"]
         axes.axhline(level, color=COLOURS["full recovery"], linestyle="--", label="full checkpoint and recovery")
         if paper:
-            band(axes, len(FRACTIONS) - 1, *(level * (1 - end) for end in reversed(PAPER)))
+            draw_paper_range(axes, len(FRACTIONS) - 1, *(level * (1 - end) for end in reversed(PAPER)))
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))  # a failure may cost less than nothing
 
-    return grid(panels, draw, across="frequency of checkpoints")
+    return panel_grid(panels, draw, across="frequency of checkpoints")
 
 
 EXPERIMENT = Experiment(

@@ -111,7 +111,7 @@ def project(rates: Rates, size: Size, fraction: float = 0.25) -> Projection:
     )
 
 
-def measure(workload: LatentDirichletAllocation, scratch: Path, transferred: float, message: float) -> Rates:
+def measure_rates(workload: LatentDirichletAllocation, scratch: Path, transferred: float, message: float) -> Rates:
     """Measure every rate but these: `transferred` bytes a second, from served runs, and the seconds of a `message`."""
     tokens, documents = len(workload.data.words), len(workload.blocks)
     shards = _shards(workload)

@@ -11,7 +11,7 @@ from holdfast.errors import BadInput
 from holdfast.lab import confidence as interval
 from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.experiment import Experiment, Meter, Options
-from holdfast.lab.plot_style import COLOURS, legend, sheet
+from holdfast.lab.plot_style import COLOURS, legend, new_figure
 from holdfast.lab.result import Claim, Result, Row
 from holdfast.lab.server.server_trials import (
     ARMS,
@@ -77,19 +77,19 @@ class OverheadResults:
     def sooner(self, less: Arm, more: Arm) -> ConfidenceInterval:
         """How many iterations sooner one arm is where the other comes to, over the seeds."""
         pairs = zip(self.of(less), self.of(more), strict=True)
-        counts = np.array([sooner(a.losses, b.losses) for a, b in pairs])
-        return ConfidenceInterval(-np.inf, np.nan, np.nan) if np.isinf(counts).any() else interval.few(counts)
+        counts = np.array([iterations_sooner(a.losses, b.losses) for a, b in pairs])
+        return ConfidenceInterval(-np.inf, np.nan, np.nan) if np.isinf(counts).any() else interval.mean_of_few(counts)
 
     def share(self) -> ConfidenceInterval:
         """What training waits for checkpoints, in proportion to the rest of an iteration, over the seeds."""
-        return interval.few(np.array([share(trial) for trial in self.of(SCAR_ALONE)]))
+        return interval.mean_of_few(np.array([checkpoint_share(trial) for trial in self.of(SCAR_ALONE)]))
 
     def added(self) -> ConfidenceInterval:
         """What a save adds to the iterations that it touches, against others of the same processes, over the seeds."""
-        return interval.few(np.array([added(trial) for trial in self.of(SIDE_BY_SIDE)]))
+        return interval.mean_of_few(np.array([time_added(trial) for trial in self.of(SIDE_BY_SIDE)]))
 
 
-def sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
+def iterations_sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
     """How many iterations sooner the first run reaches what the second comes to after its failure, on average.
 
     Counted for every loss of the second run that neither had reached up to the iteration of the failure and with it; in
@@ -99,10 +99,10 @@ def sooner(less: Floats, more: Floats, fails: int = FAILS) -> float:
     levels = [number for number in range(fails, len(more)) if more[number] < best]
     if not levels:
         return float("nan")
-    return float(np.mean([number - reached(less, more[number], fails) for number in levels]))
+    return float(np.mean([number - iteration_reached(less, more[number], fails) for number in levels]))
 
 
-def reached(losses: Floats, level: float, fails: int) -> float:
+def iteration_reached(losses: Floats, level: float, fails: int) -> float:
     """The iteration after the failure, in fractions and counted from 0, at which the loss is at a level."""
     for number in range(fails, len(losses)):
         if losses[number] <= level:
@@ -110,12 +110,12 @@ def reached(losses: Floats, level: float, fails: int) -> float:
     return float("inf")
 
 
-def share(trial: ServerTrial) -> float:
+def checkpoint_share(trial: ServerTrial) -> float:
     """Of the median iteration; the first one is left out, because it compiles."""
     return float(np.median(trial.of["checkpoint"][1:]) / np.median(trial.rest[1:]))
 
 
-def added(trial: ServerTrial) -> float:
+def time_added(trial: ServerTrial) -> float:
     """What saves add to the iteration they end and to the next, in which they are written, over one that has neither."""
     steps = np.arange(1, len(trial.losses) + 1)
     period = int(SELDOM.period)
@@ -164,13 +164,13 @@ def _found(panel: OverheadPanel, seeds: Sequence[int], options: Options, meter: 
 
 
 def _projected(workload: str, trials: Sequence[ServerTrial], message: float, options: Options) -> OverheadResults:
-    from holdfast.lab.server.projection import PAPER, measure, project
+    from holdfast.lab.server.projection import PAPER, measure_rates, project
     from holdfast.workloads.registry import load_workload
 
     model = cast("LatentDirichletAllocation", load_workload(workload, options.data))
     alone = [trial for trial in trials if trial.arm == SCAR_ALONE]
     transferred = float(np.median([_transferred(model, trial) for trial in alone]))
-    rates = measure(model, options.out, transferred, message)
+    rates = measure_rates(model, options.out, transferred, message)
     return OverheadResults(workload, model.topics, trials, rates, project(rates, PAPER))
 
 
@@ -318,7 +318,7 @@ def _numbers(trial: ServerTrial, number: int) -> Row:
 
 def figure(found: OverheadResults) -> "Figure":
     """Likelihood against iteration and against time: all seeds thin, their mean thick."""
-    drawn = sheet(9, 3.8)
+    drawn = new_figure(9, 3.8)
     for axes, timed in zip(drawn.subplots(1, 2), (False, True), strict=True):
         for arm, colour in DRAWN_IN.items():
             _curves(axes, found.of(arm), colour, timed)

@@ -181,11 +181,11 @@ def message_seconds(workload: str, options: Options) -> float:
         if KEY not in journal.known:
             with TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder, cluster():
                 out = Path(folder).absolute() / "run"
-                journal.note(KEY, measured(trial_settings(workload, 1, SCAR_ALONE, 0, out, options.data)))
+                journal.note(KEY, measure_message(trial_settings(workload, 1, SCAR_ALONE, 0, out, options.data)))
         return journal.known[KEY]
 
 
-def measured(settings: Settings) -> float:
+def measure_message(settings: Settings) -> float:
     """Start nodes that hold nothing, and send them messages."""
     import ray
 

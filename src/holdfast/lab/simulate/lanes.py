@@ -22,7 +22,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from holdfast.blocks.division import Floats, Ids
-from holdfast.lab.simulate.process_pool import Tell, share_out
+from holdfast.lab.simulate.process_pool import Report, map_in_processes
 from holdfast.lab.simulate.trajectory import crossing
 from holdfast.workloads.workload import Arrays, Clock, Stack, Workload, stacked, unstacked
 
@@ -176,12 +176,12 @@ class _Lanes:
         self._seen[lane] = self._start_losses[trial]
 
 
-def as_given(start: Start) -> Start:
+def start_as_given(start: Start) -> Start:
     """For trials that are described by their starts."""
     return start
 
 
-def iterations(
+def iterations_to_criterion(
     workload: Workload,
     trials: Sequence[Description],
     begin: Callable[[Description], Start],
@@ -199,7 +199,7 @@ def iterations(
         return run_lanes(workload, trials, begin, limit, done)
     parts = [range(first, len(trials), jobs) for first in range(min(jobs, len(trials)))]
     work = _Part(workload, begin, limit)
-    counts = share_out(work, [[(i, trials[i]) for i in part] for part in parts], jobs=jobs, hear=done)
+    counts = map_in_processes(work, [[(i, trials[i]) for i in part] for part in parts], jobs=jobs, hear=done)
     result = np.full(len(trials), np.inf)
     for part, found in zip(parts, counts, strict=True):
         result[part] = found
@@ -214,7 +214,7 @@ class _Part:
     begin: Callable[[Any], Start]
     limit: int
 
-    def __call__(self, part: Sequence[tuple[int, Any]], tell: Tell) -> Floats:
+    def __call__(self, part: Sequence[tuple[int, Any]], tell: Report) -> Floats:
         numbers, trials = zip(*part, strict=True)
         return run_lanes(
             self.workload, trials, self.begin, self.limit, lambda trial, count: tell(numbers[trial], count)

@@ -15,26 +15,28 @@ from holdfast.errors import BadInput, WorkerLost
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
-Tell: TypeAlias = Callable[..., None]
+Report: TypeAlias = Callable[..., None]
 """Called by work, heard where the work was shared out."""
 
 
-class ShareOut(Protocol):
+class ParallelMap(Protocol):
     """A way to call work with every item: in this process, in several, or on a cluster. All give the same outcomes."""
 
     @property
     def jobs(self) -> int:
         """How many items can be worked on at once."""
 
-    def __call__(self, work: Callable[[Item, Tell], Outcome], items: Sequence[Item], hear: Tell) -> list[Outcome]:
+    def __call__(self, work: Callable[[Item, Report], Outcome], items: Sequence[Item], hear: Report) -> list[Outcome]:
         """What work made of each item, in their order; `hear` is called with whatever work tells."""
 
 
-def share_out(work: Callable[[Item, Tell], Outcome], items: Sequence[Item], *, jobs: int, hear: Tell) -> list[Outcome]:
+def map_in_processes(
+    work: Callable[[Item, Report], Outcome], items: Sequence[Item], *, jobs: int, hear: Report
+) -> list[Outcome]:
     """What work made of each item. Every process is given the work once, and takes the next item when it is free."""
     if jobs == 1 or len(items) == 1:
         return [work(item, hear) for item in items]
-    leave_if_imported_by_a_process()
+    exit_if_worker_process()
     context = get_context("spawn")  # a fork of a process with threads (progress bars, BLAS) can deadlock
     told: SimpleQueue[tuple[Any, ...]] = context.SimpleQueue()
     others = set(active_children())
@@ -47,7 +49,7 @@ def share_out(work: Callable[[Item, Tell], Outcome], items: Sequence[Item], *, j
             raise
 
 
-def leave_if_imported_by_a_process() -> None:
+def exit_if_worker_process() -> None:
     """End this process in silence if it was started to run trials, and is about to start others instead.
 
     Every process imports the script that shared work out. A script that does so outside of a main guard would do it
@@ -67,7 +69,7 @@ def _submitted(pool: ProcessPoolExecutor, items: Sequence[Any]) -> "list[Future[
         ) from error
 
 
-def _results(futures: "Sequence[Future[Outcome]]", told: "SimpleQueue[tuple[Any, ...]]", hear: Tell) -> list[Outcome]:
+def _results(futures: "Sequence[Future[Outcome]]", told: "SimpleQueue[tuple[Any, ...]]", hear: Report) -> list[Outcome]:
     """What comes of every item, hearing meanwhile; the first that fails ends it all."""
     pending, begun = set(futures), 0
     try:

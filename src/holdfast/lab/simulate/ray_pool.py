@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import BadInput, HoldfastError, WorkerLost
-from holdfast.lab.simulate.process_pool import Item, Outcome, ShareOut, Tell
+from holdfast.lab.simulate.process_pool import Item, Outcome, ParallelMap, Report
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -19,7 +19,7 @@ LOOK_EVERY = 0.2  # seconds
 
 
 @contextmanager
-def elsewhere(on: str | None, address: str | None) -> Iterator[ShareOut | None]:
+def trial_cluster(on: str | None, address: str | None) -> Iterator[ParallelMap | None]:
     """Where trials are run: None is this machine, `ray` a cluster, by default one that is started here."""
     if on is None and address is not None:
         raise BadInput(f"an address ({address}) is that of a Ray cluster: say --on ray too")
@@ -33,10 +33,10 @@ def elsewhere(on: str | None, address: str | None) -> Iterator[ShareOut | None]:
     from holdfast.server.cluster import cluster
 
     with cluster(address):
-        yield OnRay()
+        yield RayPool()
 
 
-class OnRay:
+class RayPool:
     """Work on the cluster that this process is connected to; each item is a task, and takes one core."""
 
     @property
@@ -46,7 +46,7 @@ class OnRay:
 
         return max(1, int(ray.cluster_resources().get("CPU", 1)))  # type: ignore[no-untyped-call]
 
-    def __call__(self, work: Callable[[Item, Tell], Outcome], items: Sequence[Item], hear: Tell) -> list[Outcome]:
+    def __call__(self, work: Callable[[Item, Report], Outcome], items: Sequence[Item], hear: Report) -> list[Outcome]:
         """What work made of each item; what it tells comes through a queue while it works."""
         import ray
         from ray.util.queue import Queue
@@ -59,7 +59,7 @@ class OnRay:
         finally:
             told.shutdown(force=True)
 
-    def _results(self, tasks: "list[ObjectRef[Any]]", told: "Queue", hear: Tell) -> list[Any]:
+    def _results(self, tasks: "list[ObjectRef[Any]]", told: "Queue", hear: Report) -> list[Any]:
         import ray
         from ray.exceptions import RayError, RayTaskError
 

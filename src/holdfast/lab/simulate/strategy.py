@@ -28,7 +28,7 @@ Renew: TypeAlias = Callable[[Arrays, Ids, Ids, int, int], Arrays]
 stream of random numbers, to new values of the blocks that were never saved, packed."""
 
 
-def ages(states: Sequence[Arrays], blocks: Blocks, norm: Norm, policy: Policy) -> Ids:
+def last_saved(states: Sequence[Arrays], blocks: Blocks, norm: Norm, policy: Policy) -> Ids:
     """Row k, column b: the iteration at which block b of the running checkpoint was saved, once iteration k is done."""
     saved = {name: value.copy() for name, value in states[0].items()}
     nothing = {name: np.zeros_like(value) for name, value in saved.items()}
@@ -45,7 +45,7 @@ def ages(states: Sequence[Arrays], blocks: Blocks, norm: Norm, policy: Policy) -
     return np.array(rows)
 
 
-def recovered(
+def recovered_state(
     states: Sequence[Arrays],
     blocks: Blocks,
     saved_at: Ids,
@@ -60,7 +60,7 @@ def recovered(
     `saved_at` is the row of `ages` for that step; recovery `fresh` asks `renew` for what was never saved.
     """
     live = {name: value.copy() for name, value in states[step].items()}
-    saved = checkpoint(states, blocks, saved_at)
+    saved = checkpoint_state(states, blocks, saved_at)
     if len(ids := unsaved(how, saved_at, lost)):
         assert renew is not None, "recovery 'fresh' needs the workload's rule"
         blocks.unpack(renew(live, lost, ids, step, stream), ids, saved)
@@ -68,7 +68,7 @@ def recovered(
     return live
 
 
-def checkpoint(states: Sequence[Arrays], blocks: Blocks, saved_at: Ids) -> Arrays:
+def checkpoint_state(states: Sequence[Arrays], blocks: Blocks, saved_at: Ids) -> Arrays:
     """The running checkpoint in which each block has the value of the iteration it was saved at."""
     saved = {name: value.copy() for name, value in states[0].items()}
     for iteration in np.unique(saved_at):
@@ -107,12 +107,12 @@ class Trial:
     number: int
 
 
-def stream(seed: int, number: int) -> int:
+def trial_stream(seed: int, number: int) -> int:
     """The stream of random numbers that a trial follows: 63 bits, so that no other trial or seed has the same."""
     return int(np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def lost_in(seed: int, number: int, blocks: int, fraction: Fraction) -> Ids:
+def lost_in_trial(seed: int, number: int, blocks: int, fraction: Fraction) -> Ids:
     """Which of so many blocks the trial of a number loses: the first of a random order that the number alone decides.
 
     So a larger loss contains a smaller one.
@@ -143,7 +143,7 @@ class CheckpointedRun:
         self._renew = renew
         # 32 bits: the table of a large corpus has millions of entries
         self._ages = {
-            policy: ages(states, blocks, norm, policy).astype(np.int32)
+            policy: last_saved(states, blocks, norm, policy).astype(np.int32)
             for policy in policies
             if policy.ranking not in DRAWN
         }
@@ -151,7 +151,7 @@ class CheckpointedRun:
 
     def __call__(self, trial: Trial) -> Start:
         """The state, the iteration and the stream from which a trial goes on once its lost blocks are back."""
-        drawn = stream(self._seed, trial.number)
+        drawn = trial_stream(self._seed, trial.number)
         if trial.strategy is None:
             return Start(self._states[trial.step], trial.step, drawn)
         return Start(self._recovered(trial, trial.strategy), trial.step, drawn)
@@ -167,13 +167,13 @@ class CheckpointedRun:
     def lost(self, trial: Trial) -> Ids:
         """The numbers of the blocks that a trial loses."""
         assert trial.strategy is not None
-        return lost_in(self._seed, trial.number, len(self._blocks), trial.strategy.lost)
+        return lost_in_trial(self._seed, trial.number, len(self._blocks), trial.strategy.lost)
 
     def _recovered(self, trial: Trial, strategy: Strategy) -> Arrays:
         """The state once its lost blocks are back."""
-        how, drawn = recovery(strategy.recovery), stream(self._seed, trial.number)
+        how, drawn = recovery(strategy.recovery), trial_stream(self._seed, trial.number)
         saved_at, lost = self._saved_at(trial), self.lost(trial)
-        return recovered(self._states, self._blocks, saved_at, how, trial.step, lost, self._renew, drawn)
+        return recovered_state(self._states, self._blocks, saved_at, how, trial.step, lost, self._renew, drawn)
 
     def _saved_at(self, trial: Trial) -> Ids:
         """For every block the iteration at which it was last saved before the failure."""
@@ -182,6 +182,6 @@ class CheckpointedRun:
         if policy.ranking not in DRAWN:
             return np.asarray(self._ages[policy][trial.step])
         if trial not in self._drawn:
-            own = replace(policy, seed=stream(self._seed, trial.number))
-            self._drawn[trial] = ages(self._states[: trial.step + 1], self._blocks, self._norm, own)[-1]
+            own = replace(policy, seed=trial_stream(self._seed, trial.number))
+            self._drawn[trial] = last_saved(self._states[: trial.step + 1], self._blocks, self._norm, own)[-1]
         return self._drawn[trial]

@@ -76,7 +76,7 @@ def _runs(
     return [Trajectory(*run) for run in zip(states, map(np.array, losses), strict=True)]
 
 
-def proceed(
+def continue_training(
     workload: Workload, state: Arrays, first: int, last: int, *, progress: Callable[[int], None] = lambda done: None
 ) -> Arrays:
     """The state before iteration `last`, from that before iteration `first`, on stream 0."""

@@ -20,8 +20,8 @@ from xxhash import xxh3_128
 from holdfast.blocks.division import Floats
 from holdfast.faults.schedule import geometric_steps
 from holdfast.lab.simulate.lanes import Start, run_lanes
-from holdfast.lab.simulate.process_pool import Tell
-from holdfast.lab.simulate.strategy import CheckpointedRun, Strategy, Trial, stream
+from holdfast.lab.simulate.process_pool import Report
+from holdfast.lab.simulate.strategy import CheckpointedRun, Strategy, Trial, trial_stream
 from holdfast.lab.simulate.trajectory import Trajectory, trajectories
 from holdfast.workloads.reinit import renewed
 from holdfast.workloads.workload import Arrays, Workload, norm_order
@@ -75,7 +75,7 @@ class Trials:
             size = min(size, self.workloads[0].lanes)
         return [range(first, min(first + size, trials)) for first in range(0, trials, size)]
 
-    def __call__(self, numbers: Sequence[int], tell: Tell) -> list[list[Outcomes]]:
+    def __call__(self, numbers: Sequence[int], tell: Report) -> list[list[Outcomes]]:
         """The outcomes of these numbers, each for every workload; tells the key and the iterations of a trial once known."""
         failures = {failure.number: failure for failure in self._failures(numbers)}
 
@@ -96,7 +96,7 @@ class Trials:
         if self.shared is not None:
             runs = self._checkpointed(self.shared.states)
             return [self._failure(n, self.shared, runs) for n in numbers]
-        own = trajectories(self.workloads[0], [stream(self.seed, n) for n in numbers])
+        own = trajectories(self.workloads[0], [trial_stream(self.seed, n) for n in numbers])
         return [self._failure(n, run) for n, run in zip(numbers, own, strict=True)]
 
     def _failure(self, number: int, run: Trajectory, runs: list[CheckpointedRun] | None = None) -> _Failure:
@@ -139,7 +139,7 @@ class Trials:
             digest.update(np.ascontiguousarray(value).data)
         return digest.hexdigest()
 
-    def _run(self, keys: Mapping[_Which, str], begin: Callable[[_Which], Start], tell: Tell) -> None:
+    def _run(self, keys: Mapping[_Which, str], begin: Callable[[_Which], Start], tell: Report) -> None:
         """Run every trial that is not known; equal ones once."""
         alike: defaultdict[str, list[_Which]] = defaultdict(list)
         for each, key in keys.items():
