@@ -49,7 +49,7 @@ def test_a_message_that_asks_nothing_is_measured_once(tmp_path: Path, monkeypatc
     monkeypatch.setattr(server_messages, "NODES", 2)
     seconds = server_messages.message_seconds("mlr-digits", options)
     assert 0 < seconds < 10
-    monkeypatch.setattr(server_messages, "measured", lambda _: pytest.fail("it was measured again"))
+    monkeypatch.setattr(server_messages, "measure_message", lambda _: pytest.fail("it was measured again"))
     assert server_messages.message_seconds("mlr-digits", options) == seconds
 
 
