@@ -47,8 +47,8 @@ READY_WITHIN = 60.0
 PORTS = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc")
 
 
-# Tests in these folders, or with these fixtures, start processes, Ray, a browser or an S3 server.
-SLOW_FOLDERS = {"integration", "crash"}
+# Tests in these places, or with these fixtures, start processes, Ray, a browser or an S3 server, or train for seconds.
+SLOW_PLACES = {"integration", "crash", "lab", "docs/test_tutorial.py", "server/test_cluster.py", "test_install.py"}
 SLOW_FIXTURES = {"start", "driver", "ray_cluster", "s3"}
 
 
@@ -59,7 +59,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     some from the end of the other's queue.
     """
     for item in items:
-        if _needs_s3(item) or SLOW_FIXTURES & _fixtures(item) or item.path.relative_to(TESTS).parts[0] in SLOW_FOLDERS:
+        place = item.path.relative_to(TESTS).as_posix()
+        if _needs_s3(item) or SLOW_FIXTURES & _fixtures(item) or SLOW_PLACES & {place, place.partition("/")[0]}:
             item.add_marker("slow")
     items.sort(key=lambda item: ("ray_cluster" not in _fixtures(item), not _needs_s3(item)))
 
