@@ -25,7 +25,7 @@ from holdfast.events import Event, Iterate, Lost, Open, Plan, Regroup, Seconds, 
 from holdfast.runs import lock
 from holdfast.sampler.digest import Samples
 from holdfast.watch import metrics, screen, web
-from holdfast.watch.run_state import LATEST, Now, RunState, Watching
+from holdfast.watch.run_state import LATEST, Now, RunState, RunWatcher
 
 WITHIN = 60.0
 PLAN = Plan(1, 800, 8, 2, 0, 50, "overlapped", "c")
@@ -63,12 +63,12 @@ class TestSeen:
     def test_it_counts_steps_saves_failures_and_restarts(self) -> None:
         seen = seen_of(killed_once())
         assert (seen.reached, seen.committed, seen.saves) == (4, 4, 2)
-        assert (seen.run.restarts, dict(seen.failures)) == (1, {"signal": 1})
+        assert (seen.lineage.restarts, dict(seen.failures)) == (1, {"signal": 1})
         assert seen.stalled == pytest.approx(0.5)
         assert seen.saved_bytes == 8000
 
     def test_it_tells_what_happened_in_words(self) -> None:
-        words = [text for _, text in seen_of(killed_once()).happened]
+        words = [text for _, text in seen_of(killed_once()).latest]
         assert words == [
             "launched with 1 workers",
             "rank 0 it failed",
@@ -97,7 +97,7 @@ class TestSeen:
         lost = Regroup(1, 1, 6, "forward", (0, 2), (1,), (7, 8, 9))
         seen = seen_of([Event(1.0, "rank-0", lost), Event(1.1, "rank-2", lost)])
         assert seen.samples_lost == 3
-        assert [text for _, text in seen.happened] == ["rank 1 lost: 2 workers go on with step 6 (forward)"]
+        assert [text for _, text in seen.latest] == ["rank 1 lost: 2 workers continue with step 6 (forward)"]
 
     def test_a_served_run_counts_iterations(self) -> None:
         serve = Serve(1, "mlr-digits", 10, 3, 2, 1, "priority", "1/4", 8, "partial", 0, 0, 0.5, 40)
@@ -113,7 +113,7 @@ class TestSeen:
         told.launches()
         told.trains()
         folder = run_in(tmp_path, told.events)
-        watching = Watching(folder)
+        watching = RunWatcher(folder)
         assert watching.look()[0].reached == 1
         before = len(told.events)
         told.trains()
@@ -122,32 +122,32 @@ class TestSeen:
         with (folder / "history/rank-0.jsonl").open("ab") as file:
             file.write(data[:-20])
             file.flush()
-            assert (watching.look()[0].reached, watching.seen.saves) == (2, 1)
-            assert watching.seen.committed == 0
+            assert (watching.look()[0].reached, watching.run.saves) == (2, 1)
+            assert watching.run.committed == 0
             file.write(data[-20:])
             file.flush()
         assert watching.look()[0].committed == 2
-        assert watching.seen.saves == 1
+        assert watching.run.saves == 1
 
     def test_of_a_long_history_only_the_latest_steps_are_looked_into(self, tmp_path: Path) -> None:
         told = Told()
         told.launches()
         for _ in range(4_000):
             told.trains()
-        watching = Watching(run_in(tmp_path, told.events))
+        watching = RunWatcher(run_in(tmp_path, told.events))
         seen, _ = watching.look()
         assert seen.reached == 4_000
         assert len(seen.ranks[0].latest) == LATEST
 
     def test_it_trains_for_as_long_as_somebody_holds_its_lock(self, tmp_path: Path) -> None:
-        watching = Watching(run_in(tmp_path, killed_once()))
+        watching = RunWatcher(run_in(tmp_path, killed_once()))
         with lock.hold(tmp_path):
             assert watching.look()[1].trains
         assert watching.look()[1].state == "completed"
 
     def test_what_is_no_run_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(BadInput, match="is not the folder of a run"):
-            Watching(tmp_path)
+            RunWatcher(tmp_path)
 
 
 class TestScreen:
@@ -284,7 +284,7 @@ class TestWeb:
     def test_a_port_that_is_taken_is_refused_in_one_line(self, site: web.Site) -> None:
         with web.served(site) as address:
             port = int(address.rstrip("/").rpartition(":")[2])
-            with pytest.raises(BadInput, match=f"port {port} of 127.0.0.1 cannot be used"), web.served(site, port):
+            with pytest.raises(BadInput, match=f"port {port} of 127.0.0.1 is not available"), web.served(site, port):
                 pass
 
 

@@ -24,7 +24,7 @@ from holdfast.events import Commit, Recover
 from holdfast.history.log import HistoryWriter
 from holdfast.train.state.module_names import own_keys
 from holdfast.weights.export import export
-from holdfast.weights.locate import gone
+from holdfast.weights.locate import missing_commit
 
 
 def network() -> nn.Module:
@@ -76,26 +76,26 @@ def test_a_newest_snapshot_that_is_gone_is_named(
     assert "missing: the snapshot of step 15" in capfd.readouterr().out
     assert holdfast(monkeypatch, "export", run, run.parent / "model.pt") == 0
     assert (
-        "step 15 was committed, and its snapshot is gone: the newest that is left is of step 10"
+        "the snapshot of step 15 was committed but is gone: this is the newest one left, of step 10"
         in capfd.readouterr().err
     )
     shutil.rmtree(run / "checkpoints")
     for command in (["export", run, run.parent / "other.pt"], ["verify", run], ["inspect", run]):
         assert holdfast(monkeypatch, *command) == 2
-        assert "are gone: step 15 was committed last, and none is there" in capfd.readouterr().err
+        assert "are gone: the last commit was step 15, and none is left" in capfd.readouterr().err
 
 
 def test_what_a_run_has_set_aside_or_gone_back_before_is_not_missing(run: Path) -> None:
     committed(run, 5, 10)
     store = DirectoryStore(run / "checkpoints")
     retention.set_aside(store, 10)
-    assert gone(run, store) is None
+    assert missing_commit(run, store) is None
     with HistoryWriter(run / "history", "rank-0") as history:
         history.append(Recover(2, 5, 0, 0, "keyed", 0.0))
     shutil.rmtree(run / "checkpoints" / "set-aside-00000010-0")
-    assert gone(run, store) is None
+    assert missing_commit(run, store) is None
     snapshot.remove(store, 5)
-    assert gone(run, store) == 5
+    assert missing_commit(run, store) == 5
 
 
 def holdfast(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -209,13 +209,13 @@ def test_the_command_exports_the_model(run: Path, tmp_path: Path, monkeypatch: A
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["{run}", "model.onnx"], "does not say its format"),
+        (["{run}", "model.onnx"], "has no known format"),
         (["{run}", "{tmp}/taken.pt"], "taken.pt exists: name another, or give --force"),
-        (["{run}", "--all", "{tmp}/all.safetensors"], "a safetensors file holds tensors by name and nothing else"),
-        (["{run}", "--only", "ema", "{tmp}/m.pt"], "nothing of this run is named 'ema'"),
-        (["{run}", "--only", "model", "--all", "{tmp}/m.pt"], "contradict each other"),
+        (["{run}", "--all", "{tmp}/all.safetensors"], "a safetensors file can hold only tensors"),
+        (["{run}", "--only", "ema", "{tmp}/m.pt"], "this run has no state named 'ema'"),
+        (["{run}", "--only", "model", "--all", "{tmp}/m.pt"], "cannot be combined"),
         (["{run}", "--step", "7", "{tmp}/m.pt"], "has no snapshot of step 7: it has [5, 10]"),
-        (["{tmp}/empty", "{tmp}/m.pt"], "is a run that has no snapshot yet"),
+        (["{tmp}/empty", "{tmp}/m.pt"], "has no snapshot yet"),
         (["{tmp}/nothing", "{tmp}/m.pt"], "does not exist"),
         (["{tmp}/two", "{tmp}/m.pt"], "this run protects 2 models: give --only with one of a, b"),
     ],

@@ -25,7 +25,7 @@ from holdfast.train.run import Run
 from holdfast.train.state import rng
 from holdfast.train.state.protected import Protected
 from holdfast.weights.export import export
-from holdfast.weights.initial import fit, read, settled, take
+from holdfast.weights.initial import load_initial_weights, match, read_source, resolve
 from supervisor_process import SUPPORT, Start
 from training_script import CLASSES, Task, network, train
 
@@ -53,7 +53,7 @@ def begin(out: Path, source: WeightsSource | None = None, seed: int = 0) -> Run:
 
 
 def source(place: Path, **how: Any) -> WeightsSource:
-    return settled(WeightsSource(place=str(place), **how))
+    return resolve(WeightsSource(place=str(place), **how))
 
 
 def test_every_format_gives_the_same_weights_and_the_same_digest(before: Path) -> None:
@@ -61,7 +61,7 @@ def test_every_format_gives_the_same_weights_and_the_same_digest(before: Path) -
     digests = set()
     for name in ("run", "w.safetensors", "w.pt", "w"):
         protected = Protected({"model": network(TASK)})
-        digests.add(take(source(before / name), protected))
+        digests.add(load_initial_weights(source(before / name), protected))
         found = protected.capture()["model"]
         assert all(torch.equal(found[key], value) for key, value in expected.items())
     assert len(digests) == 1
@@ -92,7 +92,7 @@ def test_an_attempt_that_dies_before_its_first_snapshot_begins_with_the_same_wei
     for _ in range(2):
         run = begin(tmp_path / "out", origin)
         model = nn.Linear(1, 1)
-        with pytest.raises(BadInput, match=r"not those of model .*0.weight is unexpected"):
+        with pytest.raises(BadInput, match=r"do not match model .*0.weight is unexpected"):
             run.protect(model=model)
         run.close()
     run = begin(tmp_path / "out", origin)
@@ -106,21 +106,21 @@ def test_a_source_that_has_changed_since_the_run_began_is_refused(before: Path, 
     origin = source(before / "w.pt")
     changed = tmp_path / "w.pt"
     torch.save({"0.weight": torch.zeros(1)}, changed)
-    with pytest.raises(BadInput, match="is not what it was when this run began"):
-        take(replace(origin, place=str(changed)), Protected({"model": network(TASK)}))
+    with pytest.raises(BadInput, match="has changed since this run started"):
+        load_initial_weights(replace(origin, place=str(changed)), Protected({"model": network(TASK)}))
 
 
 def test_an_optimizer_is_taken_from_a_run_if_it_is_asked_for(before: Path) -> None:
     model = network(TASK)
     optimizer = torch.optim.AdamW(model.parameters())
     protected = Protected({"model": model, "optimizer": optimizer})
-    take(source(before / "run"), protected)
+    load_initial_weights(source(before / "run"), protected)
     assert not optimizer.state
-    take(source(before / "run", take=("model", "optimizer")), protected)
+    load_initial_weights(source(before / "run", take=("model", "optimizer")), protected)
     assert optimizer.state[model[0].weight]["step"].item() == 6.0  # type: ignore[index]
-    with pytest.raises(BadInput, match="only a run has states of others"):
-        take(source(before / "w.pt", take=("optimizer",)), protected)
-    with pytest.raises(BadInput, match="nothing of this run is named 'ema'"):
+    with pytest.raises(BadInput, match="only a run has the states of other objects"):
+        load_initial_weights(source(before / "w.pt", take=("optimizer",)), protected)
+    with pytest.raises(BadInput, match="this run has no state named 'ema'"):
         source(before / "run", take=("ema",))
 
 
@@ -136,7 +136,7 @@ def test_an_optimizer_is_taken_from_a_run_if_it_is_asked_for(before: Path) -> No
 )
 def test_weights_are_found_however_a_file_wraps_them(wrap: Any) -> None:
     state = network(TASK).state_dict()
-    found = fit("net", network(TASK).state_dict(), wrap(dict(state)))
+    found = match("net", network(TASK).state_dict(), wrap(dict(state)))
     assert found.differences == []
     assert all(torch.equal(found.values[key], value) for key, value in state.items())
 
@@ -146,22 +146,22 @@ def test_a_partial_source_gives_what_fits_and_names_the_rest(before: Path, caplo
     model[5] = nn.Linear(20, CLASSES + 1)  # type: ignore[index, operator]
     protected = Protected({"model": model})
     with pytest.raises(BadInput, match=r"5.bias has shape \[5\], not \[6\]; 5.weight has shape"):
-        take(source(before / "w.safetensors"), protected)
+        load_initial_weights(source(before / "w.safetensors"), protected)
     head = model[5].weight.clone()  # type: ignore[index]
-    take(source(before / "w.safetensors", partial=True), protected, tells=True)
+    load_initial_weights(source(before / "w.safetensors", partial=True), protected, warns=True)
     assert torch.equal(model[5].weight, head)  # type: ignore[index]
     assert torch.equal(model[0].weight, hf.load(before / "run", name="model")["0.weight"])  # type: ignore[index]
-    assert "model begins with 4 of its 6 tensors" in caplog.text
+    assert "model starts with 4 of its 6 tensors" in caplog.text
 
 
 def test_of_several_models_each_takes_its_own_or_one_is_named(before: Path, tmp_path: Path) -> None:
     two = {"model": network(TASK), "ema": network(TASK)}
-    with pytest.raises(BadInput, match="say which with --init-names NAME"):
-        take(source(before / "w.pt"), Protected(two))
-    take(source(before / "w.pt", take=("ema",)), Protected(two))
+    with pytest.raises(BadInput, match="choose one with --init-names NAME"):
+        load_initial_weights(source(before / "w.pt"), Protected(two))
+    load_initial_weights(source(before / "w.pt", take=("ema",)), Protected(two))
     export({name: model.state_dict() for name, model in two.items()}, str(tmp_path / "two.pt"))
     fresh = {"model": network(TASK), "ema": network(TASK)}
-    take(source(tmp_path / "two.pt"), Protected(fresh))
+    load_initial_weights(source(tmp_path / "two.pt"), Protected(fresh))
     for name, model in two.items():
         assert torch.equal(fresh[name].state_dict()["0.bias"], model.state_dict()["0.bias"])
 
@@ -208,17 +208,17 @@ def foreign(kind: str, before: Path, folder: Path) -> Path:
 
 
 KINDS = [
-    (".pt", "holds more than weights (a posix.mkdir), and to unpickle that could run code"),
-    ("-cut.pt", "is not a whole file of torch.save"),
-    ("-empty.pt", "is not a whole file of torch.save"),
+    (".pt", "holds more than weights (a posix.mkdir), and unpickling that could run code"),
+    ("-cut.pt", "is not a complete file of torch.save"),
+    ("-empty.pt", "is not a complete file of torch.save"),
     ("-cut.safetensors", "is not a well-formed safetensors file"),
     (".safetensors", "is not a well-formed safetensors file"),
-    (".txt", "does not say its format"),
-    ("-plain.pt", "holds no tensors by name"),
-    ("-empty", "is neither the folder of a run nor one of DCP"),
+    (".txt", "has no known format"),
+    ("-plain.pt", "holds no named tensors"),
+    ("-empty", "is neither the folder of a run nor a DCP folder"),
     ("-nothing", "does not exist"),
-    ("-evil-dcp", "an index has no posix.mkdir, and to unpickle it could run code"),
-    ("-cut-dcp", "is not a whole folder of torch.distributed.checkpoint"),
+    ("-evil-dcp", "an index has no posix.mkdir, and unpickling it could run code"),
+    ("-cut-dcp", "is not a complete folder of torch.distributed.checkpoint"),
     ("-far-dcp", "a part of it lies elsewhere"),
 ]
 
@@ -230,7 +230,7 @@ def test_what_is_foreign_or_truncated_is_one_line_and_nothing_runs_or_is_made(
     path = foreign(kind, before, tmp_path)
     there = sorted(tmp_path.rglob("*"))
     with pytest.raises((BadInput, Corrupt)) as refused:
-        read(WeightsSource(place=str(path)))
+        read_source(WeightsSource(place=str(path)))
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
     assert sorted(tmp_path.rglob("*")) == there
@@ -248,7 +248,7 @@ def test_a_folder_remembers_its_source(before: Path, tmp_path: Path) -> None:
         assert beginning(wished, tmp_path, has_begun=True) == origin
     assert beginning(None, tmp_path, has_begun=False) is None
     assert repr(origin).endswith(f"run' ({origin.digest[:8]})")
-    with pytest.raises(BadInput, match="cannot begin with its own weights"):
+    with pytest.raises(BadInput, match="cannot start from its own weights"):
         beginning(WeightsSource(place=str(tmp_path)), tmp_path, has_begun=False)
     for said in ({"place": 3}, "w.pt", {**origin.to_json(), "digest": None}):
         with pytest.raises(HoldfastError):
@@ -291,11 +291,11 @@ def forgeries(history: list[Any], digest: str) -> Any:
 
 def test_values_of_another_precision_are_cast_as_torch_does() -> None:
     model = nn.Linear(2, 2, dtype=torch.bfloat16)
-    found = fit("model", model.state_dict(), OrderedDict(nn.Linear(2, 2).state_dict()))
+    found = match("model", model.state_dict(), OrderedDict(nn.Linear(2, 2).state_dict()))
     assert found.differences == []
 
 
 def test_a_store_of_checkpoints_is_no_source_by_itself(tmp_path: Path) -> None:
     DirectoryStore(tmp_path / "store").put("x", [b""])
     with pytest.raises(BadInput, match="neither the folder of a run"):
-        read(WeightsSource(place=str(tmp_path / "store")))
+        read_source(WeightsSource(place=str(tmp_path / "store")))

@@ -8,7 +8,7 @@ from holdfast.cli.console import STORE, complain, say
 from holdfast.errors import BadInput
 
 if TYPE_CHECKING:
-    from holdfast.weights.load import Learned
+    from holdfast.weights.load import LoadedStates
 
 export = typer.Typer()
 
@@ -36,30 +36,30 @@ def export_run(
 ) -> None:
     """Export the weights of a RUN under your model's own keys. Example: holdfast export runs/a model.safetensors"""
     from holdfast.weights.export import export, writer_for
-    from holdfast.weights.load import learned_by
-    from holdfast.weights.locate import gone_from
+    from holdfast.weights.load import load_states
+    from holdfast.weights.locate import missing_commit_of
 
     if only and everything:
         raise BadInput("--only and --all cannot be combined: give one of them.")
     writer_for(to)  # refuses an unknown format before the snapshot is read
-    learned = learned_by(place, step)
-    for bad in learned.passed_over:
+    loaded = load_states(place, step)
+    for bad in loaded.passed_over:
         say(f"passed over {bad.name}: {bad.why}")
-    if step is None and (lost := gone_from(place)):
+    if step is None and (lost := missing_commit_of(place)):
         complain(
-            f"the snapshot of step {lost} was committed but is gone: this is the newest one left, of step {learned.step}."
+            f"the snapshot of step {lost} was committed but is gone: this is the newest one left, of step {loaded.step}."
         )
-    state, what = _chosen(learned, only, everything)
+    state, what = _chosen(loaded, only, everything)
     export(state, to, force=force)
-    say(f"exported {what} of step {learned.step} to {to}")
+    say(f"exported {what} of step {loaded.step} to {to}")
 
 
-def _chosen(learned: "Learned", only: str | None, everything: bool) -> tuple[Any, str]:
+def _chosen(loaded: "LoadedStates", only: str | None, everything: bool) -> tuple[Any, str]:
     if everything:
-        return dict(learned.states), " and ".join(learned.states)
+        return dict(loaded.states), " and ".join(loaded.states)
     if only:
-        return learned.named(only), only
-    if len(learned.models) != 1:
-        many = f"{len(learned.models)} models" if learned.models else "no model"
-        raise BadInput(f"this run protects {many}: give --only with one of {', '.join(learned.states)}, or --all.")
-    return learned.states[learned.models[0]], learned.models[0]
+        return loaded.state(only), only
+    if len(loaded.models) != 1:
+        many = f"{len(loaded.models)} models" if loaded.models else "no model"
+        raise BadInput(f"this run protects {many}: give --only with one of {', '.join(loaded.states)}, or --all.")
+    return loaded.states[loaded.models[0]], loaded.models[0]

@@ -46,13 +46,13 @@ def verify(
     """Read and check every byte in a checkpoint store; exit 1 if something is damaged. Example: holdfast verify runs/a"""
     from holdfast.checkpoint import scrub
     from holdfast.finding import counted
-    from holdfast.weights.locate import gone_from, store_of
+    from holdfast.weights.locate import missing_commit_of, store_of
 
     opened = store_of(place)
     with meter() as begin:
         count = scrub.records(opened)
         findings = scrub.verify(opened, begin("verify", count))
-    lost = gone_from(place)
+    lost = missing_commit_of(place)
     for bad in findings:
         say(f"bad: {safe(bad.name)}: {safe(bad.why)}")
     if lost:

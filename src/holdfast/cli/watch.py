@@ -16,7 +16,7 @@ from holdfast.errors import BadInput
 from holdfast.extras import require
 
 if TYPE_CHECKING:
-    from holdfast.watch.run_state import Watching
+    from holdfast.watch.run_state import RunWatcher
 
 watch = typer.Typer()
 REFRESH = 0.5
@@ -64,44 +64,44 @@ def _serve(run: Path, port: int) -> None:
 
 def _print_metrics(run: Path) -> None:
     from holdfast.watch import metrics
-    from holdfast.watch.run_state import Watching
+    from holdfast.watch.run_state import RunWatcher
 
-    sys.stdout.write(metrics.text(*Watching(run).look()))
+    sys.stdout.write(metrics.text(*RunWatcher(run).look()))
 
 
 def _show(run: Path) -> None:
-    from holdfast.watch.run_state import Watching
+    from holdfast.watch.run_state import RunWatcher
 
-    watching, console = Watching(run), Console()
+    watcher, console = RunWatcher(run), Console()
     if console.is_terminal:
-        _follow_on_terminal(watching, console)
+        _follow_on_terminal(watcher, console)
     else:
-        _follow_in_lines(watching, console)
+        _follow_in_lines(watcher, console)
 
 
-def _follow_on_terminal(watching: "Watching", console: Console) -> None:
+def _follow_on_terminal(watcher: "RunWatcher", console: Console) -> None:
     from holdfast.watch.screen import screen
 
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            seen, now = watching.look()
-            live.update(screen(seen, now, time.time()), refresh=True)
+            run, now = watcher.look()
+            live.update(screen(run, now, time.time()), refresh=True)
             if not now.trains:
                 return
             time.sleep(REFRESH)
 
 
-def _follow_in_lines(watching: "Watching", console: Console) -> None:
+def _follow_in_lines(watcher: "RunWatcher", console: Console) -> None:
     """Print a line now and then, and the whole state at the end, if stdout is not a terminal."""
     from holdfast.watch.screen import line, screen
 
-    seen, now = watching.look()
+    run, now = watcher.look()
     printed = -PLAIN_REFRESH
     while now.trains:
         if time.monotonic() - printed >= PLAIN_REFRESH:
             printed = time.monotonic()
-            say(line(seen, now))
+            say(line(run, now))
             sys.stdout.flush()
         time.sleep(REFRESH)
-        seen, now = watching.look()
-    console.print(screen(seen, now, time.time()))
+        run, now = watcher.look()
+    console.print(screen(run, now, time.time()))

@@ -212,6 +212,6 @@ def beginning(wished: WeightsSource | None, out: Path, *, has_begun: bool) -> We
 
 
 def _look(wished: WeightsSource) -> JSON:
-    from holdfast.weights.initial import settled
+    from holdfast.weights.initial import resolve
 
-    return settled(wished).to_json()
+    return resolve(wished).to_json()

@@ -297,9 +297,9 @@ class Run:
     def _begin(self) -> None:
         """Where nothing came back, begin with the weights that the run was started with, if it was."""
         if self._config.source and self._restored.step is None and self._protected:
-            from holdfast.weights.initial import take  # few runs need it
+            from holdfast.weights.initial import load_initial_weights  # few runs need it
 
-            weights = take(self._config.source, self._protected, tells=self.rank == 0)
+            weights = load_initial_weights(self._config.source, self._protected, warns=self.rank == 0)
             self._restored = replace(self._restored, weights=weights)
 
     def _prepare(

@@ -1,1 +1,1 @@
-"""Looking at a run while it goes on: in the terminal, in a browser, and as numbers for Prometheus."""
+"""Follow a run while it trains: in the terminal, in a browser, and as Prometheus metrics."""

@@ -1,4 +1,4 @@
-"""How a run stands, as text that Prometheus reads."""
+"""The state of a run in the Prometheus text format."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -15,52 +15,52 @@ class Metric(NamedTuple):
     name: str
     kind: str
     about: str
-    values: Mapping[str, float | None]  # by label and value, such as rank="0"; an empty label for the only one
+    values: Mapping[str, float | None]  # by label, for example rank="0"; an empty label for a single number
 
 
-def text(seen: RunState, now: Now) -> str:
-    """Every metric with what it means; what is not known is left out."""
-    run = _label("run", str(now.folder))
-    return "".join(line for metric in _metrics(seen, now) for line in _lines(metric, run))
+def text(run: RunState, now: Now) -> str:
+    """Return every known metric with its help text."""
+    label = _label("run", str(now.folder))
+    return "".join(line for metric in _metrics(run, now) for line in _lines(metric, label))
 
 
-def _metrics(seen: RunState, now: Now) -> Iterator[Metric]:
+def _metrics(run: RunState, now: Now) -> Iterator[Metric]:
     def gauge(name: str, about: str, value: float | None) -> Metric:
         return Metric(name, "gauge", about, {"": value})
 
     def counter(name: str, about: str, value: float) -> Metric:
         return Metric(name, "counter", about, {"": value})
 
-    yield gauge("up", "Whether somebody trains in this run now.", float(now.trains))
-    yield gauge("step", "Steps trained so far, or iterations of a served run.", seen.reached)
-    yield gauge("steps_planned", "Steps that are to be trained.", seen.planned)
-    yield gauge("steps_committed", "Steps that would come back after a failure now.", seen.committed)
+    yield gauge("up", "1 if the run trains now.", float(now.trains))
+    yield gauge("step", "Steps trained so far, or iterations of a parameter server.", run.reached)
+    yield gauge("steps_planned", "Steps of the whole run.", run.planned)
+    yield gauge("steps_committed", "Steps that would be restored after a failure now.", run.committed)
     yield gauge("goodput_steps_per_second", "Committed steps per second of wall clock, of the whole run.", now.goodput)
-    yield gauge("speed_steps_per_second", "Steps per second of late.", seen.speed)
-    yield gauge("seconds_left", "Seconds that the rest takes at the present speed.", seen.seconds_left)
-    yield gauge("loss", "The last loss that was told.", seen.loss)
-    yield gauge("workers", "Workers that take part.", seen.served.workers if seen.served else seen.run.workers)
-    yield counter("restarts_total", "Restarts of all workers.", seen.run.restarts)
-    failures = {_label("kind", kind): float(count) for kind, count in sorted(seen.failures.items())}
-    yield Metric("failures_total", "counter", "Failures that were detected, by kind.", failures)
-    yield counter("samples_lost_total", "Samples that live recoveries declared lost.", seen.samples_lost)
-    yield counter("saves_total", "Saves that were made.", seen.saves)
-    yield counter("saved_bytes_total", "Bytes of all saves.", seen.saved_bytes)
-    yield counter("stall_seconds_total", "Seconds in which training waited for saves.", seen.stalled)
-    steps = {_label("rank", str(rank)): float(each.step) for rank, each in sorted(seen.ranks.items())}
-    yield Metric("rank_step", "gauge", "Steps that a rank has trained.", steps)
-    heard = {_label("rank", str(rank)): each.heard for rank, each in sorted(seen.ranks.items())}
-    yield Metric("rank_heard_seconds", "gauge", "When a rank last said something, in seconds since 1970.", heard)
+    yield gauge("speed_steps_per_second", "Steps per second in the last steps.", run.speed)
+    yield gauge("seconds_left", "Seconds left at the present speed.", run.seconds_left)
+    yield gauge("loss", "The last logged loss.", run.loss)
+    yield gauge("workers", "Workers that take part.", run.served.workers if run.served else run.lineage.workers)
+    yield counter("restarts_total", "Restarts of all workers.", run.lineage.restarts)
+    failures = {_label("kind", kind): float(count) for kind, count in sorted(run.failures.items())}
+    yield Metric("failures_total", "counter", "Detected failures by kind.", failures)
+    yield counter("samples_lost_total", "Samples that live recoveries declared lost.", run.samples_lost)
+    yield counter("saves_total", "Saves.", run.saves)
+    yield counter("saved_bytes_total", "Bytes of all saves.", run.saved_bytes)
+    yield counter("stall_seconds_total", "Seconds in which training waited for saves.", run.stalled)
+    steps = {_label("rank", str(number)): float(rank.step) for number, rank in sorted(run.ranks.items())}
+    yield Metric("rank_step", "gauge", "Steps trained by a rank.", steps)
+    heard = {_label("rank", str(number)): rank.heard for number, rank in sorted(run.ranks.items())}
+    yield Metric("rank_heard_seconds", "gauge", "Time of the last event of a rank, in seconds since 1970.", heard)
 
 
-def _lines(metric: Metric, run: str) -> Iterator[str]:
+def _lines(metric: Metric, run_label: str) -> Iterator[str]:
     known = {label: value for label, value in metric.values.items() if value is not None}
     if not known:
         return
     name = f"holdfast_{metric.name}"
     yield f"# HELP {name} {metric.about}\n# TYPE {name} {metric.kind}\n"
     for label, value in known.items():
-        yield f"{name}{{{','.join(filter(None, (run, label)))}}} {_number(value)}\n"
+        yield f"{name}{{{','.join(filter(None, (run_label, label)))}}} {_number(value)}\n"
 
 
 def _number(value: float) -> str:

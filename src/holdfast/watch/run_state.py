@@ -1,4 +1,4 @@
-"""How a run stands and what happened in it, from its histories, which are read as they grow and never twice."""
+"""The state of a run and its latest events, from its histories, which are read incrementally as they grow."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
@@ -34,16 +34,16 @@ from holdfast.history.follow import Growing
 from holdfast.history.lineage import Lineage
 from holdfast.runs.status import ENDS, STAMPS, is_run, state_of, wall
 
-STEP = b'{"event": "step"'  # as a line begins that tells of a step
-LEADS = ("supervisor", "controller")  # who begins and ends a run, if somebody does beside its ranks
-TELLERS = (*LEADS, "rank-")  # whose files tell how a run goes on
-LATEST = 60  # steps of a rank from which the present speed follows
-SHOWN = 8  # of what happened last
+STEP = b'{"event": "step"'  # the beginning of the line of a step
+LEADS = ("supervisor", "controller")  # the processes that begin and end a run
+WRITERS = (*LEADS, "rank-")  # the prefixes of the history files to read
+LATEST = 60  # steps of a rank that give the present speed
+SHOWN = 8  # latest events
 
 
 @dataclass(slots=True)
 class Rank:
-    """How far one rank has come, and when it said so; its latest steps, for its speed."""
+    """The progress of one rank, the time of its last event, and its latest steps."""
 
     step: int = 0
     heard: float = 0.0
@@ -51,7 +51,7 @@ class Rank:
 
 
 class Now(NamedTuple):
-    """How a run stands at this moment: whether it trains or how it ended, and committed steps per second so far."""
+    """The present state of a run: trains or how it ended, and its goodput."""
 
     folder: Path
     state: str
@@ -59,15 +59,15 @@ class Now(NamedTuple):
 
     @property
     def trains(self) -> bool:
-        """Whether somebody trains in it now."""
+        """True if the run trains now."""
         return self.state == "trains"
 
 
 @dataclass(slots=True)
 class RunState:
-    """All that was seen of a run so far."""
+    """Everything observed of a run so far."""
 
-    run: Lineage = field(default_factory=Lineage)
+    lineage: Lineage = field(default_factory=Lineage)
     ranks: dict[int, Rank] = field(default_factory=dict)
     loss: float | None = None
     saves: int = 0
@@ -75,37 +75,37 @@ class RunState:
     stalled: float = 0.0
     failures: Counter[str] = field(default_factory=Counter)
     samples_lost: int = 0
-    happened: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=SHOWN))
+    latest: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=SHOWN))
     served: Serve | None = None
     iterations: int = 0
-    _controller: Rank = field(default_factory=Rank)  # of a served run: how far all of it has come
-    _stamps: dict[str, list[Event]] = field(default_factory=dict)  # of each writer, when it began and ended
+    _controller: Rank = field(default_factory=Rank)  # of a parameter server: the progress of the whole run
+    _stamps: dict[str, list[Event]] = field(default_factory=dict)  # by process: the events of its start and end
     _last: Event | None = None
     _regroups: set[tuple[int, int]] = field(default_factory=set)
 
     @property
     def reached(self) -> int:
-        """Steps that are trained, or iterations of a served run."""
-        return self.iterations if self.served else self.run.reached
+        """The steps trained, or the iterations of a parameter server."""
+        return self.iterations if self.served else self.lineage.reached
 
     @property
     def planned(self) -> int | None:
-        """Steps that are to be trained, if the run has said so."""
+        """The steps of the whole run, if the run has recorded a plan."""
         if self.served:
             return self.served.iterations
-        plan = self.run.plan
+        plan = self.lineage.plan
         if plan is None or not plan.batch:
             return None
         return plan.limit or plan.samples // plan.batch * plan.epochs
 
     @property
     def committed(self) -> int:
-        """The steps that would come back after a failure now."""
-        return self.iterations if self.served else max(self.run.committed, self.run.restored or 0)
+        """The steps that would be restored after a failure now."""
+        return self.iterations if self.served else max(self.lineage.committed, self.lineage.restored or 0)
 
     @property
     def speed(self) -> float | None:
-        """Steps in a second, of late, of the rank that has come furthest."""
+        """The steps per second in the latest steps of the most advanced rank."""
         lead = self._controller if self.served else max(self.ranks.values(), key=lambda rank: rank.step, default=Rank())
         if len(lead.latest) < 2:
             return None
@@ -114,14 +114,14 @@ class RunState:
 
     @property
     def seconds_left(self) -> float | None:
-        """How long the rest takes at the present speed."""
+        """The seconds left at the present speed."""
         if self.planned is None or self.speed is None:
             return None
         return max(0, self.planned - self.reached) / self.speed
 
     @property
     def goodput(self) -> float | None:
-        """Committed steps per second of wall clock, up to the last that anybody said."""
+        """The committed steps per second of wall clock, up to the last event."""
         lead = next((who for who in sorted(self._stamps) if who.startswith(LEADS)), "rank-0")
         stamps = self._stamps.get(lead, [])
         if self._last and not (stamps and isinstance(stamps[-1].what, ENDS)):
@@ -130,9 +130,9 @@ class RunState:
         return goodput(self.committed, seconds) if seconds > 0 and self.committed else None
 
     def add(self, event: Event) -> None:
-        """Take one event into account."""
+        """Update the state with one event."""
         what = event.what
-        self.run.add(what)
+        self.lineage.add(what)
         self._last = event if self._last is None or event.time >= self._last.time else self._last
         if isinstance(what, STAMPS):
             self._stamps.setdefault(event.who, []).append(event)
@@ -156,8 +156,8 @@ class RunState:
                 self._add_speed(self._controller, event.time, iteration)
             case _:
                 pass
-        if text := self._said(event):
-            self.happened.append((event.time, text))
+        if text := self._describe(event):
+            self.latest.append((event.time, text))
 
     def _add_rank(self, rank: Rank, event: Event) -> None:
         rank.heard = max(rank.heard, event.time)
@@ -175,8 +175,8 @@ class RunState:
         rank.step, rank.heard = step + 1, time
         rank.latest.append((time, step))
 
-    def _said(self, event: Event) -> str:
-        """An event in words, if it is one that a reader wants to hear of; of those that all ranks tell, once."""
+    def _describe(self, event: Event) -> str:
+        """Describe an event that users want to see, otherwise return an empty text; a regrouping is described once."""
         match event.what:
             case Regroup(attempt=attempt, number=number, lost=lost, missing=missing):
                 if (attempt, number) in self._regroups:
@@ -185,18 +185,18 @@ class RunState:
                 self.samples_lost += len(missing)
                 return _regrouped(event.what) if lost or number else ""
             case what:
-                return _told(what)
+                return _description(what)
 
 
 def _regrouped(what: Regroup) -> str:
-    members = f"{len(what.members)} workers go on with step {what.step}"
+    members = f"{len(what.members)} workers continue with step {what.step}"
     if not what.lost:
         return members
     ranks = ", ".join(map(str, what.lost))
     return f"rank {ranks} lost: {members} ({what.strategy})"
 
 
-def _told(what: What) -> str:
+def _description(what: What) -> str:
     match what:
         case Launch(workers=workers):
             return f"launched with {workers} workers"
@@ -206,7 +206,7 @@ def _told(what: What) -> str:
             where = f" in step {step}" if step is not None else ""
             return f"rank {rank} {message.splitlines()[0] if message else 'failed'}{where}"
         case Scale(workers=workers):
-            return f"{workers} workers train now, as was asked for"
+            return f"scaled to {workers} workers"
         case Preempt():
             return "asked to stop"
         case Judged(verdict=verdict, because=because):
@@ -221,34 +221,34 @@ def _told(what: What) -> str:
             return ""
 
 
-class Watching:
-    """A run that is looked at again and again."""
+class RunWatcher:
+    """Reads the histories of one run again and again."""
 
     def __init__(self, folder: Path) -> None:
         if not is_run(folder):
             raise BadInput(f"{folder} is not the folder of a run: name one that `holdfast runs` lists.")
         self.folder = folder
-        self.seen = RunState()
+        self.run = RunState()
         self._files: dict[Path, Growing] = {}
 
     def look(self) -> tuple[RunState, Now]:
-        """What is known of it by now."""
+        """Read the new events, and return the state of the run."""
         for path in sorted((self.folder / "history").glob("*.jsonl")):
-            if path not in self._files and path.stem.startswith(TELLERS):
+            if path not in self._files and path.stem.startswith(WRITERS):
                 self._files[path] = Growing(path, from_start=True)
         events = [event for file in self._files.values() for event in _new(file)]
         for event in sorted(events, key=lambda event: event.time):
-            self.seen.add(event)
-        return self.seen, Now(self.folder, state_of(self.folder, self.seen.reached), self.seen.goodput)
+            self.run.add(event)
+        return self.run, Now(self.folder, state_of(self.folder, self.run.reached), self.run.goodput)
 
 
 def _new(file: Growing) -> Iterator[Event]:
-    """What was added to a file; of a great many steps the latest, which say where the rank is and how fast."""
+    """Yield the new events of a file; of many new steps only the latest, which give the progress and the speed."""
     lines: list[bytes] = []
     while more := file.lines():
         lines = [*_last_steps(lines + more)]
     for line in lines:
-        with suppress(ValueError):  # the audit reports damage, not the view
+        with suppress(ValueError):  # the audit reports damage
             yield parse(line)
 
 

@@ -1,7 +1,7 @@
-"""The report page of a run, served to a browser on this machine while the run goes on, and its metrics.
+"""The report page and the metrics of a run, served to a browser on this machine.
 
-Only the loopback address is listened to. Requests are answered by a few threads that only hand out what is ready; the
-page is made again by whoever calls `follow`, and seldom enough that the training hardly notices.
+Only the loopback address is used. Requests are answered by a few threads that send the page that is ready. `follow` builds
+the page again, seldom enough that training hardly notices.
 """
 
 import time
@@ -20,19 +20,19 @@ from holdfast.report import files
 from holdfast.report.page import Page
 from holdfast.runs.status import trains
 from holdfast.watch import metrics
-from holdfast.watch.run_state import Watching
+from holdfast.watch.run_state import RunWatcher
 
 LOOPBACK = "127.0.0.1"
-MOST_AT_ONCE = 8  # requests that are answered at the same time; more are turned away
-PATIENCE = 10.0  # seconds that a client may take to say what it wants
-OFTEN = 2.0  # seconds between two looks
-SELDOM = 10.0  # times as long as making a page took, until the next is made: so it takes a tenth of a core at most
+MOST_AT_ONCE = 8  # requests at the same time; further ones are refused
+PATIENCE = 10.0  # seconds that a client may take to send its request
+OFTEN = 2.0  # seconds between two looks at the run
+SELDOM = 10.0  # the pause between two pages is this many times the time to build one: at most a tenth of a core
 ENDS_WITHIN = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedPage:
-    """A page that can be handed out, what it is known by, and whether its run goes on."""
+    """A page ready to be sent, its ETag, and the state of its run."""
 
     body: bytes
     tag: str
@@ -40,47 +40,47 @@ class RenderedPage:
 
 
 class Site:
-    """What is served about one run."""
+    """The page and the metrics of one run."""
 
     def __init__(self, folder: Path, make_page: Callable[[], Page]) -> None:
-        self._watching = Watching(folder)
+        self._watcher = RunWatcher(folder)
         self._folder, self._make_page = folder, make_page
         self._lock = Lock()
         self._files: object = None
-        self.ready = self._made()
+        self.ready = self._render()
 
     def refresh(self) -> float:
-        """Make the page again if the run has said something since; returns the seconds that took."""
-        files = self._written()
+        """Build the page again if the run has written something since; return the seconds that it took."""
+        files = self._fingerprint()
         if files == self._files:
             return 0.0
         began = time.monotonic()
-        self.ready, self._files = self._made(), files
+        self.ready, self._files = self._render(), files
         return time.monotonic() - began
 
     @property
     def has_just_ended(self) -> bool:
-        """Whether the page still says that the run trains, and it does not."""
+        """True if the run has ended and the page still shows that it trains."""
         return self.ready.state == "trains" and not trains(self._folder)
 
     def metrics(self) -> bytes:
-        """How the run stands, for Prometheus."""
-        with self._lock:  # several may ask at once
-            return metrics.text(*self._watching.look()).encode()
+        """Return the state of the run for Prometheus."""
+        with self._lock:  # requests come in several threads
+            return metrics.text(*self._watcher.look()).encode()
 
-    def _made(self) -> RenderedPage:
-        over = not trains(self._folder)
+    def _render(self) -> RenderedPage:
+        state = "trains" if trains(self._folder) else "ended"
         try:
             page = self._make_page()
-        except HoldfastError as error:  # such as a run in which nobody has written anything yet
+        except HoldfastError as error:  # for example, a run without any event yet
             page = Page(title=self._folder.name, lead=str(error), statements=[], live=True)
         body = files.html_text(page).encode()
-        return RenderedPage(body, f'"{sha256(body).hexdigest()[:32]}"', "ended" if over else "trains")
+        return RenderedPage(body, f'"{sha256(body).hexdigest()[:32]}"', state)
 
-    def _written(self) -> object:
-        """What changes when somebody writes about the run, or stops."""
-        found = sorted((self._folder / "history").glob("*.jsonl"))
-        return trains(self._folder), [(path.name, path.stat().st_size) for path in found]
+    def _fingerprint(self) -> object:
+        """Return a value that changes when the run writes an event or ends."""
+        paths = sorted((self._folder / "history").glob("*.jsonl"))
+        return trains(self._folder), [(path.name, path.stat().st_size) for path in paths]
 
 
 class _Server(ThreadingHTTPServer):
@@ -105,7 +105,7 @@ class _Server(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away in the middle of an answer is nobody's fault."""
+        """Ignore clients that disconnect during an answer."""
 
 
 class _Answer(BaseHTTPRequestHandler):
@@ -119,19 +119,19 @@ class _Answer(BaseHTTPRequestHandler):
             self._send(200, metrics.CONTENT_TYPE, self.server.site.metrics())
         elif path == "/":
             ready = self.server.site.ready
-            told = {"ETag": ready.tag, "X-Run-State": ready.state}
+            headers = {"ETag": ready.tag, "X-Run-State": ready.state}
             if self.headers.get("If-None-Match") == ready.tag:
-                self._send(304, "text/html; charset=utf-8", b"", told)
+                self._send(304, "text/html; charset=utf-8", b"", headers)
             else:
-                self._send(200, "text/html; charset=utf-8", ready.body, told)
+                self._send(200, "text/html; charset=utf-8", ready.body, headers)
         else:
-            self._send(404, "text/plain; charset=utf-8", b"there are / and /metrics\n")
+            self._send(404, "text/plain; charset=utf-8", b"not found: use / or /metrics\n")
 
     do_HEAD = do_GET
 
-    def _send(self, code: int, kind: str, body: bytes, told: dict[str, str] | None = None) -> None:
+    def _send(self, code: int, kind: str, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(code)
-        for name, value in {"Content-Type": kind, "Cache-Control": "no-cache", **(told or {})}.items():
+        for name, value in {"Content-Type": kind, "Cache-Control": "no-cache", **(headers or {})}.items():
             self.send_header(name, value)
         if code != 304:
             self.send_header("Content-Length", str(len(body)))
@@ -140,17 +140,17 @@ class _Answer(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nobody reads who asked for what."""
+        """Do not log requests."""
 
 
 @contextmanager
 def served(site: Site, port: int = 0) -> Iterator[str]:
-    """The address under which the site can be read for as long as this lasts."""
+    """Serve the site, and yield its address."""
     try:
         server = _Server(port, site)
     except (OSError, OverflowError) as error:
         raise BadInput(
-            f"port {port} of {LOOPBACK} cannot be used ({getattr(error, 'strerror', None) or error}): name another with "
+            f"port {port} of {LOOPBACK} is not available ({getattr(error, 'strerror', None) or error}): name another with "
             "--port, or leave it out."
         ) from error
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="holdfast-web", daemon=True)

@@ -1,1 +1,1 @@
-"""Weights from elsewhere and for elsewhere: initial weights, loading a run's model, exporting it."""
+"""Weights that enter or leave a run: initial weights, loading a run's states, and exporting them."""

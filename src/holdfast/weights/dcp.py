@@ -1,8 +1,7 @@
-"""A folder of torch's distributed checkpoint (DCP), read without trust: only its tensors, and nothing runs.
+"""Read a folder of torch's distributed checkpoint (DCP) without trusting it: only its tensors, and no code runs.
 
-Its index `.metadata` is a pickle, which torch would read with all that pickles can do. Here it may name the few classes
-that an index is made of, and nothing else. Tensors are read by torch's restricted reader; anything that is no tensor
-stays where it is.
+Its index `.metadata` is a pickle. Torch unpickles it without limits; here it may name only the few classes that an index
+consists of. Tensors are read by torch's restricted reader; anything else in the folder is left alone.
 """
 
 import pickle
@@ -38,34 +37,34 @@ _ALLOWED = {
     ("torch", "Size"),
     ("torch.serialization", "_get_layout"),
     ("pathlib", "PosixPath"),
-    ("pathlib._local", "PosixPath"),  # its home since Python 3.13
+    ("pathlib._local", "PosixPath"),  # its module in Python 3.13
 }
 
 
 def read_dcp(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a DCP folder, whole, by their names."""
+    """Return the tensors of a DCP folder, whole, by name."""
     try:
         index = _index(folder)
         tensors = {
-            key: each for key, each in index.state_dict_metadata.items() if isinstance(each, TensorStorageMetadata)
+            key: entry for key, entry in index.state_dict_metadata.items() if isinstance(entry, TensorStorageMetadata)
         }
         _check(folder, index, tensors)
-        state = {key: torch.empty(each.size, dtype=each.properties.dtype) for key, each in tensors.items()}
+        state = {key: torch.empty(entry.size, dtype=entry.properties.dtype) for key, entry in tensors.items()}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there is one process: so it is meant
+            warnings.simplefilter("ignore")  # torch warns that there is only one process
             planner = DefaultLoadPlanner(flatten_state_dict=False)
             load(state, storage_reader=_Reader(folder, index), planner=planner, no_dist=True)
         return state
-    except (Exception, CheckpointException) as error:  # a stranger's index may make torch raise anything
+    except (Exception, CheckpointException) as error:  # an untrusted index may make torch raise anything
         text = " ".join(str(error).split())
         raise Corrupt(
-            f"{folder} is not a whole folder of torch.distributed.checkpoint ({type(error).__name__}: {text:.120}): "
-            "name another, or copy it again"
+            f"{folder} is not a complete folder of torch.distributed.checkpoint ({type(error).__name__}: {text:.120}): "
+            "name another, or copy it again."
         ) from error
 
 
 class _Reader(FileSystemReader):
-    """Torch's reader, with an index that was read already."""
+    """Torch's reader with an index that was already read."""
 
     def __init__(self, folder: Path, index: Metadata) -> None:
         super().__init__(folder)
@@ -76,12 +75,12 @@ class _Reader(FileSystemReader):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads an index, and refuses whatever none is made of."""
+    """An unpickler of the index that refuses all other classes."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _ALLOWED or (module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)):
             return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"an index has no {module}.{name}, and to unpickle it could run code")
+        raise pickle.UnpicklingError(f"an index has no {module}.{name}, and unpickling it could run code")
 
 
 def _index(folder: Path) -> Metadata:
@@ -96,17 +95,17 @@ def _index(folder: Path) -> Metadata:
 
 
 def _check(folder: Path, index: Metadata, tensors: dict[str, TensorStorageMetadata]) -> None:
-    """Refuse what cannot be had from these files: parts that lie elsewhere, more bytes than there are, holes."""
-    for each in (index.storage_data or {}).values():
-        if Path(each.relative_path).name != each.relative_path or (folder / each.relative_path).is_symlink():
-            raise ValueError(f"a part of it lies elsewhere, in {each.relative_path}")
-        if each.offset + each.length > (folder / each.relative_path).stat().st_size:
-            raise ValueError(f"{each.relative_path} was cut off")
-    for key, each in tensors.items():
-        covered = sum(_count(chunk.sizes) for chunk in each.chunks)
-        if covered != _count(each.size):
-            raise ValueError(f"{key} has {covered} of {_count(each.size)} values")
-    total = sum(_count(each.size) * each.properties.dtype.itemsize for each in tensors.values())
+    """Raise ValueError for parts outside the folder, more bytes than its files have, or incomplete tensors."""
+    for part in (index.storage_data or {}).values():
+        if Path(part.relative_path).name != part.relative_path or (folder / part.relative_path).is_symlink():
+            raise ValueError(f"a part of it lies elsewhere, in {part.relative_path}")
+        if part.offset + part.length > (folder / part.relative_path).stat().st_size:
+            raise ValueError(f"{part.relative_path} was cut off")
+    for key, entry in tensors.items():
+        covered = sum(_count(chunk.sizes) for chunk in entry.chunks)
+        if covered != _count(entry.size):
+            raise ValueError(f"{key} has {covered} of {_count(entry.size)} values")
+    total = sum(_count(entry.size) * entry.properties.dtype.itemsize for entry in tensors.values())
     if total > sum(file.stat().st_size for file in folder.iterdir() if file.is_file()):
         raise ValueError(f"{total} bytes of tensors are more than its files have")
     memory.require(str(folder), total)

@@ -1,6 +1,6 @@
-"""A state as a file or folder that other programs read: safetensors, torch's own format, or torch's DCP.
+"""Export a state to a file or folder that other programs read: safetensors, torch's own format, or torch's DCP.
 
-What is written appears whole or not at all, and never in the place of something else unless that is asked for.
+The target appears complete or not at all, and replaces an existing one only with `force`.
 """
 
 import os
@@ -24,35 +24,35 @@ SAFETENSORS, TORCH = (".safetensors",), (".pt", ".pth")
 
 
 def export(state: Mapping[str, Any], to: str, *, force: bool = False) -> None:
-    """Write a state_dict, or several by name, in the format that the name of the file or folder says.
+    """Write a state_dict, or several by name, in the format that the name `to` implies.
 
-    `.safetensors` holds the tensors of one state_dict. Torch loads a `.pt` file with `weights_only=True`. A name
-    without an ending is a folder, for `torch.distributed.checkpoint.load`.
+    `.safetensors` holds the tensors of one state_dict. Torch loads a `.pt` file with `weights_only=True`. A name without
+    a suffix is a folder, for `torch.distributed.checkpoint.load`.
     """
     write = writer_for(to)
-    with _placed(Path(to), force=force) as place:
+    with _replacing(Path(to), force=force) as place:
         write(_plain(state), place)
 
 
 def writer_for(to: str) -> Callable[[Mapping[str, Any], Path], None]:
-    """How a file of this name is written; a name that says no format is refused."""
-    ending = Path(to).suffix
-    if to.endswith("/") or not ending:
+    """Return the function that writes the format of the name `to`; raise BadInput for an unknown suffix."""
+    suffix = Path(to).suffix
+    if to.endswith("/") or not suffix:
         return _write_folder
-    if ending in SAFETENSORS:
+    if suffix in SAFETENSORS:
         return _write_safetensors
-    if ending in TORCH:
+    if suffix in TORCH:
         return _write_torch
     raise BadInput(
-        f"{to} does not say its format: name a file that ends in {', '.join((*SAFETENSORS, *TORCH))}, or a folder/"
+        f"{to} has no known format: name a file that ends in {', '.join((*SAFETENSORS, *TORCH))}, or a folder/."
     )
 
 
 def _write_safetensors(state: Mapping[str, Any], place: Path) -> None:
     if others := [str(key) for key, value in state.items() if not isinstance(value, torch.Tensor)]:
         raise BadInput(
-            f"a safetensors file holds tensors by name and nothing else, and {', '.join(others[:4])} "
-            f"{'is none' if len(others) == 1 else 'are none'}: name one model, or write a .pt file or a folder/"
+            f"a safetensors file can hold only tensors, and {', '.join(others[:4])} "
+            f"{'is not one' if len(others) == 1 else 'are not'}: name one model, or write a .pt file or a folder/."
         )
     with place.open("wb") as file:
         for part in payload.encode(dict(state), {"format": "pt"}):
@@ -61,19 +61,19 @@ def _write_safetensors(state: Mapping[str, Any], place: Path) -> None:
 
 def _write_torch(state: Mapping[str, Any], place: Path) -> None:
     torch.save(state, place)
-    read_torch(place, mapped=True)  # whoever loads it is to need no more trust than we do
+    read_torch(place, mapped=True)  # verifies that the file loads with weights_only=True
 
 
 def _write_folder(state: Mapping[str, Any], place: Path) -> None:
-    from torch.distributed.checkpoint.state_dict_saver import save  # it takes a while to import
+    from torch.distributed.checkpoint.state_dict_saver import save  # a slow import
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is one process: so it is meant
+        warnings.simplefilter("ignore")  # torch warns that there is only one process
         save(dict(state), checkpoint_id=place, no_dist=True)
 
 
 def _plain(value: Any) -> Any:
-    """The same state with tensors for numpy's arrays and numbers, which readers of plain weights do not take."""
+    """Replace numpy arrays and numbers by tensors, because readers with `weights_only=True` refuse numpy."""
     if isinstance(value, np.ndarray | np.generic):
         return torch.as_tensor(value)
     if isinstance(value, Mapping):
@@ -85,10 +85,10 @@ def _plain(value: Any) -> Any:
 
 
 @contextmanager
-def _placed(target: Path, *, force: bool) -> Iterator[Path]:
-    """A name beside the target to write to; what is there in the end becomes the target, in one step."""
+def _replacing(target: Path, *, force: bool) -> Iterator[Path]:
+    """Yield a temporary name beside `target` to write to, and rename it to `target` afterwards."""
     if os.path.lexists(target) and not force:
-        raise BadInput(f"{target} exists: name another, or give --force to replace it")
+        raise BadInput(f"{target} exists: name another, or give --force to replace it.")
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}{TEMPORARY}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -105,8 +105,8 @@ def _placed(target: Path, *, force: bool) -> Iterator[Path]:
 def _publish(temporary: Path, target: Path, *, force: bool) -> None:
     if os.path.lexists(target):
         if not force:
-            raise BadInput(f"{target} was written by somebody else meanwhile: name another")
-        if target.is_dir() or temporary.is_dir():  # nothing takes the place of a folder in one step
+            raise BadInput(f"{target} was written by another process meanwhile: name another.")
+        if target.is_dir() or temporary.is_dir():  # a folder cannot be replaced by one rename
             aside = temporary.with_name(f"{temporary.name}.old")
             target.rename(aside)
             temporary.rename(target)
@@ -124,10 +124,10 @@ def _discard(path: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Have it on the disk: a file, or a folder with its files."""
-    for each in [*path.iterdir(), path] if path.name.endswith(TEMPORARY) and path.is_dir() else [path]:
-        number = os.open(each, os.O_RDONLY)
+    """Flush a file, or a folder with its files, to the disk."""
+    for part in [*path.iterdir(), path] if path.name.endswith(TEMPORARY) and path.is_dir() else [path]:
+        descriptor = os.open(part, os.O_RDONLY)
         try:
-            os.fsync(number)
+            os.fsync(descriptor)
         finally:
-            os.close(number)
+            os.close(descriptor)

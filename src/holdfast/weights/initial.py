@@ -1,11 +1,8 @@
-"""What a source of weights gives: the states of another run by name, or what a foreign file holds.
+"""The initial weights of a run: read from another run or a foreign file, matched to the model, and loaded.
 
-Which of the weights at hand are those of a model, by their names and shapes. Pure.
-
-Files name weights in many ways: as they are, after what a wrapper puts before them (`module.`, `_orig_mod.`), inside of
-`state_dict` or `model`, flat or nested. Of these ways the one counts that meets most names of the model.
-
-The first weights of a run, taken from its source: by every rank, before the first step, unless a snapshot came back.
+Files name weights in many ways: plainly, behind a wrapper's prefix (`module.`, `_orig_mod.`), inside `state_dict` or
+`model`, flat or nested. The way that matches most names of the model is used. Every rank loads the weights before the
+first step, unless it restored a snapshot.
 """
 
 import logging
@@ -24,16 +21,19 @@ from holdfast.train.state.module_names import own_keys, without_wrappers
 from holdfast.train.state.protected import Protected, digest, listed
 from holdfast.weights import read_foreign
 from holdfast.weights.export import SAFETENSORS, TORCH
-from holdfast.weights.load import learned_by
+from holdfast.weights.load import load_states
 from holdfast.weights.locate import is_run
 
+logger = logging.getLogger(__name__)
+
 INDEX = ".metadata"  # of a DCP folder
-DEEPEST = 4  # levels of containers in a foreign file in which weights are looked for
+DEEPEST = 4  # levels of containers that are searched for weights in a foreign file
+_INSIDE = ("state_dict", "model", "model_state_dict", "module")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Given:
-    """What was read: states by name if it is of a run, else whatever a file holds; and which snapshot it was."""
+class SourceContent:
+    """The content of a source: states by name if it is a run, otherwise the content of a file; and its snapshot's step."""
 
     content: Any
     of_a_run: bool
@@ -41,32 +41,32 @@ class Given:
     step: int | None = None
 
 
-def settled(source: WeightsSource) -> WeightsSource:
-    """The same source with what it gives now on record: which snapshot of a run, and a digest."""
-    given = read(source)
-    return replace(source, step=given.step, digest=given.digest)
+def resolve(source: WeightsSource) -> WeightsSource:
+    """Return the source with the step of its snapshot and the digest of its content."""
+    content = read_source(source)
+    return replace(source, step=content.step, digest=content.digest)
 
 
-def read(source: WeightsSource) -> Given:
-    """Everything that a source gives; refused if it is no source of weights, or is damaged."""
+def read_source(source: WeightsSource) -> SourceContent:
+    """Read everything in a source; raise BadInput or Corrupt if it has no weights or is damaged."""
     path = Path(source.place)
     if path.is_dir():
-        return _of_dcp(path) if (path / INDEX).is_file() else _of_run(source, path)
+        return _read_dcp(path) if (path / INDEX).is_file() else _read_run(source, path)
     if not path.is_file():
-        why = "is no regular file" if path.exists() else "does not exist"
+        why = "is not a regular file" if path.exists() else "does not exist"
         raise BadInput(f"there are no weights at {path}: it {why}.")
     if path.suffix in SAFETENSORS:
-        return _of_file(path, read_foreign.read_safetensors(path))
+        return _from_file(path, read_foreign.read_safetensors(path))
     if path.suffix in (*TORCH, ".bin", ".ckpt"):
-        return _of_file(path, read_foreign.read_torch(path))
+        return _from_file(path, read_foreign.read_torch(path))
     raise BadInput(
-        f"{path} does not say its format: name a run's folder, a folder of DCP, or a file that ends in "
+        f"{path} has no known format: name a run's folder, a DCP folder, or a file that ends in "
         f"{', '.join((*SAFETENSORS, *TORCH, '.bin', '.ckpt'))}."
     )
 
 
 def tensors_in(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor in nested containers, by its path."""
+    """Yield every tensor in nested containers with its path."""
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, Mapping) and depth < DEEPEST:
@@ -74,40 +74,37 @@ def tensors_in(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str
             yield from tensors_in(item, f"{path}/{key}" if path else str(key), depth + 1)
 
 
-def _of_run(source: WeightsSource, path: Path) -> Given:
+def _read_run(source: WeightsSource, path: Path) -> SourceContent:
     if not is_run(path):
-        raise BadInput(f"{path} is neither the folder of a run nor one of DCP: name one, or a file of weights.")
-    learned = learned_by(path, source.step)
-    models = {name: learned.states[name] for name in learned.models}
-    others = {name: learned.named(name) for name in source.take if name not in models}
+        raise BadInput(f"{path} is neither the folder of a run nor a DCP folder: name one, or a weights file.")
+    loaded = load_states(path, source.step)
+    models = {name: loaded.states[name] for name in loaded.models}
+    others = {name: loaded.state(name) for name in source.take if name not in models}
     if not models:
-        raise BadInput(f"the run in {path} protects no model: there are no weights to begin with.")
-    # One model alone has the digest of its weights, whichever file it is exported to.
+        raise BadInput(f"the run in {path} protects no model: it has no weights to start from.")
+    # A single model has the digest of its weights alone, so that it equals the digest of an exported file.
     content = next(iter(models.values())) if len(models) == 1 else models
     tree = flatten(others).extra["state"] if others else None
     flat = Flat({**dict(tensors_in(content)), **dict(tensors_in(others, "also"))}, {"state": tree})
-    return Given({**models, **others}, True, digest(flat), learned.step)
+    return SourceContent({**models, **others}, True, digest(flat), loaded.step)
 
 
-def _of_dcp(path: Path) -> Given:
-    from holdfast.weights.dcp import read_dcp  # it takes a while to import
+def _read_dcp(path: Path) -> SourceContent:
+    from holdfast.weights.dcp import read_dcp  # a slow import
 
-    return _of_file(path, read_dcp(path))
-
-
-def _of_file(path: Path, content: Any) -> Given:
-    found = dict(tensors_in(content))
-    if not found:
-        raise BadInput(f"{path} holds no tensors by name: it is no file of weights.")
-    return Given(content, False, digest(Flat(dict(found), {"state": None})))
+    return _from_file(path, read_dcp(path))
 
 
-_INSIDE = ("state_dict", "model", "model_state_dict", "module")
+def _from_file(path: Path, content: Any) -> SourceContent:
+    tensors = dict(tensors_in(content))
+    if not tensors:
+        raise BadInput(f"{path} holds no named tensors: it is not a weights file.")
+    return SourceContent(content, False, digest(Flat(dict(tensors), {"state": None})))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fit:
-    """What a source has for a model: values by the model's own keys, and where the two differ, each in a few words."""
+class Match:
+    """The weights of a source for a model, by the model's own keys, and the keys that do not match."""
 
     values: dict[str, Any]
     missing: list[str]
@@ -116,17 +113,17 @@ class Fit:
 
     @property
     def differences(self) -> list[str]:
-        """All of them."""
+        """Every mismatch as text: missing keys, wrong shapes, unexpected keys."""
         missing = [f"{key} is missing" for key in self.missing]
         return [*missing, *self.misshapen, *(f"{key} is unexpected" for key in self.unexpected)]
 
 
-def fit(name: str, model: Mapping[str, Any], content: Mapping[str, Any]) -> Fit:
-    """How the weights in this content fit the model of this name and state_dict, read in the way that fits best."""
-    keys = dict(zip(own_keys(model), model, strict=True))  # the user's own, and the model's
-    best = max(_readings(name, content), key=lambda found: (len(found.keys() & keys.keys()), len(found)))
-    misshapen = {key for key in best if key in keys and not _same_shape(best[key], model[keys[key]])}
-    return Fit(
+def match(name: str, model: Mapping[str, Any], content: Mapping[str, Any]) -> Match:
+    """Match the weights in `content` to the state_dict `model` of this name, in the reading with most common keys."""
+    keys = dict(zip(own_keys(model), model, strict=True))  # the user's own keys to the model's keys
+    best = max(_readings(name, content), key=lambda reading: (len(reading.keys() & keys.keys()), len(reading)))
+    misshapen = {key for key in best if key in keys and _shape(best[key]) != _shape(model[keys[key]])}
+    return Match(
         {keys[key]: value for key, value in best.items() if key in keys and key not in misshapen},
         [key for key in keys if key not in best],
         [key for key in best if key not in keys],
@@ -135,7 +132,7 @@ def fit(name: str, model: Mapping[str, Any], content: Mapping[str, Any]) -> Fit:
 
 
 def _readings(name: str, content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The ways to read the content as weights by name: the plainest first."""
+    """Yield every way to read `content` as weights by name, the plainest first."""
     inside = dict.fromkeys((name, *_INSIDE))
     flat = {key: value for key, value in content.items() if isinstance(key, str) and not isinstance(value, Mapping)}
     for reading in (flat, *(content[key] for key in inside if isinstance(content.get(key), Mapping))):
@@ -150,86 +147,76 @@ def _readings(name: str, content: Mapping[str, Any]) -> Iterator[dict[str, Any]]
             }
 
 
-def _same_shape(one: Any, other: Any) -> bool:
-    return _shape(one) == _shape(other)
-
-
 def _shape(value: Any) -> object:
     return list(value.shape) if isinstance(value, torch.Tensor) else f"of a {type(value).__name__}"
 
 
-logger = logging.getLogger(__name__)
+def load_initial_weights(source: WeightsSource, protected: Protected, *, warns: bool = False) -> str:
+    """Load the initial states of the protected objects from `source`, and return the digest of its content.
 
-
-def take(source: WeightsSource, protected: Protected, *, tells: bool = False) -> str:
-    """Give the protected things their first states, and return the digest of what the source gave.
-
-    `tells`, of one of the ranks, has it say what a partial source left as it was.
+    One rank `warns` about tensors that a partial source did not have.
     """
-    given = read(source)
-    if given.digest != source.digest:
+    content = read_source(source)
+    if content.digest != source.digest:
         raise BadInput(
-            f"{source.place} is not what it was when this run began with it: bring that back, or name another --out."
+            f"{source.place} has changed since this run started from it: restore the original, or name another --out."
         )
     names = source.take or tuple(name for name, thing in protected.things.items() if isinstance(thing, nn.Module))
     if not names:
-        raise BadInput(f"no model is protected that could take the weights of {source.place}: protect(model=model).")
+        raise BadInput(f"no protected model can take the weights of {source.place}: call run.protect(model=model).")
     for name in names:
-        _give(name, _known(name, protected), _content(name, names, given, source), given, source, tells=tells)
-    return given.digest
+        if name not in protected.things:
+            raise BadInput(f"--init-names has {name!r}, but the script protects {', '.join(protected.things)}.")
+        alone = Protected({name: protected.things[name]})
+        _load(name, alone, _content_for(name, names, content, source), content, source, warns=warns)
+    return content.digest
 
 
-def _known(name: str, protected: Protected) -> Protected:
-    """What is protected under this name, by itself."""
-    if name not in protected.things:
-        raise BadInput(
-            f"nothing named {name!r} is protected that could take a state: {', '.join(protected.things)} are."
-        )
-    return Protected({name: protected.things[name]})
-
-
-def _content(name: str, names: tuple[str, ...], given: Given, source: WeightsSource) -> Mapping[str, Any]:
-    """The part of the source that is meant for this thing."""
-    content: Mapping[str, Any] = given.content
-    if name in content and isinstance(content[name], Mapping):
-        return {name: content[name]}
-    if len(names) == 1 and not (given.of_a_run and len(content) > 1):
-        return content if not given.of_a_run else {name: next(iter(content.values()))}
-    has = f"has {', '.join(map(str, content))}" if given.of_a_run else "does not name its models"
+def _content_for(name: str, names: tuple[str, ...], content: SourceContent, source: WeightsSource) -> Mapping[str, Any]:
+    states: Mapping[str, Any] = content.content
+    if name in states and isinstance(states[name], Mapping):
+        return {name: states[name]}
+    if len(names) == 1 and not (content.of_a_run and len(states) > 1):
+        return states if not content.of_a_run else {name: next(iter(states.values()))}
+    has = f"has {', '.join(map(str, states))}" if content.of_a_run else "does not name its models"
     raise BadInput(
-        f"{source.place} {has}, and {', '.join(names)} are to take weights from it: say which with --init-names NAME."
+        f"{source.place} {has}, and {', '.join(names)} are to take weights from it: choose one with --init-names NAME."
     )
 
 
-def _give(
-    name: str, alone: Protected, content: Mapping[str, Any], given: Given, source: WeightsSource, *, tells: bool
+def _load(
+    name: str,
+    alone: Protected,
+    states: Mapping[str, Any],
+    content: SourceContent,
+    source: WeightsSource,
+    *,
+    warns: bool,
 ) -> None:
     thing = alone.things[name]
     if not isinstance(thing, nn.Module):
-        if not given.of_a_run:
-            raise BadInput(f"{name} is no model, and only a run has states of others: leave it out of --init-names.")
-        if differences := alone.differences(content):
+        if not content.of_a_run:
+            raise BadInput(
+                f"{name} is not a model, and only a run has the states of other objects: leave it out of --init-names."
+            )
+        if differences := alone.differences(states):
             raise BadInput(f"{name} cannot take its state from {source.place} ({listed(differences)}).")
-        alone.restore(content)
+        alone.restore(states)
         return
     before = thing.state_dict()
-    found = fit(name, before, content)
-    if found.differences and not (source.partial and found.values):
+    matched = match(name, before, states)
+    if matched.differences and not (source.partial and matched.values):
         raise BadInput(
-            f"the weights in {source.place} are not those of {name} ({listed(found.differences)}): take those of the "
-            "same model, or give --init-partial to begin with what fits."
+            f"the weights in {source.place} do not match {name} ({listed(matched.differences)}): use weights of the "
+            "same model, or give --init-partial to load the ones that match."
         )
-    thing.load_state_dict({**before, **found.values})
-    if found.differences and tells:
-        _tell(name, found, source)
-
-
-def _tell(name: str, found: Fit, source: WeightsSource) -> None:
-    logger.warning(
-        "%s begins with %d of its %d tensors from %s: %s",
-        name,
-        len(found.values),
-        len(found.values) + len(found.missing) + len(found.misshapen),
-        source.place,
-        listed(found.differences),
-    )
+    thing.load_state_dict({**before, **matched.values})
+    if matched.differences and warns:
+        logger.warning(
+            "%s starts with %d of its %d tensors from %s: %s",
+            name,
+            len(matched.values),
+            len(matched.values) + len(matched.missing) + len(matched.misshapen),
+            source.place,
+            listed(matched.differences),
+        )

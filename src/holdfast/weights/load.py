@@ -1,4 +1,4 @@
-"""What a run has learned, as state_dicts: for inference, for another program, for whatever comes after training."""
+"""Load the states of a run as state_dicts, for inference or another program."""
 
 import os
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ from holdfast.weights.locate import store_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Learned:
-    """The states of what a run protects, by name, after so many steps; and what was passed over to find them."""
+class LoadedStates:
+    """The protected states of a run by name, the step of their snapshot, and the damaged snapshots passed over."""
 
     step: int
     states: Mapping[str, Any]
@@ -25,46 +25,46 @@ class Learned:
 
     @property
     def models(self) -> list[str]:
-        """The names of those that are models."""
+        """The names of the states that are models."""
         return [name for name, state in self.states.items() if is_model(state)]
 
-    def named(self, name: str) -> Any:
-        """The state of one of them."""
+    def state(self, name: str) -> Any:
+        """Return one state by name."""
         if name not in self.states:
-            raise BadInput(f"nothing of this run is named {name!r}: it protects {', '.join(self.states)}")
+            raise BadInput(f"this run has no state named {name!r}: it protects {', '.join(self.states)}.")
         return self.states[name]
 
 
 def load(run: str | os.PathLike[str], step: int | None = None, name: str | None = None) -> Any:
-    """The state_dicts of what a run protects, by the names that the script gave them; with `name`, that of one of them.
+    """Return the state_dicts that a run protects, by the names passed to `run.protect()`; with `name`, only that one.
 
-    `run` is the folder of a run, or a store of checkpoints. Without a step it is the newest good snapshot. Every byte is
-    verified, nothing is unpickled, and tensors are in the memory of the processor:
+    `run` is the folder of a run or a checkpoint store. Without `step` it is the newest verified snapshot. Every byte is
+    verified, nothing is unpickled, and the tensors are on the CPU:
 
         model.load_state_dict(hf.load("runs/a", name="model"))
     """
-    learned = learned_by(run, step)
-    return dict(learned.states) if name is None else learned.named(name)
+    loaded = load_states(run, step)
+    return dict(loaded.states) if name is None else loaded.state(name)
 
 
-def learned_by(run: str | os.PathLike[str], step: int | None = None) -> Learned:
-    """What the run in this folder, or the store at this place, has saved: of this step, or the newest that is good."""
-    found = _found(run, step)
+def load_states(run: str | os.PathLike[str], step: int | None = None) -> LoadedStates:
+    """Return all states of the snapshot of `step`, or of the newest verified snapshot."""
+    loaded = _load_snapshot(run, step)
     states = {
         name: own_keys(state) if is_model(state) else state
-        for name, state in unflatten(found.tensors, found.extra).items()
+        for name, state in unflatten(loaded.tensors, loaded.extra).items()
     }
-    return Learned(found.step, states, found.passed_over)
+    return LoadedStates(loaded.step, states, loaded.passed_over)
 
 
-def _found(run: str | os.PathLike[str], step: int | None) -> Snapshot:
+def _load_snapshot(run: str | os.PathLike[str], step: int | None) -> Snapshot:
     store = store_of(run)
     if step is not None:
-        found = snapshot.load(store, step)
-        check_of_a_run(found)
-        return found
+        loaded = snapshot.load(store, step)
+        check_of_a_run(loaded)
+        return loaded
     newest, bad = snapshot.search(store, (), unwatched, check_of_a_run)
     if newest is None:
-        why = "; ".join(each.why for each in bad.values())
-        raise NoSnapshot(f"{os.fspath(run)} has no good snapshot ({why or 'none at all'}): there is nothing to take")
+        why = "; ".join(passed_over.why for passed_over in bad.values())
+        raise NoSnapshot(f"{os.fspath(run)} has no verified snapshot ({why or 'it has none'}): train it first.")
     return newest

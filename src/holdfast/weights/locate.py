@@ -1,7 +1,4 @@
-"""Where the snapshots of a run are: its folder is named, and they may lie in it or at a place of their own.
-
-Whether the newest snapshot that a run has committed, as its history tells, is still there.
-"""
+"""The checkpoint store of a run, which is in the run's folder or elsewhere, and whether its last snapshot is still there."""
 
 import os
 from pathlib import Path
@@ -14,14 +11,14 @@ from holdfast.history.tail import last_commit
 from holdfast.runs.config import RUN, read_config
 
 
-def gone(run: Path, store: Store) -> int | None:
-    """The step that the run in this folder has committed last, if its snapshot is there no more.
+def missing_commit(run: Path, store: Store) -> int | None:
+    """Return the last step that the run committed if its snapshot is missing, otherwise None.
 
-    Older snapshots are removed when newer ones are committed, the newest never is. What was set aside is still there.
+    A newer commit removes older snapshots, but the newest one is never removed. A snapshot that was set aside still exists.
     """
     try:
         step = last_commit(run / "history")
-    except (HoldfastError, OSError):  # what cannot be read is the audit's to tell
+    except (HoldfastError, OSError):  # the audit reports a damaged history
         return None
     if step is None or max(snapshot.steps(store), default=-1) >= step:
         return None
@@ -29,12 +26,12 @@ def gone(run: Path, store: Store) -> int | None:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether this is the folder of a run, whoever trained it: it has a history."""
+    """Return True if the folder looks like a run: it has a run.json or a history."""
     return (folder / RUN).is_file() or (folder / "history").is_dir()
 
 
 def store_of(place: str | os.PathLike[str]) -> Store:
-    """The store of the run in this folder; or the store that is at this path or URL itself."""
+    """Return the checkpoint store of the run in a folder, or the store at the path or URL itself."""
     text = os.fspath(place)
     folder = Path(text)
     if "://" in text or not is_run(folder):
@@ -42,16 +39,16 @@ def store_of(place: str | os.PathLike[str]) -> Store:
     elsewhere = read_config(folder).checkpoints if (folder / RUN).is_file() else None
     if elsewhere is None:
         store = DirectoryStore(folder / "checkpoints")
-        if not snapshot.steps(store) and (step := gone(folder, store)):
-            raise NoSnapshot(f"the snapshots of {text} are gone: step {step} was committed last, and none is there")
+        if not snapshot.steps(store) and (step := missing_commit(folder, store)):
+            raise NoSnapshot(f"the snapshots of {text} are gone: the last commit was step {step}, and none is left.")
         if not store.path.is_dir():
-            raise NoSnapshot(f"{text} is a run that has no snapshot yet: train it first")
+            raise NoSnapshot(f"the run {text} has no snapshot yet: train it first.")
     return open_store(elsewhere or folder / "checkpoints")
 
 
-def gone_from(place: str | os.PathLike[str]) -> int | None:
-    """The step that was committed last in the run at this place, if it is a run and the snapshot is there no more."""
+def missing_commit_of(place: str | os.PathLike[str]) -> int | None:
+    """Return the last step committed by the run in `place` if its snapshot is missing; None for a store without a run."""
     text = os.fspath(place)
     if "://" in text or not is_run(Path(text)):
         return None
-    return gone(Path(text), store_of(place))
+    return missing_commit(Path(text), store_of(place))
