@@ -23,20 +23,18 @@ from hypothesis import settings
 from holdfast.checkpoint.objects import ObjectStore
 from holdfast.checkpoint.store import DirectoryStore, Store
 
-# Machines are shared: how long an example takes says nothing about the code. More examples than a run of all tests has
-# time for: HYPOTHESIS_PROFILE=thorough.
+# There is no deadline, because test machines are shared. HYPOTHESIS_PROFILE=thorough runs more examples.
 settings.register_profile("holdfast", deadline=None, print_blob=True, max_examples=50)
 settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "holdfast"))
 
-# Every save syncs several times, and on a disk that others use each may take a tenth of a second. No test could tell
-# whether it did: SIGKILL keeps what is in memory, and power cuts are worked out from the calls. So folders lie in memory
-# where there is enough of it; what only a disk can show asks for the fixture `on_disk`.
+# Temporary folders are in memory if there is enough of it, because a sync may take a tenth of a second on a busy disk.
+# SIGKILL keeps the page cache, and power cuts are simulated, so only tests with the fixture `on_disk` need a real disk.
 MEMORY, ENOUGH = Path("/dev/shm"), 4 << 30
 if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ENOUGH:
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # where pytest makes its folders
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # where pytest creates its folders
 
-# A shell has what it starts in the background ignore Ctrl-C, and whatever that starts inherits it: tests send it.
+# Background jobs of a shell ignore SIGINT, and child processes inherit that; tests send it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -82,8 +80,8 @@ def _needs_s3(item: pytest.Item) -> bool:
 
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, object]]:
-    """fsspec's options for an S3 server of this session's own, with a bucket named `holdfast`."""
-    for attempt in range(3):  # another process may take a port between our finding it free and the server's use
+    """The fsspec options for an S3 server of this session, with a bucket named `holdfast`."""
+    for attempt in range(3):  # another process may take a free port before the server does
         folder = tmp_path_factory.mktemp(f"s3-{attempt}")
         ports = _free_ports(2 + len(PORTS))
         server = _start(folder, ports)
@@ -93,9 +91,9 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, object]]:
                 yield options
                 return
         finally:
-            server.kill()  # it takes its time to stop politely, and nothing in it is worth keeping
+            server.kill()  # stopping in order takes seconds, and its data is not needed
             server.wait(10)
-            for port in ports:  # its sockets lie outside its folder
+            for port in ports:  # its sockets are outside its folder
                 for left in Path("/tmp").glob(f"seaweedfs-*-{port}.sock"):
                     left.unlink(missing_ok=True)
     pytest.fail(f"no S3 server came up; its log:\n{(folder / 'log').read_text()[-2000:]}")
@@ -103,7 +101,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, object]]:
 
 @pytest.fixture
 def on_disk() -> Iterator[Path]:
-    """An empty folder in the file system that the machine has for temporary files."""
+    """An empty folder on the machine's disk for temporary files."""
     with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
         yield Path(folder)
 
@@ -143,7 +141,7 @@ def _start(folder: Path, ports: list[int]) -> subprocess.Popen[bytes]:
 
 
 def _ready(server: subprocess.Popen[bytes], options: dict[str, object]) -> bool:
-    """Whether the server takes a bucket and an object before the deadline and before it exits."""
+    """Wait until the server accepts a bucket and an object; return False if it exits or the deadline passes."""
     once = {"retries": {"max_attempts": 0}, "connect_timeout": 2, "read_timeout": 5}
     deadline = time.monotonic() + READY_WITHIN
     while time.monotonic() < deadline and server.poll() is None:
@@ -151,7 +149,7 @@ def _ready(server: subprocess.Popen[bytes], options: dict[str, object]) -> bool:
             fs = fsspec.filesystem("s3", skip_instance_cache=True, config_kwargs=once, **options)
             fs.makedirs("holdfast", exist_ok=True)
             fs.pipe_file("holdfast/ready", b"yes")
-        except Exception:  # anything at all may go wrong while it starts; the deadline decides
+        except Exception:  # any error is possible while the server starts
             time.sleep(0.2)
         else:
             return True
@@ -161,9 +159,9 @@ def _ready(server: subprocess.Popen[bytes], options: dict[str, object]) -> bool:
 def _free_ports(count: int) -> list[int]:
     sockets = [socket.socket() for _ in range(count)]
     try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        for free in sockets:
+            free.bind(("127.0.0.1", 0))
+        return [free.getsockname()[1] for free in sockets]
     finally:
-        for each in sockets:
-            each.close()
+        for free in sockets:
+            free.close()

@@ -1,4 +1,4 @@
-"""A training script that uses torch.distributed by itself: for its loss, or once after every epoch."""
+"""A training script that calls torch.distributed itself: for its loss, or once after every epoch."""
 
 import json
 import sys
@@ -16,13 +16,13 @@ EPOCHS, BATCH = 4, 16
 
 
 def scale(loss: torch.Tensor) -> torch.Tensor:
-    """The loss, weighed by what all ranks have of it: whoever exchanges with fewer gets something else."""
+    """Return the loss weighted over all ranks; the result depends on the number of ranks."""
     total = loss.detach().clone()
     dist.all_reduce(total)
     return loss * (1 + total)
 
 
-def main(exchanges: str, told: Path) -> None:
+def main(exchanges: str, log: Path) -> None:
     run = attach()
     model = run.replicate(nn.Sequential(nn.Linear(WIDTH, 30), nn.ReLU(), nn.Linear(30, CLASSES)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -34,7 +34,7 @@ def main(exchanges: str, told: Path) -> None:
         (scale(loss) if exchanges == "step" else loss).backward()
         optimizer.step()
         optimizer.zero_grad()
-        with told.open("a") as file:
+        with log.open("a") as file:
             file.write(f"{dist.get_rank()} of {dist.get_world_size()}\n")
         if exchanges == "epoch" and (batch.step + 1) % steps == 0:
             counted = torch.ones(())

@@ -1,4 +1,4 @@
-"""A script that evaluates between its steps and keeps what it found; a rank may be killed in an evaluation, as told."""
+"""A script that evaluates between its steps and keeps the results; its task may kill a rank in an evaluation."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ import holdfast as hf
 from holdfast.distributed.ranks import JOINS
 
 torch.manual_seed(3)
-KILLED = int(sys.argv[1])  # in which evaluation
+KILLED = int(sys.argv[1])  # the number of the evaluation
 points = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
 kept = TensorDataset(torch.randn(13, 4), torch.randn(13, 1))
 
@@ -23,11 +23,11 @@ scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
 progress = {"best": float("inf"), "total": 0.0}
 run.protect(model=model, optimizer=optimizer, scheduler=scheduler, progress=progress)
 part = run.shard(kept)
-assert run.sum(1) == int(os.environ["WORLD_SIZE"])  # also for one that joins later
+assert run.sum(1) == int(os.environ["WORLD_SIZE"])  # also in a worker that joins later
 
 
 def evaluate(number: int) -> float:
-    """The mean loss on what was kept for it."""
+    """Return the mean loss on the validation data."""
     model.eval()
     total = 0.0
     with torch.no_grad():

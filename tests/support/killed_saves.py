@@ -1,4 +1,4 @@
-"""Saves a subject again and again, each time killed at a later system call; prints what became of each attempt as JSON.
+"""A program that saves a subject repeatedly, killed at a later system call each time, and prints the outcomes as JSON.
 
 A program of its own, so that every attempt is a fork of a process with a single thread; it imports what is saved once
 and takes a line `[subject, writer, place]` for each subject that is to be killed.
@@ -17,15 +17,15 @@ from typing import Any
 import save_subjects
 
 CALLS = ("open", "write", "fsync", "close", "replace", "rename", "link", "unlink", "mkdir", "rmdir", "truncate")
-# What Python itself reports of every change to a filesystem, whichever function makes it.
+# The audit events that Python raises for every change to a filesystem.
 AUDITED = {"os.rename", "os.link", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.symlink", "open"}
 CHANGES = ("replace", "rename", "link", "unlink", "mkdir", "rmdir", "truncate", "open")
 
 
 def main() -> None:
-    """A fork for every line, since what it watches stays watched; its report, or that it has none, is a line too."""
+    """Fork for each line, because audit hooks cannot be removed; print its report, or null."""
     gc.collect()
-    gc.freeze()  # else every fork that collects garbage copies what was imported
+    gc.freeze()  # otherwise the garbage collector of every fork copies the imported modules
     for line in sys.stdin:
         if (child := os.fork()) == 0:
             print(json.dumps(report(*json.loads(line))), flush=True)  # noqa: T201 - this is a program
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def report(name: str, how: str, where: str) -> dict[str, Any]:
-    """Make the old version once, then a copy of it for each attempt."""
+    """Create the old version once, and copy it for each attempt."""
     subject, place = save_subjects.KILLED[name], Path(where)
     save = writer(subject, how, place)
     subject.old(place / "old")
@@ -52,7 +52,7 @@ def report(name: str, how: str, where: str) -> dict[str, Any]:
 
 
 def writer(subject: save_subjects.Subject, name: str, place: Path) -> Callable[[Path], None]:
-    """The subject's own way to save, or a wrong one that brings the same new version into place."""
+    """Return the subject's own writer, or an incorrect writer of the same new version."""
     if name == "right":
         return subject.save
     subject.alone(place / "alone")
@@ -61,7 +61,7 @@ def writer(subject: save_subjects.Subject, name: str, place: Path) -> Callable[[
 
 
 def killed(save: Callable[[], None], number: int, torn: bool) -> int:
-    """Save in a fork that dies at its n-th call, or halfway through its n-th write; returns the fork's exit code."""
+    """Save in a fork that dies at its n-th call, or halfway through its n-th write; return its exit code."""
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -92,7 +92,7 @@ def killed(save: Callable[[], None], number: int, torn: bool) -> int:
 
 
 def unseen(save: Callable[[Path], None], place: Path) -> int:
-    """How many changes to the filesystem a save makes by other ways than the calls we kill at; there must be none."""
+    """Count changes to the filesystem that bypass the calls where we kill; there must be none."""
     copy = place / "watched"
     shutil.copytree(place / "old", copy)
     counted = audited = 0

@@ -1,4 +1,4 @@
-"""Where a process listens, as the kernel says."""
+"""The ports on which processes listen, and ports that are free."""
 
 import socket
 import struct
@@ -9,7 +9,7 @@ LISTENS = "0A"
 
 
 def listening(pid: int) -> set[tuple[str, int]]:
-    """The address and port of every TCP socket on which this process waits for others."""
+    """Return the address and port of every TCP socket on which a process listens."""
     own = _sockets(pid)
     found = set()
     for table in ("tcp", "tcp6"):
@@ -31,7 +31,7 @@ def _sockets(pid: int) -> set[str]:
 
 
 def _address(text: str) -> str:
-    """The kernel prints addresses as words in the machine's own byte order."""
+    """Decode an address of /proc/net/tcp, which is printed as words in the machine's byte order."""
     words = [int(text[i : i + 8], 16) for i in range(0, len(text), 8)]
     return socket.inet_ntop(
         socket.AF_INET if len(words) == 1 else socket.AF_INET6, struct.pack(f"={len(words)}I", *words)

@@ -10,7 +10,7 @@ from supervisor_process import SUPPORT, Start, Supervisor
 LOOP = SUPPORT / "training_script.py"
 WORKERS = 4
 EPOCHS = 8  # of 6 steps
-PATIENCE = 0.3  # seconds that a step takes while workers are missing: they have ten to come before the last step
+PATIENCE = 0.3  # seconds per step while workers are missing, so that replacements arrive before the last step
 
 
 def lived_through(start: Start, recovery: str, failures: list[dict[str, Any]], **task: Any) -> Supervisor:
@@ -29,7 +29,7 @@ def lived_through(start: Start, recovery: str, failures: list[dict[str, Any]], *
 
 
 def fingerprints(out: Path) -> dict[int, set[str]]:
-    """What every rank says of the parameters after each step."""
+    """Return the parameter fingerprints that the ranks recorded, by step."""
     found: defaultdict[int, set[str]] = defaultdict(set)
     for event in events(out, "step"):
         found[event.what.step].add(event.what.state[:16])

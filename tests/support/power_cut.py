@@ -12,13 +12,13 @@ from typing import Any
 
 Call = tuple[str, tuple[Any, ...]]
 KEPT = ("synced", "names", "everything")
-"""What a disk may have kept of what was not synced: nothing, the names alone, or all of it."""
+"""What a disk may have kept of unsynced data: nothing, only the names, or everything."""
 NAMES = ("open", "write", "fsync", "replace", "link", "unlink", "mkdir", "rmdir")
 
 
 @contextmanager
 def recorded(place: Path, calls: list[Call]) -> Iterator[None]:
-    """Append every call that changes something under a place, with file descriptors turned into paths."""
+    """Record every call that changes something under a folder, with paths in place of file descriptors."""
     originals = {name: getattr(os, name) for name in (*NAMES, "close")}
     paths: dict[int, str] = {}
 
@@ -61,7 +61,7 @@ def recorded(place: Path, calls: list[Call]) -> Iterator[None]:
 
 @dataclass(eq=False)
 class File:
-    """A file's bytes as programs see them, and as the disk has them."""
+    """The bytes of a file as programs see them, and as the disk has them."""
 
     seen: bytes = b""
     synced: bytes = b""
@@ -117,12 +117,12 @@ class Disk:
                 self.synced.pop(name, None)
 
     def left(self, kept: str, place: Path) -> None:
-        """Write out what a power cut leaves."""
+        """Write the files that a power cut leaves."""
         tree = self.synced if kept == "synced" else self.seen
         place.mkdir()
         for name in sorted(tree):
             path, file = place / name, tree[name]
             if file is None:
                 path.mkdir(exist_ok=True)
-            elif path.parent.is_dir():  # a file in a directory that was itself forgotten is gone with it
+            elif path.parent.is_dir():  # a file is lost with its unsynced directory
                 path.write_bytes(file.seen if kept == "everything" else file.synced)

@@ -1,4 +1,4 @@
-"""A training script that says after every step how far it is, on whichever process is rank 0 then."""
+"""A training script in which rank 0 prints the step after every step."""
 
 import os
 import time

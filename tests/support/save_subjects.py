@@ -1,4 +1,4 @@
-"""What the crash tests save: a value in a store, a snapshot, a running checkpoint; by the right writer and by wrong ones.
+"""What the crash tests save: a value in a store, a snapshot, a running checkpoint; with correct and incorrect writers.
 
 A subject starts as OLD in a directory and is saved as NEW; whoever reads it must find one of the two.
 """
@@ -23,7 +23,7 @@ Step = Callable[[Path], None]
 
 @dataclass(frozen=True)
 class Subject:
-    """How to make the old version, how to save the new one, how to read, and the new version on its own elsewhere."""
+    """Functions that create the old version, save the new one, read it, and create the new version elsewhere."""
 
     old: Step
     save: Step
@@ -49,7 +49,7 @@ def _snapshot_save(step: int, version: int) -> Step:
 
 
 def _snapshot_replace(place: Path) -> None:
-    """The way a run replaces its only snapshot: commit the next, then remove the one before."""
+    """Replace the only snapshot as a run does: commit the next, then remove the previous one."""
     _snapshot_save(2, NEW)(place)
     retention.keep_last(DirectoryStore(place), 1)
 
@@ -70,7 +70,7 @@ def _running_create(version: int) -> Step:
 
 def _running_old(place: Path) -> None:
     running = RunningCheckpoint.create(DirectoryStore(place), BLOCKS, state(0))
-    for _ in range(2):  # so that this save, too, has segments and an index to clear away
+    for _ in range(2):  # so that this save also has segments and an index to remove
         running.save(OLD, state(OLD), SAVED_OLD)
 
 
@@ -110,28 +110,28 @@ def _aside_read(place: Path) -> int:
 
 
 KILLED = {**SUBJECTS, "aside": Subject(_aside_old, _aside_save, _aside_read, _aside_save)}
-"""Also what changes a store without saving into it."""
+"""All subjects, including those that change a store without saving into it."""
 
 
 def verdict(subject: Subject, place: Path) -> str:
-    """What a reader finds: old, new, or the reason why it is neither."""
+    """Return what a reader finds: old, new, or why it is neither."""
     try:
         return {OLD: "old", NEW: "new"}[subject.read(place)]
     except (HoldfastError, FileNotFoundError, KeyError, ValueError) as error:
         return f"neither: {error!r}"
 
 
-# Writers that are wrong in the two ways that are common, and one that is wrong only when the power fails.
+# Writers with the two common mistakes, and one that is wrong only when the power fails.
 
 
 def in_place(place: Path, files: dict[str, bytes]) -> None:
-    """Overwrites every file where it stands."""
+    """Overwrite every file in place."""
     for name, data in files.items():
         _write(place / name, data)
 
 
 def unlink_first(place: Path, files: dict[str, bytes]) -> None:
-    """Writes aside and renames, but removes the old version before."""
+    """Write to a temporary name and rename, but remove the old version first."""
     for name, data in files.items():
         _write(place / f"{name}.tmp", data)
     for name in reversed(files):
@@ -141,7 +141,7 @@ def unlink_first(place: Path, files: dict[str, bytes]) -> None:
 
 
 def unsynced(place: Path, files: dict[str, bytes]) -> None:
-    """Writes aside and renames over the old version, and leaves the rest to luck."""
+    """Write to a temporary name and rename over the old version, without syncing."""
     for name, data in files.items():
         _write(place / f"{name}.tmp", data, sync=False)
         os.replace(place / f"{name}.tmp", place / name)
@@ -151,7 +151,7 @@ WRONG = {"in place": in_place, "unlink first": unlink_first, "unsynced": unsynce
 
 
 def files_of(place: Path) -> dict[str, bytes]:
-    """All files of a directory, commit records last, as a careful writer would write them."""
+    """Return all files of a directory, commit records last, as a careful writer would write them."""
     paths = (path for path in place.rglob("*") if path.is_file())
     ordered = sorted(paths, key=lambda path: (path.name.startswith(("manifest", "index")), str(path)))
     return {str(path.relative_to(place)): path.read_bytes() for path in ordered}

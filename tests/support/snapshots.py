@@ -49,14 +49,14 @@ def _bytes(value: Array) -> bytes:
 
 
 def damage(store: Store, name: str, data: bytes | None) -> None:
-    """Change stored bytes behind the manifest's back; None removes them."""
+    """Replace stored bytes without updating the manifest; None removes them."""
     store.remove(name)
     if data is not None:
         store.put(name, [data])
 
 
 def put_byte(path: Path, position: int, byte: int) -> None:
-    """Change one byte where it lies; to write a whole file anew costs a disk far more."""
+    """Change one byte in place, which is much cheaper than writing the whole file again."""
     with path.open("r+b") as file:
         file.seek(position)
         file.write(bytes([byte]))

@@ -1,4 +1,4 @@
-"""A training script that keeps of one step, for every rank, what it began with, its gradients and what came of them."""
+"""A training script that writes, for one step and every rank, the parameters before, the gradients and the parameters after."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from holdfast.train.attach import attach
 
 SAMPLES, EPOCHS, BATCH, STEP = 90, 12, 18, 7
 WIDTH, LAYERS = 16, 4
-BUCKET = 0.001  # megabytes: a layer each
+BUCKET = 0.001  # megabytes: one layer per bucket
 
 
 def network() -> nn.Module:
@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
     run.protect(model=model, optimizer=optimizer)
     me, size = os.environ["RANK"], int(os.environ["WORLD_SIZE"])
     for batch in run.batches(samples(), global_batch=BATCH, num_epochs=EPOCHS):
-        time.sleep(0.1 if run.world_size < size else 0.0)  # so that the lost are replaced before the last step
+        time.sleep(0.1 if run.world_size < size else 0.0)  # so that replacements arrive before the last step
         before = {name: each.detach().clone() for name, each in net.named_parameters()}
         x, y = batch
         F.cross_entropy(model(x), y).backward()

@@ -1,4 +1,4 @@
-"""A script that ends in one way or another: what it does is its argument, as JSON."""
+"""A training script that ends as its argument says, as JSON."""
 
 import json
 import os

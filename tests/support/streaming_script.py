@@ -1,4 +1,4 @@
-"""A training script that is fed by torchdata's StatefulDataLoader, every rank by its own."""
+"""A training script with a torchdata StatefulDataLoader on every rank."""
 
 import random
 from collections.abc import Iterator
@@ -18,11 +18,11 @@ SAMPLES, BATCH, STEPS = 10, 4, 8  # 3 batches an epoch, the last one small
 
 
 class Crash(Exception):
-    """What a script raises that is to die."""
+    """Ends a training that a test resumes later."""
 
 
 class Numbered(torch.utils.data.Dataset[torch.Tensor]):
-    """Samples that are augmented at random, or are not."""
+    """Numbered samples, optionally augmented at random."""
 
     def __init__(self, *, augmented: bool = True) -> None:
         self.augmented = augmented
@@ -35,7 +35,7 @@ class Numbered(torch.utils.data.Dataset[torch.Tensor]):
 
 
 class Endless(IterableDataset[torch.Tensor]):
-    """A stream that says where it is."""
+    """A stream with a `state_dict`."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -53,31 +53,31 @@ class Endless(IterableDataset[torch.Tensor]):
 
 
 def shuffled(workers: int = 0) -> StatefulDataLoader[Any]:
-    """Samples in the order of a generator that the loader draws from; processes of its own augment nothing."""
+    """Return a loader that shuffles with a generator; loader processes do not augment."""
     return StatefulDataLoader(Numbered(augmented=not workers), batch_size=BATCH, shuffle=True, num_workers=workers)
 
 
 def divided(rank: int = 0, world: int = 1) -> StatefulDataLoader[Any]:
-    """This rank's part of the samples, in an order that comes from the number of the epoch."""
+    """Return a loader of this rank's part of the samples, shuffled by epoch."""
     sampler = StatefulDistributedSampler(Numbered(), world, rank)  # type: ignore[no-untyped-call]
     return StatefulDataLoader(Numbered(), batch_size=BATCH, sampler=sampler)
 
 
 def of_rank(rank: int) -> StatefulDataLoader[Any]:
-    """Samples in an order that no other rank has: nor has any its position."""
+    """Return a loader whose order and position differ on every rank."""
     sampler = RandomSampler(Numbered(), generator=torch.Generator().manual_seed(rank))
     return StatefulDataLoader(Numbered(), batch_size=BATCH, sampler=sampler)
 
 
 def endless() -> StatefulDataLoader[Any]:
-    """A stream without an end."""
+    """Return a loader of an endless stream."""
     return StatefulDataLoader(Endless(), batch_size=BATCH)
 
 
 def train(
     run: Run, loader: Any, *, crash: int | None = None, steps: int = STEPS, micro_batches: int = 1
 ) -> dict[int, Any]:
-    """Train with dropout; the data of every step."""
+    """Train with dropout; return the data of every step."""
     net = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.3), nn.Linear(5, 3))
     model = run.replicate(net)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -97,7 +97,7 @@ def train(
 
 
 def main() -> None:
-    """A rank that is told by its supervisor what it is."""
+    """Train as a worker of a supervised run."""
     run = attach()
     train(run, of_rank(run.rank))
 

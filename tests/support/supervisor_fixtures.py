@@ -15,14 +15,14 @@ from supervisor_process import TRAINEE, Start, Supervisor, alive, driving
 
 @pytest.fixture(scope="session")
 def driver() -> Iterator[subprocess.Popen[str]]:
-    """The warm process; what it started and a failed test left over dies with it."""
+    """The warm process; whatever a failed test left running dies with it."""
     with driving() as process:
         yield process
 
 
 @pytest.fixture
 def start(driver: subprocess.Popen[str], tmp_path: Path) -> Iterator[Start]:
-    """Start a supervisor of the trainee, or of another script."""
+    """A function that starts a supervisor, by default of `torch_only_script`."""
     started: list[Supervisor] = []
 
     def run(
@@ -54,6 +54,6 @@ def start(driver: subprocess.Popen[str], tmp_path: Path) -> Iterator[Start]:
         return started[-1]
 
     yield run
-    for each in started:
-        if not each.over and alive(each.pid):
-            os.kill(each.pid, signal.SIGKILL)
+    for supervisor in started:
+        if not supervisor.over and alive(supervisor.pid):
+            os.kill(supervisor.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A supervisor at work in a process of its own, and what a test can ask of it."""
+"""Handles of supervisor processes: their output, events and results, and helpers that wait for processes."""
 
 import json
 import os
@@ -19,7 +19,7 @@ WITHIN = 120.0
 
 
 class Supervisor:
-    """A supervisor at work in a process of its own."""
+    """A supervisor in a process of its own."""
 
     def __init__(self, pid: int, folder: Path, out: Path) -> None:
         self.pid, self.folder, self.out = pid, folder, out
@@ -29,7 +29,7 @@ class Supervisor:
         return (self.folder / "result.json").exists()
 
     def result(self) -> dict[str, Any]:
-        """How it ended, once it has."""
+        """Wait for the supervisor to end and return its result."""
         wait_until(lambda: self.over, f"the supervisor to end; it said\n{self.said}")
         result: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
         return result
@@ -51,7 +51,7 @@ class Supervisor:
         return [event for event in read_history(path).events if event.kind == kind] if path.exists() else []
 
     def notes(self, kind: str, rank: int = 0) -> list[dict[str, Any]]:
-        """What a trainee of this rank has noted."""
+        """Return the notes of a kind that `torch_only_script` wrote on this rank."""
         path = self.out / f"notes-{rank}.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
         return [note for note in map(json.loads, lines) if note["event"] == kind]
@@ -65,7 +65,7 @@ Start = Callable[..., Supervisor]
 
 @contextmanager
 def driving(*modules: str) -> Iterator[subprocess.Popen[str]]:
-    """A process that has imported torch and these modules, and runs supervisors; all that it started dies with it."""
+    """Start a process that has imported torch and `modules` and runs supervisors; its children die with it."""
     command = [sys.executable, str(SUPPORT / "warm_driver.py"), *modules]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield process
@@ -75,7 +75,7 @@ def driving(*modules: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and waits to be collected does not."""
+    """Return True if a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -83,21 +83,21 @@ def alive(pid: int) -> bool:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes that this one has started, and those that they have, in the order of their numbers."""
+    """Return the ids of all descendants of a process, in ascending order."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):  # it ended while we looked
+        except (OSError, ValueError, IndexError):  # the process ended meanwhile
             continue
     found = {pid}
-    while more := {each for each, parent in parents.items() if parent in found} - found:
+    while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more
     return sorted(found - {pid})
 
 
 def wait_until(true: Callable[[], bool], what: str) -> None:
-    """Look until it is so; a deadline decides, not a sleep."""
+    """Poll until `true` returns True; fail after `WITHIN` seconds."""
     deadline = time.monotonic() + WITHIN
     while not true():
         assert time.monotonic() < deadline, f"waited {WITHIN:g} s for {what}"

@@ -1,4 +1,4 @@
-"""A small training job for the supervisor's tests, on torch alone: it saves, resumes, stops when asked, and fails as told.
+"""A small training job on torch alone, for tests of the supervisor: it saves, resumes, stops, and fails as its task says.
 
 Its argument is JSON: {"steps", "save_every", "pause", "patience", "faults": [{"attempt", "rank", "step", "do"}]}.
 """
@@ -30,7 +30,7 @@ RANK, WORLD, ATTEMPT = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE",
 
 
 class Mistake(Exception):
-    """What a script raises that is wrong."""
+    """An error of the script itself."""
 
 
 def main() -> None:
@@ -45,7 +45,9 @@ def main() -> None:
     first = restore(store, net)
     note(event="attempt", first=first, world=WORLD, round=os.environ["HOLDFAST_ROUND"], pid=os.getpid())
     dist.barrier()
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=TASK["patience"]))  # from here on: to start takes longer
+    dist.distributed_c10d._set_pg_timeout(
+        timedelta(seconds=TASK["patience"])
+    )  # only from here on, because starting takes longer
     progress.here.enters(Phase.TRAINING)
     for step in range(first, TASK["steps"]):
         progress.here.passes(step)
@@ -67,7 +69,7 @@ def main() -> None:
 
 
 def join() -> None:
-    """The process group, on a store whose prefix no other round has."""
+    """Create the process group, on a store with a prefix of this round."""
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     prefix = dist.PrefixStore("holdfast/" + os.environ["HOLDFAST_ROUND"], store)
     dist.init_process_group(
@@ -76,7 +78,7 @@ def join() -> None:
 
 
 def restore(store: DirectoryStore, net: torch.nn.Module) -> int:
-    """Load the newest snapshot; the step it was of."""
+    """Load the newest snapshot; return its step."""
     fail(-2)
     try:
         found = snapshot.newest(store)
@@ -87,14 +89,14 @@ def restore(store: DirectoryStore, net: torch.nn.Module) -> int:
 
 
 def save(store: DirectoryStore, step: int, net: torch.nn.Module) -> None:
-    """Rank 0 commits; the others wait for it, so that a failure after a save comes after its commit."""
+    """Save on rank 0 while the others wait, so that a failure after a save comes after its commit."""
     if RANK == 0 and step not in snapshot.steps(store):
         snapshot.save(store, step, net.state_dict(), {})
     dist.barrier()
 
 
 def asked() -> bool:
-    """Whether any rank was asked to stop."""
+    """Return True if any rank was asked to stop."""
     progress.here.posts()
     flag = torch.tensor(int(process.requested.is_set()))
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
@@ -102,14 +104,14 @@ def asked() -> bool:
 
 
 def fail(step: int) -> None:
-    """Do what the task says is to happen here; before step -1 the group is formed, before -2 what was saved is read."""
+    """Fail if the task says so for this step; step -1 is after the group is formed, -2 after the restore."""
     for fault in TASK["faults"]:
         if (fault["attempt"], fault["rank"], fault["step"]) == (ATTEMPT, RANK, step):
             act(fault["do"])
 
 
 def act(what: str) -> None:
-    """Fail in one of the ways there are."""
+    """Fail in the given way."""
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "stop":
@@ -135,7 +137,7 @@ def act(what: str) -> None:
 
 
 def note(**what: object) -> None:
-    """A line in this rank's own file."""
+    """Append a line to the notes of this rank."""
     with (OUT / f"notes-{RANK}.jsonl").open("a") as file:
         file.write(json.dumps({"attempt": ATTEMPT, **what}) + "\n")
 

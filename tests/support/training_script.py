@@ -1,4 +1,4 @@
-"""A training script for the tests of the run: what to train, and how, is its argument, as JSON."""
+"""A training script whose task is its argument, as JSON."""
 
 import json
 import os
@@ -21,12 +21,12 @@ from holdfast.train.attach import attach
 from holdfast.train.run import Run
 
 SAMPLES, WIDTH, CLASSES = 96, 20, 5
-SECONDS = 2.5  # of trouble: more than the 1.5 after which one that others wait for is given up
+SECONDS = 2.5  # of trouble: longer than the 1.5 s after which a worker that blocks the others is killed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is trained, and how."""
+    """The model to train, the schedule, and the trouble that ranks get into."""
 
     model: str = "small"
     dropout: float = 0.1
@@ -35,23 +35,23 @@ class Task:
     micro_batches: int = 1
     num_workers: int = 0
     augment: bool = True
-    scaler: bool = False  # gradients of a scaled loss; in float32, since not every CPU has a smaller type
+    scaler: bool = False  # uses a gradient scaler, in float32 because not every CPU has a smaller type
     unseeded: bool = False
     pause: float = 0.0
-    until: str = ""  # a file: once it is there, no step takes a pause any more
-    patience: float = 0.0  # how long a step takes while ranks are missing, so that they come before the last
-    bucket: float = 0.0  # megabytes of gradients that DDP sums at once, if not its own choice
-    gate: str = ""  # a file without which the last step does not end
-    trouble: str = ""  # what the ranks in `troubled` do before step 12, for some seconds: deadlock, compute or sleep
+    until: str = ""  # a file; once it exists, steps no longer pause
+    patience: float = 0.0  # seconds per step while ranks are missing, so that replacements arrive before the last step
+    bucket: float = 0.0  # DDP's bucket size in megabytes; 0 for its default
+    gate: str = ""  # a file that must exist before the last step ends
+    trouble: str = ""  # what the ranks in `troubled` do before step 12: deadlock, compute or sleep
     troubled: tuple[int, ...] = ()
-    eager: bool = False  # the optimizer steps in every micro-batch, and not only in the last of a window
+    eager: bool = False  # the optimizer steps after every micro-batch
     replicated: bool = True
-    steps_every: int = 1  # windows, of which gradients are added up by hand
-    leaves_after: int = 0  # steps, after which it breaks out of the loop
+    steps_every: int = 1  # steps whose gradients are accumulated by hand
+    leaves_after: int = 0  # steps after which the script breaks out of the loop
 
 
 class Backwards(nn.Module):
-    """Layers registered in another order than they are used: DDP learns buckets that nobody could have foreseen."""
+    """Layers registered in another order than they are used, so that DDP rebuilds its buckets."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Backwards(nn.Module):
 
 
 class Tied(nn.Module):
-    """Two layers with one weight: its gradient is complete only with the second of them."""
+    """Two layers that share a weight, whose gradient is complete only after the second."""
 
     def __init__(self, dropout: float) -> None:
         super().__init__()
@@ -76,7 +76,10 @@ class Tied(nn.Module):
 
 
 def network(task: Task) -> nn.Module:
-    """`wide`, `tied` and `backwards` are large enough for the order of a sum over ranks to show; `normed` has buffers."""
+    """Build the model of a task.
+
+    `wide`, `tied` and `backwards` are large enough for the order of a sum over ranks to matter; `normed` has buffers.
+    """
     if task.model in ("backwards", "tied"):
         return {"backwards": Backwards, "tied": Tied}[task.model](task.dropout)
     widths = (800, 700) if task.model == "wide" else (30, 20)
@@ -93,7 +96,7 @@ def network(task: Task) -> nn.Module:
 
 
 class Points:
-    """Labelled points that random numbers of every generator push about, if they are to be augmented."""
+    """Labeled points, augmented with random numbers of every generator if asked."""
 
     def __init__(self, augment: bool) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -110,11 +113,11 @@ class Points:
 
 
 class Crash(Exception):
-    """What ends a training that is to go on later."""
+    """Ends a training that a test resumes later."""
 
 
 def train(run: Run, task: Task, steps: int | None = None) -> nn.Module:
-    """Train to the end, or until so many steps are done and it crashes."""
+    """Train to the end, or raise `Crash` after a given number of steps."""
     if task.unseeded:
         torch.seed()
     net = network(task).to(run.device)
@@ -147,7 +150,7 @@ def train(run: Run, task: Task, steps: int | None = None) -> nn.Module:
 
 
 def linger(run: Run, task: Task, last: bool) -> None:
-    """Take the time that the task wants a step to take."""
+    """Sleep as long as the task asks for in each step."""
     paused = not (task.until and Path(task.until).exists())
     time.sleep(task.pause * paused + (task.patience if run.world_size < int(os.environ.get("WORLD_SIZE", 1)) else 0.0))
     deadline = time.monotonic() + 120
@@ -157,7 +160,7 @@ def linger(run: Run, task: Task, last: bool) -> None:
 
 
 def struggle(how: str) -> None:
-    """Be stuck, or be slow; whoever takes the place of a lost rank has no such trouble."""
+    """Hang or be slow, unless this process replaces a lost rank."""
     if JOINS in os.environ:
         return
     if how == "deadlock":

@@ -1,8 +1,7 @@
-"""Runs supervisors for the tests, each in a fork of this process, which has imported torch once for all of them.
+"""A program that runs supervisors, each in a fork of this process, which has imported torch once for all of them.
 
-Its arguments are more modules to import.
-
-A program of its own: reads jobs as JSON lines, prints the pid of each, and writes `<job's folder>/result.json`.
+Its arguments are more modules to import. It reads jobs as JSON lines, prints the process id of each, and writes the
+result to `<folder of the job>/result.json`.
 """
 
 import ctypes
@@ -24,12 +23,12 @@ CLONE_NEWNET = 0x40000000
 
 
 def main() -> None:
-    """Fork a supervisor for every line."""
+    """Fork a supervisor for each line of standard input."""
     warm(sys.argv[1:])
     entry.pools()
     gc.collect()
-    gc.freeze()  # as a supervisor does before it forks: else each of ours would copy all pages of torch to look at them
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for them: their results are files
+    gc.freeze()  # otherwise the garbage collector of every fork would copy all pages of torch
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the results are files, so no exit status is needed
     for line in sys.stdin:
         job = json.loads(line)
         if (pid := os.fork()) == 0:
@@ -39,7 +38,7 @@ def main() -> None:
 
 
 def run(job: dict[str, Any]) -> int:
-    """One supervisor; what it printed and how it ended lie in the job's folder."""
+    """Run one supervisor; write its output and result to the folder of the job."""
     folder = Path(job["folder"])
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
