@@ -81,7 +81,7 @@ def test_partial_recovery_is_advised_unless_all_is_lost() -> None:
     assert found.recovery == "partial"
     assert found.prices["partial"].iterations.value < found.prices["full"].iterations.value
     assert found.line == f"advice: --restore partial --interval {found.interval}"
-    assert any("No loss was seen" in line for line in found.unknown)
+    assert any("No loss was recorded" in line for line in found.unknown)
     assert advise_served(told(*contracting()), Question(lost=Fraction(1))).recovery == "full"
 
 
@@ -96,7 +96,7 @@ def test_whatever_a_served_run_went_through_it_gives_an_advice_or_says_that_it_t
     run = fake_server_runs.live(random.Random(seed))
     history = [event for events in run.files.values() for event in events]
     if sum(isinstance(event.what, Iterate) for event in history) < FEW:
-        with pytest.raises(BadInput, match="train for longer"):
+        with pytest.raises(BadInput, match="too few to measure one"):
             advise_served(history)
         return
     found = advise_served(history)

@@ -52,7 +52,7 @@ def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
         (["--fraction", "2"], "a fraction in (0, 1] of the state, not 2"),
         (["--fraction", "0"], "a fraction in (0, 1] of the state, not 0"),
         (["--fraction", "-1/4"], "a fraction in (0, 1] of the state, not -1/4"),
-        (["--fraction", "much"], "'much' is no fraction"),
+        (["--fraction", "much"], "'much' is not a fraction"),
         (["--policy", "best"], "there is no policy 'best'; choose one of full, priority"),
         (["--restore", "none"], "--restore must be one of full, partial, fresh (got 'none')."),
         (["--saves", "soon"], "saves cannot start 'soon'; choose one of regular, early, early-full"),
@@ -145,7 +145,7 @@ def test_a_run_that_does_not_exist_or_is_done_is_not_joined(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for command in ("status", "join"):
-        assert "there is no served run in" in refused(capsys, monkeypatch, command, str(tmp_path))
+        assert "There is no parameter server run in" in refused(capsys, monkeypatch, command, str(tmp_path))
 
 
 def test_errors_reach_the_caller_of_the_command_as_holdfast_raises_them(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from holdfast.lab.simulate.strategy import last_saved, recovered_state
 from holdfast.sampler.digest import Samples
 from holdfast.server.members import Member
 from holdfast.server.settings import Settings
-from holdfast.server.status import Wish
+from holdfast.server.status import JoinRequest
 from holdfast.theory.bounds import partial_size
 from holdfast.workloads.lda import lda
 from holdfast.workloads.mf import mf
@@ -257,10 +257,10 @@ def test_a_node_that_joins_takes_over_its_share_and_perturbs_nothing(
 
 
 def test_a_wish_for_nodes_is_taken_once(tmp_path: Path) -> None:
-    Wish(tmp_path).make(2)
-    assert [Wish(tmp_path).take(), Wish(tmp_path).take()] == [2, 0]
-    with pytest.raises(BadInput, match="0 nodes cannot join"):
-        Wish(tmp_path).make(0)
+    JoinRequest(tmp_path).write(2)
+    assert [JoinRequest(tmp_path).take(), JoinRequest(tmp_path).take()] == [2, 0]
+    with pytest.raises(BadInput, match="--nodes must be at least 1"):
+        JoinRequest(tmp_path).write(0)
 
 
 @pytest.mark.parametrize("victim", ["nobody", "node 1", "worker 0", "controller"])

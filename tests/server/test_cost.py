@@ -90,14 +90,14 @@ def test_a_perturbation_of_unknown_size_predicts_nothing() -> None:
 def test_a_reference_of_another_workload_is_refused() -> None:
     other = [what._replace(workload="other") if isinstance(what, Serve) else what for what in contracting()]
 
-    with pytest.raises(BadInput, match="other is no reference for quadratic"):
+    with pytest.raises(BadInput, match="--reference is a run of other, not of quadratic"):
         measured_cost(served_cost(told(*perturbed())), served_cost(told(*other)))
 
 
 def test_only_a_history_with_a_plan_of_a_server_is_served() -> None:
     assert is_served(told(PLAN))
     assert not is_served(told(Open(2)))
-    with pytest.raises(BadInput, match="no history of a served run"):
+    with pytest.raises(BadInput, match="not the history of a parameter server run"):
         served_cost(told(Open(2)))
 
 

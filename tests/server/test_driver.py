@@ -12,7 +12,7 @@ from holdfast import events
 from holdfast.errors import BadInput, CommitConflict, StorageFailed
 from holdfast.faults.schedule import Failure
 from holdfast.server.cluster import require_answer
-from holdfast.server.driver import _Job, serve
+from holdfast.server.driver import _Driver, serve
 from holdfast.workloads.mlr import mlr
 from server_accounts import assert_accounted
 from server_processes import actors, until
@@ -25,13 +25,13 @@ pytestmark = [pytest.mark.xdist_group("ray")]
 def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The iteration at which each controller was started."""
     found: list[int] = []
-    new_controller = _Job._new_controller
+    new_controller = _Driver._new_controller
 
-    def noted(job: _Job) -> Any:
+    def noted(job: _Driver) -> Any:
         found.append(job._iteration)
         return new_controller(job)
 
-    monkeypatch.setattr(_Job, "_new_controller", noted)
+    monkeypatch.setattr(_Driver, "_new_controller", noted)
     return found
 
 

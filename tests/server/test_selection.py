@@ -48,7 +48,7 @@ DISTANCES: dict[str, Callable[[np.random.Generator, int], np.ndarray]] = {
 }
 
 
-def some_standing(rng: np.random.Generator, count: int, kind: str, equal_sizes: bool) -> BlockInfo:
+def some_info(rng: np.random.Generator, count: int, kind: str, equal_sizes: bool) -> BlockInfo:
     sizes = np.full(count, 3) if equal_sizes else rng.integers(0, 20, count)
     norms = rng.choice([0.0, 1e-300, 0.5, 2.0], count)
     return BlockInfo(DISTANCES[kind](rng, count), norms, rng.integers(0, 4, count), sizes)
@@ -58,13 +58,10 @@ def a_policy(ranking: str, fraction: Fraction, seed: int = 0) -> Policy:
     return Policy(ranking=ranking, interval=24, fraction=Fraction(1) if ranking == "full" else fraction, seed=seed)
 
 
-def on_nodes(policy: Policy, step: int, standing: BlockInfo, owners: Ids, nodes: int) -> list[Candidates]:
+def on_nodes(policy: Policy, step: int, info: BlockInfo, owners: Ids, nodes: int) -> list[Candidates]:
     """The blocks of a standing as the nodes that hold them see them."""
     held = [np.flatnonzero(owners == node) for node in range(nodes)]
-    parts = [
-        BlockInfo(standing.distances[ids], standing.norms[ids], standing.saved_at[ids], standing.sizes[ids])
-        for ids in held
-    ]
+    parts = [BlockInfo(info.distances[ids], info.norms[ids], info.saved_at[ids], info.sizes[ids]) for ids in held]
     count = len(owners)
     return [Candidates(policy, step, ids, part, count) for ids, part in zip(held, parts, strict=True)]
 
@@ -104,10 +101,10 @@ def test_exchange_and_central_choose_what_the_policy_chooses(
     seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
-    standing = some_standing(rng, count, kind, equal_sizes)
+    info = some_info(rng, count, kind, equal_sizes)
     policy = a_policy(ranking, fraction, seed)
-    asked = on_nodes(policy, 24, standing, partition(count, nodes, rng), nodes)
-    expected = policy.choose(24, standing, credit)
+    asked = on_nodes(policy, 24, info, partition(count, nodes, rng), nodes)
+    expected = policy.choose(24, info, credit)
     assert_same(chosen(central(policy, credit), asked), expected)
     assert_same(chosen(exchange(policy, credit, bins), asked), expected)
 
@@ -116,9 +113,9 @@ def test_exchange_and_central_choose_what_the_policy_chooses(
 @pytest.mark.parametrize("kind", sorted(DISTANCES))
 def test_the_choice_is_the_policys_whatever_the_distances_are_like(kind: str, ranking: str) -> None:
     rng = np.random.default_rng(5)
-    standing, policy = some_standing(rng, 300, kind, equal_sizes=False), a_policy(ranking, Fraction(1, 3))
-    nodes = on_nodes(policy, 24, standing, partition(300, 3, rng), 3)
-    assert_same(chosen(exchange(policy, Fraction(0), 4), nodes), policy.choose(24, standing))
+    info, policy = some_info(rng, 300, kind, equal_sizes=False), a_policy(ranking, Fraction(1, 3))
+    nodes = on_nodes(policy, 24, info, partition(300, 3, rng), 3)
+    assert_same(chosen(exchange(policy, Fraction(0), 4), nodes), policy.choose(24, info))
 
 
 @pytest.mark.parametrize("ranking", sorted(RANKINGS))
@@ -129,42 +126,42 @@ def test_a_run_of_saves_never_parts_from_the_central_one(ranking: str) -> None:
     policy = a_policy(ranking, Fraction(1, 8), seed=3)
     saved_at, credit = np.zeros(count, np.int64), Fraction(0)
     for step in range(3, 60, 3):
-        standing = BlockInfo(rng.exponential(size=count), rng.random(count), saved_at, sizes)
-        expected = policy.choose(step, standing, credit)
-        assert_same(chosen(exchange(policy, credit), on_nodes(policy, step, standing, owners, nodes)), expected)
+        info = BlockInfo(rng.exponential(size=count), rng.random(count), saved_at, sizes)
+        expected = policy.choose(step, info, credit)
+        assert_same(chosen(exchange(policy, credit), on_nodes(policy, step, info, owners, nodes)), expected)
         credit, saved_at = expected.credit, saved_at.copy()
         saved_at[expected.ids] = step
 
 
 def test_a_node_without_candidates_takes_part() -> None:
-    standing = BlockInfo(np.array([0.0, 0.0, 5.0, 6.0]), np.ones(4), np.zeros(4, np.int64), np.ones(4, np.int64))
+    info = BlockInfo(np.array([0.0, 0.0, 5.0, 6.0]), np.ones(4), np.zeros(4, np.int64), np.ones(4, np.int64))
     policy = a_policy("threshold", Fraction(1, 4))
-    nodes = on_nodes(policy, 24, standing, np.array([0, 0, 1, 1]), 3)
+    nodes = on_nodes(policy, 24, info, np.array([0, 0, 1, 1]), 3)
     assert chosen(exchange(policy, Fraction(0)), nodes).ids.tolist() == [2]
 
 
 def test_no_block_is_above_the_mean_of_equal_ones_and_the_budget_is_kept() -> None:
-    standing = BlockInfo(np.full(10, 0.1), np.ones(10), np.zeros(10, np.int64), np.ones(10, np.int64))
+    info = BlockInfo(np.full(10, 0.1), np.ones(10), np.zeros(10, np.int64), np.ones(10, np.int64))
     policy = a_policy("threshold", Fraction(1, 2))
-    nodes = on_nodes(policy, 24, standing, np.arange(10) % 3, 3)
-    assert_same(policy.choose(24, standing), Choice(np.zeros(0, np.int64), Fraction(5)))
+    nodes = on_nodes(policy, 24, info, np.arange(10) % 3, 3)
+    assert_same(policy.choose(24, info), Choice(np.zeros(0, np.int64), Fraction(5)))
     assert_same(chosen(exchange(policy, Fraction(0)), nodes), Choice(np.zeros(0, np.int64), Fraction(5)))
 
 
 @pytest.mark.parametrize("ranking", ["priority", "relative", "threshold", "round"])
 def test_blocks_that_diverged_are_chosen_as_the_policy_chooses_them(ranking: str) -> None:
     distances = np.array([nan, 1.0, inf, 2.0, nan, 3.0])
-    standing = BlockInfo(distances, np.ones(6), np.zeros(6, np.int64), np.ones(6, np.int64))
+    info = BlockInfo(distances, np.ones(6), np.zeros(6, np.int64), np.ones(6, np.int64))
     policy = a_policy(ranking, Fraction(1, 2))
-    nodes = on_nodes(policy, 24, standing, np.array([0, 1, 0, 1, 1, 0]), 2)
-    assert_same(chosen(exchange(policy, Fraction(0), 2), nodes), policy.choose(24, standing))
+    nodes = on_nodes(policy, 24, info, np.array([0, 1, 0, 1, 1, 0]), 2)
+    assert_same(chosen(exchange(policy, Fraction(0), 2), nodes), policy.choose(24, info))
 
 
 def test_a_node_may_be_asked_anything_again_and_in_any_order() -> None:
     rng = np.random.default_rng(0)
-    standing = some_standing(rng, 3000, "few different", equal_sizes=False)
+    info = some_info(rng, 3000, "few different", equal_sizes=False)
     policy = a_policy("priority", Fraction(1, 4))
-    (node,) = on_nodes(policy, 24, standing, np.zeros(3000, np.int64), 1)
+    (node,) = on_nodes(policy, 24, info, np.zeros(3000, np.int64), 1)
     asked: list[tuple[Question, Answer]] = []
 
     def ask(question: Question) -> list[Answer]:
@@ -182,8 +179,8 @@ def test_a_node_may_be_asked_anything_again_and_in_any_order() -> None:
 def test_one_question_is_enough_where_every_node_has_few_blocks(ranking: str, each: int, questions: list[str]) -> None:
     rng = np.random.default_rng(1)
     nodes, bins = 3, 64 // FEW
-    standing, policy = some_standing(rng, nodes * each, "all different", False), a_policy(ranking, Fraction(1, 4))
-    asked = on_nodes(policy, 24, standing, np.arange(nodes * each) % nodes, nodes)
+    info, policy = some_info(rng, nodes * each, "all different", False), a_policy(ranking, Fraction(1, 4))
+    asked = on_nodes(policy, 24, info, np.arange(nodes * each) % nodes, nodes)
     put: list[str] = []
 
     def ask(question: Question) -> list[Answer]:
@@ -194,16 +191,15 @@ def test_one_question_is_enough_where_every_node_has_few_blocks(ranking: str, ea
     assert put[: len(questions)] == questions
     assert len(questions) > 1 or put == questions
     taken = np.sort(np.concatenate([node.taken(verdict) for node in asked]))
-    assert taken.tolist() == policy.choose(24, standing).ids.tolist()
+    assert taken.tolist() == policy.choose(24, info).ids.tolist()
 
 
 def test_blocks_are_sent_with_the_first_answer_only_where_they_are_few_and_a_part_is_saved() -> None:
     rng = np.random.default_rng(2)
-    standing = some_standing(rng, 100, "all different", False)
+    info = some_info(rng, 100, "all different", False)
     owners = (np.arange(100) >= 40).astype(np.int64)
     few, many = (
-        node.answer(AskSurvey(-inf, 50))
-        for node in on_nodes(a_policy("priority", Fraction(1, 2)), 24, standing, owners, 2)
+        node.answer(AskSurvey(-inf, 50)) for node in on_nodes(a_policy("priority", Fraction(1, 2)), 24, info, owners, 2)
     )
     assert isinstance(few, Survey)
     assert few.blocks is not None
@@ -219,7 +215,7 @@ def test_a_round_sends_no_more_than_nodes_times_bins(kind: str, ranking: str, se
     rng = np.random.default_rng(seed)
     count, nodes, bins = 20_000, 4, 64
     policy = a_policy(ranking, Fraction(1, 4))
-    asked = on_nodes(policy, 24, some_standing(rng, count, kind, True), partition(count, nodes, rng), nodes)
+    asked = on_nodes(policy, 24, some_info(rng, count, kind, True), partition(count, nodes, rng), nodes)
     rounds = []
 
     def ask(question: Question) -> list[Answer]:

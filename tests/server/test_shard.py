@@ -220,8 +220,8 @@ def test_what_was_pushed_by_an_older_map_is_forgotten_when_blocks_come_since_its
 
 def test_a_push_by_a_newer_map_takes_the_place_of_an_older_one_and_never_the_other_way_round() -> None:
     shard, when, ids = a_shard(), when_is(0), np.array([0])
-    for amount, under in [(1.0, 0), (5.0, 2), (3.0, 1)]:
-        shard.push(when, 0, Push(ids, {"rows": np.full((1, COLUMNS), amount)}), under)
+    for amount, map_version in [(1.0, 0), (5.0, 2), (3.0, 1)]:
+        shard.push(when, 0, Push(ids, {"rows": np.full((1, COLUMNS), amount)}), map_version)
     shard.commit(when, [0], 2)
     assert shard.pull(ids)["rows"][0, 0] == 5.0
 
@@ -325,11 +325,11 @@ def test_shards_choose_together_what_one_node_would_choose(ranking: str) -> None
         ids = shard.ids[shard.ids % 2 == 1]
         shard.push(when, 0, push_of(0, when, ids), 0)
         shard.commit(when, [0], 0)
-    assert chosen(policy, several) == set(policy.choose(4, alone.standing(ranking)).ids.tolist())
+    assert chosen(policy, several) == set(policy.choose(4, alone.block_info(ranking)).ids.tolist())
 
 
 def chosen(policy: Policy, shards: Sequence[Shard]) -> set[int]:
-    nodes = [Candidates(policy, 4, shard.ids, shard.standing(policy.ranking), COUNT) for shard in shards]
+    nodes = [Candidates(policy, 4, shard.ids, shard.block_info(policy.ranking), COUNT) for shard in shards]
     selection = converse(exchange(policy, Fraction(0)), lambda question: [node.answer(question) for node in nodes])
     return {int(block) for node in nodes for block in node.taken(selection.verdict)}
 
@@ -340,7 +340,7 @@ def test_an_empty_node_says_nothing_and_takes_part_in_everything() -> None:
     assert shard.distances().tolist() == []
     assert shard.commit(when_is(0), [0], 0).ids.tolist() == []
     assert shard.mark_saved(NOTHING, 1) == {}
-    assert shard.standing("relative").sizes.tolist() == []
+    assert shard.block_info("relative").sizes.tolist() == []
 
 
 # What a workload's own author may get wrong.

@@ -10,7 +10,7 @@ import pytest
 from holdfast import events
 from holdfast.server import members
 from holdfast.server.controller import Controller
-from holdfast.server.driver import _Job
+from holdfast.server.driver import _Driver
 from holdfast.server.members import ServerMembers
 from holdfast.workloads.mlr import mlr
 from server_accounts import assert_accounted
@@ -37,14 +37,14 @@ def test_a_controller_whose_raylet_is_gone_ends_so_that_no_two_drive_a_run(monke
 @pytest.mark.xdist_group("ray")
 @pytest.mark.usefixtures("ray_cluster")
 def test_a_member_that_dies_while_it_starts_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start = _Job._start
+    start = _Driver._start
 
-    def started(job: _Job, kind: str, count: int) -> list[int]:
+    def started(job: _Driver, kind: str, count: int) -> list[int]:
         numbers = start(job, kind, count)
         job._actors[kind][numbers[0]].die.remote()
         return numbers
 
-    monkeypatch.setattr(_Job, "_start", started)
+    monkeypatch.setattr(_Driver, "_start", started)
 
     assert served(tmp_path, nodes=2, iterations=2).iterations == 2
 

@@ -1,7 +1,7 @@
-"""How a state is divided into blocks, the units in which it is lost, saved and restored.
+"""Divide a state into blocks, the units in which it is lost, saved and restored.
 
-A state is a dict of named numpy arrays or torch tensors. `Blocks` numbers its blocks 0..n-1; every other part of the
-package speaks of blocks by these numbers. Nothing here knows of steps, failures or storage.
+A state is a dict of named numpy arrays or torch tensors. `Blocks` numbers its blocks 0..n-1, and every other part of
+the package refers to blocks by these numbers. This module knows nothing of steps, failures or storage.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 class Family:
     """Neighbouring blocks cut from one array: block i is `bounds[i]:bounds[i+1]` along `dim`, or the whole array.
 
-    Companions are arrays cut the same way that travel with the block, such as Adam's moments.
+    Companions are arrays cut the same way that belong to the block, such as Adam's moments.
     """
 
     array: str
@@ -46,7 +46,7 @@ class Family:
         return (self.array, *self.companions)
 
     def rows(self, ids: Ids) -> Ids:
-        """The positions along `dim` that these blocks of the family cover, in the order of `ids`."""
+        """Return the positions along `dim` that the blocks `ids` of this family cover, in the order of `ids`."""
         starts = self.bounds[ids]
         lengths = self.bounds[ids + 1] - starts
         if np.all(lengths == 1):
@@ -58,7 +58,7 @@ class Family:
 def whole(
     state: State, arrays: Sequence[str] | None = None, *, companions: Mapping[str, Sequence[str]] | None = None
 ) -> "Blocks":
-    """One block for each array: a layer's weight, a layer's bias."""
+    """Make one block of each array: a layer's weight, a layer's bias."""
     companions = companions or {}
     attached = {name for names in companions.values() for name in names}
     chosen = [name for name in state if name not in attached] if arrays is None else list(arrays)
@@ -71,7 +71,7 @@ def whole(
 
 
 def along(state: State, array: str, *, dim: int = 0, size: int = 1, companions: Sequence[str] = ()) -> "Blocks":
-    """One block for every `size` neighbours along a dimension: a row of a matrix, a shard of a layer."""
+    """Make one block of every `size` neighbours along a dimension: a row of a matrix, a shard of a layer."""
     shape = _get(state, array).shape
     if not -len(shape) <= dim < len(shape):
         raise BadInput(f"array {array!r} has {len(shape)} dimensions, so it cannot be cut along dimension {dim}")
@@ -84,7 +84,7 @@ def along(state: State, array: str, *, dim: int = 0, size: int = 1, companions: 
 def ragged(
     state: State, array: str, bounds: Sequence[int] | Ids, *, dim: int = 0, companions: Sequence[str] = ()
 ) -> "Blocks":
-    """Blocks of unequal length: block i is `bounds[i]:bounds[i+1]` along a dimension, as documents in a corpus."""
+    """Make blocks of unequal length: block i is `bounds[i]:bounds[i+1]` along `dim`, like documents in a corpus."""
     value = _get(state, array)
     dim = dim % len(value.shape)
     cuts = np.asarray(bounds, dtype=np.int64)
@@ -97,7 +97,7 @@ def ragged(
 
 
 def by_row(state: State) -> "Blocks":
-    """One block for every row of every array; an array of no dimension is one block."""
+    """Make one block of every row of every array; an array without dimensions is one block."""
     return reduce(add, (along(state, name) if state[name].ndim else whole(state, [name]) for name in state))
 
 
@@ -120,22 +120,22 @@ class Blocks:
 
     @property
     def sizes(self) -> Ids:
-        """How many numbers each block holds, companions not counted."""
+        """The number of values in each block, without companions."""
         return np.concatenate([np.diff(f.bounds) * f.row_size for f in self.families] or [np.zeros(0, np.int64)])
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Every array that belongs to some block."""
+        """The names of all arrays that belong to a block."""
         return tuple(name for family in self.families for name in family.members)
 
     def name(self, block: int) -> str:
-        """A block in words: `weight[17]`, or `bias` where the whole array is the block."""
+        """Return a readable name: `weight[17]`, or `bias` if the whole array is the block."""
         which = int(np.searchsorted(self._starts, block, side="right")) - 1
         family = self.families[which]
         return family.array if family.dim is None else f"{family.array}[{block - int(self._starts[which])}]"
 
     def pack(self, state: State, ids: Ids) -> dict[str, Array]:
-        """Copy blocks out of a state: for every member array its rows, in the order of `ids`."""
+        """Copy blocks out of a state: of every member array its rows, in the order of `ids`."""
         return {name: _take(state[name], family, rows) for family, rows in self._split(ids) for name in family.members}
 
     def unpack(self, packed: State, ids: Ids, target: State) -> None:
@@ -145,11 +145,11 @@ class Blocks:
                 _put(target[name], family, rows, packed[name])
 
     def copy(self, source: State, target: State, ids: Ids) -> None:
-        """Copy blocks from one state into another in place; all other blocks of the target stay as they are."""
+        """Copy blocks from one state into another in place; other blocks of the target are unchanged."""
         self.unpack(self.pack(source, ids), ids, target)
 
     def _split(self, ids: Ids) -> list[tuple[Family, Ids]]:
-        """The families that own some of these blocks, each with the rows that they cover."""
+        """Return the families that own some of `ids`, each with the rows to access."""
         ids = np.asarray(ids, dtype=np.int64)
         if len(ids) and not (ids.min() >= 0 and ids.max() < len(self)):
             wrong = int(ids.min() if ids.min() < 0 else ids.max())
@@ -170,12 +170,12 @@ Norm: TypeAlias = Callable[[Blocks, State, State], Floats]
 
 
 def euclidean(blocks: Blocks, a: State, b: State) -> Floats:
-    """The length of the difference of each block, companions not counted."""
+    """Return the length of the difference of each block, without companions."""
     return np.concatenate([_family_distances(f, a[f.array], b[f.array]) for f in blocks.families])
 
 
 def partition(count: int, nodes: int, rng: np.random.Generator) -> Ids:
-    """The owner of every block: drawn uniformly at random, all nodes owning equally many to within one."""
+    """Draw the owner of every block uniformly at random; all nodes own equally many to within one."""
     if nodes < 1:
         raise BadInput(f"cannot partition blocks over {nodes} nodes: give 1 or more")
     return rng.permutation(np.arange(count) % nodes)

@@ -1,4 +1,4 @@
-"""Which node holds which block, as a value with a version: every change makes the next map, and says nothing to nobody."""
+"""The owner of every block, as a value with a version: every change returns a new map, and nothing is sent."""
 
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
@@ -13,7 +13,7 @@ from holdfast.errors import BadInput
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PartitionMap:
-    """The node that holds each block; of two maps the one with the higher version counts."""
+    """The node that holds each block; of two maps, the one with the higher version is valid."""
 
     version: int
     owners: npt.NDArray[np.int32]
@@ -21,23 +21,23 @@ class PartitionMap:
 
     @classmethod
     def random(cls, count: int, nodes: Sequence[int], rng: np.random.Generator) -> "PartitionMap":
-        """The first map: blocks at random, all nodes holding equally many to within one."""
+        """Return the first map: blocks at random, all nodes holding equally many to within one."""
         _require_enough(count, len(nodes))
         chosen = np.array(sorted(nodes), np.int32)
         return cls(0, _frozen(chosen[partition(count, len(nodes), rng)]), tuple(chosen.tolist()))
 
     def held_by(self, node: int) -> Ids:
-        """The blocks of a node, in rising order."""
+        """Return the blocks of `node` in rising order."""
         return np.flatnonzero(self.owners == node)
 
     def split(self, ids: Ids) -> dict[int, Ids]:
-        """Some blocks by the node that holds them, in the order in which they were given."""
+        """Group `ids` by the node that holds them, each group in the given order."""
         owners = self.owners[ids]
         parts = {node: ids[owners == node] for node in self.nodes}
         return {node: part for node, part in parts.items() if len(part)}
 
     def without(self, lost: Collection[int], rng: np.random.Generator) -> "PartitionMap":
-        """The next map once nodes are lost: their blocks go to those with the fewest, at random; no other block moves."""
+        """Return the next map after losing nodes: their blocks go, at random, to the nodes with the fewest."""
         left = tuple(node for node in self.nodes if node not in lost)
         if not left:
             raise BadInput(f"all of the nodes {_named(self.nodes)} are lost, so nobody is left to take their blocks")
@@ -47,7 +47,7 @@ class PartitionMap:
         return PartitionMap(self.version + 1, _frozen(owners), left)
 
     def with_node(self, node: int, rng: np.random.Generator) -> "PartitionMap":
-        """The next map once a node has joined: it takes an even share, at random, from those that hold the most."""
+        """Return the next map after `node` has joined: it takes an even share from the nodes with the most blocks."""
         if node in self.nodes:
             raise BadInput(f"node {node} has joined already: give a node that joins a number of its own")
         _require_enough(len(self.owners), len(self.nodes) + 1)
@@ -58,13 +58,12 @@ class PartitionMap:
         return PartitionMap(self.version + 1, _frozen(owners), tuple(sorted((*self.nodes, node))))
 
     def _sizes(self, nodes: Sequence[int]) -> Ids:
-        """How many blocks each of these nodes holds."""
         counts = np.bincount(self.owners, minlength=max(self.nodes) + 1)
         return counts[list(nodes)]
 
 
 def _evened(sizes: Ids, more: int, rng: np.random.Generator) -> Ids:
-    """How many each gets when so many more are to make sizes as even as possible; chance decides who gets the odd ones."""
+    """Return how many of `more` items each size gets to make sizes as even as possible; remainders are random."""
 
     def needed(level: int) -> int:
         return int(np.maximum(level - sizes, 0).sum())

@@ -1,11 +1,11 @@
-"""Which blocks to save now, and when. A policy ranks the blocks; a budget cuts the ranking.
+"""Choose which blocks to save, and when: a policy ranks the blocks, and a budget cuts the ranking.
 
 Saving the fraction r of the state every r·C steps writes as much per step as saving all of it every C steps, so
-policies are compared at equal cost. Saves may also start early, after steps 1, 2, 4, 8 and so on up to C: a block that is
-lost before its first save has nothing to come back to but the value it started with. Pure: the caller measures distances
-and writes bytes.
+policies are compared at equal cost. Saves may also start early, after steps 1, 2, 4, 8, ... up to C, because a block
+that is lost before its first save only has its initial value.
 
-Sums of floating-point numbers without rounding: parts that are summed apart add up to the sum of the whole.
+The caller measures distances and writes bytes. Distances are summed exactly, so that partial sums of several nodes add
+up to the sum of the whole.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,18 +26,18 @@ _EXPONENTS = 1024 - _SMALLEST + 1
 
 
 def exact_sum(values: Floats) -> Fraction:
-    """The sum of finite numbers, exactly."""
+    """Return the exact sum of finite numbers."""
     return sum((_chunk_sum(values[i : i + _CHUNK]) for i in range(0, len(values), _CHUNK)), Fraction(0))
 
 
 def at_most(number: Fraction) -> float:
-    """The largest float that is not above a number: a float is above the one exactly if it is above the other."""
+    """Return the largest float that is not above `number`: a float is above one if and only if it is above the other."""
     nearest = float(number)
     return nearest if Fraction(nearest) <= number else float(np.nextafter(nearest, -np.inf))
 
 
 def _chunk_sum(values: Floats) -> Fraction:
-    """Mantissas are whole numbers: those of equal exponents are added up, then shifted and added as long integers."""
+    """Add up integer mantissas by exponent, then shift and add the sums as long integers."""
     fractions, exponents = np.frexp(values)
     mantissas = np.ldexp(fractions, 53).astype(np.int64)
     where = exponents - _SMALLEST
@@ -51,7 +51,7 @@ def _chunk_sum(values: Floats) -> Fraction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockInfo:
-    """What a policy may know of every block: how far it is from its saved value, its norm, when it was saved, its values."""
+    """The input of a policy: for each block its distance from its saved value, norm, save time and number of values."""
 
     distances: Floats
     norms: Floats
@@ -63,59 +63,59 @@ Ranking: TypeAlias = Callable[[BlockInfo, np.random.Generator], Ids]
 """From the standing of all blocks to an order, most urgent first; blocks not worth saving may be left out."""
 
 
-def full(standing: BlockInfo, rng: np.random.Generator) -> Ids:
-    """All blocks in their own order: the traditional checkpoint, and the baseline."""
-    return np.arange(len(standing.saved_at))
+def full(info: BlockInfo, rng: np.random.Generator) -> Ids:
+    """Rank all blocks by number: the traditional checkpoint, and the baseline."""
+    return np.arange(len(info.saved_at))
 
 
-def priority(standing: BlockInfo, rng: np.random.Generator) -> Ids:
-    """What moved most a value since it was saved (SCAR); equals go to the longest unsaved, then to the lowest number.
+def priority(info: BlockInfo, rng: np.random.Generator) -> Ids:
+    """Rank by distance per value since the last save (SCAR); ties go to the longest unsaved, then to the lowest number.
 
-    The budget is counted in values, so this is the choice that takes most from the squared perturbation for what it
-    writes. By the movement of whole blocks the largest block, which always moves most, would use up the budget.
+    The budget is counted in values, so this choice removes most of the squared perturbation per written value. Ranked
+    by whole blocks, the largest block would always use up the budget.
     """
-    return _ranked(-moved_a_value(standing), standing.saved_at)
+    return _ranked(-distance_per_value(info), info.saved_at)
 
 
-def relative(standing: BlockInfo, rng: np.random.Generator) -> Ids:
-    """What moved most in proportion to its own norm: small blocks count as much as large ones."""
-    return _ranked(-moved_in_proportion(standing), standing.saved_at)
+def relative(info: BlockInfo, rng: np.random.Generator) -> Ids:
+    """Rank by distance in proportion to the block's norm: small blocks count as much as large ones."""
+    return _ranked(-relative_distance(info), info.saved_at)
 
 
-def threshold(standing: BlockInfo, rng: np.random.Generator) -> Ids:
-    """The longest unsaved first among blocks that moved more than the mean; what is not spent is kept for later."""
-    order = _ranked(standing.saved_at)
-    return np.asarray(order[standing.distances[order] > mean([moved_in_all(standing)], len(order))])
+def threshold(info: BlockInfo, rng: np.random.Generator) -> Ids:
+    """Rank blocks that moved more than the mean, the longest unsaved first; unspent budget is kept for later."""
+    order = _ranked(info.saved_at)
+    return np.asarray(order[info.distances[order] > mean([total_distance(info)], len(order))])
 
 
-def round_robin(standing: BlockInfo, rng: np.random.Generator) -> Ids:
-    """The longest unsaved first: every block has its turn, however little it moved."""
-    return _ranked(standing.saved_at)
+def round_robin(info: BlockInfo, rng: np.random.Generator) -> Ids:
+    """Rank by time since the last save, so that every block has its turn."""
+    return _ranked(info.saved_at)
 
 
-def random(standing: BlockInfo, rng: np.random.Generator) -> Ids:
-    """A fresh uniform draw each time: some blocks wait long, which is what makes it a poor policy."""
-    return rng.permutation(len(standing.saved_at))
+def random(info: BlockInfo, rng: np.random.Generator) -> Ids:
+    """Rank at random; some blocks wait long, which makes it a poor policy."""
+    return rng.permutation(len(info.saved_at))
 
 
-def moved_a_value(standing: BlockInfo) -> Floats:
-    """How far each block moved since it was saved, a value: what `priority` ranks by."""
-    return standing.distances / np.sqrt(np.maximum(standing.sizes, 1))
+def distance_per_value(info: BlockInfo) -> Floats:
+    """Return the distance per value of each block since its last save: the key of `priority`."""
+    return info.distances / np.sqrt(np.maximum(info.sizes, 1))
 
 
-def moved_in_proportion(standing: BlockInfo) -> Floats:
-    """How far each block moved since it was saved, in proportion to its own norm: what `relative` ranks by."""
+def relative_distance(info: BlockInfo) -> Floats:
+    """Return the distance of each block since its last save divided by its norm: the key of `relative`."""
     with np.errstate(over="ignore"):  # a block that fell to nothing moved infinitely far, and comes first
-        return standing.distances / np.maximum(standing.norms, np.finfo(np.float64).tiny)
+        return info.distances / np.maximum(info.norms, np.finfo(np.float64).tiny)
 
 
-def moved_in_all(standing: BlockInfo) -> Fraction | None:
-    """The sum of all distances, exactly, so that nodes can add up theirs; None if one of them is not finite."""
-    return exact_sum(standing.distances) if np.isfinite(standing.distances).all() else None
+def total_distance(info: BlockInfo) -> Fraction | None:
+    """Return the exact sum of all distances, which nodes can add up, or None if one of them is not finite."""
+    return exact_sum(info.distances) if np.isfinite(info.distances).all() else None
 
 
 def mean(sums: Sequence[Fraction | None], count: int) -> float:
-    """What a distance must be above to be above the mean of all, given as sums of parts; nothing is above infinity."""
+    """Return the mean of `count` distances as a threshold, given sums of parts; infinity if a part is not finite."""
     finite = [part for part in sums if part is not None]
     if count == 0 or len(finite) < len(sums):
         return np.inf
@@ -123,7 +123,7 @@ def mean(sums: Sequence[Fraction | None], count: int) -> float:
 
 
 def _ranked(*keys: Floats | Ids) -> Ids:
-    """Rising order by the first key, ties by the next, and at last by number."""
+    """Return the rising order by the first key; ties by the next key, and at last by number."""
     return np.lexsort((np.arange(len(keys[0])), *reversed(keys)))
 
 
@@ -146,7 +146,7 @@ SAVES = {
 
 
 class Choice(NamedTuple):
-    """The blocks to save now, in rising order, and the budget left over (below zero: overspent) for the next save."""
+    """The blocks to save now, in rising order, and the budget left for the next save (negative: overspent)."""
 
     ids: Ids
     credit: Fraction
@@ -154,7 +154,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Save the fraction r of the state every r·C steps, in the order of a ranking; `saves` says how that begins."""
+    """Save the fraction r of the state every r·C steps, in the order of a ranking; `saves` selects how saves begin."""
 
     ranking: str
     interval: int
@@ -179,11 +179,11 @@ class Policy:
 
     @property
     def period(self) -> Fraction:
-        """Steps between two saves: r·C, not always whole."""
+        """The number of steps between two saves, r·C, which need not be whole."""
         return self.fraction * self.interval
 
     def due(self, step: int) -> bool:
-        """Whether to save after this step; step 0 is the initial state, which is always saved already."""
+        """Return True if a save is due after `step`; step 0 is the initial state, which is always saved."""
         if self.saves == "early" and step <= self.interval:
             return step in self.early
         regular = step > 0 and step // self.period > (step - 1) // self.period
@@ -191,14 +191,14 @@ class Policy:
 
     @property
     def early(self) -> tuple[int, ...]:
-        """The steps of early saves: 1, 2, 4, ... before C, and C itself where early saves share the bytes of one interval."""
+        """The steps of early saves: 1, 2, 4, ... before C, and C itself if early saves share the bytes of one interval."""
         if self.saves == "regular":
             return ()
         doubling = tuple(1 << power for power in range((self.interval - 1).bit_length()))
         return (*doubling, self.interval) if self.saves == "early" else doubling
 
     def at(self, step: int) -> "Policy":
-        """What the save after this step goes by: this policy, or for an early save one of its own."""
+        """Return the policy of the save after `step`: this one, or the special one of an early save."""
         if step not in self.early:
             return self
         if self.saves == "early":
@@ -206,19 +206,19 @@ class Policy:
         return replace(self, ranking="full", fraction=Fraction(1), saves="regular")
 
     def written(self, steps: int) -> Fraction:
-        """How much was written after so many steps, in states, the initial one not counted."""
+        """Return how many states were written after `steps` steps, without the initial one."""
         return sum((self.at(step).fraction for step in range(1, steps + 1) if self.due(step)), Fraction(0))
 
-    def choose(self, step: int, standing: BlockInfo, credit: Fraction = Fraction(0)) -> Choice:
-        """The blocks to save after this step, within a budget of r times the state plus what the last save left over.
+    def choose(self, step: int, info: BlockInfo, credit: Fraction = Fraction(0)) -> Choice:
+        """Choose the blocks to save after `step`, within r times the state plus the budget that is left over.
 
         Blocks differ in size, so the last one may overspend; the next save then has less. In the long run every policy
         writes the same number of values.
         """
         if (now := self.at(step)) is not self:
-            return now.choose(step, standing, credit)
+            return now.choose(step, info, credit)
         rng = np.random.default_rng((self.seed, step))  # keyed by step: a choice depends on nothing drawn before
-        order, sizes = RANKINGS[self.ranking](standing, rng), standing.sizes
+        order, sizes = RANKINGS[self.ranking](info, rng), info.sizes
         if self.fraction == 1:
             return Choice(np.sort(order), Fraction(0))
         budget = credit + self.fraction * int(sizes.sum())

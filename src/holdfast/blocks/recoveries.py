@@ -1,6 +1,7 @@
-"""Which blocks come back from a checkpoint after a failure. A recovery is a pure choice of block numbers.
+"""Choose the blocks that are restored from a checkpoint after a failure.
 
-The caller copies the chosen blocks with `Blocks.copy`; the simulator and the parameter server make the same choice.
+A recovery only chooses block numbers. The caller copies the blocks with `Blocks.copy`; the simulator and the parameter
+server use the same choice.
 """
 
 from collections.abc import Callable
@@ -16,17 +17,17 @@ Recovery: TypeAlias = Callable[[int, Ids], Ids]
 
 
 def full(count: int, lost: Ids) -> Ids:
-    """Everything goes back: the state is exactly that of the checkpoint, and all work since is repeated."""
+    """Restore everything: the state is exactly that of the checkpoint, and all work since then is repeated."""
     return np.arange(count)
 
 
 def partial(count: int, lost: Ids) -> Ids:
-    """Only lost blocks go back: survivors keep newer values, so the state mixes iterations but is nearer (Thm 4.1)."""
+    """Restore the lost blocks only: the others keep newer values, so the state is nearer to the lost one (Theorem 4.1)."""
     return np.asarray(lost, dtype=np.int64)
 
 
 def fresh(count: int, lost: Ids) -> Ids:
-    """As `partial`, but a block that was never saved gets what the workload's own rule says, and not its first value."""
+    """Restore like `partial`, but blocks that were never saved get new values by the workload's own rule."""
     return partial(count, lost)
 
 
@@ -34,16 +35,16 @@ RECOVERIES: dict[str, Recovery] = {"full": full, "partial": partial, "fresh": fr
 
 
 def recovery(name: str) -> Recovery:
-    """The recovery of this name."""
+    """Return the recovery called `name`."""
     if name not in RECOVERIES:
         raise BadInput(f"there is no recovery {name!r}; choose one of {', '.join(RECOVERIES)}")
     return RECOVERIES[name]
 
 
 def unsaved(how: Recovery, saved_at: Ids, lost: Ids) -> Ids:
-    """The lost blocks that get a fresh value: under `fresh` those that were never saved since the first iteration.
+    """Return the lost blocks that get new values: with `fresh`, the ones that were never saved since the start.
 
-    A rule goes by what is left of the state, so where nothing is left everything goes back to its first value.
+    The workload's rule uses the surviving state, so if all blocks are lost, all go back to their first values.
     """
     if how is not fresh or len(lost) == len(saved_at):
         return np.zeros(0, np.int64)
@@ -51,7 +52,7 @@ def unsaved(how: Recovery, saved_at: Ids, lost: Ids) -> Ids:
 
 
 def recover(how: Recovery, blocks: Blocks, live: State, saved: State, lost: Ids) -> Ids:
-    """Restore `live` in place from `saved` after losing blocks; returns the blocks that went back."""
+    """Restore `live` in place from `saved` after losing the blocks `lost`; return the restored blocks."""
     restored = how(len(blocks), lost)
     blocks.copy(saved, live, restored)
     return restored

@@ -1,4 +1,4 @@
-"""`holdfast serve`: train on a parameter server, see how a run stands, let nodes join it."""
+"""`holdfast serve`: train on a parameter server, show the status of a run, let nodes join it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,26 +20,28 @@ if TYPE_CHECKING:
     from holdfast.server.status import Status
 
 serve = typer.Typer(help="A fault-tolerant parameter server on Ray.", no_args_is_help=True)
-FOREVER = 1000  # iterations: who gives fewer does not expect the run to converge
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a served run.")]
+FOREVER = 1000  # iterations; a run with fewer need not converge
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run on the parameter server.")]
 
 
 @serve.command("train")
 def train(
-    workload: Annotated[str, typer.Option(help="Such as lda-20news, or a Python file with a model of your own.")],
-    out: Annotated[Path, typer.Option(help="Folder for the run: history and checkpoints.")],
-    nodes: Annotated[int, typer.Option(help="Nodes, which hold the blocks.")] = 2,
-    workers: Annotated[int, typer.Option(help="Workers, which hold the data.")] = 2,
+    workload: Annotated[
+        str, typer.Option(help="A workload such as lda-20news, or a Python file that defines your own model.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the history and the checkpoints of the run.")],
+    nodes: Annotated[int, typer.Option(help="Number of nodes, which hold the blocks.")] = 2,
+    workers: Annotated[int, typer.Option(help="Number of workers, which hold the data.")] = 2,
     policy: Annotated[
-        str, typer.Option(help="What is saved first: priority, relative, threshold, round, random, or full.")
+        str, typer.Option(help="Ranking of blocks to save: priority, relative, threshold, round, random or full.")
     ] = "priority",
-    fraction: Annotated[str, typer.Option(help="How much of the state a save holds.")] = "1/4",
-    interval: Annotated[int, typer.Option(help="Iterations in which as much is saved as the whole state.")] = 4,
+    fraction: Annotated[str, typer.Option(help="Fraction of the state in each save.")] = "1/4",
+    interval: Annotated[int, typer.Option(help="Number of iterations in which saves add up to the whole state.")] = 4,
     saves: Annotated[
         str,
         typer.Option(
-            help="How saves begin: regular; early: after 1, 2, 4, ... iterations a part, for the same bytes; early-full: "
-            "then everything."
+            help="The first saves: regular, early (parts after 1, 2, 4, ... iterations, for the same bytes) or early-full "
+            "(everything after 1, 2, 4, ... iterations)."
         ),
     ] = "regular",
     restore: Annotated[
@@ -57,16 +59,20 @@ def train(
             "kill@7:checkpoint,worker=0 or kill@5,controller. May be repeated. Points: boundary, apply, checkpoint, recovery.",
         ),
     ] = None,
-    staleness: Annotated[int, typer.Option(help="How many iterations a worker may be ahead of the others.")] = 0,
+    staleness: Annotated[int, typer.Option(help="Number of iterations that a worker may be ahead of the others.")] = 0,
     iterations: Annotated[
         int,
         typer.Option(
-            help="End after so many, converged or not; exit 1 if it does not converge in as many as by default."
+            help="Maximum number of iterations. With the default, a run that does not converge exits with status 1."
         ),
     ] = FOREVER,
-    seed: Annotated[int, typer.Option(help="Everything random comes from it.")] = 0,
-    data: Annotated[Path | None, typer.Option(help="Folder with data sets; else $HOLDFAST_DATA, else fetched.")] = None,
-    checkpoints: Annotated[str | None, typer.Option(help="Folder or s3://... to save to.  [default: in RUN]")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 0,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with data sets.  [default: $HOLDFAST_DATA, or downloaded]")
+    ] = None,
+    checkpoints: Annotated[
+        str | None, typer.Option(help="Folder or s3://... for checkpoints.  [default: in --out]")
+    ] = None,
     address: Annotated[str | None, typer.Option(help="A Ray cluster, HOST:PORT.  [default: this machine]")] = None,
 ) -> None:
     """Train on a parameter server. Example: holdfast serve train --workload mlr-digits --out runs/digits --inject kill@7"""
@@ -94,11 +100,11 @@ def train(
         iterations=iterations,
         failures=_failures(inject or [], iterations),
     )
-    with _bar(iterations) as tell:
-        outcome = train_on_server(settings, address, tell)
-    word = "converged" if outcome.converged else "did not converge"
+    with _bar(iterations) as report:
+        outcome = train_on_server(settings, address, report)
+    result = "converged" if outcome.converged else "did not converge"
     say(
-        f"{word} after {outcome.iterations} iterations with a loss of {outcome.loss:.6g}; history in {settings.history}"
+        f"{result} after {outcome.iterations} iterations with a loss of {outcome.loss:.6g}; history in {settings.history}"
     )
     for failure in settings.failures:
         if failure.step >= outcome.iterations:
@@ -108,22 +114,19 @@ def train(
 
 @serve.command("status")
 def status(run: Run) -> None:
-    """How a served run stands, from its history. Example: holdfast serve status runs/digits"""
-    from holdfast.server.status import standing
+    """Show the progress of a run, from its history. Example: holdfast serve status runs/digits"""
+    from holdfast.server.status import summary
 
-    say("\n".join(standing(run)))
+    say("\n".join(summary(run)))
 
 
 @serve.command("join")
-def join(
-    run: Run,
-    nodes: Annotated[int, typer.Option(help="How many nodes join.")] = 1,
-) -> None:
-    """Let nodes join a run that goes on, and take over their share of blocks. Example: holdfast serve join runs/digits"""
-    from holdfast.server.status import Wish, require_going_on
+def join(run: Run, nodes: Annotated[int, typer.Option(help="Number of nodes that join.")] = 1) -> None:
+    """Add nodes to a running run; they take over a share of the blocks. Example: holdfast serve join runs/digits"""
+    from holdfast.server.status import JoinRequest, require_running
 
-    require_going_on(run)
-    Wish(run).make(nodes)
+    require_running(run)
+    JoinRequest(run).write(nodes)
     say(f"{counted(nodes, 'node')} will join {run} at its next iteration")
 
 
@@ -131,7 +134,7 @@ def _fraction(text: str) -> Fraction:
     try:
         return Fraction(text)
     except (ValueError, ZeroDivisionError):
-        raise BadInput(f"{text!r} is no fraction: write it as 1/4 or 0.25") from None
+        raise BadInput(f"{text!r} is not a fraction: write 1/4 or 0.25.") from None
 
 
 def _failures(specs: list[str], iterations: int) -> "Schedule":
@@ -148,7 +151,7 @@ def _failures(specs: list[str], iterations: int) -> "Schedule":
 
 @contextmanager
 def _bar(iterations: int) -> "Iterator[Callable[[Status], None]]":
-    """A progress bar on stderr, where that is a terminal."""
+    """Show a progress bar on stderr if that is a terminal."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bars
 
@@ -162,10 +165,10 @@ def _bar(iterations: int) -> "Iterator[Callable[[Status], None]]":
     with Bars(*columns, console=console, disable=not console.is_terminal) as bars:
         task = bars.add_task("starting", total=iterations)
 
-        def tell(status: "Status") -> None:
+        def report(status: "Status") -> None:
             if status.loss is None:
                 return
-            words = f"loss {status.loss:.6g}, {status.seconds * 1000:.0f} ms, {status.saves} saves, {status.failures} failures"
-            bars.update(task, completed=status.iteration, description=words)
+            description = f"loss {status.loss:.6g}, {status.seconds * 1000:.0f} ms, {status.saves} saves, {status.failures} failures"
+            bars.update(task, completed=status.iteration, description=description)
 
-        yield tell
+        yield report

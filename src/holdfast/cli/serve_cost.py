@@ -1,4 +1,4 @@
-"""How `holdfast cost` shows a run of the parameter server: parts of an iteration, and failures with what they cost."""
+"""Print the cost of runs on the parameter server: parts of an iteration, and failures with their costs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,13 +15,13 @@ from holdfast.server.cost import FEWEST, Served, contraction, measured_cost, pre
 def print_served(
     histories: Mapping[str, Sequence[Event]], reference: Sequence[Event] | None, *, as_json: bool = False
 ) -> None:
-    """What each of these runs cost, beside one without failures if there is one."""
+    """Print the cost of each run, next to a run without failures if one is given."""
     runs = {name: served_cost(history) for name, history in histories.items()}
     other = served_cost(reference) if reference is not None else None
     measured = {name: measured_cost(run, other) if other else None for name, run in runs.items()}
     if as_json:
-        told = {name: {**run.to_json(), "measured_cost": measured[name]} for name, run in runs.items()}
-        say(json.dumps(told, indent=1))
+        costs = {name: {**run.to_json(), "measured_cost": measured[name]} for name, run in runs.items()}
+        say(json.dumps(costs, indent=1))
         return
     for name, run in runs.items():
         if len(runs) > 1:
@@ -50,15 +50,15 @@ def _parts(run: Served) -> Table:
 
 
 def _failures(run: Served) -> Table:
-    table = Table("lost", "iteration", "blocks lost", "restored", "perturbation", "goes on after", box=None)
-    for each in run.failures:
+    table = Table("lost", "iteration", "blocks lost", "restored", "perturbation", "continues after", box=None)
+    for outage in run.failures:
         table.add_row(
-            cell(", ".join(each.members)),
-            str(each.iteration),
-            str(each.blocks),
-            str(each.restored),
-            "unknown" if each.size is None and each.restored else f"{each.size or 0:.4g}",
-            "" if each.seconds is None else f"{each.seconds:.2f} s",
+            cell(", ".join(outage.members)),
+            str(outage.iteration),
+            str(outage.blocks),
+            str(outage.restored),
+            "unknown" if outage.size is None and outage.restored else f"{outage.size or 0:.4g}",
+            "" if outage.seconds is None else f"{outage.seconds:.2f} s",
         )
     return table
 
@@ -66,13 +66,13 @@ def _failures(run: Served) -> Table:
 def _costs(run: Served, measured: float | None) -> str:
     rate, predicted = contraction(run), prediction(run)
     if predicted is None:
-        unknown = f"a rate is read off {FEWEST} losses or more before the first failure, each lower than the last"
-        why = unknown if rate is None else "not every perturbation's size is on record"
+        unknown = f"a rate needs at least {FEWEST} losses before the first failure, each lower than the last"
+        why = unknown if rate is None else "the size of a perturbation is not recorded"
         theory = f"Theorem 3.2 predicts nothing: {why}"
     elif rate is None:
-        theory = "no block went back, so nothing is predicted to be lost"
+        theory = "no block was restored, so no cost is predicted"
     else:
-        theory = f"Theorem 3.2 predicts up to {predicted:.2f} iterations (c = {rate.c:.4f}, read off the losses)"
+        theory = f"Theorem 3.2 predicts up to {predicted:.2f} iterations (c = {rate.c:.4f}, measured from the losses)"
     return f"iteration cost: {theory}" + (
         "; give --reference RUN, a run without failures, to measure it"
         if measured is None

@@ -1,1 +1,5 @@
-"""A parameter server: nodes that hold blocks, workers that compute updates of them, and failures that it survives."""
+"""A fault-tolerant parameter server on Ray.
+
+The driver starts nodes, which hold blocks, workers, which compute updates, and a controller, which drives rounds,
+checkpoints and recovery. Any of their processes may be lost.
+"""

@@ -1,4 +1,10 @@
-"""An advice for a served run: what a lost node will cost in iterations and seconds, what to put back, how often to save."""
+"""Recommend the restore mode and the save interval of a run on the parameter server, from its history.
+
+In a contraction by c, a block that goes back a iterations is c^-a times as far from its optimum as before. If a part p
+of the blocks does so, and all have the same part in the distance d, that becomes d √(1 + p (c^-2a - 1)), which gives
+the expected number of lost iterations. A perturbation need not be orthogonal to the remaining distance: Theorem 3.2
+allows up to log(1 + √p (c^-a - 1)) / log(1/c), with the size by Theorem 4.2. If all blocks go back, both are a.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,16 +24,16 @@ from holdfast.events import Event, Iterate, Serve
 from holdfast.server.cost import Served, contraction, served_cost
 
 RECOVERIES = ("partial", "full")
-OUTAGE = Estimate(
-    1.5, 0.05, 15.0, BENCHMARK
-)  # a lost actor is seen in 8 to 26 ms, a silent one in 1.25 s; a node in seconds
-SLOW = 1 - 1e-6  # stands for a rate that is not known: then it hardly matters which it is
-FEW = 4  # iterations, below which nothing is said
+# A lost actor is detected in 8 to 26 ms, a silent one in 1.25 s, a lost machine in seconds.
+OUTAGE = Estimate(1.5, 0.05, 15.0, BENCHMARK)
+SLOW = 1 - 1e-6  # stands for an unknown rate, which then hardly matters
+FEW = 4  # iterations needed for an estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedCosts:
-    """What the history of a served run tells: seconds of an iteration, of a save of the whole state, and how it converges."""
+    """The costs measured in a history: seconds per iteration and per save of the whole state, and the rate of
+    convergence."""
 
     workload: str
     nodes: int
@@ -43,13 +49,12 @@ class ServedCosts:
     failures: int
 
     def to_json(self) -> dict[str, Any]:
-        """Every number as plain values."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class ServedPrice:
-    """What one failure costs under a recovery."""
+    """The cost of one failure with one restore mode."""
 
     recovery: str
     iterations: Estimate
@@ -58,22 +63,22 @@ class ServedPrice:
     interval: SaveInterval
 
     def to_json(self) -> dict[str, Any]:
-        """The price as JSON values."""
         return asdict(self)
 
 
 def served_costs(history: Sequence[Event]) -> ServedCosts:
-    """The costs that the history of a served run tells."""
+    """Measure the costs of a run from its history."""
     run = served_cost(history)
-    told = [event.what for event in history if event.who == "controller"]
-    plan = next(what for what in told if isinstance(what, Serve))
-    done = [what for what in told if isinstance(what, Iterate)]
+    lines = [event.what for event in history if event.who == "controller"]
+    plan = next(what for what in lines if isinstance(what, Serve))
+    done = [what for what in lines if isinstance(what, Iterate)]
     if len(done) < FEW:
-        raise BadInput(f"{len(done)} iterations tell nothing of how long one takes: train for longer first.")
-    quiet = [each for each in done[1:] if each.iteration not in {outage.iteration for outage in run.failures}] or done
-    step = spread_of([max(1e-6, each.seconds - each.checkpoint) for each in quiet])
-    checkpoint = mean_of([each.checkpoint for each in quiet])
-    outages = [max(0.0, each.seconds - step.value) for each in run.failures if each.seconds is not None]
+        raise BadInput(f"The run has {len(done)} iterations, too few to measure one. Train for at least {FEW}.")
+    failed = {outage.iteration for outage in run.failures}
+    quiet = [iteration for iteration in done[1:] if iteration.iteration not in failed] or done
+    step = spread_of([max(1e-6, iteration.seconds - iteration.checkpoint) for iteration in quiet])
+    checkpoint = mean_of([iteration.checkpoint for iteration in quiet])
+    outages = [max(0.0, outage.seconds - step.value) for outage in run.failures if outage.seconds is not None]
     return ServedCosts(
         workload=plan.workload,
         nodes=plan.nodes,
@@ -91,13 +96,13 @@ def served_costs(history: Sequence[Event]) -> ServedCosts:
 
 
 def served_prices(costs: ServedCosts, lost: Fraction, mtbf: float) -> dict[str, ServedPrice]:
-    """The price of a failure that takes this part of the blocks, under each recovery."""
+    """Return the price of a failure that takes the part `lost` of the blocks, for each restore mode."""
     return {name: _price(costs, name, lost if name == "partial" else Fraction(1), mtbf) for name in RECOVERIES}
 
 
 def iterations_lost(interval: int, lost: float, rate: float | None, noise: float = 0.0) -> Estimate:
-    """The iteration cost of a failure at a moment that nobody chose, if this part of the blocks goes back to its saves."""
-    ages = np.arange(interval, dtype=np.float64)  # a block was saved so many iterations ago
+    """Estimate the iterations lost at a random failure, if the part `lost` of the blocks goes back to its saves."""
+    ages = np.arange(interval, dtype=np.float64)  # iterations since a block was saved
     c = rate or SLOW
     widened = 1.6449 * math.sqrt(2) * noise  # two crossings are compared
     least = 0.0 if lost < 1 else float(np.floor(0.05 * (interval - 1)))
@@ -106,21 +111,21 @@ def iterations_lost(interval: int, lost: float, rate: float | None, noise: float
 
 
 def expected(age: Floats | float, lost: float, c: float) -> Floats:
-    """Iterations that a run is later if a part of its blocks goes back so many iterations, and is orthogonal to the rest."""
+    """Return the expected delay in iterations if the part `lost` goes back by `age`, orthogonal to the rest."""
     away = np.expm1(-2 * np.asarray(age, dtype=np.float64) * math.log(c))
     return np.asarray(np.log1p(lost * away) / (-2 * math.log(c)))
 
 
 def bound(age: Floats | float, lost: float, c: float) -> Floats:
-    """Iterations that a run is later at most, by Theorem 3.2."""
+    """Return the largest delay in iterations by Theorem 3.2."""
     away = np.expm1(-np.asarray(age, dtype=np.float64) * math.log(c))
     return np.asarray(np.log1p(math.sqrt(lost) * away) / -math.log(c))
 
 
 def noise(losses: Sequence[float]) -> float:
-    """By how many iterations chance moves the moment at which the loss meets a level, from the last half of the losses.
+    """Return by how many iterations chance moves the crossing of a loss level, from the last half of the losses.
 
-    What is not smooth in them is chance: the differences of differences of independent noise have six times its variance.
+    The part that is not smooth is chance: second differences of independent noise have six times its variance.
     """
     late = np.asarray(losses[len(losses) // 2 :], dtype=np.float64)
     if len(late) < 4:
@@ -157,7 +162,7 @@ def _rate(run: Served) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedAdvice:
-    """What to do, and what it rests on."""
+    """Recommended options, with the reasons and the estimates behind them."""
 
     recovery: str
     interval: int
@@ -176,25 +181,24 @@ class ServedAdvice:
         return f"advice: --restore {self.recovery} --interval {self.interval}"
 
     def to_json(self) -> dict[str, Any]:
-        """Every number as plain values."""
         return {
             "recovery": self.recovery,
             "interval": self.interval,
             "reasons": list(self.reasons),
             "unknown": list(self.unknown),
             "mtbf": self.mtbf.to_json(),
-            "prices": {name: each.to_json() for name, each in self.prices.items()},
+            "prices": {name: price.to_json() for name, price in self.prices.items()},
             "costs": self.costs.to_json(),
         }
 
 
 def advise_served(history: Sequence[Event], question: Question | None = None) -> ServedAdvice:
-    """The advice that the history of a served run gives."""
-    asked, costs = question or Question(), served_costs(history)
-    if asked.workers is not None:
-        raise BadInput("--workers is about runs of `holdfast run`, and this is a served run: leave it out")
-    lost = asked.lost or Fraction(1, costs.nodes)
-    mtbf = _mtbf(costs, asked)
+    """Return the advice for the run with this history."""
+    question, costs = question or Question(), served_costs(history)
+    if question.workers is not None:
+        raise BadInput("--workers applies to runs of `holdfast run`, not to a parameter server: leave it out.")
+    lost = question.lost or Fraction(1, costs.nodes)
+    mtbf = _mtbf(costs, question)
     prices = served_prices(costs, lost, mtbf.value)
     best = "full" if lost == 1 else "partial"
     return ServedAdvice(
@@ -220,22 +224,22 @@ def _reasons(
     costs: ServedCosts, lost: Fraction, mtbf: Estimate, prices: Mapping[str, ServedPrice], best: str
 ) -> list[str]:
     interval = prices[best].interval
-    rate = "" if costs.rate is None else f"; it converges by {costs.rate:.4g} an iteration"
+    rate = "" if costs.rate is None else f"; it converges by a factor of {costs.rate:.4g} per iteration"
     lines = [
         f"A failure is expected every {in_words(mtbf.value)} ({mtbf.basis}), and takes {lost} of the blocks.",
-        f"An iteration takes {in_words(costs.step.value)}; to save the whole state once makes training "
-        f"{in_words(costs.stall.value)} later{rate}.",
+        f"An iteration takes {in_words(costs.step.value)}; saving the whole state once delays "
+        f"training by {in_words(costs.stall.value)}{rate}.",
     ]
     for name, price in prices.items():
         counted = price.iterations
         lines.append(
-            f"Under {name} recovery a failure costs {counted.value:.3g} iterations ({counted.low:.3g} to {counted.high:.3g}) and "
+            f"With --restore {name} a failure costs {counted.value:.3g} iterations ({counted.low:.3g} to {counted.high:.3g}) and "
             f"{in_words(price.seconds.value)} ({in_words(price.seconds.low)} to {in_words(price.seconds.high)})."
         )
     lines.append(
-        "So only lost blocks should come back: the others keep what they have learned since."
+        "So only lost blocks should be restored: the others keep what they have learned since the save."
         if best == "partial"
-        else "All blocks are lost at once, so there is nothing that partial recovery could keep."
+        else "All blocks are lost at once, so --restore partial could keep nothing."
     )
     lines.append(
         f"Save as much as the whole state every {interval.best} iterations; by Young's formula every {interval.young}, by "
@@ -249,19 +253,19 @@ def _unknown(costs: ServedCosts, mtbf: Estimate) -> list[str]:
     lines = []
     if costs.outage is None:
         lines.append(
-            "No loss was seen: how long training stands still is taken from our measurements of Ray, with a wide range."
+            "No loss was recorded: the length of an interruption is an estimate from measurements of Ray, with a wide range."
         )
     if mtbf.basis != GIVEN:
         lines.append(
-            f"How often something fails is taken from {estimate.OF_A_WORKER.source}, for as many GPUs as there are nodes. "
-            "Give --mtbf if you know better."
+            f"The failure rate is taken from {estimate.OF_A_WORKER.source}, for as many GPUs as there are nodes. "
+            "Give --mtbf if you know it."
         )
     if costs.rate is None:
         lines.append(
-            "How fast it converges, its losses do not tell (they do not fall in every iteration): it is taken to be slow, for "
-            "which the iterations hardly depend on it."
+            "The rate of convergence is unknown, because the losses do not fall in every iteration. It is assumed to be slow, "
+            "where it hardly affects the result."
         )
     lines.append(
-        "Before the first save of a block its first value comes back: such a failure can cost more than starting over."
+        "A block that was never saved returns to its first value: such an early failure can cost more than starting over."
     )
     return lines

@@ -1,4 +1,4 @@
-"""A node's side of choosing what to save: what its own blocks answer, and which of them the verdict takes."""
+"""A node's side of choosing the blocks to save: answer questions about its blocks, and apply the verdict."""
 
 from typing import TypeAlias
 
@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.blocks.division import Floats, Ids
-from holdfast.blocks.policy import BlockInfo, Policy, moved_a_value, moved_in_all, moved_in_proportion
+from holdfast.blocks.policy import BlockInfo, Policy, distance_per_value, relative_distance, total_distance
 from holdfast.errors import BadInput
 from holdfast.server.selection import (
     Answer,
@@ -30,18 +30,18 @@ _SIGN = np.uint64(1 << 63)
 
 
 class Candidates:
-    """The blocks of one node, ranked by a policy among all blocks; answers are the same however often it is asked."""
+    """The blocks of one node, ranked by a policy among all blocks. Asking again gives the same answer."""
 
-    def __init__(self, policy: Policy, step: int, ids: Ids, standing: BlockInfo, count: int) -> None:
-        self._ids, self._standing = ids, standing
-        self._first = _first(policy, step, ids, standing, count)
+    def __init__(self, policy: Policy, step: int, ids: Ids, info: BlockInfo, count: int) -> None:
+        self._ids, self._info = ids, info
+        self._first = _first(policy, step, ids, info, count)
         self._within: tuple[float, Span | None, Where] = (-np.inf, None, _ALL)
 
     def answer(self, question: Question) -> Answer:
-        """What this node has to say."""
+        """Return this node's answer to `question`."""
         match question:
             case AskTotal():
-                return Total.of(len(self._ids), moved_in_all(self._standing))
+                return Total.of(len(self._ids), total_distance(self._info))
             case AskSurvey(above, few):
                 return self._survey(self._above(above), few)
             case AskHistogram(above, span, bins):
@@ -50,38 +50,38 @@ class Candidates:
                 return self._blocks(self._inside(above, span))
 
     def taken(self, verdict: SaveUpTo) -> Ids:
-        """The blocks of this node that are to be saved, in rising order."""
+        """Return the blocks of this node that `verdict` selects, in rising order."""
         first, saved_at, number = verdict.last
         chosen = self._first < np.uint64(first)
         equal = np.flatnonzero(self._first == np.uint64(first))
-        ages = self._standing.saved_at[equal]
+        ages = self._info.saved_at[equal]
         chosen[equal] = (ages < saved_at) | ((ages == saved_at) & (self._ids[equal] <= number))
         if verdict.above > -np.inf:
-            chosen &= self._standing.distances > verdict.above
+            chosen &= self._info.distances > verdict.above
         return np.asarray(self._ids[chosen])
 
     def _survey(self, where: Where, few: int) -> Survey:
         numbers = [self._numbers(level, where) for level in range(3)]
         found = len(numbers[0])
         lowest, highest = ([end(n) for n in numbers if found] for end in (np.min, np.max))
-        sizes = self._standing.sizes
+        sizes = self._info.sizes
         ends = np.array(lowest, np.uint64), np.array(highest, np.uint64)
         blocks = self._blocks(where) if found <= few else None
         return Survey(int(sizes.sum()), found, int(sizes[where].sum()), *ends, blocks)
 
     def _blocks(self, where: Where) -> CandidateBlocks:
-        standing = self._standing
-        return CandidateBlocks(self._first[where], standing.saved_at[where], self._ids[where], standing.sizes[where])
+        info = self._info
+        return CandidateBlocks(self._first[where], info.saved_at[where], self._ids[where], info.sizes[where])
 
     def _histogram(self, where: Where, span: Span, bins: int) -> Histogram:
         shifted = (self._numbers(span.level, where) - np.uint64(span.low)) >> np.uint64(span.shift(bins))
-        which, sizes = shifted.view(np.int64), self._standing.sizes[where]
+        which, sizes = shifted.view(np.int64), self._info.sizes[where]
         counts = np.bincount(which, minlength=bins)
         values = np.bincount(which, weights=sizes, minlength=bins)  # whole numbers are exact up to 2**53
         return Histogram(counts, values.astype(np.int64))
 
     def _inside(self, above: float, span: Span) -> Where:
-        """The candidates in a span; those of the last span are kept, since the next one lies in it most of the time."""
+        """Return the candidates in `span`; the last result is kept, since the next span usually lies in it."""
         known_above, known, where = self._within
         if known_above != above or known is None or not _contains(known, span):
             where = self._above(above)
@@ -93,22 +93,20 @@ class Candidates:
         return where
 
     def _above(self, above: float) -> Where:
-        return _ALL if above == -np.inf else np.flatnonzero(self._standing.distances > above)
+        return _ALL if above == -np.inf else np.flatnonzero(self._info.distances > above)
 
     def _numbers(self, level: int, where: Where) -> Codes:
-        """One of the three numbers of the places of some blocks."""
-        return (
-            self._first[where] if level == 0 else (self._standing.saved_at, self._ids)[level - 1][where].view(np.uint64)
-        )
+        """Return one of the three rank numbers of the blocks at `where`."""
+        return self._first[where] if level == 0 else (self._info.saved_at, self._ids)[level - 1][where].view(np.uint64)
 
 
-def _first(policy: Policy, step: int, ids: Ids, standing: BlockInfo, count: int) -> Codes:
-    """What the policy ranks by, as numbers that rise where urgency falls."""
+def _first(policy: Policy, step: int, ids: Ids, info: BlockInfo, count: int) -> Codes:
+    """Return the policy's key as integers that rise as urgency falls."""
     match policy.ranking:
         case "priority":
-            return _codes(-moved_a_value(standing))
+            return _codes(-distance_per_value(info))
         case "relative":
-            return _codes(-moved_in_proportion(standing))
+            return _codes(-relative_distance(info))
         case "random":
             order = np.random.default_rng((policy.seed, step)).permutation(count)
             ranks = np.empty(count, np.uint64)
@@ -122,7 +120,7 @@ def _first(policy: Policy, step: int, ids: Ids, standing: BlockInfo, count: int)
 
 
 def _codes(keys: Floats) -> Codes:
-    """Whole numbers in the order of floats: -0 is 0, and what is not a number comes last."""
+    """Map floats to integers in the same order: -0 equals 0, and NaN comes last."""
     keys = keys + 0.0
     keys[np.isnan(keys)] = np.nan
     bits = keys.view(np.uint64)

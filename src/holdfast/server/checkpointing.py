@@ -1,4 +1,4 @@
-"""Checkpoints of a served run: nodes choose together what to save and go on training; the writing is committed later."""
+"""Checkpoints of a run: nodes choose blocks together and continue training while the blocks are written and committed."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ PATIENCE = 120.0  # seconds for the store to take a save
 
 
 class NodesLost(Exception):
-    """Nodes did not answer, for these reasons; the blocks that they held are gone."""
+    """Nodes did not answer, for the reasons in `missing`; their blocks are lost."""
 
     def __init__(self, missing: Mapping[int, str]) -> None:
         super().__init__(missing)
@@ -33,9 +33,9 @@ class NodesLost(Exception):
 
 
 class ServerSave(NamedTuple):
-    """A save that has ended: of which iteration, its bytes, the seconds since it was begun, and nodes without a part in it.
+    """A finished save. `lost` are the nodes whose part is missing.
 
-    What the other nodes wrote is committed, unless it is the first save, which must have all blocks.
+    The parts of the other nodes are committed, except in the first save, which must have all blocks.
     """
 
     iteration: int
@@ -47,16 +47,16 @@ class ServerSave(NamedTuple):
 
 
 class Selected(NamedTuple):
-    """What was chosen to be saved; `lost` are nodes that did not set their part aside, and `apart` is by node."""
+    """The blocks chosen for a save; `lost` are nodes that did not set their part aside, and `distances` is by node."""
 
     blocks: Samples
     bytes: int
-    apart: dict[int, float]
+    distances: dict[int, float]
     lost: Mapping[int, str]
 
 
 class CheckpointCoordinator:
-    """Has the running checkpoint open for saving, and puts on record what is committed; one save at most is on its way."""
+    """The running checkpoint, open for saving; at most one save is in progress."""
 
     def __init__(self, settings: Settings, workload: Divided, members: ServerMembers, record: Record) -> None:
         self._settings, self._blocks, self._members, self._record = settings, workload.blocks, members, record
@@ -69,44 +69,44 @@ class CheckpointCoordinator:
 
     @property
     def exists(self) -> bool:
-        """Whether something was ever committed."""
+        """True if a save was ever committed."""
         return bool(generations(self._store))
 
     @property
     def saved_at(self) -> Ids:
-        """The iteration at which each block was last saved, as far as it was committed."""
+        """The iteration of the last committed save of each block."""
         return self._running.saved_at
 
     def select(self, step: int) -> Selected:
-        """Let nodes choose blocks after an iteration, and set them aside to be written."""
+        """Let nodes choose blocks after iteration `step`, and set them aside to be written."""
         policy = self._settings.policy.at(step)
         selection = converse(exchange(policy, self.credit), lambda question: self._answers(step, question))
         answers = self._members.ask(
             "node", "save", dict.fromkeys(self._members.nodes, (step, selection.verdict, selection.credit))
         )
         self.credit = selection.credit
-        kept = answers.results
+        parts = answers.results
         return Selected(
-            Samples.total(each.blocks for each in kept.values()),
-            sum(each.bytes for each in kept.values()),
-            {node: each.apart for node, each in kept.items() if each.apart is not None},
+            Samples.total(part.blocks for part in parts.values()),
+            sum(part.bytes for part in parts.values()),
+            {node: part.distance for node, part in parts.items() if part.distance is not None},
             answers.missing,
         )
 
     def write(self, step: int, size: int) -> None:
-        """Begin to bring to the store what nodes have set aside."""
+        """Begin to write the blocks that nodes have set aside."""
         began, sequence = time.perf_counter(), self._running.reserve()
         calls = {node: call(actor, "write", sequence) for node, actor in self._members.nodes.items()}
         self._given_up = {}
         self._pending = self._threads.submit(self._commit, calls, step, size, began)
 
     def poll(self) -> None:
-        """Settle the save that is on its way, if it is over by now."""
+        """Settle the save in progress if it has finished."""
         if self._pending is not None and self._pending.done():
             self.settle()
 
     def settle(self, without: Mapping[int, str] | None = None) -> ServerSave | None:
-        """Wait until the save that is on its way is committed, but not for the part of nodes that are lost; and tell of it."""
+        """Wait until the save in progress is committed, without the parts of lost nodes, and record it."""
         if self._pending is None:
             return None
         self._given_up.update(without or {})
@@ -118,15 +118,15 @@ class CheckpointCoordinator:
         return saved
 
     def holding(self, ids: Ids) -> list[Segment]:
-        """The segments that nodes need to restore these blocks."""
+        """Return the segments that nodes need to restore the blocks `ids`."""
         return self._running.holding(ids)
 
     def close(self) -> None:
-        """Let the thread go."""
+        """Stop the commit thread."""
         self._threads.shutdown()
 
     def _while_looking(self, pending: "Future[ServerSave]") -> ServerSave:
-        """Wait for the commit, and notice nodes that are lost before they have written."""
+        """Wait for the commit while watching for nodes that are lost before they have written."""
         deadline = time.monotonic() + PATIENCE + 10
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Ray, embedded in this process or at an address: started, asked whether it answers, and ended."""
+"""Start, check and stop Ray: embedded in this process, or a cluster at an address."""
 
 import os
 import signal
@@ -20,7 +20,8 @@ OBJECTS = 512 << 20  # bytes of memory for what actors send each other
 
 @contextmanager
 def cluster(address: str | None = None) -> Iterator[None]:
-    """Ray, embedded in this process or at an address; one that is already there is used, and left as it is."""
+    """Run Ray embedded in this process, or connect to `address`; a Ray that is already running is used and left
+    running."""
     ray = _ray()
     if address is not None:
         require_answer(address)
@@ -55,23 +56,23 @@ def _start(ray: ModuleType, address: str | None) -> None:
 
 @contextmanager
 def _uninterrupted(ray: ModuleType) -> Iterator[None]:
-    """Ray cannot be interrupted while it starts: the process would abort, and leave others behind. So we wait for it.
+    """Delay signals while Ray starts: an interrupted start would abort this process and leave others behind.
 
-    From then on SIGTERM ends this process as Ctrl-C does. Ray's own handler would print a stack.
+    Afterwards SIGTERM ends this process as Ctrl-C does; Ray's own handler would print a stack.
     """
     if current_thread() is not main_thread():  # where signals are not ours to handle
         yield
         return
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    signals: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: signals.append(number))
+    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     try:
         with patch.object(ray._private.utils, "set_sigterm_handler", lambda _: None):
             yield
     finally:
         signal.signal(signal.SIGINT, before)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if came:
+    if signals:
         raise KeyboardInterrupt
 
 
@@ -88,15 +89,15 @@ def _ray() -> ModuleType:
 
 
 def _processes() -> "list[Popen[bytes]]":
-    """The processes that Ray has started here, apart from those of actors."""
+    """Return the processes that Ray started here, without those of actors."""
     from ray._private import worker
 
     node = worker._global_node
-    return [] if node is None else [each.process for group in node.all_processes.values() for each in group]
+    return [] if node is None else [started.process for group in node.all_processes.values() for started in group]
 
 
 def _await_end(process: "Popen[bytes]") -> None:
-    """Wait for a process that Ray has asked to end; it does not wait itself."""
+    """Wait for a process that Ray has asked to end; Ray itself does not wait."""
     try:
         process.wait(END_WITHIN)
     except TimeoutExpired:
@@ -109,7 +110,7 @@ SETTINGS_FRAME = 4  # with which its other side answers
 
 
 def require_answer(address: str) -> None:
-    """Refuse an address where nobody listens, or somebody who is no cluster: Ray itself would wait for minutes."""
+    """Raise BadInput if no Ray cluster answers at `address`: Ray itself would wait for minutes."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), CONNECT_WITHIN) as connection:

@@ -1,8 +1,7 @@
-"""The controller of a served run: an actor that drives rounds, checkpoints and recovery.
+"""The controller of a run: an actor that drives rounds, checkpoints and recovery.
 
-It can be killed at any time. Another one waits to go on, with everything loaded, and what it must know it finds out:
-nodes say what they hold and how far it has come, the store says what was saved, its history says what was done on
-purpose.
+It can be killed at any time. Another controller waits with everything loaded, and recovers the state of the run from
+the nodes (blocks and rounds), the store (saves) and the history (failures injected so far).
 """
 
 import os
@@ -21,8 +20,8 @@ from holdfast.history.log import HistoryWriter
 from holdfast.sampler.digest import Samples
 from holdfast.server.checkpointing import CheckpointCoordinator, NodesLost, Selected
 from holdfast.server.members import Member, ServerMembers
-from holdfast.server.recovery import Recovering, first_map, gathered_map
-from holdfast.server.rounds import Rounds, Stale, Times
+from holdfast.server.recovery import ServerRecovery, first_map, gathered_map
+from holdfast.server.rounds import Rounds, StaleRounds, Times
 from holdfast.server.server_node import Account
 from holdfast.server.settings import Settings
 from holdfast.server.status import ServerOutcome, Status
@@ -31,7 +30,7 @@ from holdfast.workloads.divided import When
 
 
 class Controller:
-    """Drives a run from wherever it stands to its end."""
+    """The actor that drives a run from its current state to its end."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -42,12 +41,12 @@ class Controller:
         self._status = Status()
         self._requests = 0
         self._clocks = dict.fromkeys(range(settings.workers), 0)
-        self._chosen = -1  # the last iteration after which nodes had chosen what to save when the controller was lost
+        self._chosen = -1  # the last iteration that nodes had chosen a save for when the controller was lost
 
     def train(
         self, nodes: "Mapping[int, ActorHandle[Any]]", workers: "Mapping[int, ActorHandle[Any]]", life: int
     ) -> ServerOutcome:
-        """Train until the loss is under the workload's criterion, or for as many iterations as allowed."""
+        """Train until the loss is below the workload's criterion, or for the allowed number of iterations."""
         self._take_over()
         gone = self._past.lost()
         for kind, actors in (("node", nodes), ("worker", workers)):
@@ -57,7 +56,7 @@ class Controller:
         self._record(self._settings.announced(life, self._workload))
         iteration = self._begin() if life == 0 else self._resume()
         outcome = self._iterate(iteration) if self._settings.staleness == 0 else self._iterate_stale()
-        self._settle_last()
+        self._finish_last_save()
         self._record(events.Done(life, outcome.iterations))
         for kind, there in (("node", self._members.nodes), ("worker", self._members.workers)):
             self._members.ask(kind, "close", dict.fromkeys(there, ()), 10.0)
@@ -67,45 +66,45 @@ class Controller:
 
     @ray.method(concurrency_group="watch")
     def status(self) -> Status:
-        """How the run stands."""
+        """Return the progress of the run."""
         return self._status
 
     @ray.method(concurrency_group="watch")
     def welcome(self, kind: str, number: int, actor: "ActorHandle[Any]") -> None:
-        """A new member that takes part from the next iteration on, or at once if it is waited for."""
+        """Admit a new member at the next iteration, or at once if recovery waits for it."""
         self._arrivals.put((Member(kind, number), actor))
 
     def _take_over(self) -> None:
-        """Open history and store: until it trains, a controller only waits, and another one has them."""
+        """Open history and store. Until a controller trains, another controller may have them open."""
         self._history = HistoryWriter(self._settings.history, "controller")
         self._past = ControllerPast(self._history.path, self._settings)
         self._coordinator = CheckpointCoordinator(self._settings, self._workload, self._members, self._record)
-        self._recovering = Recovering(
+        self._recovery = ServerRecovery(
             self._settings, self._members, self._coordinator, self._record, self._reinforce, self._strike_at
         )
         self._rounds = Rounds(
-            self._settings, self._workload, self._members, self._recovering, self._record, self._strike_at
+            self._settings, self._workload, self._members, self._recovery, self._record, self._strike_at
         )
         self._struck = self._past.strikes()
 
     def _begin(self, version: int = 0) -> int:
-        """Deal out the blocks as they are before the first iteration, and save all of them; nobody can lose any yet."""
-        recovering, members = self._recovering, self._members
+        """Deal out the initial blocks and save all of them; no block can be lost before that."""
+        recovery, members = self._recovery, self._members
         while True:
-            recovering.require("node")
-            recovering.map = first_map(self._count, sorted(members.nodes), self._settings.seed, version)
+            recovery.require("node")
+            recovery.map = first_map(self._count, sorted(members.nodes), self._settings.seed, version)
             lost = members.lost("node", self._deal())
             if not any(member.kind == "node" for member in lost):
                 break
             for member, why in lost.items():
-                recovering.take_leave(member, why, self._rounds.place, holding=False)
+                recovery.remove(member, why, self._rounds.place, holding=False)
             version += 1
-        self._rounds.recover(lost or recovering.route())
+        self._rounds.recover(lost or recovery.route())
         return 0
 
     def _deal(self) -> Mapping[int, str]:
-        """Let every node begin with its blocks and save them; returns those that did not."""
-        partition, nodes = self._recovering.map, sorted(self._members.nodes)
+        """Let every node take and save its blocks; return the nodes that did not."""
+        partition, nodes = self._recovery.map, sorted(self._members.nodes)
         begun = {node: (partition.held_by(node), partition.version) for node in nodes}
         if missing := self._members.ask("node", "begin", begun).missing:
             return missing
@@ -117,7 +116,7 @@ class Controller:
 
     def _resume(self) -> int:
         """Find out from nodes and store how far the run has come, and finish what was begun."""
-        members, recovering = self._members, self._recovering
+        members, recovery = self._members, self._recovery
         answers = members.ask("node", "account", dict.fromkeys(members.nodes, ()))
         accounts: dict[int, Account] = answers.results
         self._send_back(accounts)
@@ -125,89 +124,89 @@ class Controller:
         held = {node: account.ids for node, account in accounts.items()}
         lost = members.lost("node", answers.missing)
         nobody = next((m.number for m in lost if m.kind == "node"), max(held, default=-1) + 1)
-        recovering.map, homeless = gathered_map(self._count, held, newest + 1, nobody)
+        recovery.map, homeless = gathered_map(self._count, held, newest + 1, nobody)
         if not self._coordinator.exists:
             return self._begin(newest + 1)
         versions = np.concatenate([account.versions for account in accounts.values()] or [np.zeros(0, np.int64)])
         open_round = int(versions.min()) if len(versions) else self._past.iterations() * self._workload.rounds
         if self._settings.staleness:
-            # Parts that were ahead do it again: what they push is known already, and what they measure is not.
+            # Parts that were ahead repeat their iterations: nodes ignore the pushes, but the measures are needed.
             self._clocks = dict.fromkeys(self._clocks, self._past.iterations())
             open_round = self._past.iterations() * self._workload.rounds
         self._rounds.at(open_round)
-        self._recall()
-        self._tell_joined()
-        is_doubled = recovering.finish_moves(held, self._rounds.place, self._past.moves())
-        self._tell_found()
+        self._restore_progress()
+        self._record_joined()
+        is_doubled = recovery.complete_moves(held, self._rounds.place, self._past.moves())
+        self._record_newest_save()
         last = max(accounts.values(), key=lambda account: account.chosen, default=None)
         self._coordinator.credit = last.credit if last else self._coordinator.credit
         self._chosen = last.chosen if last else -1
-        lost = ({Member("node", nobody): "nobody holds these blocks"} if homeless else {}) | lost
+        lost = ({Member("node", nobody): "no node holds these blocks"} if homeless else {}) | lost
         for member in lost:
             members.expel(member)
         if not self._settings.staleness:
             nodes = [member.number for member in lost if member.kind == "node"]
             if len(versions) and versions.max() > open_round:
-                self._tell_dropped(nodes, self._rounds.when(open_round))
+                self._record_dropped(nodes, self._rounds.when(open_round))
                 self._rounds.commit(self._rounds.when(open_round))
-            elif (
-                open_round > self._past.iterations() * self._workload.rounds
-            ):  # all others have applied the round before
-                self._tell_dropped(sorted(answers.missing), self._rounds.when(open_round - 1))
+            elif open_round > self._past.iterations() * self._workload.rounds:  # the others applied the round before
+                self._record_dropped(sorted(answers.missing), self._rounds.when(open_round - 1))
         self._save_again(accounts)
         self._rounds.recover(lost)
         if is_doubled:
-            self._rounds.recover(recovering.hold_by_map(self._rounds.place))
-        self._rounds.recover(recovering.route())
+            self._rounds.recover(recovery.hold_by_map(self._rounds.place))
+        self._rounds.recover(recovery.route())
         return 0 if self._settings.staleness else self._finish_iteration(self._chosen)
 
     def _send_back(self, accounts: dict[int, Account]) -> None:
-        """Nodes that have come, and got nothing before the controller was lost, join as if they came now."""
+        """Let nodes that joined the lost controller, but received nothing, join again now."""
         joined = self._past.joined()
         for node in [n for n, account in accounts.items() if not len(account.ids)]:
             if (member := Member("node", node)) not in joined:
                 del accounts[node]
                 self._arrivals.put((member, self._members.dismiss(member)))
 
-    def _tell_joined(self) -> None:
-        """Members that came, and of which the lost controller could no longer tell."""
+    def _record_joined(self) -> None:
+        """Record members that joined without a record by the lost controller."""
         for member in sorted({*self._members.all()} - self._past.joined()):
-            self._record(events.Joined(self._rounds.place.iteration, *member, self._recovering.map.version))
+            self._record(events.Joined(self._rounds.place.iteration, *member, self._recovery.map.version))
 
-    def _tell_found(self) -> None:
-        """The newest save that the store has: the lost controller may have committed it, and told nobody."""
+    def _record_newest_save(self) -> None:
+        """Record the newest save in the store: the lost controller may have committed it without a record."""
         saved_at = self._coordinator.saved_at
         newest = int(saved_at.max())
         blocks = np.flatnonzero(saved_at == newest).tolist()
         self._record(events.Commit(0, newest, 0, found=True, blocks=blocks))
 
-    def _tell_dropped(self, nodes: list[int], when: When) -> None:
-        """A round that some nodes applied, and these, which are lost, perhaps not."""
-        ids = np.concatenate([np.zeros(0, np.int64), *(self._recovering.map.held_by(node) for node in nodes)])
+    def _record_dropped(self, nodes: list[int], when: When) -> None:
+        """Record a round that surviving nodes applied and the lost `nodes` may not have applied."""
+        ids = np.concatenate([np.zeros(0, np.int64), *(self._recovery.map.held_by(node) for node in nodes)])
         if len(ids):
             parts = tuple(range(self._settings.workers))
             self._record(events.Dropped(when.iteration, when.round, parts, Samples.of(ids)))
 
-    def _recall(self) -> None:
-        """What the history says of the run so far, and that its controller was lost."""
+    def _restore_progress(self) -> None:
+        """Restore the progress from the history, and record the loss of the controller."""
         if (last := self._past.last()) is not None:
             self._status = self._status._replace(iteration=last.iteration + 1, loss=last.loss, seconds=last.seconds)
         self._status = self._status._replace(saves=self._past.saves())
-        self._recovering.failures = 1 + self._past.failures()
+        self._recovery.failures = 1 + self._past.failures()
         self._record(events.Lost(*self._rounds.place[:2], "controller", 0, "its process died"))
 
     def _save_again(self, accounts: Mapping[int, Account]) -> None:
-        """Save what nodes had set aside and nobody committed: their caches say that it is saved."""
+        """Save what nodes had set aside without a commit: their caches count it as saved."""
         saved_at = self._coordinator.saved_at
-        told = {n: (a.ids[a.saved_at != saved_at[a.ids]],) for n, a in accounts.items() if n in self._members.nodes}
-        if any(len(ids) for (ids,) in told.values()):
-            missing = self._members.ask("node", "keep", told).missing
+        arguments = {
+            n: (a.ids[a.saved_at != saved_at[a.ids]],) for n, a in accounts.items() if n in self._members.nodes
+        }
+        if any(len(ids) for (ids,) in arguments.values()):
+            missing = self._members.ask("node", "keep", arguments).missing
             step = max(account.chosen for account in accounts.values())
             self._coordinator.write(max(step, 0), 0)
             self._coordinator.settle(missing)
 
     def _finish_iteration(self, chosen: int) -> int:
-        """Do what is left of the iteration in which the controller was lost; returns the next one."""
+        """Finish the iteration in which the controller was lost; return the next one."""
         iteration, round = divmod(self._rounds.place.version, self._workload.rounds)
         if not round:
             if iteration == self._status.iteration:
@@ -236,41 +235,41 @@ class Controller:
         return ServerOutcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
 
     def _iterate_stale(self) -> ServerOutcome:
-        """Let parts of the input advance on their own; an iteration is done once all have done it."""
-        criterion, stale = self._workload.criterion, Stale(self._members, self._clocks, self._settings.staleness)
+        """Let parts of the input advance independently; an iteration is done once all have done it."""
+        criterion, stale = self._workload.criterion, StaleRounds(self._members, self._clocks, self._settings.staleness)
         loss, iteration = self._status.loss, min(self._clocks.values())
         while (loss is None or loss >= criterion) and iteration < self._settings.iterations:
             self._rounds.at(iteration * self._workload.rounds)
             self._admit_arrivals()
             self._strike_at("boundary")
             times = Times()
-            done = stale.advance(lambda: self._recovering.parts, self._rounds.recover, self._settings.iterations)
+            done = stale.advance(lambda: self._recovery.parts, self._rounds.recover, self._settings.iterations)
             times.add(done.turns.values())
             measures = [done.turns[part].measures[part] for part in sorted(done.turns)]
             loss = self._workload.total(measures)
             began = time.perf_counter()
             selected = self._select(done.iteration + 1, self._chosen)
-            self._tell_iteration(done.iteration, times, loss, selected, time.perf_counter() - began)
+            self._record_iteration(done.iteration, times, loss, selected, time.perf_counter() - began)
             self._members.settle()
             iteration = done.iteration + 1
         return ServerOutcome(loss is not None and loss < criterion, iteration, float("nan") if loss is None else loss)
 
     def _end_iteration(self, iteration: int, times: Times, chosen: int) -> None:
-        """Let workers measure the loss while nodes choose what to save, and tell of the iteration.
+        """Let workers measure the loss while nodes choose what to save, and record the iteration.
 
         Both only read the blocks, so training waits for a choice no longer than it takes beyond the measuring.
         """
-        began, version = time.perf_counter(), self._recovering.map.version
+        began, version = time.perf_counter(), self._recovery.map.version
         asked = self._rounds.measure({})
         selected = self._select(iteration + 1, chosen)
         took = time.perf_counter() - began
-        loss, seconds = self._rounds.measured(asked if self._recovering.map.version == version else None)
-        self._tell_iteration(iteration, times, loss, selected, max(0.0, took - seconds))
+        loss, seconds = self._rounds.measured(asked if self._recovery.map.version == version else None)
+        self._record_iteration(iteration, times, loss, selected, max(0.0, took - seconds))
 
-    def _tell_iteration(
+    def _record_iteration(
         self, iteration: int, times: Times, loss: float, selected: Selected | None, waited: float
     ) -> None:
-        """Begin to write what was selected, and tell of the iteration."""
+        """Begin to write the selected blocks, and record the iteration."""
         began, step = time.perf_counter(), iteration + 1
         self._coordinator.poll()
         if selected is not None:
@@ -286,11 +285,11 @@ class Controller:
             loss=loss,
             seconds=seconds,
             saves=self._status.saves + (selected is not None),
-            failures=self._recovering.failures,
+            failures=self._recovery.failures,
         )
 
     def _select(self, step: int, chosen: int) -> Selected | None:
-        """Let nodes choose what to save and set it aside, if a checkpoint is due that they have not chosen for yet."""
+        """Let nodes choose what to save and set it aside, if a save is due that they have not chosen for."""
         if not self._settings.policy.due(step) or chosen >= step:
             return None
         self._coordinator.settle()
@@ -301,35 +300,35 @@ class Controller:
                 break
             except NodesLost as lost:
                 self._rounds.recover(self._members.lost("node", lost.missing))
-        self._recovering.apart |= selected.apart
+        self._recovery.distances |= selected.distances
         self._record(events.Chosen(step, selected.blocks, selected.bytes, time.perf_counter() - began))
         return selected
 
     def _write(self, step: int, selected: Selected) -> None:
-        """Let nodes write what they have set aside; it reaches the store while training goes on."""
+        """Let nodes write what they have set aside; training continues meanwhile."""
         self._coordinator.write(step, selected.bytes)
         self._strike_at("checkpoint")
         lost = {node: why for node, why in selected.lost.items() if node in self._members.nodes}
-        if lost:  # and nobody has found out meanwhile
+        if lost:  # and recovery has not removed them meanwhile
             self._rounds.recover(self._members.lost("node", lost))
 
-    def _settle_last(self) -> None:
-        """See the last save to its end; no later call would find out that nodes were lost in it."""
+    def _finish_last_save(self) -> None:
+        """Wait for the last save; no later call would notice nodes that were lost in it."""
         saved = self._coordinator.settle()
         if saved is not None and saved.lost:
             self._rounds.recover(self._members.lost("node", saved.lost))
 
     def _admit_arrivals(self) -> None:
-        """Let members that have come since the last iteration take part."""
+        """Admit members that have arrived since the last iteration."""
         while not self._arrivals.empty():
             member, actor = self._arrivals.get()
             self._members.admit(member, actor)
             if member.kind == "node":
                 self._coordinator.settle()
-                self._rounds.recover(self._recovering.join(member.number, self._rounds.place))
+                self._rounds.recover(self._recovery.join(member.number, self._rounds.place))
 
     def _reinforce(self, kind: str, count: int, seconds: float) -> bool:
-        """Ask whoever watches for new members, and wait for them; whether any has come."""
+        """Request new members from the driver and wait for them; return True if one has come."""
         self._requests += 1
         self._status = self._status._replace(wanted=(kind, count, self._requests))
         deadline = time.monotonic() + seconds
@@ -340,32 +339,30 @@ class Controller:
             except queue.Empty:
                 continue
             self._members.admit(member, actor)
-            self._record(events.Joined(self._rounds.place.iteration, *member, self._recovering.map.version + 1))
+            self._record(events.Joined(self._rounds.place.iteration, *member, self._recovery.map.version + 1))
             came += member.kind == kind
         self._status = self._status._replace(wanted=None)
         return came > 0
 
     def _strike_at(self, point: str) -> None:
-        """Kill who is to be killed on purpose at this point of this iteration."""
+        """Kill the members that are to be killed on purpose at this point of the iteration."""
         for failure in self._settings.failures:
             key = (failure.step, failure.kind, failure.targets, failure.point)
             if failure.point != point or failure.step != self._rounds.place.iteration or key in self._struck:
                 continue
             self._struck.add(key)
-            if (
-                point == "boundary"
-            ):  # what fails between two iterations is lost as in simulation: with every save committed
-                self._coordinator.settle()
+            if point == "boundary":
+                self._coordinator.settle()  # as in the simulator, every save is committed before the failure
                 if failure.kind == "node":
-                    self._learn_apart()
+                    self._measure_distances()
             self._record(events.Struck(failure.step, failure.kind, failure.targets, point))
             if failure.kind == "controller":
                 os.kill(os.getpid(), signal.SIGKILL)
             self._members.kill(failure.kind, failure.targets)
 
-    def _learn_apart(self) -> None:
-        answers = self._members.ask("node", "apart", dict.fromkeys(self._members.nodes, ()))
-        self._recovering.apart |= answers.results
+    def _measure_distances(self) -> None:
+        answers = self._members.ask("node", "distance_from_saves", dict.fromkeys(self._members.nodes, ()))
+        self._recovery.distances |= answers.results
 
     def _record(self, what: events.What) -> None:
         self._history.append(what)

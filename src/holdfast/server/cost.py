@@ -1,4 +1,4 @@
-"""What a run of the parameter server cost, from its history: where an iteration's time went, and what each failure took."""
+"""The cost of a run on the parameter server, from its history: the seconds of an iteration, and of each failure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,26 +13,26 @@ from holdfast.theory.bounds import iteration_cost_bound
 from holdfast.theory.rate import Rate, fitted_rate
 
 PARTS = ("pull", "compute", "push", "apply", "checkpoint")
-FEWEST = 6  # losses from which a rate is read
+FEWEST = 6  # losses needed to measure a rate
 
 
 @dataclass(slots=True)
 class Outage:
-    """Members that were lost together, what came back, and how long it took until an iteration was done again."""
+    """Members that were lost together, the restored blocks, and the seconds until an iteration was finished again."""
 
     iteration: int
     members: list[str]
     blocks: int = 0
     restored: int = 0
     size: float | None = None
-    ages: list[int] = field(default_factory=list)  # for each block that came back, how many iterations it went back
+    ages: list[int] = field(default_factory=list)  # for each restored block, how many iterations it went back
     dropped: bool = False
     seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a served run took."""
+    """The measured costs of a run."""
 
     workload: str
     blocks: int
@@ -50,11 +50,11 @@ class Served:
 
     @property
     def checkpoint_share(self) -> float:
-        """Of the seconds of all iterations, those in which training waited for checkpoints."""
+        """The share of all iterations' seconds in which training waited for checkpoints."""
         return self.seconds["checkpoint"] / (sum(self.seconds.values()) or 1.0)
 
     def to_json(self) -> dict[str, Any]:
-        """Every number, and what follows from them."""
+        """Return all numbers, and the values derived from them, as JSON values."""
         predicted = prediction(self)
         return {
             **asdict(self),
@@ -66,45 +66,45 @@ class Served:
 
 
 def is_served(history: Sequence[Event]) -> bool:
-    """Whether this is the history of a served run."""
+    """Return True if this is the history of a run on the parameter server."""
     return any(isinstance(event.what, Serve) for event in history)
 
 
 def served_cost(history: Iterable[Event]) -> Served:
-    """What the run with this history cost."""
-    told = [event for event in history if event.who == "controller"]
-    plan = next((event.what for event in told if isinstance(event.what, Serve)), None)
+    """Measure the cost of the run with this history."""
+    lines = [event for event in history if event.who == "controller"]
+    plan = next((event.what for event in lines if isinstance(event.what, Serve)), None)
     if plan is None:
-        raise BadInput("this is no history of a served run: its controller says nothing of what it serves")
-    done = [event.what for event in told if isinstance(event.what, Iterate)]
-    seconds = {part: float(sum(getattr(each, part) for each in done)) for part in PARTS}
-    seconds["other"] = max(0.0, float(sum(each.seconds for each in done)) - sum(seconds.values()))
-    saves = [event.what for event in told if isinstance(event.what, Chosen)]
+        raise BadInput("This is not the history of a parameter server run: it has no serve event.")
+    iterations = [event.what for event in lines if isinstance(event.what, Iterate)]
+    seconds = {part: float(sum(getattr(iteration, part) for iteration in iterations)) for part in PARTS}
+    seconds["other"] = max(0.0, float(sum(iteration.seconds for iteration in iterations)) - sum(seconds.values()))
+    choices = [event.what for event in lines if isinstance(event.what, Chosen)]
     return Served(
         workload=plan.workload,
         blocks=plan.blocks,
         criterion=plan.criterion,
-        losses=[each.loss for each in done],
-        wall=told[-1].time - told[0].time,
+        losses=[iteration.loss for iteration in iterations],
+        wall=lines[-1].time - lines[0].time,
         seconds=seconds,
-        saves=sum(isinstance(event.what, Commit) and not event.what.found for event in told),
-        bytes=sum(each.bytes for each in saves),
-        failures=_outages(told),
+        saves=sum(isinstance(event.what, Commit) and not event.what.found for event in lines),
+        bytes=sum(choice.bytes for choice in choices),
+        failures=_outages(lines),
     )
 
 
-def _outages(told: Sequence[Event]) -> list[Outage]:
-    """Losses between two finished iterations, each with the first iteration that was done after it."""
+def _outages(lines: Sequence[Event]) -> list[Outage]:
+    """Group losses between two finished iterations, each with the first iteration finished after it."""
     outages: list[Outage] = []
     gone: set[tuple[str, int]] = set()
     began: float | None = None
     current: Outage | None = None
-    for event in told:
+    for event in lines:
         what = event.what
         if isinstance(what, Struck):
             began = event.time if began is None else began
         elif isinstance(what, Lost):
-            if _is_told_again(what, gone):
+            if _is_repeated(what, gone):
                 continue
             gone.add((what.kind, what.number))
             began = event.time if began is None else began
@@ -119,8 +119,8 @@ def _outages(told: Sequence[Event]) -> list[Outage]:
     return outages
 
 
-def _is_told_again(what: Lost, gone: set[tuple[str, int]]) -> bool:
-    """Whether a controller that began anew tells of a member that was lost long before."""
+def _is_repeated(what: Lost, gone: set[tuple[str, int]]) -> bool:
+    """Return True if a later controller repeats a loss that was recorded before."""
     return (what.kind, what.number) in gone and not what.blocks and what.kind != "controller"
 
 
@@ -133,18 +133,18 @@ def _add(outage: Outage, what: What) -> None:
         outage.restored += len(what.blocks)
         outage.ages += [max(0, what.iteration - saved_at) for saved_at in what.saved_at]
         known = [size for size in (outage.size, what.size) if size is not None]
-        outage.size = max(known, default=None)  # every node tells that of all of them
+        outage.size = max(known, default=None)  # every node records the size of all of them
     elif isinstance(what, Dropped):
         outage.dropped = True
 
 
 def contraction(run: Served) -> Rate | None:
-    """How fast the run converges, from its losses before the first failure; None if they do not tell.
+    """Measure how fast the run converges, from its losses before the first failure; None if they do not show it.
 
-    The optimum is not known, so the loss that an iteration gains stands for what is left of it: both fall by the same
-    factor. The loss falls as the square of the distance, so c is the root of that factor.
+    The optimum is not known, so the gain of an iteration stands for the remaining loss: both fall by the same factor.
+    The loss falls as the square of the distance, so c is the root of that factor.
     """
-    first = min((each.iteration for each in run.failures), default=run.iterations)
+    first = min((outage.iteration for outage in run.failures), default=run.iterations)
     losses = [loss for loss in run.losses[:first] if loss is not None]
     if len(losses) < FEWEST:
         return None
@@ -156,16 +156,16 @@ def contraction(run: Served) -> Rate | None:
 
 
 def _distance(run: Served, c: float) -> float:
-    """The distance to the optimum at the start, as the blocks that were lost tell it by how far they had moved.
+    """Estimate the initial distance to the optimum from how far the lost blocks had moved.
 
-    In a contraction by c a distance D at the start is D c^k in iteration k: who goes back a iterations from there moves
-    by D c^k (c^-a - 1). If all blocks have the same part in D, those that came back have moved by the root of the mean
-    square of that, and how far they did move is on record.
+    In a contraction by c, an initial distance D is D c^k in iteration k; a block that goes back a iterations from there
+    moves by D c^k (c^-a - 1). If all blocks have the same part in D, the restored blocks have moved by the root of the
+    mean square of that, and the history records how far they moved.
     """
     moved = [
-        (float(each.size or 0.0), c**each.iteration * _moved(c, each.ages, run.blocks))
-        for each in run.failures
-        if each.size is not None and each.ages
+        (float(outage.size or 0.0), c**outage.iteration * _moved(c, outage.ages, run.blocks))
+        for outage in run.failures
+        if outage.size is not None and outage.ages
     ]
     size, unit = (float(np.sqrt(sum(pair[at] ** 2 for pair in moved))) for at in (0, 1))
     return size / unit if unit else float("inf")
@@ -177,25 +177,27 @@ def _moved(c: float, ages: Sequence[int], blocks: int) -> float:
 
 
 def prediction(run: Served) -> float | None:
-    """The iteration cost that Theorem 3.2 allows for all perturbations of a run; None if their sizes or c are not known."""
-    perturbed = [each for each in run.failures if each.restored]
+    """Return the iteration cost that Theorem 3.2 allows for all perturbations; None if their sizes or c are unknown."""
+    perturbed = [outage for outage in run.failures if outage.restored]
     if not perturbed:
         return 0.0
     rate = contraction(run)
-    if rate is None or any(each.size is None for each in perturbed) or not np.isfinite(rate.distance):
+    if rate is None or any(outage.size is None for outage in perturbed) or not np.isfinite(rate.distance):
         return None
-    sizes = [float(each.size or 0.0) for each in perturbed]
-    return float(iteration_cost_bound(rate.c, rate.distance, sizes, [each.iteration for each in perturbed]))
+    sizes = [float(outage.size or 0.0) for outage in perturbed]
+    return float(iteration_cost_bound(rate.c, rate.distance, sizes, [outage.iteration for outage in perturbed]))
 
 
 def measured_cost(run: Served, reference: Served) -> float | None:
-    """How many iterations later a run came to the criterion than another without failures; None if the loss tells nothing.
+    """Return how many iterations later than `reference` a run reached the criterion; None without losses.
 
-    Where they did not reach the criterion, it is the lowest loss that both reached.
+    If one did not reach the criterion, the level is the lowest loss that both reached.
     """
-    lows = [min((loss for loss in each.losses if loss is not None), default=None) for each in (run, reference)]
+    lows = [min((loss for loss in served.losses if loss is not None), default=None) for served in (run, reference)]
     if run.workload != reference.workload:
-        raise BadInput(f"{reference.workload} is no reference for {run.workload}: give a run of the same workload")
+        raise BadInput(
+            f"--reference is a run of {reference.workload}, not of {run.workload}. Give a run of the same workload."
+        )
     if None in lows:
         return None
     level = max(run.criterion, *(low for low in lows if low is not None))
@@ -203,7 +205,7 @@ def measured_cost(run: Served, reference: Served) -> float | None:
 
 
 def _crossing(losses: Sequence[float | None], level: float) -> float:
-    """After how many iterations the loss came down to a level, on a straight line within the last of them."""
+    """Return after how many iterations the loss reached `level`, interpolated within the last one."""
     for index, loss in enumerate(losses):
         if loss is not None and loss <= level:
             before = losses[index - 1] if index else None

@@ -1,4 +1,4 @@
-"""The driver of a served run: starts the actors, watches, starts what is asked for, and ends everything."""
+"""The driver of a run: starts the actors, watches them, replaces lost ones on request, and ends everything."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from holdfast.errors import BadInput, CommitConflict, HoldfastError, WorkerLost
 from holdfast.memory import require_room
 from holdfast.server.cluster import cluster
 from holdfast.server.settings import Settings
-from holdfast.server.status import Wish
+from holdfast.server.status import JoinRequest
 from holdfast.workloads.registry import own_error
 from holdfast.workloads.reinit import rule_of
 
@@ -29,7 +29,7 @@ LIVES = 20  # of the controller
 
 
 def serve(
-    settings: Settings, address: str | None = None, tell: "Callable[[Status], None]" = lambda status: None
+    settings: Settings, address: str | None = None, report: "Callable[[Status], None]" = lambda status: None
 ) -> "ServerOutcome":
     """Train a workload on a parameter server, from its first iteration to its last."""
     _check(settings)
@@ -38,11 +38,11 @@ def serve(
             settings.nodes + settings.workers, ACTOR, "nodes and workers", "use fewer, or a cluster (--address)"
         )
     with cluster(address):
-        return _Job(settings, tell).run()
+        return _Driver(settings, report).run()
 
 
 def _check(settings: Settings) -> None:
-    """Refuse what cannot work before anything is started."""
+    """Raise an error for settings that cannot work, before anything is started."""
     workload = settings.load()
     if settings.recovery == "fresh":
         rule_of(workload)
@@ -55,18 +55,18 @@ def _check(settings: Settings) -> None:
 
 
 def _actor(kind: type[Any], **options: object) -> Any:
-    """A kind of actor that takes no part of the machine for itself: nodes and workers share its cores."""
+    """Return an actor class that reserves no cores: nodes and workers share them."""
     import ray
 
     return ray.remote(num_cpus=0, **options)(kind)  # type: ignore[call-overload]
 
 
-class _Job:
+class _Driver:
     """The actors of a run, owned by this process: they end when it does."""
 
-    def __init__(self, settings: Settings, tell: "Callable[[Status], None]") -> None:
-        self._settings, self._tell = settings, tell
-        self._wish = Wish(settings.out)
+    def __init__(self, settings: Settings, report: "Callable[[Status], None]") -> None:
+        self._settings, self._report = settings, report
+        self._join_request = JoinRequest(settings.out)
         self._started = {"node": 0, "worker": 0}
         self._actors: dict[str, dict[int, ActorHandle[Any]]] = {"node": {}, "worker": {}}
         self._controllers: list[Any] = []  # one that trains, and one that waits to go on where that one is lost
@@ -83,7 +83,7 @@ class _Job:
             self._end()
 
     def _watch(self) -> "ServerOutcome":
-        """Look after the controller until it is done, however often it has to begin again."""
+        """Supervise the controller until it is done, restarting it if needed."""
         import ray
         from ray.exceptions import RayActorError
 
@@ -110,7 +110,7 @@ class _Job:
         raise WorkerLost(f"the controller died {LIVES} times: see its logs in Ray's folder")
 
     def _look(self) -> None:
-        """Tell how the run stands, and start members that the controller or somebody else asks for."""
+        """Report the progress, and start members that the controller or a user asks for."""
         import ray
         from ray.exceptions import GetTimeoutError
 
@@ -120,16 +120,16 @@ class _Job:
         except GetTimeoutError:
             ray.kill(self._controllers[0])
             return
-        self._tell(status)
+        self._report(status)
         self._stand_by(status.iteration)
         if status.wanted is not None and status.wanted[2] != self._request:
             kind, count, self._request = status.wanted
             self._welcome(kind, count)
-        elif wanted := self._wish.take():
+        elif wanted := self._join_request.take():
             self._welcome("node", wanted)
 
     def _stand_by(self, iteration: int) -> None:
-        """Start another controller to wait where one was lost: once the run goes on, or it would take the cores from it."""
+        """Start a standby controller after a loss, once training continues; before, it would compete for the cores."""
         if len(self._controllers) == 1 and iteration > self._iteration:
             self._controllers.append(self._new_controller())
         self._iteration = max(iteration, self._iteration)
@@ -146,7 +146,7 @@ class _Job:
         return numbers
 
     def _make(self, kind: str, number: int) -> Any:
-        """Start a member, or start it again; returns what says that it is ready."""
+        """Start a member, or start it again; return the reference to its `ready` call."""
         from holdfast.server import server_node, worker
 
         made = _actor(
@@ -168,7 +168,7 @@ class _Job:
         return made.remote(self._settings)
 
     def _await_start(self) -> None:
-        """Wait for all members; one that dies while it starts, or was to start where nothing is any more, starts again."""
+        """Wait for all members; a member that dies while starting is started again."""
         import ray
         from ray.exceptions import RayActorError
 
@@ -193,7 +193,7 @@ class _Job:
                 waiting[self._make(*member)] = member
 
     def _end(self) -> None:
-        """End all actors, and wait until their processes are gone."""
+        """End all actors."""
         import ray
         from ray.exceptions import RayError
 

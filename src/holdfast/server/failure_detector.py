@@ -1,12 +1,10 @@
-"""Who has not been heard of for too long. Pure: the caller brings the time, asks members whether they live, and tells.
+"""Decide which members are lost because they no longer answer. The caller brings the time and sends the questions.
 
-Ray tells of a killed process within milliseconds. It says nothing of one that hangs, and of a machine that is cut off
-only after a quarter of a minute or more: so every member is asked again and again, and must answer within a deadline.
+Ray reports a killed process within milliseconds. It does not report a process that hangs, and a machine that is cut off
+only after 15 s or more. So every member is asked regularly, and must answer within a deadline.
 
-Whether the machine's part of Ray that a process depends on still runs.
-
-A process whose raylet was stopped or killed goes on answering small calls for a while, and cannot send or receive
-anything large. So a member that is asked whether it lives looks at its raylet too.
+A process whose raylet was stopped or killed still answers small calls for a while, but cannot send or receive anything
+large. So a member that is asked also checks its raylet.
 """
 
 import os
@@ -22,7 +20,7 @@ AT_FIRST = 30.0  # as long as a member has yet to do each of its tasks once, whi
 
 
 class Detector(Generic[Member]):
-    """When each member was last asked and heard."""
+    """The times at which each member was last asked and heard."""
 
     def __init__(self, interval: float = INTERVAL, deadline: float = DEADLINE, at_first: float = AT_FIRST) -> None:
         self._interval, self._deadline, self._at_first = interval, deadline, at_first
@@ -32,38 +30,39 @@ class Detector(Generic[Member]):
         self._looked: float | None = None
 
     def watch(self, member: Member, now: float) -> None:
-        """Expect answers of a member from now on."""
+        """Expect answers of `member` from now on."""
         self._asked[member], self._heard[member] = None, now
 
     def forget(self, member: Member) -> None:
-        """Expect nothing of it any more."""
+        """Stop expecting answers of `member`."""
         self._asked.pop(member, None)
         self._heard.pop(member, None)
         self._settled.discard(member)
 
     def settle(self, member: Member) -> None:
-        """It has done all of its tasks once: from now on it has no reason to be slow."""
+        """Use the short deadline from now on: `member` has done each of its tasks once."""
         if member in self._heard:
             self._settled.add(member)
 
     def due(self, now: float) -> list[Member]:
-        """Those that are to be asked now: each is asked once at a time."""
+        """Return the members to ask now; each has one question at a time."""
         return [m for m, asked in self._asked.items() if asked is None and now >= self._heard[m] + self._interval]
 
     def asked(self, member: Member, now: float) -> None:
-        """It was asked just now."""
+        """Record that `member` was asked at `now`."""
         if member in self._asked:
             self._asked[member] = now
 
     def heard(self, member: Member, now: float) -> None:
-        """It has answered."""
+        """Record that `member` answered at `now`."""
         if member in self._asked:
             self._asked[member], self._heard[member] = None, now
 
     def silent(self, now: float) -> dict[Member, str]:
-        """Those whose deadline has passed, and a word on it; to be asked often, after `heard` was told of all answers.
+        """Return the members whose deadline has passed, with the reason. Call it often, after all `heard` calls.
 
-        If nobody looked for a while, because we ourselves were stopped, members get that while in addition.
+        If this method was not called for a while, because this process was suspended, members get that time in
+        addition.
         """
         gap = 0.0 if self._looked is None else now - self._looked - self._interval
         self._looked = now
@@ -83,7 +82,7 @@ RAYLET = "RAY_RAYLET_PID"  # set by Ray in every process that it starts
 
 
 def raylet_lives() -> bool:
-    """Whether our raylet runs and is not stopped; yes where that cannot be seen."""
+    """Return True if the raylet of this process runs and is not stopped, or if that cannot be known."""
     pid = os.environ.get(RAYLET)
     if pid is None or not Path("/proc/self/stat").exists():
         return True

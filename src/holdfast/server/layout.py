@@ -1,7 +1,7 @@
-"""Where blocks lie in packed arrays, so that parts of them can be taken out, put in and added.
+"""Positions of blocks in packed arrays: take blocks out, put them in, and add to them.
 
-Everything that workers and nodes send each other is packed as `Blocks.pack` packs it. Places are found once and used
-in every round. What is packed need not have every array of its blocks: a worker may push nothing for companions.
+Workers and nodes exchange blocks packed as by `Blocks.pack`. Positions are computed once and used in every round. A
+packed dict need not have every array of its blocks: a worker may push nothing for companions.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ KEPT = 8  # layouts; a node has one for its blocks, and one for what each worker
 
 
 class BlockLayout:
-    """How some blocks, in rising order, are packed."""
+    """The packed form of some blocks, in rising order."""
 
     def __init__(self, blocks: Blocks, ids: Ids) -> None:
         self.ids = np.asarray(ids, np.int64)
@@ -34,14 +34,14 @@ class BlockLayout:
         return len(self.ids)
 
     def positions(self, ids: Ids) -> Ids:
-        """Where in `ids` of this layout each of these blocks is; -1 for one that is not."""
-        found = np.searchsorted(self.ids, ids)
-        here = found < len(self)
-        here[here] = self.ids[found[here]] == np.asarray(ids)[here]
-        return np.where(here, found, -1)
+        """Return the index of each of `ids` in this layout, or -1."""
+        positions = np.searchsorted(self.ids, ids)
+        present = positions < len(self)
+        present[present] = self.ids[positions[present]] == np.asarray(ids)[present]
+        return np.where(present, positions, -1)
 
     def places(self, positions: Ids) -> Places:
-        """The rows of the blocks at these positions, which rise."""
+        """Return the rows of the blocks at `positions`, which must rise."""
         if np.any(np.diff(positions) <= 0):
             raise BadInput("blocks are asked for in rising order of their numbers, each once: sort them")
         if len(positions) == len(self):
@@ -49,22 +49,22 @@ class BlockLayout:
         places: Places = []
         first = 0
         for family in self.blocks.families:
-            mine = positions[np.searchsorted(positions, first) : np.searchsorted(positions, first + len(family))]
-            if len(mine):
-                places.append((family, slice(None) if family.dim is None else family.rows(mine - first)))
+            own = positions[np.searchsorted(positions, first) : np.searchsorted(positions, first + len(family))]
+            if len(own):
+                places.append((family, slice(None) if family.dim is None else family.rows(own - first)))
             first += len(family)
         return places
 
 
 class Layouts:
-    """Layouts by their ids; those asked for lately are kept, since workers name the same blocks round after round."""
+    """A small cache of layouts by their ids: workers name the same blocks round after round."""
 
     def __init__(self, blocks: Blocks) -> None:
         self._blocks = blocks
         self._lately: deque[BlockLayout] = deque(maxlen=KEPT)
 
     def of(self, ids: Ids) -> BlockLayout:
-        """How these blocks are packed."""
+        """Return the layout of the blocks `ids`."""
         for known in self._lately:
             if np.array_equal(known.ids, ids):
                 return known
@@ -73,7 +73,7 @@ class Layouts:
 
 
 def take(values: Arrays, places: Places) -> Arrays:
-    """A copy of the blocks at these places."""
+    """Copy the blocks at `places`."""
     return {
         name: values[name].copy() if isinstance(rows, slice) else values[name].take(rows, family.dim)
         for family, rows in places
@@ -83,7 +83,7 @@ def take(values: Arrays, places: Places) -> Arrays:
 
 
 def put(values: Arrays, places: Places, part: Arrays) -> None:
-    """Write packed blocks to these places."""
+    """Write packed blocks to `places`."""
     for family, rows in places:
         for name in family.members:
             if name in part:
@@ -91,7 +91,7 @@ def put(values: Arrays, places: Places, part: Arrays) -> None:
 
 
 def add(values: Arrays, places: Places, part: Arrays) -> None:
-    """Add packed blocks to what is at these places."""
+    """Add packed blocks to the values at `places`."""
     for family, rows in places:
         for name in family.members:
             if name in part:
@@ -99,7 +99,7 @@ def add(values: Arrays, places: Places, part: Arrays) -> None:
 
 
 def room(layout: BlockLayout, like: Arrays) -> Arrays:
-    """Zeros for all blocks of a layout, with the dtype of arrays that hold some of them."""
+    """Return zeros for all blocks of a layout, with the dtypes of `like`."""
     return {
         name: np.zeros(_shape(family, like[name].shape), like[name].dtype)
         for family in layout.blocks.families
@@ -109,7 +109,7 @@ def room(layout: BlockLayout, like: Arrays) -> Arrays:
 
 
 def join(layouts: Layouts, parts: Sequence[tuple[Ids, Arrays]]) -> tuple[BlockLayout, Arrays]:
-    """Packed blocks put together from parts that have no block in common."""
+    """Join packed blocks of parts that have no block in common."""
     layout = layouts.of(np.sort(np.concatenate([ids for ids, _ in parts] or [np.zeros(0, np.int64)])))
     like = {name: array for _, values in parts for name, array in values.items()}
     values = room(layout, like)
@@ -119,7 +119,7 @@ def join(layouts: Layouts, parts: Sequence[tuple[Ids, Arrays]]) -> tuple[BlockLa
 
 
 def require_fit(layout: BlockLayout, values: Arrays) -> None:
-    """Refuse arrays that are not what these blocks are packed as."""
+    """Raise BadInput if `values` is not the packed form of the blocks of `layout`."""
     shapes = {name: family for family in layout.blocks.families for name in family.members}
     for name, array in values.items():
         if name not in shapes:

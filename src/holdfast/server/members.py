@@ -1,4 +1,4 @@
-"""Who takes part in a run: calls to all nodes or all workers, and who of them is found to be lost meanwhile."""
+"""The nodes and workers of a run: calls to them, and detection of the ones that are lost."""
 
 import os
 import signal
@@ -17,11 +17,11 @@ from holdfast.server.failure_detector import Detector, raylet_lives
 from holdfast.server.shard import BlocksMoved
 
 Who = TypeVar("Who", bound=Hashable)
-TICK = 0.05  # seconds between two looks at what else happens while we wait
+TICK = 0.05  # seconds between two looks for lost members during a wait
 
 
 class Member(NamedTuple):
-    """A process of a run: a node, a worker or the controller, and which."""
+    """A process of a run: a node, a worker or the controller, and its number."""
 
     kind: str
     number: int
@@ -31,7 +31,7 @@ class Member(NamedTuple):
 
 
 class Answers(NamedTuple):
-    """What came of some calls: results, and for whoever did not answer the reason."""
+    """The results of some calls, and the reason for each missing one."""
 
     results: dict[Any, Any]
     missing: dict[Any, str]
@@ -49,10 +49,10 @@ def gather(
     *,
     first: bool = False,
 ) -> Answers:
-    """Wait for all of these calls, but no longer for whom `given_up` names, and for nobody beyond our patience.
+    """Wait for `calls`, except for members that `given_up` names, and for at most `patience` seconds.
 
-    With `first` it is enough that something came of one of them.
-    What an actor raised is raised here, but for `Moved`, which is an answer; that it is dead or out of reach is told.
+    With `first`, one answer is enough. An error that an actor raised is raised here, except `BlocksMoved`, which is an
+    answer; a dead or unreachable actor is listed as missing.
     """
     results: dict[Any, Any] = {}
     missing: dict[Any, str] = {}
@@ -85,38 +85,38 @@ def _collect(ref: "ObjectRef[Any]", who: Who, results: dict[Any, Any], missing: 
         if isinstance(cause, HoldfastError):
             raise type(cause)(*cause.args) from None
         raise
-    except RayError as error:  # its process or its machine
+    except RayError as error:  # the process or the machine is lost
         missing[who] = reason(error)
 
 
 def reason(error: RayError) -> str:
-    """Why a call failed, in few words."""
+    """Return why a call failed, in a few words."""
     return {"ActorDiedError": "its process died", "ActorUnavailableError": "it is out of reach"}.get(
         type(error).__name__, f"Ray says {type(error).__name__}"
     )
 
 
-PATIENCE = 60.0  # seconds for a task, however slow the machine: whoever lives answers heartbeats meanwhile
+PATIENCE = 60.0  # seconds for a task on a slow machine; living members answer heartbeats meanwhile
 
 
 class ServerMembers:
-    """The nodes and workers that are there, by their numbers."""
+    """The current nodes and workers, by number."""
 
     def __init__(self) -> None:
         self.nodes: dict[int, ActorHandle[Any]] = {}
         self.workers: dict[int, ActorHandle[Any]] = {}
-        self.newest = 0  # the version of the newest map, which every heartbeat tells
+        self.newest = 0  # the version of the newest map, which every heartbeat carries
         self._detector: Detector[Member] = Detector()
         self._beats: dict[ObjectRef[Any], Member] = {}
         self._suspects: dict[Member, str] = {}
 
     def admit(self, member: Member, actor: "ActorHandle[Any]") -> None:
-        """It takes part from now on."""
+        """Add a member."""
         self._of(member.kind)[member.number] = actor
         self._detector.watch(member, time.monotonic())
 
     def expel(self, member: Member) -> None:
-        """It takes no part any more, and if it still runs, it is ended: what it does no longer counts."""
+        """Remove a member and end its process, if it still runs."""
         actor = self._of(member.kind).pop(member.number, None)
         self._detector.forget(member)
         self._suspects.pop(member, None)
@@ -126,25 +126,25 @@ class ServerMembers:
                 ray.kill(actor)
 
     def dismiss(self, member: Member) -> "ActorHandle[Any]":
-        """It takes no part for now; it can be admitted again."""
+        """Remove a member that can be admitted again; return its actor."""
         self._detector.forget(member)
         self._suspects.pop(member, None)
         self._beats = {ref: who for ref, who in self._beats.items() if who != member}
         return self._of(member.kind).pop(member.number)
 
     def settle(self) -> None:
-        """All have done each of their tasks once."""
+        """Use short deadlines: all members have done each of their tasks once."""
         for member in self.all():
             self._detector.settle(member)
 
     def all(self) -> list[Member]:
-        """Everybody who takes part."""
+        """Return all members."""
         return [Member("node", n) for n in self.nodes] + [Member("worker", n) for n in self.workers]
 
     def ask(
         self, kind: str, method: str, arguments: Mapping[int, tuple[Any, ...]], patience: float = PATIENCE
     ) -> Answers:
-        """Call some members; who is lost meanwhile is missing in the answers, by its number."""
+        """Call some members and wait; members that are lost meanwhile are missing in the answers."""
         return self.answers(kind, self.call(kind, method, arguments), patience)
 
     def call(self, kind: str, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> "Mapping[int, ObjectRef[Any]]":
@@ -153,16 +153,16 @@ class ServerMembers:
         return {number: call(actors[number], method, *given) for number, given in arguments.items()}
 
     def answers(self, kind: str, calls: "Mapping[int, ObjectRef[Any]]", patience: float = PATIENCE) -> Answers:
-        """What comes of calls that have begun; who is lost meanwhile is missing, by its number."""
+        """Wait for calls that have begun; members that are lost meanwhile are missing in the answers."""
         return gather(
             calls, lambda: {who.number: why for who, why in self.look().items() if who.kind == kind}, patience
         )
 
     def look(self) -> dict[Member, str]:
-        """Hear who lives, ask who is to be asked, and name those that seem to be lost, with the reason.
+        """Collect heartbeats, send due ones, and return the members that seem to be lost, with the reasons.
 
-        Workers that wait for a node among them are told, and wait no longer: we ourselves may be waiting for them.
-        A controller whose raylet was stopped or killed is lost itself, and another one goes on: it ends at once.
+        Workers that wait for a lost node are notified, because this controller may be waiting for them. A controller
+        whose raylet was stopped or killed is lost itself: it ends at once, and another one takes over.
         """
         if not raylet_lives():
             os.kill(os.getpid(), signal.SIGKILL)
@@ -179,17 +179,17 @@ class ServerMembers:
         return dict(self._suspects)
 
     def announce(self, version: int) -> None:
-        """Tell everybody that there is a newer map: whoever waits by an older one waits no longer."""
+        """Notify all workers of a newer map, so that they stop waiting by an older one."""
         self.newest = version
         for worker in self.workers.values():
             call(worker, "beat", version)
 
     def lost(self, kind: str, missing: Mapping[int, str]) -> dict[Member, str]:
-        """Those that are missing in an answer, and whoever else is found to be lost by now."""
+        """Return the members in `missing`, and any other that is found to be lost by now."""
         return {Member(kind, number): why for number, why in missing.items()} | self.look()
 
     def kill(self, kind: str, numbers: Iterable[int], seconds: float = 10.0) -> None:
-        """End the processes of members as a failure does, and wait until they are gone."""
+        """Kill the processes of members, as a failure does, and wait until they are gone."""
         actors = self._of(kind)
         calls = {number: call(actors[number], "die") for number in numbers if number in actors}
         gather(calls, dict, seconds)
@@ -205,7 +205,7 @@ class ServerMembers:
             self._suspect(member, "Ray on its machine was stopped or killed")
 
     def _suspect(self, member: Member, why: str) -> None:
-        """It seems to be lost, and will be given up even if it is heard of again."""
+        """Mark a member as lost, even if it answers later."""
         if member in self._suspects:
             return
         self._suspects[member] = why

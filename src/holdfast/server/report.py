@@ -1,4 +1,4 @@
-"""The page about served runs, those of a parameter server: parts of an iteration, losses, and what failures took."""
+"""The report page about runs on the parameter server: parts of an iteration, losses, and the cost of failures."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ COLOURS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedRun:
-    """One served run; there are no `findings` while it goes on."""
+    """One run on the parameter server; `findings` is None while it trains."""
 
     name: str
     cost: Served
@@ -33,16 +33,16 @@ class ServedRun:
 
 
 def served_run(path: Path, name: str, *, audited: bool = True) -> ServedRun:
-    """The served run in this folder."""
+    """Read the run in the folder `path`."""
     findings = audit_run(path) if audited else None
     return ServedRun(name=name, cost=served_cost(read_history(path).events), findings=findings)
 
 
 def page(runs: Sequence[ServedRun], facts: Mapping[str, str], *, live: bool = False) -> Page:
-    """What these runs did and cost."""
+    """Build the page about `runs`."""
     one = runs[0] if len(runs) == 1 else None
     return Page(
-        title=one.name if one else f"{len(runs)} served runs",
+        title=one.name if one else f"{len(runs)} runs on the parameter server",
         lead=_lead(runs),
         statements=_checks(one) if one else _audits(runs),
         scoreboard="checks of the audit pass" if one else "audits pass",
@@ -67,9 +67,9 @@ def _lead(runs: Sequence[ServedRun]) -> str:
 def _checks(run: ServedRun) -> list[Statement]:
     return [
         Statement(
-            verdict=each.verdict, claim=each.check.replace("_", " "), source="audit", measured=each.because
+            verdict=finding.verdict, claim=finding.check.replace("_", " "), source="audit", measured=finding.because
         )
-        for each in run.findings or ()
+        for finding in run.findings or ()
     ]  # fmt: skip
 
 
@@ -93,7 +93,9 @@ def _numbers(cost: Served) -> list[Number]:
         Number("iterations", f"{cost.iterations:,}", f"of {milliseconds:.1f} ms each"),
         Number("wall clock", duration(cost.wall)),
         Number("waiting for saves", f"{cost.checkpoint_share:.1%}", f"of an iteration, {counted(cost.saves, 'save')}"),
-        Number("failures", f"{len(cost.failures)}", f"{sum(each.blocks for each in cost.failures):,} blocks lost"),
+        Number(
+            "failures", f"{len(cost.failures)}", f"{sum(failure.blocks for failure in cost.failures):,} blocks lost"
+        ),
     ]
     if last is not None:
         numbers.insert(0, Number("loss", f"{last:.5g}", f"criterion {cost.criterion:.5g}"))
@@ -107,23 +109,23 @@ def _pictures(runs: Sequence[ServedRun]) -> Iterator[Picture]:
         if run.cost.iterations
     }
     if parts:
-        told = "; ".join(
-            f"{name}: " + ", ".join(f"{part} {value:.1f} ms" for part, value in each.items())
-            for name, each in parts.items()
+        text = "; ".join(
+            f"{name}: " + ", ".join(f"{part} {value:.1f} ms" for part, value in values.items())
+            for name, values in parts.items()
         )
         yield picture(
             figures.shares(parts, COLOURS, "milliseconds of an iteration"),
             name="parts",
             title="Parts of an iteration",
-            caption="The mean over all iterations; of workers and nodes that do a part side by side, the slowest.",
-            alt=f"Parts of an iteration. {told}.",
+            caption="The mean over all iterations. Where workers or nodes work in parallel, the slowest counts.",
+            alt=f"Parts of an iteration. {text}.",
             wide=True,
         )
     lines = {
         run.name: [(float(at), loss) for at, loss in enumerate(run.cost.losses) if loss is not None] for run in runs
     }
     if lines := {name: points for name, points in lines.items() if points}:
-        failures = [float(each.iteration) for each in runs[0].cost.failures] if len(runs) == 1 else []
+        failures = [float(values.iteration) for values in runs[0].cost.failures] if len(runs) == 1 else []
         yield picture(
             figures.losses(lines, failures, over="iteration"),
             name="loss",
@@ -149,18 +151,26 @@ def _tables(runs: Sequence[ServedRun]) -> Iterator[Table]:
         ],
     )
     rows: list[list[Cell]] = [
-        [run.name, ", ".join(each.members), each.iteration, each.blocks, each.restored, each.size, each.seconds]
+        [
+            run.name,
+            ", ".join(failure.members),
+            failure.iteration,
+            failure.blocks,
+            failure.restored,
+            failure.size,
+            failure.seconds,
+        ]
         for run in runs
-        for each in run.cost.failures
+        for failure in run.cost.failures
     ]
     if rows:
         names = ("run", "lost", "iteration", "blocks lost", "restored", "perturbation")
-        yield Table(title="Failures", columns=[*map(Column, names), Column("goes on after, s", ".2f")], rows=rows)
+        yield Table(title="Failures", columns=[*map(Column, names), Column("continues after, s", ".2f")], rows=rows)
 
 
 def _remarks(run: ServedRun) -> Iterator[str]:
     if run.findings is None:
-        yield f"{run.name} goes on: the audit judges it once it has ended."
+        yield f"{run.name} is still training: it is audited once it has ended."
     predicted, rate = prediction(run.cost), contraction(run.cost)
     if run.cost.failures and predicted is not None and rate is not None:
-        yield f"{run.name}: Theorem 3.2 allows for its perturbations up to {predicted:.2f} iterations (c = {rate.c:.4f})."
+        yield f"{run.name}: Theorem 3.2 allows up to {predicted:.2f} iterations for its perturbations (c = {rate.c:.4f})."

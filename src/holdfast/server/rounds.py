@@ -1,6 +1,9 @@
-"""Rounds of a served run: workers compute and push, nodes apply; after the last of an iteration workers measure the loss.
+"""Rounds of a run: workers compute and push, nodes apply; after the last round of an iteration workers measure the
+loss.
 
-Who is lost meanwhile is gone on without, and what is lacking then is done again.
+With staleness, parts of the input advance independently, but not too far ahead of the slowest. Nodes then apply pushes
+as they come; each block counts the rounds of every part, so a push is applied once. Pushes to lost blocks are a part of
+the perturbation. If members are lost, the round continues without them, and missing work is repeated.
 """
 
 import time
@@ -15,12 +18,12 @@ from holdfast.errors import WorkerLost
 from holdfast.sampler.digest import Samples
 from holdfast.server.checkpointing import Record
 from holdfast.server.members import PATIENCE, Member, ServerMembers, call, gather
-from holdfast.server.recovery import Recovering, RoundPlace
+from holdfast.server.recovery import RoundPlace, ServerRecovery
 from holdfast.server.settings import Settings
 from holdfast.server.worker import WorkerRound
 from holdfast.workloads.divided import Divided, When
 
-TRIES = 20  # of a round in which nobody is found to be lost
+TRIES = 20  # of a round in which no lost member is found
 
 
 class Times:
@@ -39,45 +42,45 @@ class Times:
 
 
 class Rounds:
-    """The rounds of a run one after the other, and the place where it stands among them."""
+    """The rounds of a run, and its current place among them."""
 
     def __init__(
         self,
         settings: Settings,
         workload: Divided,
         members: ServerMembers,
-        recovering: Recovering,
+        recovery: ServerRecovery,
         record: Record,
         strike: Callable[[str], None],
     ) -> None:
         self._settings, self._workload = settings, workload
-        self._members, self._recovering = members, recovering
+        self._members, self._recovery = members, recovery
         self._record, self._strike = record, strike
         self.place = RoundPlace(0, 0, 0)
 
     def at(self, number: int) -> None:
-        """The run stands before the round of this number."""
+        """Set the current place: before round `number`."""
         self.place = RoundPlace(*divmod(number, self._workload.rounds), number)
 
     def when(self, number: int) -> When:
-        """The round of this number, as members are told of it."""
+        """Return round `number` in the form that members receive."""
         return When(*divmod(number, self._workload.rounds), self._settings.seed)
 
     def recover(self, lost: Mapping[Member, str]) -> bool:
-        """Go on without these members; returns whether blocks were lost, so that the round must be done again."""
-        return bool(lost) and self._recovering.recover(lost, self.place)
+        """Continue without the `lost` members; return True if blocks were lost, so that the round must be repeated."""
+        return bool(lost) and self._recovery.recover(lost, self.place)
 
     def train(self, when: When, times: Times) -> None:
-        """Let workers compute and push, as often as it takes, then nodes apply."""
+        """Let workers compute and push until all parts are done, then let nodes apply the round."""
         self.at(when.iteration * self._workload.rounds + when.round)
         todo = set(range(self._settings.workers))
         turns: dict[int, WorkerRound] = {}
         for _ in range(TRIES):
-            told = {w: (when, mine) for w, parts in self._recovering.parts.items() if (mine := _among(parts, todo))}
-            answers = self._members.ask("worker", "compute", told)
+            arguments = {w: (when, own) for w, parts in self._recovery.parts.items() if (own := _among(parts, todo))}
+            answers = self._members.ask("worker", "compute", arguments)
             done = {worker: turn for worker, turn in answers.results.items() if turn.broken is None}
             turns |= done
-            todo -= {part for worker in done for part in told[worker][1]}
+            todo -= {part for worker in done for part in arguments[worker][1]}
             if not todo:
                 times.add(turns.values())
                 if when.round == self._workload.rounds - 1:
@@ -87,28 +90,28 @@ class Rounds:
             if self.recover(self._found(answers.results, answers.missing)):
                 todo = set(range(self._settings.workers))
         raise WorkerLost(
-            f"round {when.round} of iteration {when.iteration} was tried {TRIES} times, and nobody is lost"
+            f"round {when.round} of iteration {when.iteration} failed {TRIES} times, but no lost member was found."
         )
 
     def commit(self, when: When) -> float:
-        """Let nodes apply a round; what was pushed for blocks of a node that is lost now is not made up for."""
-        parts, version = tuple(range(self._settings.workers)), self._recovering.map.version
+        """Let nodes apply a round; pushes to blocks of a node that is lost now are recorded as dropped."""
+        parts, version = tuple(range(self._settings.workers)), self._recovery.map.version
         answers = self._members.ask("node", "commit", dict.fromkeys(self._members.nodes, (version, when, parts)))
         self.place = RoundPlace(when.iteration, when.round, self.place.version + 1)
         if answers.missing:
-            ids = np.concatenate([self._recovering.map.held_by(node) for node in answers.missing])
+            ids = np.concatenate([self._recovery.map.held_by(node) for node in answers.missing])
             self._record(events.Dropped(when.iteration, when.round, parts, Samples.of(ids)))
             self.recover(self._members.lost("node", answers.missing))
         return max(answers.results.values(), default=0.0)
 
     def measure(self, known: Mapping[int, float]) -> "Mapping[int, ObjectRef[Any]]":
-        """Ask workers for the measures of parts that are not known."""
-        parts = self._recovering.parts.items()
-        told = {w: (todo,) for w, mine in parts if (todo := tuple(p for p in mine if p not in known))}
-        return self._members.call("worker", "measure", told)
+        """Ask workers to measure the parts that are not in `known`."""
+        parts = self._recovery.parts.items()
+        arguments = {w: (todo,) for w, own in parts if (todo := tuple(p for p in own if p not in known))}
+        return self._members.call("worker", "measure", arguments)
 
     def measured(self, asked: "Mapping[int, ObjectRef[Any]] | None") -> tuple[float, float]:
-        """The loss, from what all workers measure, and the seconds of the slowest; some may have been asked before."""
+        """Return the loss and the seconds of the slowest worker; `asked` are calls that have begun."""
         measures: dict[int, float] = {}
         seconds = 0.0
         for _ in range(TRIES):
@@ -121,10 +124,10 @@ class Rounds:
                 return self._workload.total([measures[part] for part in range(self._settings.workers)]), seconds
             if self.recover(self._found(answers.results, answers.missing)):
                 measures = {}
-        raise WorkerLost(f"the loss was measured {TRIES} times, and nobody is lost")
+        raise WorkerLost(f"The loss could not be measured in {TRIES} tries, but no lost member was found.")
 
     def _found(self, turns: Mapping[int, WorkerRound], missing: Mapping[int, str]) -> dict[Member, str]:
-        """Who is lost, by what workers say or because they do not."""
+        """Return the members that are lost, as reported by workers or because workers did not answer."""
         broken = {n: why for turn in turns.values() for n, why in (turn.broken or {}).items()}
         nodes = {Member("node", n): why for n, why in broken.items() if n in self._members.nodes}
         return nodes | self._members.lost("worker", missing)
@@ -135,14 +138,14 @@ def _among(parts: tuple[int, ...], todo: set[int]) -> tuple[int, ...]:
 
 
 class StaleIteration(NamedTuple):
-    """An iteration that every part of the input has done, with what was measured of each when it had."""
+    """An iteration that every part of the input has done, with the measurements of each part."""
 
     iteration: int
     turns: dict[int, WorkerRound]
 
 
-class Stale:
-    """How many iterations each part of the input has done, and who is at work on the next."""
+class StaleRounds:
+    """The number of iterations that each part of the input has done, and the calls in progress."""
 
     def __init__(self, members: ServerMembers, clocks: dict[int, int], staleness: int) -> None:
         self.clocks, self._members, self._staleness = clocks, members, staleness
@@ -156,7 +159,7 @@ class Stale:
         recover: Callable[[Mapping[Member, str]], object],
         until: int,
     ) -> StaleIteration:
-        """Go on until one more iteration was done by all parts; none begins iteration `until`."""
+        """Continue until all parts have done one more iteration; no part begins iteration `until`."""
         while True:
             if self._turns.get(self._told, {}).keys() == self.clocks.keys():
                 self._told += 1
@@ -167,17 +170,17 @@ class Stale:
                 recover(lost)
 
     def _begin(self, parts: Mapping[int, tuple[int, ...]], until: int) -> None:
-        """Let every part that waits begin its next iteration, unless it would be too far ahead."""
+        """Begin the next iteration of every waiting part that would not be too far ahead."""
         slowest = min(self.clocks.values())
-        for worker, mine in parts.items():
-            for part in mine:
+        for worker, own in parts.items():
+            for part in own:
                 clock = self.clocks[part]
                 if part not in self._running and clock < until and clock - slowest <= self._staleness:
                     actor = self._members.workers[worker]
                     self._running[part] = worker, call(actor, "advance", clock, part)
 
     def _look(self) -> dict[Member, str]:
-        """Wait until something has come of a part; returns who is found to be lost."""
+        """Wait until a part has answered; return the members found to be lost."""
         answers = gather({part: ref for part, (_, ref) in self._running.items()}, self._given_up, PATIENCE, first=True)
         lost: dict[Member, str] = {}
         for part, turn in answers.results.items():

@@ -1,9 +1,12 @@
-"""The coordinator's side of choosing what to save: the cut that a policy makes through the ranking of all blocks.
+"""Choose the blocks to save: the coordinator's questions, the nodes' answers, and the cut through the ranking.
 
-`central` asks for every block. `exchange` asks for histograms and narrows the bin that the cut goes through, so that
-traffic grows with nodes and bins and not with blocks; where every node has few blocks, one question is enough. Both come to the choice of `Policy.choose`, to the last block and
-the last bit of credit. A conversation is a generator of questions that is sent the answers of all nodes; whoever runs
-it carries the messages.
+Every block has a place in the ranking: the policy's key as an integer, then the time of its last save, then its number.
+Places are compared in this order, and no two are equal.
+
+`central` asks for every block. `exchange` asks for histograms and narrows the bin that contains the cut, so that
+traffic grows with nodes and bins instead of blocks; if every node has few blocks, one question is enough. Both make
+exactly the choice of `Policy.choose`. A conversation is a generator of questions that receives the answers of all
+nodes; its caller carries the messages.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -25,7 +28,7 @@ AFTER_ALL: Place = (2**64 - 1, 2**63 - 1, 2**63 - 1)
 
 
 class Span(NamedTuple):
-    """The places that begin with these numbers and go on with one from `low` to `high`."""
+    """The places that begin with `prefix` and continue with a number from `low` to `high`."""
 
     prefix: tuple[int, ...]
     low: int
@@ -33,25 +36,25 @@ class Span(NamedTuple):
 
     @property
     def level(self) -> int:
-        """Which of a place's three numbers lies between `low` and `high`."""
+        """The index of the number, of a place's three, that lies between `low` and `high`."""
         return len(self.prefix)
 
     def shift(self, bins: int) -> int:
-        """How many bits to leave away so that at most so many bins are left."""
+        """Return how many low bits to drop so that at most `bins` bins remain."""
         return max((self.high - self.low).bit_length() - (bins.bit_length() - 1), 0)
 
     def bin(self, number: int, bins: int) -> "Span":
-        """One of the bins that this span is divided into."""
+        """Return bin `number` of this span."""
         low = self.low + (number << self.shift(bins))
         return Span(self.prefix, low, min(low + (1 << self.shift(bins)) - 1, self.high))
 
 
 class AskTotal(NamedTuple):
-    """How far have your blocks moved, all together?"""
+    """A question: the sum of the distances of all blocks."""
 
 
 class Total(NamedTuple):
-    """How many blocks a node holds, and the exact sum of their distances: a fraction, as bytes of its two numbers."""
+    """The number of blocks on a node, and the exact sum of their distances: a fraction, as bytes of its two numbers."""
 
     blocks: int
     numerator: npt.NDArray[np.uint8]
@@ -59,7 +62,7 @@ class Total(NamedTuple):
 
     @classmethod
     def of(cls, blocks: int, moved: Fraction | None) -> "Total":
-        """A sum that is not finite is sent as no bytes at all."""
+        """Encode a sum; one that is not finite has no bytes."""
         return cls(blocks, *map(_as_bytes, (moved.numerator, moved.denominator) if moved is not None else (0, 0)))
 
     @property
@@ -70,9 +73,9 @@ class Total(NamedTuple):
 
 
 class AskSurvey(NamedTuple):
-    """How many of your blocks moved further than this, and between which places do they lie?
+    """A question: the number of blocks that moved further than `above`, and the range of their places.
 
-    And which are they, if there are no more than `few`?
+    If there are no more than `few`, the blocks themselves.
     """
 
     above: float
@@ -80,9 +83,9 @@ class AskSurvey(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """The values of all blocks of a node, the number and the values of its candidates, and where these lie.
+    """The values of all blocks of a node, the number and values of its candidates, and the range of their places.
 
-    `blocks` are the candidates one by one, if they are few.
+    `blocks` are the candidates themselves, if they are few.
     """
 
     values: int
@@ -94,7 +97,7 @@ class Survey(NamedTuple):
 
 
 class AskHistogram(NamedTuple):
-    """How many of your candidates, and of their values, are in each bin of this span?"""
+    """A question: the number of candidates and of their values in each bin of a span."""
 
     above: float
     span: Span
@@ -109,14 +112,14 @@ class Histogram(NamedTuple):
 
 
 class AskBlocks(NamedTuple):
-    """Which of your candidates lie in this span?"""
+    """A question: the candidates in a span."""
 
     above: float
     span: Span
 
 
 class CandidateBlocks(NamedTuple):
-    """Candidates one by one: the three numbers of each one's place, and its values."""
+    """The three numbers of each candidate's place, and its number of values."""
 
     first: Codes
     saved_at: Ids
@@ -125,7 +128,7 @@ class CandidateBlocks(NamedTuple):
 
 
 class SaveUpTo(NamedTuple):
-    """Save your candidates up to this place, itself included."""
+    """The verdict: save candidates up to the place `last`, inclusive."""
 
     above: float
     last: Place
@@ -144,31 +147,31 @@ Answer: TypeAlias = Total | Survey | Histogram | CandidateBlocks
 
 
 def wire_bytes(message: Any) -> int:
-    """How many bytes a message takes, at 8 for every number outside of its arrays."""
+    """Return the size of a message in bytes, with 8 for every number outside its arrays."""
     if isinstance(message, np.ndarray):
         return int(message.nbytes)
     return sum(map(wire_bytes, message)) if isinstance(message, tuple) else 8
 
 
-BINS = 1024  # also how many blocks are few enough to be looked at one by one
-FEW = 4  # times the bins: of so many blocks a node tells at once, so that small models need one question
+BINS = 1024  # also the number of blocks that are listed one by one
+FEW = 4  # nodes with up to FEW * bins blocks list them at once, so small models need one question
 EVERYTHING = Span((), 0, 2**64 - 1)
 
 
 class Selection(NamedTuple):
-    """What nodes are told to save, and the budget left over (below zero: overspent) for the next save."""
+    """The verdict for nodes, and the budget left for the next save (negative: overspent)."""
 
     verdict: SaveUpTo
     credit: Fraction
 
 
 Conversation: TypeAlias = Generator[Question, Sequence[Answer], Selection]
-CostBreakdown: TypeAlias = tuple[Place, int]
-"""The place of the last block that is taken, and how many values are taken up to there."""
+Spent: TypeAlias = tuple[Place, int]
+"""The place of the last block taken, and the number of values up to there."""
 
 
 def converse(conversation: Conversation, ask: Callable[[Question], Sequence[Answer]]) -> Selection:
-    """Carry questions to the nodes and their answers back, until it is known what to save."""
+    """Carry questions to the nodes and their answers back, until the selection is known."""
     try:
         question = next(conversation)
         while True:
@@ -179,10 +182,10 @@ def converse(conversation: Conversation, ask: Callable[[Question], Sequence[Answ
 
 
 def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation:
-    """Find the cut by histograms: a few rounds of at most `bins` counts a node, then the few blocks around the cut.
+    """Find the cut by histograms: a few rounds of at most `bins` counts per node, then the few blocks around the cut.
 
-    A round divides what is left by at least half of `bins`, which is 2 or more. There are no rounds if the first answers
-    have all candidates.
+    A round divides the remaining range by at least half of `bins`, which is 2 or more. There are no rounds if the first
+    answers contain all candidates.
     """
     above = yield from _above(policy)
     surveys = _all(Survey, (yield AskSurvey(above, FEW * bins if policy.fraction < 1 else 0)))
@@ -191,17 +194,17 @@ def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation
     budget = credit + policy.fraction * sum(survey.values for survey in surveys)
     if (known := _without_looking(policy, budget, candidates)) is not None:
         return _selection(policy, above, budget, known)
-    told = [survey.blocks for survey in surveys if survey.blocks is not None]
-    if len(told) == len(surveys):
-        return _selection(policy, above, budget, _cut(_together(told), ceil(budget)))
+    listed = [survey.blocks for survey in surveys if survey.blocks is not None]
+    if len(listed) == len(surveys):
+        return _selection(policy, above, budget, _cut(_together(listed), ceil(budget)))
     ends, taken = _ends(surveys), 0
     span = Span((), *ends[0])
     while count > bins:
         while span.low == span.high:
             span = Span((*span.prefix, span.low), *ends[span.level + 1])
-        found = _all(Histogram, (yield AskHistogram(above, span, bins)))
-        counts = np.sum([histogram.counts for histogram in found], axis=0)
-        up_to = np.cumsum(np.sum([histogram.values for histogram in found], axis=0))
+        histograms = _all(Histogram, (yield AskHistogram(above, span, bins)))
+        counts = np.sum([histogram.counts for histogram in histograms], axis=0)
+        up_to = np.cumsum(np.sum([histogram.values for histogram in histograms], axis=0))
         number = int(np.searchsorted(up_to, ceil(budget) - taken))
         taken += int(up_to[number - 1]) if number else 0
         span, count = span.bin(number, bins), int(counts[number])
@@ -211,32 +214,32 @@ def exchange(policy: Policy, credit: Fraction, bins: int = BINS) -> Conversation
 
 
 def central(policy: Policy, credit: Fraction) -> Conversation:
-    """Ask every node for all of its blocks and rank them here: what `exchange` is compared with."""
+    """Ask every node for all of its blocks and rank them here: the reference for `exchange`."""
     above = yield from _above(policy)
     surveys = _all(Survey, (yield AskSurvey(above, 0)))
     blocks = _together(_all(CandidateBlocks, (yield AskBlocks(above, EVERYTHING))))
     budget = credit + policy.fraction * sum(survey.values for survey in surveys)
-    known = _without_looking(policy, budget, int(blocks.sizes.sum()))
-    return _selection(policy, above, budget, known or _cut(blocks, ceil(budget)))
+    spent = _without_looking(policy, budget, int(blocks.sizes.sum()))
+    return _selection(policy, above, budget, spent or _cut(blocks, ceil(budget)))
 
 
 def _above(policy: Policy) -> Generator[Question, Sequence[Answer], float]:
-    """What a block must have moved to be a candidate: more than the mean of all where the policy says so."""
+    """Return the distance that a candidate must exceed: the mean of all for `threshold`, otherwise none."""
     if policy.ranking != "threshold":
         return -np.inf
     totals = _all(Total, (yield AskTotal()))
     return mean([total.moved for total in totals], sum(total.blocks for total in totals))
 
 
-def _without_looking(policy: Policy, budget: Fraction, candidates: int) -> CostBreakdown | None:
-    """All or nothing, where the budget says so."""
+def _without_looking(policy: Policy, budget: Fraction, candidates: int) -> Spent | None:
+    """Return the cut if the budget takes all candidates or none."""
     if policy.fraction == 1 or candidates < budget:
         return AFTER_ALL, candidates
     return (BEFORE_ALL, 0) if budget <= 0 else None
 
 
-def _cut(blocks: CandidateBlocks, limit: int) -> CostBreakdown:
-    """The first block, in order, with which so many values are reached; there are so many."""
+def _cut(blocks: CandidateBlocks, limit: int) -> Spent:
+    """Return the first block, in order, with which `limit` values are reached."""
     order = np.lexsort((blocks.ids, blocks.saved_at, blocks.first))
     up_to = np.cumsum(blocks.sizes[order])
     at = int(np.searchsorted(up_to, limit))
@@ -244,27 +247,27 @@ def _cut(blocks: CandidateBlocks, limit: int) -> CostBreakdown:
     return (int(blocks.first[last]), int(blocks.saved_at[last]), int(blocks.ids[last])), int(up_to[at])
 
 
-def _selection(policy: Policy, above: float, budget: Fraction, spent: CostBreakdown) -> Selection:
+def _selection(policy: Policy, above: float, budget: Fraction, spent: Spent) -> Selection:
     place, values = spent
     return Selection(SaveUpTo(above, place), Fraction(0) if policy.fraction == 1 else budget - values)
 
 
 def _ends(surveys: Sequence[Survey]) -> list[tuple[int, int]]:
-    """Between what the three numbers of all candidates' places lie."""
-    found = [survey for survey in surveys if survey.candidates]
-    lowest, highest = (np.array([getattr(s, end) for s in found], np.uint64) for end in ("lowest", "highest"))
-    return [(int(lowest[:, i].min()), int(highest[:, i].max())) for i in range(3)] if found else []
+    """Return the range of each of the three numbers over all candidates' places."""
+    surveyed = [survey for survey in surveys if survey.candidates]
+    lowest, highest = (np.array([getattr(s, end) for s in surveyed], np.uint64) for end in ("lowest", "highest"))
+    return [(int(lowest[:, i].min()), int(highest[:, i].max())) for i in range(3)] if surveyed else []
 
 
 def _together(parts: Sequence[CandidateBlocks]) -> CandidateBlocks:
-    return CandidateBlocks(*(np.concatenate(each) for each in zip(*parts, strict=True)))
+    return CandidateBlocks(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 Kind = TypeVar("Kind")
 
 
 def _all(kind: type[Kind], answers: Sequence[Answer]) -> list[Kind]:
-    """The answers of all nodes, which must be of the kind that was asked for."""
+    """Return the answers of all nodes, which must be of type `kind`."""
     wrong = next((answer for answer in answers if not isinstance(answer, kind)), None)
     if wrong is not None:
         raise TypeError(f"a node answered with a {type(wrong).__name__} where a {kind.__name__} was asked for")

@@ -1,7 +1,7 @@
-"""A node of the parameter server: an actor around a shard, with a history of its own and a thread that writes saves.
+"""A node of the parameter server: an actor around a shard, with its own history and a thread that writes saves.
 
-Nothing here decides anything: the controller says which blocks it holds, when a round is committed, what is saved.
-Another thread chooses and sets aside what is saved, which changes no block: workers pull meanwhile, and do not wait.
+The controller decides which blocks the node holds, when a round is committed and what is saved. Choosing and setting
+aside what to save runs in another thread and changes no block, so workers can pull meanwhile.
 """
 
 import functools
@@ -41,15 +41,16 @@ Method = TypeVar("Method")
 
 
 class Kept(NamedTuple):
-    """What a node has set aside to be saved: which blocks, their bytes, and how far its others are from their save."""
+    """The blocks that a node has set aside to be saved, their bytes, and the distance of its other blocks from their
+    saves."""
 
     blocks: Samples
     bytes: int
-    apart: float | None  # None if the policy does not look at distances
+    distance: float | None  # None if the policy does not look at distances
 
 
 class _Unwritten(NamedTuple):
-    """Saved values of blocks that are on their way to the store."""
+    """Saved values of blocks that are not written yet."""
 
     ids: Ids
     saved_at: Ids
@@ -57,14 +58,14 @@ class _Unwritten(NamedTuple):
 
 
 class FetchedBlocks(NamedTuple):
-    """Blocks that a node has taken from the running checkpoint, and the save that each came from."""
+    """Blocks that a node has loaded from the running checkpoint, and the save of each."""
 
     ids: Ids
     saved_at: Ids
 
 
 class Account(NamedTuple):
-    """What a node knows, for a controller that has lost everything."""
+    """The state of a node, for a controller that takes over."""
 
     ids: Ids
     versions: Ids
@@ -75,9 +76,9 @@ class Account(NamedTuple):
 
 
 def _in_turn(method: Method) -> Method:
-    """Only one method that changes blocks, or what is known of their saves, runs at a time, whichever thread calls it.
+    """Run only one method at a time that changes blocks or their saves, whichever thread calls it.
 
-    Put `ray.method` under it: Ray looks for a method's options on the innermost function.
+    Put `ray.method` below this decorator: Ray looks for a method's options on the innermost function.
     """
     called = cast(Callable[..., Any], method)
 
@@ -90,7 +91,7 @@ def _in_turn(method: Method) -> Method:
 
 
 class ServerNode:
-    """Holds blocks, applies what is pushed for them, and saves them."""
+    """An actor that holds blocks, applies pushes to them, and saves them."""
 
     def __init__(self, number: int, settings: Settings) -> None:
         self._number, self._settings = number, settings
@@ -106,92 +107,92 @@ class ServerNode:
         self._credit, self._chosen = Fraction(0), -1
 
     def ready(self) -> int:
-        """The process, once everything is loaded."""
+        """Return the process id once everything is loaded."""
         self._history.flush()
         return os.getpid()
 
     @_in_turn
-    def begin(self, ids: Ids, under: int) -> None:
-        """Hold blocks as they are before the first iteration."""
+    def begin(self, ids: Ids, map_version: int) -> None:
+        """Hold the blocks `ids` with their initial values."""
         state = self._start()
         values = cast(Arrays, self._workload.blocks.pack(state, ids))
-        self._shard.adopt(restored(ids, values, np.zeros(len(ids), np.int64), 0), under)
-        self._shard.drop(np.setdiff1d(self._shard.ids, ids, assume_unique=True), under)
+        self._shard.adopt(restored(ids, values, np.zeros(len(ids), np.int64), 0), map_version)
+        self._shard.drop(np.setdiff1d(self._shard.ids, ids, assume_unique=True), map_version)
 
-    def pull(self, under: int, ids: Ids) -> tuple[Arrays, Arrays]:
-        """The values of some blocks, and what there is to say of all that are here."""
-        if under < self._shard.changed:
-            raise BlocksMoved(f"the map of version {under} is older than node {self._number}'s blocks")
+    def pull(self, map_version: int, ids: Ids) -> tuple[Arrays, Arrays]:
+        """Return the values of the blocks `ids`, and the workload's summary of all blocks on this node."""
+        if map_version < self._shard.changed:
+            raise BlocksMoved(f"the map of version {map_version} is older than node {self._number}'s blocks")
         return self._shard.pull(ids) if len(ids) else {}, self._shard.summary()
 
-    def push(self, under: int, when: When, part: int, push: Push) -> int:
-        """Take what was computed from a part of the input; returns how many blocks still wait for it."""
-        waiting = len(self._shard.push(when, part, push, under))
+    def push(self, map_version: int, when: When, part: int, push: Push) -> int:
+        """Store the push of one part of the input; return how many blocks still wait for it."""
+        waiting = len(self._shard.push(when, part, push, map_version))
         self._received[self._shard.number(when)] += 1
         return waiting
 
     @_in_turn
-    def commit(self, under: int, when: When, parts: Sequence[int]) -> float:
-        """Apply a round; returns the seconds that it took."""
+    def commit(self, map_version: int, when: When, parts: Sequence[int]) -> float:
+        """Apply a round; return the seconds it took."""
         began = time.perf_counter()
         pushed = self._shard.waiting(when)
-        applied = self._shard.commit(when, parts, under)
+        applied = self._shard.commit(when, parts, map_version)
         if len(applied.ids):
             counted = tuple(part for part in parts if part in pushed)
             again = self._received.pop(self._shard.number(when), 0) - len(counted)
             blocks = Samples.of(applied.ids)
-            self._history.append(events.Applied(when.iteration, when.round, under, blocks, counted, again))
+            self._history.append(events.Applied(when.iteration, when.round, map_version, blocks, counted, again))
             self._history.flush()
         return time.perf_counter() - began
 
     @_in_turn
-    def apply(self, under: int, when: When, part: int, push: Push) -> int:
-        """Apply what was computed from a part of the input as it comes; returns to how many blocks."""
-        changed = self._shard.apply(when, part, push, under)
+    def apply(self, map_version: int, when: When, part: int, push: Push) -> int:
+        """Apply the push of one part of the input at once; return the number of changed blocks."""
+        changed = self._shard.apply(when, part, push, map_version)
         if len(changed):
             blocks = Samples.of(changed)
-            self._history.append(events.Applied(when.iteration, when.round, under, blocks, (part,)))
+            self._history.append(events.Applied(when.iteration, when.round, map_version, blocks, (part,)))
             self._history.flush()
         return len(changed)
 
     @_in_turn
     @ray.method(concurrency_group="choose")
     def answer(self, step: int, question: Question) -> Answer:
-        """What this node's blocks say when nodes find out together which are to be saved after an iteration."""
+        """Answer a question about this node's blocks, asked to choose what to save after iteration `step`."""
         if self._candidates is None or self._candidates[0] != step:
             count, policy = len(self._workload.blocks), self._settings.policy.at(step)
-            standing = self._shard.standing(policy.ranking)
-            self._candidates = step, standing, Candidates(policy, step, self._shard.ids, standing, count)
+            info = self._shard.block_info(policy.ranking)
+            self._candidates = step, info, Candidates(policy, step, self._shard.ids, info, count)
         return self._candidates[2].answer(question)
 
     @_in_turn
     @ray.method(concurrency_group="choose")
     def save(self, step: int, verdict: SaveUpTo, credit: Fraction) -> Kept:
-        """Make the present values of the chosen blocks their saved ones; `write` then brings them to the store."""
+        """Make the present values of the chosen blocks their saved ones; `write` then writes them to the store."""
         began = time.perf_counter()
         assert self._candidates is not None
-        _, standing, candidates = self._candidates
+        _, info, candidates = self._candidates
         ids = candidates.taken(verdict)
         self._candidates, self._credit, self._chosen = None, credit, step
         left = ~np.isin(self._shard.ids, ids)
         known = self._settings.policy.at(step).ranking in MEASURED or not left.any()
-        apart = float(np.sqrt(np.sum(standing.distances[left] ** 2))) if known else None
+        distance = float(np.sqrt(np.sum(info.distances[left] ** 2))) if known else None
         values = self._shard.mark_saved(ids, step)
         self._to_write = _Unwritten(ids, np.full(len(ids), step), values)
-        kept = Kept(Samples.of(ids), sum(array.nbytes for array in values.values()), apart)
+        kept = Kept(Samples.of(ids), sum(array.nbytes for array in values.values()), distance)
         self._history.append(events.Chosen(step, kept.blocks, kept.bytes, time.perf_counter() - began))
         self._history.flush()
         return kept
 
     @_in_turn
     def keep(self, ids: Ids) -> None:
-        """Set the saved values of some blocks aside once more: nobody knows whether they reached the store."""
+        """Set the saved values of `ids` aside again, because they may not have reached the store."""
         given = self._shard.give(ids)
         self._to_write = _Unwritten(given.ids, given.saved_at, given.saved)
 
     @ray.method(concurrency_group="disk")
     def write(self, sequence: int) -> list[Segment]:
-        """Write what was set aside into segments, which count once the controller has committed them."""
+        """Write what was set aside into segments, which are valid once the controller has committed them."""
         saved, blocks = self._to_write, self._workload.blocks
         if saved is None or not len(saved.ids):
             return []
@@ -201,23 +202,23 @@ class ServerNode:
         return write_segments(self._store, blocks, who, sequence, saved.ids, saved.saved_at, saved.saved, self._total)
 
     def survivors(self) -> Arrays | None:
-        """What the workload's rule for blocks that were never saved has to know of those that are here; None without any."""
+        """Return the input of the workload's rule for blocks that were never saved; None without any block."""
         ids = self._shard.ids
         return rule_of(self._workload).survivors(ids, self._shard.pull(ids)) if len(ids) else None
 
     @_in_turn
     def hold(
         self,
-        under: int,
+        map_version: int,
         ids: Ids,
         version: int,
         segments: Sequence[Segment],
         everything: bool,
-        said: Arrays | None = None,
+        summaries: Arrays | None = None,
     ) -> FetchedBlocks:
-        """Hold exactly these blocks by a new map: what is lacking, or everything, comes from the running checkpoint.
+        """Hold exactly the blocks `ids` by a new map: missing ones, or all, are loaded from the running checkpoint.
 
-        With what survivors say, blocks that were never saved get fresh values by the workload's rule.
+        With `said`, the survivors' summaries, blocks that were never saved get new values by the workload's rule.
         """
         began = time.perf_counter()
         lacking = ids if everything else np.setdiff1d(ids, self._shard.ids, assume_unique=True)
@@ -227,60 +228,66 @@ class ServerNode:
             values = cast(Arrays, load_blocks(self._store, self._workload.blocks, segments, lacking))
             saved_at = _saved_at(len(self._workload.blocks), segments)[lacking]
             holding = restored(lacking, values, saved_at, version)
-            if said is not None:
-                self._renew(holding, said)
-            self._shard.adopt(holding, under)
-            told = (*divmod(version, self._workload.rounds), self._number, under, lacking.tolist(), saved_at.tolist())
-            self._history.append(events.Restored(*told, time.perf_counter() - began))
+            if summaries is not None:
+                self._renew(holding, summaries)
+            self._shard.adopt(holding, map_version)
+            restored_now = (
+                *divmod(version, self._workload.rounds),
+                self._number,
+                map_version,
+                lacking.tolist(),
+                saved_at.tolist(),
+            )
+            self._history.append(events.Restored(*restored_now, time.perf_counter() - began))
             self._history.flush()
-        self._shard.drop(np.setdiff1d(self._shard.ids, ids, assume_unique=True), under)
+        self._shard.drop(np.setdiff1d(self._shard.ids, ids, assume_unique=True), map_version)
         return FetchedBlocks(lacking, saved_at)
 
     @_in_turn
-    def give(self, under: int, ids: Ids) -> Holding:
-        """A copy of everything that is here of some blocks, for another node; who goes by an older map is refused then."""
-        self._shard.require_map(under)
+    def give(self, map_version: int, ids: Ids) -> Holding:
+        """Return a copy of blocks for another node; requests by older maps are refused from now on."""
+        self._shard.require_map(map_version)
         return self._shard.give(ids)
 
     @_in_turn
-    def adopt(self, under: int, *holdings: Holding) -> None:
+    def adopt(self, map_version: int, *holdings: Holding) -> None:
         """Take over blocks that other nodes gave."""
         self._candidates = None
         for holding in holdings:
-            self._shard.adopt(holding, under)
+            self._shard.adopt(holding, map_version)
 
     @_in_turn
-    def apart(self) -> float:
-        """How far all blocks that are here are from their saved values together, in the workload's norm."""
+    def distance_from_saves(self) -> float:
+        """Return the distance of all blocks on this node from their saved values, in the workload's norm."""
         return float(np.sqrt(np.sum(self._shard.distances() ** 2)))
 
     @_in_turn
     def account(self) -> Account:
-        """What a controller that begins anew must know."""
+        """Return the state of this node for a controller that takes over."""
         shard = self._shard
         return Account(shard.ids, shard.versions, shard.saved_at, shard.changed, self._credit, self._chosen)
 
     def close(self) -> None:
-        """Finish the history."""
+        """Close the history."""
         self._history.close()
 
     @ray.method(concurrency_group="health")
     def beat(self, newest: int) -> bool:
-        """Whether this node can do its part."""
+        """Return True if this node can do its part."""
         return raylet_lives()
 
     @ray.method(concurrency_group="health")
     def die(self) -> None:
-        """End at once, as a failure does."""
+        """Kill this process, as a failure does."""
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _renew(self, holding: Holding, said: Arrays) -> None:
-        """Change blocks that were never saved to what the workload's rule says; what is saved of them stays as it is."""
+    def _renew(self, holding: Holding, summaries: Arrays) -> None:
+        """Give new values to blocks that were never saved; their saved values are unchanged."""
         never = holding.saved_at == 0
         if not never.any():
             return
         iteration = int(holding.versions[0]) // self._workload.rounds
-        fresh = rule_of(self._workload).fresh(holding.ids[never], said, iteration, self._settings.seed)
+        fresh = rule_of(self._workload).fresh(holding.ids[never], summaries, iteration, self._settings.seed)
         layout = BlockLayout(self._workload.blocks, holding.ids)
         put(holding.values, layout.places(np.flatnonzero(never)), fresh)
 
@@ -291,7 +298,7 @@ class ServerNode:
 
 
 def _saved_at(count: int, segments: Sequence[Segment]) -> Ids:
-    """The iteration of which the last of the segments has each block."""
+    """Return the iteration of each block in the last segment that has it."""
     result = np.zeros(count, np.int64)
     for segment in segments:
         result[segment.ids] = segment.saved_at

@@ -1,4 +1,4 @@
-"""How a run is to be served: what is trained, by how many, saved how, and what is to fail on purpose."""
+"""The settings of a run: the workload, the members, what is saved, and the failures to inject."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ POINTS = ("boundary", "apply", "checkpoint", "recovery")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """A served run as plain values, the same for every process of it."""
+    """A run as plain values, the same for each of its processes."""
 
     workload: str
     nodes: int
@@ -37,24 +37,24 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("nodes", "workers", "iterations"):
             if getattr(self, name) < 1:
-                raise BadInput(f"a server with {getattr(self, name)} {name} can train nothing: give 1 or more")
+                raise BadInput(f"--{name} must be at least 1 (got {getattr(self, name)}).")
         if self.staleness < 0:
-            raise BadInput(f"a staleness of {self.staleness} iterations is below zero: give 0 or more")
+            raise BadInput(f"--staleness must be at least 0 (got {self.staleness}).")
         if self.recovery not in RECOVERIES:
             raise BadInput(f"--restore must be one of {', '.join(RECOVERIES)} (got {self.recovery!r}).")
         for failure in self.failures:
             self._check(failure.kind, failure.targets, failure.point)
 
     def load(self) -> Divided:
-        """The workload, with its data."""
+        """Load the workload and its data."""
         return load_workload(self.workload, self.data)
 
     def open(self) -> Store:
-        """Where checkpoints are."""
+        """Open the checkpoint store."""
         return store_at(self.store)
 
     def announced(self, life: int, workload: Divided) -> Serve:
-        """What a controller says when it begins, the first or a later one."""
+        """Return the event with which a controller begins."""
         return Serve(
             attempt=life,
             workload=workload.name,

@@ -1,8 +1,8 @@
-"""What one node holds: blocks, how many rounds each has seen, their saved values, and what workers push for them.
+"""The blocks of one node: values, rounds seen, saved values, and pushes that wait.
 
-Everything may be asked twice. A round has a number, counted from the start of the run; the version of a block is the
-number of the next round that is to change it, so what a round brings a second time is no longer wanted. Holdings change
-only together with the partition map, and whoever still goes by an older map is told so by `Moved`.
+Every request may be repeated. Rounds are numbered from the start of the run; the version of a block is the number of
+the next round that changes it, so a repeated round is ignored. Holdings change only together with the partition map,
+and requests by an older map are refused with `BlocksMoved`.
 """
 
 from collections.abc import Sequence
@@ -18,37 +18,37 @@ from holdfast.workloads.workload import Arrays
 
 
 class BlocksMoved(Exception):
-    """This node does not hold these blocks, or holds others than the asker's map says: ask again with a newer map."""
+    """This node does not hold the blocks, or its map is newer: retry with a newer map."""
 
 
 class Holding(NamedTuple):
-    """Some blocks, in rising order, with everything that a node has of them."""
+    """Some blocks, in rising order, with everything that a node knows of them."""
 
     ids: Ids
     values: Arrays
     versions: Ids
     saved: Arrays
     saved_at: Ids
-    seen: dict[int, Ids]  # of workers whose pushes are applied as they come: the next round of each that is wanted
+    seen: dict[int, Ids]  # with staleness, by worker: the next round that each block accepts
 
 
 class AppliedCommit(NamedTuple):
-    """What a commit of a round did to the blocks of a node."""
+    """The effect of committing a round on the blocks of a node."""
 
-    ids: Ids  # had this round now, whether or not a worker pushed something for them
-    ignored: Ids  # had it before
-    behind: Ids  # miss an earlier round, and were left as they are
+    ids: Ids  # had this round now, with or without a push
+    ignored: Ids  # had this round before
+    behind: Ids  # miss an earlier round, and are unchanged
 
 
 class _Waiting(NamedTuple):
-    """A push of a worker that waits for the commit of its round, and the version of the map it was sent by."""
+    """A push that waits for the commit of its round, and the version of the map by which it was sent."""
 
     push: Push
-    under: int
+    map_version: int
 
 
 def restored(ids: Ids, values: Arrays, saved_at: Ids, version: int) -> Holding:
-    """Blocks as they were saved, to go on with the round of this number; also every block before the first round."""
+    """Return saved blocks as a holding that continues with round `version`; also used before the first round."""
     copies = {name: array.copy() for name, array in values.items()}
     return Holding(ids, values, np.full(len(ids), version), copies, saved_at, {})
 
@@ -62,7 +62,7 @@ class Shard:
         self._layouts = Layouts(self._blocks)
         self._layout = self._layouts.of(np.zeros(0, np.int64))
         self._values: Arrays = {}
-        self._summary: Arrays | None = None  # of these values, once somebody has asked
+        self._summary: Arrays | None = None  # of these values, once a worker has asked
         self._cache: Arrays = {}
         self._versions = self._saved_at = self._since = np.zeros(0, np.int64)
         self._changed = -1
@@ -71,22 +71,22 @@ class Shard:
 
     @property
     def ids(self) -> Ids:
-        """The blocks that are here, in rising order."""
+        """The blocks on this node, in rising order."""
         return self._layout.ids
 
     @property
     def versions(self) -> Ids:
-        """For each block the number of the round that it waits for."""
+        """The number of the round that each block waits for."""
         return self._versions.copy()
 
     @property
     def saved_at(self) -> Ids:
-        """For each block the iteration of which the cache has its value."""
+        """The iteration of each block's value in the cache."""
         return self._saved_at.copy()
 
     @property
     def sizes(self) -> Ids:
-        """How many numbers each block holds, companions not counted."""
+        """The number of values in each block, without companions."""
         return self._layout.blocks.sizes
 
     @property
@@ -95,37 +95,37 @@ class Shard:
         return self._changed
 
     def number(self, when: When) -> int:
-        """The number of a round, counted from the start of the run."""
+        """Return the number of a round, counted from the start of the run."""
         return when.iteration * self._workload.rounds + when.round
 
     def pull(self, ids: Ids) -> Arrays:
-        """The present values of some blocks, in rising order, packed."""
+        """Return the present values of the blocks `ids`, in rising order, packed."""
         return take(self._values, self._layout.places(self._found(ids)))
 
     def summary(self) -> Arrays:
-        """What the workload says of all blocks that are here; asked by every worker, and computed once."""
+        """Return the workload's summary of all blocks on this node; it is computed once for all workers."""
         if self._summary is None:
             self._summary = self._workload.summary(self.ids, self._values)
         return self._summary
 
-    def push(self, when: When, worker: int, push: Push, under: int) -> Ids:
-        """Keep what a worker pushes until its round is committed; returns the blocks that still wait for that round.
+    def push(self, when: When, worker: int, push: Push, map_version: int) -> Ids:
+        """Store a worker's push until its round is committed; return the blocks that still wait for that round.
 
-        A worker's push by a newer map takes the place of that by an older one; the same push again changes nothing.
+        A push by a newer map replaces one by an older map; repeating a push changes nothing.
         """
-        waits = self._versions[self._expected(push, under)] <= self.number(when)
+        waits = self._versions[self._expected(push, map_version)] <= self.number(when)
         kept = self._inbox.get(self.number(when), {}).get(worker)
-        if waits.any() and (kept is None or kept.under < under):
-            self._inbox.setdefault(self.number(when), {})[worker] = _Waiting(push, under)
+        if waits.any() and (kept is None or kept.map_version < map_version):
+            self._inbox.setdefault(self.number(when), {})[worker] = _Waiting(push, map_version)
         return np.asarray(push.ids[waits])
 
     def waiting(self, when: When) -> tuple[int, ...]:
-        """The workers whose pushes wait for the commit of a round."""
+        """Return the workers whose pushes wait for the commit of a round."""
         return tuple(self._inbox.get(self.number(when), {}))
 
-    def commit(self, when: When, workers: Sequence[int], under: int) -> AppliedCommit:
-        """Apply the sum of what these workers pushed, added up in their order, to the blocks that wait for this round."""
-        self._require_recent(under)
+    def commit(self, when: When, workers: Sequence[int], map_version: int) -> AppliedCommit:
+        """Apply the sum of the pushes of `workers`, added in this order, to the blocks that wait for this round."""
+        self._require_recent(map_version)
         number = self.number(when)
         due, before = self._versions == number, self._versions > number
         result = AppliedCommit(self.ids[due], self.ids[before], self.ids[~(due | before)])
@@ -135,12 +135,12 @@ class Shard:
         self._inbox = {later: pushes for later, pushes in self._inbox.items() if later > number}
         return result
 
-    def apply(self, when: When, worker: int, push: Push, under: int) -> Ids:
-        """Apply a worker's push at once, where workers may be ahead of each other; returns the blocks it was applied to.
+    def apply(self, when: When, worker: int, push: Push, map_version: int) -> Ids:
+        """Apply a worker's push at once, for runs with staleness; return the changed blocks.
 
-        A block takes a worker's rounds in rising order and each once: what comes again, or too late, it leaves.
+        A block applies each round of a worker once, in rising order; a repeated or late push is ignored.
         """
-        position = self._expected(push, under)
+        position = self._expected(push, map_version)
         seen = self._seen.setdefault(worker, self._versions.copy())
         due = np.zeros(len(seen), bool)
         due[position] = seen[position] <= self.number(when)
@@ -148,58 +148,58 @@ class Shard:
         seen[due] = self.number(when) + 1
         return np.asarray(self.ids[due])
 
-    def adopt(self, holding: Holding, under: int) -> None:
-        """Take over blocks, or new values of blocks that are here, under a new version of the map.
+    def adopt(self, holding: Holding, map_version: int) -> None:
+        """Take over blocks, or new values of present blocks, under a new version of the map.
 
-        What was pushed by older maps is forgotten: the round is repeated. Adopting again under the same version changes
-        nothing, so that blocks that have moved on since are not set back.
+        Pushes by older maps are discarded, because the round is repeated. Adopting again under the same version changes
+        nothing, so that blocks that have advanced since are not set back.
         """
-        self._require_recent(under)
+        self._require_recent(map_version)
         position = self._layout.positions(holding.ids)
-        news = (position < 0) | (self._since[position] < under) if len(self.ids) else np.ones(len(position), bool)
+        news = (position < 0) | (self._since[position] < map_version) if len(self.ids) else np.ones(len(position), bool)
         if not news.any():
             return
         arriving = _part(self._blocks, holding, news)
         stays = ~np.isin(self.ids, arriving.ids)
-        self._hold(_part(self._blocks, self._holding(), stays), self._since[stays], arriving, under)
+        self._hold(_part(self._blocks, self._holding(), stays), self._since[stays], arriving, map_version)
 
-    def require_map(self, under: int) -> None:
-        """Refuse whoever goes by an older map from now on: what is given away must not change here any more."""
-        self._require_recent(under)
-        self._changed = under
+    def require_map(self, map_version: int) -> None:
+        """Refuse requests by older maps from now on: blocks that are given away must not change here."""
+        self._require_recent(map_version)
+        self._changed = map_version
 
     def give(self, ids: Ids) -> Holding:
-        """A copy of everything that is here of some blocks; once another node has adopted them, `drop` them."""
+        """Return a copy of the blocks `ids` and all that is known of them; `drop` them once another node has them."""
         here = np.isin(self.ids, self.ids[self._found(ids)])
         return _part(self._blocks, self._holding(), here)
 
-    def drop(self, ids: Ids, under: int) -> None:
-        """Let blocks go that belong to another node under a new version of the map; those that are not here are gone."""
-        self._require_recent(under)
+    def drop(self, ids: Ids, map_version: int) -> None:
+        """Remove blocks that belong to another node under a new version of the map."""
+        self._require_recent(map_version)
         stays = ~np.isin(self.ids, ids)
         if not stays.all():
             nothing = _part(self._blocks, self._holding(), np.zeros(len(stays), bool))
-            self._hold(_part(self._blocks, self._holding(), stays), self._since[stays], nothing, under)
+            self._hold(_part(self._blocks, self._holding(), stays), self._since[stays], nothing, map_version)
 
     def distances(self) -> Floats:
-        """How far each block is from its saved value, in the workload's norm."""
+        """Return the distance of each block from its saved value, in the workload's norm."""
         return self._apart_from(self._cache)
 
     def norms(self) -> Floats:
-        """How far each block is from zero, in the workload's norm."""
+        """Return the distance of each block from zero, in the workload's norm."""
         return self._apart_from({name: np.zeros_like(array) for name, array in self._values.items()})
 
-    def standing(self, ranking: str) -> BlockInfo:
-        """What a policy knows of the blocks that are here; what its ranking does not read is not measured, and 0."""
+    def block_info(self, ranking: str) -> BlockInfo:
+        """Return what a policy needs of the blocks here; values that its ranking does not read are 0."""
         nothing = np.zeros(len(self.ids))
         distances = self.distances() if ranking in ("priority", "relative", "threshold") else nothing
         norms = self.norms() if ranking == "relative" else nothing
         return BlockInfo(distances, norms, self.saved_at, self._layout.blocks.sizes)
 
     def mark_saved(self, ids: Ids, iteration: int) -> Arrays:
-        """Make the present values of blocks their saved ones, as of an iteration, and return them packed, to be written.
+        """Make the present values of blocks their saved ones as of `iteration`; return them packed.
 
-        Asked again for the same iteration it returns the same values, even if the blocks have moved on.
+        Asked again for the same iteration it returns the same values, even if the blocks have changed.
         """
         found = self._found(ids)
         new = found[self._saved_at[found] < iteration]
@@ -210,7 +210,7 @@ class Shard:
         return values if len(new) == len(found) else take(self._cache, self._layout.places(found))
 
     def _apply(self, when: When, due: np.ndarray, pushes: list[Push]) -> None:
-        """Change the blocks that are due by the sum of pushes."""
+        """Change the blocks that are `due` by the sum of `pushes`."""
         pushed = np.zeros(len(due), bool)
         for push in pushes:
             position = self._layout.positions(push.ids)
@@ -227,7 +227,7 @@ class Shard:
             put(self._values, places, held)
 
     def _sum(self, ids: Ids, pushes: list[Push]) -> Arrays:
-        """What was pushed for some blocks, added up in the order of the pushes."""
+        """Add up what was pushed for the blocks `ids`, in the order of the pushes."""
         layout = self._layouts.of(ids)
         total = room(layout, {name: array for push in pushes for name, array in push.values.items()})
         for push in pushes:
@@ -248,27 +248,27 @@ class Shard:
     def _holding(self) -> Holding:
         return Holding(self.ids, self._values, self._versions, self._cache, self._saved_at, self._seen)
 
-    def _hold(self, stays: Holding, since: Ids, arriving: Holding, under: int) -> None:
+    def _hold(self, stays: Holding, since: Ids, arriving: Holding, map_version: int) -> None:
         self._layouts, self._summary = Layouts(self._blocks), None
         self._layout, self._values = join(self._layouts, [(stays.ids, stays.values), (arriving.ids, arriving.values)])
         self._cache = join(self._layouts, [(stays.ids, stays.saved), (arriving.ids, arriving.saved)])[1]
         order = np.argsort(np.concatenate((stays.ids, arriving.ids)))
         self._versions = np.concatenate((stays.versions, arriving.versions))[order]
         self._saved_at = np.concatenate((stays.saved_at, arriving.saved_at))[order]
-        self._since = np.concatenate((since, np.full(len(arriving.ids), under)))[order]
+        self._since = np.concatenate((since, np.full(len(arriving.ids), map_version)))[order]
         self._seen = {
             worker: np.concatenate([part.seen.get(worker, part.versions) for part in (stays, arriving)])[order]
             for worker in {**stays.seen, **arriving.seen}
         }
-        self._changed = under
+        self._changed = map_version
         self._inbox = {
-            number: {worker: waiting for worker, waiting in pushes.items() if waiting.under >= under}
+            number: {worker: waiting for worker, waiting in pushes.items() if waiting.map_version >= map_version}
             for number, pushes in self._inbox.items()
         }
 
-    def _expected(self, push: Push, under: int) -> Ids:
-        """Where the blocks of a push are here, if it can be taken."""
-        self._require_recent(under)
+    def _expected(self, push: Push, map_version: int) -> Ids:
+        """Return the positions of a push's blocks, or raise an error if it cannot be applied."""
+        self._require_recent(map_version)
         position = self._found(push.ids)
         require_fit(self._layouts.of(push.ids), push.values)
         return position
@@ -282,15 +282,15 @@ class Shard:
             )
         return position
 
-    def _require_recent(self, under: int) -> None:
-        if under < self._changed:
+    def _require_recent(self, map_version: int) -> None:
+        if map_version < self._changed:
             raise BlocksMoved(
-                f"the map of version {under} is older than this node's blocks, of version {self._changed}"
+                f"the map of version {map_version} is older than this node's blocks, of version {self._changed}"
             )
 
 
 def _part(blocks: Blocks, holding: Holding, wanted: np.ndarray) -> Holding:
-    """Those blocks of a holding that are wanted, copied."""
+    """Copy the `wanted` blocks of a holding."""
     places = BlockLayout(blocks, holding.ids).places(np.flatnonzero(wanted))
     return Holding(
         holding.ids[wanted],

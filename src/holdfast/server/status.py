@@ -1,6 +1,7 @@
-"""How a served run stands, from its history alone: also of one that has ended, and from another machine.
+"""The progress and the result of a run, and requests for more nodes.
 
-A wish for more nodes, left in the folder of a run by somebody else and taken by whoever drives it.
+`summary` reads the history alone, so it works for finished runs and from other machines. A `JoinRequest` is a file in the
+run's folder, written by a user and taken by the driver.
 """
 
 import os
@@ -33,22 +34,22 @@ class ServerOutcome(NamedTuple):
     loss: float
 
 
-class Wish:
-    """How many nodes are to join a run: one wish at a time."""
+class JoinRequest:
+    """A request for more nodes; one at a time."""
 
     def __init__(self, out: Path) -> None:
         self._path = out / NAME
 
-    def make(self, nodes: int) -> None:
-        """Ask for so many more nodes."""
+    def write(self, nodes: int) -> None:
+        """Request `nodes` more nodes."""
         if nodes < 1:
-            raise BadInput(f"{nodes} nodes cannot join: give 1 or more")
+            raise BadInput(f"--nodes must be at least 1 (got {nodes}).")
         temporary = self._path.with_suffix(".new")
         temporary.write_text(str(nodes))
         os.replace(temporary, self._path)
 
     def take(self) -> int:
-        """How many nodes are asked for; nobody else takes the same wish."""
+        """Remove the request and return its number of nodes, or 0."""
         try:
             wanted = int(self._path.read_text())
             self._path.unlink()
@@ -57,47 +58,48 @@ class Wish:
         return wanted
 
 
-def standing(run: Path) -> list[str]:
-    """A few lines for people."""
-    told = _told(run)
-    begun = [what for what in told if isinstance(what, events.Serve)]
-    done = [what for what in told if isinstance(what, events.Iterate)]
-    lost = [what for what in told if isinstance(what, events.Lost)]
-    lines = [
-        f"{begun[0].workload}: {begun[0].blocks} blocks on {_count(told, 'node')} nodes, {_count(told, 'worker')} workers"
-    ]
-    if done:
-        last = done[-1]
+def summary(run: Path) -> list[str]:
+    """Return a summary of the run as lines of text."""
+    recorded = _events(run)
+    plan = next(what for what in recorded if isinstance(what, events.Serve))
+    iterations = [what for what in recorded if isinstance(what, events.Iterate)]
+    lost = [what for what in recorded if isinstance(what, events.Lost)]
+    nodes, workers = _count(recorded, "node"), _count(recorded, "worker")
+    lines = [f"{plan.workload}: {plan.blocks} blocks on {nodes} nodes, {workers} workers"]
+    if iterations:
+        last = iterations[-1]
         lines.append(
-            f"iteration {last.iteration + 1}: loss {last.loss:.6g} (criterion {begun[0].criterion:.6g}), "
+            f"iteration {last.iteration + 1}: loss {last.loss:.6g} (criterion {plan.criterion:.6g}), "
             f"{last.seconds * 1000:.0f} ms an iteration"
         )
-    saves = [what for what in told if isinstance(what, events.Commit)]
+    saves = [what for what in recorded if isinstance(what, events.Commit)]
     if saves:
         lines.append(f"{len(saves)} saves, the last after iteration {saves[-1].step}")
     lines += [f"lost in iteration {what.iteration}: {what.kind} {what.number}, {what.why}" for what in lost]
-    lines.append("done" if any(isinstance(what, events.Done) for what in told) else "not done")
+    lines.append("done" if any(isinstance(what, events.Done) for what in recorded) else "not done")
     return lines
 
 
-def require_going_on(run: Path) -> None:
-    """Refuse what is no served run, or one that has ended."""
-    if any(isinstance(what, events.Done) for what in _told(run)):
-        raise BadInput(f"the run in {run} is done: nobody can join it any more")
+def require_running(run: Path) -> None:
+    """Raise BadInput if `run` is not a run on the parameter server, or has ended."""
+    if any(isinstance(what, events.Done) for what in _events(run)):
+        raise BadInput(f"The run in {run} has ended, so no node can join it.")
 
 
-def _told(run: Path) -> list[events.What]:
+def _events(run: Path) -> list[events.What]:
     path = run / "history" / "controller.jsonl"
     if not path.is_file():
-        raise BadInput(f"there is no served run in {run}: name the folder that `holdfast serve train --out` was given")
-    told = [event.what for event in read_history(path).events]
-    if not any(isinstance(what, events.Serve) for what in told):
-        raise BadInput(f"the run in {run} has not begun to train yet: ask again in a moment")
-    return told
+        raise BadInput(
+            f"There is no parameter server run in {run}. Name the folder given to `holdfast serve train --out`."
+        )
+    recorded = [event.what for event in read_history(path).events]
+    if not any(isinstance(what, events.Serve) for what in recorded):
+        raise BadInput(f"The run in {run} has not begun to train. Try again in a moment.")
+    return recorded
 
 
-def _count(told: list[events.What], kind: str) -> int:
-    begun = next(what for what in told if isinstance(what, events.Serve))
-    came = sum(isinstance(what, events.Joined) and what.kind == kind for what in told)
-    gone = sum(isinstance(what, events.Lost) and what.kind == kind for what in told)
-    return (begun.nodes if kind == "node" else begun.workers) + came - gone
+def _count(lines: list[events.What], kind: str) -> int:
+    plan = next(what for what in lines if isinstance(what, events.Serve))
+    joined = sum(isinstance(what, events.Joined) and what.kind == kind for what in lines)
+    lost = sum(isinstance(what, events.Lost) and what.kind == kind for what in lines)
+    return (plan.nodes if kind == "node" else plan.workers) + joined - lost

@@ -1,4 +1,4 @@
-"""What a controller that takes over reads in the history of those before it."""
+"""The history of earlier controllers, as a controller reads it when it takes over."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,44 +13,44 @@ Strike: TypeAlias = tuple[int, str, tuple[int, ...], str]  # the iteration, who,
 
 
 class ControllerPast:
-    """The history of the controllers of one run, as it is whenever it is asked."""
+    """The history of the controllers of one run; read again at each call."""
 
     def __init__(self, path: Path, settings: Settings) -> None:
         self._path, self._settings = path, settings
 
     def lost(self) -> set[Member]:
-        """Nodes and workers that are gone for good."""
+        """Return the nodes and workers that were lost."""
         return {Member(what.kind, what.number) for what in self._all("lost") if isinstance(what, events.Lost)}
 
     def joined(self) -> set[Member]:
-        """Who took part from the start, or is told to have joined."""
-        told = {Member(what.kind, what.number) for what in self._all("joined") if isinstance(what, events.Joined)}
+        """Return the members that took part from the start, and those recorded as joined."""
+        joined = {Member(what.kind, what.number) for what in self._all("joined") if isinstance(what, events.Joined)}
         nodes = {Member("node", number) for number in range(self._settings.nodes)}
-        return told | nodes | {Member("worker", number) for number in range(self._settings.workers)}
+        return joined | nodes | {Member("worker", number) for number in range(self._settings.workers)}
 
     def moves(self) -> set[tuple[int, int]]:
-        """Between which nodes blocks were moved."""
+        """Return the pairs of nodes between which blocks were moved."""
         return {(what.source, what.target) for what in self._all("moved") if isinstance(what, events.Moved)}
 
     def strikes(self) -> set[Strike]:
-        """What was struck on purpose: it is not struck again."""
-        told = [what for what in self._all("struck") if isinstance(what, events.Struck)]
-        return {(what.iteration, what.kind, tuple(what.targets), what.point) for what in told}
+        """Return the failures that were injected, which must not be repeated."""
+        struck = [what for what in self._all("struck") if isinstance(what, events.Struck)]
+        return {(what.iteration, what.kind, tuple(what.targets), what.point) for what in struck}
 
     def iterations(self) -> int:
-        """How many are done."""
+        """Return the number of finished iterations."""
         return max((what.iteration + 1 for what in self._iterations()), default=0)
 
     def last(self) -> events.Iterate | None:
-        """The iteration that was told of last."""
+        """Return the last recorded iteration."""
         return next(reversed([*self._iterations()]), None)
 
     def saves(self) -> int:
-        """How often blocks were chosen to be saved."""
+        """Return how often blocks were chosen to be saved."""
         return sum(1 for _ in self._all("chosen"))
 
     def failures(self) -> int:
-        """How often a node, a worker or a controller was lost."""
+        """Return how often a node, a worker or a controller was lost."""
         return sum(1 for _ in self._all("lost"))
 
     def _iterations(self) -> Iterator[events.Iterate]:

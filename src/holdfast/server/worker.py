@@ -1,7 +1,7 @@
 """A worker of the parameter server: an actor that pulls blocks, computes from parts of the input, and pushes.
 
-It has the part of its own number, and those that it took over from lost workers. Nothing is kept from one round to the
-next but what is the same in all: so whatever becomes of a round, it can be done again.
+It has the part of its own number, and the parts that it took over from lost workers. It keeps nothing from one round to
+the next that depends on the round, so every round can be repeated.
 """
 
 import os
@@ -31,7 +31,7 @@ PATIENCE = 20.0  # seconds for one call of a node
 
 
 class WorkerRound(NamedTuple):
-    """What a worker did in a round: how long it took, what it measured, and if it broke off, because of which nodes."""
+    """The seconds and measures of a worker's round, and the nodes because of which it was broken off, if any."""
 
     pull: float = 0.0
     compute: float = 0.0
@@ -53,7 +53,7 @@ class _BrokenOff(Exception):
 
 
 class _Route(NamedTuple):
-    """Blocks of one node among those that are pulled or pushed."""
+    """The blocks of one node among those that are pulled or pushed."""
 
     node: int
     ids: Ids
@@ -61,7 +61,7 @@ class _Route(NamedTuple):
 
 
 class Worker:
-    """Computes what is to be done to blocks."""
+    """An actor that computes updates of blocks."""
 
     def __init__(self, number: int, settings: Settings) -> None:
         self._settings = settings
@@ -72,45 +72,45 @@ class Worker:
         self._nodes: Mapping[int, ActorHandle[Any]] = {}
         self._newest = -1
         self._gone: dict[int, str] = {}  # nodes of the map that are lost, and why
-        self._says_something = True  # whether nodes have something to say of all blocks that they hold
+        self._has_summaries = True  # whether nodes have something to say of all blocks that they hold
         self._routes: dict[tuple[str, int, int], tuple[Ids, list[_Route]]] = {}
 
     def ready(self) -> int:
-        """The process, once everything is loaded."""
+        """Return the process id once everything is loaded."""
         self._history.flush()
         return os.getpid()
 
     def route(self, partition: PartitionMap, nodes: "Mapping[int, ActorHandle[Any]]") -> None:
-        """Go by a new map from now on."""
+        """Use a new map from now on."""
         self._map, self._nodes, self._newest = partition, nodes, max(self._newest, partition.version)
         self._gone = {node: why for node, why in self._gone.items() if node in partition.nodes}
         self._routes.clear()
 
     def compute(self, when: When, parts: Sequence[int]) -> WorkerRound:
-        """Do a round for some parts of the input."""
+        """Do a round for `parts` of the input."""
         pull = compute = push = 0.0
         try:
             for part in parts:
-                turn = self._turn(when, part, "push")
+                turn = self._do_round(when, part, "push")
                 pull, compute, push = pull + turn.pull, compute + turn.compute, push + turn.push
         except _BrokenOff as broken:
             return WorkerRound(pull, compute, push, broken=broken.nodes)
         return WorkerRound(pull, compute, push)
 
     def advance(self, iteration: int, part: int) -> WorkerRound:
-        """Do all rounds of an iteration for one part of the input, whatever others do, and measure."""
+        """Do all rounds of an iteration for one part of the input, independent of other workers, and measure."""
         pull = compute = push = 0.0
         try:
             for round in range(self._workload.rounds):
                 when = When(iteration, round, self._settings.seed)
-                turn = self._turn(when, part, "apply")
+                turn = self._do_round(when, part, "apply")
                 pull, compute, push = pull + turn.pull, compute + turn.compute, push + turn.push
         except _BrokenOff as broken:
             return WorkerRound(pull, compute, push, broken=broken.nodes)
         return self.measure((part,))._replace(pull=pull, compute=compute, push=push)
 
     def measure(self, parts: Sequence[int]) -> WorkerRound:
-        """What some parts of the input add to the loss."""
+        """Measure the loss of `parts` of the input."""
         began, measures = time.perf_counter(), {}
         try:
             for part in parts:
@@ -121,27 +121,27 @@ class Worker:
         return WorkerRound(compute=time.perf_counter() - began, measures=measures)
 
     def close(self) -> None:
-        """Finish the history."""
+        """Close the history."""
         self._history.close()
 
     @ray.method(concurrency_group="health")
     def beat(self, newest: int) -> bool:
-        """Whether this worker can do its part; it learns here that there is a newer map, and waits no longer by an old one."""
+        """Return True if this worker can do its part; `newest` is the version of the newest map."""
         self._newest = max(self._newest, newest)
         return raylet_lives()
 
     @ray.method(concurrency_group="health")
     def give_up(self, node: int, why: str) -> None:
-        """Wait for this node no longer."""
+        """Stop waiting for `node`."""
         self._gone[node] = why
 
     @ray.method(concurrency_group="health")
     def die(self) -> None:
-        """End at once, as a failure does."""
+        """Kill this process, as a failure does."""
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def _turn(self, when: When, part: int, method: str) -> WorkerRound:
-        """Pull, compute and push for one part; nodes keep what is pushed for the end of the round, or apply it at once."""
+    def _do_round(self, when: When, part: int, method: str) -> WorkerRound:
+        """Pull, compute and push for one part; `method` stores the push until the round's end, or applies it at once."""
         began = time.perf_counter()
         pulled, summed = self._pull(part, when.round)
         pulled_at = time.perf_counter()
@@ -158,12 +158,12 @@ class Worker:
     def _pull(self, part: int, round: int) -> tuple[Arrays, Arrays]:
         routes = self._routed("pull", part, round, self._workload.pulls(self._part(part), round))
         asked = {route.node: route.ids for route in routes}
-        if self._says_something:
+        if self._has_summaries:
             asked = {node: asked.get(node, np.zeros(0, np.int64)) for node in self._map_now().nodes}
         version = self._map_now().version
         answers = self._gathered({node: call(self._nodes[node], "pull", version, ids) for node, ids in asked.items()})
-        self._says_something = any(summary for _, summary in answers.values())
-        return together([(route.places, answers[route.node][0]) for route in routes]), _added(
+        self._has_summaries = any(summary for _, summary in answers.values())
+        return together([(route.places, answers[route.node][0]) for route in routes]), _summed(
             [answers[node][1] for node in sorted(answers)]
         )
 
@@ -179,7 +179,7 @@ class Worker:
         self._history.flush()
 
     def _gathered(self, calls: dict[int, Any]) -> dict[int, Any]:
-        """The answers of all nodes, or else this round is broken off."""
+        """Return the answers of all nodes, or break off the round."""
         version = self._map_now().version
         changed = dict.fromkeys(calls, "the map has changed")
         answers = gather(calls, lambda: changed if self._newest > version else dict(self._gone), PATIENCE)
@@ -190,7 +190,7 @@ class Worker:
         return answers.results
 
     def _routed(self, what: str, part: int, round: int, ids: Ids) -> list[_Route]:
-        """Who holds which of these blocks: as in the last iteration, if they are the same."""
+        """Return which node holds which of `ids`; the last result is reused if the ids are the same."""
         known, routes = self._routes.get((what, part, round), (None, []))
         if known is None or not np.array_equal(known, ids):
             shares = self._map_now().split(ids).items()
@@ -203,9 +203,9 @@ class Worker:
         return self._map
 
 
-def _added(said: Sequence[Arrays]) -> Arrays:
-    """What nodes say, added up in their order."""
+def _summed(summaries: Sequence[Arrays]) -> Arrays:
+    """Add up the summaries of nodes, in this order."""
     total: Arrays = {}
-    for each in said:
-        total = {name: total[name] + value if name in total else value for name, value in each.items()}
+    for summary in summaries:
+        total = {name: total[name] + value if name in total else value for name, value in summary.items()}
     return total

@@ -1,9 +1,9 @@
-"""What a perturbation of an iteration can cost: the paper's theorems as functions of numbers.
+"""Bounds on the cost of perturbing an iteration: the paper's theorems as functions of numbers.
 
 Iterations obey y[k+1] = f(y[k] + δ[k]) (2), with f a contraction towards x*: ‖f(y) - x*‖ ≤ c ‖y - x*‖ (3, 5). The
 iteration cost (4) is how many iterations later than the unperturbed run they come, and stay, within ε of x*. Equation
-numbers are those of Qiao et al., "Fault Tolerance in Iterative-Convergent Machine Learning" (2018). Nothing here runs
-an iteration; c and the distance come from `holdfast.theory.rate`.
+numbers are those of Qiao et al., "Fault Tolerance in Iterative-Convergent Machine Learning" (2018). This module runs no
+iteration; c and the distance come from `holdfast.theory.rate`.
 """
 
 import math
@@ -24,14 +24,14 @@ Schedule: TypeAlias = Callable[[int], float]
 def iteration_cost_bound(
     c: npt.ArrayLike, distance: npt.ArrayLike, sizes: npt.ArrayLike, steps: npt.ArrayLike
 ) -> Floats:
-    """Theorem 3.2: log(1 + Δ/D) / log(1/c), where Δ = Σ c^-l ‖δ[l]‖ over perturbations of these sizes at these steps.
+    """Compute Theorem 3.2: log(1 + Δ/D) / log(1/c), where Δ = Σ c^-l ‖δ[l]‖ over perturbations of `sizes` at `steps`.
 
     The last axis of `sizes` and `steps` runs over the perturbations of one trial; the axes before it are trials and
-    broadcast with `c` and `distance`. So n trials of one perturbation each have `sizes` of shape (n, 1). All is done in
-    logarithms: neither c^-l nor Δ/D is ever formed, and both may lie far outside the range of a float.
+    broadcast with `c` and `distance`. So n trials of one perturbation each have `sizes` of shape (n, 1). Everything is
+    computed in logarithms, because c^-l and Δ/D may lie far outside the range of a float.
 
-    `distance` decides whether measured costs obey the bound: it must not exceed min d[k] c^-k of the unperturbed
-    run. ‖x[0] - x*‖ often does; `holdfast.theory.rate` says why, and finds the right one.
+    Measured costs obey the bound only if `distance` is at most min d[k] c^-k of the unperturbed run. ‖x[0] - x*‖ is
+    often larger; `holdfast.theory.rate` explains why, and computes the right distance.
     """
     log_c = np.log(_contraction(c))
     log_distance = np.log(_positive("distance to the optimum", distance))
@@ -48,7 +48,7 @@ def iteration_cost_bound(
 
 
 def irreducible_error(c: npt.ArrayLike, size: npt.ArrayLike) -> Floats:
-    """The limit of (13), cΔ/(1-c): how near x* an iteration still comes that is perturbed by up to Δ every time."""
+    """Compute the limit of (13), cΔ/(1-c): the distance to x* that perturbations of up to Δ at every iteration leave."""
     rate = _contraction(c)
     return np.asarray(rate * _sizes(size) / (1 - rate))
 
@@ -56,12 +56,12 @@ def irreducible_error(c: npt.ArrayLike, size: npt.ArrayLike) -> Floats:
 def endless_cost_bound(
     c: npt.ArrayLike, distance: npt.ArrayLike, size: npt.ArrayLike, epsilon: npt.ArrayLike
 ) -> Floats:
-    """The iteration cost of a perturbation of up to `size` at every iteration, without end; infinite if ε is out of reach.
+    """Compute the cost of perturbations of up to `size` at every iteration; infinite if ε cannot be reached.
 
-    Let e = cΔ/(1-c). Summing the series in (13) gives ‖y[k] - x*‖ ≤ c^k D + e(1 - c^k) = e + c^k (D - e).
-    This is below ε > e if and only if c^k (D - e) < ε - e, that is k > log((D - e)/(ε - e)) / log(1/c).
-    Less κ(x) = log(D/ε) / log(1/c), the cost is at most log((1 - e/D) / (1 - e/ε)) / log(1/c). Printed (14) has lost ε.
-    If D ≤ ε (so also if D ≤ e < ε), both runs are within ε from the start and never leave: the cost is 0.
+    Let e = cΔ/(1-c). Summing the series in (13) gives ‖y[k] - x*‖ ≤ c^k D + e(1 - c^k) = e + c^k (D - e). This is below
+    ε > e if and only if c^k (D - e) < ε - e, that is k > log((D - e)/(ε - e)) / log(1/c). Less κ(x) = log(D/ε) /
+    log(1/c), the cost is at most log((1 - e/D) / (1 - e/ε)) / log(1/c). The printed (14) has lost ε. If D ≤ ε (so also
+    if D ≤ e < ε), both runs are within ε from the start and never leave: the cost is 0.
 
     The bound grows with D (Theorem 3.2's falls), so here ‖x[0] - x*‖ itself, or anything larger, is the safe distance.
     """
@@ -73,7 +73,7 @@ def endless_cost_bound(
 
 
 def harmonic(scale: float, offset: float) -> Schedule:
-    """α[k] = scale / (k + offset), the step sizes under which SGD converges as 1/k when the scale exceeds 1."""
+    """Return the schedule α[k] = scale / (k + offset), under which SGD converges as 1/k if the scale exceeds 1."""
     if not 0 < scale <= offset:
         raise BadInput(f"scale {scale} with offset {offset} makes α[0] leave (0, 1]: choose 0 < scale <= offset")
     return lambda k: scale / (k + offset)
@@ -89,11 +89,11 @@ def sgd_iterations(
     steps: Sequence[int] = (),
     limit: int = 1_000_000,
 ) -> float:
-    """The first k from which SGD's bound on √E‖y[k] - x*‖² stays below ε; infinite if that is not before `limit`.
+    """Return the first k from which SGD's bound on √E‖y[k] - x*‖² stays below ε; infinite if not before `limit`.
 
     With r[k] the L2 norm √E‖y[k] - x*‖² and s[k] = √E‖δ[k]‖², Minkowski gives √E‖y[k] + δ[k] - x*‖² ≤ r[k] + s[k], and
-    (15) from there on: r[k+1]² ≤ (1 - α[k]) (r[k] + s[k])² + α[k]² G². The analogue printed in appendix B.2 adds
-    ‖δ‖, a length, to α²G², a square, and drops the cross term 2 r s. By Jensen E‖y - x*‖ ≤ r, so r < ε is enough.
+    (15) from there on: r[k+1]² ≤ (1 - α[k]) (r[k] + s[k])² + α[k]² G². The analogue printed in appendix B.2 adds ‖δ‖, a
+    length, to α²G², a square, and drops the cross term 2 r s. By Jensen E‖y - x*‖ ≤ r, so r < ε is enough.
 
     `gradient` is G. α must not rise: the bound then stays below ε once it is, as soon as α G² ≤ ε².
     """
@@ -123,7 +123,7 @@ def sgd_cost_bound(
     steps: Sequence[int],
     limit: int = 1_000_000,
 ) -> float:
-    """The iteration cost (4) for SGD: its bound's iterations with these perturbations less those without."""
+    """Return the iteration cost (4) for SGD: the bound's iterations with these perturbations minus those without."""
     without = sgd_iterations(alpha, gradient, distance, epsilon, limit=limit)
     if math.isinf(without):
         raise BadInput(
@@ -133,18 +133,19 @@ def sgd_cost_bound(
 
 
 def full_size(distances: Floats, order: float = 2) -> float:
-    """‖δ‖ of full recovery: every block returns to its saved value, at these distances from the live one.
+    """Return ‖δ‖ of full recovery: every block returns to its saved value, at `distances` from the live one.
 
-    `order` says how distances of blocks make up that of the state: 2 for lengths, whose squares add up, 1 for distances
-    that add up themselves, such as numbers of tokens that differ, infinity for the largest of them.
+    `order` tells how distances of blocks combine: 2 for lengths, whose squares add up; 1 for distances that add up,
+    such as numbers of differing tokens; infinity for the largest.
     """
     return _norm(distances, order)
 
 
 def partial_size(distances: Floats, lost: npt.ArrayLike, order: float = 2) -> float:
-    """‖δ'‖ of partial recovery: only the lost blocks return. `order` is as for `full_size`.
+    """Return ‖δ'‖ of partial recovery: only the lost blocks return. `order` is as for `full_size`.
 
-    Theorem 4.1, for every order, is ‖δ'‖ ≤ ‖δ‖; with equality (the paper prints <) when no surviving block has moved since it was saved.
+    Theorem 4.1, for every order, is ‖δ'‖ ≤ ‖δ‖. Equality (the paper prints <) holds if no surviving block has moved
+    since its save.
     """
     ids = np.asarray(lost, dtype=np.int64)
     if ids.size and (ids.min() < 0 or ids.max() >= len(distances)):
@@ -158,9 +159,9 @@ def partial_size(distances: Floats, lost: npt.ArrayLike, order: float = 2) -> fl
 
 
 def expected_partial_square(distances: Floats, p: float) -> float:
-    """Theorem 4.2: E‖δ'‖² = p‖δ‖² when every block is lost with probability p.
+    """Compute Theorem 4.2: E‖δ'‖² = p‖δ‖² if every block is lost with probability p.
 
-    How the losses depend on each other does not matter; m of n blocks, drawn uniformly, is p = m/n exactly.
+    Losses need not be independent; m of n blocks, drawn uniformly, is p = m/n exactly.
     """
     if not 0 <= p <= 1:
         raise BadInput(f"the lost fraction p={p} is no probability: give 0 <= p <= 1")
@@ -176,7 +177,7 @@ def _norm(distances: Floats, order: float) -> float:
 
 
 def _by_step(sizes: Sequence[float], steps: Sequence[int]) -> dict[int, float]:
-    """The total size at each step: of two perturbations at one step, the triangle inequality."""
+    """Return the total size at each step: by the triangle inequality, sizes at one step add up."""
     if len(sizes) != len(steps):
         raise BadInput(f"{len(sizes)} sizes and {len(steps)} steps do not pair: give one step for each perturbation")
     _sizes(sizes)

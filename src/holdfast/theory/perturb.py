@@ -1,6 +1,6 @@
-"""Perturbations δ to feed to an iteration y[k+1] = f(y[k] + δ[k]): random, worst-case, and those of real systems.
+"""Perturbations δ for an iteration y[k+1] = f(y[k] + δ[k]): random, worst-case, and those of real systems.
 
-Every function here returns a δ and changes nothing. Equation and example numbers are those of Qiao et al. (2018).
+Every function returns a δ and changes nothing. Equation and example numbers are those of Qiao et al. (2018).
 """
 
 from collections.abc import Callable, Sequence
@@ -17,22 +17,23 @@ Shard = TypeVar("Shard")
 
 
 def gaussian(shape: int | tuple[int, ...], size: float, rng: np.random.Generator) -> Floats:
-    """A uniformly random direction (a normal vector), scaled to the norm `size`."""
+    """Return a uniformly random direction (a normal vector), scaled to the norm `size`."""
     return _scaled(rng.standard_normal(shape), size)
 
 
 def adversarial(x: npt.NDArray[Floating], optimum: npt.NDArray[Floating], size: float) -> Floats:
-    """Straight away from the optimum, of norm `size`: no perturbation of that size leaves x farther from it."""
+    """Return a step of norm `size` straight away from the optimum, the worst perturbation of its size."""
     return _scaled(np.asarray(x - optimum, dtype=np.float64), size)
 
 
 def reduced_precision(y: npt.NDArray[Floating], bits: int) -> npt.NDArray[Floating]:
-    """Example 2.1: what rounding to a mantissa of `bits` bits adds to y; |δ| < 2^-(bits-1) |y| wherever y is not 0."""
+    """Return the δ of example 2.1, rounding y to `bits` bits: |δ| < 2^-(bits-1) |y| wherever y is not 0."""
     return np.asarray(rounded(y, bits) - y)  # exact: both lie within a factor 2 of each other
 
 
 def rounded(y: npt.NDArray[Floating], bits: int) -> npt.NDArray[Floating]:
-    """y with a mantissa of `bits` bits, the leading one counted; nearest, ties to even. The exponent keeps its range."""
+    """Round y to a mantissa of `bits` bits, including the leading one; nearest, ties to even. The exponent keeps its
+    range."""
     if bits < 1:
         raise BadInput(f"a mantissa of {bits} bits holds no number: give 1 or more")
     limits = np.finfo(y.dtype)
@@ -47,11 +48,12 @@ def rounded(y: npt.NDArray[Floating], bits: int) -> npt.NDArray[Floating]:
 def staleness(
     gradient: Callable[[Floats, Shard], Floats], iterates: Sequence[Floats], shards: Sequence[Shard], delays: Ids
 ) -> Floats:
-    """Example 2.2: the mean of M machines' gradients, each at the iterate `delays[m]` ago, less that at the newest one.
+    """Return the δ of example 2.2: the mean gradient of M machines at iterates `delays[m]` ago, minus that at the
+    newest.
 
-    `gradient(x, shard)` is the mean gradient over one machine's shard; shards are equally large, so that their mean at
-    x is the true gradient. A machine's first iterate serves for those before it. The result is a gradient: a step of
-    learning rate α perturbs the next state by -α times it, a factor the paper leaves out.
+    `gradient(x, shard)` is the mean gradient over one machine's shard; shards are equally large, so their mean at x is
+    the true gradient. A delay beyond the first iterate uses the first. The result is a gradient: a step of learning
+    rate α perturbs the next state by -α times it, a factor the paper leaves out.
     """
     if len(delays) != len(shards):
         raise BadInput(f"{len(delays)} delays for {len(shards)} machines: give one delay for each shard")
@@ -62,7 +64,7 @@ def staleness(
 
 
 def stale_delays(machines: int, bound: int, rng: np.random.Generator) -> Ids:
-    """How many iterations each machine lags behind: independent, uniform on 0..bound."""
+    """Draw how many iterations each machine lags behind: independent, uniform on 0..bound."""
     if bound < 0:
         raise BadInput(f"a staleness bound of {bound} lies in the future: give 0 or more")
     return rng.integers(0, bound, size=machines, endpoint=True)

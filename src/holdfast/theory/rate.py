@@ -1,12 +1,12 @@
-"""How fast an iteration converges: its contraction rate and its distance to the optimum, read off what it did.
+"""Measure how fast an iteration converges: its contraction rate and its effective distance to the optimum.
 
-Theorem 3.2 asks for c and D such that the unperturbed run falls as D·c^k. Which D? Let f be a c-contraction (every
-linear iteration with ‖A‖ ≤ c is, and gradient descent on a smooth strongly convex function), and d[k] = ‖x[k] - x*‖.
-Then ‖y[k] - x[k]‖ ≤ c^k Δ. If the unperturbed run first has d[K] < ε, and D ≤ d[K] c^-K < ε c^-K, then m iterations
-later ‖y - x*‖ ≤ c^m (d[K] + c^K Δ) < c^m ε (1 + Δ/D), which is below ε as soon as m ≥ log(1 + Δ/D) / log(1/c). So the
-measured cost is at most the bound, rounded up, for every D beneath all d[k] c^-k, and the largest such D is tight. It
-is what is left of x[0] - x* in the slowest direction. ‖x[0] - x*‖ is larger whenever x[0] has faster directions as
-well; the run is then sooner done than κ(x) says, and a perturbation in the slowest direction costs more than the bound.
+Theorem 3.2 needs c and D such that the unperturbed run falls as D·c^k. Which D? Let f be a c-contraction (every linear
+iteration with ‖A‖ ≤ c is, and gradient descent on a smooth strongly convex function), and d[k] = ‖x[k] - x*‖. Then
+‖y[k] - x[k]‖ ≤ c^k Δ. If the unperturbed run first has d[K] < ε, and D ≤ d[K] c^-K < ε c^-K, then m iterations later ‖y
+- x*‖ ≤ c^m (d[K] + c^K Δ) < c^m ε (1 + Δ/D), which is below ε as soon as m ≥ log(1 + Δ/D) / log(1/c). So the measured
+cost is at most the bound, rounded up, for every D below all d[k] c^-k, and the largest such D is tight: the part of
+x[0] - x* in the slowest direction. ‖x[0] - x*‖ is larger if x[0] has faster directions as well. The run then ends
+sooner than κ(x), and a perturbation in the slowest direction costs more than the bound.
 """
 
 import math
@@ -27,10 +27,11 @@ class Rate:
 
 
 def fitted_rate(distances: npt.ArrayLike, window: slice | None = None) -> Rate:
-    """The rate of the tail: least squares of log d[k] against k over a window, by default the last half.
+    """Fit the rate of the tail: least squares of log d[k] against k over `window`, by default the last half.
 
     The distance is the effective one, min d[k] c^-k over the window. On a linear iteration c comes from below, with an
-    error that vanishes as (λ2/λ1)^2k. End the window before the distances flatten at the precision with which x* is known.
+    error that vanishes as (λ2/λ1)^2k. End the window before the distances flatten at the precision with which x* is
+    known.
     """
     logs = _logs(distances)
     steps = np.arange(len(logs))[window or slice(len(logs) // 2, None)]
@@ -42,7 +43,8 @@ def fitted_rate(distances: npt.ArrayLike, window: slice | None = None) -> Rate:
 
 
 def worst_rate(distances: npt.ArrayLike) -> Rate:
-    """The smallest c for which (3) holds all along the trajectory, max d[k+1]/d[k], and its effective distance."""
+    """Return the smallest c for which (3) holds along the whole trajectory, max d[k+1]/d[k], and its effective
+    distance."""
     logs = _logs(distances)
     if len(logs) < 2:
         raise BadInput("a single distance has no ratio: give the trajectory 2 iterations or more")
@@ -63,10 +65,10 @@ _ONE_STEP_ON = np.array(
 
 
 class OnlineRate:
-    """The rate of a running iteration whose optimum is unknown, from the lengths s[k] = ‖x[k+1] - x[k]‖ of its steps.
+    """The rate of a running iteration with unknown optimum, from the lengths s[k] = ‖x[k+1] - x[k]‖ of its steps.
 
-    Once the slowest direction dominates, steps shrink as the distance does, s[k+1] ≈ c s[k], and what lies ahead is the
-    sum of all steps to come: ‖x[k+1] - x*‖ ≈ c s[k] / (1 - c). The slope of log s is fitted by least squares in which a
+    Once the slowest direction dominates, steps shrink as the distance does, s[k+1] ≈ c s[k], and the distance is the
+    sum of all future steps: ‖x[k+1] - x*‖ ≈ c s[k] / (1 - c). The slope of log s is fitted by least squares in which a
     step that lies `memory` steps back weighs 1/e: noise averages out, and fast directions are forgotten.
     """
 
@@ -77,7 +79,7 @@ class OnlineRate:
         self._sums = np.zeros(5)
 
     def observe(self, step_length: float) -> None:
-        """Take in the length of the newest step. One of length 0 has no ratio to others and is passed over."""
+        """Add the length of the newest step; a length of 0 is ignored."""
         if not 0 <= step_length < math.inf:
             raise BadInput(f"a step cannot be {step_length} long: the iteration has diverged, or this is no norm")
         if step_length > 0:
@@ -86,9 +88,9 @@ class OnlineRate:
 
     @property
     def rate(self) -> Rate | None:
-        """c, and the distance ahead of the newest state (k counts from now); None before two steps were observed.
+        """The rate c and the distance from the newest state, or None before two steps were observed.
 
-        Where steps do not shrink, c is 1 or more and the distance infinite.
+        If steps do not shrink, c is 1 or more and the distance is infinite.
         """
         one, t, tt, log, t_log = (float(total) for total in self._sums)
         spread = one * tt - t**2

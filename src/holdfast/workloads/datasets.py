@@ -39,10 +39,7 @@ class LabeledData:
 
 
 def load(
-    name: str,
-    data: str | os.PathLike[str] | None = None,
-    split: str = "train",
-    progress: Progress | None = None,
+    name: str, data: str | os.PathLike[str] | None = None, split: str = "train", progress: Progress | None = None
 ) -> LabeledData:
     """Load a data set by name from `data` or $HOLDFAST_DATA or the cache, fetching it if need be.
 

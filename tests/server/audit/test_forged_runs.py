@@ -163,7 +163,7 @@ def test_a_node_that_never_joined(runs: dict[str, Files]) -> None:
     files = of(runs, "joined")
     del files["controller"][at(files, "controller", events.Joined)]
 
-    assert "node-3 has a history, and never joined" in findings(files)["all_members_are_on_record"]
+    assert "node-3 has a history, but never joined" in findings(files)["all_members_are_on_record"]
 
 
 def test_two_controllers_at_once(runs: dict[str, Files]) -> None:

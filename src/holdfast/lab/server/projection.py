@@ -150,7 +150,7 @@ def _shards(workload: LatentDirichletAllocation) -> list[Shard]:
 
 def _chosen(shards: list[Shard], count: int) -> list[np.ndarray]:
     """The blocks of every node that are saved, chosen as the server chooses them, all in this process."""
-    candidates = [Candidates(QUARTERS, 1, shard.ids, shard.standing("priority"), count) for shard in shards]
+    candidates = [Candidates(QUARTERS, 1, shard.ids, shard.block_info("priority"), count) for shard in shards]
     conversation = exchange(QUARTERS, Fraction(0))
     verdict = converse(conversation, lambda question: [each.answer(question) for each in candidates]).verdict
     return [each.taken(verdict) for each in candidates]

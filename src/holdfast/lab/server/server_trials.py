@@ -128,7 +128,7 @@ def _served(workload: str, iterations: int, arm: Arm, seed: int, options: Option
 
     with TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder:
         settings = trial_settings(workload, iterations, arm, seed, Path(folder).absolute() / "run", options.data)
-        serve(settings, tell=watch)
+        serve(settings, report=watch)
         told = [event.what for event in recall(settings.history / "controller.jsonl", "iterate", "struck")]
     if arm.failures and not any(isinstance(what, events.Struck) for what in told):
         raise WorkerLost(f"{arm.name} with seed {seed} ended before iteration {FAILS}, so nobody was killed")

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Check that every round reached every block once, and that every push was applied once or declared dropped."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,10 +13,10 @@ from holdfast.server.audit.stale_rounds import applied_as_they_came, pushed_as_t
 
 
 def every_round_reaches_every_block(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """In every round each node applied it to exactly the blocks it held; who did not is lost, and what it lacked declared."""
+    """Check that each node applied every round to exactly its blocks, or was lost and the missing blocks are declared."""
     replay, rounds = ledger.replay, ledger.plan.rounds
     if not replay.tenures:
-        raise CannotTell("blocks were not dealt out yet")
+        raise CannotTell("no blocks have been dealt out yet")
     finished = replay.iterations * rounds
     if ledger.plan.staleness:
         return applied_as_they_came(ledger)
@@ -25,16 +25,16 @@ def every_round_reaches_every_block(ledger: ServedLedger) -> tuple[Verdict, str]
             return "fail", f"iteration {number // rounds} round {number % rounds}: {because}"
     if because := _out_of_order(ledger):
         return "fail", because
-    skipped = sum(each.blocks.count for several in replay.dropped.values() for each in several)
-    but = f", but {counted(skipped, 'block')} declared dropped" if skipped else ""
+    skipped = sum(event.blocks.count for events in replay.dropped.values() for event in events)
+    but = f", except {counted(skipped, 'block')} declared dropped" if skipped else ""
     return ("pass" if finished else "unknown"), f"{counted(finished, 'round')} applied to every block once{but}"
 
 
 def lacking(ledger: ServedLedger, number: int, tenure: Tenure) -> set[int]:
-    """Nodes that should have applied a round, and tell of nothing."""
+    """Return the nodes that should have applied round `number` and did not record it."""
     applied = ledger.applied.get(number, {})
     silent = {node for node in tenure.held if node not in applied}
-    if absent := [node for node in silent if not ledger.told("node", node)]:
+    if absent := [node for node in silent if not ledger.events_of("node", node)]:
         raise CannotTell(f"there is no history of node-{min(absent)}")
     return silent
 
@@ -42,7 +42,7 @@ def lacking(ledger: ServedLedger, number: int, tenure: Tenure) -> set[int]:
 def _wrong_round(ledger: ServedLedger, number: int, finished: int) -> str | None:
     tenure, applied = in_force(ledger.replay.tenures, number), ledger.applied.get(number, {})
     if ledger.replay.done and number >= finished:
-        return "it was applied after the run was done"
+        return "it was applied after the run had ended"
     return (
         _other_blocks(tenure, applied)
         or _other_map(ledger.replay.tenures, tenure, applied)
@@ -51,10 +51,12 @@ def _wrong_round(ledger: ServedLedger, number: int, finished: int) -> str | None
 
 
 def _out_of_order(ledger: ServedLedger) -> str | None:
-    """A node that tells of a round after a later one: all wait for each other after every round."""
+    """Return a node that recorded a round after a later one: all nodes wait for each other after every round."""
     for writer in ledger.writers:
-        told = [what for what in ledger.told(*writer) if isinstance(what, Applied)] if writer.kind == "node" else []
-        for before, after in pairwise(told):
+        rounds = (
+            [what for what in ledger.events_of(*writer) if isinstance(what, Applied)] if writer.kind == "node" else []
+        )
+        for before, after in pairwise(rounds):
             if ledger.number(after) < ledger.number(before):
                 later = f"iteration {before.iteration} round {before.round}"
                 return f"node-{writer.number} applied iteration {after.iteration} round {after.round} after {later}"
@@ -62,41 +64,41 @@ def _out_of_order(ledger: ServedLedger) -> str | None:
 
 
 def _other_blocks(tenure: Tenure, applied: Mapping[int, Sequence[Applied]]) -> str | None:
-    for node, several in applied.items():
+    for node, events in applied.items():
         held = tenure.held.get(node, Samples())
-        if (found := Samples.total(each.blocks for each in several)) != held:
+        if (changed := Samples.total(event.blocks for event in events)) != held:
             which = (
-                f"{found.count} of the {held.count}"
-                if found.count < held.count
-                else f"{found.count} and not the {held.count}"
+                f"{changed.count} of the {held.count}"
+                if changed.count < held.count
+                else f"{changed.count} instead of the {held.count}"
             )
-            which = f"others than the {held.count}" if found.count == held.count else which
-            return f"node-{node} applied it to {which} blocks that it holds"
+            which = f"other than the {held.count}" if changed.count == held.count else which
+            return f"node-{node} applied it to {which} blocks that it held"
     return None
 
 
 def _other_map(tenures: Sequence[Tenure], tenure: Tenure, applied: Mapping[int, Sequence[Applied]]) -> str | None:
-    later = next((each.version for each in tenures if each.start > tenure.start), None)
-    for node, several in applied.items():
-        for each in several:
-            if each.version < tenure.version or (later is not None and each.version >= later):
-                return f"node-{node} applied it by map {each.version}, which was not in force"
+    later = next((event.version for event in tenures if event.start > tenure.start), None)
+    for node, events in applied.items():
+        for event in events:
+            if event.version < tenure.version or (later is not None and event.version >= later):
+                return f"node-{node} applied it by map {event.version}, which was not in force"
     return None
 
 
 def _undeclared_round(ledger: ServedLedger, number: int, tenure: Tenure, *, is_finished: bool) -> str | None:
-    """What is lacking and what is declared to be must be the same, but for nodes that died when they had done it."""
+    """Compare missing and declared blocks; a node may have died after it applied the round."""
     silent = lacking(ledger, number, tenure)
     dropped = ledger.replay.dropped.get(number, [])
-    lost = {each.number for each in ledger.replay.losses if each.version == number + 1}
+    lost = {event.number for event in ledger.replay.losses if event.version == number + 1}
     if dropped:
-        declared = Samples.total(each.blocks for each in dropped)
-        told = _of(tenure, silent & lost), _of(tenure, (lost & set(tenure.held)) - silent)
-        if not adds_up(declared, *told):
-            return "what is declared dropped is not what nodes held that were lost in it"
+        declared = Samples.total(event.blocks for event in dropped)
+        parts = _of(tenure, silent & lost), _of(tenure, (lost & set(tenure.held)) - silent)
+        if not adds_up(declared, *parts):
+            return "the blocks declared dropped are not those of the nodes lost in it"
         silent -= lost
     if silent and is_finished:
-        return f"node-{min(silent)} never applied it, and nothing is declared dropped"
+        return f"node-{min(silent)} never applied it, but nothing is declared dropped"
     return None
 
 
@@ -105,10 +107,10 @@ def _of(tenure: Tenure, nodes: Iterable[int]) -> list[Samples]:
 
 
 def every_push_is_applied_once(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """In every round each node applied what was pushed to it from every part of the input, once and nothing else."""
+    """Check that each node applied, in every round, the pushes that it received, each once."""
     replay, rounds = ledger.replay, ledger.plan.rounds
     if not replay.tenures:
-        raise CannotTell("blocks were not dealt out yet")
+        raise CannotTell("no blocks have been dealt out yet")
     if ledger.plan.staleness:
         return pushed_as_they_came(ledger)
     count = dropped = 0
@@ -119,24 +121,24 @@ def every_push_is_applied_once(ledger: ServedLedger) -> tuple[Verdict, str]:
             return "fail", f"iteration {number // rounds} round {number % rounds}: {because}"
         silent = lacking(ledger, number, tenure)
         count += len(pushed)
-        dropped += sum(bool(silent & set(each.nodes)) for each in pushed.values())
+        dropped += sum(bool(silent & set(push.nodes)) for push in pushed.values())
     last = max((number for number, _ in ledger.pushed), default=-1)
     if replay.done and last >= replay.iterations * rounds:
-        return "fail", f"iteration {last // rounds} round {last % rounds}: it was pushed after the run was done"
+        return "fail", f"iteration {last // rounds} round {last % rounds}: it was pushed after the run had ended"
     but = f", of which {dropped} declared dropped for the blocks of lost nodes" if dropped else ""
     return ("pass" if count else "unknown"), f"{count} {'push' if count == 1 else 'pushes'}{but}"
 
 
 def parts_change_hands_only_by_loss(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """A worker computes from its own part of the input, and from another's once that one is lost."""
+    """Check that a worker computes its own part of the input, and others only after their worker was lost."""
     taken: set[int] = set()
-    for (number, part), several in ledger.pushed.items():
+    for (number, part), pushes in ledger.pushed.items():
         if part >= ledger.plan.workers:
-            return "fail", f"worker-{several[0][0]} pushed from part {part}, and there are {ledger.plan.workers}"
-        for worker, _ in several:
+            return "fail", f"worker-{pushes[0][0]} pushed from part {part}, but there are only {ledger.plan.workers}"
+        for worker, _ in pushes:
             gone = ledger.replay.members.workers_lost.get(part)
             if worker != part and (gone is None or number < gone):
-                return "fail", f"worker-{worker} pushed from part {part}, and nobody told that worker-{part} was lost"
+                return "fail", f"worker-{worker} pushed from part {part}, but worker-{part} is not recorded as lost"
             taken |= {part} if worker != part else set()
     return (
         "pass",
@@ -145,9 +147,9 @@ def parts_change_hands_only_by_loss(ledger: ServedLedger) -> tuple[Verdict, str]
 
 
 def _final(ledger: ServedLedger, number: int) -> Mapping[int, Pushed]:
-    """By part, what was pushed for a round by the last map under which it was applied."""
+    """Return, by part, the push of round `number` by the last map under which it was applied."""
     applied = ledger.applied.get(number, {})
-    version = max((each.version for several in applied.values() for each in several), default=math.inf)
+    version = max((event.version for events in applied.values() for event in events), default=math.inf)
     final: dict[int, Pushed] = {}
     for part in range(ledger.plan.workers):
         for _, push in ledger.pushed.get((number, part), ()):
@@ -161,51 +163,49 @@ def _wrong_push(ledger: ServedLedger, number: int, tenure: Tenure, pushed: Mappi
         if part not in pushed:
             if ServerWriter("worker", part) not in ledger.writers:
                 raise CannotTell(f"there is no history of worker-{part}")
-            return f"it was applied, and nothing was pushed from part {part}"
+            return f"it was applied, but nothing was pushed from part {part}"
         if because := _unlike(ledger, number, pushed[part]):
             return because
         if strange := set(pushed[part].nodes) - set(tenure.held):
-            return f"part {part} was pushed to node-{min(strange)}, which held nothing"
+            return f"part {part} was pushed to node-{min(strange)}, which held no blocks"
         if because := _misdirected(tenure, pushed[part]):
             return because
     return _misapplied(ledger, number, pushed) or _undeclared_push(ledger, number, tenure, pushed)
 
 
 def _unlike(ledger: ServedLedger, number: int, final: Pushed) -> str | None:
-    """Two workers that pushed from one part by one map must have pushed the same blocks to the same nodes."""
+    """Return an error if two workers pushed different blocks of one part by the same map."""
     for worker, push in ledger.pushed[number, final.part]:
         if push.version == final.version and (push.blocks, set(push.nodes)) != (final.blocks, set(final.nodes)):
-            return f"worker-{worker} pushed other blocks from part {final.part} than another did"
+            return f"worker-{worker} pushed other blocks from part {final.part} than another worker"
     return None
 
 
 def _misdirected(tenure: Tenure, push: Pushed) -> str | None:
-    """A push goes to those who hold its blocks, at least one each: which of theirs, only the push itself tells."""
+    """Check that a push went to owners of its blocks, at least one block each; only the push knows which."""
     held, count = tenure.together(tuple({*push.nodes})), push.blocks.count
     if len({*push.nodes}) < len(push.nodes) or not len(push.nodes) <= count <= held.count:
         return f"part {push.part} was pushed for {count} blocks to {len(push.nodes)} nodes that hold {held.count}"
     if count == held.count and push.blocks != held:
-        return f"part {push.part} was pushed for {count} other blocks than its nodes hold"
+        return f"part {push.part} was pushed for {count} blocks other than those of its nodes"
     return None
 
 
 def _misapplied(ledger: ServedLedger, number: int, pushed: Mapping[int, Pushed]) -> str | None:
-    for node, several in ledger.applied.get(number, {}).items():
-        applied = sorted(part for each in several for part in each.parts)
+    for node, events in ledger.applied.get(number, {}).items():
+        applied = sorted(part for event in events for part in event.parts)
         due = sorted(part for part, push in pushed.items() if node in push.nodes)
         if applied != due:
-            return (
-                f"node-{node} applied what was pushed from parts {_named(applied)}, and {_named(due)} were pushed to it"
-            )
+            return f"node-{node} applied pushes from parts {_named(applied)}, but received {_named(due)}"
     return None
 
 
 def _undeclared_push(ledger: ServedLedger, number: int, tenure: Tenure, pushed: Mapping[int, Pushed]) -> str | None:
-    declared = {part for each in ledger.replay.dropped.get(number, ()) for part in each.parts}
+    declared = {part for dropped in ledger.replay.dropped.get(number, ()) for part in dropped.parts}
     silent = lacking(ledger, number, tenure)
     for part, push in pushed.items():
         if silent & set(push.nodes) and part not in declared:
-            return f"what was pushed from part {part} to node-{min(silent)} was not applied, nor declared dropped"
+            return f"the push from part {part} to node-{min(silent)} was neither applied nor declared dropped"
     return None
 
 

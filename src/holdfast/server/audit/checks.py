@@ -1,11 +1,4 @@
-"""The checks of a served run, in the order in which findings are shown.
-
-Whether a served run did all of its iterations, one after the other, and ended as its plan says.
-
-Whether every block had one owner at every time, and what was lost came back, from the save it had to.
-
-Whether the record of a served run is whole: every line is one that its writer can know, by everybody who took part.
-"""
+"""The checks of a run on the parameter server, in the order in which findings are shown."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
@@ -16,22 +9,22 @@ from holdfast.server.audit.server_ledger import ServedLedger, ServerWriter
 
 
 def iterations_follow(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Iterations follow each other without gaps, and none is done after the end."""
+    """Check that iterations follow each other without gaps, and that none is done after the end."""
     replay = ledger.replay
     if wrong := replay.wrong["ends"]:
         return "fail", wrong[0]
-    return ("pass" if replay.iterations else "unknown"), f"{counted(replay.iterations, 'iteration')}, each told once"
+    return ("pass" if replay.iterations else "unknown"), f"{counted(replay.iterations, 'iteration')} in order"
 
 
 def reached_the_end(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """The loss came below the criterion, or all allowed iterations were done."""
+    """Check that the loss is below the criterion, or that all allowed iterations are done."""
     replay, plan = ledger.replay, ledger.plan
     if replay.done is None:
-        return "unknown", f"the run is not done: {counted(replay.iterations, 'iteration')} on record"
+        return "unknown", f"the run is not done: {counted(replay.iterations, 'iteration')} recorded"
     if replay.done.step != replay.iterations:
         return (
             "fail",
-            f"the controller was done after {replay.done.step} iterations, and {replay.iterations} are on record",
+            f"the controller ended after {replay.done.step} iterations, but {replay.iterations} are recorded",
         )
     if replay.is_converged:
         return (
@@ -41,58 +34,61 @@ def reached_the_end(ledger: ServedLedger) -> tuple[Verdict, str]:
     if replay.iterations == plan.iterations:
         return (
             "pass",
-            f"all {counted(plan.iterations, 'iteration')} that were allowed are done; the criterion is not reached",
+            f"all {counted(plan.iterations, 'iteration')} allowed are done; the criterion is not reached",
         )
     return (
         "fail",
-        f"the controller was done after {replay.iterations} of {plan.iterations} iterations, above the criterion",
+        f"the controller ended after {replay.iterations} of {plan.iterations} iterations, above the criterion",
     )
 
 
 def every_block_has_one_owner(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Who holds which block follows from the first map, and from every loss, return and move since."""
+    """Check that the owners of blocks follow from the first map and every loss, restore and move since."""
     replay = ledger.replay
     if wrong := replay.wrong["owners"]:
         return "fail", _first(wrong)
     if not replay.tenures:
-        return "unknown", "blocks were not dealt out yet"
+        return "unknown", "no blocks have been dealt out yet"
     return "pass", f"{counted(ledger.plan.blocks, 'block')} by {counted(len(replay.tenures), 'map')}"
 
 
 def lost_blocks_came_back(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """What a lost node held came back to others before the run went on: that alone, or with full recovery everything."""
+    """Check that lost blocks were restored before the run continued, and with full recovery all blocks."""
     replay = ledger.replay
     if wrong := replay.wrong["losses"]:
         return "fail", _first(wrong)
     if replay.ownership.orphans and not replay.done:
-        return "unknown", f"{counted(replay.ownership.orphans, 'block')} of lost nodes did not come back yet"
-    lost = sum(len(each.blocks) for each in replay.losses)
-    how = "all blocks came back each time" if ledger.plan.recovery == "full" else "they came back, and no others"
+        return "unknown", f"{counted(replay.ownership.orphans, 'block')} of lost nodes have not been restored yet"
+    lost = sum(len(loss.blocks) for loss in replay.losses)
+    how = "all blocks were restored" if ledger.plan.recovery == "full" else "only these were restored"
     return "pass", f"{counted(lost, 'block')} lost; {how}" if lost else "no block was lost"
 
 
 def saves_were_chosen(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Nodes chose blocks when the policy says, and these were committed, but for those of nodes that were lost."""
+    """Check that nodes chose blocks when a save was due, and that these were committed, unless their node was lost."""
     replay = ledger.replay
     ledger.require_nodes()
     if wrong := replay.wrong["saves"]:
         return "fail", _first(wrong)
     if replay.saves.unclear is not None:
-        return "unknown", f"which blocks the save of iteration {replay.saves.unclear} has is not on record"
+        return "unknown", f"the blocks of the save of iteration {replay.saves.unclear} are not recorded"
     return "pass", f"{counted(replay.saves.commits, 'save')} committed, as chosen by {ledger.plan.policy}"
 
 
 def restores_only_committed(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Every block that came back came from the newest save of it that was committed, as controller and node both say."""
+    """Check that every block was restored from its newest committed save, by the controller's and the node's record."""
     replay = ledger.replay
     ledger.require_nodes()
     if wrong := replay.wrong["restores"]:
         return "fail", _first(wrong)
     if replay.restored and replay.saves.unclear is not None:
-        return "unknown", "which save of a block was the newest is not on record"
+        return "unknown", "the newest save of each block is not recorded"
     if replay.unsaved and ledger.plan.recovery == "fresh":
         saved, fresh = replay.restored - replay.unsaved, counted(replay.unsaved, "block")
-        return "pass", f"{counted(saved, 'block')} restored, each from its newest save; {fresh} had none and began anew"
+        return (
+            "pass",
+            f"{counted(saved, 'block')} restored, each from its newest save; {fresh} had none and got new values",
+        )
     return "pass", f"{counted(replay.restored, 'block')} restored, each from its newest save"
 
 
@@ -101,30 +97,32 @@ def _first(wrong: list[str]) -> str:
 
 
 def history_is_readable(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Every event says what its kind must say, in the file of a writer who can know it."""
+    """Check that every event has the fields of its kind, in the file of a process that can write it."""
     if wrong := ledger.wrong:
         more = ["and more"] if len(wrong) > SHOWN else []
-        return "fail", f"{counted(len(wrong), 'line')} cannot be right: {'; '.join([*wrong[:SHOWN], *more])}"
-    torn = [f"{each.path.name} line {each.line}, {each.size} bytes" for each in ledger.torn]
-    left = f"; killed writers left {counted(len(torn), 'torn line')}: {'; '.join(torn)}" if torn else ""
+        return "fail", f"{counted(len(wrong), 'wrong line')}: {'; '.join([*wrong[:SHOWN], *more])}"
+    torn = [f"{line.path.name} line {line.line}, {line.size} bytes" for line in ledger.torn]
+    left = f"; killed processes left {counted(len(torn), 'incomplete line')}: {'; '.join(torn)}" if torn else ""
     return "pass", f"{counted(ledger.events, 'event')} of {counted(len(ledger.writers), 'writer')}{left}"
 
 
 def all_members_are_on_record(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """There is a history of the controller, and of every node and worker that the run began with or that did anything."""
-    plan, there = ledger.plan, set(ledger.writers)
+    """Check that the controller and every node and worker that took part have a history."""
+    plan, present = ledger.plan, set(ledger.writers)
     needed = {ServerWriter("node", n) for n in range(plan.nodes)} | {
         ServerWriter("worker", n) for n in range(plan.workers)
     }
     needed |= {ServerWriter("node", node) for tenure in ledger.replay.tenures for node in tenure.held}
-    if absent := sorted(needed - there):
-        names = ", ".join(f"{each.kind}-{each.number}" for each in absent[:SHOWN])
-        return "unknown", f"there is no history of {names}: bring those of all machines together"
+    if absent := sorted(needed - present):
+        names = ", ".join(f"{writer.kind}-{writer.number}" for writer in absent[:SHOWN])
+        return "unknown", f"there is no history of {names}: collect the histories of all machines"
     ever = ledger.replay.members.ever
-    strangers = [each for each in ledger.writers if each.kind != "controller" and each.number not in ever[each.kind]]
-    for each in strangers:
-        if len(ledger.told(each.kind, each.number)) > 1:  # more than that it opened its file
-            return "fail", f"{each.kind}-{each.number} has a history, and never joined"
+    strangers = [
+        writer for writer in ledger.writers if writer.kind != "controller" and writer.number not in ever[writer.kind]
+    ]
+    for writer in strangers:
+        if len(ledger.events_of(writer.kind, writer.number)) > 1:  # more than that it opened its file
+            return "fail", f"{writer.kind}-{writer.number} has a history, but never joined"
     return (
         "pass",
         f"the histories of the controller, {counted(len(ever['node']), 'node')} and {counted(len(ever['worker']), 'worker')}",
@@ -132,15 +130,15 @@ def all_members_are_on_record(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def one_plan(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """All lives of the controller train the same workload in the same way."""
+    """Check that all controllers of the run trained the same workload in the same way."""
     first, *others = ledger.plans or [ledger.plan]
     for other in others:
         fields = [name for name in first._fields if name != "attempt"]
         if differing := [name for name in fields if getattr(first, name) != getattr(other, name)]:
-            return "fail", f"life {other.attempt} of the controller has another plan: {', '.join(differing)} differ"
+            return "fail", f"controller {other.attempt} has another plan: {', '.join(differing)} differ"
     return "pass", (
         f"{first.workload}, {counted(first.blocks, 'block')} on {counted(first.nodes, 'node')}, by "
-        f"{counted(1 + len(others), 'life') if not others else f'{1 + len(others)} lives'} of the controller"
+        f"{counted(1 + len(others), 'controller')}"
     )
 
 

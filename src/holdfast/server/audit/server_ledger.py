@@ -1,4 +1,4 @@
-"""What the checks of a served run read: what its controller, nodes and workers wrote, each in its own order."""
+"""The events of a run by the process that wrote them, as the checks read them."""
 
 import re
 from collections import defaultdict
@@ -30,13 +30,13 @@ from holdfast.finding import CannotTell, where
 from holdfast.history.log import Torn
 from holdfast.server.audit.controller_replay import Replay, replay_controller
 
-# What each kind of writer can know.
-SAYS: Mapping[str, tuple[type, ...]] = {
+# The events that each kind of process writes.
+WRITES: Mapping[str, tuple[type, ...]] = {
     "controller": (Serve, Iterate, Chosen, Commit, Struck, Lost, Restored, Dropped, Joined, Moved, Done),
     "node": (Applied, Chosen, Restored),
     "worker": (Pushed,),
 }
-# No run has more, and a forged plan may say anything.
+# Larger than any run; a forged plan may contain any number.
 _BLOCKS = 1 << 27
 _MEMBERS = 1 << 20
 ANYBODY = (Open, Other, Malformed)
@@ -44,7 +44,7 @@ SERVED = (Serve, Iterate, Pushed, Applied, Chosen, Struck, Lost, Restored, Dropp
 
 
 class ServerWriter(NamedTuple):
-    """Who writes a history of a served run: a controller, a node or a worker, and which."""
+    """A process that writes a history: the controller, a node or a worker, and its number."""
 
     kind: str
     number: int
@@ -52,103 +52,103 @@ class ServerWriter(NamedTuple):
 
 @cache
 def writer_of(who: str) -> ServerWriter | None:
-    """The member of a served run that writes under this name."""
+    """Return the process that writes under the name `who`."""
     if who == "controller":
         return ServerWriter("controller", 0)
-    found = re.fullmatch(r"(node|worker)-(0|[1-9][0-9]{0,8})", who)
-    return ServerWriter(found[1], int(found[2])) if found else None
+    match = re.fullmatch(r"(node|worker)-(0|[1-9][0-9]{0,8})", who)
+    return ServerWriter(match[1], int(match[2])) if match else None
 
 
 class ServedLedger:
-    """A served run as its writers tell it."""
+    """All events of a run on the parameter server."""
 
     def __init__(self, torn: Sequence[Torn] = ()) -> None:
         self.torn = torn
         self.events = 0
-        self.wrong: list[str] = []  # lines that cannot be right
+        self.wrong: list[str] = []  # lines that are wrong
         self.is_served = False
-        self._told: defaultdict[ServerWriter, list[What]] = defaultdict(list)
+        self._events: defaultdict[ServerWriter, list[What]] = defaultdict(list)
 
     def take(self, event: Event, file: str | None = None) -> None:
-        """Add an event, from the file of this name if it was read from one."""
+        """Add an event, read from the file called `file` if it was read from a file."""
         who, what = event.who, event.what
         self.events += 1
         if file not in (None, who):
-            self.wrong.append(f"{file}.jsonl has a line of {who}")
+            self.wrong.append(f"{file}.jsonl has a line by {who}")
         writer = writer_of(who)
         if isinstance(what, Malformed):
             self.wrong.append(f"{what.kind:.40} of {who}{where(what, file)}: {what.why}")
-        elif writer is None or not isinstance(what, ANYBODY + SAYS[writer.kind]):
-            self.wrong.append(f"{who} cannot know of this: {event.kind:.40}")
+        elif writer is None or not isinstance(what, ANYBODY + WRITES[writer.kind]):
+            self.wrong.append(f"{who} cannot have written {event.kind:.40}")
         if writer is not None:
-            self._tell(writer, who, what)
+            self._add(writer, who, what)
 
-    def _tell(self, writer: ServerWriter, who: str, what: What) -> None:
-        told = self._told[writer]
-        if not told and not isinstance(what, Open):
-            self.wrong.append(f"{who} wrote before it had opened its history")
-        told.append(what)
+    def _add(self, writer: ServerWriter, who: str, what: What) -> None:
+        lines = self._events[writer]
+        if not lines and not isinstance(what, Open):
+            self.wrong.append(f"{who} wrote before it opened its history")
+        lines.append(what)
         self.is_served = self.is_served or isinstance(what, SERVED)
 
     @property
     def writers(self) -> Sequence[ServerWriter]:
-        """Everybody of whom there is a history."""
-        return sorted(self._told)
+        """The processes that have a history."""
+        return sorted(self._events)
 
-    def told(self, kind: str, number: int = 0) -> Sequence[What]:
-        """What one of them wrote, in order."""
-        return self._told.get(ServerWriter(kind, number), ())
+    def events_of(self, kind: str, number: int = 0) -> Sequence[What]:
+        """Return the events of one process, in order."""
+        return self._events.get(ServerWriter(kind, number), ())
 
     @cached_property
     def plans(self) -> Sequence[Serve]:
-        """What every life of the controller set out to do."""
-        return [what for what in self.told("controller") if isinstance(what, Serve)]
+        """The plan of every controller."""
+        return [what for what in self.events_of("controller") if isinstance(what, Serve)]
 
     @property
     def plan(self) -> Serve:
-        """What is to be done, as the first controller says."""
+        """The plan of the first controller."""
         if not self.plans:
-            raise CannotTell("there is no history of the controller, which says what was to be trained")
+            raise CannotTell("there is no history of the controller, which has the plan")
         plan = self.plans[0]
         if not (1 <= plan.nodes <= plan.blocks and plan.workers and plan.rounds):
-            raise CannotTell("the plan of the controller says nothing that can be trained")
+            raise CannotTell("the plan of the controller cannot be trained")
         if plan.blocks > _BLOCKS or max(plan.nodes, plan.workers) > _MEMBERS:
             sizes = f"{plan.blocks} blocks, {plan.nodes} nodes and {plan.workers} workers"
-            raise CannotTell(f"the plan of the controller says {sizes}, which no run has")
+            raise CannotTell(f"the plan of the controller has {sizes}, more than any run")
         return plan
 
     @cached_property
     def applied(self) -> Mapping[int, Mapping[int, Sequence[Applied]]]:
-        """By the number of a round and by node, what was applied."""
-        found: defaultdict[int, defaultdict[int, list[Applied]]] = defaultdict(lambda: defaultdict(list))
+        """The applied pushes, by round and node."""
+        applied: defaultdict[int, defaultdict[int, list[Applied]]] = defaultdict(lambda: defaultdict(list))
         for writer in self.writers:
-            for what in self._told[writer]:
+            for what in self._events[writer]:
                 if isinstance(what, Applied) and writer.kind == "node":
-                    found[self.number(what)][writer.number].append(what)
-        return found
+                    applied[self.number(what)][writer.number].append(what)
+        return applied
 
     @cached_property
     def pushed(self) -> Mapping[tuple[int, int], Sequence[tuple[int, Pushed]]]:
-        """By the number of a round and by part of the input, what was pushed, and by which worker."""
-        found: defaultdict[tuple[int, int], list[tuple[int, Pushed]]] = defaultdict(list)
+        """The pushes, by round and part of the input, each with its worker."""
+        pushed: defaultdict[tuple[int, int], list[tuple[int, Pushed]]] = defaultdict(list)
         for writer in self.writers:
-            for what in self._told[writer]:
+            for what in self._events[writer]:
                 if isinstance(what, Pushed) and writer.kind == "worker":
-                    found[self.number(what), what.part].append((writer.number, what))
-        return found
+                    pushed[self.number(what), what.part].append((writer.number, what))
+        return pushed
 
     def require_nodes(self) -> None:
-        """Refuse to judge what nodes did where the history of one that held blocks is not there: it is no lie."""
+        """Raise CannotTell if the history of a node that held blocks is missing."""
         held = {node for tenure in self.replay.tenures for node in tenure.held}
         if absent := held - {writer.number for writer in self.writers if writer.kind == "node"}:
             raise CannotTell(f"there is no history of node-{min(absent)}")
 
     def number(self, what: Applied | Pushed | Dropped) -> int:
-        """The number of a round, counted from the start of the run."""
+        """Return the number of a round, counted from the start of the run."""
         return what.iteration * self.plan.rounds + what.round
 
     @cached_property
     def replay(self) -> Replay:
-        """What the controller tells, followed from the start of the run to its end."""
-        nodes = {writer.number: self._told[writer] for writer in self.writers if writer.kind == "node"}
-        return replay_controller(self.plan, self.told("controller"), nodes)
+        """The controller's history, replayed from start to end."""
+        nodes = {writer.number: self._events[writer] for writer in self.writers if writer.kind == "node"}
+        return replay_controller(self.plan, self.events_of("controller"), nodes)

@@ -1,7 +1,7 @@
-"""Whether a run with staleness was right, in which nodes apply what is pushed as it comes, and workers are ahead of each other.
+"""Check runs with staleness, in which nodes apply pushes as they come, and workers are ahead of each other.
 
-A node has one order in which it applied pushes, and that is what these checks go by: the clocks of machines differ. What
-a part of the input pushes in a round names the same blocks whenever it is pushed again.
+These checks use the order in which each node applied pushes, because the clocks of machines differ. A part of the input
+pushes the same blocks in a round whenever the round is repeated.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,33 +13,33 @@ from holdfast.sampler.digest import Samples
 from holdfast.server.audit.block_owners import adds_up, by_map
 from holdfast.server.audit.server_ledger import ServedLedger, ServerWriter
 
-MOST = 16  # applications of one push that may have been undone: beyond them there are too many cases
+MOST = 16  # applications of one push that may have been undone; more make too many cases
 Applications: TypeAlias = Sequence[tuple[int, Applied]]
 
 
 def nobody_was_too_far_ahead(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """No part of the input began an iteration before all others had come within the staleness of it."""
+    """Check that no part of the input began an iteration before all others were within the staleness of it."""
     plan, replay = ledger.plan, ledger.replay
     if not plan.staleness:
-        return "pass", "all wait for each other after every round"
+        return "pass", "workers wait for each other after every round"
     ledger.require_nodes()
     furthest = 0
     for writer in ledger.writers:
         if writer.kind == "node":
-            ahead, because = _ahead(ledger.told(*writer), plan.staleness)
+            ahead, because = _ahead(ledger.events_of(*writer), plan.staleness)
             furthest = max(furthest, ahead)
             if because:
                 return "fail", f"node-{writer.number} {because}"
     last = max((number // plan.rounds for number in ledger.applied), default=0)
     if last >= plan.iterations or (replay.done and last >= replay.iterations + plan.staleness):
-        return "fail", f"iteration {last} was applied, and the run was done after {replay.iterations}"
-    return "pass", f"at most {counted(furthest, 'iteration')} of {plan.staleness} that are allowed"
+        return "fail", f"iteration {last} was applied, but the run ended after {replay.iterations}"
+    return "pass", f"at most {counted(furthest, 'iteration')} ahead, of {plan.staleness} allowed"
 
 
-def _ahead(told: Sequence[object], staleness: int) -> tuple[int, str | None]:
-    """How far a part was ahead of one whose push was applied after its own, and what is wrong with that."""
+def _ahead(lines: Sequence[object], staleness: int) -> tuple[int, str | None]:
+    """Return how far a part was ahead of one whose push was applied later, and what is wrong with that."""
     newest = furthest = 0
-    for what in told:
+    for what in lines:
         if isinstance(what, Applied):
             newest = max(newest, what.iteration)
             furthest = max(furthest, newest - what.iteration)
@@ -49,22 +49,22 @@ def _ahead(told: Sequence[object], staleness: int) -> tuple[int, str | None]:
 
 
 def applied_as_they_came(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """Nodes applied pushes of one part at a time, to blocks that they held by the map of the push, and nothing is dropped."""
+    """Check that nodes applied pushes of one part at a time, to blocks they held by the map of the push."""
     rounds, count = ledger.plan.rounds, 0
     for number, by_node in sorted(ledger.applied.items()):
-        for node, several in by_node.items():
-            for each in several:
+        for node, events in by_node.items():
+            for event in events:
                 count += 1
-                if because := _misplaced(ledger, node, each):
+                if because := _misplaced(ledger, node, event):
                     return "fail", f"iteration {number // rounds} round {number % rounds}: node-{node} {because}"
     if ledger.replay.dropped:
-        return "fail", "pushes are declared dropped, where each is applied as it comes or pushed again"
-    return ("pass" if count else "unknown"), f"{count} times something was applied, each time to blocks of the node"
+        return "fail", "pushes are declared dropped, which cannot happen with staleness"
+    return ("pass" if count else "unknown"), f"{count} applied, each to blocks of its node"
 
 
 def _misplaced(ledger: ServedLedger, node: int, what: Applied) -> str | None:
     if len(what.parts) != 1 or what.parts[0] >= ledger.plan.workers:
-        return "did not apply it for one part of the input"
+        return "applied it for more or less than one part of the input"
     held = by_map(ledger.replay.tenures, what.version).held.get(node, Samples())
     if what.blocks.count > held.count or (what.blocks.count == held.count and what.blocks != held):
         return f"applied it to {what.blocks.count} blocks by map {what.version}, by which it holds {held.count}"
@@ -72,7 +72,7 @@ def _misplaced(ledger: ServedLedger, node: int, what: Applied) -> str | None:
 
 
 def pushed_as_they_came(ledger: ServedLedger) -> tuple[Verdict, str]:
-    """What every part pushed in every round was applied once to each of its blocks, or again once these went back."""
+    """Check that every push was applied once to each of its blocks, or again after the block was restored."""
     replay, rounds, count = ledger.replay, ledger.plan.rounds, 0
     ledger.require_nodes()
     applied = _by_part(ledger)
@@ -86,12 +86,12 @@ def pushed_as_they_came(ledger: ServedLedger) -> tuple[Verdict, str]:
 
 
 def _by_part(ledger: ServedLedger) -> Mapping[tuple[int, int], Applications]:
-    found: dict[tuple[int, int], list[tuple[int, Applied]]] = {}
+    by_part: dict[tuple[int, int], list[tuple[int, Applied]]] = {}
     for number, by_node in ledger.applied.items():
-        for node, several in by_node.items():
-            for each in several:
-                found.setdefault((number, each.parts[0] if each.parts else -1), []).append((node, each))
-    return found
+        for node, events in by_node.items():
+            for event in events:
+                by_part.setdefault((number, event.parts[0] if event.parts else -1), []).append((node, event))
+    return by_part
 
 
 def _wrong(ledger: ServedLedger, part: int, pushes: Sequence[Pushed], applied: Applications) -> str | None:
@@ -105,25 +105,25 @@ def _wrong(ledger: ServedLedger, part: int, pushes: Sequence[Pushed], applied: A
     stays = [what.blocks for node, what in applied if not _may_be_undone(ledger, node, what)]
     undone = [what.blocks for node, what in applied if _may_be_undone(ledger, node, what)]
     if len(undone) > MOST:
-        raise CannotTell(f"what was pushed from part {part} was applied and lost more than {MOST} times")
+        raise CannotTell(f"the push from part {part} was applied and lost more than {MOST} times")
     if adds_up(blocks, stays, undone):
         return None
-    found = Samples.total([*stays, *undone]).count
-    if found > blocks.count and any(_is_split(ledger, node, what) for node, what in applied):
+    reached = Samples.total([*stays, *undone]).count
+    if reached > blocks.count and any(_is_split(ledger, node, what) for node, what in applied):
         raise CannotTell(
-            f"what was pushed from part {part} was applied to blocks of which some went to a node that joined and some "
-            "were lost: which is not on record"
+            f"the push from part {part} was applied to blocks of which some moved to a node that joined and some "
+            "were lost; the history does not record which"
         )
-    return f"what was pushed from part {part} for {blocks.count} blocks was applied to {found}, each counted as often"
+    return f"the push from part {part} for {blocks.count} blocks was applied to {reached}, counting repetitions"
 
 
 def _is_split(ledger: ServedLedger, node: int, what: Applied) -> bool:
-    """Whether some of the blocks to which this was applied went to another node since, before nodes were lost."""
+    """Return True if some of the blocks moved to another node since, before nodes were lost."""
     return bool(ledger.replay.losses) and ledger.replay.gave.get(node, -1) > what.version
 
 
 def _may_be_undone(ledger: ServedLedger, node: int, what: Applied) -> bool:
-    """Whether blocks to which this was applied went back since: those of a lost node, or with full recovery all."""
+    """Return True if blocks may have been restored since: those of a lost node, or with full recovery all."""
     if ledger.plan.recovery == "full":
         return any(version > what.version for version in ledger.replay.went_back)
-    return any(each.number == node for each in ledger.replay.losses)
+    return any(loss.number == node for loss in ledger.replay.losses)
