@@ -166,7 +166,7 @@ class Selection(NamedTuple):
 
 
 Conversation: TypeAlias = Generator[Question, Sequence[Answer], Selection]
-Spent: TypeAlias = tuple[Place, int]
+Cut: TypeAlias = tuple[Place, int]
 """The place of the last block taken, and the number of values up to there."""
 
 
@@ -231,14 +231,14 @@ def _above(policy: Policy) -> Generator[Question, Sequence[Answer], float]:
     return mean([total.moved for total in totals], sum(total.blocks for total in totals))
 
 
-def _without_looking(policy: Policy, budget: Fraction, candidates: int) -> Spent | None:
+def _without_looking(policy: Policy, budget: Fraction, candidates: int) -> Cut | None:
     """Return the cut if the budget takes all candidates or none."""
     if policy.fraction == 1 or candidates < budget:
         return AFTER_ALL, candidates
     return (BEFORE_ALL, 0) if budget <= 0 else None
 
 
-def _cut(blocks: CandidateBlocks, limit: int) -> Spent:
+def _cut(blocks: CandidateBlocks, limit: int) -> Cut:
     """Return the first block, in order, with which `limit` values are reached."""
     order = np.lexsort((blocks.ids, blocks.saved_at, blocks.first))
     up_to = np.cumsum(blocks.sizes[order])
@@ -247,7 +247,7 @@ def _cut(blocks: CandidateBlocks, limit: int) -> Spent:
     return (int(blocks.first[last]), int(blocks.saved_at[last]), int(blocks.ids[last])), int(up_to[at])
 
 
-def _selection(policy: Policy, above: float, budget: Fraction, spent: Spent) -> Selection:
+def _selection(policy: Policy, above: float, budget: Fraction, spent: Cut) -> Selection:
     place, values = spent
     return Selection(SaveUpTo(above, place), Fraction(0) if policy.fraction == 1 else budget - values)
 
