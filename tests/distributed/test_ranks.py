@@ -1,4 +1,4 @@
-"""How ranks wait for each other: for as long as the other is alive, and no longer."""
+"""Messages among ranks: a rank waits as long as its peer is alive, and no longer."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -20,36 +20,36 @@ def pair(patience: float) -> tuple[Ranks, Ranks]:
     return first, second
 
 
-def test_nobody_takes_a_slow_rank_0_for_a_dead_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A save twice as long as anybody would wait for a silent peer, and that long enough for a loaded machine."""
-    monkeypatch.setattr(module, "BEAT", 0.02)
+def test_a_busy_rank_0_is_not_taken_for_a_dead_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The save takes twice the patience, which is long enough for a loaded machine."""
+    monkeypatch.setattr(module, "BEAT_SECONDS", 0.02)
     first, second = pair(patience=1.0)
     with ThreadPoolExecutor(1) as peer, first.busy():
-        heard = peer.submit(second.hear, "saved")
+        message = peer.submit(second.wait_for, "saved")
         threading.Event().wait(2.0)  # the save
-        assert not heard.done()
-        first.tell("saved", "yes")
-        assert heard.result(30) == "yes"
+        assert not message.done()
+        first.post("saved", "yes")
+        assert message.result(30) == "yes"
 
 
-def test_a_peer_that_says_nothing_is_given_up_in_one_line() -> None:
+def test_a_silent_peer_is_given_up_in_one_line() -> None:
     _, second = pair(patience=0.2)
-    with pytest.raises(WorkerLost, match=r"waited 0\.2 s for a peer \(saved\)"):
-        second.hear("saved")
+    with pytest.raises(WorkerLost, match=r"waited 0\.2 s for a message of a peer \(saved\)"):
+        second.wait_for("saved")
 
 
 def test_a_wait_of_one_thread_does_not_keep_another_from_the_store() -> None:
     first, second = pair(patience=30.0)
     with ThreadPoolExecutor(1) as thread:
-        heard = thread.submit(second.hear, "late")
-        second.tell("early", "1")
-        assert first.hear("early") == "1"
-        first.tell("late", "2")
-        assert heard.result(30) == "2"
+        message = thread.submit(second.wait_for, "late")
+        second.post("early", "1")
+        assert first.wait_for("early") == "1"
+        first.post("late", "2")
+        assert message.result(30) == "2"
 
 
-def test_what_all_ranks_say_reaches_rank_0_in_order_and_is_forgotten() -> None:
+def test_values_are_gathered_on_rank_0_in_order_and_removed_from_the_store() -> None:
     first, second = pair(patience=30.0)
     assert second.gather("states", "b") is None
     assert first.gather("states", "a") == ["a", "b"]
-    assert not first.is_told("states/1")
+    assert not first.is_posted("states/1")

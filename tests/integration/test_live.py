@@ -9,9 +9,9 @@ import torch
 
 from finished_run import complaints, different, events
 from holdfast.cost.breakdown import cost_breakdown
+from holdfast.distributed.membership import Coordination
 from holdfast.errors import BadInput
 from holdfast.history.log import read_history
-from holdfast.live.coordination import Coordination
 from holdfast.live.recovery import LiveRecovery
 from holdfast.live.settlement import Settlement
 from holdfast.runs.config import RunConfig

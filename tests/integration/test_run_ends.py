@@ -153,13 +153,13 @@ def test_a_loop_that_some_ranks_leave_is_named_as_what_it_is(words: list[Any], w
 def test_a_rank_that_waits_for_one_that_has_left_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in a sum that the other never begins; it says so, though it cannot get to a boundary."""
     monkeypatch.setattr(progress, "here", Progress())
-    progress.here.passes(4)
+    progress.here.pass_boundary(4)
     store = HashStore()
     first, other = (Stopping(world(store, rank, 2), 4) for rank in range(2))
     assert not first.here(4)
     assert not other.here(4)
     store.set("stop-left", json.dumps([1, 4, 0]))
-    progress.here.posts()  # rank 0 has begun a sum
+    progress.here.count_post()  # rank 0 has begun a sum
     store.set("stop-word/1", json.dumps(["left", 4]))
     with pytest.raises(Apart, match="rank 1 left the loop"):
         other._settle(("left", 4))

@@ -26,8 +26,8 @@ class FakeCoordination(SimpleNamespace):
     def next(self) -> Membership:
         return Membership(1, LEFT, {}, ())
 
-    def exchange(self, members: tuple[int, ...], stand: Stand) -> dict[int, Stand]:
-        return {1: stand, 2: Stand(step=STEP + 1, members=ALL, basis=ALL)}
+    def exchange(self, members: tuple[int, ...], report: Any) -> dict[int, Any]:
+        return {1: report, 2: Stand(step=STEP + 1, members=ALL, basis=ALL).to_json()}
 
     def connect(self, *_: Any) -> None:
         pass

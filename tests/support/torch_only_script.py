@@ -48,9 +48,9 @@ def main() -> None:
     dist.distributed_c10d._set_pg_timeout(
         timedelta(seconds=TASK["patience"])
     )  # only from here on, because starting takes longer
-    progress.here.enters(Phase.TRAINING)
+    progress.here.enter(Phase.TRAINING)
     for step in range(first, TASK["steps"]):
-        progress.here.passes(step)
+        progress.here.pass_boundary(step)
         fail(step)
         if asked():
             save(store, step, net)
@@ -58,7 +58,7 @@ def main() -> None:
         if step > first and step % TASK["save_every"] == 0:
             save(store, step, net)
         torch.manual_seed(1000 * step + RANK)
-        progress.here.posts()
+        progress.here.count_post()
         model(torch.randn(8, 4)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -97,7 +97,7 @@ def save(store: DirectoryStore, step: int, net: torch.nn.Module) -> None:
 
 def asked() -> bool:
     """Return True if any rank was asked to stop."""
-    progress.here.posts()
+    progress.here.count_post()
     flag = torch.tensor(int(process.requested.is_set()))
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
     return bool(flag)

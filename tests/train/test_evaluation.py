@@ -143,7 +143,7 @@ def test_what_a_lost_rank_said_before_counts_and_what_it_did_not_say_needs_a_res
         live.shared.set(f"evaluation/together/-1/1/{member}", '["*", 1.0, [2.5]]')
     assert together.sum(1.0) == 6.0
     live.shared.set("evaluation/together/-1/2/2", '["*", 1.0, [2.5]]')
-    with pytest.raises(WorkerLost, match="the run starts again from its newest snapshot"):
+    with pytest.raises(WorkerLost, match="the run restarts from its newest snapshot"):
         together.sum(1.0)
     assert fallen.here.has_fallen_back
 
@@ -152,7 +152,7 @@ def test_a_rank_that_is_lost_while_its_part_is_evaluated_needs_a_restart(fallen:
     live = Lost()
     world = Ranks(rank=0, size=3, store=HashStore(), grouped=True, device=torch.device("cpu"), patience=5)
     together = Together(world, live)  # type: ignore[arg-type]
-    fallen.here.passes(0)
+    fallen.here.pass_boundary(0)
     together.place()
     live.members = (0, 2)
     with pytest.raises(WorkerLost, match="lost or joined while its part"):

@@ -7,8 +7,8 @@ import pytest
 from torch import nn
 from torch.distributed import HashStore
 
+from holdfast.distributed.membership import Coordination
 from holdfast.errors import BadInput
-from holdfast.live.coordination import Coordination
 from holdfast.live.recovery import LiveRecovery
 from holdfast.train.replicate import Replica
 from holdfast.train.state.protected import unwrapped

@@ -1,7 +1,8 @@
 """Connections among the present members of a run, which are broken as a whole and then replaced.
 
-Gloo ends an operation that waits for a peer when its connection breaks, and a worker that dies breaks only those to its
-neighbours. So whoever learns of a loss shuts down all connections of this process, and every operation on them ends.
+Gloo ends an operation that waits for a peer when its connection breaks, but a worker that dies breaks only the
+connections to its neighbours. So a worker that learns of a loss shuts down all its connections, which ends every
+operation on them.
 """
 
 import os
@@ -21,24 +22,24 @@ from torch.futures import Future
 
 from holdfast.errors import WorkerLost
 
-ENDS_WITHIN = 10.0  # seconds that operations take to end once their connections are shut down
-CONNECTS_WITHIN = timedelta(seconds=60)
-LOOK = 0.0005
-_FILES = Path("/proc/self/fd")
+END_SECONDS = 10.0  # operations end within this time once their connections are shut down
+CONNECT_TIMEOUT = timedelta(seconds=60)
+POLL_SECONDS = 0.0005
+_OPEN_FILES = Path("/proc/self/fd")
 
 
 class Broken(RuntimeError):
-    """An operation ended because a member was lost, or the membership has changed."""
+    """An operation ended because a member was lost or the membership has changed."""
 
 
 class FailedWork(dist.Work):
-    """An operation that could not begin: DDP finds out once all gradients are computed."""
+    """An operation that could not begin. DDP notices once all gradients are computed."""
 
     def __init__(self) -> None:
         super().__init__()
-        # What a callback raises is an error for torch's own code, too; one that is set here would only be for Python's.
+        # torch's C++ code sees an error that a callback raises; an error set on the future only Python would see.
         never: Future[Any] = Future()
-        self._future = never.then(_fail)
+        self._future = never.then(_raise_broken)
         never.set_result(None)
 
     def get_future(self) -> Future[Any]:
@@ -54,12 +55,12 @@ class FailedWork(dist.Work):
         return False
 
 
-def _fail(_: Future[Any]) -> None:
+def _raise_broken(_: Future[Any]) -> None:
     raise Broken("the membership has changed")
 
 
 class CompletedWork(dist.Work):
-    """An operation that has ended."""
+    """An operation that has ended well."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         super().__init__()
@@ -80,7 +81,7 @@ class CompletedWork(dist.Work):
 
 
 class NoPeersLink:
-    """The group of a member that has no others, or none yet: its values are the sums, and nothing is copied."""
+    """The group of a member without peers, or without peers yet: its own values are the sums."""
 
     def allreduce(self, tensors: list[torch.Tensor], *_: Any) -> CompletedWork:
         return CompletedWork(tensors)
@@ -89,8 +90,8 @@ class NoPeersLink:
         return CompletedWork(tensors)
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], *_: Any) -> CompletedWork:
-        for each in outputs[0]:
-            each.copy_(inputs[0])  # DDP compares what all ranks have: later, with the state, others' values come
+        for output in outputs[0]:
+            output.copy_(inputs[0])  # DDP compares the ranks' values; those of others come later, with the state
         return CompletedWork(outputs[0])
 
 
@@ -99,12 +100,12 @@ class Link:
 
     def __init__(self) -> None:
         self._group: Any = NoPeersLink()
-        self._ports: tuple[int, frozenset[int]] = (0, frozenset())  # where we listen, and where the others do
+        self._ports: tuple[int, frozenset[int]] = (0, frozenset())  # this worker's listening port, and its peers'
         self.is_broken = False
-        """Whether its operations end in failure until it is connected again."""
+        """True while operations fail, until the link is connected again."""
 
     def post(self, operation: str, *arguments: Any) -> Any:
-        """Begin an operation of the group, by its name; on a broken link it is one that fails."""
+        """Begin an operation of the group by its name; on a broken link, return one that fails."""
         if self.is_broken:
             return FailedWork()
         try:
@@ -118,7 +119,7 @@ class Link:
         self.wait(self.post(operation, *arguments))
 
     def wait(self, work: Any) -> None:
-        """Wait for the end of an operation that has begun."""
+        """Wait for the end of an operation; raise Broken if it fails."""
         try:
             work.wait()
         except RuntimeError as error:
@@ -126,94 +127,90 @@ class Link:
             raise Broken(str(error)) from error
 
     def hang_up(self) -> None:
-        """End every operation that is under way; any thread may ask for it."""
+        """End every operation under way. Any thread may call this."""
         self.is_broken = True
-        here, there = self._ports
-        for number in _files():
-            with suppress(OSError), socket.socket(fileno=os.dup(number)) as each:
-                # Connections may come later than the group, so they are told by their ports. A socket that listens has
-                # no peer, and is left alone: gloo does not forgive its loss.
-                if each.family == socket.AF_INET and (each.getpeername()[1] in there or each.getsockname()[1] == here):
-                    each.shutdown(socket.SHUT_RDWR)
+        own_port, peer_ports = self._ports
+        for number in _sockets():
+            with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+                # Connections may open later than the group, so they are recognised by port. A listening socket has no
+                # peer name and is left alone, because gloo does not survive its loss.
+                if connection.family == socket.AF_INET and (
+                    connection.getpeername()[1] in peer_ports or connection.getsockname()[1] == own_port
+                ):
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def connect(self, store: Callable[[], Store], rank: int, size: int, outdated: Callable[[], bool]) -> None:
-        """Replace the group by one of so many members, all of which do the same now."""
-        _kept.append(self._group)  # to free it is to wait for its threads
+        """Replace the group by one of `size` members, all of which call this at the same time."""
+        _kept.append(self._group)  # freeing it would wait for its threads
         if size == 1:
             self._group, self._ports = NoPeersLink(), (0, frozenset())
             self.is_broken = False
             return
-        built = _Building(store, rank, size)
-        while not built.is_over:
+        builder = _GroupBuilder(store, rank, size)
+        while builder.is_alive():
             if outdated():
-                raise Broken("the membership has changed while its group was built")  # it ends by itself
-            time.sleep(LOOK)
-        self._group, self._ports = built.result()
+                raise Broken("the membership has changed while its group was built")  # the builder ends by itself
+            time.sleep(POLL_SECONDS)
+        self._group, self._ports = builder.result()
         self.is_broken = False
-        self.do("allreduce", [torch.zeros(1)])  # it is there for every member, or for none
+        self.do("allreduce", [torch.zeros(1)])  # the group exists for every member, or for none
 
 
 _kept: list[Any] = []
 
 
-class _Building(threading.Thread):
-    """Builds a group in a thread of its own: where a member has died since, that takes long, and is left behind."""
+class _GroupBuilder(threading.Thread):
+    """Builds a group in a thread, which is abandoned if a member dies meanwhile: then building takes long."""
 
     def __init__(self, store: Callable[[], Store], rank: int, size: int) -> None:
         super().__init__(name="holdfast-group", daemon=True)
-        self._store, self._place = store, (rank, size)
-        self._found: tuple[Any, tuple[int, frozenset[int]]] | None = None
+        self._store, self._rank, self._size = store, rank, size
+        self._result: tuple[Any, tuple[int, frozenset[int]]] | None = None
         self._error: Exception | None = None
         self.start()
 
     def run(self) -> None:
         try:
             store = self._store()
-            before = _listening()
-            group = ProcessGroupGloo(store, *self._place, CONNECTS_WITHIN)
-            group._set_default_timeout(timedelta(days=1))  # who is stuck is the supervisor's to find
-            (port,) = _listening() - before
-            rank, size = self._place
-            store.set(f"port/{rank}", str(port))
-            others = frozenset(int(store.get(f"port/{other}")) for other in range(size) if other != rank)
-            self._found = group, (port, others)
+            before = _listening_ports()
+            group = ProcessGroupGloo(store, self._rank, self._size, CONNECT_TIMEOUT)
+            group._set_default_timeout(timedelta(days=1))  # the supervisor detects hangs
+            (port,) = _listening_ports() - before
+            store.set(f"port/{self._rank}", str(port))
+            peers = frozenset(int(store.get(f"port/{peer}")) for peer in range(self._size) if peer != self._rank)
+            self._result = group, (port, peers)
         except (RuntimeError, ValueError) as error:
             self._error = error
 
-    @property
-    def is_over(self) -> bool:
-        return not self.is_alive()
-
     def result(self) -> tuple[Any, tuple[int, frozenset[int]]]:
-        if self._found is None:
+        if self._result is None:
             raise Broken(str(self._error)) from self._error
-        return self._found
+        return self._result
 
 
-def _listening() -> set[int]:
-    """The ports on which this process listens."""
-    found = set()
-    for number in _files():
-        with suppress(OSError), socket.socket(fileno=os.dup(number)) as each:
-            if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and each.family == socket.AF_INET:
-                found.add(each.getsockname()[1])
-    return found
+def _listening_ports() -> set[int]:
+    ports = set()
+    for number in _sockets():
+        with suppress(OSError), socket.socket(fileno=os.dup(number)) as listener:
+            if listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and listener.family == socket.AF_INET:
+                ports.add(listener.getsockname()[1])
+    return ports
 
 
-def _files() -> list[int]:
-    """The sockets among the open files of this process."""
-    found = []
-    for each in _FILES.iterdir():
+def _sockets() -> list[int]:
+    """Return the numbers of the open files of this process that are sockets."""
+    numbers = []
+    for file in _OPEN_FILES.iterdir():
         with suppress(OSError):
-            if str(each.readlink()).startswith("socket:"):
-                found.append(int(each.name))
-    return found
+            if str(file.readlink()).startswith("socket:"):
+                numbers.append(int(file.name))
+    return numbers
 
 
-def ended(works: list[Any]) -> None:
-    """Wait until operations on a broken link have ended: from then on their memory is ours."""
-    deadline = time.monotonic() + ENDS_WITHIN
+def wait_until_ended(works: list[Any]) -> None:
+    """Wait until operations on a broken link have ended; from then on their memory can be used again."""
+    deadline = time.monotonic() + END_SECONDS
     while not all(work.is_completed() for work in works):
         if time.monotonic() > deadline:
-            raise WorkerLost("operations of a lost group do not end: the run starts again from its newest snapshot")
-        time.sleep(LOOK)
+            raise WorkerLost("operations of a lost group do not end: the run restarts from its newest snapshot.")
+        time.sleep(POLL_SECONDS)

@@ -1,66 +1,78 @@
-"""Who takes part in a run that recovers live: numbered memberships, which the supervisor publishes and workers obey.
+"""The members of a run that recovers live: memberships that the supervisor publishes, and how workers act on them.
 
-A worker that loses a peer only suspects; who is a member, the supervisor alone decides, since it alone knows who is
-dead. Members are numbered as the ranks were when the workers started; a rank is a member's place among the present.
+A worker that loses a connection only suspects its peer. The supervisor alone decides who is a member, because it alone
+knows which processes are dead. Members are numbered as the ranks were when the workers started; a rank is a member's
+place among the present members. All of it goes through the workers' store. Every wait of a worker ends when the
+supervisor publishes the next membership, which it does whenever a member is lost or hangs.
 """
 
 import json
+import os
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from torch.distributed import Store  # type: ignore[attr-defined]  # it is public
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # they are public
+
+from holdfast import progress
+from holdfast.distributed.boundary import BoundaryGate
+from holdfast.distributed.gloo_link import Broken, Link
+from holdfast.progress import Phase
 
 LIVE = "live"
 FOREVER = timedelta(days=365)
+EXPELLED = 76  # the exit status of a worker that the supervisor no longer counts as a member
+POLL_SECONDS = 0.001
 
 
 def key(number: int) -> str:
-    """Where a membership is published."""
+    """Return the store's key of the membership `number`."""
     return f"membership/{number}"
 
 
 class Membership(NamedTuple):
-    """Who is a member; `joining` has the worker processes that come in as some of them, whoever was it before.
+    """The members from one change to the next.
 
-    Those in `asleep` were members, and leave at a boundary: nothing of theirs is lost.
+    `joining` has the worker processes that take a member's place. Workers in `asleep` are suspended: they were members
+    and leave at a boundary, so nothing of theirs is lost.
     """
 
     number: int = 0
     members: tuple[int, ...] = ()
-    joining: Mapping[int, int] = {}  # the seat of the process, by the number that it has from now on
+    joining: Mapping[int, int] = {}  # member number -> seat of the worker process
     asleep: tuple[int, ...] = ()
 
     def has_lost(self, members: Collection[int]) -> bool:
-        """Whether one of these is a member no longer, and does not sleep."""
+        """Return True if one of `members` is neither a member any longer nor suspended."""
         return not set(members) <= (set(self.members) - set(self.joining)) | set(self.asleep)
 
     def number_of(self, seat: int) -> int | None:
-        """The number under which this worker process comes in, if it does."""
-        return next((number for number, each in self.joining.items() if each == seat), None)
+        """Return the member number with which the worker process at `seat` joins; None if it does not."""
+        return next((number for number, joining in self.joining.items() if joining == seat), None)
 
     def to_json(self) -> list[Any]:
         return [self.number, self.members, list(self.joining.items()), self.asleep]
 
     @classmethod
-    def from_json(cls, said: list[Any]) -> "Membership":
-        """The inverse."""
-        number, members, joining, asleep = said
+    def from_json(cls, data: list[Any]) -> "Membership":
+        number, members, joining, asleep = data
         return cls(number, tuple(members), dict(joining), tuple(asleep))
 
 
 def publish(store: Store, membership: Membership) -> None:
-    """Say who the members are from now on."""
+    """Publish the next membership to the workers."""
     store.set(key(membership.number), json.dumps(membership.to_json()))
 
 
 class MembershipWatch(threading.Thread):
-    """Hears of new memberships as soon as they are published, and tells."""
+    """Follows the published memberships in a thread, and calls `changed` with each."""
 
-    def __init__(self, store: Store, heard: Callable[[Membership], None]) -> None:
+    def __init__(self, store: Store, changed: Callable[[Membership], None]) -> None:
         super().__init__(name="holdfast-membership", daemon=True)
-        self._store, self._heard = store, heard
+        self._store, self._changed = store, changed
         self.current = Membership()
         self.start()
 
@@ -69,8 +81,138 @@ class MembershipWatch(threading.Thread):
             number = self.current.number + 1
             try:
                 self._store.wait([key(number)], FOREVER)
-                found = Membership.from_json(json.loads(self._store.get(key(number))))
+                membership = Membership.from_json(json.loads(self._store.get(key(number))))
             except (RuntimeError, ValueError):
-                return  # the store is gone, and with it the run
-            self.current = found  # at once: others read it
-            self._heard(self.current)
+                return  # the store is gone, and the run with it
+            self.current = membership  # before the call: other threads read it
+            self._changed(membership)
+
+
+class Asleep(Exception):
+    """This worker is suspended: no member until it is admitted again."""
+
+
+@dataclass(slots=True, eq=False)
+class Coordination:
+    """One worker among the members. `member` is its number while it is a member; its `seat` never changes."""
+
+    member: int
+    members: tuple[int, ...]
+    store: Callable[[], Store]  # opens a new connection each time, because a wait blocks the others of a connection
+    seat: int
+    is_joining: bool = False  # it waits to become a member
+    number: int = 0  # of the membership that this worker is in
+    gate: BoundaryGate = field(default_factory=BoundaryGate)
+    _nearest: int = 0  # the step before which others can join, if that is beyond the next boundary
+    _answered: int = 0  # the membership for which this worker has posted the step before which others can join
+    _connection: Store | None = None
+    _watch: MembershipWatch | None = None
+
+    def listen(self, lost: Callable[[], None]) -> None:
+        """Follow memberships from now on; `lost` is called in another thread when members are lost."""
+        self._connection = PrefixStore(LIVE, self.store())
+        self._watch = MembershipWatch(PrefixStore(LIVE, self.store()), lambda newest: self._on_change(newest, lost))
+
+    @property
+    def rank(self) -> int:
+        """The place of this worker among the members."""
+        return self.members.index(self.member) if self.members else self.member
+
+    @property
+    def newest(self) -> Membership:
+        """The membership that was published last."""
+        return self._watch.current if self._watch else Membership()
+
+    @property
+    def is_outdated(self) -> bool:
+        """True if a member was lost, and this worker is not in the membership without it yet."""
+        return self.newest.number > self.number and self.newest.has_lost(self.members)
+
+    def watch_members(self) -> Callable[[], bool]:
+        """Return a function that tells if one of the members of now has been lost since."""
+        members, number = self.members, self.number
+        return lambda: self.newest.number > number and self.newest.has_lost(members)
+
+    def await_admission(self) -> None:
+        """Wait until the supervisor makes this worker a member."""
+        while (newest := self.newest).number == self.number or (member := newest.number_of(self.seat)) is None:
+            if newest.number == self.number + 1 and self.member in newest.members and self.member not in newest.joining:
+                os._exit(EXPELLED)  # published while this worker was being suspended, it counts on a worker that left
+            time.sleep(POLL_SECONDS)
+        self.member, self.members = member, newest.members
+
+    def leave(self) -> None:
+        """Stop being a member until this worker is admitted again."""
+        self.is_joining, self.members = True, ()
+
+    def next(self) -> Membership:
+        """Wait for the next membership and enter it; raise Asleep if it suspends this worker."""
+        while self.newest.number == self.number:
+            time.sleep(POLL_SECONDS)
+        with self.gate.lock:
+            newest = self.newest
+            self.number = newest.number
+            self.gate.waiting.discard(self)
+        if self.member in newest.asleep:
+            raise Asleep
+        if self.member not in newest.members or newest.joining.get(self.member, self.seat) != self.seat:
+            os._exit(EXPELLED)
+        return newest
+
+    def exchange(self, members: tuple[int, ...], report: Mapping[str, Any]) -> dict[int, Any]:
+        """Post this worker's report and return those of all `members`, once the last is there."""
+        keys = [f"stand/{self.number}/{member}" for member in members]
+        self._store.set(f"stand/{self.number}/{self.member}", json.dumps(report))
+        if not self._wait_for_all(keys, self.number):
+            raise Broken("the membership has changed while its members exchanged reports")
+        return {member: json.loads(self._store.get(key)) for member, key in zip(members, keys, strict=True)}
+
+    def connect(self, link: Link, members: tuple[int, ...]) -> None:
+        """Connect `link` with `members`."""
+        number = self.number
+
+        def store() -> Store:
+            return PrefixStore(f"{LIVE}/group/{number}", self.store())
+
+        link.connect(store, members.index(self.member), len(members), lambda: self.newest.number > number)
+
+    def has_joiners_at(self, step: int) -> bool:
+        """Return True if workers join before `step`: at the furthest boundary that a member comes to next."""
+        with self.gate.lock:
+            number = self.newest.number
+            if number == self.number or self._answered < number:
+                self._nearest = step + 1
+                return False
+        keys = [f"next/{number}/{member}" for member in self.members]
+        with progress.during(Phase.RECOVERING):
+            if not self._wait_for_all(keys, number):
+                return False  # a newer membership replaces this one
+        return step >= max(int(self._store.get(key)) for key in keys)
+
+    @property
+    def _store(self) -> Store:
+        assert self._connection is not None
+        return self._connection
+
+    def _wait_for_all(self, keys: list[str], number: int) -> bool:
+        """Wait until all `keys` are set; return False if a newer membership than `number` comes first."""
+        while not self._store.check(keys):
+            if self.newest.number > number:
+                return False
+            time.sleep(POLL_SECONDS)
+        return True
+
+    def _on_change(self, newest: Membership, lost: Callable[[], None]) -> None:
+        """In the watching thread: end operations that wait for lost members, or post the step before which others join."""
+        if self.is_joining:
+            return
+        is_lost = newest.has_lost(self.members)
+        with self.gate.lock:
+            if newest.number > self.number:
+                self.gate.waiting.add(self)
+            if not is_lost:
+                nearest, self._answered = max(self.gate.next, self._nearest), newest.number
+        if is_lost:
+            lost()
+            return
+        PrefixStore(LIVE, self.store()).set(f"next/{newest.number}/{self.member}", str(nearest))

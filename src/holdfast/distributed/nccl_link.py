@@ -1,13 +1,13 @@
-"""Connections among members with a device each: NCCL sums what lies on the devices, and gloo carries all else.
+"""Connections among members with one device each: NCCL sums tensors on the devices, gloo does everything else.
 
-NCCL waits for ever for a peer that is lost, and says of an operation that was aborted that it is complete. So whoever
-learns of a loss aborts the communicator, and every operation ends on the device; it counts as done only if it was seen
-to be so before that. DDP gets operations that end once this is known: unlike NCCL's own they keep backward waiting until
-the device has summed the last bucket, so the next step is not queued behind it.
+NCCL waits forever for a lost peer, and reports an aborted operation as complete. So a worker that learns of a loss
+aborts the communicator, which ends every operation on the device; an operation counts as done only if that was seen
+before the abort. DDP gets operations that end once this is known. Unlike NCCL's own, they keep backward waiting until the
+device has summed the last bucket, so the next step is not queued behind it.
 
-Not tried: anything of this with two or more devices. Nobody has seen it survive the loss of a peer, nor measured it;
-what was tried is what can be without NCCL, and a world of one is the most that one device allows. A communicator whose
-members die while it is built is left behind with its thread.
+Untested with two or more devices: the loss of a peer was neither tried nor measured there. The tests cover what works
+without NCCL, and a world of one on one device. A communicator whose members die while it is built is abandoned with its
+thread.
 """
 
 import os
@@ -24,13 +24,13 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # they are public
 from torch.futures import Future
 
-from holdfast.distributed.gloo_link import LOOK, Broken, Link
+from holdfast.distributed.gloo_link import POLL_SECONDS, Broken, Link
 
 NCCL = "cpu:gloo,cuda:nccl"
 
 
 def why_not(backend: str) -> str | None:
-    """Why the connections of a world with this backend cannot be broken and replaced, if they cannot."""
+    """Return why live recovery is impossible with this backend; None if it is possible."""
     if backend == "gloo":
         return None
     if backend != NCCL:
@@ -41,12 +41,12 @@ def why_not(backend: str) -> str | None:
 
 
 def link_for(backend: str, device: torch.device) -> Link:
-    """The connections of a world with this backend."""
+    """Return the link for this backend."""
     return Link() if backend == "gloo" else DeviceLink(device)
 
 
 class DeviceLink(Link):
-    """A link whose sums over tensors on this device are NCCL's."""
+    """A link that sums tensors on `device` with NCCL."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -67,18 +67,18 @@ class DeviceLink(Link):
         while built.is_alive():
             if outdated() or self.is_broken:
                 raise Broken("the membership has changed while its communicator was built")
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
         if sums.error:
             raise Broken(str(sums.error)) from sums.error
         self._sums, self._group = sums, _Both(self._group, sums)
 
 
 class _Both:
-    """Gloo's operations, and NCCL's for sums of what lies on the devices."""
+    """Gloo's operations, with NCCL's sums for tensors on the devices."""
 
     def __init__(self, host: Any, sums: "_Sums") -> None:
         self._host, self._sums = host, sums
-        self.broadcast, self.allgather = host.broadcast, host.allgather  # where some ranks may have it on the host
+        self.broadcast, self.allgather = host.broadcast, host.allgather  # some ranks may have these tensors on the host
         self.send, self.recv = host.send, host.recv
 
     def allreduce(self, tensors: list[torch.Tensor], *options: Any) -> Any:
@@ -86,15 +86,15 @@ class _Both:
 
 
 class _Sums:
-    """One communicator, and a thread that sees which of its operations have ended on the device, in their order."""
+    """One communicator, and a thread that watches its operations end on the device, in their order."""
 
     def __init__(self) -> None:
         self.is_aborted, self.error, self._group = False, None, None  # type: tuple[bool, Exception | None, Any]
         self._posted: queue.SimpleQueue[Watched] = queue.SimpleQueue()
 
     def build(self, store: Store, rank: int, size: int, device: torch.device) -> None:
-        """Build it, to be called in a thread of its own; the first operation connects its members."""
-        # Else a thread of NCCL's ends this process when it finds that a peer is lost.
+        """Build the communicator; its first operation connects the members. Called in a thread of its own."""
+        # Otherwise a thread of NCCL ends this process when it finds that a peer is lost.
         os.environ |= {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
         try:
             torch.cuda.set_device(device)
@@ -113,7 +113,7 @@ class _Sums:
         return posted
 
     def abort(self) -> None:
-        """End every operation; what is not known to be done by now has failed."""
+        """End every operation; those not known to be done by now have failed."""
         was_aborted, self.is_aborted = self.is_aborted, True
         if self._group is not None and not was_aborted:
             with suppress(RuntimeError):
@@ -123,29 +123,29 @@ class _Sums:
         while True:
             posted = self._posted.get()
             while not posted.has_ended():
-                time.sleep(LOOK)
+                time.sleep(POLL_SECONDS)
             posted.conclude()
 
 
 class Watched(dist.Work):
-    """An operation of the device, which ends when it has ended there."""
+    """An operation that ends when it has ended on the device."""
 
     def __init__(self, work: Any, tensors: list[torch.Tensor], sums: _Sums) -> None:
         super().__init__()
         self._work, self._tensors, self._sums = work, tensors, sums
-        self._is_over: Future[None] = Future()
-        self._future = self._is_over.then(lambda _: self._outcome())  # what this raises, DDP's own code sees
+        self._has_ended: Future[None] = Future()
+        self._future = self._has_ended.then(lambda _: self._outcome())  # DDP's C++ code sees what this raises
 
     def has_ended(self) -> bool:
-        """Whether the device has done with it."""
+        """Return True if the device has finished the operation."""
         try:
             return bool(self._work.is_completed())
         except RuntimeError:
             return True
 
     def conclude(self) -> None:
-        """It has ended: tell whoever waits."""
-        self._is_over.set_result(None)
+        """Complete the future."""
+        self._has_ended.set_result(None)
 
     def _outcome(self) -> list[torch.Tensor]:
         if self._sums.is_aborted or not self._work.is_success():
@@ -160,4 +160,4 @@ class Watched(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        return self._is_over.done()
+        return self._has_ended.done()

@@ -1,8 +1,8 @@
-"""The process group that DDP is given where a run recovers live: what it reduces can be finished by the survivors.
+"""The process group that DDP uses where a run recovers live: the survivors can finish what it reduces.
 
-DDP posts a sum for every bucket of gradients while backward goes on, and gets the link's own operations back: in the
-good case nothing is copied and nobody waits. When members are lost DDP's backward raises, once all gradients are
-computed; then a bucket holds either its sum or nothing of use, and `param.grad` still holds what this rank computed.
+DDP posts a sum for every bucket of gradients during backward and gets the link's own operations back, so nothing is
+copied and nothing waits as long as no member is lost. When one is lost, DDP's backward raises once all gradients are
+computed. Then a bucket holds either its sum or garbage, and `param.grad` still holds what this rank computed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import AllreduceOptions, BroadcastOptions
 
-from holdfast.distributed.gloo_link import CompletedWork, Link, ended
+from holdfast.distributed.gloo_link import CompletedWork, Link, wait_until_ended
 
 
 @dataclass(slots=True, eq=False)
@@ -22,19 +22,19 @@ class Sum:
 
     values: torch.Tensor
     work: Any
-    is_done: bool | None = None  # not known before the work has ended
+    is_done: bool | None = None  # unknown before the work has ended
 
     def settle(self) -> None:
-        """What became of it; its work has ended, and frees its memory: pinning as much again for the next takes long."""
+        """Find out if the sum is done; its work has ended, and is freed because it may hold pinned memory."""
         if self.is_done is None:
             self.is_done, self.work = not _has_failed(self.work), CompletedWork([])
 
 
 class RecoverableGroup(dist.ProcessGroup):
-    """What DDP takes for a process group of a fixed size: it always divides by that, and `factor` mends it.
+    """A process group of a fixed size, by which DDP divides; `factor` corrects for the share of this rank.
 
-    Every call from torch's own code into Python holds a small step up, so there is one a bucket and no other: its rank
-    and size torch knows by itself.
+    Every call from C++ into Python slows down a small step, so there is one per bucket and no other. `all_posted` is
+    called in every backward with the last sum.
     """
 
     def __init__(self, link: Link, rank: int, size: int, all_posted: Callable[[], None]) -> None:
@@ -44,31 +44,31 @@ class RecoverableGroup(dist.ProcessGroup):
         self.sums: list[Sum] = []
         self._spent: list[Sum] = []
         self.given: dict[int, torch.Tensor] = {}
-        """Sums that others had before we came: of the next backward, by the number of the bucket."""
+        """Sums for the next backward that this rank received when it joined, by bucket number."""
         self._buckets: list[list[torch.Tensor]] = []
-        self.watch: Callable[[Sequence[Any], int], None] | None = None  # as a replica's `watch` has it
+        self.watch: Callable[[Sequence[Any], int], None] | None = None  # see Replica.watch
 
     def getBackendName(self) -> str:
         return "holdfast"
 
     def lay_out(self, buckets: list[list[torch.Tensor]]) -> None:
-        """Which parameters DDP's buckets hold, from now on."""
+        """Set the parameters of each of DDP's buckets."""
         self._buckets = buckets
 
     def empty(self, number: int) -> torch.Tensor:
-        """Memory for the values of a bucket."""
+        """Return uninitialised memory for the values of a bucket."""
         parameters = self._buckets[number]
-        return parameters[0].new_empty(sum(each.numel() for each in parameters))
+        return parameters[0].new_empty(sum(parameter.numel() for parameter in parameters))
 
     def begin(self) -> None:
-        """A backward comes whose gradients are summed."""
+        """Prepare for a backward whose gradients are summed."""
         self.sums = []
 
     def end(self) -> None:
-        """The backward has all its sums.
+        """Forget the sums of a backward that is complete.
 
-        To free them takes its time, so on the host they are freed while the next ones are under way; those of a device
-        at once, because gloo holds pinned memory for each.
+        Freeing them takes time, so on the host they are freed while the next ones are under way. Those of a device are
+        freed at once, because gloo holds pinned memory for each.
         """
         self._spent, self.sums = [] if self.sums[0].values.is_cuda else self.sums, []
 
@@ -84,7 +84,7 @@ class RecoverableGroup(dist.ProcessGroup):
             self.sums.append(Sum(values, self._link.post("allreduce", tensors, opts or AllreduceOptions())))
         work = self.sums[-1].work
         if self.watch:
-            self.watch([each.work for each in self.sums], len(self._buckets))
+            self.watch([bucket.work for bucket in self.sums], len(self._buckets))
         if len(self.sums) == len(self._buckets):
             self._spent = []
             self._all_posted()
@@ -97,29 +97,29 @@ class RecoverableGroup(dist.ProcessGroup):
         return self._link.post("allgather", outputs, inputs)
 
     def has_failed(self) -> bool:
-        """Whether a sum of the backward under way did not come."""
-        return any(_has_failed(each.work) for each in self.sums)
+        """Return True if a sum of the backward under way has failed."""
+        return any(_has_failed(bucket.work) for bucket in self.sums)
 
     def drop(self, *, is_scaled: bool) -> None:
-        """Leave the optimizer nothing to do: no gradients, or for a gradient scaler, which needs some, infinite ones.
+        """Make the optimizer skip this step: remove the gradients, or make them infinite for a gradient scaler.
 
-        It takes these for an overflow: it keeps the optimizer from stepping, and scales less from then on.
+        A scaler needs gradients. It takes infinite ones for an overflow, skips the step and lowers its scale.
         """
-        for parameter in (each for bucket in self._buckets for each in bucket):
+        for parameter in (parameter for bucket in self._buckets for parameter in bucket):
             if is_scaled and parameter.grad is not None:
                 parameter.grad.fill_(torch.inf)
             else:
                 parameter.grad = None
 
     def drain(self) -> None:
-        """Wait for the end of every sum on a broken link, and see which were done."""
-        ended([each.work for each in self.sums if each.is_done is None])
-        for each in self.sums:
-            each.settle()
+        """Wait for the end of every sum on a broken link, and find out which are done."""
+        wait_until_ended([bucket.work for bucket in self.sums if bucket.is_done is None])
+        for bucket in self.sums:
+            bucket.settle()
 
     @torch.no_grad()
     def pack(self, number: int) -> None:
-        """Put this rank's own gradients back into a bucket, as DDP and the factor made them."""
+        """Put this rank's own gradients back into a bucket, divided and weighted as DDP did."""
         for parameter, view in self._views(number):
             if parameter.grad is None:
                 view.zero_()
@@ -129,31 +129,29 @@ class RecoverableGroup(dist.ProcessGroup):
             self.sums[number].values.mul_(self.factor)
 
     def post_again(self, number: int) -> None:
-        """Sum a bucket once more, among the members that there are now."""
+        """Sum a bucket again, over the present members."""
         values = self.sums[number].values
         self.sums[number] = Sum(values, self._link.post("allreduce", [values]))
 
     @torch.no_grad()
     def unpack(self) -> None:
-        """Put the sums into the gradients, as DDP would have."""
+        """Copy the sums into the gradients, as DDP would have done."""
         for number in range(len(self.sums)):
             for parameter, view in self._views(number):
                 if parameter.grad is not None:
                     parameter.grad.copy_(view)
 
     def _views(self, number: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The parameters of a bucket, and where each lies in it: DDP keeps the strides of those that are dense."""
+        """Yield each parameter of a bucket with its view of the bucket; DDP keeps the strides of dense ones."""
         place, values = 0, self.sums[number].values
         for parameter in self._buckets[number]:
             flat = values.narrow(0, place, parameter.numel())
             place += parameter.numel()
             dense = parameter.is_contiguous() or parameter.is_contiguous(memory_format=torch.channels_last)
-            yield (
-                parameter,
-                torch.as_strided(flat, parameter.shape, parameter.stride(), flat.storage_offset())
-                if dense
-                else flat.view(parameter.shape),
-            )
+            if dense:
+                yield parameter, flat.as_strided(parameter.shape, parameter.stride(), flat.storage_offset())
+            else:
+                yield parameter, flat.view(parameter.shape)
 
 
 def _has_failed(work: Any) -> bool:

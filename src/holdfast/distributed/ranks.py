@@ -1,9 +1,8 @@
-"""Which rank of how many this process is, and how the ranks tell each other small things.
+"""The rank of this process and the number of ranks, and short messages among the ranks.
 
-Under a supervisor or torchrun the ranks share a store and a process group; a process alone is a world of one.
-
-Whoever waits for a peer waits by looking again and again: a wait inside the store would keep the other threads of this
-process from it, and would end after a fixed time, however busy the peer is.
+Under a supervisor or torchrun the ranks share a store and a process group; a process alone is a world of one. A rank that
+waits for a message polls the store: a blocking wait would keep the other threads of this process from the store, and
+would end after a fixed time however busy the peer is.
 """
 
 import os
@@ -23,30 +22,30 @@ from holdfast.distributed import script_collectives
 from holdfast.errors import BadInput, WorkerLost
 
 SUPERVISED = "HOLDFAST_ROUND"
-TERM = "HOLDFAST_TERM"  # which part of the nodes this worker is of, where there are several
-NODE = "HOLDFAST_NODE"  # on which it runs
+TERM = "HOLDFAST_TERM"  # the part of the nodes that this worker belongs to, where there are several
+NODE = "HOLDFAST_NODE"  # the node of this worker
 JOINS = "HOLDFAST_JOINS"  # set for a worker that takes the place of a lost one
-_WATCHED = 86400.0  # seconds: a supervisor finds out who is stuck, long before this
+_SUPERVISED_PATIENCE = 86400.0  # seconds: the supervisor detects a hanging peer long before this
 _BUSY = "busy"
-BEAT = 1.0
-_QUICK, _SLOW = 0.0005, 0.02  # seconds between two looks, at first and in the long run
-_GROWTH = 1.2  # from one look to the next: what is waited for is noticed at most a fifth of the wait too late
+BEAT_SECONDS = 1.0
+_FIRST_POLL, _LAST_POLL = 0.0005, 0.02  # seconds between two looks, at first and in the long run
+_POLL_GROWTH = 1.2  # a message is noticed at most a fifth of its waiting time late
 
 
 def ours(token: str, node: int) -> str:
-    """Where the workers' store says that a term with this token is that of the workers of this node."""
+    """Return the key in the workers' store that marks `token` as the term of the workers of `node`."""
     return f"term/{token}/{node}"
 
 
 class Changed(Exception):
-    """The peers that a rank waited for are no longer those that there are."""
+    """The membership changed while a rank waited for a message."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Ranks:
-    """This process among its peers; it gives up on one that says nothing for `patience` seconds.
+    """This process among its peers; a peer that is silent for `patience` seconds is given up.
 
-    Where a run recovers live the peers may change: `has_changed` says so to whoever waits, and `become` makes it so.
+    With live recovery the peers may change: then waits end because `has_changed` returns True, until `renumber` is called.
     """
 
     rank: int
@@ -55,53 +54,67 @@ class Ranks:
     grouped: bool
     device: torch.device
     backend: str = "gloo"
-    patience: float = _WATCHED
-    connect: Callable[[], Store] | None = None  # one more connection to the store of the workers, if they share one
+    patience: float = _SUPERVISED_PATIENCE
+    connect: Callable[[], Store] | None = None  # opens another connection to the workers' store, if they share one
     has_changed: Callable[[], bool] = lambda: False
-    watch_members: Callable[[], Callable[[], bool]] = lambda: (
-        lambda: False
-    )  # asks, from now on, if one of these is lost
+    watch_members: Callable[[], Callable[[], bool]] = lambda: lambda: False  # see Coordination.watch_members
 
-    def as_it_is(self) -> "Ranks":
-        """The peers that there are now, for whoever has something to settle with them after they have changed."""
+    def fixed(self) -> "Ranks":
+        """Return a copy for the present members, for threads that must finish with them after the membership changes."""
         return replace(self, has_changed=self.watch_members())
 
-    def become(self, rank: int, size: int, number: int) -> None:
-        """Be this rank of so many from now on; what is told under another membership is not heard."""
+    def renumber(self, rank: int, size: int, number: int) -> None:
+        """Be `rank` of `size` from now on; messages of other memberships than `number` are not seen."""
         assert self.connect is not None
         self.rank, self.size = rank, size
         self.store = PrefixStore(f"run/{number}", self.connect())
 
-    def tell(self, topic: str, value: str) -> None:
-        """Say something once, to whoever hears this topic."""
+    def post(self, topic: str, value: str) -> None:
+        """Post a message once, for every rank that waits for `topic`."""
         self.store.set(topic, value)
 
-    def hear(self, topic: str) -> str:
-        """What was told, as soon as it is. Rank 0 may take as long as it needs, if it says that it is busy."""
-        self._wait_for(topic)
+    def wait_for(self, topic: str) -> str:
+        """Wait for a message and return it; a busy rank 0 may take as long as it needs."""
+        pause, beats, deadline = _FIRST_POLL, -1, time.monotonic() + self.patience
+        while not self.is_posted(topic):
+            if pause == _LAST_POLL and (newest := int(self.store.add(_BUSY, 0))) != beats:
+                beats, deadline = newest, time.monotonic() + self.patience
+            if self.has_changed():
+                raise Changed(topic)
+            if time.monotonic() > deadline:
+                raise WorkerLost(
+                    f"rank {self.rank} waited {self.patience:g} s for a message of a peer ({topic}): "
+                    "check that it still runs, or give attach() a longer timeout."
+                )
+            time.sleep(pause)
+            pause = min(_POLL_GROWTH * pause, _LAST_POLL)
         return bytes(self.store.get(topic)).decode()
 
-    def is_told(self, topic: str) -> bool:
-        """Whether it was told already."""
+    def is_posted(self, topic: str) -> bool:
+        """Return True if the message was posted."""
         return bool(self.store.check([topic]))
 
-    def from_first(self, topic: str, value: str | None) -> str:
-        """What rank 0 has to say, on every rank; only rank 0 gives the value."""
+    def from_rank_0(self, topic: str, value: str | None) -> str:
+        """Return the value of rank 0 on every rank; only rank 0 gives one."""
         if value is not None:
-            self.tell(topic, value)
+            self.post(topic, value)
             return value
-        return self.hear(topic)
+        return self.wait_for(topic)
 
     def gather(self, topic: str, value: str) -> list[str] | None:
-        """What every rank has to say, in order, on rank 0; nothing on the others, which do not wait."""
+        """Return every rank's value in order on rank 0; return None on other ranks, which do not wait."""
         if self.rank:
-            self.tell(f"{topic}/{self.rank}", value)
+            self.post(f"{topic}/{self.rank}", value)
             return None
-        return [value, *(self._taken(f"{topic}/{rank}") for rank in range(1, self.size))]
+        values = [value]
+        for rank in range(1, self.size):
+            values.append(self.wait_for(f"{topic}/{rank}"))
+            self.store.delete_key(f"{topic}/{rank}")
+        return values
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """While this lasts, rank 0 says once a second that it is alive: nobody takes a slow save for a dead peer."""
+        """Report once a second that rank 0 is alive, so that no peer takes a slow save for a dead process."""
         if self.rank or self.size == 1:
             yield
             return
@@ -115,84 +128,60 @@ class Ranks:
             thread.join()
 
     def _beat(self, over: threading.Event) -> None:
-        while not over.wait(BEAT):
+        while not over.wait(BEAT_SECONDS):
             self.store.add(_BUSY, 1)
-
-    def _taken(self, topic: str) -> str:
-        said = self.hear(topic)
-        self.store.delete_key(topic)
-        return said
-
-    def _wait_for(self, topic: str) -> None:
-        pause, beats, deadline = _QUICK, -1, time.monotonic() + self.patience
-        while not self.is_told(topic):
-            if pause == _SLOW and (heard := int(self.store.add(_BUSY, 0))) != beats:
-                beats, deadline = heard, time.monotonic() + self.patience
-            if self.has_changed():
-                raise Changed(topic)
-            if time.monotonic() > deadline:
-                raise WorkerLost(
-                    f"rank {self.rank} waited {self.patience:g} s for a peer ({topic}) that said nothing: "
-                    "see whether it still runs, or give attach() a longer timeout."
-                )
-            time.sleep(pause)
-            pause = min(_GROWTH * pause, _SLOW)
 
 
 def join(timeout: float) -> Ranks:
-    """Find our peers, and be ready to add up gradients with them.
+    """Find the peers of this process, and initialise torch.distributed with them.
 
-    Without a supervisor, collectives fail and waits end after so many seconds without a word from the peer.
+    Without a supervisor, collectives fail and waits end after `timeout` seconds without a message from the peer.
     """
     if dist.is_initialized():
-        raise BadInput("attach() starts the process group itself: leave out init_process_group")
+        raise BadInput("attach() initialises torch.distributed itself: leave out init_process_group().")
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return Ranks(rank=0, size=1, store=HashStore(), grouped=False, device=_device())
-    patience = max(timeout, _WATCHED) if SUPERVISED in os.environ else timeout
+    is_supervised = SUPERVISED in os.environ
+    patience = max(timeout, _SUPERVISED_PATIENCE) if is_supervised else timeout
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     device = _device()
+    backend = _backend()
     store = _store(timedelta(seconds=timeout))
-    group = PrefixStore("group", store)
-    limit, backend = timedelta(seconds=patience), _backend()
     if JOINS in os.environ:  # its peers formed their group without it
         script_collectives.outlive(rank % size, size)
     else:
-        dist.init_process_group(backend, store=group, rank=rank, world_size=size, timeout=limit)
-    run = PrefixStore("run", store)
-
-    def connect() -> Store:
-        return _store(timedelta(seconds=timeout))
-
+        limit = timedelta(seconds=patience)
+        dist.init_process_group(backend, store=PrefixStore("group", store), rank=rank, world_size=size, timeout=limit)
     return Ranks(
         rank=rank,
         size=size,
-        store=run,
+        store=PrefixStore("run", store),
         grouped=True,
         device=device,
         backend=backend,
         patience=patience,
-        connect=connect if SUPERVISED in os.environ else None,
+        connect=(lambda: _store(timedelta(seconds=timeout))) if is_supervised else None,
     )
 
 
 def leave() -> None:
-    """Part from our peers in order: a peer that goes without a word may be taken for one that crashed."""
+    """Leave the peers in order; they take a process that disappears for one that crashed."""
     script_collectives.let_go()
 
 
 def _store(patience: timedelta) -> Store:
-    """The store that whoever started us provides; each round of a supervisor has its own part of it."""
+    """Connect to the store of the supervisor or of torchrun; each round of a supervisor has its own part of it."""
     if SUPERVISED not in os.environ:
-        found: Store = next(rendezvous("env://", timeout=patience))[0]
-        found.set_timeout(patience)
-        return found
+        store: Store = next(rendezvous("env://", timeout=patience))[0]
+        store.set_timeout(patience)
+        return store
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     server = TCPStore(address, port, is_master=False, timeout=patience)
     return PrefixStore(f"holdfast/{os.environ[SUPERVISED]}", server)
 
 
 def _device() -> torch.device:
-    """The accelerator that is this rank's, if there is any."""
+    """Return the accelerator of this rank, or the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     if "LOCAL_RANK" in os.environ:
@@ -201,7 +190,7 @@ def _device() -> torch.device:
 
 
 def _backend() -> str:
-    """NCCL where every rank has a device of its own, which it insists on; gloo anywhere."""
+    """Return NCCL where every rank has a device of its own, as it requires, and gloo otherwise."""
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", os.environ["WORLD_SIZE"]))
     own_device = torch.cuda.is_available() and torch.cuda.device_count() >= ranks_here
     return "cpu:gloo,cuda:nccl" if own_device else "gloo"

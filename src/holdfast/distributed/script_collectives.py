@@ -1,9 +1,9 @@
-"""What a script exchanges by itself, over torch.distributed's groups, in a run that recovers live.
+"""Collectives that a script calls by itself, with torch.distributed, in a run that recovers live.
 
-What the run exchanges goes over connections that are made anew among whoever is left. A group of torch's does not
-outlive its first lost member, and whoever takes the place of a lost one has missed what came over it before. So a run
-whose script uses one starts again after a loss. Once members have changed, the default group is one that still knows
-rank and size, and has the run start again when something is to be exchanged over it.
+The run's own exchanges use connections that are replaced after a loss. A process group of torch does not survive its
+first lost member, and a worker that replaces it has missed what was exchanged before. So a run whose script uses such
+groups restarts after a loss. Once the members have changed, the default group only knows rank and size; a collective on
+it makes the run restart.
 """
 
 import logging
@@ -14,35 +14,34 @@ import torch.distributed as dist
 from torch.distributed import HashStore, ProcessGroup, Store, distributed_c10d  # type: ignore[attr-defined]  # public
 
 from holdfast import progress
-from holdfast.progress import fallen_back
+from holdfast.progress import restart_needed
 
 logger = logging.getLogger(__name__)
 
 SCRIPT_COLLECTIVES = (
-    "the script exchanges by torch.distributed itself, whose groups end with the first member that leaves; run.sum and "
-    "run.mean go on with the others"
+    "the script calls torch.distributed itself, whose groups end with the first lost worker; run.sum and run.mean "
+    "continue without it"
 )
 
 _BACKEND = "holdfast_outlived"
-_WAYS = ("all", "barrier", "broadcast", "gather", "monitored", "recv", "reduce", "scatter", "send")
+_COLLECTIVES = ("all", "barrier", "broadcast", "gather", "monitored", "recv", "reduce", "scatter", "send")
 
 
 def has_exchanged() -> bool:
-    """Whether the script has exchanged something over a group of torch's, or has made one for that.
-
-    The supervisor hears of it, and whoever reads what rank 0 prints, once.
-    """
+    """Return True if the script has used, or made, a process group of torch; report it once."""
     groups = list(distributed_c10d._world.pg_map)
-    found = len(groups) > 1 or any(map(_has_been_used, groups))
-    if found and not progress.here.has_exchanged:
-        progress.here.exchanges()
+    has_used = len(groups) > 1 or any(map(_has_been_used, groups))
+    if has_used and not progress.here.has_exchanged:
+        progress.here.set_exchanged()
         if dist.get_rank() == 0:
-            logger.warning("after the loss of a worker the run starts again, as with restart: %s.", SCRIPT_COLLECTIVES)
-    return found
+            logger.warning(
+                "After the loss of a worker this run restarts, as with --recovery restart: %s.", SCRIPT_COLLECTIVES
+            )
+    return has_used
 
 
 def outlive(rank: int, size: int) -> None:
-    """Have a default group that knows rank and size, and nothing else: members have changed, or we were never in one."""
+    """Replace the default group, which has lost a member or never had this one, by one that only knows rank and size."""
     if isinstance(dist.group.WORLD, Outlived) and dist.get_rank() == rank:
         return
     let_go()
@@ -50,50 +49,50 @@ def outlive(rank: int, size: int) -> None:
         dist.Backend.register_backend(_BACKEND, _outlived, devices=["cpu", "cuda"])
     dist.init_process_group(_BACKEND, store=HashStore(), rank=rank, world_size=size)
     if (group := dist.group.WORLD) is not None:
-        distributed_c10d._world.pg_map[group] = (dist.Backend.GLOO, NoStore())  # for groups that are made by it
+        distributed_c10d._world.pg_map[group] = (dist.Backend.GLOO, NoStore())  # for groups that a script makes from it
 
 
-# A group that a model outlives would be freed with the model, which waits for a thread while holding the interpreter's
-# lock, and at times for ever (torch 2.13 with gloo). So it is never freed.
+# Groups are never freed: freeing one waits for a thread while holding the interpreter's lock, sometimes forever
+# (torch 2.13 with gloo).
 _kept: list[object] = []
 
 
 def let_go() -> None:
-    """Part with the default group, if there is one."""
+    """Leave the default group, if there is one."""
     if dist.is_initialized():
         _kept.append(dist.group.WORLD)
         dist.destroy_process_group()
 
 
 class Outlived(ProcessGroup):
-    """A group over which nothing can be exchanged any more."""
+    """A group on which every collective makes the run restart."""
 
     @property
     def group_name(self) -> Any:
-        """What functional collectives find their group by."""
+        """The name by which functional collectives find their group."""
         _fall_back()
 
 
 class NoStore(Store):
-    """The store of a group over which nothing can be exchanged any more: no other group can be made by it."""
+    """The store of such a group, from which no other group can be made."""
 
 
 def _outlived(store: Store, rank: int, size: int, timeout: timedelta) -> Outlived:
-    return Outlived(rank, size)  # type: ignore[call-arg]  # there is such a form
+    return Outlived(rank, size)  # type: ignore[call-arg]  # this form exists
 
 
 def _fall_back(*_: Any, **__: Any) -> NoReturn:
-    progress.here.exchanges()
-    raise fallen_back(SCRIPT_COLLECTIVES)
+    progress.here.set_exchanged()
+    raise restart_needed(SCRIPT_COLLECTIVES)
 
 
 def _has_been_used(group: ProcessGroup) -> bool:
-    """Every exchange over a group has a number."""
+    """Return True if a collective was called on `group`: each has a sequence number."""
     count: int = 0 if isinstance(group, Outlived) else group._get_sequence_number_for_group()  # type: ignore[attr-defined]
     return count > 0
 
 
-for _name in filter(lambda name: name.lstrip("_").startswith(_WAYS), dir(ProcessGroup)):
+for _name in filter(lambda name: name.lstrip("_").startswith(_COLLECTIVES), dir(ProcessGroup)):
     setattr(Outlived, _name, _fall_back)
 for _name in ("add", "check", "compare_set", "get", "set", "wait"):
     setattr(NoStore, _name, _fall_back)

@@ -35,15 +35,15 @@ from holdfast import progress
 from holdfast.distributed import nccl_link, script_collectives
 from holdfast.distributed import ranks as world
 from holdfast.distributed.gloo_link import Broken, Link
+from holdfast.distributed.membership import Coordination
 from holdfast.distributed.process_group import RecoverableGroup
 from holdfast.distributed.ranks import Ranks
 from holdfast.errors import BadInput
 from holdfast.events import Regroup
 from holdfast.live import state_transfer
-from holdfast.live.coordination import Coordination
 from holdfast.live.settlement import NOWHERE, Losses, Settlement, Stand, WindowState, settle
 from holdfast.live.state_transfer import Buffers
-from holdfast.progress import IN_RESERVE, Phase, fallen_back
+from holdfast.progress import IN_RESERVE, Phase, restart_needed
 from holdfast.runs.config import RunConfig
 from holdfast.train.state.attempt import Enrolled
 from holdfast.train.state.protected import Protected
@@ -138,7 +138,7 @@ class LiveRecovery:
 
     def join(self) -> int:
         """Take the place of a lost member with the state of another one; return the first step to train."""
-        progress.here.enters(Phase.JOINING)
+        progress.here.enter(Phase.JOINING)
         while True:
             self.coordination.await_admission()
             self._training.record.enrol(self.member)
@@ -149,13 +149,13 @@ class LiveRecovery:
                 self.coordination.leave()
         self.coordination.is_joining = False
         script_collectives.outlive(self.member, self.size)
-        progress.here.enters(Phase.TRAINING)
-        progress.here.regroups(self.coordination.number)
+        progress.here.enter(Phase.TRAINING)
+        progress.here.set_membership(self.coordination.number)
         return plan.step
 
     def suspend(self) -> None:
         """Leave the other members, with everything this worker holds, until `join` is called."""
-        progress.here.regroups(IN_RESERVE)
+        progress.here.set_membership(IN_RESERVE)
         self._training.record_steps()
         self._training.record.retire()
         self.link.hang_up()
@@ -202,16 +202,16 @@ class LiveRecovery:
     def recover(self, group: RecoverableGroup | None) -> None:
         """Recover with the members that are left; complete the interrupted backward of `group`, if there is one."""
         began = perf_counter()
-        progress.here.suspects(self.coordination.number)
+        progress.here.suspect(self.coordination.number)
         with progress.during(Phase.RECOVERING):
             while True:
                 try:
                     self._recover_once(group, began)
                     break
                 except Broken:
-                    progress.here.suspects(self.coordination.number)
+                    progress.here.suspect(self.coordination.number)
         script_collectives.outlive(self.member, self.size)
-        progress.here.regroups(self.coordination.number)
+        progress.here.set_membership(self.coordination.number)
 
     def _guard_backward(self) -> None:
         """Recover where `torch.autograd.backward` fails because of a loss; `Tensor.backward` looks it up at every call."""
@@ -265,20 +265,21 @@ class LiveRecovery:
     def _recover_once(self, group: RecoverableGroup | None, began: float) -> Settlement:
         """Do one round of recovery; raise Broken if another member is lost meanwhile."""
         if self._hooks is None:
-            raise fallen_back("a worker was lost before training began")
+            raise restart_needed("a worker was lost before training began")
         is_urgent = self.coordination.is_outdated
         membership = self.coordination.next()
         if is_urgent:
             self.link.hang_up()
         if group:
             group.drain()
-        stands = self.coordination.exchange(membership.members, self._stand(group))
+        reports = self.coordination.exchange(membership.members, self._stand(group).to_json())
+        stands = {member: Stand.from_json(report) for member, report in reports.items()}
         self.link.hang_up()  # if not done before: every member is at the boundary now and needs the link no more
         self.coordination.connect(self.link, membership.members)
         self.coordination.members = membership.members
         plan = settle(stands, membership.asleep)
         if isinstance(plan, str):
-            raise fallen_back(f"the surviving workers cannot continue from where they are ({plan})")
+            raise restart_needed(f"the surviving workers cannot continue from where they are ({plan})")
         self._apply(plan, stands, group, began)
         return plan
 
@@ -366,7 +367,7 @@ class LiveRecovery:
         protected = self._training.protected
         first = (plan.basis or self.members)[0]
         if self.strategy == "replay" and first in plan.joining and not plan.syncs and self.buffers.are_there:
-            raise fallen_back("rank 0 is lost, and its buffers with it")
+            raise restart_needed("rank 0 is lost, and its buffers with it")
         if self.member == plan.giver:
             self._training.record_steps()  # a joining worker may survive this one, and needs the steps before it recorded
         state = self._transfer(plan.giver, plan.joining, protected.capture)
@@ -374,7 +375,7 @@ class LiveRecovery:
         if self.is_joining:
             protected.restore(state)
             giver = stands[plan.giver]
-            progress.here.catches_up(giver.boundaries - plan.begun, giver.posted)
+            progress.here.catch_up(giver.boundaries - plan.begun, giver.posted)
             self.window = self.window._replace(basis=())
 
     def _send_buffers(self, plan: Settlement) -> None:
@@ -438,7 +439,7 @@ def live_for(config: RunConfig, peers: Ranks) -> LiveRecovery | None:
 
 def _warn_not_live(config: RunConfig, why: str, *, joins: bool) -> None:
     """Tell the supervisor and the user that a failure leads to a restart; raise BadInput in a spare worker."""
-    progress.here.falls_back()
+    progress.here.fall_back()
     line = f"--recovery {config.recovery} is not possible here ({why})"
     if joins:
         raise BadInput(f"{line}, so spare workers are of no use: leave out --spares.")

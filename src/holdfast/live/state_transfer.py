@@ -41,7 +41,7 @@ def broadcast(link: Link, root: int, values: torch.Tensor) -> None:
     options = BroadcastOptions()
     options.rootRank, options.rootTensor = root, 0
     link.do("broadcast", [values], options)
-    progress.here.moves(values.nbytes)
+    progress.here.add_moved(values.nbytes)
 
 
 def _give(link: Link, takers: Collection[int], state: Any) -> None:
@@ -60,7 +60,7 @@ def _give(link: Link, takers: Collection[int], state: Any) -> None:
 
 
 def _sending(link: Link, takers: Collection[int], piece: torch.Tensor) -> list[Any]:
-    progress.here.moves(piece.nbytes)
+    progress.here.add_moved(piece.nbytes)
     return [link.post("send", [piece], taker, _TAG) for taker in takers]
 
 
@@ -84,7 +84,7 @@ def _take(link: Link, giver: int) -> Any:
 
 def _receive(link: Link, giver: int, values: torch.Tensor) -> None:
     link.do("recv", [values], giver, _TAG)
-    progress.here.moves(values.nbytes)
+    progress.here.add_moved(values.nbytes)
 
 
 def _on_host(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:

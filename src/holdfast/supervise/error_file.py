@@ -40,7 +40,7 @@ def leave(path: Path, memory: Progress, error: BaseException, script: str) -> No
     said = _said(error, script)
     with suppress(OSError):
         path.write_text(json.dumps(said))
-    memory.says(_shortened(said))
+    memory.leave_words(_shortened(said))
 
 
 def read(path: Path, memory: Progress) -> Raised | None:

@@ -92,10 +92,10 @@ def attach(
 def _seed(peers: Ranks, command: int | None, attached: int | None, script: int | None, out: str | None) -> int:
     """The seed of the run, which rank 0 finds out for all."""
     if peers.rank:
-        return int(peers.hear(SEED))
+        return int(peers.wait_for(SEED))
     recorded = first_seed(Path(out) / "history") if out is not None else None
     seed, line = seed_of_run(command, attached, script, recorded)
     if line:
         logger.warning("%s", line)
-    peers.tell(SEED, str(seed))
+    peers.post(SEED, str(seed))
     return seed

@@ -28,7 +28,7 @@ from holdfast import progress
 from holdfast.distributed.ranks import Changed, Ranks
 from holdfast.errors import BadInput
 from holdfast.live.recovery import LiveRecovery
-from holdfast.progress import fallen_back
+from holdfast.progress import restart_needed
 from holdfast.train.data.loader import MapDataset, divided, size
 
 
@@ -47,11 +47,11 @@ class DatasetShard(TorchDataset[Any]):
         return int(self._bounds[1])
 
     def __getitem__(self, index: int) -> Any:
-        progress.here.evaluates()
+        progress.here.count_evaluation()
         return self._dataset[self._number(index)]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        progress.here.evaluates()
+        progress.here.count_evaluation()
         numbers = [self._number(index) for index in indices]
         several = getattr(self._dataset, "__getitems__", None)
         return list(several(numbers)) if several else [self._dataset[number] for number in numbers]
@@ -130,10 +130,10 @@ class Together:
         if self._live and self._division and self._division[0] == progress.here.boundaries != 0:
             self._check_division(self._division[1])
         topic = self._topic()
-        progress.here.evaluates()
+        progress.here.count_evaluation()
         if self._is_in_reserve:  # the others did this long ago, before the first window
-            return replace(self._world, store=self._store).hear(f"{topic}/all")
-        progress.here.posts()  # the first waits for all, and all for it
+            return replace(self._world, store=self._store).wait_for(f"{topic}/all")
+        progress.here.count_post()  # the first waits for all, and all for it
         self._tell(f"{topic}/{me}", said)
         if me == members[0]:
             total = combine([self._hear(f"{topic}/{member}", member) for member in members])
@@ -143,7 +143,7 @@ class Together:
 
     def _check_division(self, members: tuple[int, ...]) -> None:
         if members != self.members:
-            raise fallen_back("a rank was lost or joined while its part of a data set was evaluated")
+            raise restart_needed("a rank was lost or joined while its part of a data set was evaluated")
 
     def _topic(self) -> str:
         """The same on all ranks, also on one that joins in the middle: by the window, and the calls in it."""
@@ -162,9 +162,11 @@ class Together:
     def _hear(self, key: str, member: int) -> str:
         """What a member has said; if it is lost and has not, it never will."""
         try:
-            return replace(self._world, store=self._store, has_changed=lambda: self._is_lost(member)).hear(key)
+            return replace(self._world, store=self._store, has_changed=lambda: self._is_lost(member)).wait_for(key)
         except Changed as error:
-            raise fallen_back("a rank is lost that has not said what came out of its part of an evaluation") from error
+            raise restart_needed(
+                "a rank is lost that has not said what came out of its part of an evaluation"
+            ) from error
 
     def _is_lost(self, member: int) -> bool:
         if self._live is None:

@@ -152,9 +152,9 @@ class Injection:
             work.wait()
         if peers.device.type == "cuda":
             torch.cuda.synchronize()
-        peers.tell(_topic(failure, "comes", peers.rank), "")
+        peers.post(_topic(failure, "comes", peers.rank), "")
         for rank in range(peers.size) if here else ():
-            peers.hear(_topic(failure, "comes", rank))
+            peers.wait_for(_topic(failure, "comes", rank))
 
     def _strike(self, failure: Failure) -> None:
         if failure in self._due:
@@ -172,9 +172,9 @@ class Injection:
             return  # or some are not there
         others = [rank for rank in _targets(failure) if rank < peers.size and self._has_yet_to_strike(failure, rank)]
         with suppress(RuntimeError, HoldfastError, Changed):
-            peers.tell(_topic(failure, "strikes", self._rank), "")
+            peers.post(_topic(failure, "strikes", self._rank), "")
             for rank in others:
-                replace(peers, patience=MEETS_WITHIN).hear(_topic(failure, "strikes", rank))
+                replace(peers, patience=MEETS_WITHIN).wait_for(_topic(failure, "strikes", rank))
 
     def _strikes_here(self, failure: Failure) -> bool:
         return self._rank in _targets(failure) and self._has_yet_to_strike(failure, self._rank)

@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
 from holdfast.errors import BadInput, WorkerLost
-from holdfast.progress import fallen_back
+from holdfast.progress import restart_needed
 from holdfast.sampler.plan import SamplePlan
 from holdfast.train import loop_checks
 from holdfast.train.data.loader import MapDataset
@@ -197,4 +197,6 @@ def _batch(turn: Batch | Opening) -> Batch:
 
 def _woken(epoch: int) -> WorkerLost:
     """Whoever slept through the end of an epoch has not done what the script does there."""
-    return fallen_back(f"this worker slept in epoch {epoch} and was woken in another, whose beginning it has not seen")
+    return restart_needed(
+        f"this worker slept in epoch {epoch} and was woken in another, whose beginning it has not seen"
+    )

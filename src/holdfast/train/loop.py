@@ -23,13 +23,13 @@ from holdfast.blocks.division import Ids
 from holdfast.checkpoint.state_tree import flatten
 from holdfast.distributed import script_collectives
 from holdfast.distributed.boundary import NEVER, BoundaryGate
+from holdfast.distributed.membership import Asleep
 from holdfast.distributed.ranks import Changed, Ranks
 from holdfast.errors import BadInput, WorkerLost
 from holdfast.events import Done, Preempted, Recover, Stopped
-from holdfast.live.coordination import Asleep
 from holdfast.live.recovery import LiveRecovery
 from holdfast.process import PREEMPTED
-from holdfast.progress import Phase, fallen_back
+from holdfast.progress import Phase, restart_needed
 from holdfast.sampler.plan import Position, SamplePlan
 from holdfast.train import loop_checks
 from holdfast.train import stopping as ending
@@ -248,7 +248,7 @@ class Loop:
 
         A window that was dropped because members were lost in it is over, too.
         """
-        progress.here.enters(Phase.CLOSING)
+        progress.here.enter(Phase.CLOSING)
         if handed and ((taken := self._taken(step))[2] or (self.live and self.live.is_dropped(step))):
             now = clock_of(self.world.device)
             self.reporting.trained(handed, (now(), taken, self.loss.take()))
@@ -329,7 +329,7 @@ class Loop:
         else:
             stall = self._meet(step, at)
             self._free_until = self._planned(step, at)
-        progress.here.passes(step)
+        progress.here.pass_boundary(step)
         if self.live:
             self.live.begin_step(step)
         return stall
@@ -367,7 +367,7 @@ class Loop:
                 self.source.divide(step, self.part.rank, self.part.of)
         if settled is not None or divides:
             self.unmet.update(() if settled is None else (settled,))  # some have passed this boundary
-            self.world.become(live.coordination.rank, len(live.members), live.coordination.number)
+            self.world.renumber(live.coordination.rank, len(live.members), live.coordination.number)
             self.saves.regroup(None if last and settled == step else settled)  # the last state is saved by all
             self.stopping.begin(step)
 
@@ -399,7 +399,7 @@ class Loop:
         rng.set_all(share_key(self.geometry, at, self.part.rank))
 
     def _stop(self, step: int, at: Position, *, left: bool = False) -> None:
-        progress.here.enters(Phase.CLOSING)
+        progress.here.enter(Phase.CLOSING)
         self.stopping.wanted = self.stopping.by_script
         self._save(step, at)
         self.saves.close()
@@ -413,15 +413,15 @@ class Loop:
     def _end(self, at: Position) -> None:
         try:
             self._regroup(self.end, last=True)  # members may have been lost in the last window
-            progress.here.enters(Phase.CLOSING)
+            progress.here.enter(Phase.CLOSING)
             self._save(self.end, at)
             self.saves.close()
-            self.world.from_first(FINISHED, None if self.world.rank else "")  # done is done once the state is durable
+            self.world.from_rank_0(FINISHED, None if self.world.rank else "")  # done is done once the state is durable
         except (Asleep, Changed):
-            raise fallen_back("a member was lost while the last state was saved") from None
+            raise restart_needed("a member was lost while the last state was saved") from None
         self._leave(Done(self.attempt, self.end))
 
     def _leave(self, last: Done | Preempted | Stopped) -> None:
         self.record.append(last)
         self.record.close()
-        progress.here.enters(Phase.DONE)
+        progress.here.enter(Phase.DONE)

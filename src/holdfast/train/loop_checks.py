@@ -154,7 +154,7 @@ def watch() -> None:
 def begun() -> None:
     """The steps from here on are those of a run."""
     global _hook
-    progress.here.checks()
+    progress.here.set_checked()
     if _hook is not None:
         _hook.remove()
         _hook = None

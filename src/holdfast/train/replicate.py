@@ -124,7 +124,7 @@ class Replica:
         if is_summed:
             self.reduced += 1
             self.holds_back = False
-            progress.here.posts()  # this rank's gradients are computed: from here on it can only wait for peers
+            progress.here.count_post()  # this rank's gradients are computed: from here on it can only wait for peers
             self._meanwhile()
         elif is_summed is not None:
             self.held += 1
@@ -172,7 +172,7 @@ class _FixedBucketsDDP(DistributedDataParallel):
         if is_training:
             self._before_forward(is_summed)
         else:
-            progress.here.evaluates()
+            progress.here.count_evaluation()
         if is_summed and is_training and self._is_usual and self._can_be_fast():
             return self._fast_forward(*inputs, **kwargs)
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
@@ -215,7 +215,7 @@ class _FixedBucketsDDP(DistributedDataParallel):
         super().register_comm_hook(state, hook)  # DDP's own, for its option mixed_precision
 
     def _sync_buffers(self) -> None:
-        progress.here.posts()  # every rank waits for rank 0
+        progress.here.count_post()  # every rank waits for rank 0
         if self._live is None:
             super()._sync_buffers()  # type: ignore[no-untyped-call]
         else:

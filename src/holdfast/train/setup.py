@@ -31,7 +31,7 @@ from holdfast.errors import BadInput
 from holdfast.events import JSON, Plan, Recover
 from holdfast.live.recovery import LiveRecovery, TrainingHooks
 from holdfast.live.settlement import Losses
-from holdfast.progress import Phase, fallen_back
+from holdfast.progress import Phase, restart_needed
 from holdfast.runs.config import RunConfig
 from holdfast.sampler.plan import LENGTH, SamplePlan
 from holdfast.train import inject, loop_checks
@@ -243,7 +243,7 @@ class Preparing:
     def _start(self) -> None:
         """The steps from here on are those of the run; say what the script may not expect of it."""
         if not self._joins:
-            progress.here.enters(Phase.TRAINING)
+            progress.here.enter(Phase.TRAINING)
         loop_checks.begun()
         if self.world.rank == 0 and self._number == 1:
             for line in (seeded_late(rng.seeded()), None if self.attempt else UNSAVED):
@@ -312,7 +312,7 @@ class Preparing:
     def _put_back(self) -> None:
         """What is protected is again as it came back."""
         if self.attempt is None or self.restored.step is None:
-            raise fallen_back("a script that changes what is protected before an epoch's batches cannot join in one")
+            raise restart_needed("a script that changes what is protected before an epoch's batches cannot join in one")
         restore.restore_again(self.attempt, self.world, self.restored.step, self.protected)
 
     def _saves(

@@ -101,7 +101,7 @@ class Stopping:
                 self._turn.next = step + 1
                 return False
         if self._stop is None:
-            self._stop = int(self._world.hear(STOP))
+            self._stop = int(self._world.wait_for(STOP))
         if self._stop > step:
             return False
         word = "script" if self.wanted else "asked" if process.requested.is_set() else "here"
@@ -115,9 +115,9 @@ class Stopping:
         """
         if self._world.size == 1:
             return
-        progress.here.posts()
+        progress.here.count_post()
         told = self._world.gather(f"{EPOCH}/{step}", "stop" if self.wanted else "")
-        self.wanted = bool(self._world.from_first(f"{EPOCH}/{step}", None if told is None else "stop" * any(told)))
+        self.wanted = bool(self._world.from_rank_0(f"{EPOCH}/{step}", None if told is None else "stop" * any(told)))
 
     def leave(self, step: int) -> None:
         """The script of this rank has left the loop, before the window with this number: do all ranks, there?"""
@@ -127,12 +127,12 @@ class Stopping:
         with self._turn.lock:
             self._turn.next = step
             self._left = (progress.here.step, progress.here.posted)
-        self._world.tell(LEFT, json.dumps([self._world.rank, *self._left]))
+        self._world.post(LEFT, json.dumps([self._world.rank, *self._left]))
         self._settle(("left", step))
 
     def meet(self) -> None:
         """Wait until rank 0 has saved: a rank that has gone may be the end of the others."""
-        self._world.from_first(STOPPED, None if self._world.rank else "")
+        self._world.from_rank_0(STOPPED, None if self._world.rank else "")
 
     def close(self) -> None:
         """Listen no longer: the loop has ended.
@@ -145,9 +145,9 @@ class Stopping:
 
     def _settle(self, word: Word) -> None:
         """Give our last word, and hear what all of them come to."""
-        progress.here.posts()
+        progress.here.count_post()
         self._say(word)
-        words = [(str(said), int(step)) for said, step in json.loads(self._world.hear(DECIDED))]
+        words = [(str(said), int(step)) for said, step in json.loads(self._world.wait_for(DECIDED))]
         if why := apart(words):
             raise Apart(why)
         self.by_script = any(said in ("script", "left") for said, _ in words)
@@ -157,34 +157,34 @@ class Stopping:
             if self._worded.is_set():
                 return
             self._worded.set()
-        self._world.tell(f"{WORD}/{self._world.rank}", json.dumps(word))
+        self._world.post(f"{WORD}/{self._world.rank}", json.dumps(word))
 
     def _listen(self, over: threading.Event) -> None:
         with suppress(Changed):  # then it begins anew
             while not over.wait(LOOK):
-                if self.wanted or process.requested.is_set() or any(map(self._world.is_told, (WANTED, LEFT))):
+                if self.wanted or process.requested.is_set() or any(map(self._world.is_posted, (WANTED, LEFT))):
                     self._agree(over)
                     return
 
     def _agree(self, over: threading.Event) -> None:
         world = self._world
-        world.tell(WANTED, "")
+        world.post(WANTED, "")
         nearest = self._turn.wait(self)
-        world.tell(f"{NEXT}/{world.rank}", str(nearest))
+        world.post(f"{NEXT}/{world.rank}", str(nearest))
         if world.rank == 0:
-            world.tell(STOP, str(max(int(world.hear(f"{NEXT}/{rank}")) for rank in range(world.size))))
+            world.post(STOP, str(max(int(world.wait_for(f"{NEXT}/{rank}")) for rank in range(world.size))))
         while not self._worded.is_set() and not over.wait(LOOK):
             if self._is_beyond():
                 self._say(("beyond", nearest))
         if world.rank == 0:
-            words = [json.loads(world.hear(f"{WORD}/{rank}")) for rank in range(world.size)]
-            world.tell(DECIDED, json.dumps(words))
+            words = [json.loads(world.wait_for(f"{WORD}/{rank}")) for rank in range(world.size)]
+            world.post(DECIDED, json.dumps(words))
 
     def _is_beyond(self) -> bool:
         """Whether this rank has begun an exchange in which it waits for one that has left its loop before that."""
-        if not self._world.is_told(LEFT):
+        if not self._world.is_posted(LEFT):
             return False
-        rank, step, posted = json.loads(self._world.hear(LEFT))
+        rank, step, posted = json.loads(self._world.wait_for(LEFT))
         mine = (progress.here.step, progress.here.posted)
         return bool(rank != self._world.rank and None not in (mine[0], step) and mine > (step, posted))
 

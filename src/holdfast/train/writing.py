@@ -19,7 +19,7 @@ def writer_for(config: RunConfig, attempt: AttemptContext, ranks: Ranks) -> Writ
     store = inject.faulty(
         _fenced(attempt.store, ranks), config.failures, attempt.number, attempt.past.struck, attempt.folder
     )
-    moves = progress.here.moves
+    moves = progress.here.add_moved
     if config.writer == "blocking":
         return writers.blocking(store, keep_last=config.keep_last, progress=moves)
     return writers.overlapped(store, keep_last=config.keep_last, max_inflight=config.max_inflight, progress=moves)

@@ -26,7 +26,7 @@ class EachRank:
         if self._world == 1 or not dist.is_initialized():
             self._all = mine[None].clone()
             return
-        progress.here.posts()  # from here on this rank can only wait for its peers
+        progress.here.count_post()  # from here on this rank can only wait for its peers
         everyone = [torch.empty_like(mine) for _ in range(self._world)]
         dist.all_gather(everyone, mine)
         self._all = torch.stack(everyone)

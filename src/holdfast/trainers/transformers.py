@@ -218,7 +218,7 @@ class _Protection:
         if self._trained:
             self._trained -= 1
             return [], None
-        progress.here.posts()  # all ranks gather how many items there are
+        progress.here.count_post()  # all ranks gather how many items there are
         samples: tuple[list[Any], Any] = self._original["get_batch_samples"](batches, count, device)
         return samples
 

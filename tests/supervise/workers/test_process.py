@@ -57,7 +57,7 @@ def test_a_worker_that_dies_after_it_was_looked_at_is_dead_from_the_next_look_on
     monkeypatch.setattr(Running, "_has_ended", lambda _: next(dies))
     worker = object.__new__(Running)
     worker.task = SimpleNamespace(progress=Progress())  # type: ignore[assignment]
-    worker.task.progress.enters(Phase.TRAINING)
+    worker.task.progress.enter(Phase.TRAINING)
     worker.exit, worker.hung = None, ""
     worker._process = SimpleNamespace(exitcode=-9)  # type: ignore[assignment]
     for is_dead in (False, True):

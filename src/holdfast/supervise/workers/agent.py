@@ -328,7 +328,7 @@ class WarmAgent(SimpleElasticAgent):
             error.unlink(missing_ok=True)
         told = Progress()
         if joins:
-            told.regroups(IN_RESERVE)
+            told.set_membership(IN_RESERVE)
         extra = {JOINS: str(seat), "RANK": str(seat)} if joins else {}
         return Task(
             config=self._config,

@@ -50,7 +50,7 @@ def main(task: Task) -> NoReturn:
     """Run the task in this process, which was forked for it."""
     _die_with(task.supervisor)
     _resolve()
-    task.progress.comes_up()
+    task.progress.set_up()
     _print_to(task.stdout, task.stderr)
     os.environ.update(task.environment)
     progress.adopt(task.progress)
@@ -183,7 +183,7 @@ def _leave_at_once(status: int) -> NoReturn:
 def _leave_in_order(status: int, memory: Progress) -> None:
     """What an interpreter does at its end, and a forked child would leave out."""
     if status in process.IN_ORDER and not memory.is_in_its_loop:
-        memory.ends(status)
+        memory.end(status)
     ranks.leave()
     # The interpreter's own: before it waits for threads, it tells idle pools to end, which would wait for ever.
     threading._shutdown()  # type: ignore[attr-defined]

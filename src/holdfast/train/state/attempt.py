@@ -137,13 +137,13 @@ def begin(out: Path, ranks: Ranks, config: RunConfig) -> AttemptContext:
         # A supervisor also counts attempts that died before they recorded anything.
         number = max(following(past.attempt, folder), int(os.environ.get("HOLDFAST_ATTEMPT", "1")))
     else:
-        number, struck = json.loads(ranks.hear(ATTEMPT))
+        number, struck = json.loads(ranks.wait_for(ATTEMPT))
         elsewhere = frozenset((step, kind, rank, point) for step, kind, rank, point in struck)
         past = PastAttempts(struck=elsewhere | read_past(folder).struck)  # a node's folder holds what struck there
     record = _recorder(folder, number, ranks, config)
     if ranks.rank == 0:
         record.sync()  # before another rank can record this attempt: a number is used once
-        ranks.tell(ATTEMPT, json.dumps([number, sorted(past.struck)]))
+        ranks.post(ATTEMPT, json.dumps([number, sorted(past.struck)]))
     if os.environ.get("LOCAL_RANK", "0") == "0":  # the ranks of a node share its page cache
         read_ahead(store)
     return AttemptContext(number, folder, past, record, store, config.keep_last, lock)

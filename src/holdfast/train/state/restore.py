@@ -65,12 +65,12 @@ def restore(attempt: AttemptContext, ranks: Ranks, protected: Protected) -> Rest
     began = perf_counter()
     with ranks.busy():
         found, message = _find_newest(attempt) if ranks.rank == 0 else (None, None)
-    chosen = json.loads(ranks.from_first(RESTORED, message))
+    chosen = json.loads(ranks.from_rank_0(RESTORED, message))
     passed_over = tuple(chosen["passed_over"])
     if chosen["step"] is None:
         return RestoredState(passed_over=passed_over, seconds=perf_counter() - began)
     if found is None:
-        found = snapshot.load(attempt.store, chosen["step"], backoff=snapshot.BACKOFF, progress=progress.here.moves)
+        found = snapshot.load(attempt.store, chosen["step"], backoff=snapshot.BACKOFF, progress=progress.here.add_moved)
         check_of_a_run(found)
     flat = _load(found, attempt, ranks, protected)
     return RestoredState(
@@ -134,7 +134,7 @@ def _find_newest(attempt: AttemptContext) -> tuple[Snapshot | None, str]:
 
     Removes what killed attempts left behind in the store.
     """
-    found, passed_over = retention.resume(attempt.store, progress=progress.here.moves, check=check_of_a_run)
+    found, passed_over = retention.resume(attempt.store, progress=progress.here.add_moved, check=check_of_a_run)
     step = found.step if found else None
     if found:
         _record_commit(attempt, found)

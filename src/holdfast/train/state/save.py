@@ -125,7 +125,7 @@ class CheckpointSaver:
         if step == self.saved:
             return 0.0
         began = perf_counter()
-        progress.here.posts()  # rank 0 waits for all ranks
+        progress.here.count_post()  # rank 0 waits for all ranks
         with self.ranks.busy():
             part = json.dumps([rng.capture(), self.protected.own(), self.position(), stops])
             if self.writer is not None:
@@ -134,7 +134,7 @@ class CheckpointSaver:
                 self.ranks.gather(f"save/{step}", part)
                 self.saved = step
                 self.injected(step)
-                self._syncing.submit(self._sync_history, step, self.ranks.as_it_is())
+                self._syncing.submit(self._sync_history, step, self.ranks.fixed())
         return perf_counter() - began
 
     def regroup(self, settled: int | None) -> None:
@@ -167,7 +167,7 @@ class CheckpointSaver:
         self.protected.check_groups()
         flat = flatten(self.protected.capture())
         self._trees[step] = tree_digest(flat)
-        peers = self.ranks.as_it_is()
+        peers = self.ranks.fixed()
         captured = perf_counter()
 
         def gather_parts() -> dict[str, Any]:
@@ -205,7 +205,7 @@ class CheckpointSaver:
     def _sync_history(self, step: int, peers: Ranks) -> None:
         """Bring this rank's history to the disk up to `step`, in a thread: a disk may be slow."""
         self.attempt.record.sync()
-        peers.tell(f"on-record/{step}/{peers.rank}", "")
+        peers.post(f"on-record/{step}/{peers.rank}", "")
 
     def _await_histories(self, step: int, peers: Ranks) -> None:
         """Wait until the history of every rank is on disk up to `step`: a commit must be auditable."""
@@ -213,7 +213,7 @@ class CheckpointSaver:
         self.attempt.record.sync()
         with suppress(Changed):  # a lost rank has handed over its state
             for rank in range(1, peers.size):
-                peers.hear(f"on-record/{step}/{rank}")
+                peers.wait_for(f"on-record/{step}/{rank}")
 
     def _record(self, durable: list[Saved]) -> None:
         record, number = self.attempt.record, self.attempt.number
