@@ -22,18 +22,14 @@ from holdfast.audit.verdicts import audit_files, worst
 from holdfast.events import (
     Attempt,
     Commit,
-    Detect,
     Done,
     Event,
     Judged,
-    Launch,
     Open,
     Plan,
-    Preempt,
     Preempted,
     Recover,
     Regroup,
-    Restart,
     Save,
     Seconds,
     Step,
@@ -58,7 +54,7 @@ def forgery(make: Forgery) -> Forgery:
 
 
 def verdict(files: Files) -> Verdict:
-    return worst(audit_files(((name, event) for name in sorted(files) for event in files[name]), at_home=True))
+    return worst(audit_files((name, event) for name in sorted(files) for event in files[name]))
 
 
 # What a forger knows.
@@ -567,45 +563,6 @@ def a_done_that_came_too_early(rng: random.Random, run: Lived) -> Forged:
     return files, was.step + 1 < PLAN.steps  # else it had nothing left to train, indeed
 
 
-@forgery
-def another_verdict(rng: random.Random, run: Lived) -> Forged:
-    """The verdict on an attempt that was done; or that one completed in which a worker failed or ranks were stopped."""
-    if (place := pick(rng, places(run, Judged))) is None:
-        return None
-    was: Any = at(run, place).what
-    left = was.verdict == "completed" and not places(run, Done, lambda what: what.attempt == was.attempts)
-    words = ["gave-up", "preempted", "refused", "script-error", "fine"] if was.verdict == "completed" else ["completed"]
-    # A script that left its loop is completed or has failed in its last lines: nothing in the ranks' files knows.
-    word = rng.choice(words[:3] if left else words)
-    # Who fails a second time may have been on the way to join: only its supervisor knows that nobody went on.
-    ranks = [at(run, each).what.rank for each in of_supervisors(run, Detect) if detected_in(run, each, was.attempts)]  # type: ignore[union-attr]
-    second = ranks[-1:] != [] and (was.attempts in run.failed_to_join or ranks[-1] in ranks[:-1])
-    return put(copied(run), place, was._replace(verdict=word)), word == "fine" or not (
-        left or second or lost_count(run, place)
-    )
-
-
-def detected_in(run: Lived, place: Place, attempt: int) -> bool:
-    return at(run, place).what.attempt == attempt  # type: ignore[union-attr]
-
-
-def lost_count(run: Lived, place: Place) -> bool:
-    """Whether the supervisor of this line may have forgotten a start of an earlier life: its attempts are not known."""
-    lines = run.files[place[0]]
-    opens = [i for i, event in enumerate(lines) if isinstance(event.what, Open)]
-    ends = [lines[i - 1].what for i in opens[1:] if i <= place[1]]
-    is_last = opens[-1] <= place[1] and isinstance(lines[-1].what, Judged)
-    return not is_last and not all(isinstance(what, Judged) for what in ends)
-
-
-@forgery
-def another_number_of_attempts(rng: random.Random, run: Lived) -> Forged:
-    if (place := pick(rng, places(run, Judged, lambda what: what.verdict == "completed"))) is None:
-        return None
-    was: Any = at(run, place).what
-    return put(copied(run), place, was._replace(attempts=was.attempts + rng.choice([-1, 1, 3]))), True
-
-
 # What was trained, and came out.
 
 
@@ -705,19 +662,29 @@ def is_overtaken(run: Lived, place: Place) -> bool:
 
 
 def one_or_all(rng: random.Random, run: Lived, place: Place, **fields: Any) -> Files:
-    """The regroup with other fields, as one or as all declare it."""
+    """Change the regroup as one member or as all members declare it."""
+    return changed_at(run, rng.choice([[place], same(run, place)]), **fields)
+
+
+def by_all(run: Lived, place: Place, **fields: Any) -> Files:
+    """Change the regroup as all members declare it: a loss that one member declares is declared."""
+    return changed_at(run, same(run, place), **fields)
+
+
+def changed_at(run: Lived, several: Sequence[Place], **fields: Any) -> Files:
     files = copied(run)
-    for each in rng.choice([[place], same(run, place)]):
-        put(files, each, at(run, each).what._replace(**fields))  # type: ignore[union-attr,call-arg]
+    for place in several:
+        put(files, place, at(run, place).what._replace(**fields))  # type: ignore[union-attr,call-arg]
     return files
 
 
 @forgery
 def a_regroup_dropped(rng: random.Random, run: Lived) -> Forged:
+    """By all who declare it: a loss that others declare is declared."""
     if (place := regroup(rng, run)) is None:
         return None
     files = copied(run)
-    for who, line in sorted(rng.choice([[place], same(run, place)]), reverse=True):
+    for who, line in sorted(same(run, place), reverse=True):
         del files[who][line]
     return files, True
 
@@ -784,7 +751,7 @@ def somebody_named_lost_who_was_not(rng: random.Random, run: Lived) -> Forged:
     was: Any = at(run, place).what
     stays = rng.choice(was.members)
     members = rng.choice([was.members, tuple(member for member in was.members if member != stays)])
-    return one_or_all(rng, run, place, members=members, lost=tuple(sorted([*was.lost, stays]))), True
+    return by_all(run, place, members=members, lost=tuple(sorted([*was.lost, stays]))), True
 
 
 @forgery
@@ -794,7 +761,7 @@ def somebody_lost_and_not_named(rng: random.Random, run: Lived) -> Forged:
         return None
     lost: Any = list(at(run, place).what.lost)  # type: ignore[union-attr]
     lost.remove(rng.choice(lost))
-    return one_or_all(rng, run, place, lost=tuple(lost)), True
+    return by_all(run, place, lost=tuple(lost)), True
 
 
 @forgery
@@ -853,75 +820,6 @@ def another_state_of_who_joined(rng: random.Random, run: Lived) -> Forged:
     was: Any = at(run, place).what
     other = rng.choice([None, digest("another") + was.fingerprint[16:]])
     return put(copied(run), place, was._replace(fingerprint=other)), True
-
-
-# What the supervisor did.
-
-
-def of_supervisors(run: Lived, *kinds: Any) -> list[Place]:
-    return [place for place in places(run, kinds) if place[0] == "supervisor"]
-
-
-@forgery
-def a_line_of_the_supervisor_dropped(rng: random.Random, run: Lived) -> Forged:
-    """The last lines of a life may be lost, since supervisors are killed: all others were written."""
-    if (place := pick(rng, of_supervisors(run, Launch, Restart, Detect))) is None:
-        return None
-    files = copied(run)
-    del files[place[0]][place[1]]
-    last = place[1] == life(run, place)[-1]
-    was = at(run, place).what
-    # Where a detect is followed by a verdict, or a launch by nothing, only the ranks could tell.
-    follows = None if last else run.files[place[0]][place[1] + 1].what
-    if isinstance(was, Detect) and sum(detected_in(run, each, was.attempt) for each in of_supervisors(run, Detect)) > 1:
-        return files, was.attempt not in run.failed_to_join and is_survived(run, place) and not lost_count(run, place)
-    return files, isinstance(follows, Detect | Restart | Preempt) or (
-        isinstance(was, Launch) and isinstance(follows, Judged) and follows.verdict == "completed"
-    )
-
-
-def is_survived(run: Lived, place: Place) -> bool:
-    """Whether ranks know of the failure that the supervisor saw, and it lived on.
-
-    If it gave up later on, it may have done so with the last failure survived; that could be this one, by its rank.
-    """
-    was: Any = at(run, place).what
-    after = [run.files[place[0]][i].what for i in life(run, place) if i > place[1]]
-    over = next((what for what in after if isinstance(what, Restart | Judged)), None)
-    later = [what.rank for what in after if isinstance(what, Detect) and what.attempt == was.attempt]
-    if isinstance(over, Judged) and over.verdict != "completed":
-        return later != [] and later[-1] != was.rank
-    return over is not None
-
-
-@forgery
-def a_start_of_the_supervisor_renumbered(rng: random.Random, run: Lived) -> Forged:
-    if (place := pick(rng, of_supervisors(run, Launch, Restart))) is None:
-        return None
-    was: Any = at(run, place).what
-    other = was._replace(attempt=max(0, was.attempt + rng.choice([-2, -1, 1, 2, 50])))
-    known = life(run, place)[-1] > place[1]  # what follows tells which attempt it was
-    return put(copied(run), place, other), known and other != was
-
-
-@forgery
-def another_command_launched(rng: random.Random, run: Lived) -> Forged:
-    launches = of_supervisors(run, Launch)
-    if (place := pick(rng, launches)) is None:
-        return None
-    was: Any = at(run, place).what
-    return put(copied(run), place, was._replace(argv=("train.py", "--lr=9"))), len(launches) > 1
-
-
-@forgery
-def something_after_the_verdict(rng: random.Random, run: Lived) -> Forged:
-    if (place := pick(rng, of_supervisors(run, Judged))) is None:
-        return None
-    was: Any = at(run, place).what
-    files = copied(run)
-    more = [Preempt(was.attempts), Restart(was.attempts + 1, 1), Launch(was.attempts + 1, 1)]
-    files[place[0]].insert(place[1] + 1, at(run, place)._replace(what=rng.choice(more)))
-    return files, True
 
 
 # What a run may say in other words: nothing that was trained, restored or claimed is another.

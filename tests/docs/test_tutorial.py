@@ -23,7 +23,7 @@ SAYS = {  # of a command, by its beginning
     "python": r"\d% right",
     "holdfast rehearse": r"resumes exactly",
     "holdfast run": r"completed after 3 attempts",
-    "holdfast audit": r"(?s)20 of 20 replayed steps.*audit: pass",
+    "holdfast audit": r"(?s)20 of 20 repeated steps.*audit: pass",
     "holdfast cost": r"restarts: 2",
     "holdfast runs": r"runs/a|\ba\b",
     "holdfast logs": r"right after epoch 4",

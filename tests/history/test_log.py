@@ -223,6 +223,13 @@ def test_a_history_of_a_future_version_asks_for_an_upgrade(tmp_path: Path) -> No
         read_history(tmp_path)
 
 
+def test_a_history_of_an_older_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    line = {"event": "open", "time": 0.0, "who": "rank-0", "version": 1}
+    (tmp_path / "rank-0.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(BadInput, match=r"rank-0.jsonl has version 1, which this holdfast no longer reads"):
+        audit_run(tmp_path)
+
+
 def test_a_place_without_a_history_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(BadInput, match="no history"):

@@ -91,11 +91,11 @@ def test_a_run_on_nodes_with_folders_of_their_own_survives_and_is_proved_from_ea
     assert costs[0] == costs[1]
     assert costs[0]["steps"]["committed"] == 24
     shutil.rmtree(shared)
-    code, said = holdfast("audit", *outs)
+    code, said = holdfast("audit", outs[0], "--node-folder", outs[1])
     assert (code, said.splitlines()[-1]) == (0, "audit: pass"), said
     code, said = holdfast("audit", outs[0])
     assert code == 2
-    assert "no histories of other nodes" in said
+    assert "cannot fetch the histories of other nodes" in said
     assert before == {path: path.read_bytes() for out in outs for path in (out / "history").iterdir()}
 
 
@@ -211,7 +211,7 @@ def test_histories_of_different_runs_are_not_taken_for_one(holdfast, tmp_path: P
     for name, seed in (("a", 0), ("b", 1)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text(json.dumps({"script": "train.py", "seed": seed}))
-    code, said = holdfast("audit", tmp_path / "a", tmp_path / "b")
+    code, said = holdfast("audit", tmp_path / "a", "--node-folder", tmp_path / "b")
     assert code == 2
     assert "different runs" in said
 

@@ -251,7 +251,7 @@ class _Play:
 
     def _die_early(self) -> None:
         """Killed before anything could be trained; every rank came so far or further."""
-        found = self._find(quietly=True)
+        found, was_wrong = self._find(quietly=True), self.run.was_wrong
         for rank in range(self.world):
             told = self._beginning(rank, found)
             came_to = told[: self.rng.randint(0, len(told))]
@@ -261,6 +261,8 @@ class _Play:
                 self.say(f"rank-{rank}", what)
             if found and any(isinstance(what, Commit) for what in came_to):
                 self._on_record(found)
+            was_wrong |= self.run.was_wrong and any(isinstance(what, Recover) for what in came_to)
+        self.run.was_wrong = was_wrong  # what was not written is not wrong
 
     def _find(self, *, quietly: bool = False) -> Snapshot | None:
         """The newest good snapshot; bad ones are set aside, and never come back unless the run is wrong."""

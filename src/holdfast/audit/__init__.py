@@ -1,1 +1,1 @@
-"""Was it right: verdicts computed from a history alone."""
+"""Proves from its history that a run trained every sample once, restored what was committed, and declared every loss."""

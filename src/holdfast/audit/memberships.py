@@ -1,370 +1,382 @@
-"""Who took part in which windows of an attempt, as its `regroup` events declare, and whether they can be believed.
+"""Which members trained which steps of an attempt, as its `regroup` events declare.
 
-In an attempt that lost nobody, or that was not recovered live, all of its ranks took part in all of its windows. Else
-every survivor has declared who went on, in which window, and which samples that window lacks: what they declare must
-follow from who was lost and how the window was divided, and what everybody wrote before and after must agree with it.
+In an attempt without `regroup` events all ranks trained all steps. Otherwise the events are folded, in the order of their
+numbers, into changes: who was a member from which step on, who was lost or joined, and what a step lacks without the
+lost members. Everything else here is derived from that list.
 """
 
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import takewhile
+from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
-from holdfast.audit.chains import Chains
-from holdfast.audit.declared import (
-    JoinedMember,
-    LostMember,
-    Told,
-    expected,
-    is_begun,
-    is_complete,
-    leavers,
-    names,
-    shares,
-    told_by,
-)
-from holdfast.audit.life import Life
-from holdfast.audit.step_columns import Numbers
+from holdfast.audit.rank_session import Numbers, RankSession
 from holdfast.events import Regroup
-from holdfast.finding import CannotTell, counted
+from holdfast.finding import CannotTell
 from holdfast.sampler.plan import SamplePlan
 
 STRATEGIES = ("replay", "forward", "skip")
-_MOST = 1 << 20  # members of a run that recovers live: a forged world may be any number
+_MOST_MEMBERS = 1 << 20  # a damaged history may name any world size
+_ALIKE = ("step", "strategy", "members", "kept", "redone", "behind", "asleep")  # fields that all declarations share
+
+
+class Declaration(NamedTuple):
+    """A `regroup` event, the session that wrote it, and the rows of steps it wrote before its next `regroup`."""
+
+    session: RankSession
+    regroup: Regroup
+    rows: range
+
+
+class MemberExit(NamedTuple):
+    """A member that left, and the session that ended with it, if that member had one."""
+
+    member: int
+    session: RankSession | None
+
+
+class Join(NamedTuple):
+    """A member that joined a running attempt, its session if it wrote one, and the first step that it trains."""
+
+    member: int
+    session: RankSession | None
+    first_step: int
+
+
+class MemberChange(NamedTuple):
+    """A change of the members, as all of them declare it.
+
+    The members changed in `step`: within it, or before it. `lacking` are the members whose gradients are not in what came
+    out of `step`, and `kept` those lost whose gradients are, as far as is known at this change.
+    """
+
+    number: int
+    step: int
+    first_step: int  # the first step whose samples are split among `members`
+    within: bool
+    strategy: str
+    members: Sequence[int]
+    lost: Sequence[MemberExit] = ()
+    asleep: Sequence[MemberExit] = ()
+    joined: Sequence[Join] = ()
+    is_complete: bool = False  # every all-reduce of `step` kept the gradients of the members lost in it
+    lacking: frozenset[int] = frozenset()
+    kept: frozenset[int] = frozenset()
+    missing: frozenset[int] = frozenset()  # samples of `step` that anybody declared missing
+    split: Sequence[int] = ()  # the members that the samples of `step` were split among
+    declarations: Sequence[Declaration] = ()
 
 
 class Memberships:
-    """The members of one attempt, window by window; `wrong` says what of their regroups cannot be."""
+    """The members of one attempt, step by step; `errors` are declarations that cannot be true."""
 
-    def __init__(self, number: int, world: int, lives: Sequence[Life]) -> None:
-        self.number = number
-        self.wrong: str | None = None
-        self.regroups: list[Regroup] = []  # one for each number, as the first who declares it does
-        self.missing: defaultdict[int, set[int]] = defaultdict(set)  # samples, by the window that lacks them
-        self.skipped: set[int] = set()  # windows that nothing came of
-        self.lost: list[LostMember] = []
-        self.joined: list[JoinedMember] = []
-        self.members: Sequence[int] = range(world)  # at last
-        self._world, self._lives = world, lives
-        self._firsts, self._bases = [0], list[Sequence[int]]([self.members])
-        self._excused: defaultdict[int, set[int]] = defaultdict(set)
-        self._lacking: set[tuple[int, int]] = set()  # members and the windows that their shares are missing from
-        self._void: dict[int, int] = {}
-        self._asleep: set[int] = set()
-        self._since: dict[int, int] = {}  # of members that joined: the first window that has no sums without them
-        self._gone: dict[int, Life] = {}  # lives that ended with a loss, the last of each member
-        self._spared: dict[
-            int, tuple[int, Sequence[int]]
-        ] = {}  # by life: a window, and who was lost with all sums kept
-        self._told: defaultdict[int, list[Told]] = defaultdict(list)
-        for life in lives:
-            for each in told_by(life):
-                self._told[each.regroup.number].append(each)
+    def __init__(self, attempt: int, world: int, sessions: Sequence[RankSession], plan: SamplePlan | None) -> None:
+        self.attempt, self.world, self.sessions = attempt, world, sessions
+        self.errors: list[str] = []
+        self.changes: list[MemberChange] = []
+        # First steps, each with the members that the samples were split among from there on.
+        self._splits: list[tuple[int, Sequence[int]]] = [(0, range(world))]
+        if plan and self.is_live:
+            self._fold(plan)
 
     @property
     def is_live(self) -> bool:
-        """Whether anybody was lost or joined while others went on."""
-        return bool(self._told)
+        """True if members were lost or joined while the others continued."""
+        return any(session.regroups for session in self.sessions)
 
     @property
-    def survived(self) -> Counter[int]:
-        """How often the others went on without each member.
+    def members(self) -> Sequence[int]:
+        """The members at the end."""
+        return self.changes[-1].members if self.changes else range(self.world)
 
-        Not how often it was declared lost: one that took its place and was not let in yet may be declared so, too.
-        """
-        there = {*self.members, *self._asleep}
-        gone = Counter({each.member for each in self.lost if each.member not in there})
-        return gone + Counter(each.life.rank for each in self.joined if not each.woke)
+    @cached_property
+    def lost(self) -> Sequence[tuple[MemberChange, MemberExit]]:
+        """Every lost member, in order."""
+        return [(change, loss) for change in self.changes for loss in change.lost]
 
-    def basis(self, step: int) -> Sequence[int]:
-        """The members that this window was divided among."""
-        return self._bases[bisect_right(self._firsts, step) - 1]
+    @cached_property
+    def joined(self) -> Sequence[Join]:
+        """Every member that joined and wrote a session."""
+        return [join for change in self.changes for join in change.joined if join.session]
+
+    @cached_property
+    def missing(self) -> Mapping[int, frozenset[int]]:
+        """The samples that were declared missing, by step."""
+        missing: dict[int, frozenset[int]] = {}
+        for change in self.changes:
+            if change.missing:
+                missing[change.step] = missing.get(change.step, frozenset()) | change.missing
+        return missing
+
+    @cached_property
+    def skipped(self) -> frozenset[int]:
+        """The steps that were declared skipped: nothing came out of them."""
+        return frozenset(change.step for change in self.changes if change.missing and change.strategy == "skip")
+
+    @cached_property
+    def reduced_steps(self) -> Numbers:
+        """The steps in which gradients were all-reduced."""
+        return np.unique(np.concatenate([s.steps.step[s.steps.reduced > 0] for s in self.sessions]))
+
+    def split(self, step: int) -> Sequence[int]:
+        """Return the members that the samples of `step` were split among."""
+        return self._splits[bisect_right(self._splits, step, key=lambda split: split[0]) - 1][1]
+
+    def one_step_per_split(self, steps: Numbers) -> list[int]:
+        """Return one of `steps` for each split that they fall into."""
+        first_steps = [first for first, _ in self._splits]
+        _, rows = np.unique(np.searchsorted(first_steps, steps, side="right"), return_index=True)
+        return [int(steps[row]) for row in rows]
 
     def due(self, member: int, steps: Numbers) -> Numbers:
-        """Those of these windows of which this member must have reported its share."""
+        """Return those of `steps` of which `member` must have reported its share."""
         if not self.is_live:
             return steps if member in self.members else steps[:0]
-        takes_part = np.array([member in basis for basis in self._bases])
-        due: Numbers = steps[takes_part[np.searchsorted(self._firsts, steps, side="right") - 1]]
-        left: Numbers = due[~np.isin(due, list(self._excused[member]))]
+        takes_part = np.array([member in members for _, members in self._splits])
+        first_steps = [first for first, _ in self._splits]
+        due: Numbers = steps[takes_part[np.searchsorted(first_steps, steps, side="right") - 1]]
+        left: Numbers = due[~np.isin(due, list(self._excused.get(member, ())))]
         return left
 
     def is_excused(self, member: int, step: int) -> bool:
-        """Whether a member was lost before it could report this window, in which others vouch for it or miss it."""
-        return step in self._excused[member]
+        """Return True if `member` was lost before it could report `step`."""
+        return step in self._excused.get(member, ())
 
-    def vouched(self, steps: Numbers) -> int:
-        """How many shares of these windows only the others tell of: their members were lost before they could."""
-        lacking = {(member, step) for member, several in self._excused.items() for step in several} - self._lacking
-        for life in self._lives:
-            told = np.intersect1d(life.steps.step, list(self._excused[life.rank])).tolist()
-            lacking -= {(life.rank, step) for step in told if step != self.void(life)}
-        there = {*np.intersect1d(steps, [step for _, step in lacking]).tolist()} - self.skipped
-        return sum(step in there and member in self.basis(step) for member, step in lacking)
+    @cached_property
+    def _excused(self) -> Mapping[int, set[int]]:
+        """The steps that lost members could not report any more.
 
-    def void(self, life: Life) -> int | None:
-        """The window that a lost member reported and the others finished without it, if there is one."""
-        return self._void.get(id(life))
+        A step is written in the backward pass of the next one, so the last two may be absent.
+        """
+        excused: defaultdict[int, set[int]] = defaultdict(set)
+        for change in self.changes:
+            for member, session in change.lost:
+                excused[member].add(change.step - 1)
+                if session and session.recover and session.reached == change.step - 2:
+                    excused[member].add(change.step - 2)
+                if change.within and (change.is_complete or change.step in self.missing):
+                    excused[member].add(change.step)
+            for join in change.joined:
+                if join.session and join.first_step == change.step:
+                    excused[join.member].discard(change.step)
+        return excused
 
-    def lacks(self, member: int, step: int) -> bool:
-        """Whether the share of this member is declared missing from this window."""
-        return (member, step) in self._lacking
+    def unreported(self, steps: Numbers) -> int:
+        """Count the shares of `steps` that are in the result but whose members were lost before they could report them."""
+        pairs = {(member, step) for member, several in self._excused.items() for step in several} - self.lacking
+        for session in self.sessions:
+            reported = np.intersect1d(session.steps.step, list(self._excused.get(session.rank, ()))).tolist()
+            pairs -= {(session.rank, step) for step in reported if step != self.void_step(session)}
+        counted = {*np.intersect1d(steps, [step for _, step in pairs]).tolist()} - self.skipped
+        return sum(step in counted and member in self.split(step) for member, step in pairs)
 
-    def is_replayed(self, step: int) -> bool:
-        """Whether what was lost of this window was computed again, so that it came out as if nothing had been lost."""
-        return any(each.step == step and each.strategy == "replay" for each in self.regroups)
+    @cached_property
+    def lacking(self) -> set[tuple[int, int]]:
+        """The members and steps whose shares are declared missing; a skipped step lacks all of them."""
+        return {(m, e.step) for e in self.changes if e.step not in self.skipped and e.missing for m in e.lacking}
 
-    def savers(self, step: int) -> set[int]:
-        """How many ranks may have saved this step; at the boundary where they are settled it is saved before."""
-        sizes = [(0, self._world), *((each.step, len(each.members)) for each in self.regroups)]
+    def void_step(self, session: RankSession) -> int | None:
+        """Return the step that a lost member reported but that the others finished without it."""
+        return self._void_steps.get(id(session))
+
+    @cached_property
+    def _void_steps(self) -> Mapping[int, int]:
+        steps: dict[int, int] = {}
+        incomplete = {e.step: e.number for e in self.changes if e.within and not e.is_complete}
+        for change in self.changes:
+            for _, session in (*change.lost, *change.asleep):
+                was_reported = session and change.within and session.steps.last == change.step
+                if was_reported and incomplete.get(change.step, -1) >= change.number:
+                    steps[id(session)] = change.step
+        return steps
+
+    def world_sizes_of_save(self, step: int) -> set[int]:
+        """Return how many ranks may have saved `step`: a step is saved before members change at its boundary."""
+        sizes = [(0, self.world), *((change.step, len(change.members)) for change in self.changes)]
         before = [size for at, size in sizes if at < step or at == 0]
         return {before[-1], *(size for at, size in sizes if at == step)}
 
-    def parts(self) -> Iterator[tuple[int, object]]:
-        """The windows from which on steps come out otherwise than before, and what they depend on."""
-        changes: dict[int, object] = {}
-        for first, basis in zip(self._firsts, self._bases, strict=True):
-            whole = len(basis) == self._world
-            changes[first] = self._world if whole else (self._world, tuple(basis), self.number, first)
-        divided = {step: changes[self._firsts[bisect_right(self._firsts, step) - 1]] for step in self.missing}
+    def variations(self) -> Iterator[tuple[int, object]]:
+        """Yield the steps from which on results differ in rounding, each with a value for what they depend on."""
+        values: dict[int, object] = {}
+        for first, members in self._splits:
+            is_whole = len(members) == self.world
+            values[first] = self.world if is_whole else (self.world, tuple(members), self.attempt, first)
+        firsts = [first for first, _ in self._splits]
+        usual = {step: values[firsts[bisect_right(firsts, step) - 1]] for step in self.missing}
         for step in sorted(self.missing):
-            changes.setdefault(step + 1, divided[step])
-            changes[step] = ("lossy", self.number, step)
-        return iter(sorted(changes.items(), key=lambda each: each[0]))
+            values.setdefault(step + 1, usual[step])
+            values[step] = ("lossy", self.attempt, step)
+        return iter(sorted(values.items(), key=lambda item: item[0]))
 
-    def misplaced(self, life: Life) -> str | None:
-        """The first step of a life that says another rank or world than the division of its window gives its member."""
-        steps = life.steps.step
-        for rows, rank, world in life.stretches():
-            for step in self._division_starts(steps[rows.start : rows.stop]):
-                basis = self.basis(step)
-                if life.rank not in basis or (rank, world) != (basis.index(life.rank), len(basis)):
-                    place = f"as rank {rank} of {world}"
-                    return f"{life.who} trained step {step} {place}, which was divided among {names(basis)}"
-        return None
+    def _fold(self, plan: SamplePlan) -> None:
+        if self.world > _MOST_MEMBERS:
+            raise CannotTell(f"attempt {self.attempt} claims to have {self.world} members")
+        waiting = self._sessions_by_member()
+        current = {member: sessions.popleft() for member, sessions in waiting.items()}
+        declared = self._declarations()
+        departures: defaultdict[int, list[int]] = defaultdict(list)  # membership numbers, by member
+        for number in sorted(declared):
+            for member in (*declared[number][0].regroup.lost, *declared[number][0].regroup.asleep):
+                departures[member].append(number)
+        for number in sorted(declared):
+            if error := self._contradiction(declared[number]) or self._impossible(declared[number][0].regroup, plan):
+                self.errors.append(error)
+            else:
+                self._add_change(declared[number], current, waiting, departures)
 
-    def _division_starts(self, steps: Numbers) -> list[int]:
-        """One of these steps for each division that they fall into."""
-        _, rows = np.unique(np.searchsorted(self._firsts, steps, side="right"), return_index=True)
-        return [int(steps[row]) for row in rows]
+    def _sessions_by_member(self) -> dict[int, deque[RankSession]]:
+        sessions: defaultdict[int, deque[RankSession]] = defaultdict(deque)
+        for session in self.sessions:
+            if not (session.is_idle and sessions[session.rank]):  # a process that ended before it joined was no member
+                sessions[session.rank].append(session)
+        return sessions
 
-    # How regroups are read.
+    def _declarations(self) -> Mapping[int, list[Declaration]]:
+        declared: defaultdict[int, list[Declaration]] = defaultdict(list)
+        for session in self.sessions:
+            starts = [row for _, row in session.regroups]
+            for (regroup, start), end in zip(session.regroups, [*starts[1:], len(session.steps)], strict=False):
+                declared[regroup.number].append(Declaration(session, regroup, range(start, end)))
+        return declared
 
-    def read(self, geometry: SamplePlan) -> "Memberships":
-        """Take every regroup into account, in the order of their numbers."""
-        if self.is_live and self._world > _MOST:
-            raise CannotTell(f"attempt {self.number} is said to have had {self._world} members")
-        lives = self._by_member()
-        for number in sorted(self._told):
-            told = self._told[number]
-            regroup = told[0].regroup
-            if because := self._other_words(told) or self._impossible(regroup, geometry):
-                self._complain(because)
-                continue
-            self._settle(told, geometry, lives)
-        self._look_for_missing()
-        chains = Chains(self.number, self._world, self.regroups, self.joined, self._void)
-        for because in chains.complaints(self._lives):
-            self._complain(because)
-        return self
-
-    def _by_member(self) -> dict[int, list[Life]]:
-        lives: defaultdict[int, list[Life]] = defaultdict(list)
-        for life in self._lives:
-            if not (life.is_idle and lives[life.rank]):  # one that was to join, and ended before, was no member
-                lives[life.rank].append(life)
-        return lives
-
-    def _other_words(self, told: Sequence[Told]) -> str | None:
-        """Two that declare one membership in different words; who was lost depends on what one has seen before."""
-        first = told[0]
-        for other in told[1:]:
-            for name in ("step", "strategy", "members", "kept", "redone", "behind", "asleep"):
+    def _contradiction(self, declarations: Sequence[Declaration]) -> str | None:
+        first, *others = declarations
+        for other in others:
+            for name in _ALIKE:
                 mine, theirs = getattr(first.regroup, name), getattr(other.regroup, name)
                 if mine != theirs:
-                    who = f"{first.life.who} and {other.life.who}"
-                    return f"{who} declare another {name} of membership {first.regroup.number} ({mine}, {theirs})"
+                    who = f"{first.session.who} and {other.session.who}"
+                    return f"{who} disagree about {name} of membership {first.regroup.number} ({mine}, {theirs})"
         return None
 
-    def _impossible(self, regroup: Regroup, geometry: SamplePlan) -> str | None:
-        name, members = f"membership {regroup.number} of attempt {self.number}", regroup.members
+    def _impossible(self, regroup: Regroup, plan: SamplePlan) -> str | None:
+        name, members = f"membership {regroup.number} of attempt {self.attempt}", regroup.members
         if regroup.strategy not in STRATEGIES:
-            return f"{name} was found by {regroup.strategy!r:.20}, which is no strategy"
-        if not members or list(members) != sorted({*members}) or members[-1] >= self._world:
-            return f"{name} cannot have the members {names(members)} in a world of {self._world}"
-        if not 0 <= regroup.step < geometry.steps or (self.regroups and regroup.step < self.regroups[-1].step):
-            return f"{name} was settled in step {regroup.step}, which it cannot have been in"
+            return f"{name} has the unknown strategy {regroup.strategy!r:.20}"
+        if not members or list(members) != sorted({*members}) or members[-1] >= self.world:
+            return f"{name} cannot have {names(members)} in a world of {self.world}"
+        if not 0 <= regroup.step < plan.steps or (self.changes and regroup.step < self.changes[-1].step):
+            return f"{name} cannot have changed in step {regroup.step}"
         return None
 
-    def _settle(self, told: Sequence[Told], geometry: SamplePlan, lives: Mapping[int, list[Life]]) -> None:
-        regroup, before = told[0].regroup, self.members
-        step, members = regroup.step, tuple(regroup.members)
-        basis = self.basis(step)
-        begun = is_begun(told, basis)
-        slept = {member for member in regroup.asleep if member in before}
-        gone = slept | {member for each in told for member in each.regroup.lost if member in before}
-        if slept and begun:
-            self._complain(f"members fell asleep within step {step} of attempt {self.number}, and not before it")
-        come = [member for member in members if member not in before or member in gone]
-        self.regroups.append(regroup)
-        self.members = members
-        self._divide(step + begun, members)
-        for member in sorted(gone):
-            self._lose(member, regroup, begun, lives[member])
-        self._asleep |= slept
-        for member in come:
-            self._join(member, regroup, lives[member])
-            late = begun and is_complete(regroup)  # then this window has all its sums without it
-            self._since[member] = step + (late or member not in self.basis(step))
-        for each in told:
-            self._declare(each, basis if begun else (), geometry)
-
-    def _divide(self, first: int, members: Sequence[int]) -> None:
-        while self._firsts and self._firsts[-1] >= first:
-            self._firsts.pop()
-            self._bases.pop()
-        self._firsts.append(first)
-        self._bases.append(members)
-
-    def _lose(self, member: int, regroup: Regroup, begun: bool, lives: list[Life]) -> None:
-        """A member ends here: what it wrote must end, too, and what it could no longer write is not asked for."""
-        step, complete = regroup.step, is_complete(regroup)
-        here = lives[0] if lives and self._gone.get(member) is not lives[0] else None
-        if member not in regroup.asleep:
-            self.lost.append(LostMember(member, step, complete, here))
-            self._excused[member] |= {step - 1} | ({step} if begun else set())
-        if lives and not (here and here.recover) and self._took_part(member, regroup):
-            since, until = self._since.get(member, 0), f"lost in step {step} of attempt {self.number}"
-            self._complain(
-                f"member {member} took part since step {since}, was {until}, and never said with what it began"
-            )
-        if here is None:
-            return  # one that took its place is lost, too, before it had joined
-        life = self._gone[member] = here
-        last = life.steps.last
-        goes_on = (
-            bool(life.ended)
-            or (bool(life.regroups) and life.regroups[-1][0].number >= regroup.number)
-            or any(commit.step > step for commit in life.commits)
+    def _add_change(
+        self,
+        declarations: Sequence[Declaration],
+        current: dict[int, RankSession],
+        waiting: Mapping[int, deque[RankSession]],
+        departures: Mapping[int, Sequence[int]],
+    ) -> None:
+        regroup, before = declarations[0].regroup, self.members
+        step, members, split = regroup.step, tuple(regroup.members), self.split(regroup.step)
+        within = _is_within(declarations, split)
+        first_step = step + within
+        asleep = sorted({*regroup.asleep} & {*before})
+        lost = sorted({m for declaration in declarations for m in declaration.regroup.lost if m in before} - {*asleep})
+        if gone := {*before} - {*members, *lost, *asleep}:
+            self.errors.append(f"{names(sorted(gone))} left in {self._named(regroup)} without being declared lost")
+        while self._splits and self._splits[-1][0] >= first_step:
+            self._splits.pop()
+        self._splits.append((first_step, members))
+        left = {member: MemberExit(member, current.pop(member, None)) for member in (*lost, *asleep)}
+        joined: list[Join] = []
+        for member in members:
+            if member not in before or member in left:
+                session = _joining_session(waiting.get(member), regroup.number, departures.get(member, ()))
+                if session:
+                    current[member] = session
+                joined.append(Join(member, session, step if member in self.split(step) else step + 1))
+        change = MemberChange(
+            number=regroup.number,
+            step=step,
+            first_step=first_step,
+            within=within,
+            strategy=regroup.strategy,
+            members=members,
+            lost=[left[member] for member in lost],
+            asleep=[left[member] for member in asleep],
+            joined=joined,
+            is_complete=regroup.kept > 0 and regroup.redone == 0,
+            missing=frozenset(sample for each in declarations for sample in each.regroup.missing),
+            split=split,
+            declarations=declarations,
         )
-        if goes_on or (last is not None and last > (step if begun else step - 1)):
-            self._complain(f"{life.who} goes on after it was lost in step {step} of attempt {self.number}")
-        elif any(commit.step > life.reached and not commit.found for commit in life.commits):
-            self._complain(
-                f"{life.who} saved more than the {life.reached} steps that it reached in attempt {self.number}"
-            )
-        elif life.recover and life.reached < step - 2:  # a step is written in the next backward, after its last sum
-            self._complain(
-                f"{life.who} ended at step {life.reached}, and was lost in step {step} of attempt {self.number}"
-            )
-        elif begun and not complete and last == step:
-            self._void[id(life)] = step
-        elif life.recover and life.reached == step - 2 and member not in regroup.asleep:
-            self._excused[member].add(step - 2)
+        self.changes.append(_with_losses(self.changes[-1] if self.changes else None, change))
 
-    def _took_part(self, member: int, regroup: Regroup) -> bool:
-        """Whether there are sums that a member had a part in before it was lost: earlier, it has said how it began."""
-        summed, until = self.summed, regroup.step + is_complete(regroup)
-        place = int(np.searchsorted(summed, self._since.get(member, 0)))
-        return place < len(summed) and int(summed[place]) < until
+    def _named(self, regroup: Regroup) -> str:
+        return f"membership {regroup.number} of attempt {self.attempt}"
 
-    @cached_property
-    def _ends(self) -> Mapping[int, Sequence[int]]:
-        """The numbers of the memberships that each member left, in order."""
-        ends: defaultdict[int, list[int]] = defaultdict(list)
-        for number in sorted(self._told):
-            for member in leavers(self._told[number][0].regroup):
-                ends[member].append(number)
-        return ends
 
-    @cached_property
-    def summed(self) -> Numbers:
-        """The windows in which anybody says that gradients were summed over all members."""
-        return np.unique(np.concatenate([life.steps.step[life.steps.reduced > 0] for life in self._lives]))
+def missing_samples(plan: SamplePlan, change: MemberChange) -> list[int]:
+    """Return the samples that the step of `change` lacks, as far as its losses say."""
+    position = plan.position(change.step)
+    if change.strategy == "skip" and change.lacking:
+        return [*map(int, plan.window(position))]
+    if len(change.split) > plan.batch:
+        return []
+    return [
+        sample
+        for member in sorted(change.lacking)
+        for sample in plan.share(position, change.split.index(member), len(change.split)).tolist()
+    ]
 
-    def _join(self, member: int, regroup: Regroup, lives: list[Life]) -> None:
-        """A member begins here, with its next life in this attempt if it came so far as to write one."""
-        start = regroup.step if member in self.basis(regroup.step) else regroup.step + 1
-        ends = self._ends[member]
-        place = bisect_right(ends, regroup.number)
-        until = ends[place] if place < len(ends) else None
-        first = -1 if len(lives) < 2 else regroup.number if lives[1].arrival is None else lives[1].arrival
-        if regroup.number <= first and (until is None or first < until):
-            del lives[0]
-            self.joined.append(JoinedMember(lives[0], start, len(self.regroups) - 1, member in self._asleep))
-            self._asleep.discard(member)
-            if start == regroup.step:
-                self._excused[member].discard(start)
 
-    def _declare(self, told: Told, basis: Sequence[int], geometry: SamplePlan) -> None:
-        """The samples that are missing are the shares of those who were lost, in a window that was begun with them."""
-        regroup, life = told.regroup, told.life
-        name = f"{life.who} declares in membership {regroup.number} of attempt {self.number}"
-        if life.rank not in regroup.members:
-            self._complain(f"{name} that others go on without it")
-        if told.rows.start and life.steps.step[told.rows.start - 1] >= regroup.step:
-            self._complain(f"{name} who goes on in step {regroup.step}, which it had reported before")
-        if life.arrival is None and life.recover and regroup.step < life.start:
-            self._complain(f"{name} who goes on in step {regroup.step}, and it began with step {life.start}")
-        gone = self._lacked(told, basis)
-        planned = shares(geometry, regroup, gone, basis)
-        again = bool(gone) and all(self._came_back(member) for member in gone)
-        none = not gone or is_complete(regroup) or again or regroup.strategy == "replay"
-        declared = sorted(regroup.missing)
-        if declared != sorted(planned) and not (none and not declared):
-            of = f"membership {regroup.number} of attempt {self.number}"
-            said = f"{life.who} declares {counted(len(declared), 'sample')} of step {regroup.step} missing in {of}"
-            self._complain(f"{said}, and {expected(regroup, gone, len(planned))}")
-        elif declared and (is_complete(regroup) or again):
-            self._complain(f"{name} samples of step {regroup.step} missing, which were trained")
-        elif declared and regroup.strategy == "replay":
-            self._complain(
-                f"{name} samples of step {regroup.step} missing, and what is lost is trained again by replay"
-            )
-        if declared:
-            self.missing[regroup.step] |= set(declared)
-        if declared and regroup.strategy == "skip":
-            self.skipped.add(regroup.step)
-        elif declared:
-            self._lacking |= {(member, regroup.step) for member in gone}
-        if not declared and gone and not is_complete(regroup):
-            for member in gone:
-                self._excused[member].discard(regroup.step)
+def names(members: Sequence[int]) -> str:
+    """Return the first few members in words."""
+    some = [str(member) for member in islice(members, 8)]
+    if not some:
+        return "no member"
+    return f"member{'s' * (len(members) > 1)} {', '.join(some)}{' and more' if len(members) > len(some) else ''}"
 
-    def _lacked(self, told: Told, basis: Sequence[int]) -> list[int]:
-        """Whose gradients a window lacks, as far as this life has seen it.
 
-        Sums that were kept may be lost with the last who has them: then the window lacks also whom they held.
-        """
-        regroup, life = told.regroup, told.life
-        step, before = self._spared.get(id(life), (-1, ()))
-        spared = [member for member in before if step == regroup.step and member in basis]
-        gone = [*spared, *(member for member in regroup.lost if member in basis and member not in spared)]
-        self._spared[id(life)] = (regroup.step, gone if is_complete(regroup) else ())
-        if not is_complete(regroup):
-            self._void |= {id(each): step for each in map(self._gone.get, spared) if each and each.steps.last == step}
-        return gone
+def _with_losses(before: MemberChange | None, change: MemberChange) -> MemberChange:
+    """Return `change` with `lacking` and `kept`, which add to those of the change before in the same step."""
+    lacking, kept = frozenset[int](), frozenset[int]()
+    if before and before.step == change.step:
+        lacking, kept = before.lacking, before.kept
+    if not change.within:
+        return change._replace(lacking=lacking, kept=kept)
+    gone = kept | {loss.member for loss in change.lost if loss.member in change.split}
+    replaced = {join.member for join in change.joined if join.session and join.first_step == change.step}
+    if change.is_complete:
+        return change._replace(lacking=lacking, kept=gone)
+    if change.strategy == "replay" or (gone and gone <= replaced):
+        return change._replace(lacking=lacking)
+    # Gradients that were kept before are gone with the last member that had them.
+    return change._replace(lacking=lacking | gone)
 
-    def _look_for_missing(self) -> None:
-        """A share that is declared missing was reported by nobody, but where the others finished without its member."""
-        by_member: defaultdict[int, list[int]] = defaultdict(list)
-        for member, step in sorted(self._lacking):
-            by_member[member].append(step)
-        for life in self._lives:
-            told = np.intersect1d(life.steps.step, by_member[life.rank]).tolist()
-            for step in (each for each in told if each != self.void(life)):
-                self._complain(
-                    f"{life.who} reports step {step} of attempt {self.number}, and its share is declared missing"
-                )
 
-    def _came_back(self, member: int) -> bool:
-        """Whether a member that was lost in the last regroup was replaced in it, and trains its share itself."""
-        now = len(self.regroups) - 1
-        latest = takewhile(lambda each: each.place == now, reversed(self.joined))
-        return any(each.life.rank == member and each.start == self.regroups[now].step for each in latest)
+def _joining_session(sessions: deque[RankSession] | None, number: int, departures: Sequence[int]) -> RankSession | None:
+    """Return the next session of a member that joins with membership `number`, unless it belongs to a later join."""
+    if not sessions:
+        return None
+    joined_as = number if sessions[0].joined_as is None else sessions[0].joined_as
+    place = bisect_right(departures, number)
+    next_departure = departures[place] if place < len(departures) else None
+    if number <= joined_as and (next_departure is None or joined_as < next_departure):
+        return sessions.popleft()
+    return None
 
-    def _complain(self, why: str) -> None:
-        self.wrong = self.wrong or why
+
+def _is_within(declarations: Sequence[Declaration], split: Sequence[int]) -> bool:
+    """Return True if the members changed within the step, and finished it as it had been split before."""
+    regroup = declarations[0].regroup
+    if regroup.missing or regroup.kept or regroup.redone:
+        return True
+    placements = [(each.session.rank, place) for each in declarations if (place := _placement_after(each))]
+    return not _fits(placements, regroup.members) and _fits(placements, split)
+
+
+def _placement_after(declaration: Declaration) -> tuple[int, int] | None:
+    """Return the rank and world size with which a session finished the step in which the members changed."""
+    rows, session = declaration.rows, declaration.session
+    found = np.flatnonzero(session.steps.step[rows.start : rows.stop] == declaration.regroup.step)
+    return session.placement(rows.start + int(found[0])) if len(found) else None
+
+
+def _fits(placements: Sequence[tuple[int, tuple[int, int]]], members: Sequence[int]) -> bool:
+    return all(member in members and place == (members.index(member), len(members)) for member, place in placements)

@@ -67,7 +67,7 @@ def advise_run(
         require("lab", "--out")
     from holdfast.advice.question import Question, fraction_of, seconds_of
     from holdfast.history.log import read_history
-    from holdfast.runs.histories import histories
+    from holdfast.runs.histories import open_history
 
     question = Question(
         mtbf=seconds_of(mtbf, "--mtbf") if mtbf else None,
@@ -78,8 +78,8 @@ def advise_run(
         stall=seconds_of(stall, "--stall") if stall else None,
         length=seconds_of(length, "--for"),
     )
-    with histories([path]) as files:
-        advice = advice_on(read_history(files).events, question)
+    with open_history(path) as history:
+        advice = advice_on(read_history(history.files).events, question)
     if as_json:
         say(json.dumps(advice.to_json(), indent=1))
     else:

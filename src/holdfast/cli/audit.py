@@ -18,24 +18,30 @@ COLOURS = {"pass": "green", "fail": "bold red", "unknown": "yellow"}
 
 
 @audit.command("audit", rich_help_panel=PROVE)
-def audit_runs(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN...", help="The folder of a run, or of its history; or those of all its nodes."),
-    ],
+def audit_command(
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or of its history.")],
+    node_folders: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--node-folder",
+            metavar="DIR",
+            help="The folder of the same run on another node; give it once for each. By default the histories of other "
+            "nodes are fetched from the store of the checkpoints.",
+        ),
+    ] = None,
 ) -> None:
     """Prove from its history that a run trained every sample exactly once, or a served run every push. Example: holdfast audit runs/train"""
-    from holdfast.audit.verdicts import audit_run, recovery_of, worst
-    from holdfast.runs.histories import command_of, histories, weights_of
+    from holdfast.audit.verdicts import audit_run, worst
+    from holdfast.runs.histories import open_history
 
-    with histories(paths) as files:
-        findings = audit_run(files, command_of(paths), recovery_of(paths), weights_of(paths))
+    with open_history(path, node_folders or ()) as history:
+        findings = audit_run(history.files, history.facts)
     print_findings(findings)
     raise typer.Exit(0 if worst(findings) == "pass" else 1)
 
 
 def print_findings(findings: Sequence["Finding"]) -> None:
-    """What each check found, and the verdict on the whole."""
+    """Print the finding of each check, and the verdict on the whole."""
     from holdfast.audit.verdicts import worst
 
     table = Table("check", "verdict", "because", box=None)

@@ -37,13 +37,13 @@ def cost_of(
     from holdfast.cost import compare
     from holdfast.cost.breakdown import cost_breakdown
     from holdfast.history.log import read_history
-    from holdfast.runs.histories import histories
+    from holdfast.runs.histories import open_history
     from holdfast.server.cost import is_served
 
     events = {}
     for path in paths:
-        with histories([path]) as files:
-            events[str(path)] = read_history(files).events
+        with open_history(path) as history:
+            events[str(path)] = read_history(history.files).events
     if any(map(is_served, events.values())):
         if figure:
             raise BadInput("--figure cannot draw a run of a parameter server: leave it out.")
@@ -51,7 +51,7 @@ def cost_of(
         return
     if reference:
         raise BadInput("--reference needs a run of `holdfast serve`, and RUN is a training run: leave it out.")
-    runs = {name: cost_breakdown(history) for name, history in events.items()}
+    runs = {name: cost_breakdown(run_events) for name, run_events in events.items()}
     if as_json:
         say(json.dumps({name: breakdown.to_json() for name, breakdown in runs.items()}, indent=1))
     elif len(runs) == 1:

@@ -262,9 +262,12 @@ def _decode(text: bytes, path: Path, number: int, of: str = "line") -> Event:
             f"{path}, {of} {number}, is not an event: {error}. A line is one JSON object with event, time and who, and "
             "this one was changed after it was written: restore the file from a copy."
         ) from error
-    if isinstance(event.what, Open) and event.what.version > VERSION:
-        raise FutureVersion(
-            f"the history {path} is of version {event.what.version}, and this holdfast knows up to {VERSION}: "
-            "upgrade holdfast."
+    if isinstance(event.what, Open) and (version := event.what.version) != VERSION:
+        if version > VERSION:
+            raise FutureVersion(
+                f"the history {path} has version {version}, but this holdfast reads version {VERSION}: upgrade holdfast."
+            )
+        raise BadInput(
+            f"the history {path} has version {version}, which this holdfast no longer reads: use the holdfast that wrote it."
         )
     return event

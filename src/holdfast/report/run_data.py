@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.audit.verdicts import Finding, audit_run, no_collection, recovery_of, worst
+from holdfast.audit.verdicts import Finding, audit_run, no_collection, worst
 from holdfast.cost.breakdown import CostBreakdown, cost_breakdown
 from holdfast.cost.timeline import leading
 from holdfast.events import Event, Launch, Plan, Step
@@ -13,7 +13,8 @@ from holdfast.history.log import read_history
 from holdfast.report.activity import Activity, activity
 from holdfast.report.page import Cell
 from holdfast.report.thinning import Point
-from holdfast.runs.histories import command_of, config_of, histories, weights_of
+from holdfast.runs.config import RunConfig
+from holdfast.runs.histories import open_history
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +47,10 @@ class ReportedRun:
 
 def load_run(path: Path, name: str, *, audited: bool = True) -> ReportedRun:
     """Read the run in the folder `path`."""
-    with no_collection(), histories([path]) as files:
-        history = read_history(files).events
-        settings = {**_settings(history), **_configured(path)}
-        findings = None
-        if audited:
-            findings = audit_run(files, command_of([path]), recovery_of([path]), weights_of([path]))
+    with no_collection(), open_history(path) as run:
+        history = read_history(run.files).events
+        settings = {**_settings(history), **_configured(run.config)}
+        findings = audit_run(run.files, run.facts) if audited else None
         return run_from_history(history, name, settings=settings, findings=findings)
 
 
@@ -105,8 +104,7 @@ def _settings(history: Sequence[Event]) -> dict[str, Cell]:
     }
 
 
-def _configured(path: Path) -> dict[str, Cell]:
-    config = config_of(path)
+def _configured(config: RunConfig | None) -> dict[str, Cell]:
     if config is None:
         return {}
     return {"recovery": config.recovery, "script": " ".join([Path(config.script).name, *config.args])}

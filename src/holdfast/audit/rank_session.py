@@ -1,0 +1,307 @@
+"""A rank session: what one process of a rank wrote, from the `open` event of its history to the next.
+
+    open  attempt  [commit found]  plan  {regroup}  recover  step, save, commit, regroup ...  [done, stopped or preempted]
+
+A session may end anywhere, because processes are killed. Its rank and world size are those of its `attempt` event, until
+a `regroup` event splits the samples among other members. A process that joins a running attempt writes `regroup` before
+`recover`.
+"""
+
+import math
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.events import (
+    Attempt,
+    Commit,
+    Done,
+    Malformed,
+    Open,
+    Other,
+    Plan,
+    Preempted,
+    Recover,
+    Regroup,
+    Save,
+    Step,
+    Stopped,
+    Strike,
+    What,
+)
+from holdfast.sampler.digest import Samples
+
+Numbers = NDArray[np.int64]
+_FIRST_EVENTS = ("attempt", "plan", "recover")
+
+
+def shared_part(state: str) -> int:
+    """Return a hash of the half of a fingerprint that all ranks share; never 0."""
+    return hash(state[: len(state) // 2]) or 1
+
+
+class StepColumns:
+    """The steps of a session as columns of numbers: a long run has millions of steps.
+
+    A fingerprint is kept as a hash, 0 where it is missing: it is only ever compared with another one.
+    """
+
+    def __init__(self) -> None:
+        self._step, self._epoch, self._cursor = array("q"), array("q"), array("q")
+        self._count, self._digest = array("q"), bytearray()
+        self._state, self._shared, self._loss = array("q"), array("q"), array("d")
+        self._reduced, self._worked = array("q"), bytearray()
+
+    def add(self, step: Step) -> None:
+        """Append a step."""
+        self._step.append(step.step)
+        self._epoch.append(step.epoch)
+        self._cursor.append(step.cursor)
+        self._count.append(step.samples.count)
+        self._digest += bytes.fromhex(step.samples.digest)
+        state = step.state
+        self._state.append(0 if state is None else hash(state) or 1)
+        self._shared.append(0 if state is None else shared_part(state))
+        self._loss.append(math.nan if step.loss is None else step.loss)
+        self._reduced.append(step.reduced)
+        self._worked.append((step.reduced + step.held > 0) + 2 * (step.stepped > 0))
+
+    def __len__(self) -> int:
+        return len(self._step)
+
+    @property
+    def last(self) -> int | None:
+        """The number of the last step."""
+        return self._step[-1] if self._step else None
+
+    @cached_property
+    def is_consecutive(self) -> bool:
+        """Return True if every step follows the one before it; valid once all steps were added."""
+        return bool((np.diff(self.step) == 1).all())
+
+    @property
+    def step(self) -> Numbers:
+        return np.frombuffer(self._step, np.int64)
+
+    @property
+    def epoch(self) -> Numbers:
+        return np.frombuffer(self._epoch, np.int64)
+
+    @property
+    def cursor(self) -> Numbers:
+        return np.frombuffer(self._cursor, np.int64)
+
+    @property
+    def count(self) -> Numbers:
+        """The number of samples of each step."""
+        return np.frombuffer(self._count, np.int64)
+
+    @property
+    def digest(self) -> NDArray[np.uint64]:
+        """The two halves of each step's digest of sample numbers, one row for each step."""
+        return np.frombuffer(self._digest, ">u8").reshape(-1, 2).astype(np.uint64)
+
+    @property
+    def state(self) -> Numbers:
+        """A hash of each step's whole fingerprint."""
+        return np.frombuffer(self._state, np.int64)
+
+    @property
+    def shared(self) -> Numbers:
+        """A hash of the half of each step's fingerprint that all ranks share."""
+        return np.frombuffer(self._shared, np.int64)
+
+    @property
+    def loss(self) -> NDArray[np.float64]:
+        """The logged loss of each step, or NaN."""
+        return np.frombuffer(self._loss, np.float64)
+
+    @property
+    def reduced(self) -> Numbers:
+        """The number of backward passes of each step that were all-reduced."""
+        return np.frombuffer(self._reduced, np.int64)
+
+    @property
+    def had_backward(self) -> NDArray[np.bool_]:
+        """Mask of the steps with a backward pass, all-reduced or not."""
+        return (np.frombuffer(self._worked, np.uint8) & 1) > 0
+
+    @property
+    def worked(self) -> NDArray[np.bool_]:
+        """Mask of the steps with a backward pass or an optimizer step."""
+        return np.frombuffer(self._worked, np.uint8) > 0
+
+    @property
+    def stepped(self) -> NDArray[np.bool_]:
+        """Mask of the steps in which an optimizer stepped."""
+        return np.frombuffer(self._worked, np.uint8) > 1
+
+    def samples(self, row: int) -> Samples:
+        """Return the samples that the step in `row` trained."""
+        return Samples(self._count[row], self._digest[16 * row : 16 * row + 16].hex())
+
+
+class RankSession:
+    """The events of one process of a rank; `error` is the first event that no such process writes there."""
+
+    def __init__(self, who: str, rank: int, opened: Open | None) -> None:
+        self.who, self.rank = who, rank
+        self.attempt: int | None = None
+        self.world: int | None = None
+        self.seed: int | None = None
+        self.plan: Plan | None = None
+        self.recover: Recover | None = None
+        self.commits: list[Commit] = []
+        self.end: Done | Stopped | Preempted | None = None
+        self.steps = StepColumns()
+        self.regroups: list[tuple[Regroup, int]] = []  # each with the number of steps written before it
+        self.joined_as: int | None = None  # the last membership declared before `recover`, of a member that joins
+        self._has_begun = False
+        self._placements: list[tuple[int, int, int]] = []  # rows of steps where rank and world size change
+        self._may_save = rank == 0
+        self._saved_steps: set[int] = set()
+        self._checked: tuple[int, int, int] | None = None  # attempt, rank and world size of steps known to be right
+        self.error: str | None = None if opened else f"{who} has no open event before its first event"
+
+    @property
+    def first_step(self) -> int:
+        """The step that this session had to train first."""
+        return (self.recover.restored or 0) if self.recover else 0
+
+    @property
+    def reached(self) -> int:
+        """The number of steps of the run that were trained when this session ended."""
+        last = self.steps.last
+        return self.first_step if last is None else last + 1
+
+    @property
+    def is_idle(self) -> bool:
+        """True if the process ended before it took part in the training."""
+        return not (self.recover or self.regroups or len(self.steps) or self.commits or self.end)
+
+    def placements(self) -> Iterator[tuple[range, int, int]]:
+        """Yield the rows of steps that have the same rank and world size, with both."""
+        ends = [*(row for row, _, _ in self._placements[1:]), len(self.steps)]
+        return ((range(row, end), rank, world) for (row, rank, world), end in zip(self._placements, ends, strict=False))
+
+    def placement(self, row: int) -> tuple[int, int]:
+        """Return the rank and world size of the step in `row`."""
+        return self._placements[bisect_right(self._placements, row, key=lambda place: place[0]) - 1][1:]
+
+    def add(self, what: What) -> None:
+        """Add the next event of this session."""
+        if type(what) is Step:
+            if (what.attempt, what.rank, what.world) != self._checked:
+                self._check_step(what)
+            self.steps.add(what)
+        elif isinstance(what, Attempt):
+            self._require_first(self.attempt is None, what)
+            self._check_place(what, what.rank, what.world)
+            self._has_begun, self.seed = True, what.seed
+        elif isinstance(what, Plan):
+            self._check_order(what, 1)
+            self._require_first(not (self.plan or self.recover), what)
+            self.plan = what
+        elif isinstance(what, Recover):
+            self._check_order(what, 2)
+            self._require_first(not self.recover and self.steps.last is None, what)
+            self.recover = what
+        elif isinstance(what, Commit | Save):
+            self._add_save(what)
+        elif isinstance(what, Done | Stopped | Preempted):
+            self._add_end(what)
+        elif isinstance(what, Regroup):
+            self._check_order(what, 3 if self.recover else 2)
+            self.joined_as = self.joined_as if self.recover else what.number
+            self.regroups.append((what, len(self.steps)))
+            self._may_save = self._may_save or what.members[:1] == (self.rank,)
+        elif not isinstance(what, Strike | Other | Malformed):
+            self._set_error(f"{self.who} wrote {named(what)} event, which only a supervisor writes")
+
+    def _check_step(self, step: Step) -> None:
+        # After a regroup, `Memberships` checks rank and world size against what all members declare.
+        self._check_order(step, 3, None if self.regroups else step.rank, None if self.regroups else step.world)
+        place = (step.rank, step.world) if self.regroups else (self.rank, self.world or 0)
+        if not self._placements or self._placements[-1][1:] != place:
+            self._placements.append((len(self.steps), *place))
+        if self.error is None:
+            self._checked = (step.attempt, step.rank, step.world)
+
+    def _add_save(self, what: Commit | Save) -> None:
+        was_found = isinstance(what, Commit) and what.found
+        self._check_order(what, 1 if was_found else 3)
+        if not self._may_save:
+            self._set_error(
+                f"{self.who} wrote {named(what)} event, but only {'the first member' if self.regroups else 'rank-0'} saves"
+            )
+        if was_found and self.recover:
+            self._set_error(f"{self.who} found the snapshot of step {what.step} after it had restored one")
+        if isinstance(what, Save):
+            self._saved_steps.add(what.step)
+            return
+        if self._saved_steps and not what.found and what.step not in self._saved_steps:
+            self._set_error(
+                f"{self.who} committed step {what.step} in attempt {what.attempt} without a save event of it"
+            )
+        self.commits.append(what)
+
+    def _add_end(self, what: Done | Stopped | Preempted) -> None:
+        self._check_order(what, 3)
+        if what.step != self.reached:
+            self._set_error(
+                f"{self.who} was {_kind(what)} at step {what.step} in attempt {what.attempt}, but had trained "
+                f"{self.reached} steps"
+            )
+        self.end, self._checked = what, None
+
+    def _check_order(self, what: What, needed: int, rank: int | None = None, world: int | None = None) -> None:
+        """Check that `what` comes after the first `needed` events that every session begins with, and before its end."""
+        self._check_place(what, rank, world)
+        if self.end:
+            self._set_error(f"{self.who} wrote {named(what)} event after the end of its attempt {self.attempt}")
+        written = (self._has_begun, self.plan, self.recover)
+        missing = [name for name, event in zip(_FIRST_EVENTS[:needed], written, strict=False) if not event]
+        if missing:
+            self._set_error(
+                f"{self.who} wrote {named(what)} event in attempt {self.attempt} before its {' and '.join(missing)} event"
+            )
+
+    def _check_place(self, what: What, rank: int | None, world: int | None) -> None:
+        """Check that `what` is of the attempt, rank and world size that the session began with."""
+        attempt: int = what.attempt  # type: ignore[union-attr]
+        if self.attempt is None:
+            self.attempt = attempt
+        if world is not None and self.world is None:
+            self.world = world
+        if attempt != self.attempt or rank not in (None, self.rank) or world not in (None, self.world):
+            step = (
+                f" of step {what.step}" if isinstance(what, Step | Commit | Save | Done | Stopped | Preempted) else ""
+            )
+            place = f"attempt {attempt}" + ("" if world is None else f", rank {rank} of {world}")
+            mine = f"attempt {self.attempt}, rank {self.rank} of {self.world}"
+            self._set_error(f"{self.who} wrote {named(what)} event{step} for {place}, in a session of {mine}")
+
+    def _require_first(self, is_first: bool, what: What) -> None:
+        if not is_first:
+            self._set_error(f"{self.who} wrote {named(what)} event twice or too late in attempt {self.attempt}")
+
+    def _set_error(self, text: str) -> None:
+        self.error = self.error or text
+
+
+def named(what: What) -> str:
+    """Return the kind of an event with its article."""
+    return with_article(_kind(what))
+
+
+def with_article(word: str) -> str:
+    """Return `word`, cut to 40 characters, after "a" or "an"."""
+    return f"{'an' if word[:1] in 'aeiou' else 'a'} {word:.40}"
+
+
+def _kind(what: What) -> str:
+    return type(what).__name__.lower()

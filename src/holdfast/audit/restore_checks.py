@@ -1,0 +1,205 @@
+"""Checks of what attempts began with: was it what had been committed, the same on all ranks, with its random generators?"""
+
+from collections.abc import Iterable
+
+from holdfast.audit.rank_session import shared_part
+from holdfast.audit.run_record import CommittedSave, Restore, RunRecord
+from holdfast.audit.training_checks import state_after
+from holdfast.events import Commit, Launch
+from holdfast.finding import CannotTell, Verdict, counted
+
+
+def restores_only_committed(record: RunRecord) -> tuple[Verdict, str]:
+    """Check that every restored snapshot was committed, is the same on all ranks, and training continued where it ends."""
+    for restore in record.restores:
+        if restore.recover.restored is not None and restore.commit is None:
+            abandoned = "which a later restore had abandoned"
+            return "fail", f"{restore}, {abandoned if restore.is_abandoned else 'not committed by then'}"
+    if error := _different_restores(record.restores) or _wrong_position(record):
+        return "fail", error
+    if not record.saves:
+        return "unknown", "nothing was committed"
+    if error := next(filter(None, (_never_reached(record, save) for save in record.saves)), None):
+        return "fail", error
+    restores = sum(restore.recover.restored is not None for restore in record.restores)
+    steps = {save.commit.step for save in record.saves}
+    return "pass", f"{counted(restores, 'restore')}, {counted(len(steps), 'committed step')}"
+
+
+def _different_restores(restores: Iterable[Restore]) -> str | None:
+    first: dict[int, Restore] = {}
+    for restore in restores:
+        other = first.setdefault(restore.recover.attempt, restore)
+        if other.recover.restored != restore.recover.restored:
+            return f"{restore}, but {other}"
+    return None
+
+
+def _wrong_position(record: RunRecord) -> str | None:
+    plan = record.sample_plan
+    for restore in record.restores:
+        step, position = restore.recover.restored or 0, (restore.recover.epoch, restore.recover.cursor)
+        planned = plan.position(step) if step <= plan.steps else None
+        if position != planned:
+            where = f"epoch {position[0]} cursor {position[1]}"
+            return f"{restore} and continued with {where} instead of {planned or 'a step of the plan'}"
+    return None
+
+
+def _never_reached(record: RunRecord, save: CommittedSave) -> str | None:
+    """Return which rank had not trained the steps that a commit covers."""
+    commit, trainer = save
+    name = f"the commit of step {commit.step} in attempt {commit.attempt}"
+    if trainer is None or (not commit.found and trainer != commit.attempt):
+        return f"{name} covers no step of this attempt"
+    reached: dict[int, int] = {}
+    for rank, session in record.sessions_by_rank(trainer):
+        reached[rank] = max(session.reached, reached.get(rank, 0))
+    memberships = record.memberships(trainer)
+    for rank in memberships.split(commit.step - 1) if commit.step else ():
+        if rank not in reached and f"rank-{rank}" not in record.sessions:
+            raise CannotTell(f"there is no history of rank-{rank}, whose steps {name} covers")
+        if (steps := reached.get(rank, 0)) < commit.step and not memberships.is_excused(rank, commit.step - 1):
+            return f"{name} is of a step that was never reached: rank-{rank} trained {steps} steps in attempt {trainer}"
+    return None
+
+
+def restored_states_agree(record: RunRecord) -> tuple[Verdict, str]:
+    """Check by digests that what each rank had in memory when it continued is what the snapshot was committed with."""
+    if not record.attempts:
+        return "unknown", "the history has no attempt"
+    restores = [(restore, restore.commit) for restore in record.restores if restore.commit]
+    for restore, commit in restores:
+        if restore.recover.state and commit.state and restore.recover.state != commit.state:
+            return "fail", f"{restore}, but continued with another state than was committed"
+    if error := (
+        _different_weights(record)
+        or _recommitted(record)
+        or _wrong_fingerprint(record, (restore for restore, _ in restores))
+        or _one_digest_of_two_states(record)
+    ):
+        return "fail", error
+    for restore, commit in restores:
+        if commit.state is None:
+            return "unknown", f"the commit of step {commit.step} in attempt {commit.attempt} has no digest of its state"
+        if restore.recover.state is None:
+            return "unknown", f"{restore} without a digest of what it had in memory then"
+    if not restores:
+        return "pass", f"nothing was restored from a snapshot{_initial_weights(record)}"
+    number = len(restores)
+    return (
+        "pass",
+        f"{number} of {counted(number, 'restore')} continued with what was committed{_initial_weights(record)}",
+    )
+
+
+def _different_weights(record: RunRecord) -> str | None:
+    """Return which rank, supervisor or run.json names other initial weights than the others.
+
+    A rank that restores a snapshot or joins the others takes no initial weights.
+    """
+    weights = [("run.json", record.facts.weights)] if record.facts else []
+    weights += [(who, launch.weights) for who, launch in record.launches if isinstance(launch, Launch)]
+    for sessions in record.attempts.values():
+        for session in sessions:
+            recover = session.recover
+            if recover is None or session.joined_as is not None:
+                continue
+            if recover.restored is None:
+                weights.append((f"{session.who} in attempt {session.attempt}", recover.weights))
+            elif recover.weights is not None:
+                return f"{session.who} took initial weights in attempt {session.attempt}, after restoring step {recover.restored}"
+    for who, digest in weights[1:]:
+        if digest != weights[0][1]:
+            return f"the initial weights are {_shown(weights[0][1])} by {weights[0][0]}, but {_shown(digest)} by {who}"
+    return None
+
+
+def _initial_weights(record: RunRecord) -> str:
+    """Return where the initial weights came from, if not from the script, as a part of a sentence."""
+    for _, launch in record.launches:
+        if isinstance(launch, Launch) and launch.weights:
+            return f"; began with {_shown(launch.weights)}" + (f" from {launch.source}" if launch.source else "")
+    return ""
+
+
+def _shown(weights: str | None) -> str:
+    return "those of the script" if weights is None else f"the weights {weights[:12]}"
+
+
+def _recommitted(record: RunRecord) -> str | None:
+    """Return which snapshot was committed, and later found, with another state."""
+    commits: dict[tuple[int, int | None], Commit] = {}
+    for commit, trainer in record.saves:
+        other = commits.setdefault((commit.step, trainer), commit)
+        if len({other.state, commit.state} - {None}) > 1:
+            attempts = f"attempts {other.attempt} and {commit.attempt}"
+            return f"the one snapshot of step {commit.step} was committed with different states in {attempts}"
+    return None
+
+
+def _wrong_fingerprint(record: RunRecord, restores: Iterable[Restore]) -> str | None:
+    """Return which restored parameters are not those after the step before, whatever their digests say."""
+    for restore in restores:
+        # The attempt as it counted then: the same step may have been trained differently since.
+        step, trainer = restore.session.first_step - 1, restore.trainer
+        before = state_after(record, trainer, step) if trainer is not None else 0
+        fingerprint = restore.recover.fingerprint
+        if before and fingerprint and shared_part(fingerprint) != before:
+            return f"{restore}, but its parameters are not those after step {step}"
+    return None
+
+
+def _one_digest_of_two_states(record: RunRecord) -> str | None:
+    """Return two snapshots with one digest, between which the fingerprints of the parameters changed.
+
+    The digest of a commit is of everything protected, and the fingerprint of a step of a few parameters. So neither
+    follows from the other, and two commits that differ may have the same parameters.
+    """
+    first: dict[str, CommittedSave] = {}
+    for save in record.saves:
+        if save.commit.state is None:
+            continue
+        other = first.setdefault(save.commit.state, save)
+        if (other.commit.step, other.trainer) == (save.commit.step, save.trainer):
+            continue
+        before, after = _fingerprint(record, other), _fingerprint(record, save)
+        if before and after and before != after:
+            steps = (f"step {each.commit.step} (attempt {each.commit.attempt})" for each in (other, save))
+            return f"the snapshots of {' and '.join(steps)} have one digest, but the parameters changed between them"
+    return None
+
+
+def _fingerprint(record: RunRecord, save: CommittedSave) -> int:
+    """Return the fingerprint of the parameters after the last step that a commit covers; 0 if it is not recorded."""
+    return state_after(record, save.trainer, save.commit.step - 1) if save.trainer is not None else 0
+
+
+def generators_restored(record: RunRecord) -> tuple[Verdict, str]:
+    """Check that ranks that continue from a snapshot draw the random numbers that the ranks before would have drawn."""
+    if not record.trained:
+        return "unknown", "no step was trained that counts"
+    for restore in record.restores:
+        if error := _wrong_generators(record, restore):
+            return "fail", error
+    recovers = [restore.recover for restore in record.restores if restore.recover.restored is not None]
+    if not recovers:
+        return "pass", "nothing was restored from a snapshot"
+    keyed = sum(recover.rng == "keyed" for recover in recovers)
+    return "pass", f"{len(recovers) - keyed} restored, {keyed} keyed for another number of ranks"
+
+
+def _wrong_generators(record: RunRecord, restore: Restore) -> str | None:
+    recover = restore.recover
+    name = f"{restore} with its random generators {recover.rng:.20}"
+    if recover.restored is None or restore.commit is None:
+        return None if recover.rng == "keyed" else f"{name} instead of keyed"
+    if restore.trainer is None:
+        raise CannotTell(f"the history does not say how many ranks saved step {recover.restored}")
+    sizes = record.memberships(restore.trainer).world_sizes_of_save(recover.restored)
+    now = record.world(recover.attempt)
+    if recover.rng in {"restored" if size == now else "keyed" for size in sizes}:
+        return None
+    if now in sizes:
+        return f"{name} instead of restored, with the same world size {now}"
+    return f"{name} instead of keyed, after a world size of {min(sizes)}"

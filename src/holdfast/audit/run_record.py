@@ -1,0 +1,336 @@
+"""Everything the checks of an audit read: the sessions of all ranks, what supervisors wrote, and which steps count.
+
+Order across ranks follows from attempt numbers, and within an attempt from cause and effect: a snapshot is found before
+it is restored, and saved after that. Clocks decide nothing.
+"""
+
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, cached_property
+from itertools import islice
+from typing import NamedTuple
+
+import numpy as np
+
+from holdfast.audit.memberships import Join, Memberships
+from holdfast.audit.rank_session import Numbers, RankSession, with_article
+from holdfast.errors import BadInput
+from holdfast.events import (
+    Commit,
+    Detect,
+    Event,
+    Judged,
+    Launch,
+    Malformed,
+    Open,
+    Other,
+    Plan,
+    Preempt,
+    Recover,
+    Restart,
+    Scale,
+    Strike,
+    What,
+)
+from holdfast.finding import SHOWN, CannotTell, where
+from holdfast.history.lineage import Lineage
+from holdfast.history.log import Torn
+from holdfast.runs.histories import RunFacts
+from holdfast.sampler.digest import Samples
+from holdfast.sampler.plan import SamplePlan
+
+_INJECTOR = re.compile(r"injected-(storage|0|[1-9][0-9]{0,17})")
+_SUPERVISOR = re.compile(r"supervisor(-[0-9]+)?")
+
+
+class ShareReport(NamedTuple):
+    """The samples of one step that a rank reported."""
+
+    who: str
+    rank: int
+    world: int
+    attempt: int
+    samples: Samples
+
+
+class Restore(NamedTuple):
+    """What a session restored, and the commit of that snapshot, if one counted then."""
+
+    session: RankSession
+    recover: Recover
+    commit: Commit | None
+    trainer: int | None  # the attempt that trained up to that commit
+    is_abandoned: bool  # the snapshot was committed, and a later restore went back behind it
+
+    def __str__(self) -> str:
+        step = self.recover.restored
+        what = "nothing" if step is None else f"step {step}"
+        return f"{self.session.who} restored {what} in attempt {self.recover.attempt}"
+
+
+class CommittedSave(NamedTuple):
+    """A commit, and the attempt whose steps it covers."""
+
+    commit: Commit
+    trainer: int | None
+
+
+class RunRecord:
+    """What a run's history says, from its events in any order that keeps the order of each writer."""
+
+    def __init__(self, history: Iterable[Event] = (), torn: Sequence[Torn] = (), facts: RunFacts | None = None) -> None:
+        self.facts = facts
+        self.torn = torn
+        self.event_count = 0
+        self.writers: set[str] = set()
+        self.malformed: list[str] = []
+        self.misplaced: list[str] = []  # events in a file of another writer, or that their writer cannot write
+        self.launches: list[tuple[str, Launch | Restart]] = []
+        self.detects: list[tuple[str, Detect]] = []
+        self.verdicts: list[Judged] = []
+        self._supervisor_was_killed = self._supervisor_is_open = False
+        self._sessions: dict[str, list[RankSession]] = {}
+        for event in history:
+            self.add(event)
+
+    @property
+    def recovery(self) -> str | None:
+        """The recovery strategy in run.json."""
+        return self.facts.recovery if self.facts else None
+
+    def add(self, event: Event, file: str | None = None) -> None:
+        """Add an event, with the name of the file that it was read from."""
+        who, what = event.who, event.what
+        self.event_count += 1
+        self.writers.add(who)
+        if file not in (None, who):
+            self.misplaced.append(f"{file}.jsonl has a line of {who}")
+        if isinstance(what, Malformed):
+            self.malformed.append(f"{with_article(what.kind)} event of {who}{where(what, file)}: {what.why}")
+        if (rank := rank_of(who)) is not None:
+            if type(what) is Open:
+                self._sessions.setdefault(who, []).append(RankSession(who, rank, what))
+            elif who not in self._sessions:
+                self._sessions[who] = [RankSession(who, rank, None)]
+            if type(what) is not Open:
+                self._sessions[who][-1].add(what)
+        elif _SUPERVISOR.fullmatch(who):
+            self._add_of_supervisor(who, what)
+        elif not isinstance(what, Open | Other | Malformed) and not (
+            isinstance(what, Strike) and _INJECTOR.fullmatch(who)
+        ):
+            self.misplaced.append(f"{who} is not a rank or supervisor, but wrote {with_article(event.kind)} event")
+
+    def _add_of_supervisor(self, who: str, what: What) -> None:
+        if isinstance(what, Open):
+            self._supervisor_was_killed |= self._supervisor_is_open
+            self._supervisor_is_open = True
+        elif isinstance(what, Launch | Restart):
+            self.launches.append((who, what))
+        elif isinstance(what, Detect):
+            self.detects.append((who, what))
+        elif isinstance(what, Judged):
+            self.verdicts.append(what)
+            self._supervisor_is_open = False
+        elif not isinstance(what, Preempt | Scale | Other | Malformed):
+            self.misplaced.append(
+                f"{who} wrote {with_article(type(what).__name__.lower())} event, which only a rank writes"
+            )
+
+    @property
+    def supervisor_counts_attempts(self) -> bool:
+        """True if the numbers in the supervisor's events are those of the ranks.
+
+        A supervisor that is killed between starting the workers and writing that down counts one attempt less from then
+        on. With several nodes each supervisor counts for itself.
+        """
+        names = {who for who, _ in self.launches}
+        last = max((launch.attempt for _, launch in self.launches), default=0)
+        return names == {"supervisor"} and not self._supervisor_was_killed and last >= max(self.attempts, default=0)
+
+    @cached_property
+    def sessions(self) -> Mapping[str, Sequence[RankSession]]:
+        """The sessions of each rank, in order."""
+        return {who: self._sessions[who] for who in sorted(self._sessions, key=lambda who: rank_of(who) or 0)}
+
+    @cached_property
+    def attempts(self) -> Mapping[int, Sequence[RankSession]]:
+        """The sessions of each attempt, in the order of ranks."""
+        attempts: defaultdict[int, list[RankSession]] = defaultdict(list)
+        for sessions in self.sessions.values():
+            for session in sessions:
+                if session.attempt is not None:
+                    attempts[session.attempt].append(session)
+        return {number: attempts[number] for number in sorted(attempts)}
+
+    @cached_property
+    def plans(self) -> Sequence[tuple[RankSession, Plan]]:
+        """Every plan with its session, in the order of attempts and ranks."""
+        return [(session, session.plan) for sessions in self.attempts.values() for session in sessions if session.plan]
+
+    @property
+    def has_trained(self) -> bool:
+        """True if any rank reached its training loop."""
+        sessions = (session for sessions in self._sessions.values() for session in sessions)
+        return any(session.plan or session.recover or len(session.steps) for session in sessions)
+
+    @cached_property
+    def sample_plan(self) -> SamplePlan:
+        """The samples of every step: as the first plan says, with the length of the longest plan that extends it."""
+        if not self.plans:
+            raise CannotTell("no plan event says which samples to train")
+        session, plan = self.plans[0]
+        longest = max((each for _, each in self.plans if each.extends), key=_length, default=plan)
+        last = max((plan, longest), key=_length)
+        try:
+            return SamplePlan(
+                samples=plan.samples, batch=plan.batch, epochs=last.epochs, seed=plan.seed, limit=last.limit
+            )
+        except BadInput as error:
+            raise CannotTell(f"the plan of {session.who} cannot be trained: {error}") from error
+
+    @cached_property
+    def lineage(self) -> Lineage:
+        """Which steps and commits count at the end of the history."""
+        return self._followed[0]
+
+    @cached_property
+    def restores(self) -> Sequence[Restore]:
+        """Every restore, with the commit that counted then."""
+        return self._followed[1]
+
+    @cached_property
+    def saves(self) -> Sequence[CommittedSave]:
+        """Every commit, with the attempt whose steps it covers."""
+        return self._followed[2]
+
+    @cached_property
+    def _followed(self) -> tuple[Lineage, list[Restore], list[CommittedSave]]:
+        lineage = Lineage()
+        restores: list[Restore] = []
+        saves: list[CommittedSave] = []
+        trainers: dict[int, int | None] = {}  # of the last commit of each step
+        for sessions in self.attempts.values():
+            commits = [commit for session in sessions for commit in session.commits]
+            saves += [_follow_commit(lineage, commit, trainers) for commit in commits if commit.found]
+            counted = dict(lineage.commits)
+            for session in sessions:
+                recover = session.recover
+                if recover is None or self.has_joined(session):
+                    continue
+                step = -1 if recover.restored is None else recover.restored
+                restores.append(Restore(session, recover, counted.get(step), trainers.get(step), step in trainers))
+                lineage.add(recover)
+            saves += [_follow_commit(lineage, commit, trainers) for commit in commits if not commit.found]
+        return lineage, restores, saves
+
+    @cache  # noqa: B019  # a record is used by one audit
+    def memberships(self, attempt: int) -> Memberships:
+        """Return which members trained which steps of `attempt`."""
+        sessions = self.attempts.get(attempt, ())
+        plan = self.sample_plan if any(session.regroups for session in sessions) else None
+        return Memberships(attempt, self.world(attempt), sessions, plan)
+
+    @cached_property
+    def live_attempts(self) -> Sequence[Memberships]:
+        """The attempts in which members were lost or joined while the others continued."""
+        numbers = [number for number, sessions in self.attempts.items() if any(s.regroups for s in sessions)]
+        return [self.memberships(number) for number in numbers]
+
+    @cached_property
+    def joins(self) -> Mapping[int, Join]:
+        """The sessions that joined a running attempt, by `id`."""
+        return {id(join.session): join for memberships in self.live_attempts for join in memberships.joined}
+
+    def has_joined(self, session: RankSession) -> bool:
+        """Return True if `session` joined a running attempt, with the state of its members."""
+        return id(session) in self.joins
+
+    def never_joined(self, session: RankSession) -> bool:
+        """Return True if the process was to replace a lost one, but ended before it did."""
+        is_live = any(memberships.attempt == session.attempt for memberships in self.live_attempts)
+        return (is_live or self.recovery not in (None, "restart")) and session.is_idle
+
+    def missing_samples(self) -> int:
+        """Count the samples that were declared missing from steps that count."""
+        return sum(
+            len(samples)
+            for memberships in self.live_attempts
+            for step, samples in memberships.missing.items()
+            if step in self.trained.get(memberships.attempt, ())
+        )
+
+    @cached_property
+    def committed(self) -> int:
+        """The number of steps that the newest commit covers."""
+        return self.lineage.committed
+
+    def counted_rows(self, session: RankSession) -> Numbers:
+        """Return the rows of the steps that no later restore rolled back, and that others did not finish without it."""
+        limit = self.lineage.limit(session.attempt or 0)
+        steps = session.steps.step
+        is_live = session.attempt is not None and bool(self.live_attempts)
+        void = self.memberships(session.attempt or 0).void_step(session) if is_live else None
+        if void is None and (not len(steps) or steps.max() < limit):
+            return np.arange(len(steps))
+        return np.flatnonzero((steps < limit) & (steps != (-1 if void is None else void)))
+
+    @cached_property
+    def trained(self) -> Mapping[int, Numbers]:
+        """The steps of each attempt that count, each once and in order; attempts without any are left out."""
+        trained: dict[int, Numbers] = {}
+        for attempt, sessions in self.attempts.items():
+            steps = [session.steps.step[self.counted_rows(session)] for session in sessions]
+            if any(map(len, steps)):
+                trained[attempt] = np.unique(np.concatenate(steps))
+        return trained
+
+    def world(self, attempt: int) -> int:
+        """Return the world size of `attempt`."""
+        worlds = (session.world for session in self.attempts.get(attempt, ()) if session.world is not None)
+        if (world := next(worlds, None)) is None:
+            raise CannotTell(f"the history does not say how many ranks attempt {attempt} had")
+        return world
+
+    def absent_ranks(self, attempt: int) -> list[str]:
+        """Return the first few ranks of `attempt` that have no history at all."""
+        world = self.world(attempt)
+        if sum(sessions[0].rank < world for sessions in self.sessions.values()) == world:
+            return []
+        return list(islice((who for who in map("rank-{}".format, range(world)) if who not in self.sessions), SHOWN))
+
+    def reports(self, step: int) -> list[ShareReport]:
+        """Return what ranks reported of `step`, where it counts."""
+        reports: list[ShareReport] = []
+        for attempt, sessions in self.attempts.items():
+            for session in sessions:
+                counted = self.counted_rows(session)
+                for row in counted[session.steps.step[counted] == step].tolist():
+                    place = session.placement(row)
+                    reports.append(ShareReport(session.who, *place, attempt, session.steps.samples(row)))
+        return reports
+
+    def sessions_by_rank(self, attempt: int) -> Iterator[tuple[int, RankSession]]:
+        """Yield the sessions of `attempt` whose rank belongs to its world."""
+        world = self.world(attempt)
+        return ((session.rank, session) for session in self.attempts[attempt] if session.rank < world)
+
+
+@cache
+def rank_of(who: str) -> int | None:
+    """Return the rank that writes under the name `who`."""
+    match = re.fullmatch(r"rank-(0|[1-9][0-9]{0,17})", who)
+    return int(match[1]) if match else None
+
+
+def _follow_commit(lineage: Lineage, commit: Commit, trainers: dict[int, int | None]) -> CommittedSave:
+    trainer = trainers[commit.step] = lineage.trainer(max(0, commit.step - 1))
+    lineage.add(commit)
+    return CommittedSave(commit, trainer)
+
+
+def _length(plan: Plan) -> tuple[int, int]:
+    """Return a key that sorts plans by their length; a limit ends a plan within its last epoch."""
+    return plan.epochs, sys.maxsize if plan.limit is None else plan.limit

@@ -1,0 +1,391 @@
+"""Checks of which samples were trained: every step of the plan once, in order, by all ranks, with exactly its samples.
+
+The samples of a step are a window of the shuffled data set, and each rank trains a share of it. Digests of the shares are
+compared with the plan, and only a window that differs is looked into further.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from holdfast.audit.history_checks import leftover
+from holdfast.audit.rank_session import Numbers, RankSession
+from holdfast.audit.run_record import RunRecord, ShareReport
+from holdfast.blocks.division import Ids
+from holdfast.finding import SHOWN, CannotTell, Verdict, counted
+from holdfast.sampler.digest import Samples
+from holdfast.sampler.plan import Position, SamplePlan
+
+_IDS_AT_ONCE = 1 << 14  # intermediate results stay in the processor's cache
+_LARGEST_WINDOW = 1 << 28  # samples of one step that are computed: a damaged plan may have any number
+_EPOCHS_SEARCHED = 10_000  # for a window at the same position of another epoch
+
+
+def every_step_follows_the_last(record: RunRecord) -> tuple[Verdict, str]:
+    """Check that, without what was rolled back, every step was trained in one attempt, in order, and none left out."""
+    plan = record.sample_plan
+    for sessions in record.attempts.values():
+        for session in sessions:
+            if error := _jump(plan, session):
+                return "fail", f"{session.who} in attempt {session.attempt} {error}"
+    if not record.trained:
+        return "unknown", "no step was trained that counts"
+    if error := _jump_between_attempts(record):
+        return "fail", error
+    last = max(int(steps[-1]) for steps in record.trained.values())
+    return "pass", f"{counted(last + 1, 'step')} from {_position(plan, 0)} to {_position(plan, last)}"
+
+
+def _jump(plan: SamplePlan, session: RankSession) -> str | None:
+    """Return the first move of a session that is not to the next step."""
+    steps, epochs, cursors = session.steps.step, session.steps.epoch, session.steps.cursor
+    if not len(steps):
+        return None
+    if steps[0] != session.first_step:
+        return f"began with {_row_text(session, 0)} instead of step {session.first_step}"
+    length = plan.steps_per_epoch
+    wrong = (np.diff(steps, prepend=steps[0] - 1) != 1) | (epochs != steps // length) | (cursors != steps % length)
+    if not wrong.any():
+        return None
+    row = int(wrong.argmax())
+    now = _row_text(session, row)
+    return f"went from {_row_text(session, row - 1)} to {now}" if row else f"began with {now}"
+
+
+def _jump_between_attempts(record: RunRecord) -> str | None:
+    plan, trained = record.sample_plan, record.trained
+    steps = np.sort(np.concatenate(list(trained.values())))
+    if len(repeated := steps[1:][steps[1:] == steps[:-1]]):
+        one, other, *_ = (attempt for attempt, several in trained.items() if repeated[0] in several)
+        name = _position(plan, int(repeated[0]))
+        return f"{name} was trained in attempt {one} and in attempt {other}, and neither was rolled back"
+    if steps[0]:
+        return f"the run starts at {_named(plan, int(steps[0]))}"
+    gaps = np.flatnonzero(np.diff(steps) != 1)
+    if not len(gaps):
+        return None
+    before, after = int(steps[gaps[0]]), int(steps[gaps[0] + 1])
+    return f"the run went from {_named(plan, before)} to {_named(plan, after)}"
+
+
+def all_ranks_report_every_step(record: RunRecord) -> tuple[Verdict, str]:
+    """Check that all ranks of the world report every committed step."""
+    complete = 0
+    for attempt, steps in record.trained.items():
+        reported, memberships = _reported_steps(record, attempt), record.memberships(attempt)
+        committed = steps[steps < record.committed]
+        for rank in range(min(record.world(attempt), len(reported) + 1)):
+            lacking = np.setdiff1d(memberships.due(rank, committed), reported.get(rank, steps[:0]))
+            if len(lacking):
+                if f"rank-{rank}" not in record.sessions:
+                    world = record.world(attempt)
+                    raise CannotTell(f"there is no history of rank-{rank}, one of {world} in attempt {attempt}")
+                name = _named(record.sample_plan, int(lacking[0]))
+                return "fail", f"rank-{rank} never reported {name}, which was committed"
+        complete += len(_complete_steps(record, attempt))
+    if not complete:
+        return "unknown", "no step was reported by all ranks of its world"
+    return "pass", f"{counted(complete, 'step')} reported by all ranks of their world"
+
+
+def _reported_steps(record: RunRecord, attempt: int) -> dict[int, Numbers]:
+    """Return the steps of `attempt` that count, as each rank reports them."""
+    reported: dict[int, Numbers] = {}
+    for rank, session in record.sessions_by_rank(attempt):
+        steps = np.unique(session.steps.step[record.counted_rows(session)])
+        reported[rank] = np.union1d(reported[rank], steps) if rank in reported else steps
+    return reported
+
+
+def _complete_steps(record: RunRecord, attempt: int) -> Numbers:
+    """Return the steps of `attempt` that count and that every rank that must report them does."""
+    reported, memberships = _reported_steps(record, attempt), record.memberships(attempt)
+    steps = record.trained[attempt]
+    if len(reported) < record.world(attempt):
+        return steps[:0]
+    for rank, mine in reported.items():
+        due = memberships.due(rank, steps)
+        if not np.array_equal(due, mine):
+            steps = np.setdiff1d(steps, np.setdiff1d(due, mine))
+    return steps
+
+
+def every_sample_trained_once(record: RunRecord) -> tuple[Verdict, str]:
+    """Check that the steps that count trained exactly the samples that the plan gives them, each rank its share."""
+    defects = _find_defects(record)
+    if defects:
+        return "fail", _describe(record, defects)
+    if not defects.compared:
+        return "unknown", "no step was reported by all ranks of its world"
+    steps, batch = counted(defects.compared, "step"), record.sample_plan.batch
+    unfinished = counted(defects.unfinished, "step")
+    rest = f"; {unfinished} not reported by all ranks or not committed yet" if defects.unfinished else ""
+    if any(plan.loader for _, plan in record.plans):
+        batches = f"{batch} batch{'es' * (batch != 1)}"
+        return "pass", f"{steps} of {batches}, as many as planned; the loader chooses its samples: not checked{rest}"
+    of_samples = f"{steps} of {counted(batch, 'sample')}"
+    if any(plan.own for _, plan in record.plans):
+        return "pass", (
+            f"{of_samples}, each drawn once: as many as planned, from generators keyed for each step, so that what is trained "
+            f"again is the same; which samples the script drew is not checked{rest}"
+        )
+    missing = record.missing_samples()
+    exactly = (
+        f"every sample exactly once but {missing} declared missing" if missing else "none repeated, missing or extra"
+    )
+    return "pass", f"{of_samples}: {exactly}; {leftover(record.sample_plan)}{rest}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Defects:
+    """The steps that differ from the plan, by the way in which they do."""
+
+    missing: Sequence[range]
+    duplicated: Sequence[int]
+    extra: Sequence[int]
+    changed: Sequence[int]
+    compared: int
+    unfinished: int  # neither reported by all ranks nor committed: the next attempt would train them again
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.duplicated or self.extra or self.changed)
+
+
+def _find_defects(record: RunRecord) -> _Defects:
+    """Compare every step that counts, and every one up to the last commit, with the plan."""
+    steps, committed = record.sample_plan.steps, record.committed
+    none = np.zeros(0, np.int64)
+    trained = np.concatenate([*record.trained.values(), none])
+    complete = np.concatenate([*(_complete_steps(record, attempt) for attempt in record.trained), none])
+    duplicated = _duplicated(record)
+    inside = np.unique(trained[trained < steps])
+    partly = np.setdiff1d(inside[inside < committed], complete)
+    if len(partly) and (absent := next(filter(None, map(record.absent_ranks, record.trained)), None)):
+        raise CannotTell(f"there is no history of {', '.join(absent)}")
+    return _Defects(
+        missing=_gaps(inside.tolist(), min(committed, steps)),
+        duplicated=duplicated,
+        extra=np.unique(trained[trained >= steps]).tolist(),
+        changed=sorted({*_changed(record), *partly.tolist()} - set(duplicated)),
+        compared=len(np.unique(complete[complete < steps])),
+        unfinished=len(np.setdiff1d(inside[inside >= committed], complete)),
+    )
+
+
+def _duplicated(record: RunRecord) -> list[int]:
+    """Return the steps that count twice, of one rank or of two attempts."""
+    found = list(record.trained.values())
+    for attempt in record.trained:
+        by_rank: defaultdict[int, list[Numbers]] = defaultdict(list)
+        for session in record.attempts[attempt]:
+            by_rank[session.rank].append(session.steps.step[record.counted_rows(session)])
+        found += [_twice_in(np.concatenate(steps)) for steps in by_rank.values() for _ in range(2)]
+    return [] if not found else _twice_in(np.concatenate(found)).tolist()
+
+
+def _twice_in(numbers: Numbers) -> Numbers:
+    ordered = np.sort(numbers)
+    return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+
+
+def _gaps(steps: Sequence[int], committed: int) -> list[range]:
+    reached = [-1, *steps]
+    return [range(a + 1, b) for a, b in pairwise([*reached, max(committed, reached[-1] + 1)]) if b > a + 1]
+
+
+def _changed(record: RunRecord) -> Iterator[int]:
+    """Yield the steps of which a rank reports other samples than its share."""
+    plan = record.sample_plan
+    if plan.batch > _LARGEST_WINDOW:
+        raise CannotTell(f"steps of {plan.batch} samples are too large to be computed")
+    for attempt, steps in record.trained.items():
+        reports = [_ReportedShares(session, record.counted_rows(session)) for session in record.attempts[attempt]]
+        for chunk, windows in _windows(plan, steps[steps < plan.steps]):
+            for report in reports:
+                yield from report.differing(plan, chunk, windows)
+
+
+class _ReportedShares:
+    """The shares of a session that count, sorted by step to be compared with windows in order."""
+
+    def __init__(self, session: RankSession, rows: Numbers) -> None:
+        order = rows[np.argsort(session.steps.step[rows], kind="stable")]
+        self._placements = list(session.placements())
+        self._rows, self._steps, self._count = order, session.steps.step[order], session.steps.count[order]
+        self._digest = session.steps.digest[order]
+
+    def differing(self, plan: SamplePlan, chunk: Numbers, windows: Ids) -> Iterator[int]:
+        """Yield the steps of `chunk` in which this session reports other samples than its share of the window."""
+        first, last = np.searchsorted(self._steps, [chunk[0], chunk[-1] + 1])
+        for rows, rank, world in self._placements:
+            is_inside = (self._rows[first:last] >= rows.start) & (self._rows[first:last] < rows.stop)
+            mine = np.arange(first, last)[is_inside]
+            steps = self._steps[mine]
+            if rank >= world or world > plan.batch:
+                yield from steps.tolist()
+                continue
+            places = plan.places(rank, world)
+            planned = Samples.sums(windows[np.searchsorted(chunk, steps), places.start : places.stop])
+            wrong = (self._digest[mine] != planned).any(axis=1) | (self._count[mine] != len(places))
+            yield from steps[wrong].tolist()
+
+
+def _windows(plan: SamplePlan, steps: Numbers) -> Iterator[tuple[Numbers, Ids]]:
+    """Yield the samples of `steps`, a chunk of steps at a time."""
+    size = max(1, _IDS_AT_ONCE // plan.batch)
+    for first in range(0, len(steps), size):
+        chunk = steps[first : first + size]
+        yield chunk, plan.windows(chunk)
+
+
+# Defects in words.
+
+
+def _describe(record: RunRecord, defects: _Defects) -> str:
+    plan = record.sample_plan
+    missing = sum(len(gap) for gap in defects.missing)
+    parts = [
+        _listed(missing, "missing", [_named_range(plan, gap) for gap in defects.missing[: SHOWN + 1]]),
+        _listed(len(defects.duplicated), "duplicated", [_twice(record, s) for s in defects.duplicated[: SHOWN + 1]]),
+        _listed(
+            len(defects.extra), "extra", [f"{_named(plan, s)} is not in the plan" for s in defects.extra[: SHOWN + 1]]
+        ),
+        _listed(len(defects.changed), "with other samples", _explain(record, defects.changed[: SHOWN + 1])),
+    ]
+    return "; ".join(filter(None, parts))
+
+
+def _listed(count: int, kind: str, texts: Sequence[str]) -> str:
+    if not texts:
+        return ""
+    more = ["and more"] if len(texts) > SHOWN else []
+    return f"{counted(count, 'step')} {kind}: {', '.join([*texts[:SHOWN], *more])}"
+
+
+class _Share(NamedTuple):
+    """The samples that a rank reports as its share of a step."""
+
+    rank: int
+    world: int
+    samples: Samples
+
+
+def _explain(record: RunRecord, steps: Sequence[int]) -> list[str]:
+    """Return what was trained instead in each of `steps`."""
+    if not steps:
+        return []
+    plan = record.sample_plan
+    reports = {step: record.reports(step) for step in steps}
+    wrong = {step: _wrong_shares(plan, step, reports[step]) for step in steps}
+    wanted = {share for shares in wrong.values() for share in shares} | {_whole(reports[step]) for step in steps}
+    epochs, length = range(min(plan.epochs, _EPOCHS_SEARCHED)), plan.steps_per_epoch
+    same_cursor = ([epoch * length + step % length for epoch in epochs] for step in steps)
+    candidates = np.unique(np.concatenate([*record.trained.values(), *same_cursor]))
+    elsewhere = _search(plan, candidates[candidates < plan.steps], wanted)
+    return [_explanation(record, step, reports[step], wrong[step], elsewhere) for step in steps]
+
+
+def _wrong_shares(plan: SamplePlan, step: int, reports: Iterable[ShareReport]) -> dict[_Share, str]:
+    """Return the reported shares that are not those of their rank, with the rank's name."""
+    position = plan.position(step)
+    shares = {_Share(report.rank, report.world, report.samples): report.who for report in reports}
+    valid = {share: who for share, who in shares.items() if share.rank < share.world <= plan.batch}
+    return {s: who for s, who in valid.items() if s.samples != Samples.of(plan.share(position, s.rank, s.world))}
+
+
+def _whole(reports: Sequence[ShareReport]) -> _Share:
+    return _Share(0, 1, Samples.total(report.samples for report in reports))
+
+
+def _search(plan: SamplePlan, steps: Numbers, wanted: set[_Share]) -> dict[_Share, Position]:
+    """Return those of the `wanted` shares that are the same share of one of `steps`, with its position."""
+    places = {share[:2]: plan.places(*share[:2]) for share in wanted}
+    found: dict[_Share, Position] = {}
+    for chunk, windows in _windows(plan, steps):
+        for (rank, world), columns in places.items():
+            shares = Samples.of_each(windows[:, columns.start : columns.stop])
+            for step, samples in zip(chunk.tolist(), shares, strict=True):
+                if (share := _Share(rank, world, samples)) in wanted:
+                    found[share] = plan.position(step)
+    return found
+
+
+def _explanation(
+    record: RunRecord,
+    step: int,
+    reports: Sequence[ShareReport],
+    wrong: Mapping[_Share, str],
+    elsewhere: Mapping[_Share, Position],
+) -> str:
+    plan = record.sample_plan
+    position, name = plan.position(step), _named(plan, step)
+    other = elsewhere.get(_whole(reports))
+    if other not in (None, position):
+        return f"{name}: {other} was trained instead"
+    texts = [f"{who} never reported it" for who in _silent(record, step, reports)]
+    texts += [f"{who} {_instead(plan, position, share, elsewhere)}" for share, who in wrong.items()]
+    return f"{name}: {', '.join(texts) or 'trained by a rank that is not of its world'}"
+
+
+def _silent(record: RunRecord, step: int, reports: Sequence[ShareReport]) -> list[str]:
+    """Return the first few ranks that had to report `step` and did not."""
+    reporters, memberships = {report.who for report in reports}, record.memberships(reports[0].attempt)
+    due = (f"rank-{member}" for member in memberships.split(step) if not memberships.is_excused(member, step))
+    return list(islice((who for who in due if who not in reporters), SHOWN))
+
+
+def _instead(plan: SamplePlan, position: Position, share: _Share, elsewhere: Mapping[_Share, Position]) -> str:
+    """Return what a rank trained instead of its share."""
+    for rank in range(share.world):
+        if share.samples == Samples.of(plan.share(position, rank, share.world)):
+            return f"trained the share of rank-{rank}"
+    if other := elsewhere.get(share):
+        return f"trained the share of {other} instead"
+    ids = plan.share(position, share.rank, share.world)
+    planned, trained = Samples.of(ids), share.samples
+    if trained.count < planned.count:
+        lacking = planned - trained
+        which = "" if lacking.only_id is None else f" (sample {lacking.only_id})"
+        return f"trained {trained.count} of its {planned.count} samples, {lacking.count} missing{which}"
+    if trained.count > planned.count:
+        surplus = trained - planned
+        which = "" if surplus.only_id is None else f" (sample {surplus.only_id})"
+        return f"trained {trained.count} samples instead of {planned.count}, {surplus.count} extra{which}"
+    for lost, alone in zip(ids.tolist(), Samples.of_each(ids[:, None]), strict=True):
+        if (sample := (trained + alone - planned).only_id) is not None:
+            return f"trained sample {sample} instead of sample {lost}"
+    return "trained other samples instead"
+
+
+def _twice(record: RunRecord, step: int) -> str:
+    reports = record.reports(step)
+    attempts = sorted({report.attempt for report in reports})
+    name = _named(record.sample_plan, step)
+    if len(attempts) > 1:
+        return f"{name} in attempts {' and '.join(map(str, attempts))}"
+    ranks = [report.who for report in reports]
+    repeated = sorted({who for who in ranks if ranks.count(who) > 1})
+    return f"{name} by {', '.join(repeated)} in attempt {attempts[0]}"
+
+
+def _row_text(session: RankSession, row: int) -> str:
+    columns = session.steps
+    return f"epoch {columns.epoch[row]} cursor {columns.cursor[row]} (step {columns.step[row]})"
+
+
+def _named(plan: SamplePlan, step: int) -> str:
+    return f"{_position(plan, step)} (step {step})"
+
+
+def _named_range(plan: SamplePlan, steps: range) -> str:
+    first, last = _named(plan, steps[0]), _named(plan, steps[-1])
+    return first if first == last else f"{first} to {last}"
+
+
+def _position(plan: SamplePlan, step: int) -> Position:
+    """Return the position of `step`, which may lie beyond the end of the plan."""
+    return Position(*divmod(step, plan.steps_per_epoch))

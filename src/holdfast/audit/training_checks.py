@@ -1,0 +1,359 @@
+"""Checks of what steps did: each was trained, all ranks came out with one state, and repeated steps came out the same.
+
+Repeated steps are compared if they were trained from the same past. All-reduce over another number of ranks rounds
+differently, and so does everything that follows from it. A script with other arguments may do anything else.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.audit.rank_session import Numbers, RankSession, shared_part
+from holdfast.audit.run_record import RunRecord
+from holdfast.finding import Verdict, counted
+from holdfast.history.lineage import EVERY_STEP
+from holdfast.sampler.plan import Position
+
+# World sizes, or what else results depend on, each with the step from which on it was so.
+Past: TypeAlias = tuple[tuple[int, object], ...]
+Rows: TypeAlias = "NDArray[np.intp] | slice"
+
+
+def every_step_was_trained(record: RunRecord) -> tuple[Verdict, str]:
+    """Check that in every step gradients were computed, an optimizer stepped, or the state changed."""
+    trained, unknown = 0, 0
+    for attempt in record.trained:
+        for session in record.attempts[attempt]:
+            is_trained, is_idle = _trained_and_idle(record, session)
+            if is_idle.any():
+                step = int(session.steps.step[record.counted_rows(session)][is_idle][0])
+                return "fail", (
+                    f"{_named(record, step)} was handed out to {session.who} in attempt {attempt} but not trained: no "
+                    f"backward pass, no optimizer step, and the state did not change ({is_idle.sum()} such)"
+                )
+            trained, unknown = trained + int(is_trained.sum()), unknown + int((~is_trained).sum())
+        if error := _different_work(record, attempt):
+            return "fail", error
+    if error := _never_stepped(record) or _never_reduced(record):
+        return "fail", error
+    if unknown or not trained:
+        return "unknown", f"the history does not say whether {counted(unknown, 'share')} of a step was trained"
+    return (
+        "pass",
+        f"{counted(trained, 'share')} of steps trained: gradients reduced, optimizers stepped, or states changed",
+    )
+
+
+def _trained_and_idle(record: RunRecord, session: RankSession) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which of the steps of a session that count were trained, and which were not; the others are unknown."""
+    worked, state, before = session.steps.worked, session.steps.shared, states_before(record, session)
+    known = (state != 0) & (before != 0)
+    rows = record.counted_rows(session)
+    skipped = record.memberships(session.attempt or 0).skipped
+    if skipped:  # the samples of a skipped step are declared missing, so it need not be trained
+        worked = worked | np.isin(session.steps.step, list(skipped))
+    return (worked | changes_state(record, session))[rows], (~worked & known & (state == before))[rows]
+
+
+def changes_state(record: RunRecord, session: RankSession) -> NDArray[np.bool_]:
+    """Return a mask of the steps that are known to have changed the state that all ranks share."""
+    state, before = session.steps.shared, states_before(record, session)
+    mask: NDArray[np.bool_] = (state != 0) & (before != 0) & (state != before)
+    return mask
+
+
+def states_before(record: RunRecord, session: RankSession) -> Numbers:
+    """Return the fingerprint of the shared state before each step of a session; 0 where it is not recorded."""
+    state = session.steps.shared
+    before: Numbers = np.concatenate([[_first_state(record, session)], state[:-1]])[: len(state)]
+    return before
+
+
+def _first_state(record: RunRecord, session: RankSession) -> int:
+    if session.recover and session.recover.fingerprint:
+        return shared_part(session.recover.fingerprint)
+    last = session.first_step - 1
+    trainer = record.lineage.trainer(last) if last >= 0 else None
+    return state_after(record, trainer, last) if trainer is not None else 0
+
+
+def state_after(record: RunRecord, attempt: int, step: int) -> int:
+    """Return the fingerprint of the shared state after `step` of `attempt`; 0 if it is not recorded."""
+    for session in record.attempts.get(attempt, ()):
+        rows = np.flatnonzero(session.steps.step == step)
+        is_void = bool(record.live_attempts) and record.memberships(attempt).void_step(session) == step
+        if len(rows) and not is_void:
+            return int(session.steps.shared[rows[0]])
+    return 0
+
+
+def _counted_sessions(record: RunRecord) -> list[tuple[RankSession, Numbers]]:
+    return [(s, record.counted_rows(s)) for attempt in record.trained for s in record.attempts[attempt]]
+
+
+def _never_stepped(record: RunRecord) -> str | None:
+    """Return that no optimizer stepped in the whole run, and the first state is still the last; skipped steps aside."""
+    sessions = _counted_sessions(record)
+    states = {int(state) for session, rows in sessions for state in np.unique(session.steps.shared[rows])}
+    steps = sum(
+        len(np.setdiff1d(several, list(record.memberships(attempt).skipped)))
+        for attempt, several in record.trained.items()
+    )
+    if steps < 2 or len(states) != 1 or 0 in states or any(s.steps.stepped[rows].any() for s, rows in sessions):
+        return None
+    return f"in {steps} steps no optimizer stepped, and the state did not change"
+
+
+def _never_reduced(record: RunRecord) -> str | None:
+    """Return that several ranks computed gradients, and never all-reduced any."""
+    sessions = _counted_sessions(record)
+    is_alone = min((record.world(attempt) for attempt in record.trained), default=1) == 1
+    had_backward = any(session.steps.had_backward[rows].any() for session, rows in sessions)
+    if is_alone or not had_backward or any(session.steps.reduced[rows].any() for session, rows in sessions):
+        return None
+    return "every rank kept its gradients to itself in every step: none were all-reduced"
+
+
+def _different_work(record: RunRecord, attempt: int) -> str | None:
+    """Return which ranks differ in how often they all-reduced or stepped, though both take all of them."""
+    for first, other, a, b in _trained_together(record, attempt):
+        if len(differing := np.flatnonzero(first.steps.stepped[a] != other.steps.stepped[b])):
+            step = int(first.steps.step[a][differing[0]])
+            return f"only one of {first.who} and {other.who} had an optimizer step in step {step} of attempt {attempt}"
+        if len(differing := np.flatnonzero(first.steps.reduced[a] != other.steps.reduced[b])):
+            step = int(first.steps.step[a][differing[0]])
+            numbers = f"{first.steps.reduced[a][differing[0]]} and {other.steps.reduced[b][differing[0]]}"
+            return f"{first.who} and {other.who} reduced {numbers} backward passes in step {step} of attempt {attempt}"
+    return None
+
+
+def _trained_together(record: RunRecord, attempt: int) -> Iterator[tuple[RankSession, RankSession, Rows, Rows]]:
+    """Yield pairs of sessions of `attempt` that trained the same steps, with their rows of these steps.
+
+    Where the members never changed, each is compared with the one that wrote most: a killed rank may lack the last steps.
+    """
+    sessions, memberships = record.attempts[attempt], record.memberships(attempt)
+    if not memberships.is_live:
+        longest = max(sessions, key=lambda session: len(session.steps))
+        yield from ((longest, other, *_same_steps(longest, other)) for other in sessions if other is not longest)
+        return
+    for one, other in _overlapping(sessions):
+        a, b = _same_steps(one, other)
+        void = [step for step in map(memberships.void_step, (one, other)) if step is not None]
+        is_valid = ~np.isin(one.steps.step[a], void)
+        yield one, other, np.arange(len(one.steps))[a][is_valid], np.arange(len(other.steps))[b][is_valid]
+
+
+def _same_steps(a: RankSession, b: RankSession) -> tuple[Rows, Rows]:
+    """Return the rows of two sessions that are of the same steps."""
+    x, y = a.steps.step, b.steps.step
+    if len(x) and len(y) and a.steps.is_consecutive and b.steps.is_consecutive:
+        first, end = max(x[0], y[0]), max(min(x[-1], y[-1]) + 1, max(x[0], y[0]))
+        return slice(first - x[0], end - x[0]), slice(first - y[0], end - y[0])
+    _, rows, others = np.intersect1d(x, y, return_indices=True)
+    return rows, others
+
+
+def _overlapping(sessions: Sequence[RankSession]) -> Iterator[tuple[RankSession, RankSession]]:
+    """Yield pairs of sessions that may have trained the same steps, in the order of `sessions`."""
+    spans = [(int(s.steps.step.min()), int(s.steps.step.max()), i) for i, s in enumerate(sessions) if len(s.steps)]
+    active: list[tuple[int, int]] = []  # last steps, with the index of their session
+    for first, last, i in sorted(spans):
+        active = [span for span in active if span[0] >= first]
+        yield from ((sessions[min(i, j)], sessions[max(i, j)]) for _, j in active)
+        active.append((last, i))
+
+
+# Steps that were trained again.
+
+
+class _Difference(NamedTuple):
+    """A step that came out differently when it was trained again."""
+
+    step: int
+    who: str
+    what: str
+    first: int
+    again: int
+
+
+class _StepRange(NamedTuple):
+    """The steps of a session from `first` up to `end`, which is not included."""
+
+    session: RankSession
+    first: int
+    end: int
+
+
+@dataclass(slots=True)
+class _Comparison:
+    """The results of comparing the steps that were trained again."""
+
+    same: set[int] = field(default_factory=set)
+    unknown: set[int] = field(default_factory=set)  # without a fingerprint
+    not_comparable: set[int] = field(default_factory=set)  # trained again from another past only
+    differences: list[_Difference] = field(default_factory=list)
+    same_on_rank_0: set[int] = field(default_factory=set)
+
+
+def repeated_steps_agree(record: RunRecord) -> tuple[Verdict, str]:
+    """Check that repeated steps came out the same to the bit, and that all ranks had one state after every step."""
+    for attempt in record.attempts:
+        if error := _different_states(record, attempt):
+            return "fail", error
+    found = _compare_repeated(record)
+    if found.differences:
+        step, who, what, first, again = min(found.differences, key=lambda each: (each.again, each.step, each.who))
+        text = f"{_named(record, step)} came out with another {what} in attempt {again} than in {first} ({who})"
+        return "fail", f"{text}{_likely_cause(found, step, who)}"
+    repeated = len(found.same | found.unknown)
+    arguments = " or with other arguments" if len({*_commands(record).values()}) > 1 else ""
+    other = counted(len(found.not_comparable), "step")
+    rest = f"; {other} trained again by another number of ranks{arguments}" if found.not_comparable else ""
+    if found.unknown:
+        return "unknown", f"{len(found.unknown)} of {counted(repeated, 'repeated step')} without a fingerprint{rest}"
+    if text := next(filter(None, (_missing_fingerprint(record, attempt) for attempt in record.attempts)), ""):
+        return "unknown", text
+    if not repeated:
+        return "pass", f"no step was trained again by as many ranks{rest}" if rest else "no step was trained again"
+    return "pass", f"{repeated} of {counted(repeated, 'repeated step')} came out the same{rest}"
+
+
+def _likely_cause(found: _Comparison, step: int, who: str) -> str:
+    if step not in found.same_on_rank_0 or any(each.who == "rank-0" for each in found.differences):
+        return ""
+    return (
+        f", but rank-0 came out the same: a snapshot holds what rank 0 protects, and {who} had something of its own (for "
+        "instance an average of BatchNorm's buffers)"
+    )
+
+
+def _compare_repeated(record: RunRecord) -> _Comparison:
+    """Compare every step that was trained again with the first one that was trained from the same past."""
+    found = _Comparison()
+    earlier: defaultdict[tuple[Past, int], list[_StepRange]] = defaultdict(list)
+    past: Past = ()
+    commands = _commands(record)
+    reached = 0
+    for attempt, sessions in record.attempts.items():
+        compared: set[int] = set()
+        for first, end, what in _variations(record, attempt) if any(len(s.steps) for s in sessions) else ():
+            past = _continued(past, first, (what, commands[attempt]))
+            for session in sessions:
+                void = record.memberships(attempt).void_step(session)
+                last = min(end, session.reached if void is None else void)
+                steps = _StepRange(session, max(first, session.first_step), last)
+                for other in earlier[past, session.rank]:
+                    compared |= _compare(other, steps, found)
+                earlier[past, session.rank] = _covering(earlier[past, session.rank], steps)
+        again = {step for session in sessions for step in session.steps.step[session.steps.step < reached].tolist()}
+        found.not_comparable |= again - compared
+        reached = max([reached, *(session.reached for session in sessions if len(session.steps))])
+    return found
+
+
+def _commands(record: RunRecord) -> dict[int, str | None]:
+    """Return the digest of the script's arguments in each attempt; where it is not recorded, that of the one before."""
+    commands: dict[int, str | None] = dict.fromkeys(record.attempts)
+    for session, plan in record.plans:
+        commands[session.attempt or 0] = commands[session.attempt or 0] or plan.command
+    last = next((command for command in commands.values() if command), None)
+    for attempt, command in commands.items():
+        last = commands[attempt] = command or last
+    return commands
+
+
+def _variations(record: RunRecord, attempt: int) -> Iterator[tuple[int, int, object]]:
+    """Yield ranges of steps of `attempt` whose results depend on the same value, with that value."""
+    sessions = record.attempts[attempt]
+    start = max((s.first_step for s in sessions if s.recover and not record.has_joined(s)), default=0)
+    for (first, what), (end, _) in pairwise([*record.memberships(attempt).variations(), (EVERY_STEP, None)]):
+        if end > start:
+            yield max(first, start), end, what
+
+
+def _continued(past: Past, start: int, value: object) -> Past:
+    """Return the past of a branch that goes back to step `start` and continues with `value`."""
+    shared = tuple(each for each in past if each[0] < start)
+    return shared if shared and shared[-1][1] == value else (*shared, (start, value))
+
+
+def _covering(ranges: Sequence[_StepRange], added: _StepRange) -> list[_StepRange]:
+    """Return `ranges` with `added`, without those that it covers."""
+    if not len(added.session.steps) or added.first >= added.end:
+        return list(ranges)
+    return [*(each for each in ranges if each.first < added.first or each.end > added.end), added]
+
+
+def _compare(one: _StepRange, again: _StepRange, found: _Comparison) -> set[int]:
+    """Compare the steps that two ranges share, add the results to `found`, and return these steps."""
+    first, end = max(one.first, again.first), min(one.end, again.end)
+    if first >= end:
+        return set()
+    earlier, later = one.session, again.session
+    a, b = _same_steps(earlier, later)
+    steps = earlier.steps.step[a]
+    is_inside = (steps >= first) & (steps < end)
+    if not is_inside.all():
+        a, b = np.arange(len(earlier.steps))[a][is_inside], np.arange(len(later.steps))[b][is_inside]
+        steps = steps[is_inside]
+    before, after = earlier.steps.state[a], later.steps.state[b]
+    unknown = (before == 0) | (after == 0)
+    states = ~unknown & (before != after)
+    with np.errstate(invalid="ignore"):
+        losses = np.abs(earlier.steps.loss[a] - later.steps.loss[b]) > 0  # where both were logged
+    for what, differs in (("state", states), ("loss", losses)):
+        if differs.any():
+            step = int(steps[differs][0])
+            found.differences.append(_Difference(step, later.who, what, earlier.attempt or 0, later.attempt or 0))
+    found.unknown |= set(steps[unknown].tolist())
+    same = set(steps[~unknown & ~states & ~losses].tolist())
+    found.same |= same
+    found.same_on_rank_0 |= same if later.rank == 0 else set()
+    return set(steps.tolist())
+
+
+def _missing_fingerprint(record: RunRecord, attempt: int) -> str | None:
+    """Return a step without a fingerprint in an attempt that has some, or in one in which members changed."""
+    sessions = record.attempts[attempt]
+    blank = [session.steps.step[session.steps.shared == 0] for session in sessions]
+    lacking, total = sum(map(len, blank)), sum(len(session.steps) for session in sessions)
+    if lacking == total > 0 and record.memberships(attempt).is_live:
+        return f"no step of attempt {attempt} has a fingerprint of its state, and members were lost or joined in it"
+    if lacking in (0, total):
+        return None
+    session, steps = next(each for each in zip(sessions, blank, strict=True) if len(each[1]))
+    others = "its other steps have" if len(steps) < len(session.steps) else "other ranks have"
+    return f"{session.who} has no fingerprint of its state after step {steps[0]} of attempt {attempt}, but {others}"
+
+
+def _different_states(record: RunRecord, attempt: int) -> str | None:
+    """Return the first step after which not all ranks had one state, with the ranks that differ from most."""
+    first: int | None = None
+    for mine, other, a, b in _trained_together(record, attempt):
+        one, two = mine.steps.shared[a], other.steps.shared[b]
+        differing = np.flatnonzero((one != 0) & (two != 0) & (one != two))
+        if len(differing):
+            step = int(mine.steps.step[a][differing[0]])
+            first = step if first is None else min(first, step)
+    if first is None:
+        return None
+    states = {
+        session.who: int(session.steps.shared[rows[0]])
+        for session in record.attempts[attempt]
+        if len(rows := np.flatnonzero(session.steps.step == first))
+    }
+    (most, _), *_ = Counter(states.values()).most_common()
+    others = [who for who, state in states.items() if state != most]
+    return (
+        f"{', '.join(others)} had another state than the other ranks after {_named(record, first)} of attempt {attempt}"
+    )
+
+
+def _named(record: RunRecord, step: int) -> str:
+    return f"{Position(*divmod(step, record.sample_plan.steps_per_epoch))} (step {step})"
