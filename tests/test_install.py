@@ -1,4 +1,4 @@
-"""What is installed: a small core that trains, proves and measures; the lab's packages are an extra that nobody else needs."""
+"""The installed package: a small core that trains, proves and measures; everything else is an extra."""
 
 import os
 import re
@@ -45,33 +45,33 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Without
 
 
 def packages(requirements: list[str]) -> set[str]:
-    return {re.match(r"[\w-]+", each)[0] for each in requirements}  # type: ignore[index]
+    return {re.match(r"[\w-]+", requirement)[0] for requirement in requirements}  # type: ignore[index]
 
 
-def test_the_core_is_these_packages_and_no_more() -> None:
+def test_the_core_depends_on_seven_packages() -> None:
     core = {"fsspec", "numpy", "rich", "threadpoolctl", "torch", "typer", "xxhash"}
     assert packages(PROJECT["dependencies"]) == core
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_an_extra_brings_the_modules_that_its_parts_ask_for(extra: str) -> None:
+def test_an_extra_installs_the_modules_that_it_enables(extra: str) -> None:
     home = packages_distributions()
     brought = {name.lower() for module in EXTRAS[extra] for name in home[module]}
     assert brought == packages(PROJECT["optional-dependencies"][extra])
 
 
-def test_all_that_tests_need_is_in_dev() -> None:
-    assert any(re.match(r"holdfast\[.*\blab\b", each) for each in PROJECT["optional-dependencies"]["dev"])
+def test_the_dev_extra_includes_everything_that_tests_need() -> None:
+    assert any(re.match(r"holdfast\[.*\blab\b", name) for name in PROJECT["optional-dependencies"]["dev"])
 
 
-def test_names_that_are_not_imported_yet_are_shown_by_dir() -> None:
+def test_dir_shows_names_before_they_are_imported() -> None:
     code = "import sys, holdfast as hf; print(*dir(hf)); sys.exit(bool({'torch', 'numpy'} & {*sys.modules}))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=WITHIN)
     assert ran.returncode == 0, "importing holdfast alone imports torch or numpy"
     assert {"attach", "Run", "Batch", *holdfast.__all__} <= set(ran.stdout.split())
 
 
-def test_help_is_shown_without_waiting_for_what_only_commands_need() -> None:
+def test_help_does_not_import_what_only_commands_need() -> None:
     heavy = {"torch", "numpy", "matplotlib", "sklearn", "numba", "ray", "jinja2", "fsspec"}
     code = f"import atexit, sys; from holdfast.cli import main; atexit.register(lambda: print({heavy!r} & {{*sys.modules}}, file=sys.stderr)); main()"
     ran = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True, timeout=WITHIN)
@@ -91,7 +91,7 @@ def test_help_is_shown_without_waiting_for_what_only_commands_need() -> None:
         (["serve", "train", "--workload", "mlr-digits", "--out", "run"], "the data set digits needs"),
     ],
 )
-def test_what_needs_the_lab_says_so_in_one_line_before_it_does_anything(
+def test_a_command_that_needs_the_lab_says_so_before_it_does_anything(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -103,11 +103,11 @@ def test_what_needs_the_lab_says_so_in_one_line_before_it_does_anything(
     monkeypatch.setattr(sys, "argv", ["holdfast", *arguments])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    said = capsys.readouterr().err
+    message = capsys.readouterr().err
     assert ended.value.code == 2
-    assert says in said
-    assert "pip install 'holdfast[lab]'" in said
-    assert said.count("\n") == 1
+    assert says in message
+    assert "pip install 'holdfast[lab]'" in message
+    assert message.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -158,20 +158,20 @@ def trained(installed: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
     return holdfast
 
 
-def test_the_wheel_alone_runs_the_loop_of_the_readme_through_a_kill_and_its_other_commands(trained: Installed) -> None:
+def test_the_wheel_trains_the_readme_loop_through_a_kill_and_runs_its_commands(trained: Installed) -> None:
     _, audit, cost = COMMANDS
     assert trained(audit).stdout.endswith("audit: pass\n")
     assert "restarts: 1" in trained(cost).stdout
     assert trained(ADVISE).stdout.startswith("advice: --recovery ")
 
 
-def test_without_the_lab_its_commands_are_refused_in_one_line(trained: Installed) -> None:
+def test_without_the_lab_extra_its_commands_are_refused_in_one_line(trained: Installed) -> None:
     ran = trained("holdfast lab list")
     assert (ran.returncode, ran.stderr.count("\n")) == (2, 1), ran.stderr
     assert "needs packages that are not installed" in ran.stderr
 
 
-def test_the_core_alone_watches_a_run_that_has_ended_once(trained: Installed) -> None:
+def test_the_core_alone_can_watch_a_finished_run(trained: Installed) -> None:
     watch, _ = LOOKS
     ran = trained(watch)
     assert ran.returncode == 0, ran.stderr
@@ -180,7 +180,7 @@ def test_the_core_alone_watches_a_run_that_has_ended_once(trained: Installed) ->
     assert "holdfast_step{" in trained(f"{watch.partition('#')[0]} --prometheus").stdout
 
 
-def test_with_the_lab_the_report_of_the_readme_is_written(trained: Installed) -> None:
+def test_with_the_lab_extra_the_documented_report_is_written(trained: Installed) -> None:
     _, report = LOOKS
     whole = Installed({**os.environ, "PYTHONPATH": str(ROOT / "src")}, trained.folder)
     ran = whole(report)
@@ -190,12 +190,12 @@ def test_with_the_lab_the_report_of_the_readme_is_written(trained: Installed) ->
     assert "rank 1: SIGKILL" in page
 
 
-def test_a_run_is_drawn_with_its_ranks_snapshots_and_failures(trained: Installed) -> None:
+def test_the_picture_of_a_run_shows_ranks_snapshots_and_failures(trained: Installed) -> None:
     draw = runpy.run_path(str(ROOT / "docs/picture/draw.py"))
-    told = draw["told"](holdfast.read_history(trained.folder / "runs/a").events)
-    assert (told.ranks, told.steps) == (4, 12)
-    assert [(rank, what) for _, rank, what in told.failures] == [(1, "SIGKILL")]
-    assert [step for _, step in told.saves] == [0, 12]
-    assert {each.colour for each in told.stretches} == {draw["STARTING"], draw["TRAINED"], draw["AGAIN"]}
-    picture = ElementTree.fromstring(draw["svg"](told))
-    assert {"rank 0", "rank 3", "rank 1: SIGKILL"} <= {each.text for each in picture.iter(f"{{{SVG}}}text")}
+    picture = draw["drawn_run"](holdfast.read_history(trained.folder / "runs/a").events)
+    assert (picture.ranks, picture.steps) == (4, 12)
+    assert [(rank, what) for _, rank, what in picture.failures] == [(1, "SIGKILL")]
+    assert [step for _, step in picture.saves] == [0, 12]
+    assert {stretch.colour for stretch in picture.stretches} == {draw["STARTING"], draw["TRAINED"], draw["AGAIN"]}
+    svg = ElementTree.fromstring(draw["svg"](picture))
+    assert {"rank 0", "rank 3", "rank 1: SIGKILL"} <= {text.text for text in svg.iter(f"{{{SVG}}}text")}

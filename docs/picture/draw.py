@@ -1,4 +1,4 @@
-"""Draw a run as its history tells it: how far training came over time, what each rank did, and what failed.
+"""Draw a run from its history: the step over time, the activity of each rank, and the failures.
 
 holdfast run --workers 4 --save-every 40 --inject kill@90+210,rank=2 --out runs/a train.py
 python docs/picture/draw.py runs/a run.svg
@@ -22,11 +22,11 @@ TEXT = 'font-family="system-ui, sans-serif" font-size="12" fill="#2d3748"'
 
 @dataclass(frozen=True)
 class Stretch:
-    """What one rank did for a while: it was starting, trained, or trained again what a failure had undone."""
+    """A time span of one rank: starting, training, or repeating steps that a failure had undone."""
 
     rank: int
     colour: str
-    places: tuple[tuple[float, int], ...]  # moments, and the steps that were trained by then
+    places: tuple[tuple[float, int], ...]  # times, and the number of steps trained by then
 
     @property
     def begin(self) -> float:
@@ -38,22 +38,22 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Told:
-    """A run, in seconds since it was launched."""
+class DrawnRun:
+    """The contents of the picture, in seconds since the run was launched."""
 
     ranks: int
     wall: float
     steps: int
     stretches: list[Stretch]
-    failures: list[tuple[float, int, str]]  # when, whose, and what was seen
-    saves: list[tuple[float, int]]  # when, and of which step
+    failures: list[tuple[float, int, str]]  # time, rank and kind
+    saves: list[tuple[float, int]]  # time and step
 
 
-def told(events: Sequence[Event]) -> Told:
-    """What a picture shows of a history."""
+def drawn_run(events: Sequence[Event]) -> DrawnRun:
+    """Read the contents of the picture from a history."""
     start = min(event.time for event in events if isinstance(event.what, Launch))
     ranks = 1 + max(event.what.rank for event in events if isinstance(event.what, Attempt))
-    stretches = [stretch for rank in range(ranks) for stretch in lives(events, rank, start)]
+    stretches = [stretch for rank in range(ranks) for stretch in attempts(events, rank, start)]
     failures = [
         (event.time - start, event.what.rank, event.what.signal or event.what.kind)
         for event in events
@@ -66,11 +66,11 @@ def told(events: Sequence[Event]) -> Told:
     ]
     wall = max(event.time for event in events) - start
     steps = max(stretch.places[-1][1] for stretch in stretches)
-    return Told(ranks, wall, steps, stretches, failures, saves)
+    return DrawnRun(ranks, wall, steps, stretches, failures, saves)
 
 
-def lives(events: Sequence[Event], rank: int, start: float) -> Iterator[Stretch]:
-    """The attempts of one rank, one after another: each starts, then trains, the first of its steps perhaps again."""
+def attempts(events: Sequence[Event], rank: int, start: float) -> Iterator[Stretch]:
+    """Yield the time spans of the attempts of one rank: starting, repeated steps, new steps."""
     furthest = 0
     begun = 0.0
     for event in events:
@@ -80,20 +80,20 @@ def lives(events: Sequence[Event], rank: int, start: float) -> Iterator[Stretch]
         if event.who != f"rank-{rank}":
             continue
         if isinstance(what, Recover):
-            life = list(steps_of(events, rank, what.attempt, start))
-            if life:
-                first, step, _ = life[0]
+            steps = list(steps_of(events, rank, what.attempt, start))
+            if steps:
+                first, step, _ = steps[0]
                 yield Stretch(rank, STARTING, ((begun, step), (first, step)))
-                again = [each for each in life if each[1] < furthest]
-                for colour, trained in ((AGAIN, again), (TRAINED, life[len(again) :])):
+                again = [one for one in steps if one[1] < furthest]
+                for colour, trained in ((AGAIN, again), (TRAINED, steps[len(again) :])):
                     if trained:
                         places = (trained[0][:2], *((end, step + 1) for _, step, end in trained))
                         yield Stretch(rank, colour, places)
-                furthest = max(furthest, life[-1][1] + 1)
+                furthest = max(furthest, steps[-1][1] + 1)
 
 
 def steps_of(events: Sequence[Event], rank: int, attempt: int, start: float) -> Iterator[tuple[float, int, float]]:
-    """Of each step of a life when it began, its number, and when it ended."""
+    """Yield the begin, number and end of each step of an attempt."""
     for event in events:
         what = event.what
         if isinstance(what, Step) and what.rank == rank and what.attempt == attempt:
@@ -101,23 +101,23 @@ def steps_of(events: Sequence[Event], rank: int, attempt: int, start: float) -> 
             yield event.time - start - took, what.step, event.time - start
 
 
-def svg(run: Told) -> str:
-    """The picture."""
+def svg(run: DrawnRun) -> str:
+    """Return the picture as SVG."""
     height = TOP + CURVE + GAP + run.ranks * LANE + 40
     parts = [*legend(), *axes(run), *curve(run), *lanes(run), *marks(run)]
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">'
     return "\n".join([head, f'<rect width="{WIDTH}" height="{height}" fill="white"/>', *parts, "</svg>", ""])
 
 
-def x(run: Told, at: float) -> float:
+def x(run: DrawnRun, at: float) -> float:
     return round(LEFT + (WIDTH - LEFT - RIGHT) * at / run.wall, 1)
 
 
-def y(run: Told, step: int) -> float:
+def y(run: DrawnRun, step: int) -> float:
     return round(TOP + CURVE * (1 - step / run.steps), 1)
 
 
-def lane(run: Told, rank: int) -> float:
+def lane(run: DrawnRun, rank: int) -> float:
     return TOP + CURVE + GAP + rank * LANE
 
 
@@ -137,7 +137,7 @@ def legend() -> Iterator[str]:
     yield cross(place + 177, 20) + words(place + 190, 24, "failure seen")
 
 
-def axes(run: Told) -> Iterator[str]:
+def axes(run: DrawnRun) -> Iterator[str]:
     bottom = lane(run, run.ranks)
     for step in ticks(run.steps):
         yield f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(run, step)}" y2="{y(run, step)}" stroke="#edf2f7"/>'
@@ -147,39 +147,39 @@ def axes(run: Told) -> Iterator[str]:
 
 
 def ticks(end: float) -> range:
-    """Round numbers up to the end, between four and ten of them."""
+    """Return between four and ten round numbers up to `end`."""
     size = 10 ** int(log10(max(end, 10)) - 0.3)
-    every = next(size * each for each in (1, 2, 5, 10, 20, 50) if end / (size * each) < 10)
+    every = next(size * factor for factor in (1, 2, 5, 10, 20, 50) if end / (size * factor) < 10)
     return range(0, int(end) + 1, every)
 
 
-def curve(run: Told) -> Iterator[str]:
-    """How far training came: it falls back where a failure has undone steps."""
+def curve(run: DrawnRun) -> Iterator[str]:
+    """Draw the step over time, which falls where a failure has undone steps."""
     before: Stretch | None = None
-    for each in (stretch for stretch in run.stretches if stretch.rank == 0):
-        if before is not None and each.colour == STARTING:
-            yield line(run, [before.places[-1], (each.begin, before.places[-1][1]), each.places[0]], STARTING)
-        yield line(run, each.places, each.colour)
-        before = each
+    for stretch in (stretch for stretch in run.stretches if stretch.rank == 0):
+        if before is not None and stretch.colour == STARTING:
+            yield line(run, [before.places[-1], (stretch.begin, before.places[-1][1]), stretch.places[0]], STARTING)
+        yield line(run, stretch.places, stretch.colour)
+        before = stretch
 
 
-def line(run: Told, places: Sequence[tuple[float, int]], colour: str) -> str:
+def line(run: DrawnRun, places: Sequence[tuple[float, int]], colour: str) -> str:
     points = " ".join(f"{x(run, at)},{y(run, step)}" for at, step in places)
     return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="3" stroke-linejoin="round"/>'
 
 
-def lanes(run: Told) -> Iterator[str]:
+def lanes(run: DrawnRun) -> Iterator[str]:
     for rank in range(run.ranks):
         yield words(LEFT - 8, lane(run, rank) + 14, f"rank {rank}", "end")
-    for each in run.stretches:
-        width = max(1.0, round(x(run, each.end) - x(run, each.begin), 1))
+    for stretch in run.stretches:
+        width = max(1.0, round(x(run, stretch.end) - x(run, stretch.begin), 1))
         yield (
-            f'<rect x="{x(run, each.begin)}" y="{lane(run, each.rank) + 3}" width="{width}" height="{LANE - 6}" '
-            f'fill="{each.colour}"/>'
+            f'<rect x="{x(run, stretch.begin)}" y="{lane(run, stretch.rank) + 3}" width="{width}" height="{LANE - 6}" '
+            f'fill="{stretch.colour}"/>'
         )
 
 
-def marks(run: Told) -> Iterator[str]:
+def marks(run: DrawnRun) -> Iterator[str]:
     for at, step in run.saves:
         yield f'<circle cx="{x(run, at)}" cy="{y(run, step)}" r="4" fill="{SAVED}"/>'
     bottom = lane(run, run.ranks)
@@ -201,4 +201,4 @@ def cross(at_x: float, at_y: float) -> str:
 
 if __name__ == "__main__":
     folder, out = map(Path, sys.argv[1:])
-    out.write_text(svg(told(read_history(folder).events)))
+    out.write_text(svg(drawn_run(read_history(folder).events)))

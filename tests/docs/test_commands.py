@@ -1,4 +1,4 @@
-"""Every command in the documents is one that the real command takes: its options exist, and their values are of their kind."""
+"""Every command in the documents is accepted by the real command-line parser."""
 
 import re
 import shlex
@@ -17,20 +17,20 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples/README.m
 
 
 def fenced(page: Path) -> str:
-    """What a page shows in blocks, apart from Python."""
+    """Return the text of all fenced blocks of a page without a language."""
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), flags=re.S | re.M)
     return "".join(text for language, text in blocks if not language)
 
 
 def commands(text: str) -> list[list[str]]:
-    """The words of every `holdfast ...` in a text; what a shell puts in place of a variable is a number here."""
+    """Return the words of every `holdfast ...` command in a text, with shell variables replaced by 1."""
     joined = re.sub(r"\\\n\s*", "", text)
     found = re.findall(r"(?:^|exec |-- )holdfast ((?!:)[a-z][^'#\n]*)", joined, flags=re.M)
-    return [shlex.split(re.sub(r"\$\(\w+\)|\$\w+", "1", each)) for each in found]
+    return [shlex.split(re.sub(r"\$\(\w+\)|\$\w+", "1", command)) for command in found]
 
 
 def parse(words: list[str]) -> None:
-    """Let the real command read the words, and do nothing."""
+    """Parse a command without running it."""
     command: Any = typer.main.get_command(cli.app)
     while hasattr(command, "commands"):
         name, *words = ["list", *words] if command.name == "runs" and words[:1] not in (["rm"], ["prune"]) else words
@@ -40,12 +40,12 @@ def parse(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_command_of_a_page_can_be_given(page: Path) -> None:
+def test_every_command_of_a_page_is_accepted(page: Path) -> None:
     for words in commands(fenced(page)):
         parse(words)
 
 
-def test_the_commands_of_a_page_are_found() -> None:
+def test_commands_are_found_in_a_page() -> None:
     assert commands("ssh a 'exec holdfast run --workers 4 train.py' &\n  holdfast no\nholdfast cost a  # what\n") == [
         ["run", "--workers", "4", "train.py"],
         ["cost", "a"],
@@ -54,7 +54,7 @@ def test_the_commands_of_a_page_are_found() -> None:
     assert len(commands(fenced(ROOT / "README.md"))) == 3
 
 
-def test_the_batch_file_is_one_that_a_shell_can_read() -> None:
+def test_the_slurm_file_is_valid_and_its_command_is_accepted() -> None:
     file = ROOT / "docs/clusters/slurm.sh"
     subprocess.run(["bash", "-n", file], check=True, timeout=60)
     (words,) = commands(file.read_text())
@@ -62,11 +62,11 @@ def test_the_batch_file_is_one_that_a_shell_can_read() -> None:
     parse(words)
 
 
-def test_the_job_of_kubernetes_starts_a_command_that_can_be_given() -> None:
+def test_the_kubernetes_file_is_valid_and_its_command_is_accepted() -> None:
     service, job = yaml.safe_load_all((ROOT / "docs/clusters/kubernetes.yaml").read_text())
     pod = job["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    name, *words = [each.replace("$(JOB_COMPLETION_INDEX)", "1") for each in container["command"]]
+    name, *words = [word.replace("$(JOB_COMPLETION_INDEX)", "1") for word in container["command"]]
     assert name == "holdfast"
     parse(words)
     assert f"--nnodes={job['spec']['completions']}" in words

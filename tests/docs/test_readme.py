@@ -1,4 +1,4 @@
-"""The documents are true: the README's Python runs, its commands exist, and the architecture names the files there are."""
+"""The README and the guides are true: their Python runs and prints what they show, and what they name exists."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ PAGES = ["README.md", "docs/training.md", "docs/running.md"]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_python_of_a_page_runs_and_prints_what_it_says(
+def test_the_python_of_a_page_runs_and_prints_what_it_shows(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -23,7 +23,7 @@ def test_the_python_of_a_page_runs_and_prints_what_it_says(
         assert capsys.readouterr().out.splitlines() == re.findall(r"print\(.*# (.*)", block)
 
 
-def test_the_readme_is_short() -> None:
+def test_the_readme_has_at_most_900_words() -> None:
     assert len(README.split()) <= 900
 
 
@@ -33,7 +33,7 @@ def test_every_experiment_that_the_lab_page_runs_exists() -> None:
     assert named <= set(EXPERIMENTS)
 
 
-def test_the_two_commands_of_the_readme_are_targets_of_the_makefile() -> None:
+def test_make_demo_and_make_test_are_in_the_readme_and_the_makefile() -> None:
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.M)
     assert {"demo", "test"} <= set(targets) & set(re.findall(r"make (\w+)", README))
 

@@ -1,4 +1,4 @@
-"""The tutorial is true: its files, saved as it says, and its commands, given one after the other, do what it says."""
+"""The tutorial is true: its files and commands, used in order, do what it says."""
 
 import os
 import re
@@ -19,7 +19,7 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", TUTORIAL, flags=re.S | re.M)
 SHELL = "".join(text for language, text in BLOCKS if not language)
 COMMANDS = re.findall(r"^(?:python|holdfast) .*", SHELL, flags=re.M)
 WITHIN = 180.0
-SAYS = {  # of a command, by its beginning
+SAYS = {  # the expected output of each command, by its first words
     "python": r"\d% right",
     "holdfast rehearse": r"resumes exactly",
     "holdfast run": r"completed after 3 attempts",
@@ -32,18 +32,18 @@ SAYS = {  # of a command, by its beginning
 
 
 def main_of(name: str) -> list[str]:
-    """The lines of a script's main function."""
+    """Return the lines of a script's main function."""
     return [line.strip() for line in FILES[name].partition("def main():")[2].splitlines() if line.strip()]
 
 
-def test_six_lines_are_new() -> None:
+def test_the_protected_script_has_six_new_lines() -> None:
     new = [line for line in main_of("train.py") if line not in main_of("plain.py")]
     assert len(["import holdfast as hf", *new]) == 6, new
 
 
-def test_it_goes_from_a_plain_script_to_an_exported_model() -> None:
+def test_it_leads_from_a_plain_script_to_an_exported_model() -> None:
     assert list(FILES) == ["plain.py", "train.py", "use.py"]
-    steps = [" ".join(each.split()[: 1 if each.startswith("python") else 2]) for each in COMMANDS]
+    steps = [" ".join(command.split()[: 1 if command.startswith("python") else 2]) for command in COMMANDS]
     assert steps == ["python", "python", *list(SAYS)[1:], "python"]
 
 
@@ -57,14 +57,14 @@ def test_every_command_does_what_the_tutorial_says(
     monkeypatch.delitem(sys.modules, "plain", raising=False)
     for command in COMMANDS:
         words = shlex.split(command)
-        said = ran(words, monkeypatch, capfd)
+        output = ran(words, monkeypatch, capfd)
         expected = SAYS["python" if words[0] == "python" else " ".join(words[:2])]
-        assert re.search(expected, said), f"{command} said\n{said}"
+        assert re.search(expected, output), f"{command} printed\n{output}"
     monkeypatch.delitem(sys.modules, "plain", raising=False)
 
 
 def ran(words: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> str:
-    """What a command prints; in this process, which has torch, unless it starts workers."""
+    """Run a command and return its output; in this process, which has imported torch, unless it starts workers."""
     capfd.readouterr()
     if words[0] == "holdfast" and words[1] in ("run", "rehearse"):
         command = [sys.executable, "-m", *words]
