@@ -79,7 +79,7 @@ MAY_IMPORT = {
     "server.audit": ["blocks", "errors", "events", "finding", "history", "sampler"],
     "audit": ["blocks", "errors", "events", "finding", "history", "runs", "sampler", "server.audit"],
     "report": ["audit", "cost", "errors", "events", "finding", "history", "runs"],
-    "watch": ["cost", "errors", "events", "history", "report", "runs"],
+    "watch": ["cost", "errors", "events", "finding", "history", "report", "runs"],
     "workloads": ["blocks", "checkpoint", "errors", "extras"],
     "server": [
         "advice",

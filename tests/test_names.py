@@ -11,32 +11,21 @@ MODULES = modules()
 # the command that prints what cost/ computes.
 SHARED_NAMES = {
     "advice": "recommends settings from measured costs: for training runs (advice), for the parameter server (server)",
-    "cause": "names the cause of a difference: of a failed claim (lab.blocks), of an inexact resume (rehearse)",
     "claims": "the claims that an experiment tests",
     "compare": "compares runs: their costs (cost), their histories (rehearse)",
     "config": "a configuration that is read from a file and checked: of a run (runs), of a matrix of runs (lab)",
     "cost": "the cost of a run on the parameter server, as cost/ computes it for training runs",
     "digest": "digests: of sample ids (sampler), of stored bytes (checkpoint)",
     "figures": "the figures of a page or of an experiment",
-    "measured": "quantities measured from finished runs, as input for the computations beside it",
     "members": "the current members of a group of processes",
     "metrics": "the numbers that are reported: to Prometheus (watch), by a trainer (trainers)",
-    "node": "one node: its settings and address (supervise), its process (server)",
-    "overhead": "measures or models overhead in an experiment",
-    "plan": "the planned steps and samples: computing them (sampler), checking a history against them (audit)",
-    "prices": "prices of a failure by recovery strategy: training runs (advice), parameter server (server)",
+    "panels": "the panels of an experiment: what each trains and how it fails",
     "process": "processes: of this program (top level), of the workers (supervise)",
     "recovery": "recovers lost members while the others continue: of a training run (live), of the server (server)",
     "registry": "finds things by the name that a user types",
     "report": "builds the report of what its package measured",
-    "rounds": "rounds of the parameter server: running them (server), computing one (workloads)",
-    "runs": "the runs of an experiment, or the page about runs (report)",
     "status": "the status of a run that is read from its files: a training run (runs), the server (server)",
-    "timeline": "the seconds of a run in order: computing them (cost), drawing them (report)",
     "train": "a training script that runs in worker processes",
-    "training": "trained steps: checking them (audit), running them (lab)",
-    "trials": "the trials of an experiment",
-    "windows": "the samples of one step: checking them (audit), dividing them as a trainer does (trainers)",
 }
 
 # Modules under 40 lines with one importer, and why they are modules.
