@@ -77,7 +77,7 @@ def test_a_truncated_payload_and_a_future_manifest_are_found(holdfast, saved: Pa
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["run", "--workers", "0", __file__], "no world can be formed of 0 workers"),
+        (["run", "--workers", "0", __file__], "--workers must be 1 or more (got 0)."),
         (["run", "--workers", "99999999999999999999", __file__], "workers need 1.56e+18 GiB of memory or more"),
         (["run", "--workers", "abc", __file__], ". See `holdfast run --help`."),
         (["lab", "run"], ". See `holdfast lab run --help`."),
@@ -90,7 +90,7 @@ def test_a_truncated_payload_and_a_future_manifest_are_found(holdfast, saved: Pa
         (["run", "--inject", "fire@3", __file__], "there is no fault 'fire'"),
         (
             ["run", "--inject", "exit@3,rank=9", __file__],
-            "no failure can strike rank 9: the ranks of this run are",
+            "cannot inject a failure at rank 9: the ranks of this run are",
         ),
         (["run", "--inject", "kill@soon", __file__], "--inject kill@soon is not understood"),
         (["run", "--inject", "exit@3:backward=2", __file__], "there is no point 'backward=2'"),

@@ -17,7 +17,7 @@ from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.supervise import checkpoint_place
 from holdfast.supervise.checkpoint_place import Checkpoints
-from holdfast.supervise.nodes.connection import listens
+from holdfast.supervise.nodes.connection import is_listening
 from supervisor_process import SUPPORT, Start, Supervisor, alive, wait_until
 
 LOOP = SUPPORT / "training_script.py"
@@ -129,7 +129,7 @@ def test_the_client_of_an_object_store_is_imported_before_a_process_is_forked_to
             return 7
 
     monkeypatch.setattr(fsspec, "get_filesystem_class", lambda kind: done.append(f"imported {kind}"))
-    monkeypatch.setattr(checkpoint_place, "Aside", Asked)
+    monkeypatch.setattr(checkpoint_place, "ChildCall", Asked)
     assert Checkpoints(tmp_path, "s3://bucket/run").newest() == 7
     assert done == ["imported s3", "asked"]
 
@@ -156,7 +156,7 @@ def test_nodes_that_do_not_see_the_same_place_all_refuse_and_say_what_to_do(  # 
     assert len(refused) == 1
     (line,) = refused
     # On one machine either of them may be first to listen where they meet, and is then the one that writes.
-    assert re.match(r"node [01] cannot use the checkpoints: what another node writes to", line)
+    assert re.match(r"node [01] cannot use the checkpoints: a file that another node wrote to", line)
     assert "--checkpoints" in line
     assert len(line.splitlines()) == 1
     for rank, job in enumerate(jobs):
@@ -228,7 +228,7 @@ def test_a_node_that_waits_on_an_empty_disk_hears_of_the_end_by_the_checkpoints(
     task = {"nnodes": 2, "node_rank": 1, "rendezvous": f"{where[0]}:{where[1]}", "lost_after": 4.0}
     how: dict[str, Any] = {"script": LOOP, "workers": 1, "save_every": 5, "checkpoints": str(shared)}
     back = start({"epochs": 1}, out="empty", nodes=task, **how)
-    wait_until(lambda: listens(f"{where[0]}:{where[1]}"), "the node to wait for the other one")
+    wait_until(lambda: is_listening(f"{where[0]}:{where[1]}"), "the node to wait for the other one")
     (tmp_path / "on-their-way").rename(shared / "histories")
     assert back.result()["verdict"] == "completed", back.said
     assert back.result()["because"] == "this run is done, all workers have finished: nothing was started"

@@ -170,7 +170,7 @@ def test_a_point_that_nothing_can_strike_at_is_refused_in_one_line(failed: Failu
 @pytest.mark.parametrize(
     ("failures", "why"),
     [
-        ([failure(targets=(1, 4))], "no failure can strike rank 4: the ranks of this run are 0 to 3"),
+        ([failure(targets=(1, 4))], "cannot inject a failure at rank 4: the ranks of this run are 0 to 3"),
         ([failure("backward=0.5", targets=(0, 1, 2, 3))], "all 4 workers are to be lost in step 5, and forward needs"),
         ([failure(targets=(0, 1)), failure("optimizer", "hang", (2, 3))], "all 4 workers are to be lost in step 5"),
     ],

@@ -76,7 +76,7 @@ def test_buffers_that_only_a_lost_rank_had_are_restored_from_a_snapshot(start: S
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ({"workers": 2, "spares": 1}, "a restart has no use for spares"),
+        ({"workers": 2, "spares": 1}, "--spares needs live recovery"),
         ({"workers": 2, "recovery": "skip", "spares": -1}, "spares is -1: give 0 or more"),
         ({"workers": 2, "recovery": "skip", "workers_after": (3,)}, "workers-after is for restarts"),
         ({"workers": 2, "recovery": "backward"}, "there is no recovery 'backward'"),
@@ -89,7 +89,7 @@ def test_what_cannot_recover_live_is_refused_in_one_line(how: dict[str, Any], wh
 
 def test_one_worker_alone_cannot_recover_live_and_one_on_each_of_several_nodes_can() -> None:
     config = RunConfig(script="train.py", workers=1, recovery="forward")
-    with pytest.raises(BadInput, match="one worker has nobody who goes on without it"):
+    with pytest.raises(BadInput, match="needs 2 workers or more"):
         config.check_world(1)
     config.check_world(2)
 
@@ -152,9 +152,9 @@ def test_workers_are_put_to_sleep_and_woken_in_their_own_processes(start: Start,
     ("recovery", "workers", "why"),
     [
         ("restart", 1, "recovers by restart, and only live recovery puts workers to sleep"),
-        ("forward", 3, "has 2 workers: give --workers 1 to 2"),
-        ("forward", 0, "has 2 workers: give --workers 1 to 2"),
-        ("forward", 1, "nothing runs in"),
+        ("forward", 3, "--workers must be between 1 and 2"),
+        ("forward", 0, "--workers must be between 1 and 2"),
+        ("forward", 1, "no run is active in"),
     ],
 )
 def test_what_cannot_be_scaled_is_refused_in_one_line(tmp_path: Path, recovery: str, workers: int, why: str) -> None:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from holdfast.runs.logs import logs
-from holdfast.runs.status import foreign
+from holdfast.runs.status import foreign_files
 from supervisor_process import SUPPORT, Start
 
 STEPS = 42
@@ -36,7 +36,7 @@ def test_whichever_process_is_rank_0_is_shown_and_found_in_the_logs(
     assert [log.path.name for log in logs(job.out, rank=0)[1] if log.stream == "out"] == were_rank_0
     printed = [(job.out / LOG / name).read_text() for name in were_rank_0]
     assert sorted("".join(printed).splitlines()) == sorted(job.printed.splitlines())
-    assert foreign(job.out) == []
+    assert foreign_files(job.out) == []
     lines = job.said.splitlines()
     for worker in ("worker-3", "worker-4"):
         place = lines.index(f"holdfast: rank 0 is now {worker}, {LOG}/{worker}.out")

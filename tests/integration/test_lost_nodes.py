@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast import cli
-from holdfast.supervise.nodes.connection import listens, split
+from holdfast.supervise.nodes.connection import is_listening, split_address
 from supervisor_process import SUPPORT, Start, Supervisor, alive, wait_until
 
 LOOP = SUPPORT / "training_script.py"
@@ -73,9 +73,9 @@ class Job:
 
     def is_open(self) -> bool:
         if (namespace := self._spaces[0]) is None:
-            return listens(self._endpoint)
+            return is_listening(self._endpoint)
         inside = ["ip", "netns", "exec", namespace]
-        probe = f"import socket; socket.create_connection({split(self._endpoint)!r}, 1.0)"
+        probe = f"import socket; socket.create_connection({split_address(self._endpoint)!r}, 1.0)"
         return not subprocess.run([*inside, sys.executable, "-c", probe], check=False, capture_output=True).returncode
 
 
@@ -111,7 +111,7 @@ def test_the_others_go_on_without_a_lost_node_and_let_it_in_when_it_comes_back(
     run.lose(lost)
     run.await_world(2, 1)
     left = run.nodes[1 - lost]
-    assert f"node {1 - lost} of 2 go on without node {lost}" in left.said
+    assert f"node {1 - lost} of 2 continues without node {lost}" in left.said
     assert ("the nodes now meet at node 1" in left.said) == (lost == 0)
     back = run.start(lost)
     run.await_world(3, 2)
@@ -171,11 +171,11 @@ def test_of_two_parts_that_do_not_reach_each_other_one_goes_on_and_the_other_com
     run.await_world(1, 2)
     ip(*end, "down")
     run.await_world(2, 1)
-    assert sum("go on without" in node.said for node in run.nodes) == 1
+    assert sum(" without node" in node.said for node in run.nodes) == 1
     ip(*end, "up")
     run.await_world(3, 2)
     completed(run, run.nodes, attempts=3)
-    assert sum("go on without" in node.said for node in run.nodes) == 1
+    assert sum(" without node" in node.said for node in run.nodes) == 1
     audited(run.nodes[0].out, monkeypatch, capfd)
 
 

@@ -138,7 +138,7 @@ def test_nodes_that_do_not_belong_together_are_refused(start: Start) -> None:
     endpoint = f"127.0.0.1:{free_port('127.0.0.1')}"
     same = [start({}, out=f"same-{i}", nodes={"nnodes": 2, "rendezvous": endpoint}) for i in (0, 1)]
     for job in same:
-        assert "call themselves 0, 0" in job.result()["refused"], job.said
+        assert "have the numbers 0, 0" in job.result()["refused"], job.said
     endpoint = f"127.0.0.1:{free_port('127.0.0.1')}"
     other = [
         start({"steps": rank}, out=f"other-{rank}", nodes={"nnodes": 2, "node_rank": rank, "rendezvous": endpoint})
@@ -169,8 +169,8 @@ def test_a_meeting_tells_who_goes_on_without_whom_and_where_they_meet_now() -> N
     all_of_them = RoundInfo(attempt=1, round="a", address="", nodes=(0, 1, 2))
     some = RoundInfo(attempt=2, round="b", address="", nodes=(1,), host=1)
     assert all_of_them.news(None, 3) == []
-    assert some.news(all_of_them, 3) == ["node 1 of 3 go on without nodes 0, 2", "the nodes now meet at node 1"]
-    assert some.news(some, 3) == ["node 1 of 3 go on without nodes 0, 2"]
+    assert some.news(all_of_them, 3) == ["node 1 of 3 continues without nodes 0, 2", "the nodes now meet at node 1"]
+    assert some.news(some, 3) == ["node 1 of 3 continues without nodes 0, 2"]
 
 
 def test_too_few_nodes_came_or_too_few_are_left() -> None:

@@ -15,7 +15,7 @@ from holdfast import progress
 from holdfast.audit.verdicts import audit_run
 from holdfast.distributed.ranks import Ranks
 from holdfast.progress import Progress
-from holdfast.supervise import error_file
+from holdfast.supervise import failure_cause as error_file
 from holdfast.train.stopping import Apart, Stopping, apart
 from supervisor_process import SUPPORT, Start
 

@@ -49,7 +49,7 @@ def test_a_worker_that_is_stopped_is_found(start: Start) -> None:
     assert job.result()["verdict"] == "completed", job.said
     (detect,) = job.events("detect")
     assert (detect.what.kind, detect.what.rank) == ("hang", 2)
-    assert "was stopped" in detect.what.message
+    assert "was suspended" in detect.what.message
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -322,15 +322,21 @@ def test_a_run_that_is_attached_recovers_and_stops_when_asked(start: Start, tmp_
 def test_bad_input_is_one_clear_line(start: Start, tmp_path: Path) -> None:
     refused = {
         "there is no script": {"script": tmp_path / "nowhere.py"},
-        "no world can be formed of 0 workers": {"workers": 0},
+        "--workers must be 1 or more (got 0)": {"workers": 0},
         "there is no recovery 'hope': choose restart": {"recovery": "hope"},
         "there is no writer 'magic': choose overlapped or blocking": {"writer": "magic"},
         "there is no fault 'flood'": {"failures": [{"step": 4, "kind": "flood"}]},
-        "nowhere to meet": {"nodes": {"nnodes": 2}},
-        "is not host:port": {"nodes": {"nnodes": 2, "rendezvous": "elsewhere"}},
-        "there is no node 2 of 2": {"nodes": {"nnodes": 2, "node_rank": 2, "rendezvous": "127.0.0.1:29400"}},
-        "3 of 2 nodes cannot go on": {"nodes": {"nnodes": 2, "rendezvous": "127.0.0.1:29400", "min_nodes": 3}},
-        "no node is lost after 0 s": {"nodes": {"nnodes": 2, "rendezvous": "127.0.0.1:29400", "lost_after": 0}},
+        "2 nodes need --rendezvous host:port": {"nodes": {"nnodes": 2}},
+        "--rendezvous must be host:port": {"nodes": {"nnodes": 2, "rendezvous": "elsewhere"}},
+        "--node-rank must be between 0 and --nnodes less 1 (got 2 of 2)": {
+            "nodes": {"nnodes": 2, "node_rank": 2, "rendezvous": "127.0.0.1:29400"}
+        },
+        "--min-nodes must be between 1 and 2 (got 3)": {
+            "nodes": {"nnodes": 2, "rendezvous": "127.0.0.1:29400", "min_nodes": 3}
+        },
+        "--lost-after must be greater than 0 (got 0)": {
+            "nodes": {"nnodes": 2, "rendezvous": "127.0.0.1:29400", "lost_after": 0}
+        },
         "cannot import no_such_module": {"nodes": {"preload": ["no_such_module"]}},
     }
     for line, arguments in refused.items():

@@ -14,7 +14,7 @@ from holdfast.faults.schedule import Failure
 from holdfast.history.log import HistoryWriter
 from holdfast.runs.config import FAULTS, IDENTITY, WRITERS, RunConfig, read_config
 from holdfast.sampler.digest import Samples
-from holdfast.supervise.run_folder import continued, differing
+from holdfast.supervise.run_folder import differing, with_seed_of
 
 counts = st.integers(1, 64)
 configs = st.builds(
@@ -54,13 +54,13 @@ def test_the_kth_restart_has_the_kth_number_of_workers_and_the_last_one_stays(co
 @pytest.mark.parametrize(
     ("field", "value", "line"),
     [
-        ("workers", 0, "no world can be formed of 0 workers"),
-        ("workers_after", (2, -1), "no world can be formed of -1 workers"),
+        ("workers", 0, "--workers must be 1 or more (got 0)."),
+        ("workers_after", (2, -1), "--workers must be 1 or more (got -1)."),
         ("recovery", "pray", "there is no recovery 'pray': choose restart"),
         ("writer", "fast", "there is no writer 'fast': choose overlapped or blocking"),
         ("failures", (Failure(step=1, kind="lose"),), "there is no fault 'lose': choose exit, kill, hang"),
-        ("save_every", 0, "save-every is 0: give 1 or more"),
-        ("max_restarts", -1, "max-restarts is -1: give 0 or more"),
+        ("save_every", 0, "--save-every must be 1 or more (got 0)."),
+        ("max_restarts", -1, "--max-restarts must be 0 or more (got -1)."),
         ("hang_timeout", 0.0, "--hang-timeout must be greater than 0 (got 0)."),
     ],
 )
@@ -113,9 +113,9 @@ def test_a_run_json_of_a_stranger_is_one_clear_line(tmp_path: Path) -> None:
 
 def test_a_command_without_a_seed_goes_on_with_that_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(RunConfig(script="a.py", seed=0).to_json()))  # as all had before
-    assert continued(tmp_path, RunConfig(script="a.py")).seed is None  # nothing was trained yet
+    assert with_seed_of(tmp_path, RunConfig(script="a.py")).seed is None  # nothing was trained yet
     with HistoryWriter(tmp_path / "history", "rank-0") as history:
         history.append(Step(1, 1, 0, 0, 0, 0, Samples.of([1]), Seconds(0.0, 0.0, 0.0)))
-    assert continued(tmp_path, RunConfig(script="a.py")).seed == 0
-    assert continued(tmp_path, RunConfig(script="a.py", seed=5)).seed == 5
-    assert continued(tmp_path / "new", RunConfig(script="a.py")).seed is None
+    assert with_seed_of(tmp_path, RunConfig(script="a.py")).seed == 0
+    assert with_seed_of(tmp_path, RunConfig(script="a.py", seed=5)).seed == 5
+    assert with_seed_of(tmp_path / "new", RunConfig(script="a.py")).seed is None

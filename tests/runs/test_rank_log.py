@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.distributed.membership import Membership
-from holdfast.runs.rank_log import FILE, RankLog, read
+from holdfast.runs.rank_log import FILE, RankLog, read_rank_changes
 
 LOGS = "logs/attempt-0002"
 
@@ -21,7 +21,7 @@ def test_a_replacement_is_named_with_its_file_and_all_train_again_once_they_do(t
     assert here.news(all_train=0) == [f"rank 1 is now worker-3, {LOGS}/worker-3.out"]
     assert here.news(all_train=3) == ["all 3 workers train again"]
     assert here.news(all_train=3) == []
-    assert read(tmp_path / LOGS) == [(1, "worker-3")]
+    assert read_rank_changes(tmp_path / LOGS) == [(1, "worker-3")]
 
 
 def test_a_survivor_that_moves_up_is_named_only_if_it_is_rank_0(tmp_path: Path) -> None:
@@ -30,7 +30,7 @@ def test_a_survivor_that_moves_up_is_named_only_if_it_is_rank_0(tmp_path: Path) 
     assert here.news(all_train=0) == [f"rank 0 is now the worker that began as rank 1, {LOGS}/rank-1.out"]
     here.follow(Membership(2, (0, 1, 2), {0: 3}), {0: "worker-3", 1: "rank-1", 2: "rank-2"})
     assert here.news(all_train=0) == [f"rank 0 is now worker-3, {LOGS}/worker-3.out"]
-    assert read(tmp_path / LOGS) == [(0, "rank-1"), (1, "rank-2"), (0, "worker-3"), (1, "rank-1")]
+    assert read_rank_changes(tmp_path / LOGS) == [(0, "rank-1"), (1, "rank-2"), (0, "worker-3"), (1, "rank-1")]
 
 
 def test_whoever_sleeps_and_wakes_as_what_it_was_is_no_news(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_whoever_sleeps_and_wakes_as_what_it_was_is_no_news(tmp_path: Path) -> N
     here.follow(Membership(1, (0,), {}, (1,)), {0: "rank-0"})
     here.follow(Membership(2, (0, 1), {1: 1}), {0: "rank-0", 1: "rank-1"})
     assert here.news(all_train=2) == []
-    assert read(tmp_path / LOGS) == []
+    assert read_rank_changes(tmp_path / LOGS) == []
 
 
 def test_each_node_speaks_of_its_own_workers(tmp_path: Path) -> None:
@@ -47,17 +47,17 @@ def test_each_node_speaks_of_its_own_workers(tmp_path: Path) -> None:
     assert here.news(all_train=4) == ["all 4 workers train again"]
     here.follow(Membership(2, (0, 1, 2, 3), {0: 8}), {0: "worker-8", 2: "rank-2", 3: "rank-3"})
     assert here.news(all_train=0) == [f"rank 0 is now worker-8, {LOGS}/worker-8.out"]
-    assert read(tmp_path / LOGS) == [(0, "worker-8")]
+    assert read_rank_changes(tmp_path / LOGS) == [(0, "worker-8")]
 
 
 def test_a_disk_that_refuses_changes_nothing_of_what_is_said(tmp_path: Path) -> None:
     here = RankLog(tmp_path / "gone", 2)
     here.follow(Membership(1, (0, 1), {0: 2}), {0: "worker-2", 1: "rank-1"})
     assert here.news(all_train=0) == [f"rank 0 is now worker-2, {LOGS}/worker-2.out"]
-    assert read(tmp_path / "gone" / LOGS) == []
+    assert read_rank_changes(tmp_path / "gone" / LOGS) == []
 
 
 @pytest.mark.parametrize("line", ["[0", "[0]", "{}", "7", '[1e400, "worker-3"]', "\x00\xff"])
 def test_lines_that_are_none_of_ours_are_passed_over(tmp_path: Path, line: str) -> None:
     (tmp_path / FILE).write_text(f'{line}\n[0, "worker-3"]\n')
-    assert read(tmp_path) == [(0, "worker-3")]
+    assert read_rank_changes(tmp_path) == [(0, "worker-3")]

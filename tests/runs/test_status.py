@@ -20,9 +20,9 @@ from holdfast.history.log import HistoryWriter
 from holdfast.runs import lock, rank_log
 from holdfast.runs.config import RunConfig
 from holdfast.runs.logs import logs
-from holdfast.runs.status import runs_in, standing
+from holdfast.runs.status import run_status, runs_in
 from holdfast.sampler.digest import Samples
-from holdfast.supervise.display import LONGEST, Echo, Tail, View
+from holdfast.supervise.display import LONGEST, Display, Tail, WorkersOutput
 from holdfast.supervise.restart_policy import RestartPolicy
 
 
@@ -57,7 +57,7 @@ def test_the_goodput_of_a_run_that_trains_counts_the_time_since_its_supervisor_l
     tmp_path: Path,
 ) -> None:
     with lock.hold(trained(tmp_path / "a", verdict=None, steps=10)):
-        found = standing(tmp_path / "a")
+        found = run_status(tmp_path / "a")
     assert found.trains
     assert found.goodput == pytest.approx(10 / 12)  # its supervisor is silent after the first second of twelve
 
@@ -82,7 +82,7 @@ def test_a_run_that_was_stopped_and_continued_was_away_in_between(tmp_path: Path
     write(tmp_path, "supervisor", Launch(1, 1), Judged("preempted", 1, ""))
     write(tmp_path, "supervisor", Launch(2, 1), Judged("completed", 2, ""), start=9000.0)
     write(tmp_path, "rank-0", Recover(1, None, 0, 0, "keyed", 0.0), step(0), Commit(1, 8, 1), Done(1, 8))
-    found = standing(tmp_path)
+    found = run_status(tmp_path)
     assert (found.state, found.goodput) == ("completed", 2.0)
 
 
@@ -92,7 +92,7 @@ def test_a_run_without_a_supervisor_a_served_one_and_one_that_cannot_be_read(tmp
     write(tmp_path / "served", "controller", serve, Iterate(3, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0), Done(0, 4))
     (tmp_path / "bad" / "history").mkdir(parents=True)
     (tmp_path / "bad" / "history" / "supervisor.jsonl").write_text("what is this\n")
-    states = {path.name: standing(path) for path in runs_in(tmp_path)}
+    states = {path.name: run_status(path) for path in runs_in(tmp_path)}
     assert {name: (each.state, each.step) for name, each in states.items()} == {
         "alone": ("completed", 1),
         "bad": ("unreadable", 0),
@@ -214,7 +214,7 @@ def test_what_was_trained_is_not_pruned_when_its_history_is_lost(tmp_path: Path,
     assert (code, "failed: script-error, step 0" in out) == (0, True)
     kept = ["aside", "emptied", "of-the-supervisor-alone", "supervised-only", "without"]
     assert sorted(each.name for each in tmp_path.iterdir()) == kept
-    found = {name: standing(tmp_path / name) for name in kept}
+    found = {name: run_status(tmp_path / name) for name in kept}
     assert {name: (each.state, each.step) for name, each in found.items()} == {
         "aside": ("history lost", 10),
         "emptied": ("history lost", 10),
@@ -290,16 +290,16 @@ def test_logs_of_a_rank_are_those_of_every_worker_that_was_it(printed: Path, mon
 
 def test_whoever_takes_the_place_of_another_is_shown_beside_the_others_and_once(tmp_path: Path) -> None:
     shown: list[str] = []
-    echo = Echo(shown.append, shown.append)
+    output = WorkersOutput(shown.append, shown.append)
     files = [(tmp_path / f"{name}.out", tmp_path / f"{name}.err") for name in ("rank-0", "rank-1", "worker-2")]
     for out, _ in files:
         out.write_text(f"{out.stem}\n")
-    echo.follow(files[:2])
-    echo.leave(files[:1])
-    echo.show_too(files[1:])
-    echo.copy()
-    echo.show_too(files[1:])
-    echo.copy(last=True)
+    output.follow(files[:2])
+    output.remove(files[:1])
+    output.add(files[1:])
+    output.copy()
+    output.add(files[1:])
+    output.copy(last=True)
     assert shown == ["rank-0", "rank-1", "worker-2"]
 
 
@@ -331,9 +331,9 @@ def test_the_view_shows_progress_bars(tmp_path: Path, terminal: bool) -> None:
     for rank in (0, 1):
         (tmp_path / f"err-{rank}").write_bytes(b"\r  0%%|  |\r 5%d%%|# | rank" % rank)
     console = Console(file=text, width=100, force_terminal=terminal)
-    with View(console, tmp_path, "supervisor", RestartPolicy(3, None)) as view:
-        view.echo.follow([(tmp_path / "none", tmp_path / f"err-{rank}") for rank in (0, 1)])
-        view.refresh(now=True)
+    with Display(console, tmp_path, "supervisor", RestartPolicy(3, None)) as display:
+        display.output.follow([(tmp_path / "none", tmp_path / f"err-{rank}") for rank in (0, 1)])
+        display.refresh(now=True)
         seen = text.getvalue()
     assert "50%|# | rank" in seen
     assert ("51%|# | rank" in seen) == terminal

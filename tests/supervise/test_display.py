@@ -1,4 +1,4 @@
-"""Whoever watches sees steps, goodput, restarts and saves in flight, read from histories while they grow."""
+"""The display shows steps, goodput, restarts and saves in flight, read from histories while they grow."""
 
 import io
 import os
@@ -19,10 +19,8 @@ from holdfast.history.log import HistoryWriter, recall
 from holdfast.progress import Progress
 from holdfast.runs.config import RunConfig
 from holdfast.sampler.digest import Samples
-from holdfast.supervise import error_file
-from holdfast.supervise.display import Tail, Tally, View
-from holdfast.supervise.error_file import Raised
-from holdfast.supervise.failure_cause import Casualty
+from holdfast.supervise.display import Display, Tail, Tally
+from holdfast.supervise.failure_cause import FirstFailure, Raised, read_error, write_error
 from holdfast.supervise.journal import Journal, last_attempt
 from holdfast.supervise.restart_policy import RestartPolicy
 
@@ -48,7 +46,7 @@ def test_a_growing_history_yields_every_event_once_however_it_is_cut(
     assert [event.what.step for event in seen if isinstance(event.what, Step)] == values
 
 
-def test_what_was_written_before_we_watched_is_not_read_and_nothing_in_a_file_ends_the_view(tmp_path: Path) -> None:
+def test_earlier_events_are_not_read_and_damaged_lines_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.jsonl"
     path.write_bytes(line(0.0, "rank-0", step(1)) * 1000)
     growing = Growing(path)
@@ -69,7 +67,7 @@ def test_what_was_written_before_we_watched_is_not_read_and_nothing_in_a_file_en
 
 
 @given(st.text(), st.lists(st.integers(0, 9)))
-def test_what_a_worker_prints_is_shown_whole_and_in_order(
+def test_the_output_of_a_worker_is_shown_completely_and_in_order(
     tmp_path_factory: pytest.TempPathFactory, text: str, cuts: list[int]
 ) -> None:
     path = tmp_path_factory.mktemp("tail") / "out"
@@ -88,9 +86,9 @@ def test_what_a_worker_prints_is_shown_whole_and_in_order(
     assert "".join(shown) == (expected if expected.endswith("\n") or not expected else expected + "\n")
 
 
-def test_the_tally_counts_from_when_we_began_to_watch() -> None:
-    tries = RestartPolicy(3, 40)
-    tally = Tally(100.0, tries)
+def test_the_tally_counts_from_the_start_of_the_command() -> None:
+    policy = RestartPolicy(3, 40)
+    tally = Tally(100.0, policy)
     for what in [
         Launch(2, workers=2),
         Plan(2, samples=1000, batch=10, epochs=2, seed=0, save_every=20, writer="blocking", config=""),
@@ -102,8 +100,8 @@ def test_the_tally_counts_from_when_we_began_to_watch() -> None:
     assert tally.line(110.0) == (
         "step 85 of 200 · goodput 2.0 steps/s · 0 restarts, 3 left · 1 save in flight · committed 60 · 2 workers"
     )
-    lost = Casualty(kind="signal", rank=0, local_rank=0, exit=-9, signal="SIGKILL", message="was killed")
-    assert tries.after(lost, 60) is None
+    lost = FirstFailure(kind="signal", rank=0, local_rank=0, exit=-9, signal="SIGKILL", message="was killed")
+    assert policy.after(lost, 60) is None
     for what in [Restart(3, workers=2, newest=60), Recover(3, 60, 0, 60, "", 0.0)]:
         tally.add(what)
     assert "step 60 of 200" in tally.line(110.0)
@@ -117,13 +115,13 @@ def trained(folder: Path) -> None:
         history.append(step(4))
 
 
-def test_where_stderr_is_no_terminal_there_are_plain_lines(tmp_path: Path) -> None:
+def test_without_a_terminal_the_display_prints_plain_lines(tmp_path: Path) -> None:
     text = io.StringIO()
-    with View(Console(file=text, width=200), tmp_path, "supervisor", RestartPolicy(3, None)) as view:
-        view.say("attempt 1: 4 workers started")
+    with Display(Console(file=text, width=200), tmp_path, "supervisor", RestartPolicy(3, None)) as display:
+        display.say("attempt 1: 4 workers started")
         trained(tmp_path)
-        view.refresh()
-        view.refresh(now=True)
+        display.refresh()
+        display.refresh(now=True)
     lines = text.getvalue().splitlines()
     assert lines[0] == "holdfast: attempt 1: 4 workers started"
     assert lines[1].startswith("holdfast: step 5 · goodput")
@@ -133,19 +131,19 @@ def test_where_stderr_is_no_terminal_there_are_plain_lines(tmp_path: Path) -> No
 
 def test_on_a_terminal_one_line_changes_and_output_scrolls_above_it(tmp_path: Path) -> None:
     text = io.StringIO()
-    with View(
+    with Display(
         Console(file=text, width=200, force_terminal=True), tmp_path, "supervisor", RestartPolicy(3, None)
-    ) as view:
+    ) as display:
         trained(tmp_path)
-        view.refresh(now=True)
-        view.show("rank 1 raised:", "Traceback\n  line\n")
-        view.refresh(now=True)
+        display.refresh(now=True)
+        display.show("rank 1 raised:", "Traceback\n  line\n")
+        display.refresh(now=True)
     assert text.getvalue().count("step 5") >= 2
     assert "\x1b[2K" in text.getvalue()  # the line is erased and drawn again
     assert "Traceback\n  line\n" in text.getvalue()
 
 
-def test_a_disk_that_refuses_the_record_of_a_supervisor_is_told_of_once_and_gets_all_of_it_later(
+def test_a_full_disk_is_reported_once_and_the_journal_is_written_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = io.StringIO()
@@ -153,28 +151,28 @@ def test_a_disk_that_refuses_the_record_of_a_supervisor_is_told_of_once_and_gets
     def refuses(self: HistoryWriter) -> None:
         raise StorageFailed("no space")
 
-    with View(Console(file=text, width=200), tmp_path, "supervisor", RestartPolicy(3, None)) as view:
-        with Journal(tmp_path, "supervisor", view) as record, monkeypatch.context() as full:
+    with Display(Console(file=text, width=200), tmp_path, "supervisor", RestartPolicy(3, None)) as display:
+        with Journal(tmp_path, "supervisor", display) as journal, monkeypatch.context() as full:
             full.setattr(HistoryWriter, "flush", refuses)
-            record.note(Restart(2, 4))
-            record.note(Preempt(2))
-        told = [event.what for event in recall(tmp_path / "supervisor.jsonl", "restart", "preempt")]
+            journal.append(Restart(2, 4))
+            journal.append(Preempt(2))
+        events = [event.what for event in recall(tmp_path / "supervisor.jsonl", "restart", "preempt")]
     assert text.getvalue().splitlines() == ["holdfast: no space"]
-    assert told == [Restart(2, 4), Preempt(2)]
+    assert events == [Restart(2, 4), Preempt(2)]
 
 
-def test_a_launch_is_on_record_with_the_arguments_that_differ_from_those_of_the_last_one(tmp_path: Path) -> None:
-    with View(Console(file=io.StringIO()), tmp_path, "supervisor", RestartPolicy(3, None)) as view:
+def test_a_launch_records_the_arguments_that_differ_from_the_last_launch(tmp_path: Path) -> None:
+    with Display(Console(file=io.StringIO()), tmp_path, "supervisor", RestartPolicy(3, None)) as display:
         for attempt, rate in enumerate(("0.1", "0.2"), 1):
-            with Journal(tmp_path, "supervisor", view) as record:
-                record.launch(RunConfig(script="train.py", args=("--lr", rate)), attempt, workers=2, nodes=1)
+            with Journal(tmp_path, "supervisor", display) as journal:
+                journal.launch(RunConfig(script="train.py", args=("--lr", rate)), attempt, workers=2, nodes=1)
     launches = [event.what for event in recall(tmp_path / "supervisor.jsonl", "launch")]
-    assert [each.changed for each in launches if isinstance(each, Launch)] == [(), ("--lr",)]
+    assert [what.changed for what in launches if isinstance(what, Launch)] == [(), ("--lr",)]
     assert last_attempt(tmp_path / "supervisor.jsonl") == 2
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_a_view_that_nobody_can_see_any_more_gives_up_printing(
+def test_a_closed_pipe_or_full_disk_does_not_end_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
 ) -> None:
     reader, writer = os.pipe()
@@ -182,49 +180,49 @@ def test_a_view_that_nobody_can_see_any_more_gives_up_printing(
     with Path("/dev/full").open("w", buffering=1) as full, os.fdopen(writer, "w", buffering=1) as pipe:
         for out, err in ((full, pipe), (pipe, full)):
             monkeypatch.setattr(sys, "stdout", out)
-            with View(
+            with Display(
                 Console(file=err, force_terminal=terminal), tmp_path, "supervisor", RestartPolicy(3, None)
-            ) as view:
+            ) as display:
                 (tmp_path / "printed").write_text("a line\n")
-                view.echo.follow([(tmp_path / "printed", tmp_path / "printed")])
-                view.say("attempt 1")
-                view.show("rank 0 raised", "Traceback")
-                view.refresh(now=True)
+                display.output.follow([(tmp_path / "printed", tmp_path / "printed")])
+                display.say("attempt 1")
+                display.show("rank 0 raised", "Traceback")
+                display.refresh(now=True)
         monkeypatch.undo()
         for file in (full, pipe):
             with suppress(OSError):
                 file.close()
 
 
-def test_an_error_file_says_what_was_raised_in_the_form_that_torch_reads(tmp_path: Path) -> None:
+def test_an_error_is_recorded_in_the_format_that_torch_reads(tmp_path: Path) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
     path, memory = tmp_path / "error.json", Progress()
     try:
         raise KeyError("w")
     except KeyError as error:
-        error_file.leave(path, memory, error, __file__)
-    raised = error_file.read(path, Progress())
+        write_error(path, memory, error, __file__)
+    raised = read_error(path, Progress())
     assert raised is not None
-    assert raised == error_file.read(tmp_path / "none", memory)  # where the disk took nothing
+    assert raised == read_error(tmp_path / "none", memory)  # where the disk took nothing
     assert (raised.message, raised.origin) == ("KeyError: 'w'", "script")
     assert raised.place.startswith(f"{__file__}:")
     assert 'raise KeyError("w")' in raised.traceback
     failure = ProcessFailure(local_rank=0, pid=1, exitcode=1, error_file=str(path))
     assert failure.message["message"] == "KeyError: 'w'"  # type: ignore[index]
-    error_file.leave(path, memory, BadInput("give a batch of 1 or more"), __file__)
-    assert error_file.read(path, memory) == Raised("give a batch of 1 or more", "", ANY, "refused", "")
-    error_file.leave(tmp_path, memory, StorageFailed("no space"), __file__)
-    assert error_file.read(tmp_path, memory) == Raised("no space", "", ANY, "storage", "")
+    write_error(path, memory, BadInput("give a batch of 1 or more"), __file__)
+    assert read_error(path, memory) == Raised("give a batch of 1 or more", "", ANY, "refused", "")
+    write_error(tmp_path, memory, StorageFailed("no space"), __file__)
+    assert read_error(tmp_path, memory) == Raised("no space", "", ANY, "storage", "")
     path.write_text('{"message": {"mess')
-    assert error_file.read(path, Progress()) is None
-    assert error_file.read(tmp_path / "none", Progress()) is None
+    assert read_error(path, Progress()) is None
+    assert read_error(tmp_path / "none", Progress()) is None
 
 
 @given(st.text(min_size=1, max_size=30).map(lambda text: text * 200))
-def test_last_words_of_any_length_reach_the_supervisor(text: str) -> None:
+def test_an_error_of_any_length_reaches_the_supervisor(text: str) -> None:
     memory = Progress()
-    error_file.leave(Path("/dev/full"), memory, RuntimeError(text), __file__)
-    raised = error_file.read(Path("/dev/null"), memory)
+    write_error(Path("/dev/full"), memory, RuntimeError(text), __file__)
+    raised = read_error(Path("/dev/null"), memory)
     assert raised is not None
     assert raised.message.removeprefix("RuntimeError: ") == text[: len(raised.message) - 14]

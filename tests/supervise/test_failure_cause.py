@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.history.tail import Finish
-from holdfast.supervise.error_file import Raised
-from holdfast.supervise.failure_cause import Casualty, WorkerExit, casualty
+from holdfast.supervise.failure_cause import FirstFailure, Raised, WorkerExit, first_failure
 from holdfast.supervise.restart_policy import RestartPolicy
 from holdfast.supervise.verdict import RunVerdict, done_before
 
@@ -45,7 +44,7 @@ causes = st.one_of(
 
 def test_whoever_leaves_its_loop_with_0_is_tried_once_more_and_then_it_is_the_script() -> None:
     peer = WorkerExit(rank=0, local_rank=0, exit=1, raised=Raised(CONNECTION_ERRORS[0], "Traceback ...", 1.0), step=8)
-    lost = casualty([peer, WorkerExit(rank=1, local_rank=1, exit=0, midway=True, step=8)])
+    lost = first_failure([peer, WorkerExit(rank=1, local_rank=1, exit=0, midway=True, step=8)])
     assert lost.line == "rank 1 exited with status 0 in the middle of its loop, at step 8"
     tries = RestartPolicy(3, None)
     assert tries.after(lost, None) is None
@@ -66,7 +65,7 @@ def test_whoever_has_a_cause_of_its_own_is_the_casualty(cause, others, data) -> 
         WorkerExit(rank=i + 4, local_rank=i, exit=each.exit, hung=each.hung, raised=each.raised)
         for i, each in enumerate(deaths)
     ]
-    found = casualty(deaths)
+    found = first_failure(deaths)
     assert (found.kind, found.rank, found.local_rank) == (kind, rank + 4, rank)
     assert (found.signal is not None) == (status is not None and status < 0)
 
@@ -74,13 +73,13 @@ def test_whoever_has_a_cause_of_its_own_is_the_casualty(cause, others, data) -> 
 @given(st.lists(st.floats(0, 9), min_size=1, max_size=6))
 def test_of_several_that_raised_the_first_is_the_casualty(times: list[float]) -> None:
     deaths = [WorkerExit(rank=i, local_rank=i, exit=1, raised=own("KeyError: 0", time)) for i, time in enumerate(times)]
-    assert times[casualty(deaths).rank] == min(times)
+    assert times[first_failure(deaths).rank] == min(times)
 
 
 @given(st.lists(consequences, min_size=1, max_size=6))
 def test_where_all_have_only_lost_a_peer_nobody_blames_the_script(others) -> None:  # type: ignore[no-untyped-def]
     deaths = [WorkerExit(rank=i, local_rank=i, exit=exit, raised=what) for i, (exit, what) in enumerate(others)]
-    assert casualty(deaths).kind in ("peer", "signal")
+    assert first_failure(deaths).kind in ("peer", "signal")
 
 
 TIMEOUT = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:133] Timed out waiting 10000ms for recv operation"
@@ -94,22 +93,22 @@ def test_whoever_was_waited_for_is_the_casualty_not_those_who_gave_up(ranks: lis
     deaths += [
         WorkerExit(rank=each, local_rank=each, exit=gave_up[0], raised=gave_up[1], place=(7, 4)) for each in others
     ]
-    found = casualty(deaths)
+    found = first_failure(deaths)
     assert (found.kind, found.rank) == ("hang", late)
     assert "the stacks of its threads are in logs/a.err" in found.message
-    level = casualty([replace(death, place=(7, 3)) for death in deaths])
+    level = first_failure([replace(death, place=(7, 3)) for death in deaths])
     assert level.kind in ("peer", "signal")  # nobody knows who waited for whom
-    broken = casualty(
+    broken = first_failure(
         [replace(death, raised=own(CONNECTION_ERRORS[0], 1.0)) if death.exit else death for death in deaths]
     )
     assert broken.kind == "peer"  # a connection that broke: whoever broke it was elsewhere
 
 
-def lost(kind: str = "signal", message: str = "broke", step: int | None = 57, **about: Any) -> Casualty:
-    return Casualty(kind=kind, rank=2, local_rank=2, exit=1, signal=None, message=message, step=step, **about)  # type: ignore[arg-type]
+def lost(kind: str = "signal", message: str = "broke", step: int | None = 57, **about: Any) -> FirstFailure:
+    return FirstFailure(kind=kind, rank=2, local_rank=2, exit=1, signal=None, message=message, step=step, **about)  # type: ignore[arg-type]
 
 
-def words(tries: RestartPolicy, failures: list[tuple[Casualty, int | None]]) -> list[str | None]:
+def words(tries: RestartPolicy, failures: list[tuple[FirstFailure, int | None]]) -> list[str | None]:
     """What is decided after each of these failures, each with the newest snapshot then."""
     return [why[0] if (why := tries.after(*each)) else None for each in failures]
 
@@ -193,8 +192,8 @@ def test_a_loader_that_is_killed_again_and_again_is_no_error_of_the_script() -> 
 
 def test_survivors_that_cannot_go_on_are_no_error_of_the_script_however_often_it_comes() -> None:
     raised = Raised("rank 0 is lost, and its buffers with it", "", 1.0, origin="peer", place="live.py:1")
-    lost = casualty([WorkerExit(rank=1, local_rank=1, exit=1, raised=raised, step=12)])
-    assert (lost.kind, lost.line) == ("peer", "rank 1 cannot go on: rank 0 is lost, and its buffers with it")
+    lost = first_failure([WorkerExit(rank=1, local_rank=1, exit=1, raised=raised, step=12)])
+    assert (lost.kind, lost.line) == ("peer", "rank 1 cannot continue: rank 0 is lost, and its buffers with it")
     tries = RestartPolicy(3, None)
     assert [tries.after(lost, None) for _ in range(3)] == [None] * 3
 

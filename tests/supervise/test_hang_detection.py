@@ -1,4 +1,4 @@
-"""Whoever is stuck is found after a deadline that the run itself teaches, and whoever waits for it is not blamed."""
+"""A worker that hangs is found after a deadline learned from the run, and its peers are not blamed."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,9 +16,9 @@ from holdfast.supervise.hang_detection import (
     SOON,
     STOPPED,
     TIMES,
-    Judge,
+    Hang,
+    HangDetector,
     RemoteProgress,
-    Stuck,
     WorkerLook,
 )
 
@@ -26,51 +26,51 @@ TRAINING = {"boundaries": 5, "posted": 9, "phase": Phase.TRAINING}
 
 
 class Clock:
-    """Looks at workers that stay as they are, four times a second, until one is found stuck."""
+    """Looks at workers that do not change, four times a second, until one is found to hang."""
 
     def __init__(self, given: float | None = None, busy: float = 0.0, live: bool = False) -> None:
-        self.judge = Judge(given, live=live)
+        self.detector = HangDetector(given, live=live)
         self.now, self.busy, self.used = 0.0, busy, 0.0
 
-    def look(self, *workers: WorkerLook, elsewhere: RemoteProgress | None = None) -> Stuck | None:
-        """The first that is stuck, if any is."""
-        return next(iter(self.all(*workers, elsewhere=elsewhere)), None)
+    def look(self, *workers: WorkerLook, remote: RemoteProgress | None = None) -> Hang | None:
+        """Return the first worker that hangs, if any."""
+        return next(iter(self.all(*workers, remote=remote)), None)
 
-    def all(self, *workers: WorkerLook, elsewhere: RemoteProgress | None = None) -> list[Stuck]:
+    def all(self, *workers: WorkerLook, remote: RemoteProgress | None = None) -> list[Hang]:
         self.now += 0.25
         self.used += 0.25 * self.busy
-        return self.judge.look(workers, self.now, lambda seat: self.used, elsewhere or RemoteProgress())
+        return self.detector.look(workers, self.now, lambda seat: self.used, remote or RemoteProgress())
 
     def until(
-        self, *workers: WorkerLook, most: float = 4000.0, elsewhere: RemoteProgress | None = None
+        self, *workers: WorkerLook, most: float = 4000.0, remote: RemoteProgress | None = None
     ) -> tuple[float, int] | None:
-        """After how many seconds without progress who is found stuck."""
-        self.look(*workers, elsewhere=elsewhere)
+        """Return the seconds without progress after which a worker is found to hang, and its seat."""
+        self.look(*workers, remote=remote)
         began = self.now
         while self.now - began < most:
-            if found := self.look(*workers, elsewhere=elsewhere):
+            if found := self.look(*workers, remote=remote):
                 return self.now - began, found.seat
         return None
 
 
 def steps(clock: Clock, seconds: float) -> None:
-    """A few steps of this length."""
+    """Pass a few steps of this length."""
     for boundaries in range(6):
         until = clock.now + seconds
         while clock.now < until:
             assert clock.look(WorkerLook(seat=0, boundaries=boundaries, phase=Phase.TRAINING)) is None
 
 
-def test_a_step_has_a_deadline_that_the_run_teaches() -> None:
+def test_the_deadline_of_a_step_is_learned_from_the_run() -> None:
     assert Clock().until(WorkerLook(seat=0, **TRAINING)) == (pytest.approx(LEAST, abs=1), 0)
     clock = Clock()
     steps(clock, 60.0)
-    assert clock.judge.step == pytest.approx(60 * TIMES, rel=0.05)
-    clock.judge.begin()
+    assert clock.detector.step == pytest.approx(60 * TIMES, rel=0.05)
+    clock.detector.begin()
     assert clock.until(WorkerLook(seat=0, **TRAINING)) == (pytest.approx(60 * TIMES, rel=0.05), 0)  # the next attempt
 
 
-def test_starts_restores_and_saves_have_more_time_and_as_long_as_bytes_move_there_is_no_end() -> None:
+def test_starts_restores_and_saves_have_more_time_and_no_deadline_while_bytes_move() -> None:
     early = WorkerLook(seat=0, boundaries=1, phase=Phase.TRAINING)
     for seen in (
         WorkerLook(seat=0),
@@ -84,10 +84,10 @@ def test_starts_restores_and_saves_have_more_time_and_as_long_as_bytes_move_ther
         first = WorkerLook(seat=0, phase=Phase.RESTORING, moved=moved)
         waits = WorkerLook(seat=1, phase=Phase.RESTORING)
         assert clock.until(first, waits, most=5.0) is None
-        assert clock.until(waits, most=5.0, elsewhere=RemoteProgress(None, moved)) is None
+        assert clock.until(waits, most=5.0, remote=RemoteProgress(None, moved)) is None
 
 
-def test_a_worker_that_computes_has_more_time_unless_the_user_said_how_much() -> None:
+def test_a_worker_that_computes_has_more_time_unless_the_user_set_the_timeout() -> None:
     assert Clock(busy=0.5).until(WorkerLook(seat=0, **TRAINING)) == (pytest.approx(GENEROUS * LEAST, abs=1), 0)
     assert Clock(busy=0.01).until(WorkerLook(seat=0, **TRAINING)) == (pytest.approx(LEAST, abs=1), 0)
     assert Clock(2.0, busy=0.5).until(WorkerLook(seat=0, **TRAINING)) == (pytest.approx(2, abs=1), 0)
@@ -97,7 +97,7 @@ def test_a_worker_that_computes_has_more_time_unless_the_user_said_how_much() ->
 
 
 @given(st.lists(st.tuples(st.integers(2, 4), st.integers(0, 3)), min_size=1, max_size=5))
-def test_only_whoever_is_furthest_behind_is_blamed(places: list[tuple[int, int]]) -> None:
+def test_only_the_worker_furthest_behind_is_blamed(places: list[tuple[int, int]]) -> None:
     workers = [
         WorkerLook(seat=seat, boundaries=boundaries, posted=posted, phase=Phase.TRAINING)
         for seat, (boundaries, posted) in enumerate(places)
@@ -105,17 +105,17 @@ def test_only_whoever_is_furthest_behind_is_blamed(places: list[tuple[int, int]]
     found = Clock(2.0).until(*workers)
     assert found is not None
     assert found[1] == places.index(min(places))
-    ahead = Clock(2.0).until(*workers, most=60.0, elsewhere=RemoteProgress((1, 0)))
+    ahead = Clock(2.0).until(*workers, most=60.0, remote=RemoteProgress((1, 0)))
     assert ahead is None  # they wait for a worker of another node
 
 
-def test_of_several_that_are_equally_far_all_must_be_stuck() -> None:
+def test_of_workers_at_the_same_place_all_must_be_overdue() -> None:
     waits = WorkerLook(seat=0, boundaries=5, posted=9, phase=Phase.TRAINING)
     saves = WorkerLook(seat=1, boundaries=5, posted=9, phase=Phase.SAVING)
     assert Clock(2.0).until(waits, saves) == (pytest.approx(GENEROUS * 2, abs=1), 0)
 
 
-def test_a_stopped_worker_is_found_however_far_it_is() -> None:
+def test_a_suspended_worker_is_found_wherever_it_is() -> None:
     clock = Clock(3.0)
     assert clock.until(WorkerLook(seat=0, **TRAINING), WorkerLook(seat=1, boundaries=9, stopped=True)) == (
         pytest.approx(3, abs=1),
@@ -132,12 +132,12 @@ def test_a_pause_of_our_own_counts_for_little() -> None:
     assert clock.look(stopped) is None
 
 
-def test_a_worker_whose_script_has_ended_is_not_stuck_but_overdue() -> None:
+def test_a_worker_whose_script_has_ended_does_not_hang_but_becomes_overdue() -> None:
     def overdue(clock: Clock) -> Iterator[float]:
         done = WorkerLook(seat=0, boundaries=9, phase=Phase.ENDED)
         for _ in range(5000):
             assert clock.look(done) is None
-            if clock.judge.overdue(done, lambda seat: 0.0):
+            if clock.detector.is_overdue(done, lambda seat: 0.0):
                 yield clock.now
 
     assert next(overdue(Clock())) == pytest.approx(LEAST, abs=2)
@@ -152,33 +152,33 @@ def test_the_reason_names_the_option() -> None:
 
 
 def members(*boundaries: int, phase: Phase = Phase.TRAINING) -> list[WorkerLook]:
-    """Members of a run, each so far."""
+    """Return members that have passed these boundaries."""
     return [WorkerLook(seat=seat, boundaries=each, phase=phase) for seat, each in enumerate(boundaries)]
 
 
 def learned(step: float = 0.01, busy: float = 0.0, **how: Any) -> Clock:
-    """A clock that has seen four members pass boundaries, so long apart, in a run that recovers live; they are at 1000."""
+    """Return a clock of a live run that has seen four members reach boundary 1000, with this time per step."""
     clock = Clock(busy=busy, live=True, **how)
     for look in range(9):
         assert clock.look(*members(*[round(1000 - (8 - look) * 0.25 / step)] * 4)) is None
     return clock
 
 
-def test_where_a_run_recovers_live_whoever_is_idle_and_waited_for_is_found_soon() -> None:
+def test_with_live_recovery_an_idle_worker_that_others_wait_for_is_found_soon() -> None:
     assert learned().until(*members(1001, 1001, 1000, 1001)) == (pytest.approx(SOON, abs=0.5), 2)
     assert learned(0.125).until(*members(1001, 1001, 1000, 1001)) == (pytest.approx(0.125 * TIMES, abs=0.5), 2)
     assert learned(given=5.0).until(*members(1001, 1001, 1000, 1001)) == (pytest.approx(5.0, abs=0.5), 2)
     assert Clock().until(*members(1001, 1001, 1000, 1001), most=LEAST / 2) is None  # a restart is dear
 
 
-def test_where_nobody_is_seen_to_wait_the_deadline_is_as_long_as_ever() -> None:
+def test_with_live_recovery_the_deadline_is_long_if_no_worker_is_seen_to_wait() -> None:
     assert learned().until(*members(1001, 1001, 1001, 1001)) == (pytest.approx(LEAST, abs=1), 0)
     for phase in (Phase.SAVING, Phase.CLOSING, Phase.RESTORING):
         behind = WorkerLook(seat=2, boundaries=1000, phase=phase)
         assert learned().until(*members(1001, 1001), behind, most=LEAST) is None
 
 
-def test_whoever_computes_waits_for_a_disk_or_moves_bytes_is_not_idle() -> None:
+def test_a_worker_that_computes_waits_for_a_disk_or_moves_bytes_is_not_idle() -> None:
     waits = members(1001, 1001)
     behind = WorkerLook(seat=2, boundaries=1000, phase=Phase.TRAINING)
     assert learned(busy=0.1).until(*waits, behind, most=LEAST) is None
@@ -194,7 +194,7 @@ def test_whoever_computes_waits_for_a_disk_or_moves_bytes_is_not_idle() -> None:
     assert found[0] <= 2 * SOON + 0.5
 
 
-def test_to_come_late_from_what_all_ranks_do_is_no_hang() -> None:
+def test_a_worker_that_comes_late_from_an_evaluation_does_not_hang() -> None:
     clock = learned()
     for look in range(400):  # nobody waits for anybody while all evaluate
         assert clock.look(*members(1001, 1001, 1001), WorkerLook(seat=3, boundaries=1001, asleep=look % 5 > 0)) is None
@@ -202,19 +202,19 @@ def test_to_come_late_from_what_all_ranks_do_is_no_hang() -> None:
     assert clock.until(*members(1003, 1003, 1003, 1003), most=60.0) is None
 
 
-def test_a_usual_step_is_learned_whatever_took_long_once() -> None:
+def test_a_usual_step_is_learned_although_one_took_long() -> None:
     clock = learned()
     for _ in range(40):
         assert clock.look(*members(1001, 1001, 1001, 1001)) is None
-    assert clock.judge.step == LEAST
+    assert clock.detector.step == LEAST
     assert clock.look(*members(1002, 1002, 1002, 1002)) is None
     assert clock.until(*members(1003, 1003, 1003, 1002)) == (pytest.approx(SOON, abs=0.5), 3)
 
 
-def test_each_idle_worker_that_is_given_up_doubles_the_deadline_and_is_told_so() -> None:
+def test_each_idle_worker_that_is_replaced_doubles_the_deadline() -> None:
     clock = learned()
     for times in range(4):
-        clock.judge.begin()
+        clock.detector.begin()
         assert clock.until(*members(1001, 1000, 1001, 1001)) == (pytest.approx(SOON * 2**times, abs=0.5), 1)
     clock = learned()
     while not (stuck := clock.look(*members(1001, 1000, 1001, 1001))):
@@ -225,7 +225,7 @@ def test_each_idle_worker_that_is_given_up_doubles_the_deadline_and_is_told_so()
     )
 
 
-def test_whoever_does_not_come_when_the_others_find_together_is_waited_for_however_far_it_is() -> None:
+def test_a_member_that_does_not_come_to_recover_is_blamed_wherever_it_is() -> None:
     there = members(1000, 1000, phase=Phase.RECOVERING)
     absent = WorkerLook(seat=2, boundaries=1003, phase=Phase.TRAINING)
     comes = WorkerLook(seat=3, phase=Phase.STARTING, is_member=False)
@@ -238,7 +238,7 @@ def test_whoever_does_not_come_when_the_others_find_together_is_waited_for_howev
     assert learned().until(*there, comes) == (pytest.approx(GENEROUS * LEAST, abs=1), 3)  # the others wait for it
 
 
-def test_a_worker_in_reserve_is_in_nobodys_way() -> None:
+def test_a_worker_in_reserve_does_not_keep_others_waiting() -> None:
     for phase in (Phase.STARTING, Phase.JOINING):
         for is_member in (False, phase is Phase.JOINING):
             comes = WorkerLook(seat=0, phase=phase, is_member=is_member)
@@ -248,18 +248,18 @@ def test_a_worker_in_reserve_is_in_nobodys_way() -> None:
     assert learned().until(WorkerLook(seat=0, is_member=False)) == (pytest.approx(GENEROUS * LEAST, abs=1), 0)
 
 
-def test_where_a_run_recovers_live_the_stopped_are_found_soon_and_all_at_once() -> None:
+def test_with_live_recovery_suspended_workers_are_found_soon_and_together() -> None:
     clock, stopped = learned(), [replace(each, stopped=True) for each in members(1001, 1001, 1001, 1001)]
     runs = members(1001)
-    found: list[Stuck] = []
+    found: list[Hang] = []
     while not found:
         found = clock.all(*runs, *stopped[1:3])
     assert [each.seat for each in found] == [1, 2]
-    assert found[0].because == "was stopped for 1.8 s (limit 1.5 s; change it with --hang-timeout)"
+    assert found[0].because == "was suspended for 1.8 s (limit 1.5 s; change it with --hang-timeout)"
     assert learned(given=4.0).until(*runs, stopped[1]) == (pytest.approx(4.0, abs=0.5), 1)
 
 
-def test_whoever_waits_for_a_stopped_worker_is_not_blamed_for_it() -> None:
+def test_a_worker_that_waits_for_a_suspended_one_is_not_blamed() -> None:
     waits, stopped = members(1001, 1000), replace(members(1000, 1000, 1000)[2], stopped=True)
     assert learned(given=60.0).until(*waits, stopped, most=50.0) is None
     clock = learned()
@@ -267,11 +267,11 @@ def test_whoever_waits_for_a_stopped_worker_is_not_blamed_for_it() -> None:
     assert clock.until(*waits, most=SOON - 0.5) is None  # it was given up: the one behind has all of its time
     clock = learned()
     assert clock.until(*waits, most=SOON - 0.3) is None
-    clock.judge.forgive()  # there is another membership
+    clock.detector.reset_waits()  # there is another membership
     assert clock.until(*waits, most=SOON - 0.3) is None
 
 
-def test_where_all_are_stopped_somebody_may_have_meant_it() -> None:
+def test_if_all_workers_are_suspended_the_user_has_more_time_to_resume_them() -> None:
     stopped = [replace(each, stopped=True) for each in members(1001, 1001, 1001)]
     assert learned().until(*stopped) == (pytest.approx(STOPPED, abs=0.5), 0)
     clock = learned()

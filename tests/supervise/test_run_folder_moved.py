@@ -1,4 +1,4 @@
-"""A folder that is moved or removed under a run is missed, and not made anew."""
+"""A folder that is moved or removed while its run trains is noticed, and not created again."""
 
 from pathlib import Path
 
@@ -6,29 +6,29 @@ import pytest
 
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import StorageFailed
-from holdfast.supervise.run_folder import Home
+from holdfast.runs.lock import FolderWatch
 
 
-def test_a_folder_is_missed_when_it_is_moved_and_when_another_has_its_name(tmp_path: Path) -> None:
+def test_a_folder_is_gone_when_it_is_moved_and_when_another_takes_its_name(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    home = Home(folder)
-    assert not home.is_gone(now=True)
+    watch = FolderWatch(folder)
+    assert not watch.is_gone(now=True)
     folder.rename(tmp_path / "moved")
-    assert home.is_gone(now=True)
+    assert watch.is_gone(now=True)
     folder.mkdir()
-    assert home.is_gone(now=True)
-    assert "was moved or removed while the run trained" in home.line
+    assert watch.is_gone(now=True)
+    assert "was moved or removed while the run trained" in watch.line
 
 
-def test_between_two_looks_it_is_not_looked_at(tmp_path: Path) -> None:
-    home = Home(tmp_path / "run")
-    assert not home.is_gone(now=True)
+def test_the_folder_is_only_looked_at_now_and_then(tmp_path: Path) -> None:
+    watch = FolderWatch(tmp_path / "run")
+    assert not watch.is_gone(now=True)
     (tmp_path / "run").mkdir()
-    assert not home.is_gone()
+    assert not watch.is_gone()
 
 
-def test_a_store_does_not_make_the_folder_of_its_run_anew(tmp_path: Path) -> None:
+def test_a_store_does_not_create_the_folder_of_its_run_again(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     store = DirectoryStore(tmp_path / "run" / "checkpoints")
     store.put("a/b", [b"1"])

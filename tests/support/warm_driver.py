@@ -25,7 +25,7 @@ CLONE_NEWNET = 0x40000000
 def main() -> None:
     """Fork a supervisor for each line of standard input."""
     warm(sys.argv[1:])
-    entry.pools()
+    entry.thread_pools()
     gc.collect()
     gc.freeze()  # otherwise the garbage collector of every fork would copy all pages of torch
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the results are files, so no exit status is needed

@@ -24,7 +24,7 @@ from holdfast.distributed.membership import Membership
 from holdfast.distributed.ranks import Ranks
 from holdfast.errors import BadInput, WorkerLost
 from holdfast.progress import Phase
-from holdfast.supervise.hang_detection import LEAST, Judge, RemoteProgress, WorkerLook
+from holdfast.supervise.hang_detection import LEAST, HangDetector, RemoteProgress, WorkerLook
 from holdfast.train.evaluation import MOST, DatasetShard, Together
 from holdfast.train.state.protected import Protected
 from supervisor_process import SUPPORT, Start
@@ -160,12 +160,12 @@ def test_a_rank_that_is_lost_while_its_part_is_evaluated_needs_a_restart(fallen:
 
 
 def test_an_evaluation_that_goes_on_is_no_hang_and_one_that_does_not_is() -> None:
-    judge = Judge(None)
-    judge.begin()
+    detector = HangDetector(None)
+    detector.begin()
 
     def look(seconds: float, evaluated: int) -> bool:
         seen = WorkerLook(seat=0, boundaries=5, evaluated=evaluated, phase=Phase.TRAINING)
-        return bool(judge.look([seen], seconds, lambda _: 0.0, RemoteProgress()))
+        return bool(detector.look([seen], seconds, lambda _: 0.0, RemoteProgress()))
 
     steps = int(8 * LEAST)
     assert not any(look(0.5 * number, number // 500) for number in range(steps))

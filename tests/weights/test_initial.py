@@ -20,7 +20,7 @@ from holdfast.distributed import ranks
 from holdfast.errors import BadInput, Corrupt, HoldfastError
 from holdfast.history.log import read_history
 from holdfast.runs.config import RunConfig, WeightsSource
-from holdfast.supervise.checkpoint_place import beginning
+from holdfast.supervise.checkpoint_place import first_weights
 from holdfast.train.run import Run
 from holdfast.train.state import rng
 from holdfast.train.state.protected import Protected
@@ -245,11 +245,11 @@ def test_a_folder_remembers_its_source(before: Path, tmp_path: Path) -> None:
     assert RunConfig(script="train.py").to_json()["source"] is None
     (tmp_path / "run.json").write_text(json.dumps(config.to_json()))
     for wished in (None, WeightsSource(place=origin.place)):
-        assert beginning(wished, tmp_path, has_begun=True) == origin
-    assert beginning(None, tmp_path, has_begun=False) is None
+        assert first_weights(wished, tmp_path, has_begun=True) == origin
+    assert first_weights(None, tmp_path, has_begun=False) is None
     assert repr(origin).endswith(f"run' ({origin.digest[:8]})")
     with pytest.raises(BadInput, match="cannot start from its own weights"):
-        beginning(WeightsSource(place=str(tmp_path)), tmp_path, has_begun=False)
+        first_weights(WeightsSource(place=str(tmp_path)), tmp_path, has_begun=False)
     for said in ({"place": 3}, "w.pt", {**origin.to_json(), "digest": None}):
         with pytest.raises(HoldfastError):
             RunConfig.from_json({"script": "x", "source": said})

@@ -43,7 +43,7 @@ def rehearse_script(
     """Prove that SCRIPT resumes exactly: train a little, once more, and once more with kills, and compare every bit.
     Example: holdfast rehearse train.py -- --epochs 3"""
     from holdfast.faults.spec import parse_rehearsal
-    from holdfast.supervise.stop_signals import asked
+    from holdfast.supervise.stop_signals import stop_signals
 
     kills = parse_rehearsal(inject)
     seed_of_kills = random.SystemRandom().randrange(1 << 16) if kills.seed is None else kills.seed
@@ -53,7 +53,7 @@ def rehearse_script(
         raise BadInput(f"no kill fits into {steps} steps: give 2 or more.")
     if out is not None and out.exists() and any(out.iterdir()):
         raise BadInput(f"{out} is not empty: name another --out.")
-    with asked.listening(), tempfile.TemporaryDirectory(prefix="holdfast-rehearsal-") as temporary:
+    with stop_signals.listening(), tempfile.TemporaryDirectory(prefix="holdfast-rehearsal-") as temporary:
         from holdfast.rehearse import rehearsal
         from holdfast.runs.config import RunConfig
 

@@ -123,11 +123,11 @@ def run_script(
     ] = None,
 ) -> None:
     """Train SCRIPT to its end, whatever fails. Example: holdfast run --workers 4 train.py -- --epochs 3"""
-    from holdfast.supervise.stop_signals import asked
+    from holdfast.supervise.stop_signals import stop_signals
 
     _fill_standard_files()
     folder = out or Path("runs") / script.stem
-    with asked.listening():  # before torch is imported, which takes seconds: a signal then is not a crash
+    with stop_signals.listening():  # before torch is imported, which takes seconds: a signal then is not a crash
         from holdfast.faults.spec import parse_training
         from holdfast.runs.config import RunConfig
 

@@ -1,4 +1,4 @@
-"""`holdfast runs` and `holdfast logs`: which runs there are, what their workers printed, and how to be rid of them."""
+"""`holdfast runs` and `holdfast logs`: list and remove runs, and show what their workers printed."""
 
 import sys
 import time
@@ -38,10 +38,9 @@ logs = typer.Typer()
 @runs.command("list")
 def runs_list(where: Where = Path("runs")) -> None:
     """List the runs in a folder: state, step, goodput and size. Example: holdfast runs"""
-    found = _standing(where)
     table = Table(Column("run", overflow="fold"), "state", "step", "goodput", "size", "last written", box=None)
-    for each in found:
-        table.add_row(*map(cell, _row(each)))
+    for run in _statuses(where):
+        table.add_row(*map(cell, _row(run)))
     Console().print(table)
 
 
@@ -49,43 +48,45 @@ def runs_list(where: Where = Path("runs")) -> None:
 def runs_rm(
     paths: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")], yes: Yes = False
 ) -> None:
-    """Remove runs with all they saved; never one that is being trained. Example: holdfast runs rm runs/old"""
+    """Remove runs with all they saved, except those being trained. Example: holdfast runs rm runs/old"""
     from holdfast.runs.removal import check_removable
-    from holdfast.runs.status import standing
+    from holdfast.runs.status import run_status
 
     for path in paths:
         check_removable(path)
-    gone = _remove([standing(path) for path in paths], yes=yes)
-    _say_removed(gone, len(paths))
-    raise typer.Exit(0 if len(gone) == len(paths) else 2)
+    removed = _remove([run_status(path) for path in paths], yes=yes)
+    _say_removed(removed, len(paths))
+    raise typer.Exit(0 if len(removed) == len(paths) else 2)
 
 
 @runs.command("prune")
 def runs_prune(
     where: Where = Path("runs"),
     older_than: Annotated[
-        float | None, typer.Option(help="Also those of which nothing was written for so many days.")
+        float | None, typer.Option(help="Also remove runs to which nothing was written for this many days.")
     ] = None,
     yes: Yes = False,
 ) -> None:
-    """Remove the runs in a folder in which nothing was trained. Example: holdfast runs prune --older-than 30"""
+    """Remove runs that trained nothing. Example: holdfast runs prune --older-than 30"""
     cut = time.time() - DAY * older_than if older_than is not None else 0.0
-    found = [each for each in _standing(where) if not each.trains]
-    doomed = [each for each in found if not each.has_trained or each.last < cut]
-    if not doomed:
+    idle = [run for run in _statuses(where) if not run.is_training]
+    unwanted = [run for run in idle if not run.has_trained or run.last < cut]
+    if not unwanted:
         say("there is nothing to prune")
         return
-    removable = [each for each in doomed if _may_go(each)]
-    gone = _remove(removable, yes=yes) if removable else []
-    _say_removed(gone, len(doomed))
-    raise typer.Exit(0 if len(gone) == len(doomed) else 1)
+    removable = [run for run in unwanted if _is_removable(run)]
+    removed = _remove(removable, yes=yes) if removable else []
+    _say_removed(removed, len(unwanted))
+    raise typer.Exit(0 if len(removed) == len(unwanted) else 1)
 
 
 @logs.command("logs", rich_help_panel=LOOK)
 def show_logs(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    rank: Annotated[int | None, typer.Option(help="Of all that were this rank.  [default: all ranks]")] = None,
-    attempt: Annotated[int | None, typer.Option(help="Of one attempt.  [default: the last]")] = None,
+    rank: Annotated[
+        int | None, typer.Option(help="Show only workers that had this rank at some time.", show_default="all ranks")
+    ] = None,
+    attempt: Annotated[int | None, typer.Option(help="Number of the attempt.", show_default="the last")] = None,
 ) -> None:
     """Show what the workers of a RUN printed. Example: holdfast logs runs/a --rank 1 --attempt 2"""
     from holdfast.runs.logs import logs
@@ -104,32 +105,32 @@ def show_logs(
         say(f"{'the workers' if rank is None else f'rank {rank}'} of attempt {number} printed nothing")
 
 
-def _standing(where: Path) -> list["RunStatus"]:
-    from holdfast.runs.status import runs_in, standing
+def _statuses(where: Path) -> list["RunStatus"]:
+    from holdfast.runs.status import run_status, runs_in
 
     if not where.is_dir():
-        raise BadInput(f"there is no folder {where} to look for runs in: name the one that holds yours.")
-    found = [standing(path) for path in runs_in(where)]
-    if not found:
+        raise BadInput(f"there is no folder {where}: name the folder that holds your runs.")
+    runs = [run_status(path) for path in runs_in(where)]
+    if not runs:
         raise BadInput(f"there are no runs in {where}: name the folder that holds yours.")
-    return found
+    return runs
 
 
-def _may_go(each: "RunStatus") -> bool:
-    """Whether a run can be removed; if not, say why."""
+def _is_removable(run: "RunStatus") -> bool:
+    """Return True if a run can be removed; otherwise print why not."""
     from holdfast.runs.removal import check_removable
 
     try:
-        check_removable(each.folder)
+        check_removable(run.folder)
     except HoldfastError as error:
         complain(str(error))
         return False
     return True
 
 
-def _row(each: "RunStatus") -> tuple[str, ...]:
-    rate = "" if each.goodput is None else f"{each.goodput:.2f} steps/s"
-    return str(each.folder), each.state, str(each.step), rate, size(each.size), _ago(time.time() - each.last)
+def _row(run: "RunStatus") -> tuple[str, ...]:
+    rate = "" if run.goodput is None else f"{run.goodput:.2f} steps/s"
+    return str(run.folder), run.state, str(run.step), rate, size(run.size), _ago(time.time() - run.last)
 
 
 def _ago(seconds: float) -> str:
@@ -139,27 +140,27 @@ def _ago(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} seconds ago"
 
 
-def _remove(doomed: Sequence["RunStatus"], *, yes: bool) -> list["RunStatus"]:
-    """Say what is to go, ask, and remove it; those that are gone then. Of one that cannot be removed, it says why."""
-    from holdfast.runs.removal import elsewhere, remove
+def _remove(runs: Sequence["RunStatus"], *, yes: bool) -> list["RunStatus"]:
+    """List the runs, ask, remove them, and return those that were removed."""
+    from holdfast.runs.removal import remove, snapshots_elsewhere
 
-    for each in doomed:
-        say(f"{each.folder}: {each.state}, step {each.step}, {size(each.size)}")
-        if place := elsewhere(each.folder):
+    for run in runs:
+        say(f"{run.folder}: {run.state}, step {run.step}, {size(run.size)}")
+        if place := snapshots_elsewhere(run.folder):
             say(f"  its snapshots are at {place} and stay there")
     if not yes:
         if not sys.stdin.isatty():
-            raise BadInput("nobody is here to be asked: give --yes to remove them.")
-        typer.confirm(f"Remove {'it' if len(doomed) == 1 else f'these {len(doomed)} runs'} for good?", abort=True)
-    gone = []
-    for each in doomed:
+            raise BadInput("there is no terminal to ask for confirmation: give --yes to remove them.")
+        typer.confirm(f"Remove {'it' if len(runs) == 1 else f'these {len(runs)} runs'} for good?", abort=True)
+    removed = []
+    for run in runs:
         try:
-            remove(each.folder)
-            gone.append(each)
+            remove(run.folder)
+            removed.append(run)
         except HoldfastError as error:
             complain(str(error))
-    return gone
+    return removed
 
 
-def _say_removed(gone: Sequence["RunStatus"], of: int) -> None:
-    say(f"removed {len(gone)} of {of}, {size(sum(each.size for each in gone))}")
+def _say_removed(removed: Sequence["RunStatus"], of: int) -> None:
+    say(f"removed {len(removed)} of {of}, {size(sum(run.size for run in removed))}")

@@ -1,4 +1,4 @@
-"""`holdfast scale`: put workers of a run that goes on to sleep, or wake them."""
+"""`holdfast scale`: put workers of an active run to sleep, or wake them."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,12 +13,12 @@ scale = typer.Typer()
 
 @scale.command("scale", rich_help_panel=TRAIN)
 def scale_run(
-    path: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run that goes on, with live recovery.")],
-    workers: Annotated[int, typer.Option(help="How many workers are to train; the others sleep.")],
+    path: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of an active run with live recovery.")],
+    workers: Annotated[int, typer.Option(help="Number of workers that train; the others sleep.")],
 ) -> None:
     """Put workers to sleep, or wake them, without a restart. Example: holdfast scale runs/train --workers 2"""
     from holdfast.supervise.scale_request import scale
 
     with Console(stderr=True).status(f"waiting until {workers} train"):
         done = scale(path, workers)
-    say(f"{workers} workers train since membership {done.number}; it took {done.seconds:.2f} s")
+    say(f"{workers} workers train, after {done.seconds:.2f} s (membership {done.number})")

@@ -16,6 +16,7 @@ from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import BadInput
 from holdfast.events import Plan, Step
 from holdfast.faults.schedule import Failure
+from holdfast.finding import counted
 from holdfast.history.log import read_history
 from holdfast.progress import Progress
 from holdfast.rehearse import cause
@@ -23,10 +24,10 @@ from holdfast.rehearse.cause import Cause, DivergenceCase
 from holdfast.rehearse.compare import begins, divergence, left_behind, restless, unmatched
 from holdfast.rehearse.report import Rehearsed
 from holdfast.runs.config import RunConfig
-from holdfast.supervise import error_file
+from holdfast.supervise.failure_cause import read_error
 from holdfast.supervise.preload import warm
 from holdfast.supervise.supervisor import supervise
-from holdfast.supervise.verdict import RunVerdict, count
+from holdfast.supervise.verdict import RunVerdict
 from holdfast.train.observe import observations
 from holdfast.train.observe.observations import Kill, Observed, parse, windows
 from holdfast.train.observe.observer import REHEARSAL, Rehearsal
@@ -136,7 +137,7 @@ class _Stage:
                 "there is nothing to compare."
             )
         self.tell(
-            f"{name}: {1 + trained[-1].step} steps, {count(verdict.attempts, 'attempt')}, {monotonic() - began:.1f} s"
+            f"{name}: {1 + trained[-1].step} steps, {counted(verdict.attempts, 'attempt')}, {monotonic() - began:.1f} s"
         )
         return observed
 
@@ -192,7 +193,7 @@ def _failure(verdict: RunVerdict, folder: Path) -> Cause:
         raise KeyboardInterrupt
     when = "after a kill" if folder.name == KILLED else "without a kill"
     files = sorted(folder.glob("logs/attempt-*/*.error.json"))
-    raised = [each for file in files[-1:] if (each := error_file.read(file, Progress()))]
+    raised = [each for file in files[-1:] if (each := read_error(file, Progress()))]
     if raised and raised[0].origin == "refused":
         return Cause(word="refused", why=f"holdfast refuses it {when}: {raised[0].message}")
     return Cause(word="the script failed", why=f"the script fails {when}: {verdict.because}")

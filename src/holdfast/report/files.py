@@ -2,7 +2,6 @@
 
 import csv
 import io
-import os
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
+from holdfast.atomic_write import write_atomically
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.report import figures
 from holdfast.report.page import TONES, Page, Picture, Table
@@ -111,12 +111,9 @@ def replace_text(path: Path, text: str) -> None:
 
 def replace_bytes(path: Path, data: bytes) -> None:
     """Replace a file atomically: a full disk leaves the old one unchanged."""
-    temporary = path.with_name(path.name + ".tmp")
     try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
+        write_atomically(path, data, path.with_name(path.name + ".tmp"))
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise StorageFailed(f"cannot write {path}: {error.strerror}; free space or name another --out.") from error
 
 

@@ -1,6 +1,6 @@
-"""What a script is given on its command line, and in what two commands differ, argument by argument. Pure.
+"""The arguments of a script, and how those of two commands differ. Pure.
 
-An option is told by its dashes: `--lr 0.1`, `--lr=0.1`, or a flag. All else is known by its place.
+An option has dashes: `--lr 0.1`, `--lr=0.1`, or a flag. Every other argument is known by its position.
 """
 
 import re
@@ -12,7 +12,7 @@ _LENGTH = re.compile(r"epoch|step|iter", re.IGNORECASE)
 
 
 class Change(NamedTuple):
-    """An argument that differs; nothing where one of the two commands does not have it."""
+    """An argument that differs between two commands; None where a command does not have it."""
 
     name: str
     was: str | None
@@ -27,9 +27,9 @@ class Change(NamedTuple):
 
     @property
     def lengthens(self) -> bool:
-        """Whether it may say that a run is to be longer: a whole number that is larger now.
+        """True if it may make a run longer: a whole number that is larger now.
 
-        One that had its default before may be larger, too, if its name is that of a length.
+        An argument that is new counts if its name is that of a length.
         """
         if not _is_whole(self.now):
             return False
@@ -39,14 +39,14 @@ class Change(NamedTuple):
 
 
 def changes(before: Sequence[str], now: Sequence[str]) -> list[Change]:
-    """In what two commands differ, by the names of their arguments."""
-    was, is_ = _named(before), _named(now)
-    names = dict.fromkeys([*was, *is_])
-    return [Change(name, was.get(name), is_.get(name)) for name in names if was.get(name) != is_.get(name)]
+    """Return the arguments that differ between two commands."""
+    old, new = _by_name(before), _by_name(now)
+    names = dict.fromkeys([*old, *new])
+    return [Change(name, old.get(name), new.get(name)) for name in names if old.get(name) != new.get(name)]
 
 
 def plain(name: str) -> str:
-    """The name of an argument without dashes, as a person may write it."""
+    """Return the name of an argument without dashes, as a user may write it."""
     return name.strip().lstrip("-").replace("_", "-").replace(" ", "-")
 
 
@@ -54,7 +54,7 @@ def _is_whole(value: str | None) -> bool:
     return value is not None and value.isascii() and value.isdigit()
 
 
-def _named(args: Sequence[str]) -> Mapping[str, str]:
+def _by_name(args: Sequence[str]) -> Mapping[str, str]:
     named: dict[str, str] = {}
     waiting: str | None = None
     places = 0
@@ -64,7 +64,7 @@ def _named(args: Sequence[str]) -> Mapping[str, str]:
             named[name] = value
             waiting = None if equals else name
         elif waiting is not None:
-            named[waiting] = f"{named[waiting]} {arg}".strip()  # an option may take several
+            named[waiting] = f"{named[waiting]} {arg}".strip()  # an option may take several values
         else:
             places += 1
             named[f"argument {places}"] = arg

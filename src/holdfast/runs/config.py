@@ -1,7 +1,4 @@
-"""How a run is to be done: what the command line says, checked once and written beside the run as `run.json`.
-
-Where the first weights of a run come from, as its config says and its folder remembers. Pure.
-"""
+"""The settings of a run: checked once, and kept in its folder as `run.json`."""
 
 import json
 from collections.abc import Mapping
@@ -21,10 +18,10 @@ from holdfast.memory import require_room
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class WeightsSource:
-    """The folder of another run, a safetensors file, a file of `torch.save` or a folder of DCP, as it was at the start.
+    """The source of a run's first weights: another run, a safetensors or torch.save file, or a DCP folder.
 
-    `step` is which snapshot of a run it is. `take` names the protected things that are given a state from it, all
-    models if there is none; `partial` lets a model keep what the source does not have. `digest` is of all that it gives.
+    `step` is the snapshot of a run. `take` names the protected objects that are loaded from it, by default all models;
+    `partial` lets a model keep what the source lacks. `digest` covers everything that is loaded.
     """
 
     place: str
@@ -37,72 +34,91 @@ class WeightsSource:
         return repr(self.place) + (f" ({self.digest[:8]})" if self.digest else "")
 
     @property
-    def wish(self) -> tuple[str, tuple[str, ...], bool]:
-        """What was asked for, before anybody looked at it."""
+    def request(self) -> tuple[str, tuple[str, ...], bool]:
+        """The user's settings, without what was found at the place."""
         return self.place, self.take, self.partial
 
     def to_json(self) -> dict[str, Any]:
-        """The source as JSON values."""
+        """Return the source as JSON values."""
         return {**asdict(self), "take": list(self.take)}
 
     @classmethod
-    def from_json(cls, said: Any) -> "WeightsSource":
-        """The inverse of `to_json`."""
-        texts = ("place", "digest")
-        known = isinstance(said, Mapping) and set(said) == {"place", "step", "take", "partial", "digest"}
-        if not (known and all(isinstance(said[name], str) for name in texts)):
+    def from_json(cls, data: Any) -> "WeightsSource":
+        """Return the source that `to_json` wrote."""
+        known = isinstance(data, Mapping) and set(data) == {"place", "step", "take", "partial", "digest"}
+        if not (known and all(isinstance(data[name], str) for name in ("place", "digest"))):
             raise BadInput("its source of weights is damaged")
-        return cls(**{**said, "take": tuple(said["take"])})
+        return cls(**{**data, "take": tuple(data["take"])})
 
 
 RUN = "run.json"
-_LONGEST = 1 << 20  # bytes that it may have: a folder may be a stranger's
-WORKER = 16 << 20  # bytes of memory that no worker does without, though it shares most with its supervisor
+_LONGEST = 1 << 20  # bytes that are read of a run.json, which may be a stranger's
+WORKER = 16 << 20  # bytes of memory that each worker needs, though it shares most with its supervisor
 RECOVERIES = ("restart", "replay", "forward", "skip")
 WRITERS = ("overlapped", "blocking")
 FAULTS = ("exit", "kill", "hang", "slow", *KINDS)  # of processes, and of storage
-# What makes it this run and not another. All else (how many workers, how often to save, what to survive) may change
-# when a run is continued: neither the windows nor the state depend on it.
+# The fields that identify a run. All others (the number of workers, how often to save, how to recover from failures) may
+# change when it is continued: neither the samples of a step nor the state depend on them.
 IDENTITY = ("script", "args", "seed", "recovery", "source")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """What to train, with how many workers, how to save, and what will break."""
+    """The settings of a run, as `holdfast run` and `holdfast.supervise.supervise` take them.
+
+    A setting that cannot work raises BadInput.
+    """
 
     script: str
+    """The Python script that each worker runs."""
     args: tuple[str, ...] = ()
+    """The arguments of the script."""
     workers: int = 1
+    """Worker processes on each node."""
     recovery: str = "restart"
+    """What happens after a failure: `restart`, or live recovery by `replay`, `forward` or `skip`."""
     save_every: int = 50
+    """Steps between two snapshots."""
     writer: str = "overlapped"
+    """`overlapped` writes a snapshot while training continues; `blocking` waits for it."""
     max_inflight: int = 2
+    """The most snapshots that an overlapped writer has under way."""
     keep_last: int = 2
+    """Snapshots to keep."""
     max_restarts: int = 3
-    seed: int | None = None  # the script's
+    """Failures to survive without a newer snapshot in between."""
+    seed: int | None = None
+    """The seed of the sample order and of all random numbers; None for that of the script."""
     failures: Schedule = ()
-    spares: int = 0  # workers that wait, ready to take the place of a lost one
+    """Failures to inject."""
+    spares: int = 0
+    """Extra workers that wait to replace a lost one, with live recovery."""
     workers_after: tuple[int, ...] = ()
-    hang_timeout: float | None = None  # seconds; None: learned from the run's own steps
-    checkpoints: str | None = None  # in the run's own folder
-    source: WeightsSource | None = None  # of its first weights, if the script does not draw them
-    extend: bool = False  # the plan may be longer than that of the run in the folder
+    """The number of workers after each restart, for experiments; the last entry stays."""
+    hang_timeout: float | None = None
+    """Seconds that a worker may be suspended, or take for one step; None to learn it from the run's own steps."""
+    checkpoints: str | None = None
+    """The directory or URL of the snapshots; None for the run's own folder."""
+    source: WeightsSource | None = None
+    """The source of the first weights; None for those of the script."""
+    extend: bool = False
+    """Whether the run may be longer than the one in the folder."""
 
     def __post_init__(self) -> None:
         for count in (self.workers, *self.workers_after):
             if count < 1:
-                raise BadInput(f"no world can be formed of {count} workers: give 1 or more.")
-        _known("recovery", self.recovery, RECOVERIES)
+                raise BadInput(f"--workers must be 1 or more (got {count}).")
+        _check_choice("recovery", self.recovery, RECOVERIES)
         if self.spares and self.recovery == "restart":
-            raise BadInput("a restart has no use for spares: choose replay, forward or skip, or leave them out.")
+            raise BadInput("--spares needs live recovery: choose --recovery replay, forward or skip, or leave it out.")
         if self.workers_after and self.recovery != "restart":
             raise BadInput(
-                "workers-after is for restarts, and live recovery makes none: leave it out, and change the number of "
+                "workers_after is for restarts, and live recovery makes none: leave it out, and change the number of "
                 "workers with `holdfast scale`."
             )
-        _known("writer", self.writer, WRITERS)
+        _check_choice("writer", self.writer, WRITERS)
         for failure in self.failures:
-            _known("fault", failure.kind, FAULTS)
+            _check_choice("fault", failure.kind, FAULTS)
             points.check(failure, self.recovery)
         for name, least in (
             ("save_every", 1),
@@ -112,71 +128,73 @@ class RunConfig:
             ("spares", 0),
         ):
             if (value := getattr(self, name)) < least:
-                raise BadInput(f"{name.replace('_', '-')} is {value}: give {least} or more.")
+                raise BadInput(f"--{name.replace('_', '-')} must be {least} or more (got {value}).")
         if self.hang_timeout is not None and not self.hang_timeout > 0:
             raise BadInput(f"--hang-timeout must be greater than 0 (got {self.hang_timeout:g}).")
         if self.checkpoints == "":
-            raise BadInput("checkpoints has no name: give a directory or a URL such as s3://bucket/run.")
+            raise BadInput("--checkpoints is empty: give a directory or a URL such as s3://bucket/run.")
 
     def workers_at(self, restart: int) -> int:
-        """How many workers there are after so many restarts; the last entry of `workers_after` stays."""
+        """Return the number of workers after `restart` restarts."""
         if restart == 0 or not self.workers_after:
             return self.workers
         return self.workers_after[min(restart, len(self.workers_after)) - 1]
 
     def check_world(self, nodes: int) -> None:
-        """Refuse what so many nodes with these workers cannot do: fit here, survive alone, or fail at a rank that is not."""
+        """Raise BadInput if the workers do not fit here, cannot recover live, or a failure targets a rank that is not there."""
         require_room(max((self.workers, *self.workers_after)) + self.spares, WORKER, "workers", "start fewer.")
         if self.recovery != "restart" and nodes * self.workers < 2:
-            raise BadInput(f"one worker has nobody who goes on without it: give --recovery {self.recovery} 2 or more.")
+            raise BadInput(f"--recovery {self.recovery} needs 2 workers or more, so that one survives (got 1).")
         most = nodes * max((self.workers, *self.workers_after))
         for failure in self.failures:
             if absent := [rank for rank in failure.targets if not 0 <= rank < most]:
-                raise BadInput(f"no failure can strike rank {absent[0]}: the ranks of this run are 0 to {most - 1}.")
+                raise BadInput(
+                    f"cannot inject a failure at rank {absent[0]}: the ranks of this run are 0 to {most - 1}."
+                )
         points.check_survivors(self.failures, self.recovery, nodes * self.workers)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What makes it this run and not another, as JSON values."""
+        """The fields that identify the run, as JSON values."""
         return {name: getattr(self, name) for name in IDENTITY} | {"source": self.weights}
 
     @property
     def fingerprint(self) -> str:
-        """A digest of what makes it this run and not another."""
+        """A digest of the fields that identify the run."""
         return xxhash.xxh3_128_hexdigest(json.dumps(self.identity).encode())
 
     @property
     def weights(self) -> str | None:
-        """The digest of what the run is to begin with, if its source is settled."""
+        """The digest of the run's first weights, if it has a source and that was read."""
         return self.source.digest if self.source else None
 
     def to_json(self) -> dict[str, Any]:
-        """The config as JSON values."""
+        """Return the config as JSON values."""
         plain = {**asdict(self), "args": list(self.args), "workers_after": list(self.workers_after)}
         plain["source"] = self.source.to_json() if self.source else None
         return {**plain, "failures": [failure.to_json() for failure in self.failures]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "RunConfig":
-        """The inverse of `to_json`."""
+        """Return the config that `to_json` wrote."""
         names = {field.name for field in fields(cls)}
         if unknown := set(data) - names:
             raise BadInput(f"another version of holdfast wrote it, with {', '.join(sorted(unknown))}")
         lists: dict[str, Any] = {name: tuple(data[name]) for name in ("args", "workers_after") if name in data}
-        if not all(isinstance(each, str) for each in (data.get("script"), *lists.get("args", ()))):
+        if not all(isinstance(text, str) for text in (data.get("script"), *lists.get("args", ()))):
             raise BadInput("its script and arguments are not all text")
-        failures = tuple(Failure.from_json(each) for each in data.get("failures", ()))
+        failures = tuple(Failure.from_json(failure) for failure in data.get("failures", ()))
         if data.get("source") is not None:
             lists["source"] = WeightsSource.from_json(data["source"])
         return cls(**{**data, **lists, "failures": failures})
 
 
 def read_config(out: Path) -> RunConfig:
-    """The config of the run in this folder."""
+    """Return the config of the run in the folder `out`."""
     try:
         return RunConfig.from_json(json.loads(read(DirectoryStore(out), RUN, _LONGEST)))
     except FileNotFoundError as error:
-        raise BadInput(f"{out} holds no run: it has no run.json.") from error
+        raise BadInput(f"{out} holds no run: there is no run.json in it.") from error
     except (HoldfastError, OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise BadInput(f"{out / 'run.json'} cannot be read ({error}): name another folder.") from error
 
@@ -185,18 +203,16 @@ _adopted: RunConfig | None = None
 
 
 def adopt(config: RunConfig) -> None:
-    """This process is a worker of a run that is done so."""
+    """Make `config` the config of this process, which is a worker of the run."""
     global _adopted
     _adopted = config
 
 
 def handed_over(out: Path) -> RunConfig:
-    """The config of the run that this process works for: what its supervisor handed over, or else the folder's."""
+    """Return the config that the supervisor gave this process, or that of the folder."""
     return _adopted or read_config(out)
 
 
-def _known(what: str, word: str, words: tuple[str, ...]) -> None:
-    if word not in words:
-        raise BadInput(
-            f"there is no {what} {word!r}: choose {', '.join(words[:-1])}{' or ' * (len(words) > 1)}{words[-1]}."
-        )
+def _check_choice(setting: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise BadInput(f"there is no {setting} {value!r}: choose {', '.join(choices[:-1])} or {choices[-1]}.")

@@ -1,7 +1,8 @@
-"""That two writers never share the folder of a run: a lock, held from before the first write to after the last.
+"""The folder of a run while it is in use: a lock against a second writer, and a watch that notices if it is moved.
 
-Processes that are forked share a lock. Workers are to share that of their supervisor: a new one then never starts
-beside workers of a dead one. What a worker forks is not: an orphan of a loader would keep the folder locked.
+The lock is held from before the first write to after the last. Forked processes share a lock. Workers share that of
+their supervisor, so that a new supervisor never starts beside workers of a dead one. Children of workers do not: an
+orphaned loader process would keep the folder locked.
 """
 
 import fcntl
@@ -15,9 +16,10 @@ from weakref import WeakSet, WeakValueDictionary
 from holdfast.errors import BadInput, StorageFailed
 
 FREE_WITHIN = 5.0
+WATCH_EVERY = 0.5  # seconds
 _held: WeakSet["Lock"] = WeakSet()
 _alone: WeakValueDictionary[Path, "Lock"] = WeakValueDictionary()
-_kept = False
+_drops_in_children = False
 
 
 class Lock:
@@ -28,7 +30,7 @@ class Lock:
         _held.add(self)
 
     def release(self) -> None:
-        """Let others write there."""
+        """Let other processes write there."""
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
@@ -44,20 +46,20 @@ class Lock:
 
 
 def hold(out: Path, node: int = 0) -> Lock:
-    """Lock a folder for this process, and what it is going to fork; each node of a run has a lock of its own."""
+    """Lock a folder for this process and its future children; each node of a run has a lock of its own."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         file = os.open(out / f".supervisor-{node}.lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise StorageFailed(f"cannot use {out} for a run: {error.strerror or error}. Name another folder.") from error
     lock = Lock(file)
-    if not _locked(file, out):
+    if not _acquire(file, out):
         raise BadInput(f"{out} is in use by another supervisor or training: wait for it, or name another folder.")
     return lock
 
 
 def is_held(out: Path, node: int = 0) -> bool:
-    """Whether somebody writes into this folder now."""
+    """Return True if a process writes into this folder now."""
     try:
         file = os.open(out / f".supervisor-{node}.lock", os.O_WRONLY | os.O_CLOEXEC)
     except OSError:
@@ -72,9 +74,9 @@ def is_held(out: Path, node: int = 0) -> bool:
 
 
 def alone(out: Path) -> Lock:
-    """Lock a folder for this process and nothing that it forks: it trains without a supervisor.
+    """Lock a folder for this process without its children: it trains without a supervisor.
 
-    A process that attaches to a folder twice, as in a notebook, goes on with the second.
+    A process that attaches to a folder twice, as in a notebook, continues with the second lock.
     """
     keep_from_children()
     if before := _alone.pop(out.resolve(), None):
@@ -84,11 +86,11 @@ def alone(out: Path) -> Lock:
 
 
 def keep_from_children() -> None:
-    """From now on whatever this process forks does without the locks."""
-    global _kept
-    if not _kept:
+    """Release the locks in every process that this one forks from now on."""
+    global _drops_in_children
+    if not _drops_in_children:
         os.register_at_fork(after_in_child=_drop)
-        _kept = True
+        _drops_in_children = True
 
 
 def _drop() -> None:
@@ -97,8 +99,8 @@ def _drop() -> None:
             lock.release()
 
 
-def _locked(file: int, out: Path) -> bool:
-    """Take the lock, if it becomes free in time: workers share it, and those of a dead supervisor take a moment to die."""
+def _acquire(file: int, out: Path) -> bool:
+    """Take the lock, waiting a moment: workers share it, and those of a dead supervisor take a moment to die."""
     deadline = time.monotonic() + FREE_WITHIN
     while True:
         try:
@@ -111,3 +113,34 @@ def _locked(file: int, out: Path) -> bool:
             raise StorageFailed(f"cannot lock {out}: {error.strerror or error}. Name another folder.") from error
         else:
             return True
+
+
+class FolderWatch:
+    """Notices if the folder of a run is moved or removed while the run trains."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._looked, self._is_gone = folder, 0.0, False
+        self._before = self._identity(None)
+
+    def is_gone(self, *, now: bool = False) -> bool:
+        """Return True if the path names another folder, or none; `now` looks at once instead of now and then."""
+        if now or time.monotonic() - self._looked >= WATCH_EVERY:
+            self._looked = time.monotonic()
+            self._is_gone = self._identity(self._before) != self._before
+        return self._is_gone
+
+    @property
+    def line(self) -> str:
+        """The reason for ending the run."""
+        return (
+            f"{self._folder} was moved or removed while the run trained: put it back, or name its new place with --out"
+        )
+
+    def _identity(self, unknown: tuple[int, int] | None) -> tuple[int, int] | None:
+        try:
+            status = self._folder.stat()
+        except FileNotFoundError:
+            return None
+        except OSError:  # a disk that does not answer was not moved
+            return unknown
+        return status.st_dev, status.st_ino

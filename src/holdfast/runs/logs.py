@@ -1,4 +1,4 @@
-"""What the workers of a run printed, as text to be read later: progress bars as they stood last, no control codes."""
+"""What the workers of a run printed, as text: progress bars as they ended, and no control codes."""
 
 import re
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import BadInput
-from holdfast.runs import rank_log
+from holdfast.runs.rank_log import read_rank_changes
 
 _NAME = re.compile(r"(rank|worker)-([0-9]{1,9})\.(out|err)")
 # Escape sequences: those that draw and colour, those that end in a bell or a string terminator, and the short ones.
@@ -15,9 +15,9 @@ _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)
 
 @dataclass(frozen=True, slots=True)
 class WorkerLog:
-    """What one worker printed to its stdout or stderr; `who` is the rank that it began as, or its seat if it joined later.
+    """The stdout or stderr of one worker; `who` is the rank that it began as, or its seat if it joined later.
 
-    In a run that recovers live it may have become other ranks since, which are in `later`.
+    With live recovery it may have become other ranks since, which are in `later`.
     """
 
     path: Path
@@ -25,37 +25,43 @@ class WorkerLog:
     stream: str
     later: tuple[int, ...] = ()
 
+    @property
+    def order(self) -> tuple[str, int, bool]:
+        """A sort key: ranks before workers that joined later, by number, stdout before stderr."""
+        kind, number = self.who.split()
+        return kind, int(number), self.stream != "out"
+
     def lines(self) -> Iterator[str]:
-        """Line by line; of a line that was written over, what stood there last."""
+        """Yield the lines; of a line that was written over, the last text."""
         with self.path.open(errors="replace", newline="\n") as file:
             for line in file:
                 yield _ESCAPES.sub("", line.rstrip("\r\n").rpartition("\r")[2]).expandtabs()
 
 
 def logs(run: Path, attempt: int | None = None, rank: int | None = None) -> tuple[int, list[WorkerLog]]:
-    """The logs of an attempt, the last one if none is named, of all its workers or of one rank; and its number.
+    """Return the number of an attempt, by default the last one, and the logs of its workers.
 
-    Those of a rank are of every worker that was this rank, in that order.
+    With `rank`, return the logs of every worker that had this rank, in that order.
     """
     folders = _attempts(run)
     if not folders:
         raise BadInput(f"{run} holds no logs: name the folder of a run that has started workers.")
     number = max(folders) if attempt is None else attempt
     if number not in folders:
-        raise BadInput(f"{run} has no logs of attempt {number}: it has those of {_listed(sorted(folders))}.")
-    changes = rank_log.read(folders[number])
-    found = sorted(
-        _logs(folders[number], changes),
-        key=lambda log: (log.who.split()[0], int(log.who.split()[1]), log.stream != "out"),
-    )
-    if rank is not None:
-        names = [f"rank-{rank}", *(name for became, name in changes if became == rank)]
-        began = [int(log.who.split()[1]) for log in found if log.who.startswith("rank")]
-        found = sorted((log for log in found if log.path.stem in names), key=lambda log: names.index(log.path.stem))
-        if not found:
-            known = sorted({*began, *(became for became, _ in changes)})
-            raise BadInput(f"attempt {number} has no logs of rank {rank}: it has those of {_listed(known)}.")
-    return number, found
+        raise BadInput(f"{run} has no logs of attempt {number}: it has those of {_list_numbers(sorted(folders))}.")
+    changes = read_rank_changes(folders[number])
+    found = sorted(_logs(folders[number], changes), key=lambda log: log.order)
+    return number, found if rank is None else _logs_of_rank(found, changes, number, rank)
+
+
+def _logs_of_rank(found: list[WorkerLog], changes: list[tuple[int, str]], attempt: int, rank: int) -> list[WorkerLog]:
+    names = [f"rank-{rank}", *(name for became, name in changes if became == rank)]
+    matching = sorted((log for log in found if log.path.stem in names), key=lambda log: names.index(log.path.stem))
+    if not matching:
+        began = [log.order[1] for log in found if log.who.startswith("rank")]
+        known = sorted({*began, *(became for became, _ in changes)})
+        raise BadInput(f"attempt {attempt} has no logs of rank {rank}: it has those of {_list_numbers(known)}.")
+    return matching
 
 
 def _attempts(run: Path) -> dict[int, Path]:
@@ -73,5 +79,5 @@ def _logs(folder: Path, changes: list[tuple[int, str]]) -> Iterator[WorkerLog]:
             yield WorkerLog(path, f"{match[1]} {match[2]}", match[3], tuple(became))
 
 
-def _listed(numbers: list[int]) -> str:
+def _list_numbers(numbers: list[int]) -> str:
     return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "") if numbers else "none"

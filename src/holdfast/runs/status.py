@@ -1,6 +1,6 @@
-"""How the run in a folder stands, from its lock and the ends of its histories: quick, however long it has trained.
+"""The status of the run in a folder, read from its lock and the ends of its histories, however long it has trained.
 
-What a run writes into its folder, by name: anything else there is somebody's, and is never removed with the run.
+Also the names of all files that a run writes: any other file in its folder is never removed with the run.
 """
 
 import itertools
@@ -42,12 +42,12 @@ _FOLDERS = re.compile(
 
 
 def is_history(name: str) -> bool:
-    """Whether a file of a history has a name that a run gives."""
+    """Return True if `name` is that of a history file of a run."""
     return re.fullmatch(_HISTORY, name, re.ASCII) is not None
 
 
-def foreign(folder: Path) -> list[str]:
-    """What lies in the folder of a run, at any depth, that no run has written; of a folder all that is in it, as one."""
+def foreign_files(folder: Path) -> list[str]:
+    """Return the files and folders in a run's folder, at any depth, that no run has written."""
     found = []
     waiting = [""]
     while waiting:
@@ -61,41 +61,41 @@ def foreign(folder: Path) -> list[str]:
     return sorted(found)
 
 
-DEEP = 3  # folders below the given one in which runs are looked for
-SILENT = 600.0  # seconds without a word after which a served run is taken for dead
+DEEP = 3  # levels of folders in which runs are looked for
+SILENT = 600.0  # seconds without a new event after which a served run counts as dead
 ENDS = (Judged, Done, Preempted, Stopped)
-STAMPS = (Open, *ENDS)  # events from which it follows when somebody was at work
+STAMPS = (Open, *ENDS)  # events that show when a supervisor or a script began or ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """A run: whether it trains now or how it ended, how far it came, committed steps per second, and bytes on the disk."""
+    """A run: whether it trains now or how it ended, its last step, committed steps per second, and bytes on the disk."""
 
     folder: Path
     state: str
     step: int
     goodput: float | None
     size: int
-    last: float  # when something was last written about it
+    last: float  # time of the last write
 
     @property
     def has_trained(self) -> bool:
-        """Whether anything was trained, by us or by the script itself; where that cannot be told, it counts as trained."""
+        """True if anything was trained, also by a script that is only supervised, or if that is unknown."""
         return self.step > 0 or self.state in ("completed", "preempted", "trains", "unreadable")
 
     @property
-    def trains(self) -> bool:
-        """Whether somebody trains in it now."""
+    def is_training(self) -> bool:
+        """True if the run is being trained now."""
         return self.state == "trains"
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The folders of runs at this place, or a little below it, in the order of their names."""
+    """Return the folders of runs at `folder` or below it, sorted."""
     return sorted(_runs_below(folder, DEEP))
 
 
 def is_run(folder: Path) -> bool:
-    """Whether this is the folder of a run, of `holdfast run`, of `holdfast serve` or of a script alone."""
+    """Return True for the folder of a run of `holdfast run`, of `holdfast serve`, or of a script alone."""
     try:
         return has_config(folder) or any(is_history(file.name) for file in (folder / "history").glob("*.jsonl"))
     except OSError:
@@ -103,51 +103,51 @@ def is_run(folder: Path) -> bool:
 
 
 def has_config(folder: Path) -> bool:
-    """Whether this folder has the config of a run; others may call a file run.json, too."""
+    """Return True if the run.json of this folder is the config of a run, and not another program's file."""
     with suppress(HoldfastError):
         read_config(folder)
         return True
     return False
 
 
-def begins_as_a_history(file: Path) -> bool:
-    """Whether the first line of a file is that of a history."""
+def begins_as_history(file: Path) -> bool:
+    """Return True if the first line of a file is that of a history."""
     with suppress(HoldfastError, OSError):
         return any(isinstance(event.what, Open) for _, event in itertools.islice(stream_history(file, []), 1))
     return False
 
 
-def trains(folder: Path) -> bool:
-    """Whether somebody trains in this folder now: who does holds its lock."""
+def is_training(folder: Path) -> bool:
+    """Return True if a process holds the lock of this folder, or a parameter server works in it."""
     nodes = (path.name.removeprefix(".supervisor-").removesuffix(".lock") for path in folder.glob(".supervisor-*.lock"))
-    return any(is_held(folder, int(node)) for node in nodes if node.isdigit()) or _serves(folder)
+    return any(is_held(folder, int(node)) for node in nodes if node.isdigit()) or _is_serving(folder)
 
 
-def _serves(folder: Path) -> bool:
-    """Whether a parameter server seems to be at work: it holds no lock, but writes all the time until it is done."""
+def _is_serving(folder: Path) -> bool:
+    """Return True if a parameter server seems to work: it holds no lock, but writes events until it is done."""
     controller = folder / "history" / "controller.jsonl"
     silent = time.time() - max((_changed(file) for file in controller.parent.glob("*.jsonl")), default=0.0)
     return controller.is_file() and silent < SILENT and not any(recall(controller, "done"))
 
 
-def standing(folder: Path) -> RunStatus:
-    """How the run in this folder stands."""
+def run_status(folder: Path) -> RunStatus:
+    """Return the status of the run in `folder`."""
     try:
-        return _stands(folder)
+        return _read_status(folder)
     except (HoldfastError, OSError):
         return RunStatus(
             folder=folder, state="unreadable", step=0, goodput=None, size=_size(folder), last=_changed(folder)
         )
 
 
-def _stands(folder: Path) -> RunStatus:
+def _read_status(folder: Path) -> RunStatus:
     files, lead, ranks = _files(folder)
     ends = [_end(file) for file in ranks]
     reached, committed = (max((end[i] for end in ends), default=0) for i in (0, 1))
     stamps = list(_stamps(lead or (ranks[0] if ranks else None), files))
     if lead is not None and lead.stem == "controller":
         reached = committed = next(
-            (each.what.iteration + 1 for each in backwards(lead) if isinstance(each.what, Iterate)), 0
+            (event.what.iteration + 1 for event in backwards(lead) if isinstance(event.what, Iterate)), 0
         )
     seconds = wall(stamps)
     return RunStatus(
@@ -161,15 +161,15 @@ def _stands(folder: Path) -> RunStatus:
 
 
 def _files(folder: Path) -> tuple[list[Path], Path | None, list[Path]]:
-    """All histories of a run; that of whoever leads it, if somebody does; and those of its ranks."""
+    """Return all histories of a run, that of its supervisor or controller if there is one, and those of its ranks."""
     files = sorted((folder / "history").glob("*.jsonl"))
     lead = next((file for file in files if file.stem.startswith(("supervisor", "controller"))), None)
     return files, lead, [file for file in files if file.stem.startswith("rank-")]
 
 
 def state_of(folder: Path, reached: int) -> str:
-    """Whether somebody trains in this folder, which has come so far, or else how that ended."""
-    if trains(folder):
+    """Return whether the run trains, or how it ended; `reached` is its last step."""
+    if is_training(folder):
         return "trains"
     _, lead, ranks = _files(folder)
     for file in [*([lead] if lead else []), *ranks[:1]]:
@@ -189,13 +189,13 @@ def state_of(folder: Path, reached: int) -> str:
 
 
 def _saved(folder: Path) -> int:
-    """The newest step of which a snapshot is in the folder, also one that was set aside: whatever its history says."""
+    """Return the newest step with a snapshot in the folder, also one that was set aside."""
     store = DirectoryStore(folder / "checkpoints")
     return max((*snapshot.steps(store), *retention.steps_aside(store)), default=0)
 
 
 def _end(file: Path) -> tuple[int, int]:
-    """How many steps a rank had trained at last, and how many of them were committed, as it tells."""
+    """Return the number of steps that a rank trained, and how many of them were committed."""
     reached = committed = None
     for event in backwards(file):
         match event.what:
@@ -214,7 +214,7 @@ def _end(file: Path) -> tuple[int, int]:
 
 
 def _stamps(lead: Path | None, files: list[Path]) -> Iterator[Event]:
-    """When whoever leads a run began and ended, again and again; of one that has not ended, the last that anybody said."""
+    """Yield the starts and ends of the supervisor or controller; for one that has not ended, the last event of all."""
     if lead is None:
         return
     stamps = list(recall(lead, "open", "verdict", "done", "preempted", "stopped"))
@@ -225,7 +225,7 @@ def _stamps(lead: Path | None, files: list[Path]) -> Iterator[Event]:
 
 
 def wall(stamps: Sequence[Event]) -> float:
-    """Seconds from the beginning to the end, without those between an end in order and the next beginning."""
+    """Return the seconds from start to end, without those between an orderly end and the next start."""
     total, begun = 0.0, None
     last: Event | None = None
     for event in stamps:
@@ -243,12 +243,12 @@ def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
     if not depth:
         return
     try:
-        below = [Path(each.path) for each in os.scandir(folder) if each.is_dir(follow_symlinks=False)]
+        below = [Path(entry.path) for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
     except OSError:
         return
-    for each in below:
-        if not each.name.startswith("."):
-            yield from _runs_below(each, depth - 1)
+    for path in below:
+        if not path.name.startswith("."):
+            yield from _runs_below(path, depth - 1)
 
 
 def _size(folder: Path) -> int:

@@ -4,11 +4,11 @@
 run's folder, written by a user and taken by the driver.
 """
 
-import os
 from pathlib import Path
 from typing import NamedTuple
 
 from holdfast import events
+from holdfast.atomic_write import write_atomically
 from holdfast.errors import BadInput
 from holdfast.history.log import read_history
 
@@ -44,9 +44,7 @@ class JoinRequest:
         """Request `nodes` more nodes."""
         if nodes < 1:
             raise BadInput(f"--nodes must be at least 1 (got {nodes}).")
-        temporary = self._path.with_suffix(".new")
-        temporary.write_text(str(nodes))
-        os.replace(temporary, self._path)
+        write_atomically(self._path, str(nodes).encode(), self._path.with_suffix(".new"))
 
     def take(self) -> int:
         """Remove the request and return its number of nodes, or 0."""

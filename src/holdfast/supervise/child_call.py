@@ -1,7 +1,7 @@
-"""Does a piece of work in a process of its own, for as long as we are willing to wait.
+"""Calls a function in a forked child process, with a timeout.
 
-What a supervisor asks of a store it asks from there: a client of an object store runs threads, which a process that
-forks workers must not have, and a network file system may never answer.
+A supervisor asks a store in this way: the client of an object store runs threads, which a process that forks workers
+must not have, and a network file system may never answer.
 """
 
 import json
@@ -20,70 +20,70 @@ from holdfast.events import JSON
 from holdfast.supervise.workers import entry
 
 
-class Aside:
-    """Work under way in a process of its own; it is ended with us, however we end."""
+class ChildCall:
+    """A call under way in a child process, which ends with this process; `name` is for its error messages."""
 
-    def __init__(self, work: Callable[[], JSON], whom: str) -> None:
-        self._whom = whom
-        self._answer, writing = os.pipe()
-        self._said = b""
+    def __init__(self, function: Callable[[], JSON], name: str) -> None:
+        self._name = name
+        self._reading, writing = os.pipe()
+        self._answer = b""
         supervisor = os.getpid()
         with process.held_back(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads beside a fork: see `agent.py`
+            warnings.simplefilter("ignore", DeprecationWarning)  # of threads beside a fork: see `workers/pool.py`
             self._pid = os.fork()
             if self._pid == 0:
-                _do(work, writing, supervisor)
+                _call(function, writing, supervisor)
         os.close(writing)
 
     def result(self, within: float) -> JSON:
-        """What came of it, or the error that it met; StorageFailed if there is no answer in so many seconds."""
+        """Return the result, or raise the error of the call; raise StorageFailed after `within` seconds."""
         try:
-            self._listen(time.monotonic() + within)
+            self._read(time.monotonic() + within)
         finally:
             self._end()
-        if not self._said:
-            raise StorageFailed(f"{self._whom} did not answer within {within:g} s: see that it can be reached.")
-        told = json.loads(self._said)
-        if "error" in told:
-            raise getattr(errors, told["error"])(told["because"])
-        result: JSON = told["result"]
+        if not self._answer:
+            raise StorageFailed(f"{self._name} did not answer within {within:g} s: see that it can be reached.")
+        answer = json.loads(self._answer)
+        if "error" in answer:
+            raise getattr(errors, answer["error"])(answer["because"])
+        result: JSON = answer["result"]
         return result
 
-    def is_over(self) -> bool:
-        """Whether it has ended; what came of it is then forgotten."""
-        over = bool(select.select([self._answer], [], [], 0)[0])  # it answers when it is done, and not before
-        if over:
+    def is_done(self) -> bool:
+        """Return True if the call has ended; its result is then discarded."""
+        done = bool(select.select([self._reading], [], [], 0)[0])  # it writes only when it is done
+        if done:
             self._end()
-        return over
+        return done
 
     def _end(self) -> None:
-        os.close(self._answer)
+        os.close(self._reading)
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
 
-    def _listen(self, deadline: float) -> None:
-        while select.select([self._answer], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            data = os.read(self._answer, 1 << 16)
-            self._said += data
+    def _read(self, deadline: float) -> None:
+        while select.select([self._reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            data = os.read(self._reading, 1 << 16)
+            self._answer += data
             if not data:
                 return
-        self._said = b""
+        self._answer = b""
 
 
-def _do(work: Callable[[], JSON], writing: int, supervisor: int) -> NoReturn:
-    """In the process of its own: work, say what came of it, and end without a trace of the supervisor's own end."""
+def _call(function: Callable[[], JSON], writing: int, supervisor: int) -> NoReturn:
+    """In the child: call the function, write the result, and exit without running the supervisor's exit handlers."""
     try:
-        entry._die_with(supervisor)
-        process.outlast()  # the signals are meant for the supervisor
-        told: dict[str, JSON]
+        entry.die_with(supervisor)
+        process.outlast()  # signals are meant for the supervisor
+        answer: dict[str, JSON]
         try:
-            told = {"result": work()}
+            answer = {"result": function()}
         except HoldfastError as error:
-            told = {"error": type(error).__name__, "because": str(error)}
+            answer = {"error": type(error).__name__, "because": str(error)}
         except Exception as error:
-            told = {"error": "StorageFailed", "because": f"the storage failed: {type(error).__name__}: {error}"}
-        with open(writing, "wb") as answer:
-            answer.write(json.dumps(told).encode())
+            answer = {"error": "StorageFailed", "because": f"the storage failed: {type(error).__name__}: {error}"}
+        with open(writing, "wb") as file:
+            file.write(json.dumps(answer).encode())
     finally:
         os._exit(0)

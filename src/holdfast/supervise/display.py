@@ -1,12 +1,10 @@
-"""How a run is doing, for whoever watches: one line that changes on a terminal, plain lines elsewhere.
+"""The output of `holdfast run`: a status line, the supervisor's own lines, and what the workers print.
 
-It reads what is added to the history files while it watches, and nothing else of the run. Nothing that happens to those
-files, or to whoever reads what is printed, ends the run: the view then shows less.
+The status line changes in place on a terminal, and is repeated now and then elsewhere. It follows the history files
+alone. No problem with those files, or with the reader of the output, ends the run: the display then shows less.
 
-What the workers print, shown as they print it: each writes a file of its own, and the supervisor copies new lines.
-
-A progress bar such as tqdm's writes over its own line and ends it only when it is full: what stands in it by now can be
-asked for.
+Each worker prints to files of its own, from which the supervisor copies new lines. A progress bar such as tqdm's writes
+over its own line and ends it only when it is full, so its current text can be asked for.
 """
 
 import sys
@@ -24,13 +22,13 @@ from rich.text import Text
 
 from holdfast.cost.formulas import goodput
 from holdfast.events import Recover, What
+from holdfast.finding import counted
 from holdfast.history.follow import Growing
 from holdfast.history.lineage import Lineage
 from holdfast.supervise.restart_policy import RestartPolicy
-from holdfast.supervise.verdict import count
 
 Show = Callable[[str], None]
-LONGEST = 1 << 16  # bytes of a line that is written over again and again: more than that are not kept
+LONGEST = 1 << 16  # bytes kept of a line that is written over again and again
 
 
 class Tail:
@@ -43,16 +41,16 @@ class Tail:
 
     @property
     def bar(self) -> str:
-        """What stands in a line that is written over and has not ended; nothing if there is no such line."""
+        """The current text of a line that is written over and has not ended, or an empty text."""
         _, over, now = self._rest.rstrip(b"\r").rpartition(b"\r")
         return now.decode(errors="replace") if over else ""
 
     def copy(self, *, last: bool = False) -> None:
-        """Show the lines that are whole by now; of a file that has ended also the rest."""
+        """Show the complete lines that are new; with `last`, also the rest."""
         if self._file is None:
             try:
                 self._file = self.path.open("rb")
-            except OSError:  # not there yet, or its worker has no log
+            except OSError:  # not there yet, or the worker has no log
                 return
         text = self._rest + self._read()
         end = len(text) if last else text.rfind(b"\n") + 1
@@ -67,34 +65,34 @@ class Tail:
     def _read(self) -> bytes:
         try:
             return self._file.read() if self._file else b""
-        except OSError:  # a disk that cannot be read is no reason to stop
+        except OSError:  # a disk that cannot be read does not end the run
             return b""
 
 
-class Echo:
-    """The output of all workers of an attempt, also of those that take the place of others."""
+class WorkersOutput:
+    """The output of all workers of an attempt, replacements included."""
 
     def __init__(self, out: Show, err: Show) -> None:
         self._out, self._err = out, err
         self._tails: list[Tail] = []
 
     def bars(self) -> list[str]:
-        """The progress bars that workers draw now, each once, in the order in which they were started."""
+        """Return the progress bars that workers draw now, each once, in the order of the workers."""
         return list(dict.fromkeys(bar for tail in self._tails if (bar := tail.bar.strip())))
 
     def follow(self, printed: Sequence[tuple[Path, Path]]) -> None:
-        """Show the rest of the last attempt's output, and from now on that of another."""
+        """Show the rest of the last attempt's output, and the files `printed` from now on."""
         self.copy(last=True)
-        self.show_too(printed)
+        self.add(printed)
 
-    def show_too(self, printed: Sequence[tuple[Path, Path]]) -> None:
-        """Show these files from now on, beside those that are shown already."""
+    def add(self, printed: Sequence[tuple[Path, Path]]) -> None:
+        """Show the files `printed` too, from now on."""
         shown = {tail.path for tail in self._tails}
         new = [pair for pair in printed if not shown & {*pair}]
         self._tails += [tail for out, err in new for tail in (Tail(out, self._out), Tail(err, self._err))]
 
-    def leave(self, printed: Sequence[tuple[Path, Path]]) -> None:
-        """Show what these files hold by now, and nothing that comes later."""
+    def remove(self, printed: Sequence[tuple[Path, Path]]) -> None:
+        """Show what the files `printed` hold now, and nothing later."""
         paths = {path for pair in printed for path in pair}
         for tail in self._tails:
             if tail.path in paths:
@@ -102,7 +100,7 @@ class Echo:
         self._tails = [tail for tail in self._tails if tail.path not in paths]
 
     def copy(self, *, last: bool = False) -> None:
-        """Show what is new."""
+        """Show new lines; with `last`, show the rest and forget the files."""
         for tail in self._tails:
             tail.copy(last=last)
         if last:
@@ -111,49 +109,49 @@ class Echo:
 
 REFRESH = 0.25
 PLAIN_REFRESH = 10.0
-MOST_BARS = 4  # of progress, of the first ranks that draw one
+MOST_BARS = 4  # progress bars, of the first ranks that draw one
 
 
 @dataclass(slots=True)
 class Tally:
-    """What the events add up to since we began to watch."""
+    """The totals of the events since the supervisor began."""
 
     began: float
-    tries: RestartPolicy
+    restarts: RestartPolicy
     run: Lineage = field(default_factory=Lineage)
-    _first: int | None = None  # the steps that were committed when we began
+    _first: int | None = None  # steps committed before
 
     def add(self, what: What) -> None:
-        """Take one event into account."""
+        """Take an event into account."""
         self.run.add(what)
         if isinstance(what, Recover) and self._first is None:
             self._first = what.restored or 0
 
     @property
     def committed(self) -> int:
-        """The steps that would come back after a failure now."""
+        """The steps that a restart would keep."""
         return max(self.run.committed, self.run.restored or 0)
 
     @property
     def in_flight(self) -> int:
-        """Saves that were due by now and are not committed yet."""
+        """The saves that are due and not committed yet."""
         if self.run.plan is None or self.run.plan.save_every < 1:
             return 0
         every = self.run.plan.save_every
         return max(0, self.run.reached // every - self.committed // every)
 
     def line(self, now: float) -> str:
-        """All of it in one line."""
+        """Return the totals as the status line."""
         rate = goodput(max(0, self.committed - (self._first or 0)), max(now - self.began, 1e-3))
-        left = f"{count(self.run.restarts, 'restart')}, {self.tries.left(self.committed)} left"
+        left = f"{counted(self.run.restarts, 'restart')}, {self.restarts.left(self.committed)} left"
         return " · ".join(
             [
                 f"step {self.run.reached}" + (f" of {self._steps}" if self._steps else ""),
                 f"goodput {rate:.1f} steps/s",
                 left,
-                f"{count(self.in_flight, 'save')} in flight",
+                f"{counted(self.in_flight, 'save')} in flight",
                 f"committed {self.committed}",
-                count(self.run.workers, "worker"),
+                counted(self.run.workers, "worker"),
             ]
         )
 
@@ -163,21 +161,21 @@ class Tally:
         return (plan.limit or plan.samples // plan.batch * plan.epochs) if plan and plan.batch else 0
 
 
-class View:
-    """Shows the tally, what the workers print, and lines of the supervisor's own."""
+class Display:
+    """Shows the status line, the output of the workers, and lines of the supervisor."""
 
-    def __init__(self, console: Console, history: Path, supervisor: str, tries: RestartPolicy) -> None:
+    def __init__(self, console: Console, history: Path, supervisor: str, restarts: RestartPolicy) -> None:
         self._console = console
         self._files = [Growing(history / f"{who}.jsonl") for who in (supervisor, "rank-0")]
-        self._tally = Tally(time.time(), tries)
+        self._tally = Tally(time.time(), restarts)
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._shown = time.monotonic()
         self._warned: set[str] = set()
-        self._deaf: set[str] = set()
-        self.echo = Echo(self._print_out, self._print_err)
+        self._closed: set[str] = set()  # streams that cannot be written any more
+        self.output = WorkersOutput(self._print_out, self._print_err)
 
     def say(self, line: str, style: str = "") -> None:
-        """One line of the supervisor's own."""
+        """Show a line of the supervisor."""
         line = f"holdfast: {' '.join(line.split())}"
         if self._live:
             self._try("err", lambda: self._console.print(Text(line, style=style), soft_wrap=True))
@@ -185,19 +183,19 @@ class View:
             self._print_err(line)
 
     def warn(self, line: str) -> None:
-        """A line that is said once, however often it is true."""
+        """Show a line once, however often it is given."""
         if line not in self._warned:
             self._warned.add(line)
             self.say(line, style="yellow")
 
     def show(self, title: str, text: str) -> None:
-        """Several lines as they are, such as a traceback, under a title."""
+        """Show several lines as they are, such as a traceback, under a title."""
         self.say(title, style="bold red")
         self._print_err(text.rstrip("\n"))
 
     def refresh(self, *, now: bool = False) -> None:
-        """Copy new output; and show the tally, if it is time."""
-        self.echo.copy()
+        """Copy new output, and show the status line if it is time, or with `now`."""
+        self.output.copy()
         moment = time.monotonic()
         if not now and moment - self._shown < (REFRESH if self._live else PLAIN_REFRESH):
             return
@@ -211,25 +209,27 @@ class View:
             return
         if self._tally.run.reached:
             self.say(line)
-        for bar in self.echo.bars()[:1]:  # that of the first rank: the others draw the same
+        for bar in self.output.bars()[:1]:  # of the first rank: the others draw the same
             self._print_err(bar)
 
     def _bars(self) -> list[Text]:
-        """The progress bars of the workers, cut off where the terminal ends: lines that wrap cannot be drawn over."""
-        return [Text.from_ansi(bar, no_wrap=True, overflow="ellipsis", end="") for bar in self.echo.bars()[:MOST_BARS]]
+        """Return the progress bars, cut at the width of the terminal: lines that wrap cannot be drawn over."""
+        return [
+            Text.from_ansi(bar, no_wrap=True, overflow="ellipsis", end="") for bar in self.output.bars()[:MOST_BARS]
+        ]
 
-    def __enter__(self) -> "View":
+    def __enter__(self) -> "Display":
         if self._live:
             self._try("err", self._live.start)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.echo.copy(last=True)
+        self.output.copy(last=True)
         if self._live:
             self._try("err", self._live.stop)
 
     def _print_out(self, text: str) -> None:
-        """To stdout, which may be a file; on one terminal with the live line, above that line."""
+        """Print to stdout, which may be a file; on the terminal of the status line, print above that line."""
         if self._live and sys.stdout.isatty():
             self._print_err(text)
         else:
@@ -242,13 +242,13 @@ class View:
             self._try("err", lambda: _write(self._console.file, text))  # byte for byte: a log may hold tabs and colours
 
     def _try(self, stream: str, show: Callable[[], object]) -> None:
-        """Show something there; where nobody listens any more (`| head`, a full disk), never again."""
-        if stream in self._deaf:
+        """Call `show`; if the stream cannot be written any more (`| head`, a full disk), never write to it again."""
+        if stream in self._closed:
             return
         try:
             show()
         except (OSError, ValueError, SystemExit):  # rich ends the process when a pipe is closed
-            self._deaf.add(stream)
+            self._closed.add(stream)
 
 
 def _write(file: IO[str], text: str) -> None:

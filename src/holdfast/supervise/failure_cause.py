@@ -1,43 +1,70 @@
-"""Which worker failed first, and of what. Pure: how the workers of a group ended comes in, the casualty comes out.
+"""Which worker failed first, and why; and how a worker's exception reaches the supervisor.
 
-When one worker fails, its peers fail with it: their collectives end in connection errors. Those are its consequence,
-and the casualty is whoever has a cause of its own; or whoever the others waited for until they gave up.
+When one worker fails, its peers fail with it: their collectives end in connection errors. Those are consequences. The
+first failure is that of the worker with a cause of its own, or of the worker that its peers waited for in vain.
+
+An exception is written as JSON in the format of torch's `record`, so that torch's tools can read ours, and we can read
+that of a script with its own `@record`. It goes to a file, and to the memory shared with the supervisor, since the disk
+may be what has failed.
 """
 
+import json
 import math
 import re
 import signal
+import time
+import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
 
-from holdfast.supervise.error_file import Origin, Raised
+from holdfast.errors import HoldfastError, StorageFailed, WorkerLost
+from holdfast.progress import WORDS, Progress
 
 _MISTAKES = ("NameError", "UnboundLocalError", "SyntaxError", "IndentationError")
 Kind = Literal["exit", "signal", "hang", "error", "storage", "peer"]
+Origin = Literal["script", "refused", "storage", "peer"]
+"""The source of an error: the script, a refusal by holdfast (which would come again), the storage, or a lost peer."""
 
-# What gloo, NCCL and the store say when the process at the other end is gone; none of them has a type for it.
+# Texts of gloo, NCCL and the store when the process at the other end is gone; none of them has a type for it.
 _LOST_PEER = re.compile(
     r"connection (was )?(likely )?(closed|reset|refused|aborted)|closed by (remote )?peer|reset by peer|broken pipe"
     r"|socket timeout|timed out waiting|pair closure|remote process exited|communicator was aborted"
     r"|ncclRemoteError|ncclSystemError|DistNetworkError|DistStoreError|failed to recv",
     re.IGNORECASE,
 )
-_WAITED = re.compile(r"time(d )?out", re.IGNORECASE)  # as against a connection that broke
-# What torch says when a process that loads is killed: as when a worker is, it need not be the script's doing.
+_WAITED = re.compile(r"time(d )?out", re.IGNORECASE)  # as opposed to a connection that broke
+# Text of torch when a loader process is killed: like the kill of a worker, it need not be the script's fault.
 _LOST_LOADER = re.compile(r"DataLoader worker.*(killed by signal|exited unexpectedly)", re.DOTALL)
 _VARYING = re.compile(r"0x[0-9a-f]+|\d+", re.IGNORECASE)
 _EXITED = re.compile(r"exited with status \d+")
 _MIDWAY = "in the middle of its loop"
-STILL = 1.0  # seconds without progress after which a worker is one that others waited for, not one about to fail, too
+STILL = 1.0  # seconds without progress after which peers wait for a worker; before, it may be about to fail, too
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An exception of a worker: type and text in one line, traceback, time, source, and the line that raised it.
+
+    `traceback` is empty where the message is enough: an error that holdfast raised, or a text given to `sys.exit`.
+    """
+
+    message: str
+    traceback: str
+    time: float
+    origin: Origin = "script"
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExit:
-    """How one worker ended: its exit status (minus the signal), nothing while it runs, and what it raised.
+    """How one worker ended: `exit` is its status, minus the signal that killed it, or None while it runs.
 
-    `midway` is whether it ended in order before its loop did, `hung` why it was found stuck, if it was; `place` is how far
-    it came, `idle` for how long it came no further, and `log` is where it printed.
+    `midway`: it exited with 0 before its loop ended. `hung`: why it counts as hung, if it does. `place` is how far it
+    came, `idle` the seconds since its last progress, `log` the file of its stderr.
     """
 
     rank: int
@@ -53,8 +80,8 @@ class WorkerExit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Casualty:
-    """The worker that failed first: its own cause is the cause of all."""
+class FirstFailure:
+    """The failure that caused all others."""
 
     kind: Kind
     rank: int
@@ -69,41 +96,41 @@ class Casualty:
 
     @property
     def line(self) -> str:
-        """Who failed, and of what."""
-        if self.rank < 0:  # it was on another node, which tells more
+        """The failure in one line."""
+        if self.rank < 0:  # it was on another node, which reports more
             return self.message
         if self.kind not in ("error", "storage"):
             return f"rank {self.rank} {self.message}"
         return f"rank {self.rank} raised {self.message}" if self.traceback else f"rank {self.rank}: {self.message}"
 
     @property
-    def is_an_error(self) -> bool:
-        """Whether the script raised it, or left its loop by an exit, and not somebody who killed a process of its."""
+    def is_error(self) -> bool:
+        """True if the script raised it or left its loop by an exit; False if a process was killed."""
         if self.kind == "exit":
             return _MIDWAY in self.message
         return self.kind == "error" and not _LOST_LOADER.search(self.message)
 
     @property
-    def is_a_mistake(self) -> bool:
-        """Whether no machine, however broken, raises such an error: it is in the text of the program."""
-        return self.is_an_error and self.message.startswith(_MISTAKES)
+    def is_mistake(self) -> bool:
+        """True if only the text of the program can cause such an error, and no broken machine can."""
+        return self.is_error and self.message.startswith(_MISTAKES)
 
     @property
     def error(self) -> tuple[str, str, int | None]:
-        """What makes two errors the same: their text but for its numbers, the line that raised, and the step.
+        """What two equal errors share: the text without its numbers, the line that raised, and the step.
 
-        A status that a script chose to exit with is no number that varies.
+        A status that a script chose to exit with is kept in the text.
         """
         text = self.message if _EXITED.fullmatch(self.message) else _VARYING.sub("#", self.message)
-        return text, self.place, None if self.is_a_mistake else self.step
+        return text, self.place, None if self.is_mistake else self.step
 
 
-def casualty(deaths: Sequence[WorkerExit]) -> Casualty:
-    """Whoever of these has a cause of its own; the earliest of several that raised."""
-    causes = {death.rank: _cause(death) for death in deaths} | dict.fromkeys(_awaited(deaths), "hang")
-    first = min(deaths, key=lambda death: (_ORDER.index(causes[death.rank]), _moment(death), death.rank))
+def first_failure(exits: Sequence[WorkerExit]) -> FirstFailure:
+    """Return the failure of the worker that has a cause of its own; of several that raised, the earliest."""
+    causes = {worker.rank: _cause(worker) for worker in exits} | dict.fromkeys(_awaited(exits), "hang")
+    first = min(exits, key=lambda worker: (_ORDER.index(causes[worker.rank]), _moment(worker), worker.rank))
     cause = causes[first.rank]
-    return Casualty(
+    return FirstFailure(
         kind="signal" if cause == "abort" else cause,
         rank=first.rank,
         local_rank=first.local_rank,
@@ -117,64 +144,64 @@ def casualty(deaths: Sequence[WorkerExit]) -> Casualty:
     )
 
 
-def lost_peer(message: str, rank: int = -1) -> Casualty:
-    """A failure of which this node knows only what is said here: those that were lost were not its own."""
-    return Casualty(kind="peer", rank=rank, local_rank=-1, exit=None, signal=None, message=message)
+def lost_peer(message: str, rank: int = -1) -> FirstFailure:
+    """Return the failure of a worker or node elsewhere, of which this node only knows `message`."""
+    return FirstFailure(kind="peer", rank=rank, local_rank=-1, exit=None, signal=None, message=message)
 
 
-# An abort is what C++ makes of an exception that nobody caught, such as a lost connection: mostly a consequence.
+# C++ aborts on an exception that is not caught, such as a lost connection: mostly a consequence.
 _ORDER = ("hang", "signal", "storage", "error", "exit", "abort", "peer")
 _Cause = Literal["exit", "signal", "hang", "error", "storage", "peer", "abort"]
 
 
-def _cause(death: WorkerExit) -> _Cause:
-    if death.hung and not death.raised:  # whoever raised and then did not end has said why
+def _cause(worker: WorkerExit) -> _Cause:
+    if worker.hung and not worker.raised:  # a worker that raised and then did not end has said why
         return "hang"
-    if death.raised:
-        if death.raised.origin in ("storage", "peer"):
-            return death.raised.origin
-        return "peer" if _LOST_PEER.search(death.raised.message) else "error"
-    if death.exit is None:
-        return "peer"  # it waits for another
-    if death.exit < 0:
-        return "abort" if death.exit == -signal.SIGABRT else "signal"
+    if worker.raised:
+        if worker.raised.origin in ("storage", "peer"):
+            return worker.raised.origin
+        return "peer" if _LOST_PEER.search(worker.raised.message) else "error"
+    if worker.exit is None:
+        return "peer"  # it waits for another one
+    if worker.exit < 0:
+        return "abort" if worker.exit == -signal.SIGABRT else "signal"
     return "exit"
 
 
-def _awaited(deaths: Sequence[WorkerExit]) -> list[int]:
-    """Those that still run, and are further behind than all that gave up waiting: it was they who were waited for."""
-    gave_up = [death for death in deaths if _gave_up(death)]
-    if not gave_up or any(_cause(death) not in ("peer", "abort") for death in deaths):
+def _awaited(exits: Sequence[WorkerExit]) -> list[int]:
+    """Return the ranks that still run and are further behind than all peers that gave up waiting."""
+    gave_up = [worker for worker in exits if _gave_up(worker)]
+    if not gave_up or any(_cause(worker) not in ("peer", "abort") for worker in exits):
         return []
-    first = min(death.place for death in gave_up)
-    running = [death for death in deaths if death.exit is None and not death.raised]
-    return [death.rank for death in running if death.place < first and death.idle >= STILL]
+    first = min(worker.place for worker in gave_up)
+    running = [worker for worker in exits if worker.exit is None and not worker.raised]
+    return [worker.rank for worker in running if worker.place < first and worker.idle >= STILL]
 
 
-def _gave_up(death: WorkerExit) -> bool:
-    if death.raised:
-        return bool(_WAITED.search(death.raised.message))
-    return death.exit == -signal.SIGABRT  # what NCCL's watchdog does
+def _gave_up(worker: WorkerExit) -> bool:
+    if worker.raised:
+        return bool(_WAITED.search(worker.raised.message))
+    return worker.exit == -signal.SIGABRT  # by NCCL's watchdog
 
 
-def _moment(death: WorkerExit) -> float:
-    return death.raised.time if death.raised else math.inf
+def _moment(worker: WorkerExit) -> float:
+    return worker.raised.time if worker.raised else math.inf
 
 
-def _message(death: WorkerExit, cause: _Cause) -> str:
+def _message(worker: WorkerExit, cause: _Cause) -> str:
     if cause == "hang":
-        why = death.hung or f"came no further for {death.idle:.0f} s, and its peers gave up waiting for it"
-        return f"{why}; the stacks of its threads are in {death.log}" if death.log else why
-    if death.raised:
-        text = " ".join(death.raised.message.split())
-        if death.raised.origin == "peer":
-            return f"cannot go on: {text}"
+        why = worker.hung or f"made no progress for {worker.idle:.0f} s, and its peers gave up waiting for it"
+        return f"{why}; the stacks of its threads are in {worker.log}" if worker.log else why
+    if worker.raised:
+        text = " ".join(worker.raised.message.split())
+        if worker.raised.origin == "peer":
+            return f"cannot continue: {text}"
         return f"lost a peer ({text[:100]})" if cause == "peer" else text
-    if death.midway:
-        return f"exited with status {death.exit} {_MIDWAY}, at step {death.step}"
-    if name := _signal_name(death.exit):
+    if worker.midway:
+        return f"exited with status {worker.exit} {_MIDWAY}, at step {worker.step}"
+    if name := _signal_name(worker.exit):
         return f"was killed by {name}"
-    return f"exited with status {death.exit}" if death.exit is not None else "lost a peer"
+    return f"exited with status {worker.exit}" if worker.exit is not None else "lost a peer"
 
 
 def _signal_name(status: int | None) -> str | None:
@@ -184,3 +211,74 @@ def _signal_name(status: int | None) -> str | None:
         return signal.Signals(-status).name
     except ValueError:
         return f"signal {-status}"
+
+
+def write_error(path: Path, memory: Progress, error: BaseException, script: str) -> None:
+    """Record an exception in `memory`, and in the file at `path` if the disk takes it."""
+    record = _error_record(error, script)
+    with suppress(OSError):
+        path.write_text(json.dumps(record))
+    memory.leave_words(_shortened(record))
+
+
+def read_error(path: Path, memory: Progress) -> Raised | None:
+    """Return the recorded exception from the file or from `memory`; None if there is none, or only a part."""
+    with suppress(OSError, ValueError):
+        if raised := _parse_error(path.read_text()):
+            return raised
+    return _parse_error(memory.last_words)
+
+
+def _error_record(error: BaseException, script: str) -> dict[str, Any]:
+    is_self_explanatory = isinstance(error, HoldfastError | SystemExit)
+    message = str(error) if is_self_explanatory else f"{type(error).__name__}: {error}"
+    message += "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    frames = traceback.extract_tb(error.__traceback__)
+    cut = error.with_traceback(_from_script(error, script))
+    now = time.time()
+    extra = {
+        "py_callstack": "" if is_self_explanatory else "".join(traceback.format_exception(cut)),
+        "timestamp": str(int(now)),  # torch writes whole seconds
+        "time": now,
+        "origin": _origin(error),
+        "place": f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "",
+    }
+    return {"message": {"message": message, "extraInfo": extra}}
+
+
+def _shortened(record: dict[str, Any]) -> str:
+    """Return the record as text of at most WORDS characters: the start of the message, the end of the traceback."""
+    message, extra = record["message"], record["message"]["extraInfo"]
+    room = WORDS
+    while len(text := json.dumps(record)) > WORDS:
+        room //= 2
+        message["message"], extra["py_callstack"] = message["message"][:room], extra["py_callstack"][-room:]
+    return text
+
+
+def _parse_error(text: str) -> Raised | None:
+    try:
+        message = json.loads(text)["message"]
+        extra = message["extraInfo"]
+        moment = float(extra.get("time", extra["timestamp"]))
+        name = extra.get("origin", "script")
+        origin: Origin = name if name in ("refused", "storage", "peer") else "script"
+        return Raised(str(message["message"]), str(extra["py_callstack"]), moment, origin, str(extra.get("place", "")))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _origin(error: BaseException) -> Origin:
+    if isinstance(error, StorageFailed):
+        return "storage"
+    if isinstance(error, WorkerLost):
+        return "peer"
+    return "refused" if isinstance(error, HoldfastError) else "script"
+
+
+def _from_script(error: BaseException, script: str) -> TracebackType | None:
+    """Return the traceback without the frames that run the script."""
+    trace = error.__traceback__
+    while trace and trace.tb_frame.f_code.co_filename != script:
+        trace = trace.tb_next
+    return trace

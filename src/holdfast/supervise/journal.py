@@ -1,6 +1,6 @@
-"""What a supervisor tells of its run: its own history, for the audit, and beside it the view of whoever watches.
+"""The supervisor's journal: its own history of the run, for the audit.
 
-A disk that refuses does not end the training: that is said, and what it refused is tried again.
+A disk that refuses a line does not end the training: the user is warned, and the line is tried again.
 """
 
 from pathlib import Path
@@ -11,32 +11,32 @@ from holdfast.events import Detect, Launch, Restart, What
 from holdfast.history.log import HistoryWriter, recall
 from holdfast.runs.arguments import changes
 from holdfast.runs.config import RunConfig
-from holdfast.supervise.display import View
-from holdfast.supervise.failure_cause import Casualty
+from holdfast.supervise.display import Display
+from holdfast.supervise.failure_cause import FirstFailure
 
 
 class Journal:
-    """The history of one supervisor, open until it has said how the run ended."""
+    """The history file of one supervisor, open until the verdict."""
 
-    def __init__(self, folder: Path, who: str, view: View) -> None:
-        self._history, self._view = HistoryWriter(folder, who), view
-        self._shown: set[tuple[str, str]] = set()  # errors of which a traceback was shown
+    def __init__(self, folder: Path, who: str, display: Display) -> None:
+        self._history, self._display = HistoryWriter(folder, who), display
+        self._shown: set[tuple[str, str]] = set()  # errors whose traceback was shown
 
-    def note(self, what: What) -> None:
-        """Put it on record."""
+    def append(self, what: What) -> None:
+        """Write an event and sync it."""
         self._history.append(what)
         try:
             self._history.flush()
             self._history.sync()
         except StorageFailed as error:
-            self._view.warn(str(error))
+            self._display.warn(str(error))
 
     def launch(self, config: RunConfig, attempt: int, workers: int, nodes: int) -> None:
-        """The workers were started for the first time by this command; in what it differs from the one before is told."""
+        """Record the first start of this command, and how its arguments differ from the command before."""
         argv = (config.script, *config.args)
-        told = [event.what for event in recall(self._history.path, "launch")]
-        last = next((what.argv for what in reversed(told) if isinstance(what, Launch)), argv)
-        self.note(
+        launches = [event.what for event in recall(self._history.path, "launch")]
+        last = next((what.argv for what in reversed(launches) if isinstance(what, Launch)), argv)
+        self.append(
             Launch(
                 attempt=attempt,
                 workers=workers,
@@ -45,20 +45,20 @@ class Journal:
                 source=config.source.place if config.source else None,
                 weights=config.weights,
                 extends=config.extend,
-                changed=tuple(each.name for each in changes(last[1:], argv[1:])),
+                changed=tuple(change.name for change in changes(last[1:], argv[1:])),
             )
         )
 
-    def detect(self, attempt: int, lost: Casualty) -> None:
-        """Say who failed; what it raised is shown once."""
-        who = (attempt, lost.rank, lost.local_rank)
-        self.note(Detect(*who, lost.kind, lost.message, lost.exit, lost.signal, lost.step))
-        self._view.echo.copy()
-        if lost.traceback and lost.kind == "error" and lost.error[:2] not in self._shown:
-            self._shown.add(lost.error[:2])
-            self._view.show(f"rank {lost.rank} raised, in attempt {attempt}:", lost.traceback)
+    def detect(self, attempt: int, failure: FirstFailure) -> None:
+        """Record and show a failure; the traceback of an error is shown once."""
+        worker = (attempt, failure.rank, failure.local_rank)
+        self.append(Detect(*worker, failure.kind, failure.message, failure.exit, failure.signal, failure.step))
+        self._display.output.copy()
+        if failure.traceback and failure.kind == "error" and failure.error[:2] not in self._shown:
+            self._shown.add(failure.error[:2])
+            self._display.show(f"rank {failure.rank} raised, in attempt {attempt}:", failure.traceback)
         else:
-            self._view.say(lost.line, style="yellow")
+            self._display.say(failure.line, style="yellow")
 
     def __enter__(self) -> "Journal":
         return self
@@ -67,10 +67,10 @@ class Journal:
         try:
             self._history.close()
         except StorageFailed as refused:  # the verdict stands
-            self._view.warn(str(refused))
+            self._display.warn(str(refused))
 
 
 def last_attempt(path: Path) -> int:
-    """The number of the last attempt that the supervisor with this history has started."""
+    """Return the number of the last attempt in the journal at `path`; 0 if there is none."""
     started = (event.what for event in recall(path, "launch", "restart"))
     return max((what.attempt for what in started if isinstance(what, Launch | Restart)), default=0)

@@ -1,48 +1,56 @@
-"""How often a supervisor was asked to stop: SIGTERM and SIGINT, counted before torch is imported and until the verdict.
+"""The requests to stop a supervisor: SIGTERM and SIGINT, counted from before torch is imported until the verdict.
 
-Imports nothing heavy: whoever listens first is the command line.
+Imports nothing heavy, because the command line listens first.
 """
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from holdfast.process import SIGNALS
 
 
-class Asked:
-    """The count, and whether a request may interrupt what is being done."""
+class StopRequested(Exception):
+    """A request came while the supervisor did nothing but wait."""
+
+
+class StopSignals:
+    """The number of stop signals received so far."""
 
     def __init__(self) -> None:
-        self.times = 0
-        self.interruptible: Callable[[], bool] = lambda: False
-        self._listening = False
+        self.count = 0
+        self._is_listening = self._is_interruptible = False
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Count requests from here on; within another call, its count goes on."""
-        if self._listening:
+        """Count signals from here on; a nested call continues the count."""
+        if self._is_listening:
             yield
             return
-        self.times, self._listening = 0, True
-        before = {number: signal.signal(number, self._heard) for number in SIGNALS}
+        self.count, self._is_listening = 0, True
+        before = {number: signal.signal(number, self._receive) for number in SIGNALS}
         try:
             yield
         finally:
-            self._listening = False
+            self._is_listening = False
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _heard(self, _number: int, _frame: FrameType | None) -> None:
-        self.times += 1
-        if self.interruptible():
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Raise StopRequested in this block when a signal comes."""
+        self._is_interruptible = True
+        try:
+            yield
+        finally:
+            self._is_interruptible = False
+
+    def _receive(self, _number: int, _frame: FrameType | None) -> None:
+        self.count += 1
+        if self._is_interruptible:
             raise StopRequested
 
 
-class StopRequested(Exception):
-    """A request came while nothing but waiting was done."""
-
-
-asked = Asked()
-"""This process's own."""
+stop_signals = StopSignals()
+"""The stop signals of this process."""

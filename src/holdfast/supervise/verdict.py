@@ -1,4 +1,4 @@
-"""How a run ends. Pure."""
+"""The verdict on a run: how it ended, and why. Pure."""
 
 import json
 from collections.abc import Iterable
@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from holdfast.events import Judged, Launch, Restart, What
+from holdfast.finding import counted
 from holdfast.history.tail import Finish
 from holdfast.process import PREEMPTED
 
@@ -21,7 +22,7 @@ _EXIT_CODES: dict[Word, int] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunVerdict:
-    """How a run ended, after how many attempts in the life of its folder, and why."""
+    """How a run ended, the number of attempts in its folder so far, and the reason."""
 
     verdict: Word
     attempts: int
@@ -29,27 +30,27 @@ class RunVerdict:
 
     @property
     def exit_code(self) -> int:
-        """What a command that ends like this returns: 0 completed, 75 preempted, 2 refused, 1 failed."""
+        """The exit status of `holdfast run`: 0 completed, 75 preempted, 2 refused, 1 failed."""
         return _EXIT_CODES[self.verdict]
 
     @property
     def line(self) -> str:
         """The verdict in one line."""
-        return f"{self.verdict} after {count(self.attempts, 'attempt')}: {self.because}"
+        return f"{self.verdict} after {counted(self.attempts, 'attempt')}: {self.because}"
 
     def to_text(self) -> str:
-        """For the other nodes."""
+        """Return the verdict as text for the other nodes."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> "RunVerdict":
-        """Another node's verdict, as ours."""
-        told = json.loads(text)
-        return cls(verdict=told["verdict"], attempts=told["attempts"], because=told["because"])
+        """Return the verdict that another node sent."""
+        data = json.loads(text)
+        return cls(verdict=data["verdict"], attempts=data["attempts"], because=data["because"])
 
 
 def done_before(end: Finish, newest: int | None) -> RunVerdict:
-    """The verdict on a run that had come to its end before, and of which this is the newest snapshot."""
+    """Return the verdict on a run that ended before; `newest` is the step of its newest snapshot."""
     because = f"this run is done, {end}: nothing was started (--extend trains it for longer)"
     if (newest or 0) < end.step:
         left = "none is left" if newest is None else f"the newest that is left is of step {newest}"
@@ -58,24 +59,19 @@ def done_before(end: Finish, newest: int | None) -> RunVerdict:
 
 
 def done_elsewhere(attempts: int, because: str) -> RunVerdict:
-    """The verdict on a run that other nodes have completed, as they say."""
+    """Return the verdict on a run that other nodes have completed."""
     return RunVerdict(
         verdict="completed", attempts=attempts, because=f"this run is done, {because}: nothing was started"
     )
 
 
-def completion(told: Iterable[What]) -> Judged | None:
-    """By what supervisors told: the verdict on the newest attempt, if one of them says that it was completed."""
-    newest, found = 0, None
-    for what in told:
-        match what:
+def completion(events: Iterable[What]) -> Judged | None:
+    """Return the verdict in the `events` of supervisors that the newest attempt was completed, if there is one."""
+    newest, verdict = 0, None
+    for event in events:
+        match event:
             case Launch(attempt=number) | Restart(attempt=number):
                 newest = max(newest, number)
-            case Judged(verdict="completed") if found is None or what.attempts > found.attempts:
-                found = what
-    return found if found and found.attempts >= newest else None
-
-
-def count(number: int, noun: str) -> str:
-    """A number with its noun in the right form."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+            case Judged(verdict="completed") if verdict is None or event.attempts > verdict.attempts:
+                verdict = event
+    return verdict if verdict and verdict.attempts >= newest else None

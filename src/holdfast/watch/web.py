@@ -18,7 +18,7 @@ from typing import Any
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.report import files
 from holdfast.report.page import Page
-from holdfast.runs.status import trains
+from holdfast.runs.status import is_training
 from holdfast.watch import metrics
 from holdfast.watch.run_state import RunWatcher
 
@@ -61,7 +61,7 @@ class Site:
     @property
     def has_just_ended(self) -> bool:
         """True if the run has ended and the page still shows that it trains."""
-        return self.ready.state == "trains" and not trains(self._folder)
+        return self.ready.state == "trains" and not is_training(self._folder)
 
     def metrics(self) -> bytes:
         """Return the state of the run for Prometheus."""
@@ -69,7 +69,7 @@ class Site:
             return metrics.text(*self._watcher.look()).encode()
 
     def _render(self) -> RenderedPage:
-        state = "trains" if trains(self._folder) else "ended"
+        state = "trains" if is_training(self._folder) else "ended"
         try:
             page = self._make_page()
         except HoldfastError as error:  # for example, a run without any event yet
@@ -80,7 +80,7 @@ class Site:
     def _fingerprint(self) -> object:
         """Return a value that changes when the run writes an event or ends."""
         paths = sorted((self._folder / "history").glob("*.jsonl"))
-        return trains(self._folder), [(path.name, path.stat().st_size) for path in paths]
+        return is_training(self._folder), [(path.name, path.stat().st_size) for path in paths]
 
 
 class _Server(ThreadingHTTPServer):

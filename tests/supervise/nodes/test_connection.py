@@ -1,4 +1,4 @@
-"""A connection ends when it is told to, also where nobody answers: else its thread would outlast the interpreter."""
+"""A connection ends on request, also where no process answers; otherwise its thread would outlast the interpreter."""
 
 import signal
 import socket
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is public
 
-from holdfast.supervise.nodes.connection import Connection, Unreachable, beat, end_all
+from holdfast.supervise.nodes.connection import Connection, Unreachable, end_all, heartbeat_key
 
 KEEPER = """
 import time
@@ -21,7 +21,7 @@ print(store.port, flush=True)
 time.sleep(100)
 """
 
-# Its thread is inside of the store when it ends; the store's keeper is killed while the interpreter shuts down.
+# Its thread is in a call of the store when it ends; the store's process is killed while the interpreter shuts down.
 ASKER = """
 import os, signal, sys, time, types
 from holdfast.supervise.nodes.connection import Connection, Unreachable, end_all
@@ -36,13 +36,13 @@ at = Connection(where, "asker", 1.0)
 at.ask(lambda store: store.check(["a"]))
 os.kill(keeper, signal.SIGSTOP)
 try:
-    while True:  # to stop takes a moment
+    while True:  # suspending it takes a moment
         at.ask(lambda store: store.check(["a"]))
 except Unreachable:
     pass
 assert end_all("asker", 0.1)  # without it: SIGABRT
 sys.modules["late"] = types.ModuleType("late")
-sys.modules["late"].last = Last()  # it goes when the interpreter has begun to shut down
+sys.modules["late"].last = Last()  # deleted when the interpreter has begun to shut down
 print("the verdict", file=sys.stderr, flush=True)
 sys.exit(75)
 """
@@ -50,7 +50,7 @@ sys.exit(75)
 
 @pytest.fixture
 def keeper() -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process that keeps a store, and where."""
+    """A process that keeps a store, and its address."""
     with subprocess.Popen([sys.executable, "-c", KEEPER], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -60,7 +60,7 @@ def keeper() -> Iterator[tuple[subprocess.Popen[str], str]]:
 
 
 def threads(who: str) -> list[Connection]:
-    return [each for each in threading.enumerate() if isinstance(each, Connection) and each.who == who]
+    return [thread for thread in threading.enumerate() if isinstance(thread, Connection) and thread.who == who]
 
 
 def ask_for_ever(at: Connection) -> None:
@@ -68,20 +68,19 @@ def ask_for_ever(at: Connection) -> None:
         at.ask(lambda store: store.check(["a"]))
 
 
-def test_after_the_last_question_nothing_is_said_any_more() -> None:
+def test_no_heartbeat_follows_the_last_question() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     at = Connection(f"127.0.0.1:{store.port}", "a", 5.0)
-    said = at.ask(lambda store: store.add("said", 1), last=True)
+    count = at.ask(lambda store: store.add("count", 1), last=True)
     at.join(5.0)
     assert not at.is_alive()
-    assert (said, store.add("said", 0)) == (1, 1)
-    counted = store.add(beat("a"), 0)
-    assert counted == 1
+    assert (count, store.add("count", 0)) == (1, 1)
+    assert store.add(heartbeat_key("a"), 0) == 1
     with pytest.raises(Unreachable):
-        at.ask(lambda store: store.add("said", 1), 0.1)
+        at.ask(lambda store: store.add("count", 1), 0.1)
 
 
-def test_a_connection_that_is_lost_says_so_to_whoever_asks(keeper: tuple[subprocess.Popen[str], str]) -> None:
+def test_every_question_to_a_lost_connection_raises_unreachable(keeper: tuple[subprocess.Popen[str], str]) -> None:
     process, where = keeper
     at = Connection(where, "b", 5.0)
     assert at.ask(lambda store: store.check(["a"])) is False
@@ -93,18 +92,18 @@ def test_a_connection_that_is_lost_says_so_to_whoever_asks(keeper: tuple[subproc
     assert end_all("b", 5.0)
 
 
-def test_a_connection_to_a_keeper_that_says_nothing_is_cut(keeper: tuple[subprocess.Popen[str], str]) -> None:
+def test_a_connection_to_a_suspended_process_is_cut(keeper: tuple[subprocess.Popen[str], str]) -> None:
     process, where = keeper
     at = Connection(where, "c", 0.2)
     at.ask(lambda store: store.check(["a"]), 5.0)
     process.send_signal(signal.SIGSTOP)
     with pytest.raises(Unreachable, match="did not answer"):
-        ask_for_ever(at)  # to stop takes it a moment
+        ask_for_ever(at)  # suspending it takes a moment
     assert end_all("c", 0.1)
     assert threads("c") == []
 
 
-def test_whoever_is_accepted_and_not_answered_is_let_go_of() -> None:
+def test_a_connection_that_is_accepted_and_never_answered_ends() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         Connection(f"127.0.0.1:{server.getsockname()[1]}", "d", 0.2)
         begun = time.monotonic()
@@ -112,7 +111,7 @@ def test_whoever_is_accepted_and_not_answered_is_let_go_of() -> None:
         assert time.monotonic() - begun < 10.0
 
 
-def test_only_ones_own_connections_are_ended() -> None:
+def test_connections_of_other_supervisors_are_kept() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     mine, other = (Connection(f"127.0.0.1:{store.port}", who, 5.0) for who in "ef")
     assert end_all("e", 5.0)
@@ -121,7 +120,7 @@ def test_only_ones_own_connections_are_ended() -> None:
     assert end_all("f", 5.0)
 
 
-def test_a_process_whose_connection_was_not_answered_keeps_its_status(
+def test_a_process_with_an_unanswered_connection_keeps_its_exit_status(
     keeper: tuple[subprocess.Popen[str], str],
 ) -> None:
     process, where = keeper

@@ -1,8 +1,8 @@
-"""Nodes that wait for others hear of the run's end, and say for whom they wait; whoever keeps the store goes last."""
+"""Nodes that wait for others learn of the run's end and say for which nodes they wait; the host leaves last."""
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, cast
 
@@ -12,15 +12,18 @@ from holdfast.checkpoint.terms import Term
 from holdfast.supervise.checkpoint_place import Checkpoints
 from holdfast.supervise.nodes import multi_node
 from holdfast.supervise.nodes.connection import Connection
-from holdfast.supervise.nodes.multi_node import Nodes
+from holdfast.supervise.nodes.multi_node import MultiNodeRendezvous
 from holdfast.supervise.nodes.node import Node
 from holdfast.supervise.nodes.rendezvous import RunEnded
+from holdfast.supervise.nodes.run_end import RunEndWatch
+from holdfast.supervise.verdict import RunVerdict
 
 WITHIN = 30.0
+VERDICT = RunVerdict(verdict="completed", attempts=1, because="as it ended")
 
 
 class Terms:
-    """The part of the checkpoints that nodes meet by, in memory."""
+    """The terms in a checkpoint store, in memory."""
 
     wrong: str | None = None
 
@@ -34,8 +37,18 @@ class Terms:
         self._newest = term
         return True
 
-    def find(self, term: Term) -> None:
+    def require_term(self, term: Term) -> None:
         assert self._newest == term
+
+
+class RunEnd:
+    """The end of a run, as successive looks find it."""
+
+    def __init__(self, *verdicts: RunVerdict | None) -> None:
+        self._verdicts = iter(verdicts)
+
+    def look(self) -> RunVerdict | None:
+        return next(self._verdicts, None)
 
 
 class Job:
@@ -48,19 +61,20 @@ class Job:
         self._terms = cast("Checkpoints", Terms())
         self._pool = ThreadPoolExecutor(4)
 
-    def node(self, rank: int) -> Nodes:
+    def node(self, rank: int, say: Callable[[str], None] = str, run_end: RunEnd | None = None) -> MultiNodeRendezvous:
         node = Node(rank=rank, of=2, endpoint=self.endpoint, least=1, lost_after=1.0)
-        return Nodes(node, {}, self._terms)
+        watch = cast("RunEndWatch", run_end or RunEnd())
+        return MultiNodeRendezvous(node, {}, self._terms, attempt=1, say=say, run_end=watch)
 
-    def met(self) -> tuple[Nodes, Nodes]:
-        """Both, started together; the first keeps the store."""
-        both = self.node(0), self.node(1)
-        for each in [self.later(each.next_rendezvous) for each in both]:
-            each.result(WITHIN)
-        return both
+    def two_nodes(self) -> tuple[MultiNodeRendezvous, MultiNodeRendezvous]:
+        """Return two nodes that have met; the first one keeps the store."""
+        nodes = self.node(0), self.node(1)
+        for future in [self.submit(node.meet, 1) for node in nodes]:
+            future.result(WITHIN)
+        return nodes
 
-    def later(self, what: Any) -> Future[Any]:
-        return self._pool.submit(what)
+    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        return self._pool.submit(function, *args)
 
     def end(self) -> None:
         self._pool.shutdown()
@@ -74,41 +88,43 @@ def job() -> Iterator[Job]:
 
 
 def connections() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if isinstance(each, Connection)]
+    return [thread for thread in threading.enumerate() if isinstance(thread, Connection)]
 
 
-def test_the_keeper_of_the_store_goes_last_and_no_connection_is_left(
+def _leave(node: MultiNodeRendezvous) -> None:
+    """Let a node leave without ending the run."""
+    node.round = None
+    node.close("")
+
+
+def test_the_host_waits_for_the_other_nodes_to_leave_and_no_connection_is_left(
     job: Job, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    keeper, other = job.met()
-    keeper.shutdown()
-    leaving = job.later(keeper.leave)
+    host, other = job.two_nodes()
+    closing = job.submit(host.close, "")
     with pytest.raises(TimeoutError):
-        leaving.result(0.5)
-    other.shutdown()
-    other.leave()
-    leaving.result(multi_node._LEAVES_WITHIN / 2)
+        closing.result(0.5)
+    other.close("")
+    closing.result(multi_node._LEAVES_WITHIN / 2)
     assert connections() == []
-    del keeper, leaving
+    del host, closing
     assert "TCPStore" not in capfd.readouterr().err
 
 
-def test_a_node_that_comes_back_as_the_run_ends_is_told_how_it_ended(job: Job) -> None:
-    keeper, other = job.met()
-    other.leave()
+def test_a_node_that_comes_back_as_the_run_ends_gets_the_verdict(job: Job) -> None:
+    host, other = job.two_nodes()
+    _leave(other)
     back = job.node(1)
-    coming = job.later(back.next_rendezvous)
-    while not keeper.num_nodes_waiting():
-        assert not coming.done()
-    keeper.verdict = "as it ended"
-    keeper.shutdown()
-    leaving = job.later(keeper.leave)
+    meeting = job.submit(back.meet, 1)
+    while not host.waiting_nodes():
+        assert not meeting.done()
+    closing = job.submit(host.close, "as it ended")
     with pytest.raises(RunEnded, match="as it ended"):
-        coming.result(WITHIN)
+        meeting.result(WITHIN)
     with pytest.raises(TimeoutError):
-        leaving.result(0.5)
-    back.leave()
-    leaving.result(multi_node._LEAVES_WITHIN / 2)
+        closing.result(0.5)
+    back.close("")
+    closing.result(multi_node._LEAVES_WITHIN / 2)
     assert connections() == []
 
 
@@ -116,27 +132,25 @@ def test_a_node_that_waits_in_its_own_store_sees_that_the_run_has_ended_without_
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(multi_node, "_SAYS_AFTER", 0.0)
-    said: list[str] = []
-    ends = iter([None, "as it ended"])
-    alone = job.node(1)
-    alone.say, alone.ended = said.append, lambda: next(ends)
+    lines: list[str] = []
+    alone = job.node(1, lines.append, RunEnd(None, VERDICT))
     with pytest.raises(RunEnded, match="as it ended"):
-        job.later(alone.next_rendezvous).result(WITHIN)
-    assert said == [f"waiting for node 0 at {job.endpoint}, for 10 minutes at most"]
-    alone.leave()
+        job.submit(alone.meet, 1).result(WITHIN)
+    assert lines == [f"waiting for node 0 at {job.endpoint}, for 10 minutes at most"]
+    alone.close("")
     assert connections() == []
 
 
-def test_so_does_one_that_finds_nobody_at_the_rendezvous(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_that_finds_no_rendezvous_sees_that_the_run_has_ended_without_it(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(multi_node, "_SAYS_AFTER", 0.0)
-    said: list[str] = []
-    ends = iter([None, "as it ended"])
-    with socket.socket() as taken:  # by somebody who does not listen
+    lines: list[str] = []
+    with socket.socket() as taken:  # by a process that does not listen
         taken.bind(("127.0.0.1", 0))
         job.endpoint = f"127.0.0.1:{taken.getsockname()[1]}"
-        alone = job.node(1)
-        alone.say, alone.ended = said.append, lambda: next(ends)
+        alone = job.node(1, lines.append, RunEnd(None, VERDICT))
         with pytest.raises(RunEnded, match="as it ended"):
-            job.later(alone.next_rendezvous).result(WITHIN)
-    assert said == [f"waiting for node 0 at {job.endpoint}, for 10 minutes at most"]
-    alone.leave()
+            job.submit(alone.meet, 1).result(WITHIN)
+    assert lines == [f"waiting for node 0 at {job.endpoint}, for 10 minutes at most"]
+    alone.close("")

@@ -1,17 +1,16 @@
-"""A worker that its fork keeps from beginning, because it took a lock along that another thread held, is forked again."""
+"""A worker that does not begin, because its fork copied a lock that another thread held, is forked again."""
 
 import os
 import time
 from pathlib import Path
 
 import pytest
-from torch.distributed.elastic.agent.server.api import Worker
 
 from holdfast.progress import Progress
 from holdfast.runs.config import RunConfig
 from holdfast.supervise.workers import process
 from holdfast.supervise.workers.entry import Task
-from holdfast.supervise.workers.process import Running
+from holdfast.supervise.workers.process import WorkerProcess
 
 
 def _task(folder: Path) -> Task:
@@ -31,7 +30,7 @@ def _started(folder: Path) -> int:
 
 
 def _main(stuck: int) -> object:
-    """A worker of which so many forks never begin."""
+    """Return the entry point of a worker whose first `stuck` forks never begin."""
 
     def main(task: Task) -> None:
         with task.stdout.open("a") as file:
@@ -47,10 +46,10 @@ def _main(stuck: int) -> object:
 def test_a_fork_that_never_begins_is_forked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: int) -> None:
     monkeypatch.setattr(process.entry, "main", _main(stuck))
     monkeypatch.setattr(process, "UP_WITHIN", 0.3)
-    worker = Running(Worker(0, 0, 0, 1, 1), _task(tmp_path), 0)
+    worker = WorkerProcess(_task(tmp_path), seat=0, rank=0, local_rank=0)
     try:
         first = worker.pid
-        worker.come_up()
+        worker.wait_until_up()
         assert worker.task.progress.is_up
         assert (worker.pid != first) is bool(stuck)
         assert _started(tmp_path) == stuck + 1
@@ -58,9 +57,9 @@ def test_a_fork_that_never_begins_is_forked_again(tmp_path: Path, monkeypatch: p
         worker.kill()
 
 
-def test_one_that_has_ended_is_not_forked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_has_ended_is_not_forked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process.entry, "main", lambda task: os._exit(3))
-    worker = Running(Worker(0, 0, 0, 1, 1), _task(tmp_path), 0)
+    worker = WorkerProcess(_task(tmp_path), seat=0, rank=0, local_rank=0)
     first = worker.pid
-    worker.come_up()
+    worker.wait_until_up()
     assert worker.pid == first

@@ -1,4 +1,4 @@
-"""Who is a member of a run that recovers live, by what is seen of its workers."""
+"""The members of a run that recovers live follow from the state of its workers."""
 
 import pytest
 from hypothesis import given
@@ -25,86 +25,84 @@ def test_while_all_are_there_nothing_changes() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["forward", "skip"])
-def test_those_that_are_left_go_on_at_once(strategy: str) -> None:
+def test_the_remaining_members_continue_at_once(strategy: str) -> None:
     assert Members(strategy, 3).next([*members(0, 2), *coming(3)]) == Membership(1, (0, 2))
 
 
-def test_a_replacement_joins_once_the_others_have_found_together() -> None:
-    roll = Members("forward", 3)
-    roll.next(members(0, 2))
-    assert roll.next([*members(0, 2), *ready(3)]) is None
-    assert roll.next([*members(0, 2, of=1), *ready(3)]) == Membership(2, (0, 1, 2), {1: 3})
-    assert roll.next([*members(0, 2, of=1), *ready(3)]) is None
+def test_a_replacement_joins_once_the_others_have_recovered() -> None:
+    run = Members("forward", 3)
+    run.next(members(0, 2))
+    assert run.next([*members(0, 2), *ready(3)]) is None
+    assert run.next([*members(0, 2, of=1), *ready(3)]) == Membership(2, (0, 1, 2), {1: 3})
+    assert run.next([*members(0, 2, of=1), *ready(3)]) is None
 
 
-def test_a_replayed_step_waits_until_every_lost_place_is_taken() -> None:
-    roll = Members("replay", 4)
-    assert roll.next([*members(0, 2), *ready(4), *coming(5)]) is None
-    assert roll.next([*members(0, 2), *ready(4, 5)]) == Membership(1, (0, 1, 2, 3), {1: 4, 3: 5})
+def test_a_replayed_step_waits_until_every_lost_member_is_replaced() -> None:
+    run = Members("replay", 4)
+    assert run.next([*members(0, 2), *ready(4), *coming(5)]) is None
+    assert run.next([*members(0, 2), *ready(4, 5)]) == Membership(1, (0, 1, 2, 3), {1: 4, 3: 5})
 
 
-def test_one_that_was_let_in_and_dies_before_it_came_is_lost_like_a_member() -> None:
-    roll = Members("forward", 3)
-    roll.next(members(0, 2))
-    roll.next([*members(0, 2, of=1), *ready(3)])
-    assert roll.next([*members(0, 2, of=1), *coming(4)]) == Membership(3, (0, 2))
+def test_a_worker_that_dies_while_it_joins_is_lost_like_a_member() -> None:
+    run = Members("forward", 3)
+    run.next(members(0, 2))
+    run.next([*members(0, 2, of=1), *ready(3)])
+    assert run.next([*members(0, 2, of=1), *coming(4)]) == Membership(3, (0, 2))
 
 
-def test_where_members_cannot_reach_each_other_they_meet_anew() -> None:
+def test_members_that_cannot_reach_each_other_get_a_new_membership() -> None:
     assert Members("forward", 3).next(members(0, 1, 2), broken=True) == Membership(1, (0, 1, 2))
 
 
-def test_whoever_is_too_many_falls_asleep_and_wakes_as_the_member_it_was() -> None:
-    roll = Members("forward", 4)
-    roll.wanted = 2
-    assert roll.next(members(0, 1, 2, 3)) == Membership(1, (0, 1), {}, asleep=(2, 3))
-    roll.wanted = 4
-    assert roll.next([*members(0, 1, 2, of=1), *ready(3)]) is None  # one has yet to fall asleep
-    assert roll.next([*members(0, 1, of=1), *ready(2, 3)]) == Membership(2, (0, 1, 2, 3), {2: 2, 3: 3})
+def test_surplus_workers_sleep_and_wake_with_their_old_number() -> None:
+    run = Members("forward", 4)
+    run.wanted = 2
+    assert run.next(members(0, 1, 2, 3)) == Membership(1, (0, 1), {}, asleep=(2, 3))
+    run.wanted = 4
+    assert run.next([*members(0, 1, 2, of=1), *ready(3)]) is None  # one has yet to fall asleep
+    assert run.next([*members(0, 1, of=1), *ready(2, 3)]) == Membership(2, (0, 1, 2, 3), {2: 2, 3: 3})
 
 
-def test_a_loss_before_they_are_asleep_keeps_them_awake() -> None:
-    roll = Members("forward", 4)
-    roll.wanted = 2
-    roll.next(members(0, 1, 2, 3))
-    assert roll.next(members(0, 2, 3)) == Membership(2, (0, 2, 3))
-    assert roll.next(members(0, 2, 3, of=2)) == Membership(3, (0, 2), {}, asleep=(3,))
+def test_a_loss_keeps_workers_awake_that_were_about_to_sleep() -> None:
+    run = Members("forward", 4)
+    run.wanted = 2
+    run.next(members(0, 1, 2, 3))
+    assert run.next(members(0, 2, 3)) == Membership(2, (0, 2, 3))
+    assert run.next(members(0, 2, 3, of=2)) == Membership(3, (0, 2), {}, asleep=(3,))
 
 
-def test_a_loss_wakes_one_that_sleeps() -> None:
-    roll = Members("forward", 3)
-    roll.wanted = 2
-    roll.next(members(0, 1, 2))
-    assert roll.next([*members(0, of=1), *ready(2)]) == Membership(2, (0,))
-    assert roll.next([*members(0, of=2), *ready(2)]) == Membership(3, (0, 2), {2: 2})
+def test_a_loss_wakes_a_sleeping_worker() -> None:
+    run = Members("forward", 3)
+    run.wanted = 2
+    run.next(members(0, 1, 2))
+    assert run.next([*members(0, of=1), *ready(2)]) == Membership(2, (0,))
+    assert run.next([*members(0, of=2), *ready(2)]) == Membership(3, (0, 2), {2: 2})
 
 
 @given(st.sampled_from(["forward", "replay", "skip"]), st.integers(2, 5), st.lists(st.integers(0, 99), max_size=40))
-def test_no_two_seats_ever_have_one_number_and_the_world_grows_back(
-    strategy: str, size: int, losses: list[int]
-) -> None:
-    roll, inside, waiting, fresh = Members(strategy, size), dict.fromkeys(range(size), 0), set[int](), size
+def test_no_two_seats_ever_share_a_number_and_the_world_grows_back(strategy: str, size: int, losses: list[int]) -> None:
+    run, inside, waiting, fresh = Members(strategy, size), dict.fromkeys(range(size), 0), set[int](), size
 
     def look() -> Membership | None:
-        found = roll.next([*(WorkerStatus(seat=s, membership=n) for s, n in inside.items()), *ready(*waiting)])
-        if found:
-            assert len({*found.joining.values()}) == len(found.joining)
-            assert set(found.joining) <= set(found.members) <= set(range(size))
-            waiting.difference_update(found.joining.values())
-            inside.update(dict.fromkeys([*inside, *found.joining.values()], found.number))
-            assert len(found.members) == len(inside)
-        return found
+        membership = run.next([*(WorkerStatus(seat=s, membership=n) for s, n in inside.items()), *ready(*waiting)])
+        if membership:
+            assert len({*membership.joining.values()}) == len(membership.joining)
+            assert set(membership.joining) <= set(membership.members) <= set(range(size))
+            waiting.difference_update(membership.joining.values())
+            inside.update(dict.fromkeys([*inside, *membership.joining.values()], membership.number))
+            assert len(membership.members) == len(inside)
+        return membership
 
-    for each in losses:
+    for loss in losses:
         if len(inside) > 1:
-            del inside[sorted(inside)[each % len(inside)]]
+            del inside[sorted(inside)[loss % len(inside)]]
             waiting.add(fresh)
             fresh += 1
-        if each % 3:
+        if loss % 3:
             look()
     for _ in range(3):
         look()
-    assert (len(inside), roll.is_settled([WorkerStatus(seat=s, membership=n) for s, n in inside.items()])) == (
+    assert (len(inside), run.is_complete([WorkerStatus(seat=s, membership=n) for s, n in inside.items()])) == (
         size,
         True,
     )

@@ -1,4 +1,4 @@
-"""What the kernel says of workers."""
+"""The state of a worker process, as the kernel reports it."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.progress import Phase, Progress
-from holdfast.supervise.workers.process import Running, leaving
+from holdfast.supervise.workers.process import WorkerProcess, dying_status
 
 EXIT = {"x86_64": 60, "aarch64": 93}  # the system call that ends one thread, not the process
 DEADLINE = 30.0
@@ -34,35 +34,35 @@ def half_gone() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_of_a_process_whose_first_thread_has_gone_the_status_is_known_before_it_can_be_waited_for(
+def test_the_status_of_a_dying_process_is_known_before_it_can_be_waited_for(
     half_gone: subprocess.Popen[bytes],
 ) -> None:
     deadline = time.monotonic() + DEADLINE
-    while (status := leaving(half_gone.pid)) is None and time.monotonic() < deadline:
+    while (status := dying_status(half_gone.pid)) is None and time.monotonic() < deadline:
         time.sleep(0.001)
     assert status == 7
     assert half_gone.poll() is None
 
 
-def test_of_a_process_that_runs_or_never_was_nothing_is_known() -> None:
-    assert leaving(os.getpid()) is None
-    assert leaving(NOBODY) is None
+def test_a_process_that_runs_or_never_existed_has_no_dying_status() -> None:
+    assert dying_status(os.getpid()) is None
+    assert dying_status(NOBODY) is None
 
 
-def test_a_worker_that_dies_after_it_was_looked_at_is_dead_from_the_next_look_on(
+def test_a_worker_that_dies_after_a_poll_is_dead_from_the_next_poll_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else of two that die at once one could be lost, and the other neither lost nor in its loop."""
+    """Otherwise, of two that die together, one could be lost and the other neither lost nor in its loop."""
     dies = iter([False, True])
-    monkeypatch.setattr(Running, "_has_ended", lambda _: next(dies))
-    worker = object.__new__(Running)
+    monkeypatch.setattr(WorkerProcess, "_has_exited", lambda _: next(dies))
+    worker = object.__new__(WorkerProcess)
     worker.task = SimpleNamespace(progress=Progress())  # type: ignore[assignment]
     worker.task.progress.enter(Phase.TRAINING)
     worker.exit, worker.hung = None, ""
     worker._process = SimpleNamespace(exitcode=-9)  # type: ignore[assignment]
     for is_dead in (False, True):
-        worker.look()
+        worker.poll()
         for _ in range(2):
-            assert worker.has_fallen is is_dead
-            assert worker.has_ended is is_dead
-            assert worker.goes_on is not is_dead
+            assert worker.has_failed is is_dead
+            assert worker.has_finished is is_dead
+            assert worker.can_lose_peers is not is_dead

@@ -29,7 +29,7 @@ from holdfast.lab.matrix.models_and_data import PreparedData, prepare_dataset
 from holdfast.lab.matrix.suites import PlannedRun, Suite, config_digest, planned_runs, run_config
 from holdfast.report.files import replace_text
 from holdfast.runs.config import RunConfig
-from holdfast.supervise.child_call import Aside
+from holdfast.supervise.child_call import ChildCall
 from holdfast.supervise.preload import warm
 from holdfast.supervise.supervisor import supervise
 from holdfast.supervise.verdict import RunVerdict
@@ -177,7 +177,7 @@ class MatrixRunner:
             shutil.rmtree(place, ignore_errors=True)
             return
         with suppress(HoldfastError):
-            Aside(lambda: _emptied(place), place).result(WITHIN)
+            ChildCall(lambda: _emptied(place), place).result(WITHIN)
 
     def _record(self, unit: PlannedRun) -> Path:
         return self.folder(unit).with_suffix(".json")
@@ -207,7 +207,7 @@ def _compared(folder: Path, reference: Path) -> Distances | None:
     """
     found: Any = None
     with suppress(HoldfastError):
-        found = Aside(lambda: distances(folder, reference), str(folder)).result(WITHIN)
+        found = ChildCall(lambda: distances(folder, reference), str(folder)).result(WITHIN)
     return None if found is None else tuple((int(step), float(apart), float(size)) for step, apart, size in found)
 
 

@@ -1,7 +1,6 @@
-"""How the node that keeps the store closes a round: it decides when those that have come start, and as which term.
+"""The end of a rendezvous round, as decided by the node that keeps the store: which nodes start, and in which term.
 
-It gives the workers of each round a store of their own, so that nothing that a dead attempt left behind can be read by
-the next one.
+Each round gives the workers a new store, so that no message of a dead attempt can reach the next one.
 """
 
 import json
@@ -15,93 +14,94 @@ from holdfast.checkpoint.terms import Term
 from holdfast.errors import HoldfastError
 from holdfast.supervise.checkpoint_place import Checkpoints
 from holdfast.supervise.nodes import quorum
-from holdfast.supervise.nodes.connection import Answer, Connection, Greeting, beats, said
-from holdfast.supervise.nodes.node import Node, listen
-from holdfast.supervise.nodes.peers import Peers
-from holdfast.supervise.nodes.quorum import Came, Heard
+from holdfast.supervise.nodes.connection import Answer, Connection, Greeting, heartbeats, read_json
+from holdfast.supervise.nodes.node import Node
+from holdfast.supervise.nodes.quorum import Arrival, Heartbeats
+from holdfast.supervise.nodes.rendezvous import Peers, listen
 
 
-class Closing:
+class RoundCloser:
     """Closes the rounds of the nodes that meet in our store, which is at `own`."""
 
     def __init__(self, node: Node, own: str, checkpoints: Checkpoints) -> None:
         self._node, self._own, self._checkpoints = node, own, checkpoints
         self.server: TCPStore | None = None  # of the workers that started last
 
-    def close_when_due(self, number: int, at: Connection, last: Peers, heard: Heard) -> None:
-        """Start those that have come for this round, if they wait for nobody else; `last` are those that started last."""
-        starting = self._due(_listened(number, at, last, heard), last, heard)
-        if not starting:
+    def close_when_due(self, number: int, connection: Connection, last: Peers, heard: Heartbeats) -> None:
+        """Close round `number` if its nodes wait for no others; `last` are the nodes that started last."""
+        nodes = self._starting(_greetings_and_heartbeats(number, connection, last, heard), last, heard)
+        if not nodes:
             return
-        answer: Answer = {"nodes": starting, "host": self._node.rank, "refused": refusal(starting, self._node.of)}
+        answer: Answer = {"nodes": nodes, "host": self._node.rank, "refused": refusal(nodes, self._node.of)}
         if not answer["refused"]:
             try:
-                term = self._taken(starting, last)
+                term = self._take_term(nodes, last)
             except HoldfastError as error:
-                if all(each["term"] for each in starting):
-                    return  # a store that is away for a while: the next look tries again
+                if all(node["term"] for node in nodes):
+                    return  # the checkpoint store is away for a while: try again with the next look
                 answer["refused"] = f"node {self._node.rank} cannot use the checkpoints: {error}"
             else:
                 if term is None:
-                    return  # others went on without us: they are to be looked for
+                    return  # other nodes continued without us: look for them
                 self.server = listen(self._node.address)
                 answer |= {"term": term.to_json(), "round": secrets.token_hex(6)}
                 answer |= {"address": self._node.address, "port": self.server.port}
-        at.ask(lambda store: _close(store, number, answer))
+        connection.ask(lambda store: _close(store, number, answer))
 
-    def _due(self, greetings: Sequence[Greeting], last: Peers, heard: Heard) -> list[Greeting]:
-        """Those that start now, by their numbers; nobody if they are to wait for others."""
-        came = [Came(each["node"], each["who"], each["term"] > 0) for each in greetings]
-        node, now = self._node, time.monotonic()
+    def _starting(self, greetings: Sequence[Greeting], last: Peers, heard: Heartbeats) -> list[Greeting]:
+        """Return the nodes that start now, by number; none if they are to wait for others."""
+        arrivals = [Arrival(greeting["node"], greeting["who"], greeting["term"] > 0) for greeting in greetings]
+        node = self._node
         limits = {"of": node.of, "least": node.least}
-        there = quorum.present(came, last.members, heard, now, **limits, lost_after=node.lost_after)
-        names = {each.who for each in there or ()}
-        return sorted((each for each in greetings if each["who"] in names), key=lambda each: each["node"])
+        start = quorum.starting(arrivals, last.members, heard, time.monotonic(), **limits, lost_after=node.lost_after)
+        names = {arrival.who for arrival in start or ()}
+        return sorted((each for each in greetings if each["who"] in names), key=lambda greeting: greeting["node"])
 
-    def _taken(self, starting: Sequence[Greeting], last: Peers) -> Term | None:
-        """The term as which these start: that of the last time if they are the same, else one that we take.
+    def _take_term(self, nodes: Sequence[Greeting], last: Peers) -> Term | None:
+        """Return the term in which `nodes` start: the last one if they are the same nodes, otherwise a new one.
 
-        If all nodes are there, theirs follows whatever term there is. A part of them must take the one after the term
-        that it was in: it fails if another part has taken that and gone on.
+        If all nodes are here, their term follows the newest there is. A part of the nodes must take the term after its
+        own, which fails if another part has taken that and continued.
         """
-        if last.term and {each["who"] for each in starting} == set(last.members) and last.term.where == self._own:
+        if last.term and {node["who"] for node in nodes} == set(last.members) and last.term.where == self._own:
             return last.term
-        before = max(each["term"] for each in starting)
-        if len(starting) == self._node.of:
+        before = max(node["term"] for node in nodes)
+        if len(nodes) == self._node.of:
             newest = self._checkpoints.term()
             before = max(before, newest.number if newest else 0)
-        term = Term(before + 1, secrets.token_hex(6), self._own, tuple(each["node"] for each in starting))
+        term = Term(before + 1, secrets.token_hex(6), self._own, tuple(node["node"] for node in nodes))
         return term if self._checkpoints.take(term) else None
 
 
-def refusal(starting: Sequence[Greeting], of: int) -> str | None:
-    """Why these nodes cannot start together."""
-    numbers = [each["node"] for each in starting]
-    if len(set(numbers)) < len(numbers) or any(each["of"] != of for each in starting):
-        several = ", ".join(map(str, numbers))
-        return f"the nodes that met call themselves {several}: give each a --node-rank of its own."
-    for name in starting[0]["command"]:
-        if len({json.dumps(each["command"].get(name)) for each in starting}) > 1:
+def refusal(nodes: Sequence[Greeting], of: int) -> str | None:
+    """Return why these `nodes` cannot start together, or None."""
+    numbers = [node["node"] for node in nodes]
+    if len(set(numbers)) < len(numbers) or any(node["of"] != of for node in nodes):
+        names = ", ".join(map(str, numbers))
+        return f"the nodes that met have the numbers {names}: give each a --node-rank of its own."
+    for name in nodes[0]["command"]:
+        if len({json.dumps(node["command"].get(name)) for node in nodes}) > 1:
             return f"the nodes that met differ in {name}: give the same command on each."
-    wrong = next((each for each in starting if each["wrong"]), None)
+    wrong = next((node for node in nodes if node["wrong"]), None)
     return f"node {wrong['node']} cannot use the checkpoints: {wrong['wrong']}" if wrong else None
 
 
-def greetings(store: Store, number: int) -> list[Greeting]:
-    """What those said that have come for this round."""
-    said_by_each = (said(store, f"came/{number}/{i}") for i in range(1, store.add(f"came/{number}", 0) + 1))
-    return [each for each in said_by_each if each]
+def read_greetings(store: Store, number: int) -> list[Greeting]:
+    """Return the greetings of the nodes that have come for round `number`."""
+    count = store.add(f"came/{number}", 0)
+    greetings = (read_json(store, f"came/{number}/{i}") for i in range(1, count + 1))
+    return [greeting for greeting in greetings if greeting]
 
 
-def _listened(number: int, at: Connection, last: Peers, heard: Heard) -> list[Greeting]:
-    """All that have come for this round; and note which supervisors are alive."""
+def _greetings_and_heartbeats(number: int, connection: Connection, last: Peers, heard: Heartbeats) -> list[Greeting]:
+    """Return the greetings of round `number`, and update `heard` with the heartbeats of all supervisors."""
 
     def look(store: Store) -> tuple[dict[str, Greeting], dict[str, int]]:
-        came = {each["who"]: each for each in greetings(store, number)}
-        return came, beats(store, [*came, *last.members])
+        came = {greeting["who"]: greeting for greeting in read_greetings(store, number)}
+        return came, heartbeats(store, [*came, *last.members])
 
-    came, counts = at.ask(look)
-    heard.note(counts, time.monotonic())
+    came, counts = connection.ask(look)
+    heard.update(counts, time.monotonic())
     return list(came.values())
 
 

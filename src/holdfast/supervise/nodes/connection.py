@@ -1,10 +1,8 @@
-"""A connection to a store in which nodes meet: it keeps nobody waiting, and says again and again that we are alive.
+"""A connection to the store in which nodes meet, and the messages that nodes exchange there.
 
-A machine that is cut off closes no connection, and torch would wait for its answer for ever. So a thread asks, and
-whoever wants to know waits for the thread, for a limited time. No such thread may outlast the interpreter: one that
-comes back from torch into a Python that shuts down takes the process with it, and its exit status.
-
-What nodes say when they meet: each greets, and the node that keeps the store answers with who starts. Plain JSON.
+A machine that is cut off closes no connection, and torch would wait for its answer for ever. So a thread asks the
+store, and callers wait for the thread for a limited time. The thread also sends heartbeats. It must not outlast the
+interpreter: a thread that returns from torch into a Python that shuts down crashes the process and its exit status.
 """
 
 import ipaddress
@@ -24,26 +22,31 @@ from typing import Any, NotRequired, TypedDict, TypeVar
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # they are public
 
+BEAT = 0.5
+CONNECTS_WITHIN = 2.0
+CUT_WITHIN = 2 * CONNECTS_WITHIN  # seconds for a thread to find its connection cut, or to give up connecting
+T = TypeVar("T")
+
 
 class Greeting(TypedDict):
-    """What a node says when it has come for the next start."""
+    """The message of a node that has come for the next start."""
 
     node: int
-    of: int  # how many nodes there are, as its user said
-    who: str  # a name that this supervisor alone has: one that was started anew for the same node has another
+    of: int  # the number of nodes that its user gave
+    who: str  # a name that this supervisor alone has: a later one for the same node has another
     attempt: int  # the number that it would give the next attempt
-    workers: int  # how many it starts
-    term: int  # the term that it was in last; 0 if it has met nobody yet
-    where: str  # it keeps a store of its own there, in which the others meet if the one at the endpoint is lost
+    workers: int  # the number that it starts
+    term: int  # the term that it was in last; 0 if it has not met other nodes yet
+    where: str  # address of its own store, where the others meet if the one at the endpoint is lost
     wrong: str | None  # why it cannot use the checkpoints
-    command: Mapping[str, Any]  # what must be the same on all nodes
+    command: Mapping[str, Any]  # settings that must be the same on all nodes
 
 
 class Answer(TypedDict):
-    """What closes a round: those that start, and with what; or why they cannot start together."""
+    """The message that closes a round: the nodes that start, and with what; or why they cannot start together."""
 
     nodes: list[Greeting]
-    host: int  # the node that says so
+    host: int  # the node that closed the round
     refused: str | None
     # If nothing is refused:
     term: NotRequired[list[Any]]
@@ -52,18 +55,12 @@ class Answer(TypedDict):
     port: NotRequired[int]
 
 
-BEAT = 0.5
-CONNECTS_WITHIN = 2.0
-CUT_WITHIN = 2 * CONNECTS_WITHIN  # seconds for a thread to find its connection cut, or to end its attempt to connect
-T = TypeVar("T")
-
-
 class Unreachable(Exception):
-    """Whoever keeps the store is gone, or does not answer."""
+    """The node that keeps the store is gone, or does not answer."""
 
 
 class Connection(threading.Thread):
-    """Asks the store at `host:port`, in the name of one supervisor."""
+    """A connection of the supervisor `who` to the store at `where` (`host:port`)."""
 
     def __init__(self, where: str, who: str, patience: float) -> None:
         super().__init__(name="holdfast-rendezvous", daemon=True)
@@ -71,10 +68,10 @@ class Connection(threading.Thread):
         self._work: queue.SimpleQueue[tuple[Callable[[Store], Any], Future[Any], bool]] = queue.SimpleQueue()
         self.start()
 
-    def ask(self, what: Callable[[Store], T], within: float | None = None, *, last: bool = False) -> T:
-        """What the store says; after a `last` question nothing more is said to it, not even that we are alive."""
+    def ask(self, question: Callable[[Store], T], within: float | None = None, *, last: bool = False) -> T:
+        """Call `question` with the store in the thread and return the result; after a `last` one, heartbeats end too."""
         answer: Future[T] = Future()
-        self._work.put((what, answer, last))
+        self._work.put((question, answer, last))
         limit = self._patience if within is None else within
         try:
             return answer.result(limit)
@@ -84,12 +81,12 @@ class Connection(threading.Thread):
             raise Unreachable((str(error).splitlines() or [type(error).__name__])[0]) from error
 
     def end(self) -> None:
-        """Say nothing more."""
+        """End the connection and its heartbeats."""
         self._work.put((lambda _: None, Future(), True))
 
     def run(self) -> None:
         try:
-            host, port = split(self.where)
+            host, port = split_address(self.where)
             store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=CONNECTS_WITHIN))
         except (RuntimeError, ValueError) as error:
             self._refuse(error)
@@ -99,18 +96,21 @@ class Connection(threading.Thread):
             if time.monotonic() >= due:
                 due = time.monotonic() + BEAT
                 try:
-                    store.add(beat(self.who), 1)
+                    store.add(heartbeat_key(self.who), 1)
                 except RuntimeError as error:  # for good: torch connects once
                     self._refuse(error)
                     return
             with suppress(queue.Empty):
-                what, answer, last = self._work.get(timeout=max(0.0, due - time.monotonic()))
-                _do(store, what, answer)
+                question, answer, last = self._work.get(timeout=max(0.0, due - time.monotonic()))
+                try:
+                    answer.set_result(question(store))
+                except Exception as error:
+                    answer.set_exception(error)
                 if last:
                     return
 
     def _refuse(self, error: Exception) -> None:
-        """Whoever asks finds out."""
+        """Answer every further question with `error`."""
         last = False
         while not last:
             _, answer, last = self._work.get()
@@ -118,79 +118,72 @@ class Connection(threading.Thread):
 
 
 def end_all(who: str, within: float) -> bool:
-    """End every connection of a supervisor; one that has no answer in so many seconds is cut. Whether all have ended."""
-    several = [each for each in threading.enumerate() if isinstance(each, Connection) and each.who == who]
-    for each in several:
-        each.end()
-    _join(several, within)
+    """End every connection of `who`; cut those without an answer `within` seconds. Return True if all have ended."""
+    connections = [thread for thread in threading.enumerate() if isinstance(thread, Connection) and thread.who == who]
+    for connection in connections:
+        connection.end()
+    _join(connections, within)
     deadline = time.monotonic() + CUT_WITHIN
-    while (left := [each for each in several if each.is_alive()]) and time.monotonic() < deadline:
-        for each in left:
-            _cut(each.where)
-        _join(left, BEAT)  # one that is about to connect tries again, for a while
+    while (left := [thread for thread in connections if thread.is_alive()]) and time.monotonic() < deadline:
+        for connection in left:
+            _cut(connection.where)
+        _join(left, BEAT)  # a thread that is about to connect tries again, for a while
     return not left
 
 
-def _join(several: Iterable[Connection], within: float) -> None:
+def _join(connections: Iterable[Connection], within: float) -> None:
     deadline = time.monotonic() + within
-    for each in several:
-        each.join(max(0.0, deadline - time.monotonic()))
+    for connection in connections:
+        connection.join(max(0.0, deadline - time.monotonic()))
 
 
 def _cut(where: str) -> None:
-    """Shut down every socket of this process that is connected to there: torch does not let go of its own."""
-    for number in (int(each.name) for each in Path("/proc/self/fd").iterdir()):
-        with suppress(OSError, ValueError):  # it is closed by now, or is no socket that is connected
+    """Shut down every socket of this process that is connected to `where`: torch does not close its own."""
+    for number in (int(file.name) for file in Path("/proc/self/fd").iterdir()):
+        with suppress(OSError, ValueError):  # closed by now, or not a connected socket
             if stat.S_ISSOCK(os.fstat(number).st_mode):
-                with socket.socket(fileno=os.dup(number)) as found:
-                    if found.family in (socket.AF_INET, socket.AF_INET6) and _is_at(found.getpeername(), where):
-                        found.shutdown(socket.SHUT_RDWR)
+                with socket.socket(fileno=os.dup(number)) as peer:
+                    if peer.family in (socket.AF_INET, socket.AF_INET6) and _is_at(peer.getpeername(), where):
+                        peer.shutdown(socket.SHUT_RDWR)
 
 
 def _is_at(peer: Any, where: str) -> bool:
-    host, port = split(where)
+    host, port = split_address(where)
     return peer[1] == port and _plain(peer[0]) == _plain(host)
 
 
 def _plain(address: str) -> object:
-    """An address of version 4 may be written as one of version 6."""
-    found = ipaddress.ip_address(address)
-    return getattr(found, "ipv4_mapped", None) or found
+    """Return the IPv4 address that may be written as an IPv6 one."""
+    parsed = ipaddress.ip_address(address)
+    return getattr(parsed, "ipv4_mapped", None) or parsed
 
 
-def _do(store: Store, what: Callable[[Store], Any], answer: Future[Any]) -> None:
-    try:
-        answer.set_result(what(store))
-    except Exception as error:
-        answer.set_exception(error)
-
-
-def beat(who: str) -> str:
-    """Where a supervisor counts up for as long as it lives."""
+def heartbeat_key(who: str) -> str:
+    """Return the key at which the supervisor `who` counts up for as long as it lives."""
     return f"beat/{who}"
 
 
-def beats(store: Store, several: Iterable[str]) -> dict[str, int]:
-    """How far each of these supervisors has counted."""
-    return {who: store.add(beat(who), 0) for who in several}
+def heartbeats(store: Store, supervisors: Iterable[str]) -> dict[str, int]:
+    """Return the heartbeat counts of `supervisors`."""
+    return {who: store.add(heartbeat_key(who), 0) for who in supervisors}
 
 
-def said(store: Store, key: str) -> Any:
-    """What somebody has written there, as JSON; nothing if nobody has."""
+def read_json(store: Store, key: str) -> Any:
+    """Return the JSON value at `key`, or None if there is none."""
     return json.loads(store.get(key)) if store.check([key]) else None
 
 
-def listens(where: str) -> bool:
-    """Whether somebody accepts connections there: to find out takes less than to wait for a store."""
-    with suppress(OSError), socket.create_connection(split(where), 1.0):
+def is_listening(where: str) -> bool:
+    """Return True if a process accepts connections at `where`: this is quicker than waiting for a store."""
+    with suppress(OSError), socket.create_connection(split_address(where), 1.0):
         return True
     return False
 
 
-def refuses(where: str) -> bool:
-    """Whether nobody listens there for certain: the machine answers, and says so."""
+def is_refused(where: str) -> bool:
+    """Return True if the machine at `where` answers that no process listens there."""
     try:
-        with socket.create_connection(split(where), 1.0):
+        with socket.create_connection(split_address(where), 1.0):
             return False
     except ConnectionRefusedError:
         return True
@@ -198,12 +191,12 @@ def refuses(where: str) -> bool:
         return False
 
 
-def split(where: str) -> tuple[str, int]:
-    """A `host:port` in its parts."""
+def split_address(where: str) -> tuple[str, int]:
+    """Split `host:port`."""
     host, _, port = where.rpartition(":")
     return host.strip("[]"), int(port)
 
 
-def joined(host: str, port: int) -> str:
-    """The inverse."""
+def join_address(host: str, port: int) -> str:
+    """Return `host:port`, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

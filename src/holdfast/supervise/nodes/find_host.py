@@ -1,8 +1,7 @@
-"""Where the nodes of a run meet: at the endpoint at first, and elsewhere once the node that kept that store was lost.
+"""The search for the store in which the nodes of a run meet, which moves when the node that kept it is lost.
 
-A term in the store of the checkpoints says where its nodes meet, so that a node that was lost and comes back finds
-them. If nobody answers there, every node tries the others of the last start, the lowest number first, and those that
-are left come together at the lowest that answers.
+At first the nodes meet at the endpoint. A term in the checkpoint store says where its nodes meet, so a lost node that
+comes back finds them. If no node answers there, each tries the nodes of the last start, the lowest number first.
 """
 
 import time
@@ -12,71 +11,71 @@ from contextlib import suppress
 from holdfast.checkpoint.terms import Term
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.supervise.checkpoint_place import Checkpoints
-from holdfast.supervise.nodes.connection import CONNECTS_WITHIN, Connection, Unreachable, joined, listens
+from holdfast.supervise.nodes.connection import CONNECTS_WITHIN, Connection, Unreachable, is_listening, join_address
 from holdfast.supervise.nodes.node import Node
-from holdfast.supervise.nodes.peers import Peers
+from holdfast.supervise.nodes.rendezvous import Peers
 
 _COMES_UP_WITHIN = 60.0  # seconds for the first node to start
 _SOON = 5.0
 
 
-class Whereabouts:
-    """Finds the others, for the supervisor `who`, which itself keeps a store at `own`."""
+class HostFinder:
+    """Finds the other nodes for the supervisor `who`, which itself keeps a store at `own`."""
 
     def __init__(self, node: Node, who: str, own: str, checkpoints: Checkpoints) -> None:
         self._node, self._who, self._own, self._checkpoints = node, who, own, checkpoints
-        self._seen: tuple[float, Term | None] = (0.0, None)  # when we looked for terms last, and what there was
+        self._seen: tuple[float, Term | None] = (0.0, None)  # time of the last look for terms, and its result
         self.look_every = min(_SOON, node.lost_after / 2)  # seconds
 
     def find(self, last: Peers, meanwhile: Callable[[], None]) -> Connection:
-        """A connection to where the nodes meet; `last` are those that we started with last."""
+        """Return a connection to the meeting place, calling `meanwhile` while waiting; `last` started with us last."""
         deadline = time.monotonic() + _COMES_UP_WITHIN
         while True:
             for where, token in self._places(last):
-                if found := self._reached(where, token):
-                    return found
+                if connection := self._connect(where, token):
+                    return connection
             meanwhile()
             if time.monotonic() > deadline:
                 raise BadInput(
-                    f"nobody listens at the rendezvous {self._node.endpoint}: start the node that has this address."
+                    f"no node listens at the rendezvous {self._node.endpoint}: start the node that has this address."
                 )
             time.sleep(0.1)
 
     def elsewhere(self, here: str, last: Peers) -> Connection | None:
-        """A connection to where the others may meet by now, if that is likelier than here."""
+        """Return a connection to a place where the other nodes are likelier to meet than `here`, or None."""
         for where, token in self._places(last):
             if where == here:
                 return None
-            if found := self._reached(where, token):
-                return found
+            if connection := self._connect(where, token):
+                return connection
         return None
 
     def _places(self, last: Peers) -> list[tuple[str, str | None]]:
-        """Where the nodes may meet, the likeliest first; and the token of a term, if it must be found there."""
+        """Return possible meeting places, the likeliest first, with the token of a term that must be found there."""
         term, places = self._newest_term(), []
         if term and (last.term is None or term.number > last.term.number):
             places.append((term.where, term.token))
         if last.term is None:
-            return [*places, (joined(*self._node.meets_at), None)]
+            return [*places, (join_address(*self._node.meets_at), None)]
         others = (last.where[node] for node in sorted(last.where))
         return [*places, *((where, None) for where in (last.term.where, *others))]
 
     def _newest_term(self) -> Term | None:
         looked, term = self._seen
         if time.monotonic() - looked >= self.look_every:
-            with suppress(HoldfastError):  # what was seen last, then
+            with suppress(HoldfastError):  # keep the last result
                 term = self._checkpoints.term()
             self._seen = time.monotonic(), term
         return term
 
-    def _reached(self, where: str, token: str | None) -> Connection | None:
-        """A connection to the store there, if somebody keeps one; and if it is the one that is meant."""
-        if where != self._own and not listens(where):
+    def _connect(self, where: str, token: str | None) -> Connection | None:
+        """Return a connection to the store at `where`, if there is one and it holds `token`."""
+        if where != self._own and not is_listening(where):
             return None
-        found = Connection(where, self._who, self._node.lost_after)
+        connection = Connection(where, self._who, self._node.lost_after)
         keys = ["rendezvous", *([f"token/{token}"] if token else ())]
         with suppress(Unreachable):
-            if found.ask(lambda store: store.check(keys), 2 * CONNECTS_WITHIN):
-                return found
-        found.end()
+            if connection.ask(lambda store: store.check(keys), 2 * CONNECTS_WITHIN):
+                return connection
+        connection.end()
         return None

@@ -1,181 +1,189 @@
-"""How several nodes meet before each start, and meet again when some of them, or the place where they met, are lost.
+"""The rendezvous of several nodes before each start, also after some of them, or their meeting place, are lost.
 
-Each keeps a store, at the address at which the others reach it; they meet in the one at the endpoint that was given.
-There each says that it has come. The node that keeps this store closes the round (`closing.py`): it names those that
-start, the attempt, a name for this round that no other has, and a new store for the workers.
+Each node keeps a store at an address that the others reach; they meet in the one at the given endpoint. A node leaves a
+greeting there and waits. The node that keeps the store closes the round (`close_round.py`): it names the nodes that
+start, the attempt, the round, and a new store for the workers. While it waits, a node is in one of three states: it
+searches for the meeting place, waits there for its round to be closed, or has its answer.
 
-If the node that keeps the store is lost, the others find each other at another (`whereabouts.py`). Those that are left
-start without the lost ones only if they take the next term in the store of the checkpoints (`checkpoint/terms.py`): of
-two parts of a run that do not reach each other one goes on, and the other waits.
+If the node that keeps the store is lost, the others find each other at another one (`find_host.py`). The remaining nodes
+start without the lost ones only if they take the next term in the checkpoint store (`checkpoint/terms.py`): of two parts
+of a run that cannot reach each other, one continues and the other waits.
 
-Whoever reaches these stores, or may write to the store of the checkpoints, is trusted with the run. We listen on the
-address that was given, or from which it is reached, and on no other; keep all machines but the nodes of the run away
-from it, and from the ports of its workers.
+A process that reaches these stores, or may write to the checkpoint store, is trusted with the run. We listen only on the
+address that was given, or from which it is reached; keep other machines away from it and from the ports of the workers.
 """
 
-import functools
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # they are public
-from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousTimeoutError
 
 from holdfast.checkpoint.terms import Term
 from holdfast.errors import BadInput, HoldfastError
 from holdfast.events import JSON
 from holdfast.supervise.checkpoint_place import Checkpoints
-from holdfast.supervise.nodes.close_round import Closing, greetings
-from holdfast.supervise.nodes.connection import Answer, Connection, Greeting, Unreachable, end_all, joined, said
-from holdfast.supervise.nodes.find_host import Whereabouts
-from holdfast.supervise.nodes.node import Node, listen, several
+from holdfast.supervise.nodes.close_round import RoundCloser, read_greetings
+from holdfast.supervise.nodes.connection import (
+    Answer,
+    Connection,
+    Greeting,
+    Unreachable,
+    end_all,
+    join_address,
+    read_json,
+)
+from holdfast.supervise.nodes.find_host import HostFinder
+from holdfast.supervise.nodes.node import Node
 from holdfast.supervise.nodes.peers import OtherNodes
-from holdfast.supervise.nodes.quorum import Heard
-from holdfast.supervise.nodes.rendezvous import Rendezvous, RoundInfo, RunEnded
+from holdfast.supervise.nodes.quorum import Heartbeats
+from holdfast.supervise.nodes.rendezvous import Rendezvous, RoundInfo, RunEnded, TooFewNodes, listen, node_names
+from holdfast.supervise.nodes.run_end import RunEndWatch
+from holdfast.supervise.stop_signals import stop_signals
 
 _MEETS_WITHIN = 600.0
-_SPEAKS_WITHIN = 60.0  # seconds for a node to look for the checkpoints, and say what it found
+_SPEAKS_WITHIN = 60.0  # seconds for a node to look for the checkpoints, and report what it found
 _SAYS_AFTER = 10.0
 _LEAVES_WITHIN = 10.0
 _ENDS_WITHIN = 1.0
 _LOOK = 0.02
 
 
-class Nodes(Rendezvous):
+class MultiNodeRendezvous(Rendezvous):
     """The rendezvous of several nodes, which keep the numbers that the user gave them.
 
-    `command` is what must be the same on all of them.
+    `command` holds the settings that must be the same on all nodes; `say` shows a line to the user.
     """
 
-    def __init__(self, node: Node, command: Mapping[str, Any], checkpoints: Checkpoints) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        node: Node,
+        command: Mapping[str, Any],
+        checkpoints: Checkpoints,
+        *,
+        attempt: int,
+        say: Callable[[str], None],
+        run_end: RunEndWatch,
+    ) -> None:
+        super().__init__(attempt)
         self._node, self._command, self._checkpoints = node, command, checkpoints
+        self._say, self._run_end = say, run_end
         self._who = f"{node.rank}-{secrets.token_hex(6)}"
-        self._kept, self._own = _kept_by(node)  # our own store, in which the others may meet; and where it is
-        self._whereabouts = Whereabouts(node, self._who, self._own, checkpoints)
-        self._closing = Closing(node, self._own, checkpoints)
+        self._kept, self._own = _open_store(node)  # our own store, in which the others may meet; and its address
+        self._finder = HostFinder(node, self._who, self._own, checkpoints)
+        self._closer = RoundCloser(node, self._own, checkpoints)
         self._at: Connection | None = None  # to the store in which we meet
-        self._heard = Heard()
-        self._awaited = self._round = 0  # the round we have come for; the one that was closed with us
-        self._together: set[str] = set()  # the supervisors that are in that, by their names
-        self._since = self._looked = 0.0  # when we began to wait for others; when we last looked for the run's end
-        self._has_said = False  # for whom we wait
+        self._heartbeats = Heartbeats()
+        self._awaited = self._closed = 0  # number of the round that we wait for, and of the last one closed with us
+        self._together: set[str] = set()  # the supervisors in that round
+        self._waits_since = self._looked = 0.0  # when this wait began; when we last looked for the run's end
+        self._has_said = False  # for which nodes we wait
 
     @property
     def _keeps_store(self) -> bool:
-        """Whether it is in our store that the nodes meet."""
+        """True if the nodes meet in our store."""
         return self._at is not None and self._at.where == self._own
 
-    def next_rendezvous(self) -> RendezvousInfo:
-        self.waiting, self._has_said = True, False
-        self._since = self._looked = time.monotonic()
-        try:
-            answer = self._meet(time.monotonic() + _MEETS_WITHIN)
-        finally:
-            self.waiting = False
-        server = self._closing.server if self._keeps_store else None
-        self.peers = OtherNodes(self._node, self._round, answer, self._connection(), self._heard, server)
-        return self._begin(self._agreed(answer), answer["address"], answer["port"])
+    @property
+    def _connection(self) -> Connection:
+        if self._at is None:
+            raise Unreachable("the nodes have not met")
+        return self._at
 
-    def _agreed(self, answer: Answer) -> RoundInfo:
+    def _meet(self, workers: int) -> RoundInfo:
+        self._has_said = False
+        self._waits_since = self._looked = time.monotonic()
+        with stop_signals.interrupting():
+            answer = self._wait_for_answer(workers, time.monotonic() + _MEETS_WITHIN)
+        server = self._closer.server if self._keeps_store else None
+        self.peers = OtherNodes(self._node, self._closed, answer, self._connection, self._heartbeats, server)
         return RoundInfo(
-            attempt=max(each["attempt"] for each in answer["nodes"]),
+            attempt=max(node["attempt"] for node in answer["nodes"]),
             round=answer["round"],
             address=self._node.address,
-            nodes=tuple(each["node"] for each in answer["nodes"]),
-            workers=tuple(each["workers"] for each in answer["nodes"]),
+            nodes=tuple(node["node"] for node in answer["nodes"]),
+            workers=tuple(node["workers"] for node in answer["nodes"]),
             host=answer["host"],
             term=Term.from_json(answer["term"]).number,
             node=self._node.rank,
+            store=(answer["address"], answer["port"]),
         )
 
-    def _meet(self, deadline: float) -> Answer:
-        """Come to where the others are, until a round is closed that we are in."""
+    def _wait_for_answer(self, workers: int, deadline: float) -> Answer:
+        """Go where the other nodes meet, until a round is closed that includes this node."""
         while time.monotonic() < deadline:
-            self._meanwhile()
+            self._while_waiting()
             try:
                 if self._at is None:
-                    self._come_to(self._whereabouts.find(self.peers, self._meanwhile))
-                if answer := self._await(time.monotonic() + self._whereabouts.look_every):
+                    self._go_to(self._finder.find(self.peers, self._while_waiting))
+                if answer := self._wait_here(workers, time.monotonic() + self._finder.look_every):
                     self._check(answer)
                     return answer
-                if found := self._whereabouts.elsewhere(self._connection().where, self.peers):
-                    self._part()
-                    self._come_to(found)
+                if elsewhere := self._finder.elsewhere(self._connection.where, self.peers):
+                    self._leave_store()
+                    self._go_to(elsewhere)
             except Unreachable:
-                self._part()
-        raise RendezvousTimeoutError
+                self._leave_store()
+        raise TooFewNodes
 
-    def _meanwhile(self) -> None:
-        """What is done while we wait: see whether the run has ended without us, and say once for whom we wait."""
+    def _while_waiting(self) -> None:
+        """Check whether the run has ended without us, and say once for which nodes we wait."""
         now = time.monotonic()
-        if now - self._looked >= self._whereabouts.look_every:
-            if (verdict := self.ended()) is not None:
-                raise RunEnded(verdict)
+        if now - self._looked >= self._finder.look_every:
+            if verdict := self._run_end.look():
+                raise RunEnded(verdict.to_text())
             self._looked = time.monotonic()
-        if not self._has_said and now - self._since >= _SAYS_AFTER:
+        if not self._has_said and now - self._waits_since >= _SAYS_AFTER:
             self._has_said = True
-            self.say(self._awaits())
+            self._say(self._waiting_line())
 
-    def _awaits(self) -> str:
+    def _waiting_line(self) -> str:
         came = {self._node.rank}
         if self._at is not None and self._awaited:
-            awaited = self._awaited
             with suppress(Unreachable):
-                came |= {each["node"] for each in self._at.ask(lambda store: greetings(store, awaited))}
+                greetings = self._at.ask(lambda store, number=self._awaited: read_greetings(store, number))  # type: ignore[misc]
+                came |= {greeting["node"] for greeting in greetings}
         others = [node for node in range(self._node.of) if node not in came]
         where = self._at.where if self._at else self._node.endpoint
-        whom = several(others) if others else "the other nodes"
-        return f"waiting for {whom} at {where}, for {_MEETS_WITHIN / 60:g} minutes at most"
+        nodes = node_names(others) if others else "the other nodes"
+        return f"waiting for {nodes} at {where}, for {_MEETS_WITHIN / 60:g} minutes at most"
 
-    def _come_to(self, at: Connection) -> None:
-        self._at, self._awaited, self._heard, self._together = at, 0, Heard(), set()
+    def _go_to(self, connection: Connection) -> None:
+        self._at, self._awaited, self._heartbeats, self._together = connection, 0, Heartbeats(), set()
 
-    def _part(self) -> None:
+    def _leave_store(self) -> None:
         """Leave the store in which we met: the node that keeps it is lost, or the others are elsewhere."""
         if self._at is not None:
             self._at.end()
         self._at = None
 
-    def _await(self, until: float) -> Answer | None:
-        """Say that we have come, and wait for the round to be closed; if it is ours to close, close it."""
-        at = self._connection()
+    def _wait_here(self, workers: int, until: float) -> Answer | None:
+        """Greet, and wait for the round to be closed; if our store is the meeting place, close it ourselves."""
+        connection, greeting = self._connection, self._greeting(workers)
         while time.monotonic() < until:
-            self._awaited, answer = at.ask(functools.partial(self._look, awaited=self._awaited))
+            awaited = self._awaited
+            self._awaited, answer = connection.ask(lambda store, n=awaited: _greet_and_look(store, n, greeting))  # type: ignore[misc]
             if answer:
-                if any(each["who"] == self._who for each in answer["nodes"]):
-                    self._round, self._awaited = self._awaited, 0
-                    self._together = {each["who"] for each in answer["nodes"]}
+                if any(node["who"] == self._who for node in answer["nodes"]):
+                    self._closed, self._awaited = self._awaited, 0
+                    self._together = {node["who"] for node in answer["nodes"]}
                     return answer
-                self._awaited = 0  # it was closed before we came: the next one
+                self._awaited = 0  # it was closed before we came: wait for the next one
             elif self._keeps_store:
-                self._closing.close_when_due(self._awaited, at, self.peers, self._heard)
+                self._closer.close_when_due(self._awaited, connection, self.peers, self._heartbeats)
             time.sleep(_LOOK)
         return None
 
-    def _look(self, store: Store, awaited: int) -> tuple[int, Answer | None]:
-        """The round we have come for, now if not before; and the answer to those that have, once it is closed.
-
-        It changes nothing here: it may end in its thread long after we gave it up, and have come elsewhere.
-        """
-        if store.check(["over"]):
-            raise RunEnded(store.get("over").decode())
-        if not awaited:
-            awaited = store.add("closed", 0) + 1
-            place = store.add(f"came/{awaited}", 1)
-            store.set(f"came/{awaited}/{place}", json.dumps(self._greeting()))
-        return awaited, said(store, f"round/{awaited}")
-
-    def _greeting(self) -> Greeting:
+    def _greeting(self, workers: int) -> Greeting:
         return {
             "node": self._node.rank,
             "of": self._node.of,
             "who": self._who,
             "attempt": self.next_attempt,
-            "workers": self.workers,
+            "workers": workers,
             "term": self.peers.term.number if self.peers.term else 0,
             "where": self._own,
             "wrong": self._checkpoints.wrong,
@@ -183,43 +191,42 @@ class Nodes(Rendezvous):
         }
 
     def _check(self, answer: Answer) -> None:
-        """Raise what the nodes that met are refused for.
+        """Raise BadInput if the nodes that met cannot start together.
 
-        Nodes that meet for the first time are refused, all of them, unless each finds in the store of the checkpoints
-        the term that one of them has written there: else they would not save to one place.
+        Nodes that meet for the first time must each find the term that one of them wrote to the checkpoint store;
+        otherwise they would not save to one place.
         """
         if answer["refused"]:
             raise BadInput(answer["refused"])
-        if all(each["term"] for each in answer["nodes"]):
+        if all(node["term"] for node in answer["nodes"]):
             return
         term, wrong = Term.from_json(answer["term"]), None
         if self.peers.term is None and not self._keeps_store:
             try:
-                self._checkpoints.find(term)
+                self._checkpoints.require_term(term)
             except HoldfastError as error:
                 wrong = str(error)
-        nodes = [each["node"] for each in answer["nodes"]]
-        for node, found in zip(nodes, self._exchanged("wrong", nodes, wrong), strict=True):
-            if found is not None:
+        nodes = [node["node"] for node in answer["nodes"]]
+        for node, reason in zip(nodes, self._exchange("wrong", nodes, wrong), strict=True):
+            if reason is not None:
                 if self._keeps_store:
                     with suppress(HoldfastError):
                         self._checkpoints.give_back(term)
-                raise BadInput(f"node {node} cannot use the checkpoints: {found}")
+                raise BadInput(f"node {node} cannot use the checkpoints: {reason}")
 
-    def _exchanged(self, topic: str, nodes: list[int], value: JSON) -> list[Any]:
-        """Tell every node of this round, and hear from every one."""
-        at, key = self._connection(), f"round/{self._round}/{topic}"
-        at.ask(lambda store: store.set(f"{key}/{self._node.rank}", json.dumps(value)))
+    def _exchange(self, topic: str, nodes: list[int], value: JSON) -> list[Any]:
+        """Send `value` to every node of this round, and return what each of `nodes` sent."""
+        connection, key = self._connection, f"round/{self._closed}/{topic}"
+        connection.ask(lambda store: store.set(f"{key}/{self._node.rank}", json.dumps(value)))
         keys = [f"{key}/{node}" for node in nodes]
         deadline = time.monotonic() + _SPEAKS_WITHIN
-        while not at.ask(lambda store: store.check(keys)):
+        while not connection.ask(lambda store: store.check(keys)):
             if time.monotonic() > deadline:
-                raise Unreachable("a node that has come says nothing more")
+                raise Unreachable("a node that came to the rendezvous is silent")
             time.sleep(_LOOK)
-        return at.ask(lambda store: [json.loads(store.get(key)) for key in keys])
+        return connection.ask(lambda store: [json.loads(store.get(key)) for key in keys])
 
     def drop(self, nodes: list[int]) -> bool:
-        """Take the next term without these lost nodes; not if others took it, or if too few are left."""
         peers = self.peers
         if not (isinstance(peers, OtherNodes) and peers.term and peers.decides):
             return False
@@ -232,58 +239,65 @@ class Nodes(Rendezvous):
                 return False
         except HoldfastError:
             return False
-        peers.go_on_without(nodes, term)
+        peers.continue_without(nodes, term)
         self._together = set(peers.members)
         return True
 
-    def num_nodes_waiting(self) -> int:
-        return self._connection().ask(lambda store: int(store.add(f"came/{store.add('closed', 0) + 1}", 0)))
+    def waiting_nodes(self) -> int:
+        return self._connection.ask(lambda store: int(store.add(f"came/{store.add('closed', 0) + 1}", 0)))
 
     def stop(self, verdict: str) -> None:
-        if self.meeting and self._at:
-            with suppress(Unreachable):  # whoever kept the store is gone
-                self._at.ask(lambda store: store.set("verdict", verdict))
+        self._set("verdict", verdict)
 
     def stopped(self) -> str | None:
-        if self._at is None or self.meeting is None:
+        if self._at is None or self.round is None:
             return None
         return self._at.ask(lambda store: store.get("verdict").decode() if store.check(["verdict"]) else None)
 
-    def shutdown(self) -> bool:
-        if self._at and self.meeting:
-            with suppress(Unreachable):
-                self._at.ask(lambda store: store.set("over", self.verdict))
-        return True
-
-    def leave(self) -> None:
-        with suppress(Unreachable):  # its keeper may be gone already
+    def close(self, verdict: str) -> None:
+        self._set("over", verdict)
+        with suppress(Unreachable):
             if self._keeps_store:
-                self._see_others_off(self._connection(), time.monotonic() + _LEAVES_WITHIN)
+                self._wait_until_left(self._connection, time.monotonic() + _LEAVES_WITHIN)
             else:
-                self._connection().ask(lambda store: store.set(f"left/{self._who}", ""), _ENDS_WITHIN, last=True)
+                self._connection.ask(lambda store: store.set(f"left/{self._who}", ""), _ENDS_WITHIN, last=True)
         end_all(self._who, _ENDS_WITHIN)
 
-    def _see_others_off(self, at: Connection, deadline: float) -> None:
-        """Keep our store until those that started with us, and those that have come since, have left it."""
+    def _set(self, key: str, value: str) -> None:
+        if self._at and self.round:
+            with suppress(Unreachable):  # the node that kept the store may be gone
+                self._at.ask(lambda store: store.set(key, value))
+
+    def _wait_until_left(self, connection: Connection, deadline: float) -> None:
+        """Keep our store until the nodes that started with us, and those that came since, have left it."""
         if not self._together:
             return
-        came = at.ask(lambda store: greetings(store, store.add("closed", 0) + 1))
-        others = {*self._together, *(each["who"] for each in came)} - {self._who}
+        came = connection.ask(lambda store: read_greetings(store, store.add("closed", 0) + 1))
+        others = {*self._together, *(greeting["who"] for greeting in came)} - {self._who}
         keys = [f"left/{who}" for who in others]
-        while not at.ask(lambda store: store.check(keys)) and time.monotonic() < deadline:
+        while not connection.ask(lambda store: store.check(keys)) and time.monotonic() < deadline:
             time.sleep(_LOOK)
 
-    def _connection(self) -> Connection:
-        if self._at is None:
-            raise Unreachable("the nodes have not met")
-        return self._at
+
+def _greet_and_look(store: Store, awaited: int, greeting: Greeting) -> tuple[int, Answer | None]:
+    """Return the round that we wait for, greeting first if we have not yet, and its answer once it is closed.
+
+    Changes no object: the call may end in its thread long after we gave it up and went elsewhere.
+    """
+    if store.check(["over"]):
+        raise RunEnded(store.get("over").decode())
+    if not awaited:
+        awaited = store.add("closed", 0) + 1
+        place = store.add(f"came/{awaited}", 1)
+        store.set(f"came/{awaited}/{place}", json.dumps(greeting))
+    return awaited, read_json(store, f"round/{awaited}")
 
 
-def _kept_by(node: Node) -> tuple[TCPStore, str]:
-    """The store that this node keeps, and where: at the endpoint, if that is ours.
+def _open_store(node: Node) -> tuple[TCPStore, str]:
+    """Open the store that this node keeps, and return it with its address: the endpoint, if that is ours.
 
-    Only the machine that has its address can listen on it; of several nodes there the first one does, and the others
-    find the port taken.
+    Only the machine that has the endpoint's address can listen there; of several nodes on it the first one does, and
+    the others find the port taken.
     """
     address, port = node.meets_at
     try:
@@ -292,4 +306,4 @@ def _kept_by(node: Node) -> tuple[TCPStore, str]:
         address = node.address
         kept = listen(address)
     kept.set("rendezvous", "")
-    return kept, joined(address, kept.port)
+    return kept, join_address(address, kept.port)

@@ -1,113 +1,209 @@
-"""What happens before each start of the workers: the nodes of a run meet. A node that is alone meets nobody.
+"""The rendezvous before each start of the workers, and the peers of a node while its workers train.
 
-Torch's elastic agent asks for a rendezvous, and starts workers with what comes out of it. The one of several nodes is
-in `nodes.py`; what a node hears of the others while its workers train is in `peers.py`.
+Here are the interface of both and what a single node does; `multi_node.py` and `peers.py` are for several nodes.
 """
 
+import fcntl
 import secrets
-from collections.abc import Callable
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
-from torch.distributed import HashStore  # type: ignore[attr-defined]  # it is public
-from torch.distributed.elastic.rendezvous import (
-    RendezvousClosedError,
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousStoreInfo,
-)
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # they are public
 
-from holdfast.supervise.nodes.node import LOOPBACK, listen, several
-from holdfast.supervise.nodes.peers import Peers
+from holdfast.checkpoint.terms import Term
+from holdfast.distributed.membership import LIVE, Membership, publish
+from holdfast.events import JSON
+from holdfast.supervise.workers.members import MembersReport
+
+LOOPBACK = "127.0.0.1"
+_SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundInfo:
-    """What the nodes agreed on for one start of their workers."""
+    """What the nodes agreed on in one rendezvous, for one start of their workers."""
 
     attempt: int
-    round: str  # a name that no other meeting has
+    round: str  # a name that no other round has
     address: str  # of this node
     nodes: tuple[int, ...] = (0,)  # that take part
-    workers: tuple[int, ...] = ()  # how many each of them starts
+    workers: tuple[int, ...] = ()  # the number that each of them starts
     host: int = 0  # the node that keeps the store in which they met
-    term: int = 0  # see checkpoint/terms.py; 0 for a node that is alone
-    node: int = 0  # which of them we are
+    term: int = 0  # see checkpoint/terms.py; 0 for a single node
+    node: int = 0  # the number of this node
+    store: tuple[str, int] = (LOOPBACK, 0)  # address and port of the workers' store
+
+    @property
+    def index(self) -> int:
+        """The place of this node among those that take part."""
+        return self.nodes.index(self.node)
+
+    @property
+    def world_size(self) -> int:
+        """The number of workers on all nodes."""
+        return sum(self.workers)
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of the workers of this node."""
+        first = sum(self.workers[: self.index])
+        return range(first, first + self.workers[self.index])
 
     def news(self, before: "RoundInfo | None", of: int) -> list[str]:
-        """What there is to say of it: which of so many nodes go on, if not all; where they meet, if that has changed."""
+        """Return lines for the user: which of `of` nodes are lost, and where they meet if that has changed."""
         lines = []
         if lost := sorted(set(range(of)) - set(self.nodes)):
-            lines.append(f"{several(self.nodes)} of {of} go on without {several(lost)}")
+            continues = "continues" if len(self.nodes) == 1 else "continue"
+            lines.append(f"{node_names(self.nodes)} of {of} {continues} without {node_names(lost)}")
         if before is not None and before.host != self.host:
             lines.append(f"the nodes now meet at node {self.host}")
         return lines
 
 
-class RunEnded(RendezvousClosedError):
-    """The run is over; the verdict on it, as text, if whoever ended it has said so."""
+class RunEnded(Exception):
+    """The run is over: raised with the verdict as text, or with an empty text if the other nodes gave none."""
 
 
-class Rendezvous(RendezvousHandler):
-    """How a supervisor meets the other nodes, and how it ends the run with them; by itself, for one that has none."""
+class TooFewNodes(Exception):
+    """Not enough nodes came to the rendezvous in time."""
 
-    def __init__(self) -> None:
-        self.meeting: RoundInfo | None = None
-        self.peers = Peers()
-        self.next_attempt = 1
-        self.workers = 1  # that we are to start
-        self.waiting = False  # for other nodes: a signal may interrupt us then, and only then
-        self.say: Callable[[str], None] = lambda _: None  # to whoever watches
-        self.ended: Callable[[], str | None] = lambda: None  # the verdict on a run that has ended without us
-        self.verdict = ""  # our own, for nodes that come to what is over
 
-    def drop(self, nodes: list[int]) -> bool:
-        """Let the workers that are left go on without these lost nodes; whether we may."""
-        return False
+class Peers:
+    """The other nodes while the workers train; this base class is for a single node, which has none.
 
-    def stop(self, verdict: str) -> None:
-        """Tell the other nodes that the run is over, and how."""
+    `server` is the store of the workers of this round, if this node keeps it.
+    """
 
-    def stopped(self) -> str | None:
-        """The verdict of another node that has ended the run."""
-        return None
+    term: Term | None = None  # the term that this node is in
+    members: Mapping[str, int] = {}  # node number by supervisor, of all that started together
+    where: Mapping[int, str] = {}  # address of the store that each of these nodes keeps
 
-    def leave(self) -> None:
-        """Go, the node that keeps the store after the others: they have read there how the run ended."""
-
-    def _begin(self, meeting: RoundInfo, address: str, port: int) -> RendezvousInfo:
-        """Start from this meeting, with the workers' store at this address."""
-        self.meeting, self.next_attempt = meeting, meeting.attempt + 1
-        place = meeting.nodes.index(meeting.node)
-        return RendezvousInfo(HashStore(), place, len(meeting.nodes), RendezvousStoreInfo(address, port))
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        pass
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return "holdfast"
-
-    def get_backend(self) -> str:
-        return "holdfast"
+    def __init__(self, round: str = "", server: Store | None = None) -> None:
+        self._workers = f"holdfast/{round}"
+        self._server = server
 
     @property
-    def use_agent_store(self) -> bool:
+    def decides(self) -> bool:
+        """True if this node decides the membership of the workers for all nodes."""
+        return self._server is not None
+
+    def publish(self, membership: Membership) -> None:
+        """Send `membership` to the workers."""
+        assert self._server is not None, "only the node that keeps the workers' store publishes"
+        publish(PrefixStore(f"{self._workers}/{LIVE}", self._server), membership)
+
+    def report(self, report: MembersReport, known: int) -> list[Membership]:
+        """Send `report` to the deciding node; return the memberships that it published after number `known`."""
+        return []
+
+    def reports(self) -> dict[int, MembersReport] | None:
+        """Return the reports of the other nodes, for the deciding node; None until all have reported."""
+        return {}
+
+    def announce_end(self) -> None:
+        """Tell the other nodes that some workers have nothing left to train."""
+
+    def is_ending(self) -> bool:
+        """Return True if workers of other nodes have nothing left to train."""
+        return False
+
+    def is_left_behind(self) -> bool:
+        """Return True if the other nodes continue without this one."""
+        return False
+
+    def finish(self) -> bool:
+        """Announce that our workers have ended in order; return True once those of every node have."""
         return True
 
-    def shutdown(self) -> bool:
-        return True
+    def exchange_progress(self, progress: JSON) -> list[Any]:
+        """Send the progress of our workers to the other nodes, and return theirs."""
+        return []
+
+    def lost(self, *, suspected: bool = False) -> list[int]:
+        """Return the nodes that were silent for too long; with `suspected`, also those whose supervisor is gone."""
+        return []
+
+    def gone(self) -> list[int]:
+        """Return the nodes whose supervisor is gone for certain: their machine refuses the connection."""
+        return []
+
+
+class Rendezvous:
+    """Where a supervisor meets the other nodes before each start, and tells them how the run ended.
+
+    What this base class does is enough for a single node; a subclass adds how nodes meet.
+    """
+
+    def __init__(self, attempt: int) -> None:
+        self.next_attempt = attempt
+        self.round: RoundInfo | None = None  # the last one
+        self.peers = Peers()
+
+    def meet(self, workers: int) -> RoundInfo:
+        """Meet the other nodes; this one will start `workers` workers."""
+        self.round = self._meet(workers)
+        self.next_attempt = self.round.attempt + 1
+        return self.round
+
+    def _meet(self, workers: int) -> RoundInfo:
+        raise NotImplementedError
+
+    def drop(self, nodes: list[int]) -> bool:
+        """Let the remaining workers continue without the lost `nodes`; return False if this node may not decide that."""
+        return False
+
+    def waiting_nodes(self) -> int:
+        """Return how many nodes wait for the next start."""
+        return 0
+
+    def stop(self, verdict: str) -> None:
+        """Tell the other nodes that the run failed or was stopped, and how."""
+
+    def stopped(self) -> str | None:
+        """Return the verdict of another node that has ended the run."""
+        return None
+
+    def close(self, verdict: str) -> None:
+        """Leave the `verdict` for nodes that come later, and end all connections."""
 
 
 class SingleNodeRendezvous(Rendezvous):
-    """The rendezvous of a node that is alone: it takes place at once."""
+    """The rendezvous of a single node, which takes place at once."""
 
-    def next_rendezvous(self) -> RendezvousInfo:
+    def _meet(self, workers: int) -> RoundInfo:
         server, name = listen(LOOPBACK), secrets.token_hex(6)
         self.peers = Peers(name, server)
-        meeting = RoundInfo(attempt=self.next_attempt, round=name, address=LOOPBACK, workers=(self.workers,))
-        return self._begin(meeting, LOOPBACK, server.port)
+        return RoundInfo(
+            attempt=self.next_attempt, round=name, address=LOOPBACK, workers=(workers,), store=(LOOPBACK, server.port)
+        )
+
+
+def listen(address: str, port: int = 0) -> TCPStore:
+    """Open a store that listens on `address` alone; torch by itself would listen on every network."""
+    family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family) as server:
+        # A supervisor that starts again takes the port back from connections that the kernel still remembers.
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(where)
+        server.listen(1024)
+        port = server.getsockname()[1]
+        return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
+
+
+def interface(address: str) -> str | None:
+    """Return the name of this machine's network interface that has `address`."""
+    for _, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):  # it may have no address
+            answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None
+
+
+def node_names(nodes: Sequence[int]) -> str:
+    """Return `node 1` or `nodes 1, 2`."""
+    return f"{'node' if len(nodes) == 1 else 'nodes'} {', '.join(map(str, nodes))}"

@@ -1,7 +1,7 @@
-"""The life of one worker, from the fork to its last exit handler: it runs the user's script as if Python had started it.
+"""The entry point of a worker process: runs the user's script as if Python had started it.
 
-Whatever the script finds in its process (arguments, import path, signals, threads, exit handlers) is as a fresh
-interpreter under torchrun would have it, only that torch is already imported.
+The script finds its process (arguments, import path, signals, threads, exit handlers) as a fresh interpreter under
+torchrun would have it, except that torch is already imported.
 """
 
 import atexit
@@ -29,13 +29,13 @@ from holdfast.distributed import ranks
 from holdfast.progress import Progress
 from holdfast.runs import config, lock
 from holdfast.runs.config import RunConfig
-from holdfast.supervise import error_file
+from holdfast.supervise.failure_cause import write_error
 from holdfast.train import loop_checks, stopping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What one worker is to run, in which environment, and where it leaves its traces."""
+    """The script that a worker runs, its environment, and the files that it writes."""
 
     config: RunConfig
     environment: Mapping[str, str]
@@ -48,42 +48,42 @@ class Task:
 
 def main(task: Task) -> NoReturn:
     """Run the task in this process, which was forked for it."""
-    _die_with(task.supervisor)
-    _resolve()
+    die_with(task.supervisor)
+    _take_resolver_lock()
     task.progress.set_up()
-    _print_to(task.stdout, task.stderr)
+    _redirect_output(task.stdout, task.stderr)
     os.environ.update(task.environment)
     progress.adopt(task.progress)
-    config.adopt(task.config)  # not from the run's folder: what becomes of a file there is no matter of ours
+    config.adopt(task.config)  # not read from the run's folder, whose files may change
     lock.keep_from_children()
-    _listen()
-    _be_fresh()
+    _handle_signals()
+    _undo_inheritance()
     loop_checks.watch()
     sys.exit(_run(task))
 
 
-def _die_with(supervisor: int) -> None:
-    """Be killed by the kernel when the supervisor dies, however it dies; and lead a group that can be killed as one."""
+def die_with(supervisor: int) -> None:
+    """Let the kernel kill this process when the supervisor dies, and make it the leader of a process group."""
     process.die_with_parent()
     if os.getppid() != supervisor:
-        os._exit(1)  # it died before we could ask
+        os._exit(1)  # the supervisor died before the request
     os.setpgid(0, 0)
 
 
-def _resolve() -> None:
+def _take_resolver_lock() -> None:
     """Take the lock of the C library's resolver once.
 
-    The thread that keeps the workers' store in the supervisor holds it for a moment whenever somebody connects. A fork
-    in that moment takes it along held, with nobody to release it, and we would wait for it when we connect (glibc frees
-    most of its locks in a fork, and not this one). Here the supervisor sees it, and forks again.
+    The supervisor's thread that keeps the workers' store holds this lock for a moment whenever a worker connects. A
+    fork in that moment copies the lock as held, and no thread will release it (glibc releases most locks in a fork, but
+    not this one). A worker that blocks here is noticed by the supervisor, which forks again.
     """
     if init := getattr(ctypes.CDLL(None), "__res_init", None):
         init()
 
 
-def _print_to(stdout: Path, stderr: Path) -> None:
+def _redirect_output(stdout: Path, stderr: Path) -> None:
     for number, path in ((1, stdout), (2, stderr)):
-        file = _opened(path)
+        file = _open_output(path)
         os.dup2(file, number)
         os.close(file)
     sys.stdout, sys.stderr = (
@@ -92,8 +92,8 @@ def _print_to(stdout: Path, stderr: Path) -> None:
     faulthandler.enable()
 
 
-def _opened(path: Path) -> int:
-    """The file to print to; one that cannot be had does not keep a worker from its work."""
+def _open_output(path: Path) -> int:
+    """Open the file to print to, or /dev/null: a missing log does not keep a worker from its work."""
     try:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     except OSError:
@@ -101,9 +101,9 @@ def _opened(path: Path) -> int:
 
 
 class WorkerOutput(io.FileIO):
-    """Where a worker prints: what a full disk refuses is lost, and no reason for a script to fail.
+    """The output file of a worker: what a full disk refuses is lost, and does not fail the script.
 
-    Python writes whole lines there at once: a worker may be killed at any time, and what it said before is wanted.
+    Python writes each line at once, because a worker may be killed at any time.
     """
 
     def __init__(self, number: int) -> None:
@@ -116,75 +116,75 @@ class WorkerOutput(io.FileIO):
             return memoryview(data).nbytes
 
 
-def _listen() -> None:
-    """SIGTERM asks for a last save. Ctrl-C reaches the supervisor, which passes it on as SIGTERM."""
+def _handle_signals() -> None:
+    """Let SIGTERM request a last save, and ignore Ctrl-C: the supervisor receives it and sends SIGTERM."""
     signal.signal(signal.SIGTERM, lambda *_: process.requested.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, process.SIGNALS)
 
 
-def _be_fresh() -> None:
+def _undo_inheritance() -> None:
     """Undo what a fork inherits and a new interpreter would not have."""
     atexit._clear()
     np.random.seed()
-    # As torchrun: several workers on one machine take one thread each, unless the user says otherwise.
+    # Like torchrun: several workers on one machine take one thread each, unless the user says otherwise.
     if int(os.environ["LOCAL_WORLD_SIZE"]) > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdigit():
         torch.set_num_threads(int(threads))
-        pools().limit(limits=int(threads))  # those that are loaded; others read the variable
+        thread_pools().limit(limits=int(threads))  # of loaded libraries; others read the variable
 
 
 @cache
-def pools() -> ThreadpoolController:
-    """The thread pools of numerical libraries, to be found before the fork: looking for them takes as long as a fork."""
+def thread_pools() -> ThreadpoolController:
+    """Find the thread pools of numerical libraries; done before the fork, because it takes as long as a fork."""
     return ThreadpoolController()
 
 
 def _run(task: Task) -> int:
-    script, me = task.config.script, os.getpid()
-    stopping.tell(lambda error: error_file.leave(task.error, task.progress, error, script))
+    script, pid = task.config.script, os.getpid()
+    stopping.tell(lambda error: write_error(task.error, task.progress, error, script))
     sys.argv = [script, *task.config.args]
     sys.path.insert(0, str(Path(script).parent))
     try:
         runpy.run_path(script, run_name="__main__")
         status = 0
     except SystemExit as end:
-        status = _status(end, task) if os.getpid() == me else int(end.code not in (None, 0))
+        status = _exit_status(end, task) if os.getpid() == pid else int(end.code not in (None, 0))
     except BaseException as error:
-        if os.getpid() != me:
+        if os.getpid() != pid:
             traceback.print_exc()
-            _leave_at_once(1)
-        error_file.leave(task.error, task.progress, error, script)
-        _leave_at_once(1)
-    if os.getpid() != me:  # a process that the script has forked has no part in the run
-        _leave_at_once(status)
-    _leave_in_order(status, task.progress)
+            _exit_at_once(1)
+        write_error(task.error, task.progress, error, script)
+        _exit_at_once(1)
+    if os.getpid() != pid:  # a process that the script has forked takes no part in the run
+        _exit_at_once(status)
+    _run_exit_handlers(status, task.progress)
     return status
 
 
-def _status(end: SystemExit, task: Task) -> int:
-    """The status that a script's `sys.exit` asks for; a failure it chose itself is recorded like one it raised."""
+def _exit_status(end: SystemExit, task: Task) -> int:
+    """Return the status that a script's `sys.exit` asks for; record a failure like an exception."""
     status = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     if status not in process.IN_ORDER:
         message = end.code if isinstance(end.code, str) else f"exited with status {status}"
         why = SystemExit(message).with_traceback(end.__traceback__)
-        error_file.leave(task.error, task.progress, why, task.config.script)
+        write_error(task.error, task.progress, why, task.config.script)
     return status
 
 
-def _leave_at_once(status: int) -> NoReturn:
-    """Peers wait for us in a collective: closing our connections is how they learn of it."""
+def _exit_at_once(status: int) -> NoReturn:
+    """Exit without handlers, so that peers that wait in a collective see our connections close."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
 
 
-def _leave_in_order(status: int, memory: Progress) -> None:
-    """What an interpreter does at its end, and a forked child would leave out."""
+def _run_exit_handlers(status: int, memory: Progress) -> None:
+    """Do what an interpreter does at its end, and a forked child would leave out."""
     if status in process.IN_ORDER and not memory.is_in_its_loop:
         memory.end(status)
     ranks.leave()
-    # The interpreter's own: before it waits for threads, it tells idle pools to end, which would wait for ever.
+    # The interpreter's own function: it tells idle thread pools to end before it waits for threads.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

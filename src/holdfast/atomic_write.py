@@ -1,0 +1,39 @@
+"""Replace a file as a whole: a reader, or a power cut, finds the old content or the new one, never a part."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+def write_atomically(path: Path, data: bytes, temporary: Path, *, durable: bool = False) -> None:
+    """Write `data` to `temporary`, in the folder of `path`, and rename it; `durable` syncs the file and its folders.
+
+    Two processes that may write one path at the same time must each use a `temporary` of their own.
+    """
+    try:
+        number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(number, rest) :]
+            if durable:
+                os.fsync(number)
+        finally:
+            os.close(number)
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    if durable:
+        _sync(path.parent)
+        with suppress(PermissionError):  # the folder's own name, if it is new; a folder we may not open is not new
+            _sync(path.parent.parent)
+
+
+def _sync(folder: Path) -> None:
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

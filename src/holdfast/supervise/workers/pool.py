@@ -1,0 +1,265 @@
+"""The worker processes of one node: starting, watching and killing them.
+
+Workers are forked from the supervisor, which has imported torch already, so a restart does not wait for imports.
+"""
+
+import os
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from holdfast.distributed.ranks import JOINS, NODE, TERM
+from holdfast.errors import WorkerLost
+from holdfast.process import IN_ORDER, held_back
+from holdfast.progress import IN_RESERVE, Phase, Progress
+from holdfast.runs.config import RunConfig
+from holdfast.runs.rank_log import log_folder
+from holdfast.supervise.failure_cause import WorkerExit
+from holdfast.supervise.hang_detection import HangDetector, RemoteProgress, WorkerLook
+from holdfast.supervise.nodes.rendezvous import RoundInfo, interface
+from holdfast.supervise.workers import entry
+from holdfast.supervise.workers.entry import Task
+from holdfast.supervise.workers.process import WorkerProcess, cpu_seconds
+
+LOOK = 0.25
+REAPED_WITHIN = 60.0
+STACKS_WITHIN = 2.0
+STACKS_SOON = 1.0  # where other workers wait: it takes some hundredths of a second unless the machine is overloaded
+
+
+class WorkerPool:
+    """The worker processes of this node, attempt by attempt."""
+
+    def __init__(self, config: RunConfig, out: Path) -> None:
+        self._config, self._out = config, out
+        self.running: list[WorkerProcess] = []
+        self._leaving: list[WorkerProcess] = []  # lost workers of which something may be left
+        self._hangs = HangDetector(config.hang_timeout, live=config.recovery != "restart")
+        self._looked = 0.0
+        self.has_script_collectives = False
+        """True if the script calls torch.distributed itself: then every loss is a restart."""
+        entry.thread_pools()  # before any fork
+
+    def begin_attempt(self) -> None:
+        """Forget the workers of the last attempt, which have ended."""
+        self.has_script_collectives |= any(
+            worker.task.progress.has_exchanged for worker in [*self.running, *self._leaving]
+        )
+        self.running = []
+        self._hangs.begin()
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Start workers in this block; at its end all of them are up."""
+        try:
+            with held_back(), warnings.catch_warnings():
+                # Python warns of forks beside threads. Ours serve the store, hold no Python lock, and workers need none.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                yield
+                for worker in self.running:
+                    worker.wait_until_up()
+        except OSError as error:
+            raise WorkerLost(f"cannot start a worker: {error.strerror or error}. Run fewer at once.") from error
+
+    def start(self, round: RoundInfo, *, local_rank: int, seat: int, joins: bool) -> None:
+        """Start a worker in `seat`; one that `joins` later waits in reserve, the others begin as rank `seat`."""
+        name = f"worker-{seat}" if joins else f"rank-{seat}"
+        logs = log_folder(self._out, round.attempt)
+        error = logs / f"{name}.error.json"
+        with suppress(OSError):  # a worker works without a log, too
+            logs.mkdir(parents=True, exist_ok=True)
+            error.unlink(missing_ok=True)
+        progress = Progress()
+        environment = self._environment(round, local_rank, seat, error)
+        if joins:
+            progress.set_membership(IN_RESERVE)
+            environment[JOINS] = str(seat)
+        task = Task(
+            config=self._config,
+            environment=environment,
+            supervisor=os.getpid(),
+            progress=progress,
+            stdout=logs / f"{name}.out",
+            stderr=logs / f"{name}.err",
+            error=error,
+        )
+        self.running.append(WorkerProcess(task, seat=seat, rank=seat, local_rank=local_rank))
+
+    def _environment(self, round: RoundInfo, local_rank: int, rank: int, error: Path) -> dict[str, str]:
+        """Return the variables that torchrun sets, and those that holdfast adds: run folder, attempt, round and term."""
+        variables: dict[str, object] = {
+            "RANK": rank,
+            "LOCAL_RANK": local_rank,
+            "WORLD_SIZE": round.world_size,
+            "LOCAL_WORLD_SIZE": len(round.ranks),
+            "GROUP_RANK": round.index,
+            "GROUP_WORLD_SIZE": len(round.nodes),
+            "ROLE_RANK": rank,
+            "ROLE_WORLD_SIZE": round.world_size,
+            "ROLE_NAME": "trainer",
+            "MASTER_ADDR": round.store[0],
+            "MASTER_PORT": round.store[1],
+            "TORCHELASTIC_RUN_ID": "holdfast",
+            "TORCHELASTIC_MAX_RESTARTS": self._config.max_restarts,
+            "TORCHELASTIC_RESTART_COUNT": round.attempt - 1,
+            "TORCHELASTIC_ERROR_FILE": error,
+            "TORCHELASTIC_USE_AGENT_STORE": True,  # the supervisor keeps the store, so no worker has to
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+            "HOLDFAST_OUT": self._out,
+            "HOLDFAST_ROUND": round.round,
+            "HOLDFAST_ATTEMPT": round.attempt,
+        }
+        if round.term:
+            variables |= {TERM: round.term, NODE: round.node}
+        # Gloo would listen where the machine's name points to: on every network, or where other nodes cannot reach it.
+        if "GLOO_SOCKET_IFNAME" not in os.environ and (name := interface(round.address)):
+            variables["GLOO_SOCKET_IFNAME"] = name
+        return {name: str(value) for name, value in variables.items()}
+
+    def poll(self) -> None:
+        """Update the exit status of every worker."""
+        for worker in self.running:
+            worker.poll()
+
+    def poll_dying(self) -> None:
+        """While members recover, update the status also of workers that are not gone entirely, which may take long."""
+        self._leaving = [worker for worker in self._leaving if not worker.is_gone]
+        if any(worker.task.progress.phase is Phase.RECOVERING for worker in self.running):
+            for worker in self.running:
+                worker.poll_dying()
+
+    @property
+    def has_failed(self) -> bool:
+        """True if a worker has failed."""
+        return any(worker.has_failed for worker in self.running)
+
+    @property
+    def failed(self) -> list[WorkerProcess]:
+        """The workers that have failed."""
+        return [worker for worker in self.running if worker.has_failed]
+
+    def finish_in_order(self, *, others_are_ending: bool) -> bool:
+        """Return True if all members have ended; then the workers in reserve are ended, too."""
+        exits = [worker.exit for worker in self.running if not worker.is_in_reserve]
+        if not exits and not others_are_ending:
+            return False
+        if all(status in IN_ORDER for status in exits) and not any(worker.left_midway for worker in self.running):
+            reserve = [worker for worker in self.running if worker.is_in_reserve]
+            for worker in reserve:
+                worker.kill()
+            self._wait_for(reserve, lambda worker: worker.is_gone)
+            self.running = [worker for worker in self.running if worker not in reserve]
+        return not self.has_failed and all(status is not None for status in exits)
+
+    def looks(self, is_member: Callable[[int], bool]) -> list[WorkerLook]:
+        """Return the progress of every worker that runs; `is_member` is asked for each seat."""
+        return [worker.look(is_member(worker.seat)) for worker in self.running if worker.exit is None]
+
+    def detect_hangs(self, is_member: Callable[[int], bool], remote: RemoteProgress) -> None:
+        """Mark workers that hang, and kill those whose script has ended and whose process does not."""
+        now = time.monotonic()
+        if now - self._looked < LOOK:
+            return
+        self._looked = now
+        workers = {worker.seat: worker for worker in self.running if worker.exit is None}
+        looks = self.looks(is_member)
+
+        def processor(seat: int) -> float | None:
+            return cpu_seconds(workers[seat].pid)
+
+        for hang in self._hangs.look(looks, now, processor, remote):
+            workers[hang.seat].hung = hang.because
+        for look in looks:
+            if look.phase is Phase.ENDED and self._hangs.is_overdue(look, processor):
+                workers[look.seat].kill()  # it counts as done
+
+    def reset_waits(self) -> None:
+        """Give workers that waited for a lost peer their full time again."""
+        self._hangs.reset_waits()
+
+    def exit_reports(self) -> list[WorkerExit]:
+        """Return how every worker ended, or that it has not."""
+        self.poll()
+        return [self._exit_report(worker) for worker in self.running]
+
+    def _exit_report(self, worker: WorkerProcess) -> WorkerExit:
+        return worker.exit_report(self._hangs.idle(worker.seat), self._out)
+
+    def remove_failed(self) -> list[tuple[int, WorkerExit]]:
+        """Kill the workers that have failed and stop watching them; return the seat and exit report of each."""
+        failed = self.failed
+        reports = [(worker.seat, self._exit_report(worker)) for worker in failed]
+        self._print_stacks([worker for worker in failed if worker.hung], STACKS_SOON)
+        for worker in failed:
+            worker.kill()
+        self._wait_for(failed, lambda worker: worker.exit is not None)
+        for worker in failed:
+            worker.append_error_to_log()
+        self.running = [worker for worker in self.running if worker not in failed]
+        self._leaving += failed
+        return reports
+
+    def kill(self, *, stacks: bool = False) -> None:
+        """Kill all workers with all they have started; with `stacks`, let them print the stacks of their threads first."""
+        if stacks:
+            self._print_stacks(self.running, STACKS_WITHIN)
+        for worker in self.running:
+            worker.kill()
+        self._wait_for([*self.running, *self._leaving], lambda worker: worker.is_gone)
+
+    def _print_stacks(self, workers: Sequence[WorkerProcess], within: float) -> None:
+        """Write stacks to the logs; of several workers that wait for each other, one stack alone explains little."""
+        for worker in workers:
+            worker.abort()
+        deadline = time.monotonic() + within
+        while any(worker.exit is None for worker in workers) and time.monotonic() < deadline:
+            time.sleep(0.01)
+            self.poll()
+
+    def _wait_for(self, killed: Sequence[WorkerProcess], has_ended: Callable[[WorkerProcess], bool]) -> None:
+        deadline = time.monotonic() + REAPED_WITHIN
+        while not all(map(has_ended, killed)):
+            for worker in killed:
+                worker.poll_dying()
+            if time.monotonic() > deadline:
+                pids = ", ".join(str(worker.pid) for worker in killed if not has_ended(worker))
+                raise WorkerLost(f"killed workers do not end (pid {pids}): the kernel holds them. Restart the machine.")
+            time.sleep(0.002)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to every worker."""
+        for worker in self.running:
+            worker.send_signal(number)
+
+    def append_errors_to_logs(self) -> None:
+        """Append the exceptions that workers raised to their logs."""
+        for worker in self.running:
+            worker.append_error_to_log()
+
+    @property
+    def reached(self) -> int:
+        """The furthest step that any worker has begun."""
+        return max((worker.task.progress.step or 0 for worker in self.running), default=0)
+
+    @property
+    def is_checked(self) -> bool:
+        """True if the script runs the loop of holdfast; otherwise it is only supervised."""
+        return any(worker.task.progress.is_checked for worker in self.running)
+
+    @property
+    def has_failed_after_loop(self) -> bool:
+        """True if a worker failed in the part of the script that follows its loop."""
+        return any(worker.task.progress.phase is Phase.DONE for worker in self.failed)
+
+    @property
+    def exits(self) -> list[int | None]:
+        """The exit status of every worker; None for one that runs."""
+        return [worker.exit for worker in self.running]
+
+
+def output_files(workers: Sequence[WorkerProcess]) -> list[tuple[Path, Path]]:
+    """Return the files to which each worker's stdout and stderr go."""
+    return [(worker.task.stdout, worker.task.stderr) for worker in workers]
