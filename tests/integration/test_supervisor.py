@@ -62,7 +62,7 @@ def test_a_deadlocked_worker_is_found_blamed_and_its_stack_kept(start: Start, wo
     assert (detect.what.kind, detect.what.rank, detect.what.step) == ("hang", rank, 6)
     assert re.search(r"passed no step boundary for \d+ s \(deadline 2.5 s; change it with --hang-timeout\)", job.said)
     assert f"the stacks of its threads are in {log}" in detect.what.message
-    assert 'trainee.py", line' in (job.out / log).read_text()
+    assert 'torch_only_script.py", line' in (job.out / log).read_text()
     assert "Fatal Python error" not in job.said
 
 
@@ -71,7 +71,7 @@ def test_when_peers_give_up_waiting_first_the_one_they_waited_for_is_blamed(star
     assert job.result()["verdict"] == "completed", job.said
     detect = job.events("detect")[0]  # on a machine that stands still, the next attempt may be found stuck, too
     assert (detect.what.kind, detect.what.rank) == ("hang", 2), detect.what.message
-    assert 'trainee.py", line' in (job.out / "logs/attempt-0001/rank-2.err").read_text()
+    assert 'torch_only_script.py", line' in (job.out / "logs/attempt-0001/rank-2.err").read_text()
 
 
 @pytest.mark.parametrize("rank", [0, 2])

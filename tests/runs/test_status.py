@@ -58,7 +58,7 @@ def test_the_goodput_of_a_run_that_trains_counts_the_time_since_its_supervisor_l
 ) -> None:
     with lock.hold(trained(tmp_path / "a", verdict=None, steps=10)):
         found = run_status(tmp_path / "a")
-    assert found.trains
+    assert found.is_training
     assert found.goodput == pytest.approx(10 / 12)  # its supervisor is silent after the first second of twelve
 
 
@@ -171,7 +171,7 @@ def test_a_folder_with_a_run_json_of_somebody_else_is_no_run(tmp_path: Path, mon
     # Nor is one removed that has a history of ours beside it.
     trained(tool)
     code, _, err = holdfast(monkeypatch, capfd, "runs", "rm", tool, "--yes")
-    assert (code, "run.json is not that of a run" in err) == (2, True)
+    assert (code, "run.json is not the config of a run" in err) == (2, True)
     assert (tool / "logs" / "mine.txt").exists()
 
 

@@ -45,7 +45,7 @@ def page_of(paths: Sequence[Path], command: str, now: datetime | None = None) ->
     from holdfast.lab import result_page
     from holdfast.report.run_data import load_run, names
     from holdfast.report.runs_page import page as runs_page
-    from holdfast.runs.status import trains
+    from holdfast.runs.status import is_training
     from holdfast.server import report as server_report
 
     folders = [folder for path in paths for folder in _folders(path)]
@@ -60,17 +60,17 @@ def page_of(paths: Sequence[Path], command: str, now: datetime | None = None) ->
     named = list(zip(folders, names(folders), strict=True))
     if kind == SERVED:
         return server_report.page([server_report.served_run(*pair) for pair in named], _origin(command, now))
-    return runs_page([load_run(*pair, audited=not trains(pair[0])) for pair in named], _origin(command, now))
+    return runs_page([load_run(*pair, audited=not is_training(pair[0])) for pair in named], _origin(command, now))
 
 
 def live_page(folder: Path, command: str) -> "Page":
     """Build the page of one run that may still train; it is audited only after it has ended."""
     from holdfast.report.run_data import load_run, names
     from holdfast.report.runs_page import page as runs_page
-    from holdfast.runs.status import trains
+    from holdfast.runs.status import is_training
     from holdfast.server import report as server_report
 
-    origin, ended, name = _origin(command, None), not trains(folder), names([folder])[0]
+    origin, ended, name = _origin(command, None), not is_training(folder), names([folder])[0]
     if _kind(folder) == SERVED:
         return server_report.page([server_report.served_run(folder, name, audited=ended)], origin, live=True)
     return runs_page([load_run(folder, name, audited=ended)], origin, live=True)
