@@ -77,8 +77,8 @@ def test_buffers_that_only_a_lost_rank_had_are_restored_from_a_snapshot(start: S
     ("how", "why"),
     [
         ({"workers": 2, "spares": 1}, "--spares needs live recovery"),
-        ({"workers": 2, "recovery": "skip", "spares": -1}, "spares is -1: give 0 or more"),
-        ({"workers": 2, "recovery": "skip", "workers_after": (3,)}, "workers-after is for restarts"),
+        ({"workers": 2, "recovery": "skip", "spares": -1}, "--spares must be 0 or more"),
+        ({"workers": 2, "recovery": "skip", "workers_after": (3,)}, "workers_after is for restarts"),
         ({"workers": 2, "recovery": "backward"}, "there is no recovery 'backward'"),
     ],
 )
@@ -151,7 +151,7 @@ def test_workers_are_put_to_sleep_and_woken_in_their_own_processes(start: Start,
 @pytest.mark.parametrize(
     ("recovery", "workers", "why"),
     [
-        ("restart", 1, "recovers by restart, and only live recovery puts workers to sleep"),
+        ("restart", 1, "recovers by restart, and only live recovery can put workers to sleep"),
         ("forward", 3, "--workers must be between 1 and 2"),
         ("forward", 0, "--workers must be between 1 and 2"),
         ("forward", 1, "no run is active in"),
