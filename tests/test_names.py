@@ -34,7 +34,6 @@ SMALL_MODULES = {
     "holdfast.cli.scale": "every command has a file",
     "holdfast.lab.registry": "the list of experiments is where a new one is added",
     "holdfast.train.nested": "",
-    "holdfast.checkpoint.read_ahead": "",
 }
 
 

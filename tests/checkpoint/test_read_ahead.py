@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from holdfast.checkpoint import snapshot
-from holdfast.checkpoint.read_ahead import read_ahead
+from holdfast.checkpoint.place import read_ahead
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.distributed.ranks import join
 from holdfast.errors import Corrupt

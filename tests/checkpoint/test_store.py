@@ -162,10 +162,10 @@ def test_a_directory_a_file_url_and_a_bucket_can_be_saved_to(tmp_path: Path, s3:
 @pytest.mark.parametrize(
     ("place", "says"),
     [
-        ("gopher://somewhere/run", "no stores of kind gopher://"),
-        ("simplecache::s3://holdfast/run", "no stores of kind"),
-        ("file://elsewhere/run", "names no path on this machine"),
-        ("file://", "names no path"),
+        ("gopher://somewhere/run", "gopher:// stores are unknown"),
+        ("simplecache::s3://holdfast/run", "stores are unknown"),
+        ("file://elsewhere/run", "is not a path on this machine"),
+        ("file://", "is not a path"),
         ("memory://run", "a run has several"),
     ],
 )

@@ -39,7 +39,7 @@ def test_nothing_is_committed_or_cleared_away_by_those_that_were_left_behind(sto
     fenced.create("one", [b"1"])
     assert terms.take(store, RIGHT)
     for write in (lambda: fenced.create("two", [b"2"]), lambda: fenced.sweep("step-")):
-        with pytest.raises(WorkerLost, match="other nodes went on without this one"):
+        with pytest.raises(WorkerLost, match="other nodes continued without this node"):
             write()
     assert "two" not in store.names()
     Fenced(store, 2).create("two", [b"2"])
@@ -48,5 +48,5 @@ def test_nothing_is_committed_or_cleared_away_by_those_that_were_left_behind(sto
 @pytest.mark.parametrize("text", [b"", b"[]", b"[1, 2]", b'[2, "a", "b", 3]', b'{"number": 2}', b"\xff"])
 def test_a_record_that_says_nothing_is_one_clear_line(store: DirectoryStore, text: bytes) -> None:
     store.put("nodes/term-00000002", [text])
-    with pytest.raises(Corrupt, match="says nothing of which nodes go on"):
+    with pytest.raises(Corrupt, match="does not name the nodes of its term"):
         terms.newest(store)

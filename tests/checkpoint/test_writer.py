@@ -405,9 +405,9 @@ def saved_to_the_end(ours: Writer, step: int, state: dict[str, Array], **more: A
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        ({"keep_last": 0}, "keep 1 or more"),
-        ({"keep_last": 1, "max_inflight": 0}, "allow 1 or more"),
-        ({"keep_last": 1, "budget": 4000}, "a save takes 4128 bytes .* budget is 4000"),
+        ({"keep_last": 0}, "must be 1 or more"),
+        ({"keep_last": 1, "max_inflight": 0}, "must be 1 or more"),
+        ({"keep_last": 1, "budget": 4000}, "a save needs 4128 bytes .* budget is 4000"),
     ],
 )
 def test_limits_that_allow_no_save_are_refused(tmp_path: Path, limits: dict[str, int], words: str) -> None:

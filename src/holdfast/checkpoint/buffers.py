@@ -1,4 +1,4 @@
-"""Host memory that saves use again: an image holds the file of one snapshot as it will lie on the disk."""
+"""Reusable host memory for saves: an image holds the file of one snapshot as it will be on the disk."""
 
 import mmap
 import sys
@@ -13,13 +13,13 @@ from holdfast.errors import BadInput
 
 
 class Image:
-    """Page-aligned memory for one snapshot's file: a disk takes it as it lies, a device sends to it at full speed."""
+    """Page-aligned memory for the file of one snapshot, for direct writes to a disk and fast copies from a device."""
 
     def __init__(self, capacity: int) -> None:
         memory = mmap.mmap(-1, max(1, capacity), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if sys.platform == "linux":
             memory.madvise(mmap.MADV_HUGEPAGE)  # 512 times fewer page faults when it is filled for the first time
-            memory.madvise(mmap.MADV_DONTFORK)  # or else every page is copied once more after a data loader has forked
+            memory.madvise(mmap.MADV_DONTFORK)  # otherwise a fork of a data loader makes the next write copy every page
         self.bytes = np.frombuffer(memory, np.uint8)
         self.pinned = False
         self._layout: PayloadLayout | None = None
@@ -27,11 +27,11 @@ class Image:
 
     @property
     def capacity(self) -> int:
-        """How large a file it can hold."""
+        """The size of the largest file that fits."""
         return len(self.bytes)
 
     def lay_out(self, layout: PayloadLayout) -> dict[str, Array]:
-        """The places of all values, to be filled in; they are made once and kept while the layout is the same."""
+        """Return a view of the place of every value; the views are kept while the layout is the same."""
         if layout is not self._layout:
             self.bytes[: len(layout.header)] = np.frombuffer(layout.header, np.uint8)
             self._views = payload.decode(self.bytes[: layout.length], "image")
@@ -39,20 +39,20 @@ class Image:
         return self._views
 
     def touch(self) -> None:
-        """Have the pages now that would else come one by one when it is filled for the first time."""
+        """Allocate all pages now, instead of one by one when the image is first filled."""
         self.bytes[:: mmap.PAGESIZE] = 0
 
     def file(self, layout: PayloadLayout) -> list[memoryview | bytes]:
-        """The file, once its values are filled in."""
+        """Return the bytes of the file, when its values are filled in."""
         return [self.bytes[: layout.length].data]
 
 
 class BufferPool:
-    """As many images as may be in use at a time, made when first needed, together within a budget of bytes."""
+    """A limited number of images, allocated when first needed, together within a budget of bytes."""
 
     def __init__(self, most: int, budget: int | None = None) -> None:
         if most < 1:
-            raise BadInput(f"{most} saves in flight are none at all: allow 1 or more")
+            raise BadInput(f"the number of saves in flight must be 1 or more (got {most}).")
         self._most, self._budget = most, budget
         self._free: list[Image] = []
         self._made: list[Image] = []
@@ -60,15 +60,15 @@ class BufferPool:
 
     @property
     def bytes(self) -> int:
-        """How much memory all images take together."""
+        """The bytes of all images together."""
         return sum(image.capacity for image in self._made)
 
     def take(self, size: int) -> Image:
-        """An image with room for so many bytes; waits until there is one."""
+        """Return an image for `size` bytes; wait until one is free."""
         if self._budget is not None and size > self._budget:
             raise BadInput(
-                f"a save takes {size} bytes of host memory and the budget is {self._budget}: "
-                "raise the budget, or use the blocking writer, which takes none"
+                f"a save needs {size} bytes of host memory and the budget is {self._budget}: "
+                "raise the budget, or use the blocking writer, which needs none."
             )
         with self._changed:
             while True:
@@ -77,16 +77,16 @@ class BufferPool:
                         self._free.remove(image)
                         return image
                 while self._free and not self._has_room(size):
-                    self._made.remove(self._free.pop())  # too small, and in the way of one that is not
+                    self._made.remove(self._free.pop())  # too small, and it counts towards the limit
                 if self._has_room(size):
                     self._made.append(image := Image(size))
                     return image
                 self._changed.wait()
 
     def reserve(self, size: int, count: int) -> list[Image]:
-        """Images with room for so many bytes, made until there are so many: whoever made them ready gives them back."""
+        """Allocate images for `size` bytes until there are `count`; the caller gives them back when they are ready."""
         with self._changed:
-            for image in [each for each in self._free if each.capacity < size]:
+            for image in [image for image in self._free if image.capacity < size]:
                 self._free.remove(image)
                 self._made.remove(image)
             reserved: list[Image] = []
@@ -96,13 +96,13 @@ class BufferPool:
             return reserved
 
     def give_back(self, image: Image) -> None:
-        """Let another save use this image."""
+        """Make the image available to another save."""
         with self._changed:
             self._free.append(image)
             self._changed.notify()
 
     def clear(self) -> None:
-        """Forget all images; none may be in use."""
+        """Drop all images; none may be in use."""
         self._free.clear()
         self._made.clear()
 

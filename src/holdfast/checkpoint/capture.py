@@ -1,6 +1,6 @@
-"""Copying a state into an image: at once where it is in host memory, on its way where it is on a device.
+"""Copy a state into an image: at once from host memory, asynchronously from a device.
 
-What is in host memory is copied by several threads: training waits for it, and two cores copy nearly twice as fast as one.
+Host memory is copied by several threads, because training waits for it; two cores copy nearly twice as fast as one.
 """
 
 import os
@@ -19,15 +19,15 @@ from holdfast.checkpoint.device import Departure, Sender, pin
 from holdfast.checkpoint.payload import PayloadLayout
 from holdfast.errors import BadInput
 
-PIECE = 4 << 20  # bytes that a thread copies at a time, and below which one thread does all
-THREADS = 4  # at most: beyond a few, memory is the limit
+PIECE = 4 << 20  # bytes that a thread copies at a time; a smaller state is copied by one thread
+THREADS = 4  # more are limited by the memory bandwidth
 
 Piece: TypeAlias = tuple[Array, Array]
 """Some values of an image, and those that they are to have."""
 
 
 class Capture:
-    """Remembers the layout of the last state and what its devices need, since the next state is mostly the same."""
+    """Copies states, and keeps the layout and the devices of the last one, because the next state is usually alike."""
 
     def __init__(self) -> None:
         self._form: tuple[object, ...] = ()
@@ -37,14 +37,14 @@ class Capture:
         self._helpers = ThreadPoolExecutor(THREADS, "holdfast-copy")  # starts a thread when it is first needed
 
     def layout(self, tensors: State) -> PayloadLayout:
-        """How the file of these tensors is laid out: the same object as before for the same names and kinds."""
+        """Return the layout of these tensors; the same object as before for the same names, dtypes and shapes."""
         form = tuple((name, *_form(value)) for name, value in tensors.items())
         if form != self._form:
             self._form, self._layout = form, payload.layout(tensors)
         return self._layout
 
     def fill(self, image: Image, layout: PayloadLayout, tensors: State) -> list[Departure]:
-        """Copy every value to its place; when this returns training may go on and change the tensors."""
+        """Copy every value into the image; training may change the tensors when this returns."""
         views = image.lay_out(layout)
         devices: dict[torch.device, dict[str, torch.Tensor]] = {}
         here: list[Piece] = []
@@ -55,22 +55,22 @@ class Capture:
                 here += _pieces(views[name], value)
         self._copy(here)
         with torch.no_grad():
-            return [self._sender(device).send(theirs, layout, image) for device, theirs in devices.items()]
+            return [self._sender(device).send(on_device, layout, image) for device, on_device in devices.items()]
 
     def close(self) -> None:
-        """Let the threads go."""
+        """End the threads."""
         self._helpers.shutdown()
 
     def _copy(self, pieces: list[Piece]) -> None:
-        """Copy all pieces, with the help of other threads where there is much to copy."""
-        left = iter(pieces)  # all threads take from it
+        """Copy all pieces, with helper threads if there are many bytes."""
+        left = iter(pieces)  # shared by all threads
         helpers = min(self._threads, sum(target.nbytes for target, _ in pieces) // PIECE) - 1
         helped = [self._helpers.submit(_copy_each, left) for _ in range(helpers)]
         try:
             _copy_each(left)
         finally:
-            for each in helped:
-                each.result()
+            for future in helped:
+                future.result()
 
     def _sender(self, device: torch.device) -> Sender:
         if device not in self._senders:
@@ -79,17 +79,17 @@ class Capture:
 
 
 def device_of(tensors: State) -> torch.device | None:
-    """A CUDA device that some of these tensors are on, if any are."""
+    """Return a CUDA device that holds some of these tensors, or None."""
     devices = (value.device for value in tensors.values() if isinstance(value, torch.Tensor) and value.is_cuda)
     return next(devices, None)
 
 
 def make_ready(image: Image, layout: PayloadLayout, device: torch.device | None) -> None:
-    """Do what would else take most of the time of the first save into a new image."""
+    """Do the work that would take most of the time of the first save into a new image."""
     image.touch()
     image.lay_out(layout)
     if device is not None:
-        with suppress(BadInput), torch.cuda.device(device):  # a save that cannot pin it either says so
+        with suppress(BadInput), torch.cuda.device(device):  # the save itself reports memory that cannot be pinned
             pin(image)
 
 
@@ -100,7 +100,7 @@ def _form(value: Array) -> tuple[object, ...]:
 
 
 def _pieces(target: Array, source: Array) -> Iterator[Piece]:
-    """What is to be copied to where, in pieces where it is large."""
+    """Yield (target, source) pairs to copy; a large contiguous value is split."""
     if not isinstance(target, torch.Tensor):
         yield target, source
         return

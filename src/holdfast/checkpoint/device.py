@@ -1,4 +1,4 @@
-"""How a state leaves a CUDA device: cloned there in a moment, then carried to the host beside the training."""
+"""Copy a state from a CUDA device: cloned on the device first, then sent to the host while training continues."""
 
 import logging
 import weakref
@@ -14,28 +14,28 @@ from holdfast.errors import BadInput
 
 logger = logging.getLogger(__name__)
 
-SPARE = 0.05  # of the device's memory must stay free beside a clone, for training to grow into
+SPARE = 0.05  # share of the device's memory that must stay free besides a clone
 _ALIGNMENT = 64
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Departure:
-    """A copy under way from a device to the host."""
+    """A copy in progress from a device to the host."""
 
     started: torch.cuda.Event
     captured: torch.cuda.Event
     arrived: torch.cuda.Event
 
     def wait(self) -> float:
-        """Wait until the host has it all; returns for how many seconds the device could not train."""
+        """Wait until the host has all bytes; return the seconds in which the device could not train."""
         self.arrived.synchronize()
         return float(self.started.elapsed_time(self.captured)) / 1000
 
 
 @dataclass(frozen=True, slots=True)
 class ByteRun:
-    """Bytes that lie together: from start to end in the file, from `at` on in the clone."""
+    """Contiguous bytes: from `start` to `end` in the file, from `at` on in the clone."""
 
     start: int
     end: int
@@ -43,9 +43,9 @@ class ByteRun:
 
 
 class Sender:
-    """Copies the tensors of one device to images, in the order of the stream that trains.
+    """Copies the tensors of one device to images, in the order of the training stream.
 
-    The clone is kept: memory that training could take between two saves would be missing at the second.
+    It keeps the clone between saves; otherwise training could take that memory, and the next save would lack it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -58,7 +58,7 @@ class Sender:
         self._arrived: torch.cuda.Event | None = None
 
     def send(self, tensors: Mapping[str, torch.Tensor], layout: PayloadLayout, image: Image) -> Departure:
-        """Start the copy; when this returns, whatever is queued on the device from now on may change the tensors."""
+        """Start the copy; work that is queued on the device after this returns may change the tensors."""
         views = image.lay_out(layout)
         pin(image)
         if layout is not self._layout:
@@ -67,7 +67,7 @@ class Sender:
         with torch.cuda.device(self._device):
             started = torch.cuda.Event(enable_timing=True)
             captured = torch.cuda.Event(enable_timing=True)
-            arrived = torch.cuda.Event(blocking=True)  # who waits for it sleeps, and leaves the processor to training
+            arrived = torch.cuda.Event(blocking=True)  # a waiting thread sleeps, and leaves the CPU to training
         started.record(compute)
         if self._clone is None:
             for name, tensor in tensors.items():
@@ -76,7 +76,7 @@ class Sender:
             arrived.record(compute)
         else:
             if self._arrived is not None:
-                compute.wait_event(self._arrived)  # the clone of the save before must have left
+                compute.wait_event(self._arrived)  # the clone of the previous save must be sent first
             _copy(self._views, [tensors[name] for name in _in_file(tensors, layout)])
             captured.record(compute)
             self._side.wait_event(captured)
@@ -93,9 +93,9 @@ class Sender:
                 host[run.start : run.end].copy_(clone[run.at : run.at + length], non_blocking=True)
 
     def _prepare(self, tensors: Mapping[str, torch.Tensor], layout: PayloadLayout) -> None:
-        """Find room for the clone, and where in it each tensor goes."""
+        """Allocate the clone, and place each tensor in it."""
         if self._arrived is not None:
-            self._arrived.synchronize()  # the side stream reads a clone that is about to be given up
+            self._arrived.synchronize()  # the side stream still reads the old clone
         self._clone, self._views, self._layout = None, [], layout
         names = _in_file(tensors, layout)
         self._runs, places, size = _packed([layout.spans[name] for name in names])
@@ -115,15 +115,15 @@ class Sender:
 
 
 def pin(image: Image) -> None:
-    """Lock an image into memory, so that a device sends to it at full speed and without waiting."""
+    """Pin the memory of an image, so that a device sends to it at full speed and asynchronously."""
     if image.pinned:
         return
-    # Registered, not allocated by torch: its allocator rounds up to a power of two, nearly twice the state at worst.
+    # Registered instead of allocated by torch, whose allocator rounds up to a power of two.
     runtime, address = torch.cuda.cudart(), image.bytes.ctypes.data
     if int(runtime.cudaHostRegister(address, image.capacity, _PORTABLE)) != 0:
         raise BadInput(
             f"{image.capacity} bytes of host memory cannot be pinned for a copy from the device: "
-            "allow fewer saves in flight, or use the blocking writer"
+            "allow fewer saves in flight, or use the blocking writer."
         )
     weakref.finalize(image, runtime.cudaHostUnregister, address)
     image.pinned = True
@@ -134,7 +134,7 @@ def _in_file(tensors: Mapping[str, torch.Tensor], layout: PayloadLayout) -> list
 
 
 def _packed(spans: Sequence[tuple[int, int]]) -> tuple[list[ByteRun], list[int], int]:
-    """How spans of a file lie in a clone without the gaps between them: the runs, each span's place, the size of all."""
+    """Pack spans of a file into a clone without gaps; return the byte runs, the place of each span, and the size."""
     runs: list[ByteRun] = []
     places: list[int] = []
     size = 0
@@ -158,6 +158,6 @@ def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     for kind, (to, of) in kinds.items():
         if kind.is_floating_point and kind.itemsize > 1:
             torch._foreach_copy_(to, of)
-        else:  # kinds that the joint copy may not know
+        else:  # dtypes that _foreach_copy_ may not support
             for target, source in zip(to, of, strict=True):
                 target.copy_(source)

@@ -1,8 +1,8 @@
-"""Digests of values in a store: bytes are hashed as they pass, and used only if they are the bytes committed.
+"""Digests of stored values: bytes are hashed while they are written or read, and used only if they match.
 
-A chunk is small enough to stay in the processor's cache between hashing and copying, which makes the digest nearly
-free; a helper thread was measured and gained nothing over that. Memory that a disk can take as it lies is not copied,
-and goes in large pieces: each costs the thread that trains a turn of the interpreter.
+A chunk stays in the CPU cache between hashing and copying, which makes the digest nearly free; a helper thread was measured
+and gained nothing. Memory that the disk takes directly is not copied and goes in large pieces, because each piece costs
+the training thread a turn of the interpreter.
 """
 
 import re
@@ -22,11 +22,11 @@ from holdfast.errors import BadInput, Corrupt
 
 CHUNK = 256 << 10
 Progress: TypeAlias = Callable[[int], None]
-"""Told how many bytes have just passed: what is slow can then be told from what is stuck."""
+"""A function that is called with the number of bytes just moved, so that a slow transfer differs from a hanging one."""
 
 
 def unwatched(count: int) -> None:
-    """The progress that nobody follows."""
+    """Ignore progress: the default."""
 
 
 _XXH3 = re.compile(r"[0-9a-f]{32}")
@@ -34,19 +34,19 @@ _XXH3 = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What the bytes of a value must be: how many, and their xxh3-128 in hexadecimal."""
+    """The expected bytes of a value: their number, and their xxh3-128 in hexadecimal."""
 
     length: int
     xxh3: str
 
     def __post_init__(self) -> None:
-        # A stranger's manifest may say anything.
+        # An untrusted manifest may have any value.
         if not (is_count(self.length) and isinstance(self.xxh3, str) and _XXH3.fullmatch(self.xxh3)):
             raise TypeError("a digest is a length and 32 hexadecimal digits")
 
 
 def put(store: Store, name: str, parts: Iterable[memoryview | bytes], progress: Progress = unwatched) -> Digest:
-    """Write a value and return the digest of what was written."""
+    """Write a value and return its digest."""
     hasher, length = xxhash.xxh3_128(), 0
 
     def passing() -> Iterator[memoryview]:
@@ -55,14 +55,14 @@ def put(store: Store, name: str, parts: Iterable[memoryview | bytes], progress: 
             hasher.update(chunk)
             length += len(chunk)
             yield chunk
-            progress(len(chunk))  # asked for the next one: the store has taken this one
+            progress(len(chunk))  # the store has taken it, because it asks for the next one
 
     store.put(name, passing())
     return Digest(length, hasher.hexdigest())
 
 
 def fetch(store: Store, name: str, expected: Digest, progress: Progress = unwatched) -> npt.NDArray[np.uint8]:
-    """Read a value into one new buffer. The bytes returned are the bytes verified, whatever becomes of the file."""
+    """Read a value into a new buffer; the returned bytes are the verified ones, whatever happens to the file later."""
     with opened(store, name, expected) as reader:
         buffer = _buffer(name, expected.length)
         whole = buffer.data
@@ -71,7 +71,7 @@ def fetch(store: Store, name: str, expected: Digest, progress: Progress = unwatc
 
 
 def check(store: Store, name: str, expected: Digest, progress: Progress = unwatched) -> None:
-    """Read a value only to see whether it is what was committed; needs no room for it."""
+    """Read a value only to verify it, without memory for all of it."""
     with opened(store, name, expected) as reader:
         room = memoryview(bytearray(CHUNK))
         left = (min(CHUNK, expected.length - i) for i in range(0, expected.length, CHUNK))
@@ -83,7 +83,7 @@ def _buffer(name: str, length: int) -> npt.NDArray[np.uint8]:
     try:
         return np.empty(length, np.uint8)
     except MemoryError as error:
-        raise BadInput(f"{name} takes {length} bytes of memory, more than there is: restore where there is") from error
+        raise BadInput(f"{name} needs {length} bytes of memory, more than there is: use a larger machine.") from error
 
 
 @contextmanager
@@ -95,7 +95,7 @@ def opened(store: Store, name: str, expected: Digest) -> Iterator[Reader]:
                 raise _changed(name, f"it has {reader.length} bytes, {expected.length} were committed")
             yield reader
     except FileNotFoundError as error:
-        raise Corrupt(f"{name} is missing although it was committed: fall back to an older save") from error
+        raise Corrupt(f"{name} is missing although it was committed: fall back to an older snapshot.") from error
 
 
 def _compare(name: str, expected: Digest, reader: Reader, rooms: Iterator[memoryview], progress: Progress) -> None:
@@ -109,8 +109,8 @@ def _compare(name: str, expected: Digest, reader: Reader, rooms: Iterator[memory
             rest = rest[count:]
         hasher.update(room)
         progress(len(room))
-    if (found := hasher.hexdigest()) != expected.xxh3:
-        raise _changed(name, f"digest {found[:8]}, {expected.xxh3[:8]} was committed")
+    if (actual := hasher.hexdigest()) != expected.xxh3:
+        raise _changed(name, f"digest {actual[:8]}, {expected.xxh3[:8]} was committed")
 
 
 def _changed(name: str, how: str) -> Corrupt:

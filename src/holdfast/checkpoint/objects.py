@@ -1,4 +1,4 @@
-"""Checkpoint bytes in an object store, reached by URL through fsspec; s3:// is the one that is tested."""
+"""Checkpoint bytes in an object store, through fsspec; s3:// is tested."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,11 +16,11 @@ _TAKEN = {"PreconditionFailed", "ConditionalRequestConflict", "412", "409"}
 class ObjectStore:
     """Objects under a URL. A value appears when its upload completes; `create` is a conditional PUT.
 
-    Open it after forking: the client runs a thread of its own. Further keywords are fsspec's storage options.
+    Open it after forking, because the client runs a thread. Further keywords are fsspec's storage options.
     """
 
     def __init__(self, url: str, **options: object) -> None:
-        # An instance and listings of our own: a cached listing would hide what another process has just committed.
+        # Neither a shared instance nor a listing cache: a cached listing would hide the commits of other processes.
         own = {"skip_instance_cache": True, "use_listings_cache": False, **options}
         self.url = url.rstrip("/")
         with _reported("open", url):
@@ -58,12 +58,12 @@ class ObjectStore:
     def names(self, prefix: str = "") -> list[str]:
         with _reported("list", self.url):
             try:
-                found = self._fs.find(self._root)
+                paths = self._fs.find(self._root)
             except FileNotFoundError:
                 return []
         start = len(self._root.rstrip("/")) + 1
-        names = (path[start:] for path in found)
-        # Some servers list a folder that has become empty as an object without a name of its own.
+        names = (path[start:] for path in paths)
+        # Some servers list an empty folder as an object without a name.
         return sorted(name for name in names if name.startswith(prefix) and is_name(name))
 
     def remove(self, name: str) -> None:
@@ -74,7 +74,7 @@ class ObjectStore:
                 return
 
     def move(self, folder: str, to: str) -> None:
-        """Objects have no folders: each is copied by the server, and removed once all are."""
+        """Copy each object on the server, then remove the originals: objects have no folders to rename."""
         names = self.names(f"{checked(folder)}/")
         if self.names(f"{checked(to)}/"):
             raise CommitConflict(conflict(self, to))
@@ -85,7 +85,7 @@ class ObjectStore:
             self.remove(name)
 
     def sweep(self, prefix: str) -> None:
-        """Nothing to do: an unfinished upload is no object. The bucket's lifecycle rule is what expires its parts."""
+        """Do nothing: an unfinished upload is not an object. The bucket's lifecycle rule expires its parts."""
 
     def _stream(self, name: str, head: bytes, rest: Iterable[memoryview | bytes]) -> None:
         file = self._fs.open(self._path(name), "wb", block_size=BLOCK)
@@ -96,7 +96,7 @@ class ObjectStore:
             file.close()
         except BaseException:
             file.discard()
-            file.closed = True  # or else its finalizer would complete the upload
+            file.closed = True  # otherwise its finalizer would complete the upload
             raise
 
     def _path(self, name: str) -> str:
@@ -107,7 +107,7 @@ class ObjectStore:
 
 
 class _Ranges:
-    """Reads an object in large ranges, however small the buffers are that it is asked to fill."""
+    """Reads an object in large ranges, however small the requested buffers are."""
 
     def __init__(self, fs: Any, path: str, length: int) -> None:
         self._fs, self._path, self._length = fs, path, length
@@ -128,9 +128,9 @@ class _Ranges:
 
 
 def _gather(parts: Iterator[memoryview | bytes], limit: int | None) -> tuple[bytes, bool]:
-    """The parts joined up to a limit, and whether those were all.
+    """Join the parts up to `limit` bytes; return them and whether they were all.
 
-    Only S3's files are known to appear at once when closed, so that larger values may be streamed to them.
+    Only S3's files are known to appear at once when closed, so only there larger values are streamed.
     """
     taken = bytearray()
     for part in parts:
@@ -141,7 +141,7 @@ def _gather(parts: Iterator[memoryview | bytes], limit: int | None) -> tuple[byt
 
 
 def _already_there(error: OSError) -> bool:
-    """Whether a conditional PUT was refused because the object exists; servers differ in how they put it."""
+    """Return True if a conditional PUT was refused because the object exists; servers report that in several ways."""
     response = getattr(error.__cause__, "response", None) or {}
     return isinstance(error, FileExistsError) or response.get("Error", {}).get("Code") in _TAKEN
 
@@ -152,7 +152,7 @@ def _reported(verb: str, place: str) -> Iterator[None]:
         yield
     except (HoldfastError, FileNotFoundError):
         raise
-    except Exception as error:  # each backend of fsspec has errors of its own kind, not all of them OSErrors
+    except Exception as error:  # each fsspec backend has its own errors, and not all of them are OSErrors
         raise refusal(verb, place, error) from error
 
 
@@ -161,5 +161,5 @@ def _written(place: str) -> Iterator[None]:
     with _reported("write", place):
         try:
             yield
-        except FileNotFoundError as error:  # to a writer it means that there is no such bucket
+        except FileNotFoundError as error:  # here it means that the bucket does not exist
             raise refusal("write", place, error) from error

@@ -1,8 +1,8 @@
-"""Tensors as safetensors bytes, streamed. Any safetensors reader opens the file.
+"""Tensors as safetensors bytes, streamed. Every safetensors reader opens the file.
 
-We write the format ourselves because the library's `serialize` first copies the whole state into one string: a save
-would need twice the memory, and the copy alone costs as much as the write. The format is a length, a JSON header and
-the raw values.
+holdfast writes the format itself because the library's `serialize` first copies the whole state into one string: a save
+would need twice the memory, and the copy alone costs as much as the write. The format is a length, a JSON header and the
+raw values.
 """
 
 import itertools
@@ -23,13 +23,13 @@ from holdfast.checkpoint.store import Reader
 from holdfast.errors import BadInput, Corrupt
 
 if TYPE_CHECKING:
-    import torch  # else where a tensor is met: importing it takes seconds, and a process that trains with numpy has none
+    import torch  # elsewhere imported only with a tensor at hand: the import takes seconds, and numpy users need none
 
-HEADER_LIMIT = 100_000_000  # bytes of a header: no safetensors reader takes more
-DIMENSIONS = 64  # of a tensor: numpy has no more
-ALIGNMENT = 64  # of the first value in the file; each value is aligned to its own number size
+HEADER_LIMIT = 100_000_000  # bytes of a header, the limit of safetensors readers
+DIMENSIONS = 64  # of a tensor, the limit of numpy
+ALIGNMENT = 64  # of the first value in the file; each value is aligned to its item size
 _METADATA = "__metadata__"
-_TORCH = {  # the name that torch has for a dtype
+_TORCH = {  # torch's names of the dtypes
     "BOOL": "bool",
     "U8": "uint8",
     "I8": "int8",
@@ -60,24 +60,24 @@ _OF_NUMPY = {dtype: name for name, dtype in _NUMPY.items()}
 
 @dataclass(frozen=True, slots=True)
 class PayloadLayout:
-    """The file of some tensors before its values are filled in: its first bytes, and where each value lies in it."""
+    """The layout of a file of tensors: its header, and the span of each value."""
 
     header: bytes
     spans: dict[str, tuple[int, int]]
 
     @property
     def length(self) -> int:
-        """How many bytes the file has."""
+        """The number of bytes of the file."""
         return max((end for _, end in self.spans.values()), default=len(self.header))
 
 
 def layout(tensors: State, metadata: Mapping[str, str] | None = None) -> PayloadLayout:
-    """How the file of these tensors is laid out; it depends on their names, kinds, shapes and places alone.
+    """Return the layout of a file of these tensors; it depends only on their names, dtypes, shapes and devices.
 
-    `metadata` is words for other readers of the file.
+    `metadata` is added to the header for other readers.
     """
-    # Wide numbers first: all lengths before a value are then multiples of its number size, so that views are aligned.
-    # What lies on one device lies together: the device can then send it in one go.
+    # Wide dtypes first, so that every value is aligned to its item size. The values of one device are adjacent, so that
+    # the device can send them in one copy.
     order = sorted(tensors, key=lambda name: (-_itemsize(name, tensors[name]), _device(tensors[name])))
     spans, end = {}, 0
     for name in order:
@@ -90,7 +90,7 @@ def layout(tensors: State, metadata: Mapping[str, str] | None = None) -> Payload
 
 
 def encode(tensors: State, metadata: Mapping[str, str] | None = None) -> Iterator[memoryview | bytes]:
-    """The file of these tensors, part by part: memory of the tensors themselves wherever they are contiguous."""
+    """Yield the file of these tensors part by part, without copying contiguous tensors."""
     plan = layout(tensors, metadata)
     yield plan.header
     for name in plan.spans:
@@ -98,7 +98,7 @@ def encode(tensors: State, metadata: Mapping[str, str] | None = None) -> Iterato
 
 
 def decode(buffer: npt.NDArray[np.uint8], name: str) -> dict[str, Array]:
-    """The tensors in a file, as views of its bytes and of the kind (numpy or torch) that they were saved as."""
+    """Return the tensors in a file as views of its bytes, as numpy arrays or torch tensors as they were saved."""
     try:
         length = _header_length(buffer[:8].tobytes(), len(buffer))
         data = buffer[8 + length :]
@@ -109,7 +109,7 @@ def decode(buffer: npt.NDArray[np.uint8], name: str) -> dict[str, Array]:
 
 
 def check_header(reader: Reader, name: str) -> None:
-    """Read the header of a file only to see whether the tensors that it speaks of can be had from such a file."""
+    """Read only the header of a file, and raise Corrupt if its entries do not fit the file."""
     try:
         length = _header_length(_read(reader, min(8, reader.length)), reader.length)
         _entries(_read(reader, length), reader.length - 8 - length)
@@ -130,12 +130,12 @@ _MALFORMED = (
 
 
 def _not_well_formed(name: str, error: Exception) -> Corrupt:
-    # In quotes and cut off: an error may repeat what a stranger wrote.
+    # Quoted and cut off, because the error may repeat untrusted text.
     return Corrupt(f"{name} is not a well-formed safetensors file: {str(error)!r:.200}")
 
 
 def check(name: str, value: Array) -> None:
-    """Refuse what cannot be stored without loss."""
+    """Raise BadInput if the value cannot be stored without loss."""
     _code(name, value)
 
 
@@ -143,20 +143,20 @@ def _header(tensors: State, spans: dict[str, tuple[int, int]], metadata: Mapping
     numpys = [name for name, value in tensors.items() if isinstance(value, np.ndarray)]
     words = {**metadata, **({"numpy": json.dumps(numpys)} if numpys else {})}
     entries: dict[str, Any] = {_METADATA: words} if words else {}
-    for name, value in tensors.items():  # the header keeps the caller's order; the data need not
+    for name, value in tensors.items():  # the header keeps the caller's order, the data does not
         entries[name] = {"dtype": _code(name, value), "shape": list(value.shape), "data_offsets": spans[name]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
     if len(text) > HEADER_LIMIT:
         raise BadInput(
-            f"{len(tensors)} tensors need a header of {len(text)} bytes, more than {HEADER_LIMIT}: join some"
+            f"{len(tensors)} tensors need a header of {len(text)} bytes, more than {HEADER_LIMIT}: concatenate some."
         )
     return struct.pack("<Q", len(text)) + text
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """What a header says of one value, once it is known to make sense: what it is, and where among the values it lies."""
+    """A checked entry of a header: dtype, shape and offsets of one value."""
 
     dtype: str
     as_numpy: bool
@@ -182,16 +182,16 @@ def _read(reader: Reader, length: int) -> bytes:
 
 
 def _entries(header: bytes, room: int) -> dict[str, _Entry]:
-    """What a header says of the values, which have so many bytes together."""
-    said = json.loads(header)
-    numpys = set(json.loads(said.pop(_METADATA, {}).get("numpy", "[]")))
-    _require_apart([entry["data_offsets"] for entry in said.values()])
-    return {key: _entry(room, key in numpys, **entry) for key, entry in said.items()}
+    """Parse and check the header of a file whose values take `room` bytes."""
+    entries = json.loads(header)
+    numpys = set(json.loads(entries.pop(_METADATA, {}).get("numpy", "[]")))
+    _require_apart([entry["data_offsets"] for entry in entries.values()])
+    return {key: _entry(room, key in numpys, **entry) for key, entry in entries.items()}
 
 
 def _entry(room: int, as_numpy: bool, dtype: str, shape: list[int], data_offsets: list[int]) -> _Entry:
     start, end = data_offsets
-    # A dimension of 0 makes any other possible, but strides are counted without it.
+    # A dimension of 0 allows any other dimension, but strides are computed without it.
     if len(shape) > DIMENSIONS or not all(map(is_count, shape)) or not is_count(math.prod(max(1, n) for n in shape)):
         raise ValueError("a shape is made of counts")
     _ = (_NUMPY if as_numpy else _TORCH)[dtype]
@@ -203,7 +203,7 @@ def _entry(room: int, as_numpy: bool, dtype: str, shape: list[int], data_offsets
 def _view(data: npt.NDArray[np.uint8], entry: _Entry) -> Array:
     part = data[entry.start : entry.end]
     if part.ctypes.data % _bytes_each(entry.dtype):
-        part = part.copy()  # others write files whose values lie anywhere
+        part = part.copy()  # other writers do not align their values
     if entry.as_numpy:
         array: Array = part.view(_NUMPY[entry.dtype]).reshape(entry.shape)
         return array
@@ -216,7 +216,7 @@ def _view(data: npt.NDArray[np.uint8], entry: _Entry) -> Array:
 
 
 def _require_apart(spans: list[Any]) -> None:
-    """No two values share bytes: a small file would become a large state if many of its tensors were the same bytes."""
+    """Raise ValueError if two values share bytes: a small file could otherwise become a huge state."""
     if not all(is_count(start) and is_count(end) and start <= end for start, end in spans):
         raise ValueError("data_offsets are two counts, in order")
     filled = sorted(span for span in spans if span[0] < span[1])
@@ -226,19 +226,19 @@ def _require_apart(spans: list[Any]) -> None:
 
 
 def _code(name: str, value: Array) -> str:
-    """The dtype in the format's words."""
+    """Return the format's name of the dtype."""
     if name == _METADATA:
-        raise BadInput(f"{_METADATA!r} is reserved by the file format: rename the tensor")
+        raise BadInput(f"{_METADATA!r} is reserved by the file format: rename the tensor.")
     if _is_tensor(value):
         if str(value.layout) != "torch.strided" or value.is_quantized or value.is_meta:
-            raise BadInput(f"tensor {name!r} has no plain memory ({value.layout}, {value.device}): make it dense first")
+            raise BadInput(f"tensor {name!r} is not dense ({value.layout}, {value.device}): make it dense first.")
         code = _OF_TORCH.get(str(value.dtype))
     elif isinstance(value, np.ndarray) and type(value) in (np.ndarray, np.memmap):
         code = _OF_NUMPY.get(value.dtype.newbyteorder("="))
     else:
-        raise BadInput(f"{name!r} is a {type(value).__name__}: only numpy arrays and torch tensors can be stored")
+        raise BadInput(f"{name!r} is a {type(value).__name__}: only numpy arrays and torch tensors can be stored.")
     if code is None:
-        raise BadInput(f"tensor {name!r} has dtype {value.dtype}, which cannot be stored: use {', '.join(_TORCH)}")
+        raise BadInput(f"tensor {name!r} has dtype {value.dtype}, which cannot be stored: use {', '.join(_TORCH)}.")
     return code
 
 
@@ -266,10 +266,10 @@ def _memory(value: Array) -> memoryview:
 
 
 def _is_tensor(value: Array) -> "TypeGuard[torch.Tensor]":
-    torch = sys.modules.get("torch")  # who has a tensor has imported it
+    torch = sys.modules.get("torch")  # a tensor exists only after its import
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _bytes_each(dtype: str) -> int:
-    """Of one number: the format's names end in its bits, but for that of a bool (F8_E5M2 has 8)."""
+    """Return the bytes of one item: the format's dtype names end in the number of bits, except BOOL."""
     return 1 if dtype == "BOOL" else int(dtype.partition("_")[0].lstrip("BCFIU")) // 8

@@ -1,38 +1,42 @@
-"""From a place, a path or a URL, to the store that is there."""
+"""The checkpoint store at a path or URL: opened for reading, for a run to save to, or for a worker."""
 
 import os
 import secrets
+import threading
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from holdfast import memory
+from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.store import DirectoryStore, Store
-from holdfast.errors import BadInput, NotAStore
+from holdfast.errors import BadInput, HoldfastError, NotAStore
 
 _PROBE = "probe-"
 
 
 def open_store(place: str | os.PathLike[str], **options: object) -> Store:
-    """The store at a path or a URL such as s3://bucket/run, for reading: it must be there already."""
+    """Return the existing store at a path or a URL such as s3://bucket/run, for reading."""
     text = os.fspath(place)
     if (path := _directory(text)) is None:
         objects = _objects(text, options)
         if not objects.names():
-            raise NotAStore(f"{text} holds no objects: give the URL that a run saved to")
+            raise NotAStore(f"{text} has no objects: name the URL that a run saved to.")
         return objects
     if not path.is_dir():
         why = "is a file, not a directory" if path.exists() else "does not exist"
-        raise NotAStore(f"{text} {why}: give the directory that a run saved to")
+        raise NotAStore(f"{text} {why}: name the directory that a run saved to.")
     return DirectoryStore(path)
 
 
 def store_for(place: str | os.PathLike[str], **options: object) -> Store:
-    """The store at a path or a URL, for a run to save to: a directory is made, and whether it can be written is tried.
+    """Return the store at a path or URL for a run to save to; create a directory, and check that it is writable.
 
-    A store whose bytes other processes cannot see is refused: every worker of a run restores from it.
+    A store that other processes cannot see is refused, because every worker of a run restores from it.
     """
     store = store_at(place, **options)
-    for left in store.names(_PROBE):  # by one that was killed here; another's, at this moment, has done its work
-        store.remove(left)
+    for leftover in store.names(_PROBE):  # of a killed process; a probe of another process has done its work
+        store.remove(leftover)
     probe = _PROBE + secrets.token_hex(8)
     store.put(probe, [b"holdfast can write here"])
     store.remove(probe)
@@ -40,23 +44,40 @@ def store_for(place: str | os.PathLike[str], **options: object) -> Store:
 
 
 def store_at(place: str | os.PathLike[str], **options: object) -> Store:
-    """The store at a path or a URL, whatever is there: for a worker, whose supervisor has tried it."""
+    """Return the store at a path or URL without a check, for a worker whose supervisor has checked it."""
     text = os.fspath(place)
     if text.startswith("memory://"):
-        raise BadInput(f"{text} is in the memory of one process, and a run has several: give a directory or s3://...")
+        raise BadInput(f"{text} is in the memory of one process, but a run has several: name a directory or s3://...")
     path = _directory(text)
     return _objects(text, options) if path is None else DirectoryStore(path)
 
 
+def read_ahead(store: Store) -> None:
+    """Start to read the newest snapshot of a directory into the page cache, while the script builds its model.
+
+    The overlapped writer bypasses the page cache, so a restart would otherwise wait for the disk. Errors are ignored:
+    `snapshot.load` reports them again.
+    """
+    if isinstance(store, DirectoryStore):
+        threading.Thread(target=_read_newest_ahead, args=(store,), name="holdfast-ahead", daemon=True).start()
+
+
+def _read_newest_ahead(store: DirectoryStore) -> None:
+    with suppress(HoldfastError, OSError):
+        for step in snapshot.steps(store)[-1:]:
+            name, length = snapshot.tensors_name(step), snapshot.read_manifest(store, step).bytes
+            memory.require(name, length)
+            store.read_ahead(name, length)  # not more than the manifest says: an untrusted file may have any length
+
+
 def _directory(text: str) -> Path | None:
-    """The path that a place names, if it names one."""
     if "://" not in text:
         return Path(text)
     if not text.startswith("file://"):
         return None
     url = urlsplit(text)
     if url.netloc not in ("", "localhost") or not url.path:
-        raise BadInput(f"{text} names no path on this machine: write it as file:///path, or without file://")
+        raise BadInput(f"{text} is not a path on this machine: write it as file:///path, or without file://.")
     return Path(unquote(url.path))
 
 
@@ -70,10 +91,8 @@ def _objects(url: str, options: dict[str, object]) -> Store:
     try:
         get_filesystem_class(scheme)
     except ValueError as error:
-        raise BadInput(
-            f"{url}: there are no stores of kind {scheme}://, give a directory or s3://bucket/run"
-        ) from error
+        raise BadInput(f"{url}: {scheme}:// stores are unknown; name a directory or s3://bucket/run.") from error
     except ImportError as error:
         package = "pip install 'holdfast[s3]'" if scheme in ("s3", "s3a") else "install what fsspec needs for it"
-        raise BadInput(f"{url}: what reaches {scheme}:// is not installed: {package}") from error
+        raise BadInput(f"{url}: the client for {scheme}:// is not installed: {package}.") from error
     return ObjectStore(url, **options)

@@ -1,13 +1,12 @@
 """The running checkpoint: the newest saved value of every block, of mixed ages.
 
     running/segment-<seq>-<writer>.safetensors   blocks saved together: ids, the iteration of each, values
-    running/index-<generation>.json              the commit record: the segments that count, each with its digest
+    running/index-<generation>.json              the commit record: the current segments, each with its digest
 
-Segments never change. Two generations of the index stay, so that damage to the newest falls back to the one before.
-Compaction is part of saving: blocks that still count are carried out of the segments that hold the most dead bytes, once
-these are worth the work, or out of many small segments into few.
-
-Where blocks are held by several processes, each writes segments of its own and one of them commits the index.
+Segments never change. Two generations of the index are kept, so that a damaged one falls back to the one before.
+Compaction is part of saving: live blocks are moved out of the segments with the most dead bytes when that is worth it, or
+out of many small segments into few. If several processes hold the blocks, each writes its own segments and one commits
+the index.
 """
 
 import logging
@@ -15,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import xxhash
 
-from holdfast.blocks.division import Array, Blocks, Ids, State
+from holdfast.blocks.division import Array, Blocks, Family, Ids, State
 from holdfast.checkpoint import digest, payload
 from holdfast.checkpoint.digest import Digest
 from holdfast.checkpoint.index import (
@@ -29,23 +29,22 @@ from holdfast.checkpoint.index import (
     segment_name,
     write_index,
 )
-from holdfast.checkpoint.packed import block_bytes, empty, fingerprint, packed_blocks
 from holdfast.checkpoint.snapshot import PassedOver
 from holdfast.checkpoint.store import Store
 from holdfast.errors import BadInput, CommitConflict, Corrupt, NoSnapshot
 
 logger = logging.getLogger(__name__)
 
-LIMIT = 1.5  # segments may hold this many times the state; with what the previous generation needs, about twice
-ROOM = 16 << 20  # bytes that values which no longer count may take in any case: to carry others away would cost more
-MANY = 64  # segments: beyond it the half of them is carried into few
-PIECES = 16  # a segment holds at most this share of the state, so that compaction never has to move much at once,
-PIECE = 1 << 20  # or so many bytes, where the state is small
+LIMIT = 1.5  # segments may hold this many times the state; with those of the previous generation, about twice
+ROOM = 16 << 20  # bytes of dead values that are always tolerated, because moving live ones would cost more
+MANY = 64  # segments; beyond, half of them are merged into few
+PIECES = 16  # a segment holds at most 1/PIECES of the state, so that compaction moves little at once,
+PIECE = 1 << 20  # or this many bytes if the state is small
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """Blocks that were saved together: where, of which iterations, and how many bytes each takes."""
+    """Blocks that were saved together: their name, digest, ids, iterations and bytes."""
 
     name: str
     digest: Digest
@@ -55,7 +54,7 @@ class Segment:
 
 
 class RunningCheckpoint:
-    """A running checkpoint that is open for saving and restoring; one process at a time has it open for saving."""
+    """A running checkpoint open for saving and restoring; only one process at a time may have it open for saving."""
 
     def __init__(self, store: Store, blocks: Blocks, writer: str) -> None:
         self.passed_over: tuple[PassedOver, ...] = ()
@@ -68,19 +67,19 @@ class RunningCheckpoint:
 
     @classmethod
     def create(cls, store: Store, blocks: Blocks, state: State, *, writer: str = "0") -> "RunningCheckpoint":
-        """Start a running checkpoint with every block as it is at iteration 0."""
+        """Create a running checkpoint with every block at iteration 0."""
         if generations(store):
-            raise CommitConflict(f"{store} already has a running checkpoint: open it, or use a store of its own")
+            raise CommitConflict(f"{store} already has a running checkpoint: open it, or use another store.")
         running = cls(store, blocks, writer)
         running.save(0, state, np.arange(len(blocks)))
         return running
 
     @classmethod
     def open(cls, store: Store, blocks: Blocks, *, writer: str = "0") -> "RunningCheckpoint":
-        """The newest good generation, every segment verified; `passed_over` names a newer one that is damaged."""
-        found = generations(store)
+        """Open the newest good generation and verify every segment; `passed_over` names newer, damaged ones."""
+        numbers = generations(store)
         bad: list[PassedOver] = []
-        for generation in reversed(found):
+        for generation in reversed(numbers):
             running = cls(store, blocks, writer)
             try:
                 running._read(read_index(store, generation))
@@ -88,11 +87,11 @@ class RunningCheckpoint:
                 logger.warning("passed over generation %d of the running checkpoint: %s", generation, error)
                 bad.append(PassedOver(index_name(generation), str(error)))
                 continue
-            running.passed_over, running._next = tuple(bad), found[-1] + 1
+            running.passed_over, running._next = tuple(bad), numbers[-1] + 1
             return running
         if bad:
             raise Corrupt(f"no generation of the running checkpoint in {store} is good: {bad[0].why}")
-        raise NoSnapshot(f"{store} has no running checkpoint: create one")
+        raise NoSnapshot(f"{store} has no running checkpoint: create one.")
 
     @property
     def saved_at(self) -> Ids:
@@ -104,14 +103,14 @@ class RunningCheckpoint:
 
     @property
     def bytes(self) -> int:
-        """How large the segments are together."""
+        """The total bytes of the segments."""
         return sum(segment.digest.length for segment in self._segments)
 
     def save(self, iteration: int, state: State, ids: Ids) -> None:
-        """Commit these blocks of a state as the newest saved values; all of them or, if killed, none."""
+        """Commit these blocks of a state as their newest saved values, all or none."""
         ids = np.asarray(ids, np.int64)
         if len(np.unique(ids)) != len(ids):
-            raise BadInput("a block can be saved only once in a save: the same id was given twice")
+            raise BadInput("a block can be saved only once in a save: the same id was given twice.")
         if not len(ids):
             return
         self._bytes[ids] = block_bytes(self._blocks, state)[ids]
@@ -120,15 +119,15 @@ class RunningCheckpoint:
         self._commit([*kept, *self._carry(carried), *new])
 
     def reserve(self) -> int:
-        """A sequence number from which on each of several writers may number the segments of one save."""
+        """Return the first sequence number from which several writers may each number the segments of one save."""
         first, self._sequence = self._sequence, self._sequence + PIECES + 1
         return first
 
     def commit(self, segments: Sequence[Segment]) -> None:
-        """Make segments that others have written, no block in two of them, the newest saved values of their blocks."""
+        """Commit segments that other processes wrote as the newest values of their blocks; no block may occur twice."""
         ids = np.concatenate([segment.ids for segment in segments] or [np.zeros(0, np.int64)])
         if len(np.unique(ids)) != len(ids):
-            raise BadInput("a block can be saved only once in a save: two of the segments hold the same one")
+            raise BadInput("a block can be saved only once in a save: two of the segments hold the same one.")
         if not len(ids):
             return
         for segment in segments:
@@ -137,15 +136,15 @@ class RunningCheckpoint:
         self._commit([*kept, *self._carry(carried), *segments])
 
     def holding(self, ids: Ids) -> list[Segment]:
-        """The segments with the newest saved values of these blocks, for `load_blocks` in another process."""
+        """Return the segments with the newest saved values of these blocks, for `load_blocks` in another process."""
         return [self._segments[i] for i in np.unique(self._owners()[np.asarray(ids, np.int64)])]
 
     def load(self, ids: Ids) -> dict[str, Array]:
-        """The newest saved values of these blocks, packed as `Blocks.pack` does."""
+        """Return the newest saved values of these blocks, packed as by `Blocks.pack`."""
         return load_blocks(self._store, self._blocks, self._segments, ids)
 
     def restore(self, ids: Ids, target: State) -> None:
-        """Put the newest saved values of these blocks into a state, in place."""
+        """Write the newest saved values of these blocks into a state, in place."""
         self._blocks.unpack(self.load(ids), ids, target)
 
     def compact(self) -> None:
@@ -155,8 +154,8 @@ class RunningCheckpoint:
             self._commit([*kept, *self._carry(carried)])
 
     def _read(self, index: Index) -> None:
-        if index.layout != fingerprint(self._blocks):
-            raise BadInput(f"the running checkpoint in {self._store} was made for other blocks: open it with the same")
+        if index.layout != _fingerprint(self._blocks):
+            raise BadInput(f"the running checkpoint in {self._store} has other blocks: open it with the same ones.")
         missing = np.ones(len(self._blocks), bool)
         for name, expected in index.segments.items():
             ids, saved_at, values = _open_segment(self._store, name, expected)
@@ -167,17 +166,17 @@ class RunningCheckpoint:
                 self._bytes[ids] = sizes
                 missing[ids] = False
             except (IndexError, KeyError, ValueError) as error:
-                raise Corrupt(f"{name} does not hold the blocks it names: {str(error)!r:.200}") from error
+                raise Corrupt(f"{name} does not hold the blocks it names: {str(error)!r:.200}.") from error
             self._segments.append(Segment(name, expected, ids, saved_at, sizes))
         if missing.any():
-            raise Corrupt(f"{index_name(index.generation)} has no value for block {int(missing.argmax())}")
+            raise Corrupt(f"{index_name(index.generation)} has no value for block {int(missing.argmax())}.")
         self._generation = index.generation
 
     def _owners(self) -> Ids:
         return _owners(self._blocks, self._segments)
 
     def _compaction(self, incoming: Ids, limit: float, room: int) -> tuple[Ids, list[Segment]]:
-        """The blocks to carry into new segments and the segments to keep, so that all fit the limit and are not too many."""
+        """Return the blocks to move into new segments and the segments to keep, within the limits of bytes and number."""
         owner = self._owners()
         owner[incoming] = -1
         alive = [segment.ids[owner[segment.ids] == i] for i, segment in enumerate(self._segments)]
@@ -186,7 +185,7 @@ class RunningCheckpoint:
         total, state = held.sum() + self._bytes[incoming].sum(), self._bytes.sum()
         most = max(limit * state, state + room)
         count = len(held) if len(held) <= MANY else MANY // 2
-        # Segments with the smallest share of live bytes first: they free the most for what has to be moved.
+        # Segments with the smallest share of live bytes first: they free the most bytes for each byte moved.
         order = np.argsort(live / np.maximum(held, 1), kind="stable")
         victims: set[int] = set()
         for i in order:
@@ -215,7 +214,7 @@ class RunningCheckpoint:
         index = Index(
             generation=self._next,
             blocks=len(self._blocks),
-            layout=fingerprint(self._blocks),
+            layout=_fingerprint(self._blocks),
             oldest=int(ages.min(initial=ages.max(initial=0))),
             newest=int(ages.max(initial=0)),
             segments={segment.name: segment.digest for segment in segments},
@@ -226,7 +225,7 @@ class RunningCheckpoint:
         self._clear(keep)
 
     def _clear(self, keep: set[str]) -> None:
-        """Remove what neither this generation nor the one before needs; indexes first, as they name segments."""
+        """Remove what neither this generation nor the one before needs; indexes first, because they name segments."""
         self._store.sweep(FOLDER)
         for name in self._store.names(FOLDER):  # "index-" sorts before "segment-"
             if name not in keep:
@@ -236,9 +235,9 @@ class RunningCheckpoint:
 def write_segments(
     store: Store, blocks: Blocks, writer: str, sequence: int, ids: Ids, saved_at: Ids, packed: State, total: int
 ) -> list[Segment]:
-    """Write packed blocks into as many segments as their share of the `total` bytes of a state asks for.
+    """Write packed blocks into segments, as many as their share of the `total` bytes of the state requires.
 
-    They are named by the writer and by sequence numbers from `sequence` on, and count once an index names them.
+    They are named by `writer` and by sequence numbers from `sequence` on, and take effect when an index names them.
     """
     layout, positions = packed_blocks(blocks, ids)
     sizes = block_bytes(layout, packed)[positions]
@@ -254,7 +253,7 @@ def write_segments(
 
 
 def load_blocks(store: Store, blocks: Blocks, segments: Sequence[Segment], ids: Ids) -> dict[str, Array]:
-    """The values of these blocks in the last of the segments that holds each, packed as `Blocks.pack` does."""
+    """Return the values of these blocks from the last segment that holds each, packed as by `Blocks.pack`."""
     ids = np.asarray(ids, np.int64)
     target: dict[str, Array] = {}
     layout, places = packed_blocks(blocks, ids)
@@ -267,13 +266,13 @@ def load_blocks(store: Store, blocks: Blocks, segments: Sequence[Segment], ids: 
         where[segment.ids] = positions
         chosen = source.pack(values, where[ids[wanted]])
         for name in chosen.keys() - target.keys():
-            target[name] = empty(layout, name, chosen[name])
+            target[name] = _empty(layout, name, chosen[name])
         layout.unpack(chosen, places[wanted], target)
     return target
 
 
 def _owners(blocks: Blocks, segments: Sequence[Segment]) -> Ids:
-    """Which segment holds the newest value of each block."""
+    """Return the number of the segment with the newest value of each block."""
     owner = np.zeros(len(blocks), np.int64)
     for i, segment in enumerate(segments):
         owner[segment.ids] = i
@@ -285,17 +284,17 @@ def _open_segment(store: Store, name: str, expected: Digest) -> tuple[Ids, Ids, 
     try:
         ids, saved_at = tensors.pop("ids"), tensors.pop("saved_at")
     except KeyError as error:
-        raise Corrupt(f"{name} lacks its {error}: fall back to an older save") from error
+        raise Corrupt(f"{name} lacks its {error}: fall back to an older snapshot.") from error
     if not (_is_numbers(ids) and _is_numbers(saved_at) and ids.shape == saved_at.shape):
-        raise Corrupt(f"{name} names blocks by something else than their numbers")
+        raise Corrupt(f"{name} does not name its blocks by number.")
     if len(np.unique(ids)) != len(ids):
-        raise Corrupt(f"{name} names a block twice")
+        raise Corrupt(f"{name} names a block twice.")
     values = {key.removeprefix("state/"): value for key, value in tensors.items()}
     return np.asarray(ids), np.asarray(saved_at), values
 
 
 def _is_numbers(value: Array) -> bool:
-    """Whether these are what `_write` stores of blocks: a row of counts."""
+    """Return True if the value is a vector of counts, as `write_segments` stores."""
     return isinstance(value, np.ndarray) and value.dtype == np.int64 and value.ndim == 1 and value.min(initial=0) >= 0
 
 
@@ -305,3 +304,46 @@ def _require_fit(layout: Blocks, values: State) -> None:
             shape = values[member].shape
             if family.dim is not None and (len(shape) <= family.dim or shape[family.dim] != family.bounds[-1]):
                 raise ValueError(f"{member} has a shape of {tuple(shape)}")
+
+
+def packed_blocks(blocks: Blocks, ids: Ids) -> tuple[Blocks, Ids]:
+    """Return the division of `Blocks.pack(state, ids)` into blocks, and the number of each id in it."""
+    families, numbers, first, count = [], np.empty(len(ids), np.int64), 0, 0
+    for family in blocks.families:
+        mine = (first <= ids) & (ids < first + len(family))
+        own = ids[mine] - first
+        lengths = family.bounds[own + 1] - family.bounds[own]
+        numbers[mine] = count + np.arange(len(lengths))
+        first, count = first + len(family), count + len(lengths)
+        if len(lengths):
+            bounds = np.concatenate(([0], np.cumsum(lengths)))
+            families.append(Family(family.array, family.dim, bounds, family.row_size, family.companions))
+    return Blocks(tuple(families)), numbers
+
+
+def block_bytes(blocks: Blocks, state: State) -> Ids:
+    """Return the bytes of each block, with its companions."""
+    parts = [np.zeros(0, np.int64)]
+    for family in blocks.families:
+        lengths = np.diff(family.bounds)
+        row = sum(int(state[name].nbytes) // max(int(family.bounds[-1]), 1) for name in family.members)
+        parts.append(lengths * row)
+    return np.concatenate(parts)
+
+
+def _empty(blocks: Blocks, name: str, like: Array) -> Array:
+    """Return an empty array for all blocks of array `name`, of the type of `like`, which holds some of them."""
+    family = next(family for family in blocks.families if name in family.members)
+    shape = list(like.shape)
+    if family.dim is not None:
+        shape[family.dim] = int(family.bounds[-1])
+    return np.empty(shape, like.dtype) if isinstance(like, np.ndarray) else like.new_empty(shape)
+
+
+def _fingerprint(blocks: Blocks) -> str:
+    """Return a digest that is equal for two divisions only if they divide the same arrays at the same places."""
+    hasher = xxhash.xxh3_128()
+    for family in blocks.families:
+        hasher.update(repr((family.members, family.dim, family.row_size)).encode())
+        hasher.update(np.ascontiguousarray(family.bounds, np.int64).data)
+    return str(hasher.hexdigest())

@@ -1,4 +1,4 @@
-"""What a store holds and what of it is bad: the answers of `holdfast inspect` and `holdfast verify`."""
+"""List and verify the contents of a store, for `holdfast inspect` and `holdfast verify`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Something in a store that is not as it was committed."""
+    """A stored value that is not as it was committed."""
 
     name: str
     why: str
@@ -24,7 +24,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What the commit records of a store say; nothing else has been read."""
+    """The contents of a store according to its commit records; nothing else was read."""
 
     snapshots: tuple[Manifest, ...]
     running: Index | None
@@ -33,7 +33,7 @@ class Contents:
 
 
 def inspect(store: Store) -> Contents:
-    """Every snapshot and the running checkpoint, from their commit records alone."""
+    """Return every snapshot and the running checkpoint, from their commit records alone."""
     _require(store)
     unreadable: list[Damage] = []
     snapshots = []
@@ -46,9 +46,9 @@ def inspect(store: Store) -> Contents:
 
 
 def verify(store: Store, progress: Callable[[int], None] = lambda done: None) -> list[Damage]:
-    """Read every byte that was committed and name what is bad; an empty list means that all is well.
+    """Read every committed byte and return what is damaged.
 
-    `progress` is told of each commit record that is done, of `records(store)`.
+    `progress` is called with 1 for each of the `records(store)`.
     """
     _require(store)
     findings: list[Damage] = []
@@ -64,17 +64,17 @@ def verify(store: Store, progress: Callable[[int], None] = lambda done: None) ->
 
 
 def records(store: Store) -> int:
-    """How many commit records there are to verify."""
+    """Return the number of commit records to verify."""
     return len(snapshot.steps(store)) + len(generations(store))
 
 
 def _require(store: Store) -> None:
     if not (snapshot.steps(store) or generations(store) or retention.aside(store) or _strange(store)):
-        raise NotAStore(f"{store} holds neither a snapshot nor a running checkpoint: give the place a run saved to")
+        raise NotAStore(f"{store} has neither a snapshot nor a running checkpoint: name the place that a run saved to.")
 
 
 def _strange(store: Store) -> list[Damage]:
-    """What looks like a save by its name and is not to be had as one, so that nobody takes it for one."""
+    """Return names that resemble a snapshot's but are not valid ones, so that no reader mistakes them for one."""
     names = [*snapshot.strange(store), *strange_indexes(store)]
     return [
         Damage(name, "it is named like a save but is none, or cannot be looked into: see what it is") for name in names
@@ -98,6 +98,6 @@ def _tried(work: Callable[[Store, int], T], store: Store, which: int, record: st
     try:
         return work(store, which)
     except (Corrupt, FutureVersion, NoSnapshot, StorageFailed) as error:
-        if record in store.names(record):  # or else its writer has removed it while we looked
+        if record in store.names(record):  # otherwise its writer removed it meanwhile
             findings.append(Damage(record, str(error)))
         return None

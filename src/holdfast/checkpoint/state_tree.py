@@ -1,4 +1,4 @@
-"""Nested state_dicts as flat tensors plus JSON, and back exactly. Never pickle: a stranger's file runs no code."""
+"""Convert nested state_dicts to flat tensors plus JSON, and back exactly, without pickle."""
 
 import base64
 import math
@@ -19,33 +19,33 @@ BYTES_LIMIT = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flat:
-    """A nested state taken apart: its tensors by path, and everything else as JSON that refers to them."""
+    """A flattened state: its tensors by path, and everything else as JSON that refers to them."""
 
     tensors: dict[str, Array]
     extra: dict[str, Any]
 
 
 def flatten(state: Any) -> Flat:
-    """Take apart dicts, lists, tuples, numbers, strings, None, bytes, tensors and arrays; refuse anything else."""
+    """Flatten dicts, lists, tuples, numbers, strings, None, bytes, tensors and arrays; raise BadInput for anything else."""
     tensors: dict[str, Array] = {}
     try:
         tree = _take_apart(state, "", tensors)
     except RecursionError as error:
-        raise BadInput("the state contains itself, or is nested too deeply to be saved") from error
+        raise BadInput("the state contains itself, or is nested too deeply to be saved.") from error
     return Flat(tensors, {"state": tree})
 
 
 def unflatten(tensors: dict[str, Array], extra: dict[str, Any]) -> Any:
-    """The state that was flattened; tensors come back in the memory of the processor."""
+    """Return the state that was flattened, with its tensors on the CPU."""
     try:
         return _put_together(extra["state"], _Once(tensors))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        raise Corrupt(f"the extra of this snapshot does not describe a state ({error!r:.200})") from error
+        raise Corrupt(f"the extra of this snapshot does not describe a state ({error!r:.200}).") from error
 
 
 class _Once:
-    """Tensors to be taken one by one, each once, as they were put: a small tree that names one a thousand times would
-    become a large state as soon as it is copied.
+    """Tensors that can each be taken once: otherwise a small tree that names one tensor a thousand times would become a
+    huge state as soon as it is copied.
     """
 
     def __init__(self, tensors: dict[str, Array]) -> None:
@@ -55,9 +55,9 @@ class _Once:
         return self._tensors.pop(name)
 
 
-# JSON has null, booleans, integers, finite floats, strings and lists; all else is an object with one key, its tag.
+# JSON has null, booleans, integers, finite floats, strings and lists; everything else is an object with one key, its tag.
 def _take_apart(value: Any, path: str, tensors: dict[str, Array]) -> Any:
-    # Exact types: a subclass, such as a named tuple or numpy's float64, would come back as something else.
+    # Exact types: a subclass, such as a named tuple or numpy's float64, would not be restored as the same type.
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
@@ -71,7 +71,7 @@ def _take_apart(value: Any, path: str, tensors: dict[str, Array]) -> Any:
         return {"tuple": [_take_apart(item, _join(path, i), tensors) for i, item in enumerate(value)]}
     if kind is dict:
         return {"dict": _pairs(value, path, tensors)}
-    if kind is Counter:  # the milestones of a learning-rate schedule are one
+    if kind is Counter:  # for example the milestones of a learning-rate schedule
         return {"counter": _pairs(value, path, tensors)}
     if kind is OrderedDict:
         return _ordered(value, path, tensors)
@@ -80,7 +80,7 @@ def _take_apart(value: Any, path: str, tensors: dict[str, Array]) -> Any:
     if isinstance(value, torch.Tensor | np.ndarray):
         return {"tensor": _name(value, path, tensors)}
     raise BadInput(
-        f"{path or 'the state'} is a {kind.__qualname__}, which cannot be saved: make it a number or a tensor"
+        f"{path or 'the state'} is a {kind.__qualname__}, which cannot be saved: make it a number or a tensor."
     )
 
 
@@ -94,17 +94,17 @@ def _put_together(tree: Any, tensors: _Once) -> Any:
 
 
 def _ordered(value: "OrderedDict[Any, Any]", path: str, tensors: dict[str, Array]) -> dict[str, Any]:
-    # A module's state_dict carries the versions of its layers in an attribute, which load_state_dict reads.
+    # A module's state_dict has the versions of its layers in an attribute, which load_state_dict reads.
     attributes = _take_apart(vars(value), _join(path, "(attributes)"), tensors)
     return {"ordered": [_pairs(value, path, tensors), attributes]}
 
 
 def _pairs(value: dict[Any, Any], path: str, tensors: dict[str, Array]) -> list[list[Any]]:
-    # Pairs, not a JSON object: optimizers have integer keys, and the order counts.
+    # Pairs instead of a JSON object, because optimizers have integer keys and the order matters.
     pairs = []
     for key, item in value.items():
         if key is not None and type(key) not in (bool, int, str, float):
-            raise BadInput(f"{path or 'the state'} has a key of type {type(key).__qualname__}: use strings or numbers")
+            raise BadInput(f"{path or 'the state'} has a key of type {type(key).__qualname__}: use strings or numbers.")
         pairs.append([_take_apart(key, path, tensors), _take_apart(item, _join(path, key), tensors)])
     return pairs
 
@@ -118,7 +118,7 @@ def _from_ordered(content: list[Any], tensors: _Once) -> "OrderedDict[Any, Any]"
     result = OrderedDict(_from_pairs(pairs, tensors))
     given = dict(_put_together(attributes, tensors))
     if any(not isinstance(name, str) or hasattr(OrderedDict, name) for name in given):
-        raise ValueError("an attribute takes the place of one of the dict's own")
+        raise ValueError("an attribute replaces one of the dict's own")
     vars(result).update(given)
     return result
 
@@ -142,7 +142,7 @@ _TAGS: dict[str, Callable[[Any, _Once], Any]] = {
 def _name(value: Array, path: str, tensors: dict[str, Array]) -> str:
     name = path or "state"
     while name in tensors or name == "__metadata__":
-        name += "'"  # {"a/b": x, "a": {"b": y}} is unlikely, and must still come back as it was
+        name += "'"  # distinguishes {"a/b": x, "a": {"b": y}}
     payload.check(name, value)
     tensors[name] = value.detach() if isinstance(value, torch.Tensor) else value
     return name
@@ -154,5 +154,7 @@ def _join(path: str, key: object) -> str:
 
 def _text(value: bytes, path: str) -> str:
     if len(value) > BYTES_LIMIT:
-        raise BadInput(f"{path} holds {len(value)} bytes, more than the {BYTES_LIMIT} meant for JSON: make it a tensor")
+        raise BadInput(
+            f"{path} holds {len(value)} bytes, more than the {BYTES_LIMIT} allowed in JSON: make it a tensor."
+        )
     return base64.b64encode(value).decode()

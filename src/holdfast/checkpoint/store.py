@@ -1,7 +1,7 @@
-"""Where checkpoint bytes live. A Store keeps named bytes; it knows nothing of tensors or steps.
+"""Stores of checkpoint bytes. A Store maps names to bytes; it knows nothing of tensors or steps.
 
-A directory may come from a stranger, or be damaged. Only regular files are opened, no link below its root is followed
-in reading, writing, listing or removing, and no length is believed before it is compared with a limit.
+A directory may be untrusted or damaged. Only regular files are opened, no symbolic link below its root is followed, and
+no length is trusted before it is compared with a limit.
 """
 
 import errno
@@ -22,53 +22,54 @@ import numpy as np
 from holdfast.errors import BadInput, CommitConflict, Corrupt, StorageFailed
 
 TEMPORARY = ".tmp"
-WRITEBACK = 16 << 20  # bytes written before the disk is asked to begin on them
-SMALL = 16 << 20  # bytes of a value that is read whole: an index of 100,000 segments has as many
-DIRECT = 16 << 20  # bytes of page-aligned memory that the disk takes at once
-AHEAD = 1 << 20  # bytes of one request to read ahead: of a larger one Linux does only the beginning
+WRITEBACK = 16 << 20  # bytes written before the kernel is asked to start writing them to the disk
+SMALL = 16 << 20  # the largest value that is read whole; an index of 100,000 segments has this size
+DIRECT = 16 << 20  # bytes of page-aligned memory in one direct write
+AHEAD = 1 << 20  # bytes of one read-ahead request; Linux serves only the beginning of a larger one
+_WORTH = 1 << 20  # bytes from which a direct write is worth it
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A stored value being read: its length, and a function that fills a buffer and says how much it filled."""
+    """A stored value being read: its length, and a function that fills a buffer and returns the number of bytes."""
 
     length: int
     readinto: Callable[[memoryview], int]
 
 
 class Store(Protocol):
-    """Values by name. Names are relative, with slashes; what is written appears whole or not at all.
+    """Values by name. Names are relative paths with slashes; a value appears complete or not at all.
 
-    A missing name raises FileNotFoundError on `open`, one that stands for something else than bytes raises Corrupt;
-    anything that the storage refuses raises StorageFailed.
+    `open` raises FileNotFoundError for a missing name, and Corrupt if the name is not a regular value. Everything that
+    the storage refuses raises StorageFailed.
     """
 
     def put(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
-        """Write a value from its parts, in place of any older one."""
+        """Write a value from its parts, replacing an older one."""
 
     def create(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
-        """Write a value that must not exist yet: of several writers one succeeds, the others get CommitConflict."""
+        """Write a value that must not exist yet; if several writers try, one succeeds and the others get CommitConflict."""
 
     def open(self, name: str) -> AbstractContextManager[Reader]:
-        """Read a value piece by piece."""
+        """Open a value for reading."""
 
     def names(self, prefix: str = "") -> list[str]:
-        """Every name that begins with `prefix`, in order; unfinished writes have no name.
+        """Return every name that begins with `prefix`, sorted; unfinished writes have no name.
 
-        What stands in the way of a folder, or a folder that cannot be listed, is a name itself.
+        A file in the place of a folder, or a folder that cannot be listed, counts as a name.
         """
 
     def remove(self, name: str) -> None:
-        """Forget a value; one that is not there is no error."""
+        """Remove a value; a missing one is not an error."""
 
     def move(self, folder: str, to: str) -> None:
-        """Give everything in a folder a name in another one, which must be new; nothing of it need be readable.
+        """Rename everything in a folder to a new folder, without reading it.
 
-        A folder that is not there is no error.
+        A missing folder is not an error.
         """
 
     def sweep(self, prefix: str) -> None:
-        """Throw away what killed writers of names with this prefix left behind. No writer of them may be at work."""
+        """Remove what killed writers left behind under `prefix`; no writer may be active there."""
 
 
 class DirectoryStore:
@@ -96,7 +97,7 @@ class DirectoryStore:
             yield Reader(os.fstat(file.fileno()).st_size, lambda buffer: file.readinto(buffer) or 0)
 
     def read_ahead(self, name: str, length: int) -> None:
-        """Ask the system to read the first `length` bytes of a value into its cache, so that they are there when it is opened."""
+        """Ask the kernel to read the first `length` bytes of a value into the page cache."""
         if hasattr(os, "posix_fadvise"):
             with self._opened(name) as file:
                 for start in range(0, min(length, os.fstat(file.fileno()).st_size), AHEAD):
@@ -121,7 +122,7 @@ class DirectoryStore:
                 _sync_directory(source.parent)
 
     def sweep(self, prefix: str) -> None:
-        # Folders last and the deepest first: each may hold others, and become empty with them.
+        # Files first, then the deepest folders: a folder may become empty with its contents.
         for name, folder in sorted(self._entries(prefix), key=lambda entry: (entry[1], -len(entry[0]))):
             if folder:
                 if f"{name}/".startswith(prefix):
@@ -139,16 +140,16 @@ class DirectoryStore:
                 self._drop(folder)
 
     def _drop(self, folder: Path) -> None:
-        with suppress(OSError):  # not empty, or not ours to remove: it hides nothing
+        with suppress(OSError):  # not empty, or not ours to remove
             folder.rmdir()
 
     def _write(self, name: str, parts: Iterable[memoryview | bytes], publish: Callable[[str, str], None]) -> None:
         path = self._file(name)
-        # The same directory: a rename cannot cross filesystems. A random part: two writers never share a file.
+        # In the same directory, because a rename cannot cross filesystems; with a random part for each writer.
         temporary = f"{path}.{secrets.token_hex(4)}{TEMPORARY}"
         with _reported("write", path):
             self._require_clear("write", name)
-            if self._is_within and not self.path.parent.is_dir():  # it was moved, and is not to be made anew elsewhere
+            if self._is_within and not self.path.parent.is_dir():  # the parent was moved: do not create it again
                 raise StorageFailed(f"cannot write {path}: {self.path.parent} is gone. Was it moved or removed?")
             try:
                 _make_directory(path.parent)
@@ -157,17 +158,17 @@ class DirectoryStore:
             except BaseException as error:
                 with suppress(OSError):
                     Path(temporary).unlink()
-                if isinstance(error, FileNotFoundError):  # to a writer it means that there is no such directory
+                if isinstance(error, FileNotFoundError):  # here it means that the directory is missing
                     raise refusal("write", path, error) from error
                 raise
-            _sync_directory(path.parent)  # the new name itself must outlive a power cut
+            _sync_directory(path.parent)  # the new name itself must survive a power cut
 
     @contextmanager
     def _opened(self, name: str) -> Iterator[io.FileIO]:
         path = self._file(name)
         with _reported("read", path):
-            if obstacle := self._obstacle(name) or _no_file(path):
-                raise Corrupt(f"{path} cannot be read: {obstacle}")
+            if obstacle := self._obstacle(name) or _not_regular(path):
+                raise Corrupt(f"{path} cannot be read: {obstacle}.")
             with _opened(path) as file:
                 yield file
 
@@ -175,9 +176,9 @@ class DirectoryStore:
         return self.path / checked(name)
 
     def _obstacle(self, name: str) -> str | None:
-        """What stands where this name has a folder, in words. The root itself may be a link: the user named it.
+        """Describe what occupies the place of a parent folder of `name`, if it is not a folder. The root may be a link.
 
-        A look before the act is enough here: what a folder holds is distrusted, not who may change it as we work.
+        Checking before the access is enough: the contents of the folder are untrusted, not the processes around it.
         """
         for folder in reversed(PurePosixPath(name).parents[:-1]):
             try:
@@ -190,15 +191,15 @@ class DirectoryStore:
 
     def _require_clear(self, verb: str, name: str) -> None:
         if obstacle := self._obstacle(name):
-            raise StorageFailed(f"cannot {verb} {self.path / name}: {obstacle}; take it away")
+            raise StorageFailed(f"cannot {verb} {self.path / name}: {obstacle}; remove it.")
 
     def _entries(self, prefix: str) -> Iterator[tuple[str, bool]]:
-        """Every name that may begin with `prefix`, and whether it is a folder's; folders that cannot are left alone."""
+        """Yield every name that may begin with `prefix`, and whether it is a folder."""
         waiting = [""]
         while waiting:
             folder = waiting.pop()
             try:
-                entries = _looked_into(self.path / folder)
+                entries = _list(self.path / folder)
             except OSError as error:
                 if not folder:
                     raise refusal("list", self.path, error) from error
@@ -215,11 +216,11 @@ class DirectoryStore:
 
 
 def read(store: Store, name: str, limit: int = SMALL) -> bytes:
-    """A small value, whole; one that is larger than it can be is not read at all."""
+    """Return a small value; raise Corrupt if it is larger than `limit`."""
     with store.open(name) as reader:
         if reader.length > limit:
             raise Corrupt(
-                f"{name} has {reader.length} bytes, more than the {limit} it can have: fall back to an older save"
+                f"{name} has {reader.length} bytes, more than the {limit} it may have: fall back to an older snapshot."
             )
         data, filled = bytearray(reader.length), 0
         while count := reader.readinto(memoryview(data)[filled:]):
@@ -228,42 +229,39 @@ def read(store: Store, name: str, limit: int = SMALL) -> bytes:
 
 
 def is_page_aligned(part: memoryview) -> bool:
-    """Whether a disk can take this memory as it lies: it begins on a page and is worth a request of its own."""
+    """Return True if direct I/O can write this memory: it begins on a page and is large enough."""
     return len(part) >= _WORTH and np.frombuffer(part, np.uint8).ctypes.data % mmap.PAGESIZE == 0
 
 
-_WORTH = 1 << 20
-
-
 def checked(name: str) -> str:
-    """A name that stays inside its store: manifests may come from strangers."""
+    """Return a name that stays inside the store, or raise BadInput: manifests may be untrusted."""
     if not is_name(name):
-        raise BadInput(f"{name!r} cannot name a stored value: use a plain relative path")
+        raise BadInput(f"{name!r} cannot name a stored value: use a plain relative path.")
     return name
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can name a value: a plain relative path, and none that unfinished writes have."""
+    """Return True if `text` is a plain relative path and not the name of an unfinished write."""
     path = PurePosixPath(text)
     inside = not path.is_absolute() and ".." not in path.parts and "\0" not in text
     return bool(text) and inside and str(path) == text and not text.endswith(TEMPORARY)
 
 
 def conflict(store: object, name: str) -> str:
-    """What CommitConflict says, whichever the store."""
-    return f"{name} in {store} was already committed by another writer: give each run a store of its own"
+    """Return the message of CommitConflict for any store."""
+    return f"{name} in {store} was already committed by another writer: give each run its own store."
 
 
 def refusal(verb: str, place: object, error: BaseException) -> StorageFailed:
-    """What StorageFailed says, whichever the store; always one line."""
+    """Return the StorageFailed for any store, as one line."""
     number = error.errno if isinstance(error, OSError) else None
-    advice = _ADVICE.get(number or 0, "see that the storage is reachable and sound, then try again")
+    advice = _ADVICE.get(number or 0, "check that the storage is reachable and healthy, then try again")
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-    return StorageFailed(f"cannot {verb} {place}: {' '.join(str(reason).split())}; {advice}")
+    return StorageFailed(f"cannot {verb} {place}: {' '.join(str(reason).split())}; {advice}.")
 
 
 _ROOM = "free some space, then try again"
-_ACCESS = "check who may write there, and that it is not mounted read-only"
+_ACCESS = "check the permissions, and that it is not mounted read-only"
 _ADVICE = {
     errno.ENOSPC: _ROOM,
     errno.EDQUOT: _ROOM,
@@ -271,7 +269,7 @@ _ADVICE = {
     errno.EACCES: _ACCESS,
     errno.EPERM: _ACCESS,
     errno.EROFS: _ACCESS,
-    errno.ENOTDIR: "a file stands where a directory should be: name another place",
+    errno.ENOTDIR: "a file is in the place of a directory: name another place",
 }
 
 
@@ -280,24 +278,24 @@ def _reported(verb: str, path: Path) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, FileExistsError):
-        raise  # these two have a meaning in the protocol
+        raise  # part of the protocol
     except OSError as error:
         raise refusal(verb, path, error) from error
 
 
-def _no_file(path: Path) -> str | None:
-    """What this is in words, if it is no regular file: to open a pipe waits for ever, to open a device may do harm."""
+def _not_regular(path: Path) -> str | None:
+    """Describe `path` if it is not a regular file: opening a pipe would block, and opening a device may do harm."""
     mode = os.lstat(path).st_mode
     return None if stat.S_ISREG(mode) else f"it is {_kind(mode)}, not a regular file"
 
 
 def _opened(path: Path) -> io.FileIO:
-    # Not blocking and not following: should it have become a pipe or a link since we looked, nothing waits or strays.
+    # O_NONBLOCK and O_NOFOLLOW, in case it has become a pipe or a link since the check.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return io.FileIO(descriptor)
     os.close(descriptor)
-    raise OSError(errno.EINVAL, "it is no regular file any more")
+    raise OSError(errno.EINVAL, "it is not a regular file any more")
 
 
 def _kind(mode: int) -> str:
@@ -313,13 +311,13 @@ _KINDS = {
 }
 
 
-def _looked_into(folder: Path) -> list[tuple[str, bool]]:
-    """What a folder holds, and what of it is a folder; a link to one is not."""
+def _list(folder: Path) -> list[tuple[str, bool]]:
+    """Return the entries of a folder, and whether each is a folder; a link to a folder is not one."""
     try:
         with os.scandir(folder) as entries:
             return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     except FileNotFoundError:
-        return []  # never made, or removed since we looked
+        return []  # never created, or removed since it was listed
 
 
 def _write_file(path: str, parts: Iterable[memoryview | bytes]) -> None:
@@ -328,7 +326,7 @@ def _write_file(path: str, parts: Iterable[memoryview | bytes]) -> None:
     try:
         for part in parts:
             rest = memoryview(part)
-            while rest:  # a write may be short, on a full disk above all
+            while rest:  # a write may be short, for example on a full disk
                 count = _write_direct(descriptor, rest, written) or os.write(descriptor, rest)
                 rest, written = rest[count:], written + count
             if written - started >= WRITEBACK:
@@ -340,10 +338,10 @@ def _write_file(path: str, parts: Iterable[memoryview | bytes]) -> None:
 
 
 def _write_direct(descriptor: int, part: memoryview, position: int) -> int:
-    """Let the disk take memory as it lies, past the page cache; returns how much it took, 0 where it cannot.
+    """Write page-aligned memory past the page cache; return the bytes written, or 0 where that is not possible.
 
-    Nothing is copied, so that a save in the background takes a third of the processor time that it would take; and it
-    does not push what training reads out of the cache.
+    Nothing is copied, so a save in the background takes a third of the CPU time, and it does not push the data that
+    training reads out of the page cache.
     """
     whole = len(part) // mmap.PAGESIZE * mmap.PAGESIZE
     if position % mmap.PAGESIZE or not hasattr(os, "O_DIRECT") or not is_page_aligned(part):
@@ -353,7 +351,7 @@ def _write_direct(descriptor: int, part: memoryview, position: int) -> int:
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT)
         return os.write(descriptor, part[:whole])
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # a filesystem that has no such way, such as tmpfs
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # a filesystem without direct I/O, such as tmpfs
             raise
         return 0
     finally:
@@ -361,22 +359,22 @@ def _write_direct(descriptor: int, part: memoryview, position: int) -> int:
 
 
 def _start_writeback(descriptor: int, start: int, length: int) -> None:
-    """Let the disk begin on what is written while the next part is hashed; benchmarks/store says what it gains.
+    """Let the disk write the last bytes while the next part is hashed; benchmarks/store measures the gain.
 
-    This advice makes Linux write dirty pages out, and drops only clean ones: the file stays in the page cache.
+    POSIX_FADV_DONTNEED makes Linux write dirty pages out and drop only clean ones, so the file stays in the page cache.
     """
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_DONTNEED)
 
 
 def _publish_new(temporary: str, path: str) -> None:
-    """Give a finished file its name unless the name is taken, in one step."""
+    """Rename a finished file unless the name is taken, in one step."""
     try:
         os.link(temporary, path)
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS):
             raise
-        # A filesystem without hard links: two writers at the very same moment go undetected there.
+        # Without hard links, two writers at the same moment go undetected.
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, "already there", path) from error
         os.replace(temporary, path)

@@ -1,8 +1,8 @@
-"""Which nodes of a run may write to its store: numbered terms, each taken by one part of the nodes and by no other.
+"""Terms: numbered groups of nodes, of which only the newest may write to the run's store.
 
-Nodes that have lost others go on without them only as the term after the one that they were in. Of two parts that do
-not reach each other, but both reach the store, one takes it: a name is created once. Whoever was left behind finds a
-newer term there, and writes no more.
+Nodes that lose others continue without them only as the next term. If two groups of nodes cannot reach each other but both
+reach the store, only one of them takes the next term, because a name is created once. The nodes that were left behind find
+the newer term and stop writing.
 """
 
 import json
@@ -16,11 +16,11 @@ from holdfast.errors import CommitConflict, Corrupt, WorkerLost
 
 TERMS = "nodes/term-"
 _NAME = re.compile(rf"{TERMS}(\d{{8}})", re.ASCII)
-_LONGEST = 1 << 16  # bytes that a record of one may have
+_LONGEST = 1 << 16  # bytes of a term's record
 
 
 class Term(NamedTuple):
-    """One part of the nodes: its number, a token that no other has, where its nodes meet, and which nodes they are."""
+    """A group of nodes: its number, a unique token, the address where its nodes meet, and the nodes."""
 
     number: int
     token: str
@@ -31,33 +31,33 @@ class Term(NamedTuple):
         return [self.number, self.token, self.where, list(self.nodes)]
 
     @classmethod
-    def from_json(cls, said: Any) -> "Term":
-        """The inverse; ValueError for anything else."""
+    def from_json(cls, record: Any) -> "Term":
+        """Return the term in a JSON record; raise ValueError for anything else."""
         try:
-            number, token, where, nodes = said
+            number, token, where, nodes = record
         except TypeError as error:
             raise ValueError(str(error)) from error
-        whole = all(type(each) is int for each in (number, *nodes)) if isinstance(nodes, list) else False
+        whole = isinstance(nodes, list) and all(type(value) is int for value in (number, *nodes))
         if not (whole and isinstance(token, str) and isinstance(where, str)):
-            raise ValueError("it is no term")
+            raise ValueError("it is not a term")
         return cls(number, token, where, tuple(nodes))
 
 
 def newest(store: Store) -> Term | None:
-    """The term that was taken last."""
+    """Return the newest term."""
     number = _last(store)
     if not number:
         return None
     try:
         return Term.from_json(json.loads(read(store, _name(number), _LONGEST)))
     except FileNotFoundError:
-        return None  # it was given back as we looked
+        return None  # given back meanwhile
     except (ValueError, RecursionError) as error:
-        raise Corrupt(f"{_name(number)} in {store} says nothing of which nodes go on: remove it") from error
+        raise Corrupt(f"{_name(number)} in {store} does not name the nodes of its term: remove it.") from error
 
 
 def take(store: Store, term: Term) -> bool:
-    """Take a term; not if it, or a later one, was taken."""
+    """Take a term; return False if it or a later one was already taken."""
     if _last(store) >= term.number:
         return False
     try:
@@ -68,16 +68,15 @@ def take(store: Store, term: Term) -> bool:
 
 
 def give_back(store: Store, number: int) -> None:
-    """Remove a term as which nobody has started."""
+    """Remove a term that no node has started as."""
     store.remove(_name(number))
 
 
 class Fenced:
-    """A store to which nothing is committed, and in which nothing is cleared away, once there is a newer term.
+    """A store that refuses commits and cleanup once there is a newer term.
 
-    `is_ours` says of a newer term whether this process belongs to it: it goes on while others were lost.
-
-    Between this look and the commit a newer term may still come: such a snapshot is whole, and one of this run.
+    `is_ours` returns True if this process belongs to a newer term, because it survived while other nodes were lost. A
+    newer term may still appear between the check and the commit; that snapshot is complete and belongs to this run.
     """
 
     def __init__(self, store: Store, number: int, is_ours: Callable[[Term], bool] = lambda _: False) -> None:
@@ -106,7 +105,7 @@ class Fenced:
         self._store.move(folder, to)
 
     def sweep(self, prefix: str) -> None:
-        self._require_present()  # a save begins with it
+        self._require_present()  # every save begins with a sweep
         self._store.sweep(prefix)
 
     def _require_present(self) -> None:
@@ -116,15 +115,15 @@ class Fenced:
         if term and term.number > self._number:
             if not self._is_ours(term):
                 raise WorkerLost(
-                    f"other nodes went on without this one (term {term.number}, and this is {self._number}): "
-                    "it saves no more"
+                    f"other nodes continued without this node (term {term.number}, this node has term {self._number}): "
+                    "it stops saving."
                 )
             self._number = term.number
 
 
 def _last(store: Store) -> int:
-    found = (_NAME.fullmatch(name) for name in store.names(TERMS))
-    return max((int(each[1]) for each in found if each), default=0)
+    matches = (_NAME.fullmatch(name) for name in store.names(TERMS))
+    return max((int(match[1]) for match in matches if match), default=0)
 
 
 def _name(number: int) -> str:

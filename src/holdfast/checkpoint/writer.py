@@ -1,7 +1,7 @@
-"""How a save reaches the store: `blocking` while training waits, `overlapped` beside it.
+"""Writers of snapshots: `blocking`, for which training waits, and `overlapped`, which writes in the background.
 
-Both try again when the storage refuses, and both commit through `snapshot`. What a save cost is told once it is
-durable; waiting for other ranks (`Stall.sync`) is not the writer's to measure.
+Both retry when the storage refuses, and both commit through `snapshot`. The cost of a save is reported once it is durable;
+the caller measures the wait for other ranks (`Stall.sync`).
 """
 
 import logging
@@ -29,9 +29,9 @@ from holdfast.stall import Stall
 
 logger = logging.getLogger(__name__)
 
-# Images that are made before a save needs them. As long as a save is durable before the next one begins, one is enough.
+# Images allocated in advance. One is enough as long as a save is durable before the next one begins.
 READY = 1
-READY_PINNED = 2  # of a device's state: to pin the memory of another during a save takes longer than the save
+READY_PINNED = 2  # for the state of a device: pinning another one during a save takes longer than the save
 
 T = TypeVar("T")
 Ready: TypeAlias = Callable[[], None]
@@ -39,13 +39,13 @@ More: TypeAlias = Callable[[], Mapping[str, Any]]
 
 
 def nothing_more() -> Mapping[str, Any]:
-    """What belongs to a state is known when its save begins."""
+    """Return nothing: the default of `more`."""
     return {}
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A save that has become durable: what training waited for it, seconds from its start until then, steps it ousted."""
+    """A durable save: the stall of training, the seconds from its start until then, and the steps it removed."""
 
     step: int
     bytes: int
@@ -53,16 +53,16 @@ class Saved:
     seconds: float
     retries: int
     removed: tuple[int, ...]
-    digest: str = ""  # of the file of its tensors
+    digest: str = ""  # of its tensors
 
 
 class Writer(Protocol):
-    """Saves states one after the other into a store."""
+    """A writer of states into a store, one after the other."""
 
     def prepare(self, tensors: Mapping[str, Array]) -> None:
-        """Take the memory that a save of such a state needs, in the background.
+        """Allocate the memory for a save of such a state, in the background.
 
-        A save that comes sooner takes more memory, or waits for this where it may have no more.
+        A save that comes sooner allocates its own, or waits for this if the limit is reached.
         """
 
     def save(
@@ -78,30 +78,30 @@ class Writer(Protocol):
         more: More = nothing_more,
         ready: Ready = at_once,
     ) -> None:
-        """Capture a state; training may change it once this returns. Raises what an earlier save failed of.
+        """Capture a state; training may change it when this returns. Raise the error of an earlier failed save.
 
-        `more` is called once the tensors are copied and gives what else belongs to the extra, such as what other ranks
-        say, who may take their time meanwhile; if it raises, nothing is saved. `ready` is called in the thread that
-        writes, before the commit: the commit waits until it returns.
+        `more` is called when the tensors are copied, and returns the rest of the extra, such as the reports of other
+        ranks; if it raises, nothing is saved. `ready` is called in the writing thread before the commit, which waits
+        until it returns.
         """
 
     @property
     def is_busy(self) -> bool:
-        """Whether `finished` has something to tell, now or later."""
+        """True if `finished` has something to report, now or later."""
 
     def finished(self) -> list[Saved]:
-        """The saves that have become durable since last asked; raises if the next one has failed for good."""
+        """Return the saves that became durable since the last call; raise if the next one has failed for good."""
 
     def close(self) -> list[Saved]:
-        """Wait until every save is durable; raises if one has failed, and `finished` still tells of the others."""
+        """Wait until every save is durable; raise if one has failed, after which `finished` still reports the others."""
 
 
 def blocking(
     store: Store, *, keep_last: int, backoff: Sequence[float] = BACKOFF, progress: Progress = unwatched
 ) -> Writer:
-    """The writer that training waits for: no memory of its own, and nothing in flight.
+    """Return a writer that training waits for, without memory of its own and without background work.
 
-    `progress` is told of the bytes written, as they pass.
+    `progress` is called with the number of bytes written.
     """
     return _Blocking(_Target(store, keep_last, tuple(backoff), progress))
 
@@ -115,17 +115,17 @@ def overlapped(
     backoff: Sequence[float] = BACKOFF,
     progress: Progress = unwatched,
 ) -> Writer:
-    """The writer that training waits for only while the state is copied; it is written in the background.
+    """Return a writer that training waits for only while the state is copied; a thread writes the copy.
 
     At most `max_inflight` saves are copied and not yet durable, in at most `budget` bytes of host memory. `progress` is
-    told of the bytes written, as they pass, in the thread that writes.
+    called in the writing thread with the number of bytes written.
     """
     return _Overlapped(_Target(store, keep_last, tuple(backoff), progress), BufferPool(max_inflight, budget))
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """What became of a draft, and when it was durable."""
+    """The result of writing a draft, and when it was durable."""
 
     bytes: int
     retries: int
@@ -136,7 +136,7 @@ class _Written:
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where saves go, how many are kept, and how patiently."""
+    """The store, the number of snapshots to keep, and the pauses between retries."""
 
     store: Store
     keep_last: int
@@ -145,10 +145,10 @@ class _Target:
 
     def __post_init__(self) -> None:
         if self.keep_last < 1:
-            raise BadInput(f"cannot keep the last {self.keep_last} snapshots: keep 1 or more")
+            raise BadInput(f"keep_last must be 1 or more (got {self.keep_last}).")
 
     def write(self, draft: Draft, tensors: Callable[[], Iterable[memoryview | bytes]], ready: Ready) -> _Written:
-        """Commit a draft and remove what it made too old."""
+        """Commit a draft and remove the snapshots that it made outdated."""
         step = draft.step
         manifest, retries = self._tried(step, lambda: self._commit(draft, tensors(), ready))
         durable = perf_counter()
@@ -161,14 +161,12 @@ class _Target:
 
     def _commit(self, draft: Draft, tensors: Iterable[memoryview | bytes], ready: Ready) -> Manifest:
         manifest = snapshot.commit(self.store, draft, tensors, ready=ready, progress=self.progress)
-        if lost := snapshot.missing(self.store, manifest):  # to look for the names is cheap, to read them is not
-            raise StorageFailed(
-                f"{lost[0]} is not in {self.store} although it was written: see that the storage is sound"
-            )
+        if lost := snapshot.missing(self.store, manifest):  # listing the names is cheap, reading them is not
+            raise StorageFailed(f"{lost[0]} is not in {self.store} although it was written: check the storage.")
         return manifest
 
     def _tried(self, step: int, work: Callable[[], T]) -> tuple[T, int]:
-        """The result of some work, and how often it had to be tried again."""
+        """Return the result of `work` and the number of retries."""
         for retries, pause in enumerate((*self.backoff, None)):
             try:
                 return work(), retries
@@ -181,14 +179,14 @@ class _Target:
 
 
 class _Blocking:
-    """Writes where it stands."""
+    """The writer that training waits for."""
 
     def __init__(self, target: _Target) -> None:
         self._target = target
         self._saved: list[Saved] = []
 
     def prepare(self, tensors: Mapping[str, Array]) -> None:
-        pass  # it takes none
+        pass  # it needs no memory
 
     def save(
         self,
@@ -200,9 +198,9 @@ class _Blocking:
         ready: Ready = at_once,
         **where: Any,
     ) -> None:
-        others = more()
+        rest = more()
         start = perf_counter()
-        draft = snapshot.draft(step, {**extra, **others}, **where)
+        draft = snapshot.draft(step, {**extra, **rest}, **where)
         captured = perf_counter()
         written = self._target.write(draft, lambda: payload.encode(tensors), ready)
         end = perf_counter()
@@ -225,7 +223,7 @@ class _Blocking:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Flight:
-    """A save on its way."""
+    """A save in flight."""
 
     step: int
     start: float
@@ -233,20 +231,20 @@ class _Flight:
     landing: "Future[tuple[_Written, float, float]]"
 
     def landed(self) -> Saved:
-        """The save, once it has landed; raises what it failed of."""
+        """Return the save when it is durable; raise the error that it failed with."""
         written, device, overlapped = self.landing.result()
-        # A device is captured in its own time: what training waits for there is known only afterwards.
+        # A device captures the state asynchronously, so the wait of training is known only afterwards.
         stall = self.stall + Stall(waited=device, snapshot=device, overlapped=overlapped)
         about = (written.retries, written.removed, written.digest)
         return Saved(self.step, written.bytes, stall, written.durable - self.start, *about)
 
 
 class _Overlapped:
-    """Copies where it stands and writes in one thread, in the order of the saves.
+    """The writer that copies the state and writes it in one thread, in the order of the saves.
 
-    A thread, not a process: the disk takes the copy as it lies and digests are computed outside the interpreter's lock,
-    so that the thread that trains hardly notices. No lower priority: a thread set back while it holds that lock would
-    hold up training with it.
+    It uses a thread, not a process: the disk takes the copy directly and digests are computed outside the interpreter's
+    lock, so training hardly notices. Its priority is not lowered: a thread that is scheduled late while it holds that lock
+    would delay training.
     """
 
     def __init__(self, target: _Target, images: BufferPool) -> None:
@@ -258,7 +256,7 @@ class _Overlapped:
     def prepare(self, tensors: Mapping[str, Array]) -> None:
         layout, device = self._capture.layout(tensors), device_of(tensors)
         count = READY_PINNED if device else READY
-        reserved = self._images.reserve(layout.length, count)  # at once: it counts among those that there may be
+        reserved = self._images.reserve(layout.length, count)  # now, because they count towards the limit
         self._thread.submit(self._make_ready, reserved, count, layout, device)
 
     def save(
@@ -281,13 +279,13 @@ class _Overlapped:
         try:
             departures += self._capture.fill(image, layout, tensors)
             captured = perf_counter()
-            others = more()
+            rest = more()
             complete = perf_counter()
-            draft = snapshot.draft(step, {**extra, **others}, **where)
+            draft = snapshot.draft(step, {**extra, **rest}, **where)
             landing = self._thread.submit(self._write, draft, image, layout, departures, ready)
         except BaseException:
             for departure in departures:
-                departure.wait()  # what is on its way arrives in this image
+                departure.wait()  # the copy still writes to this image
             self._images.give_back(image)
             raise
         enqueued = perf_counter()
@@ -307,7 +305,7 @@ class _Overlapped:
         saved: list[Saved] = []
         while self._flights and self._flights[0].landing.done():
             if saved and self._flights[0].landing.exception():
-                break  # to be raised when asked next; these have first to be told
+                break  # raised by the next call, after the saves before it are reported
             saved.append(self._flights.popleft().landed())
         return saved
 
@@ -327,8 +325,8 @@ class _Overlapped:
     def _make_ready(
         self, reserved: list[Image], count: int, layout: PayloadLayout, device: torch.device | None
     ) -> None:
-        """Runs in the thread: have the memory of each image before a save can take it."""
-        # Saves that were in flight have landed: images of theirs that are too small make room for others.
+        """Allocate the memory of each image, in the thread, before a save takes it."""
+        # The saves in flight have landed: their images that are too small make room for others.
         for image in [*reserved, *self._images.reserve(layout.length, count)]:
             try:
                 make_ready(image, layout, device)
@@ -338,7 +336,7 @@ class _Overlapped:
     def _write(
         self, draft: Draft, image: Image, layout: PayloadLayout, departures: list[Departure], ready: Ready
     ) -> tuple[_Written, float, float]:
-        """Runs in the thread: how the draft was written, and the seconds of the device's capture and of the writing."""
+        """Write the draft in the thread; return the result and the seconds of the device's capture and of the writing."""
         try:
             device = sum(departure.wait() for departure in departures)
             start = perf_counter()

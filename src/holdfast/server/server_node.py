@@ -20,8 +20,7 @@ import ray
 from holdfast import events
 from holdfast.blocks.division import Ids
 from holdfast.blocks.policy import BlockInfo
-from holdfast.checkpoint.packed import block_bytes
-from holdfast.checkpoint.running import Segment, load_blocks, write_segments
+from holdfast.checkpoint.running import Segment, block_bytes, load_blocks, write_segments
 from holdfast.history.log import HistoryWriter
 from holdfast.sampler.digest import Samples
 from holdfast.server.candidates import Candidates

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.blocks.division import Blocks, Family, Ids
-from holdfast.checkpoint.packed import packed_blocks
+from holdfast.checkpoint.running import packed_blocks
 from holdfast.errors import BadInput
 from holdfast.workloads.workload import Arrays
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from holdfast.checkpoint.place import store_at
-from holdfast.checkpoint.read_ahead import read_ahead
+from holdfast.checkpoint.place import read_ahead, store_at
 from holdfast.checkpoint.store import Store
 from holdfast.distributed.ranks import JOINS, Ranks
 from holdfast.events import Attempt as AttemptEvent
