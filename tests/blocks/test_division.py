@@ -141,14 +141,14 @@ def test_whole_leaves_companions_to_their_arrays() -> None:
     [
         (lambda s: along(s, "nothing"), "no array 'nothing'"),
         (lambda s: along(s, "w", dim=2), "cannot be cut along dimension 2"),
-        (lambda s: along(s, "w", size=0), "empty"),
+        (lambda s: along(s, "w", size=0), "size must be at least 1"),
         (lambda s: ragged(s, "w", [0, 2]), "rise from 0 to its length 3"),
         (lambda s: ragged(s, "w", [0, 2, 1, 3]), "rise from 0"),
         (lambda s: along(s, "w", companions=["b"]), "as long as"),
         (lambda s: along(s, "w") + whole(s), "would belong to two"),
         (lambda s: along(s, "w").pack(s, np.array([3])), "block 3 does not exist"),
         (lambda s: along(s, "w").pack(s, np.array([-1])), "block -1 does not exist"),
-        (lambda s: partition(3, 0, np.random.default_rng(0)), "0 nodes"),
+        (lambda s: partition(3, 0, np.random.default_rng(0)), "nodes must be at least 1"),
     ],
 )
 def test_what_cannot_be_divided_is_said_in_one_line(make: Any, says: str) -> None:

@@ -108,7 +108,7 @@ def test_millions_of_blocks_are_four_bytes_each() -> None:
     ("change", "line"),
     [
         (lambda map, rng: map.without([0, 1], rng), "all of the nodes 0, 1 are lost"),
-        (lambda map, rng: map.with_node(1, rng), "node 1 has joined already"),
+        (lambda map, rng: map.with_node(1, rng), "node 1 has already joined"),
         (lambda map, rng: map.with_node(2, rng).with_node(3, rng), "4 nodes are more than the 3 blocks"),
         (lambda map, rng: PartitionMap.random(3, range(4), rng), "4 nodes are more than the 3 blocks"),
     ],

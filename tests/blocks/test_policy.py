@@ -179,11 +179,11 @@ def test_a_save_is_due_every_r_c_steps_even_when_that_is_no_whole_number(
     ("bad", "says"),
     [
         ({"ranking": "best"}, "no policy 'best'"),
-        ({"fraction": Fraction(0)}, r"fraction in \(0, 1\]"),
-        ({"fraction": Fraction(3, 2)}, r"fraction in \(0, 1\]"),
-        ({"ranking": "full", "fraction": Fraction(1, 2)}, "its fraction is 1"),
-        ({"saves": "soon"}, "cannot start 'soon'; choose one of regular, early, early-full"),
-        ({"interval": 2, "fraction": Fraction(1, 4)}, "more than one save a step"),
+        ({"fraction": Fraction(0)}, r"must be in \(0, 1\]"),
+        ({"fraction": Fraction(3, 2)}, r"must be in \(0, 1\]"),
+        ({"ranking": "full", "fraction": Fraction(1, 2)}, "its fraction must be 1"),
+        ({"saves": "soon"}, "cannot start 'soon': choose one of regular, early, early-full"),
+        ({"interval": 2, "fraction": Fraction(1, 4)}, "more than one save per step"),
     ],
 )
 def test_a_policy_that_makes_no_sense_is_refused(bad: dict[str, object], says: str) -> None:

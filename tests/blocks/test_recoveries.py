@@ -48,5 +48,5 @@ def test_only_fresh_recovery_renews_blocks_and_only_lost_ones_that_were_never_sa
 
 
 def test_an_unknown_recovery_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(BadInput, match="'sideways'; choose one of full, partial, fresh"):
+    with pytest.raises(BadInput, match="'sideways': choose one of full, partial, fresh"):
         recovery("sideways")

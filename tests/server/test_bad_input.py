@@ -49,17 +49,17 @@ def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     ("words", "expected"),
     [
         (["--nodes", "65"], "65 nodes are more than the 64 blocks of mlr-digits: use fewer"),
-        (["--fraction", "2"], "a fraction in (0, 1] of the state, not 2"),
-        (["--fraction", "0"], "a fraction in (0, 1] of the state, not 0"),
-        (["--fraction", "-1/4"], "a fraction in (0, 1] of the state, not -1/4"),
+        (["--fraction", "2"], "The fraction of a policy must be in (0, 1] (got 2)."),
+        (["--fraction", "0"], "The fraction of a policy must be in (0, 1] (got 0)."),
+        (["--fraction", "-1/4"], "The fraction of a policy must be in (0, 1] (got -1/4)."),
         (["--fraction", "much"], "'much' is not a fraction"),
-        (["--policy", "best"], "there is no policy 'best'; choose one of full, priority"),
+        (["--policy", "best"], "There is no policy 'best': choose one of full, priority"),
         (["--restore", "none"], "--restore must be one of full, partial, fresh (got 'none')."),
-        (["--saves", "soon"], "saves cannot start 'soon'; choose one of regular, early, early-full"),
+        (["--saves", "soon"], "Saves cannot start 'soon': choose one of regular, early, early-full"),
         (["--address", "127.0.0.1:1"], "there is no Ray cluster at 127.0.0.1:1"),
         (["--address", "nowhere"], "there is no Ray cluster at nowhere"),
-        (["--workload", "nothing"], "there is no workload 'nothing'; choose one of mlr-digits"),
-        (["--workload", "nothing.py"], "there is no Python file nothing.py"),
+        (["--workload", "nothing"], "There is no workload 'nothing': choose one of mlr-digits"),
+        (["--workload", "nothing.py"], "There is no Python file nothing.py"),
         (["--inject", "kill@3,node=2"], "cannot kill node 2: there are 2 at the start"),
         (["--inject", "kill,node=1"], "--inject kill,node=1 is not understood"),
         (
@@ -95,7 +95,7 @@ def test_a_model_that_lacks_functions_is_told_which(
     ]
 
     assert told[0].endswith("a Half, lacks part, apply, measure")
-    assert told[1].endswith("has no function workload(data) that returns the model: define it")
+    assert told[1].endswith("has no function workload(data): define one that returns the model.")
 
 
 def test_without_ray_the_extra_is_named(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_an_error_of_ones_own_model_is_told_with_its_place() -> None:
 ZeroDivisionError: division by zero"""
 
     assert own_error(traceback, "models/web.py") == (
-        "models/web.py has failed in compute, line 5: ZeroDivisionError: division by zero"
+        "models/web.py failed in compute, line 5: ZeroDivisionError: division by zero"
     )
     assert own_error(traceback, "mlr-digits") is None
     assert own_error(traceback, "other.py") is None

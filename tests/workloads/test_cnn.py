@@ -161,7 +161,7 @@ def test_the_quick_variant_reaches_its_criterion_in_as_many_iterations_as_a_pane
 
 
 def test_what_does_not_exist_is_refused_with_what_does() -> None:
-    with pytest.raises(BadInput, match="'row' of a CNN; choose one of layer, shard"):
+    with pytest.raises(BadInput, match="'row' of a CNN: choose one of layer, shard"):
         cnn("row")
-    with pytest.raises(BadInput, match="'covtype'; choose one of mnist, digits"):
+    with pytest.raises(BadInput, match="'covtype': choose one of mnist, digits"):
         cnn("layer", dataset="covtype")

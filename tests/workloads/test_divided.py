@@ -184,7 +184,7 @@ class TestWorkers:
         ours.compute(part, When(3, 0, 0), pulled, summed)  # type: ignore[arg-type]
 
     def test_there_is_at_least_one(self) -> None:
-        with pytest.raises(BadInput, match="among 0 workers: give 1 or more"):
+        with pytest.raises(BadInput, match="workers must be at least 1"):
             InRounds(workload("mlr-digits"), 0)
 
     def test_whose_counts_are_of_another_moment_sample_all_the_same(self) -> None:

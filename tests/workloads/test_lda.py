@@ -238,5 +238,5 @@ def test_generated_text_reaches_its_criterion_while_the_loss_still_falls() -> No
 
 
 def test_a_corpus_without_settings_is_refused_with_those_that_have_them() -> None:
-    with pytest.raises(BadInput, match="'wikipedia'; choose one of newsgroups20, newsgroups20-200, reuters, generated"):
+    with pytest.raises(BadInput, match="'wikipedia': choose one of newsgroups20, newsgroups20-200, reuters, generated"):
         lda("wikipedia")

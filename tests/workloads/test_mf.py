@@ -151,7 +151,7 @@ def test_generated_ratings_reach_their_criterion_in_as_many_iterations_as_the_pa
 
 
 def test_ratings_without_settings_are_refused_with_those_that_have_them() -> None:
-    with pytest.raises(BadInput, match="'netflix'; choose one of movielens, jester, generated"):
+    with pytest.raises(BadInput, match="'netflix': choose one of movielens, jester, generated"):
         mf("netflix")
 
 

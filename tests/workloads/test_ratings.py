@@ -145,7 +145,7 @@ def test_a_file_that_cannot_be_read_is_a_storage_failure(tmp_path: Path, read: C
 
 
 def test_unknown_ratings_name_the_known_ones() -> None:
-    with pytest.raises(BadInput, match="no ratings 'netflix': choose one of movielens, jester, generated"):
+    with pytest.raises(BadInput, match="no ratings called 'netflix': choose one of movielens, jester, generated"):
         load("netflix")
 
 

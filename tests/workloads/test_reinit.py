@@ -58,9 +58,9 @@ def test_nodes_that_hold_parts_of_the_survivors_come_to_the_same_values(name: st
     rule, blocks, lost = rule_of(workload), workload.blocks, half(workload)
     state, left = after(workload, 1), np.setdiff1d(np.arange(len(workload.blocks)), lost)
     nodes = [left[::3], left[1::3], left[2::3]]
-    said = added([rule.survivors(ids, blocks.pack(state, ids)) for ids in nodes])  # type: ignore[arg-type]
+    summary = added([rule.survivors(ids, blocks.pack(state, ids)) for ids in nodes])  # type: ignore[arg-type]
     whole = renewed(workload, state, lost, lost, 1, 0)
-    parts = [rule.fresh(ids, said, 1, 0) for ids in (lost[: len(lost) // 3], lost[len(lost) // 3 :])]
+    parts = [rule.fresh(ids, summary, 1, 0) for ids in (lost[: len(lost) // 3], lost[len(lost) // 3 :])]
     target = {array: np.zeros_like(value) for array, value in state.items()}
     other = {array: np.zeros_like(value) for array, value in state.items()}
     blocks.unpack(whole, lost, target)
@@ -135,5 +135,5 @@ def test_the_size_of_the_perturbation_is_that_of_the_fresh_values() -> None:
 
 
 def test_a_workload_without_a_rule_is_refused_with_what_it_lacks() -> None:
-    with pytest.raises(BadInput, match=r"qp has no rule .* choose recovery partial, or give the model the functions"):
+    with pytest.raises(BadInput, match=r"qp has no rule .* Use --restore partial, or give the model the functions"):
         rule_of(QuadraticProgram())

@@ -59,5 +59,5 @@ def test_scores_too_large_for_a_float_do_not_spoil_the_loss() -> None:
 
 
 def test_a_data_set_without_settings_is_refused_with_those_that_have_them() -> None:
-    with pytest.raises(BadInput, match="'iris'; choose one of mnist, covtype, digits"):
+    with pytest.raises(BadInput, match="'iris': choose one of mnist, covtype, digits"):
         mlr("iris")

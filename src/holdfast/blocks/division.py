@@ -16,7 +16,7 @@ import numpy.typing as npt
 from holdfast.errors import BadInput
 
 if TYPE_CHECKING:
-    import torch  # only named in types: simulations are numpy alone, and importing torch takes seconds
+    import torch  # for types only: simulations need numpy alone, and importing torch takes seconds
 
 Array: TypeAlias = "npt.NDArray[Any] | torch.Tensor"
 State: TypeAlias = Mapping[str, Array]
@@ -74,9 +74,9 @@ def along(state: State, array: str, *, dim: int = 0, size: int = 1, companions: 
     """Make one block of every `size` neighbours along a dimension: a row of a matrix, a shard of a layer."""
     shape = _get(state, array).shape
     if not -len(shape) <= dim < len(shape):
-        raise BadInput(f"array {array!r} has {len(shape)} dimensions, so it cannot be cut along dimension {dim}")
+        raise BadInput(f"array {array!r} has {len(shape)} dimensions, so it cannot be cut along dimension {dim}.")
     if size < 1:
-        raise BadInput(f"a block of {size} rows is empty: give a size of 1 or more")
+        raise BadInput(f"size must be at least 1 (got {size}).")
     length = shape[dim]
     return ragged(state, array, np.append(np.arange(0, length, size), length), dim=dim, companions=companions)
 
@@ -153,7 +153,7 @@ class Blocks:
         ids = np.asarray(ids, dtype=np.int64)
         if len(ids) and not (ids.min() >= 0 and ids.max() < len(self)):
             wrong = int(ids.min() if ids.min() < 0 else ids.max())
-            raise BadInput(f"block {wrong} does not exist: there are {len(self)}, numbered from 0")
+            raise BadInput(f"block {wrong} does not exist: there are {len(self)}, numbered from 0.")
         owner = np.searchsorted(self._starts, ids, side="right") - 1
         return [(self.families[i], self.families[i].rows(ids[owner == i] - self._starts[i])) for i in np.unique(owner)]
 
@@ -166,7 +166,7 @@ class Blocks:
 
 
 Norm: TypeAlias = Callable[[Blocks, State, State], Floats]
-"""How far apart two states are, block by block; a workload brings its own."""
+"""A function from two states to the distance of each block; every workload has its own."""
 
 
 def euclidean(blocks: Blocks, a: State, b: State) -> Floats:
@@ -177,7 +177,7 @@ def euclidean(blocks: Blocks, a: State, b: State) -> Floats:
 def partition(count: int, nodes: int, rng: np.random.Generator) -> Ids:
     """Draw the owner of every block uniformly at random; all nodes own equally many to within one."""
     if nodes < 1:
-        raise BadInput(f"cannot partition blocks over {nodes} nodes: give 1 or more")
+        raise BadInput(f"nodes must be at least 1 (got {nodes}).")
     return rng.permutation(np.arange(count) % nodes)
 
 
@@ -187,7 +187,7 @@ def _family_distances(family: Family, a: Array, b: Array) -> Floats:
         return np.array([np.sqrt(square.sum())])
     others = tuple(d for d in range(square.ndim) if d != family.dim)
     rows = square.sum(axis=others)
-    filled = np.diff(family.bounds) > 0  # an empty block has moved by nothing, and reduceat would say otherwise
+    filled = np.diff(family.bounds) > 0  # an empty block has not moved, but reduceat would return a wrong sum
     sums = np.zeros(len(family))
     if filled.any():
         sums[filled] = np.add.reduceat(rows, family.bounds[:-1][filled])

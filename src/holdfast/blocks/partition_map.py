@@ -40,7 +40,7 @@ class PartitionMap:
         """Return the next map after losing nodes: their blocks go, at random, to the nodes with the fewest."""
         left = tuple(node for node in self.nodes if node not in lost)
         if not left:
-            raise BadInput(f"all of the nodes {_named(self.nodes)} are lost, so nobody is left to take their blocks")
+            raise BadInput(f"all of the nodes {_named(self.nodes)} are lost, so no node can take their blocks.")
         orphans = np.flatnonzero(np.isin(self.owners, [node for node in self.nodes if node in lost]))
         owners = self.owners.copy()
         owners[rng.permutation(orphans)] = np.repeat(left, _evened(self._sizes(left), len(orphans), rng))
@@ -49,7 +49,7 @@ class PartitionMap:
     def with_node(self, node: int, rng: np.random.Generator) -> "PartitionMap":
         """Return the next map after `node` has joined: it takes an even share from the nodes with the most blocks."""
         if node in self.nodes:
-            raise BadInput(f"node {node} has joined already: give a node that joins a number of its own")
+            raise BadInput(f"node {node} has already joined: give the new node another number.")
         _require_enough(len(self.owners), len(self.nodes) + 1)
         share = len(self.owners) // (len(self.nodes) + 1)
         owners = self.owners.copy()
@@ -77,7 +77,7 @@ def _evened(sizes: Ids, more: int, rng: np.random.Generator) -> Ids:
 
 def _require_enough(blocks: int, nodes: int) -> None:
     if nodes > blocks:
-        raise BadInput(f"{nodes} nodes are more than the {blocks} blocks that they would hold: use {blocks} or fewer")
+        raise BadInput(f"{nodes} nodes are more than the {blocks} blocks: use {blocks} or fewer.")
 
 
 def _frozen(owners: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

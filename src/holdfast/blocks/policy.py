@@ -60,7 +60,7 @@ class BlockInfo:
 
 
 Ranking: TypeAlias = Callable[[BlockInfo, np.random.Generator], Ids]
-"""From the standing of all blocks to an order, most urgent first; blocks not worth saving may be left out."""
+"""A function that orders the blocks, most urgent first; it may leave out blocks that need no save."""
 
 
 def full(info: BlockInfo, rng: np.random.Generator) -> Ids:
@@ -105,7 +105,7 @@ def distance_per_value(info: BlockInfo) -> Floats:
 
 def relative_distance(info: BlockInfo) -> Floats:
     """Return the distance of each block since its last save divided by its norm: the key of `relative`."""
-    with np.errstate(over="ignore"):  # a block that fell to nothing moved infinitely far, and comes first
+    with np.errstate(over="ignore"):  # a block with norm 0 has moved infinitely far, and comes first
         return info.distances / np.maximum(info.norms, np.finfo(np.float64).tiny)
 
 
@@ -142,7 +142,7 @@ SAVES = {
     "early": "after steps 1, 2, 4, ... and C an equal part, longest unsaved first: the bytes of one interval, and no more",
     "early-full": "after steps 1, 2, 4, ... before C everything: up to log2(C) states more, once",
 }
-"""How saves begin; after step C all are the same."""
+"""The ways to begin saving; after step C all are the same."""
 
 
 class Choice(NamedTuple):
@@ -164,17 +164,17 @@ class Policy:
 
     def __post_init__(self) -> None:
         if self.ranking not in RANKINGS:
-            raise BadInput(f"there is no policy {self.ranking!r}; choose one of {', '.join(RANKINGS)}")
+            raise BadInput(f"There is no policy {self.ranking!r}: choose one of {', '.join(RANKINGS)}.")
         if not 0 < self.fraction <= 1:
-            raise BadInput(f"a policy saves a fraction in (0, 1] of the state, not {self.fraction}")
+            raise BadInput(f"The fraction of a policy must be in (0, 1] (got {self.fraction}).")
         if self.saves not in SAVES:
-            raise BadInput(f"saves cannot start {self.saves!r}; choose one of {', '.join(SAVES)}")
+            raise BadInput(f"Saves cannot start {self.saves!r}: choose one of {', '.join(SAVES)}.")
         if self.ranking == "full" and self.fraction != 1:
-            raise BadInput(f"policy 'full' saves all blocks: its fraction is 1, not {self.fraction}")
+            raise BadInput(f"Policy 'full' saves all blocks: its fraction must be 1 (got {self.fraction}).")
         if self.period < 1:
             raise BadInput(
-                f"saving {self.fraction} of the state every {self.period} steps is more than one save a step: "
-                f"raise the interval to {1 / self.fraction} or more"
+                f"Saving {self.fraction} of the state every {self.period} steps is more than one save per step. "
+                f"Raise the interval to {1 / self.fraction} or more."
             )
 
     @property

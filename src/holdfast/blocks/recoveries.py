@@ -13,7 +13,7 @@ from holdfast.blocks.division import Blocks, Ids, State
 from holdfast.errors import BadInput
 
 Recovery: TypeAlias = Callable[[int, Ids], Ids]
-"""From the number of blocks and the lost ones to the blocks that go back to their saved values."""
+"""A function from the number of blocks and the lost blocks to the blocks to restore."""
 
 
 def full(count: int, lost: Ids) -> Ids:
@@ -37,7 +37,7 @@ RECOVERIES: dict[str, Recovery] = {"full": full, "partial": partial, "fresh": fr
 def recovery(name: str) -> Recovery:
     """Return the recovery called `name`."""
     if name not in RECOVERIES:
-        raise BadInput(f"there is no recovery {name!r}; choose one of {', '.join(RECOVERIES)}")
+        raise BadInput(f"There is no recovery {name!r}: choose one of {', '.join(RECOVERIES)}.")
     return RECOVERIES[name]
 
 

@@ -1,1 +1,1 @@
-"""What we train, and its data."""
+"""Training workloads for the simulator and the parameter server, their data sets, and the interface for your own."""

@@ -1,7 +1,7 @@
-"""Where some blocks lie in arrays in which others are packed with them: to take them out, put them in, or add to them.
+"""Positions of some blocks in arrays in which other blocks are packed with them: take, put or add them.
 
-Finding the places takes longer than using them for a few small blocks, so whoever exchanges the same blocks in every
-iteration keeps them.
+Finding the positions takes longer than using them for a few small blocks, so callers that exchange the same blocks in
+every iteration keep them.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from holdfast.workloads.workload import Arrays
 
 
 class _Rows(NamedTuple):
-    """The rows of some blocks along a dimension of an array, which has `length` of them; None: all there are."""
+    """The rows of some blocks along a dimension of length `length`; None means all."""
 
     dim: int
     length: int
@@ -26,7 +26,7 @@ class _Rows(NamedTuple):
 
 
 class BlockSlices:
-    """The places of the blocks `wanted` among the blocks `packed`, which contain them; both rise."""
+    """The positions of the blocks `wanted` among the blocks `packed`, which contain them; both rise."""
 
     def __init__(self, blocks: Blocks, packed: Ids, wanted: Ids) -> None:
         self.everything = len(wanted) == len(packed)
@@ -43,35 +43,35 @@ class BlockSlices:
                 self._rows |= dict.fromkeys(family.members, _rows(family, own))
 
     def take(self, arrays: Arrays) -> Arrays:
-        """These blocks alone, packed: a copy, or the arrays themselves where there are no other blocks."""
+        """Return these blocks alone, packed: a copy, or the arrays themselves if there are no other blocks."""
         if self.everything:
             return arrays
         return {name: _taken(arrays[name], rows) for name, rows in self._rows.items() if name in arrays}
 
     def put(self, values: Arrays, arrays: Arrays) -> None:
-        """Write these blocks, packed, into the arrays."""
+        """Write these blocks, packed, into `arrays`."""
         for name, value in values.items():
             arrays[name][self._rows[name].where] = value
 
     def add(self, values: Arrays, arrays: Arrays) -> None:
-        """Add these blocks, packed, to the arrays."""
+        """Add these blocks, packed, to `arrays`."""
         for name, value in values.items():
             arrays[name][self._rows[name].where] += value
 
     def room(self, values: Arrays) -> Arrays:
-        """Room for all blocks that are packed, in arrays of the kind that hold these blocks, to add to."""
+        """Return arrays for all packed blocks, like `values`, to add to."""
         if strange := [name for name in values if name not in self._rows]:
             raise BadInput(f"there is no block of an array {strange[0]!r} among those it was pushed for")
         return {name: _room(value, self._rows[name]) for name, value in values.items()}
 
 
 def together(pieces: Sequence[tuple[BlockSlices, Arrays]]) -> Arrays:
-    """Blocks from several sides, each of which has others, as one."""
+    """Join blocks from several sources that have no block in common."""
     return _combined(pieces, BlockSlices.put)
 
 
 def added(pieces: Sequence[tuple[BlockSlices, Arrays]]) -> Arrays:
-    """Blocks from several sides, which may have the same ones, as one: added up in this order."""
+    """Add up blocks from several sources, in this order; they may have blocks in common."""
     return _combined(pieces, BlockSlices.add)
 
 

@@ -1,16 +1,15 @@
 """A small convolutional network trained by Adam on images of digits; an iteration is a fixed number of batches.
 
-Which images an iteration sees is keyed by the clock alone. The loss is that of a fixed set of images under the mean of
-the parameters over the batches of the iteration: from one batch to the next the loss of the parameters themselves
-scatters by 10 %, more than a failure costs.
+The images of an iteration depend on stream and iteration alone. The loss is that of a fixed set of images under the
+mean of the parameters over the iteration's batches: the loss of the parameters themselves scatters by 10 % between
+batches, more than a failure costs.
 
-Adam (Kingma and Ba, 2014) at its recommended settings, on one flat buffer cut into rows that count their own steps.
-
-A row that is restored takes its count back with its moments; else the correction for moments that started at zero
-would be gone, and the row would leap by three times the rate.
+Adam (Kingma and Ba, 2014) has its recommended settings, on one flat buffer cut into rows that count their own steps. A
+restored row gets its count back with its moments; otherwise the correction for moments that started at zero would be
+missing, and the row would leap by three times the rate.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
@@ -27,7 +26,7 @@ from holdfast.blocks.division import Blocks, Floats, Ids, Norm, along, euclidean
 from holdfast.errors import BadInput
 from holdfast.workloads.convnet import Architecture
 from holdfast.workloads.datasets import LabeledData, load
-from holdfast.workloads.divided import Push, When, share, writable
+from holdfast.workloads.divided import DividedDefaults, Push, When, share, writable
 from holdfast.workloads.workload import Arrays, Clock, Stack, stacked, unstacked
 
 RATE, MEAN, SQUARE, EPSILON = 1e-3, 0.9, 0.999, 1e-8
@@ -35,7 +34,7 @@ RATE, MEAN, SQUARE, EPSILON = 1e-3, 0.9, 0.999, 1e-8
 
 @njit(cache=True, error_model="numpy")  # numpy's division: no test for zero, so that the loop runs in vectors
 def update(parameters: Any, mean: Any, square: Any, total: Any, gradient: Any, bounds: Any, counts: Any) -> None:
-    """One step in place: parameters, moments and counts; the new parameters are also added to `total`."""
+    """Do one step in place: parameters, moments and counts; the new parameters are also added to `total`."""
     fresh, fresh_square = np.float32(1 - MEAN), np.float32(1 - SQUARE)
     kept, epsilon = np.float32(SQUARE), np.float32(EPSILON)
     for row in range(len(counts)):
@@ -58,11 +57,11 @@ COMPANIONS = (*MOMENTS, "count", "average")  # of every parameter: Adam's, and t
 
 
 @dataclass(frozen=True, eq=False)
-class ConvolutionalNetwork:
-    """The network, with Adam's state and the average of every parameter beside it; the loss is the mean cross-entropy.
+class ConvolutionalNetwork(DividedDefaults):
+    """The network, with Adam's state and the average of every parameter; the loss is the mean cross-entropy.
 
-    Trials are advanced one after the other: the matrices of a single trial are large enough to keep a core busy, and
-    then a trial cannot depend on its neighbours. So a stack has one lane, and no lane ever idles.
+    Trials are advanced one after the other: the matrices of a single trial keep a core busy, and trials cannot affect
+    each other. So a stack has one lane.
     """
 
     data: LabeledData
@@ -79,20 +78,20 @@ class ConvolutionalNetwork:
 
     @property
     def name(self) -> str:
-        """`cnn-` and the data set: however it is partitioned, it trains alike."""
+        """`cnn-` and the data set; the partition does not change the training."""
         return f"cnn-{self.data.name}"
 
     @cached_property
     def blocks(self) -> Blocks:
-        """By layer: every weight and every bias is a block. By shard: every slice of them along the first dimension."""
+        """Every weight and bias (by layer), or every slice of them along the first dimension (by shard)."""
         state = self.start()
-        companions = {name: [f"{name}.{each}" for each in COMPANIONS] for name in self.architecture.shapes}
+        companions = {name: [f"{name}.{companion}" for companion in COMPANIONS] for name in self.architecture.shapes}
         if self.partition == "layer":
             return whole(state, companions=companions)
         return reduce(add, (along(state, name, companions=names) for name, names in companions.items()))
 
     def start(self, stream: int = 0) -> Arrays:
-        """He's uniform initialisation, biases, moments and counts zero."""
+        """Return He's uniform initialisation, with biases, moments and counts of zero."""
         rng = np.random.default_rng((stream, 0))  # 0: before iteration 0, which draws by 1
         state: Arrays = {}
         for name, shape in self.architecture.shapes.items():
@@ -103,13 +102,13 @@ class ConvolutionalNetwork:
         return state
 
     def samples(self, iteration: int, stream: int) -> Ids:
-        """The images of an iteration, a batch in every row: none twice."""
+        """Draw the images of an iteration without repetition, one batch in each row."""
         rng = np.random.default_rng((stream, iteration + 1))
         chosen = rng.choice(len(self.data.y), self.batches * self.batch, replace=False)
         return chosen.reshape(self.batches, self.batch)
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """The batches of one iteration, for one trial after the other."""
+        """Train on the batches of one iteration, one trial after the other."""
         from holdfast.workloads.convnet import Network, one_thread  # here, because importing PyTorch takes a second
 
         with one_thread():
@@ -118,7 +117,7 @@ class ConvolutionalNetwork:
             return stacked([self._train(network, unstacked(stack, lane), *trial) for lane, trial in enumerate(trials)])
 
     def loss(self, stack: Stack) -> Floats:
-        """Mean cross-entropy of the first images, summed in double precision."""
+        """Return the mean cross-entropy of the first images, summed in double precision."""
         from holdfast.workloads.convnet import Network, one_thread
 
         with one_thread():
@@ -127,33 +126,30 @@ class ConvolutionalNetwork:
             return np.array([self._evaluate(network, unstacked(stack, lane), self._evaluated) for lane in range(lanes)])
 
     def survivors(self, ids: Ids, held: Arrays) -> Arrays:
-        """Nothing: units differ from each other, and one that is lost is none of the others."""
+        """Return nothing: other units tell nothing about a lost one."""
         return {}
 
-    def fresh(self, ids: Ids, said: Arrays, iteration: int, stream: int) -> Arrays:
-        """The first values: units at zero would not learn, and survivors have learned beside units not far from their first."""
+    def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
+        """Return the first values: units at zero would not learn, and survivors adapted to units near their first
+        values."""
         return {name: np.asarray(value) for name, value in self.blocks.pack(self.start(stream), ids).items()}
 
     @property
     def rounds(self) -> int:
-        """One for each batch of an iteration."""
+        """One round per batch."""
         return self.batches
 
     def part(self, worker: int, workers: int) -> "_Part":
-        """A slice of every batch, and a share of the images that the loss is measured on."""
+        """Return a slice of every batch, and a share of the images on which the loss is measured."""
         evaluated = self._evaluated[share(len(self._evaluated), worker, workers)]
         return _Part(self, share(self.batch, worker, workers), evaluated)
 
     def pulls(self, part: "_Part", round: int) -> Ids:
-        """All parameters."""
+        """Return all parameters."""
         return self._everything
 
-    def summary(self, ids: Ids, held: Arrays) -> Arrays:
-        """Nothing: workers need no more than the parameters."""
-        return {}
-
     def compute(self, part: "_Part", when: When, pulled: Arrays, summed: Arrays) -> Push:
-        """The gradient of the worker's images, which counts by how many of the batch they are."""
+        """Return the gradient of the worker's images, weighted by their share of the batch."""
         which = part.images(when)
         if not len(which):
             return Push(np.zeros(0, np.int64), {})
@@ -164,12 +160,10 @@ class ConvolutionalNetwork:
             return Push(self._everything, network.gradient.copy())
 
     def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
-        """A step of Adam; the average is that of the rounds up to this one.
+        """Do a step of Adam; the average is that of the rounds up to this one.
 
-        So a row that comes back in the middle of an iteration brings its old average for the rounds that it missed.
+        So a row that is restored in the middle of an iteration has its old average for the rounds that it missed.
         """
-        pass
-
         for name, gradient in pushed.items():
             count, average = held[f"{name}.count"], held[f"{name}.average"]
             mean, square = (held[f"{name}.{moment}"].reshape(-1) for moment in MOMENTS)
@@ -181,16 +175,11 @@ class ConvolutionalNetwork:
             average /= np.float32(when.round + 1)
 
     def measure(self, part: "_Part", pulled: Arrays, summed: Arrays) -> float:
-        """What the worker's images add to the mean cross-entropy."""
+        """Return the worker's images' part of the mean cross-entropy."""
         with part.network(self.batch) as network:
             return self._evaluate(network, pulled, part.evaluated)
 
-    def total(self, measures: Sequence[float]) -> float:
-        """The sum."""
-        return sum(measures)
-
     def _train(self, network: "Network", state: Arrays, iteration: int, stream: int) -> Arrays:
-        pass
         from holdfast.workloads.convnet import Buffer
 
         shapes = self.architecture.shapes
@@ -212,12 +201,12 @@ class ConvolutionalNetwork:
         } | {f"{name}.count": counts[rows[i] : rows[i + 1]] for i, name in enumerate(shapes)}
 
     def _differentiate(self, network: "Network", which: Ids) -> None:
-        """Leave in the network the gradient of these images' mean cross-entropy."""
+        """Compute, in the network, the gradient of the mean cross-entropy of the images `which`."""
         network.load(self.data.x, which)
         network.differentiate(self.data.y[which])
 
     def _evaluate(self, network: "Network", state: Arrays, batches: Ids) -> float:
-        """What batches of images, in rows, add to the mean cross-entropy under the averaged parameters."""
+        """Return the part of the mean cross-entropy of `batches` under the averaged parameters."""
         network.parameters.fill({name: state[f"{name}.average"] for name in self.architecture.shapes})
         total = 0.0
         for which in batches:
@@ -231,18 +220,18 @@ class ConvolutionalNetwork:
 
     @property
     def _evaluated(self) -> Ids:
-        """The images that the loss is measured on, a batch in every row."""
+        """The images on which the loss is measured, one batch in each row."""
         return np.arange(self.evaluated).reshape(-1, self.batch)
 
     @cached_property
     def _row_bounds(self) -> Ids:
-        """Where the rows of all parameters, slices along the first dimension, begin and end in a flat buffer."""
+        """The bounds of all rows (slices along the first dimension) in a flat buffer."""
         sizes = [np.full(shape[0], prod(shape[1:])) for shape in self.architecture.shapes.values()]
         return np.append(0, np.cumsum(np.concatenate(sizes)))
 
 
 class _Part:
-    """What a worker has: places in every batch, batches to measure the loss on, and networks to compute with."""
+    """A worker's slice of every batch, its batches to measure the loss on, and its networks."""
 
     def __init__(self, workload: ConvolutionalNetwork, places: slice, evaluated: Ids) -> None:
         self.evaluated = evaluated
@@ -251,7 +240,7 @@ class _Part:
         self._drawn: tuple[tuple[int, int], Ids] | None = None
 
     def images(self, when: When) -> Ids:
-        """The worker's images of a round; those of the whole iteration are drawn once."""
+        """Return the worker's images of a round; an iteration's images are drawn once."""
         key = when.iteration, when.stream
         if self._drawn is None or self._drawn[0] != key:
             self._drawn = key, self._workload.samples(*key)
@@ -259,7 +248,7 @@ class _Part:
 
     @contextmanager
     def network(self, batch: int) -> Iterator["Network"]:
-        """A network for batches of this size, on one thread."""
+        """Return a network for batches of size `batch`, on one thread."""
         from holdfast.workloads.convnet import Network, one_thread
 
         with one_thread():
@@ -289,10 +278,10 @@ PARTITIONS = ("layer", "shard")
 
 
 def cnn(partition: str, data: Path | None = None, *, dataset: str = "mnist") -> ConvolutionalNetwork:
-    """The network on a data set by name, with the settings that belong to it; partitioned by layer or by shard."""
+    """Return the network with the settings of a data set, partitioned by layer or by shard."""
     if partition not in PARTITIONS:
-        raise BadInput(f"there is no partition {partition!r} of a CNN; choose one of {', '.join(PARTITIONS)}")
+        raise BadInput(f"There is no partition {partition!r} of a CNN: choose one of {', '.join(PARTITIONS)}.")
     if dataset not in SETTINGS:
-        raise BadInput(f"there are no CNN settings for {dataset!r}; choose one of {', '.join(SETTINGS)}")
+        raise BadInput(f"There are no CNN settings for {dataset!r}: choose one of {', '.join(SETTINGS)}.")
     architecture, batches, evaluated, criterion = SETTINGS[dataset]
     return ConvolutionalNetwork(load(dataset, data), architecture, partition, batches, evaluated, criterion)

@@ -1,10 +1,8 @@
-"""The scores and the gradient of a small convolutional network, in buffers that are used again for every batch.
+"""The scores and the gradient of a small convolutional network, in buffers that are reused for every batch.
 
-Arrays have the image of the batch as their last axis, so that every loop runs over neighbouring memory. Matrix products
-are PyTorch's: the library it brings is twice as fast as numpy's on the long thin matrices of a small network. All other
-steps are loops compiled by numba, because one pass over memory costs as much as several of these products.
-
-The sizes of a small convolutional network, and the shapes of its parameters that follow from them.
+The last axis of arrays is the image in the batch, so that every loop runs over neighbouring memory. Matrix products are
+PyTorch's, which are twice as fast as numpy's on the long thin matrices of a small network. All other steps are loops
+compiled by numba, because one pass over memory costs as much as several of these products.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,7 +32,7 @@ class Architecture:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every parameter, in order: laid out as PyTorch does, outputs first."""
+        """The shape of every parameter, in order, in PyTorch's layout (outputs first)."""
         (first, second), (third, fourth) = self.channels, self.hidden
         pooled = ((self.side - self.kernel) // self.stride + 1) // 2
         weights: dict[str, tuple[int, ...]] = {
@@ -56,7 +54,7 @@ Reals: TypeAlias = npt.NDArray[np.float32]
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """PyTorch on one thread within, and as it was afterwards: the number of threads would show in the last bits."""
+    """Run PyTorch on one thread: the number of threads changes the last bits."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -66,7 +64,7 @@ def one_thread() -> Iterator[None]:
 
 
 class Buffer:
-    """Numbers for every parameter in one run of memory, and each parameter's part of it."""
+    """Values of every parameter in one contiguous array, and a view for each parameter."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         sizes = [prod(shape) for shape in shapes.values()]
@@ -75,19 +73,19 @@ class Buffer:
         self.parts = {name: part.view(shape) for part, (name, shape) in zip(parts, shapes.items(), strict=True)}
 
     def fill(self, arrays: Mapping[str, Reals]) -> None:
-        """Take the values of these arrays."""
+        """Copy the values of `arrays`."""
         for name, part in self.parts.items():
             part.numpy()[...] = arrays[name]
 
     def copy(self) -> dict[str, Reals]:
-        """The values as arrays of their own."""
+        """Return the values as separate arrays."""
         return {name: part.numpy().copy() for name, part in self.parts.items()}
 
 
 class Convolution:
     """A convolution, 2×2 max pooling and ReLU.
 
-    The four positions of a pooling window are an axis of their own in all large arrays; rows and columns that no window
+    The four positions of a pooling window are a separate axis in all large arrays; rows and columns that no window
     covers are never computed.
     """
 
@@ -109,13 +107,13 @@ class Convolution:
         self._winner = np.empty(self.output.shape, np.uint8)
 
     def forward(self) -> None:
-        """From `input` to `output`, which has one row for each channel."""
+        """Compute `output`, with one row per channel, from `input`."""
         _unfold(self._padded, self._patches, self._stride)
         torch.mm(self._weight, self._patch_rows, out=self._sum_rows)
         _pool(self._sums, self._bias, self.output, self._winner)
 
     def backward(self, slope: Reals, weight: torch.Tensor, bias: torch.Tensor) -> None:
-        """From the slope of the loss by `output` to that by the parameters; the sums become the slope by the sums."""
+        """Compute the gradient of the parameters from that of `output`; the sums become their own gradient."""
         _unpool(slope, self._winner, self._sums, bias.numpy())
         if len(self._weight) < 16:
             torch.mm(self._sum_rows, self._patch_rows.T, out=weight.flatten(1))
@@ -123,13 +121,13 @@ class Convolution:
             weight.flatten(1).copy_(torch.mm(self._patch_rows, self._sum_rows.T).T)
 
     def backward_to(self, slope: Reals) -> None:
-        """After `backward`: write the slope by `input`; the patches become the slope by the patches."""
+        """Write the gradient of `input`, after `backward`; the patches become their own gradient."""
         torch.mm(self._weight.T, self._sum_rows, out=self._patch_rows)
         _fold(self._patches, slope, self._stride, self._pad)
 
 
 class Network:
-    """Two convolutions and three fully connected layers, with their parameters, for batches of one size."""
+    """Two convolutions and three fully connected layers with their parameters, for batches of one size."""
 
     def __init__(self, architecture: Architecture, batch: int) -> None:
         self.parameters, self.gradient = Buffer(architecture.shapes), Buffer(architecture.shapes)
@@ -140,11 +138,11 @@ class Network:
         self._values: dict[str, torch.Tensor] = {}
 
     def load(self, images: Reals, which: Ids) -> None:
-        """Take these rows of `images` as the batch."""
+        """Use the rows `which` of `images` as the batch."""
         _load(images, which, self._one.input.reshape(-1, self._batch))
 
     def scores(self) -> torch.Tensor:
-        """The unnormalised log-probabilities of the batch: a row for each class, a column for each image."""
+        """Return the logits of the batch: a row for each class, a column for each image."""
         self._one.forward()
         self._two.input[...] = self._one.output.reshape(self._one.shape)
         self._two.forward()
@@ -158,7 +156,7 @@ class Network:
         return value
 
     def differentiate(self, labels: Ids) -> None:
-        """Write into `gradient` the gradient of the batch's mean cross-entropy."""
+        """Write the gradient of the batch's mean cross-entropy into `gradient`."""
         slope = torch.softmax(self.scores(), 0)
         slope.numpy()[labels, np.arange(self._batch)] -= 1
         slope /= self._batch
@@ -180,7 +178,7 @@ class Network:
 
 
 def _room(*shape: int) -> Reals:
-    """Zeros in memory of PyTorch's, which starts on a cache line: where a matrix starts may show in the last bits."""
+    """Allocate zeros with PyTorch, aligned to a cache line: the alignment of a matrix may change the last bits."""
     room: Reals = torch.zeros(shape).numpy()
     return room
 
@@ -201,7 +199,7 @@ def _silence(slope: Any, value: Any) -> None:
 
 @njit(cache=True)
 def _unfold(image: Any, patches: Any, stride: int) -> None:
-    """Copy, for every position of the kernel, the pixels it meets: convolution becomes one matrix product."""
+    """Copy, for every position of the kernel, the pixels it meets, so that convolution becomes one matrix product."""
     inputs, kernel, _, _, _, pooled, _, batch = patches.shape
     for c in range(inputs):
         for ky in range(kernel):
@@ -218,7 +216,7 @@ def _unfold(image: Any, patches: Any, stride: int) -> None:
 
 @njit(cache=True)
 def _fold(patches: Any, image: Any, stride: int, pad: int) -> None:
-    """The transpose of `_unfold`: every pixel is given the sum of its copies; the border is dropped."""
+    """Add up the copies of every pixel, the transpose of `_unfold`; the border is dropped."""
     inputs, kernel, _, _, _, pooled, _, batch = patches.shape
     side = image.shape[1]
     image[...] = 0
@@ -242,7 +240,8 @@ def _fold(patches: Any, image: Any, stride: int, pad: int) -> None:
 
 @njit(cache=True)
 def _pool(sums: Any, bias: Any, output: Any, winner: Any) -> None:
-    """The largest of four, the bias, ReLU; and which of the four it was, the first among equals, 4 where ReLU is 0."""
+    """Compute the maximum of four, the bias and ReLU, and the index of the maximum (the first if equal, 4 where ReLU is
+    0)."""
     for c in range(len(sums)):
         a, b, d, e = sums[c, 0], sums[c, 1], sums[c, 2], sums[c, 3]
         shift, out, won = bias[c], output[c], winner[c]

@@ -1,6 +1,6 @@
-"""Text corpora as arrays: each is read from the files it is published as, into numbered words, document by document.
+"""Text corpora as arrays of numbered words, read from the files in which they are published.
 
-Where the files are is the business of `fetch`; a file that is not what its name says is `Corrupt`.
+`fetch` finds the files; a damaged file raises `Corrupt`.
 """
 
 import gzip
@@ -45,9 +45,9 @@ class CorpusSource:
 
 
 def load(name: str, data: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Corpus:
-    """Load a corpus by name from `data` or $HOLDFAST_DATA or the cache, fetching it if need be."""
+    """Load a corpus by name from `data`, $HOLDFAST_DATA or the cache, or download it."""
     if name not in CORPORA:
-        raise BadInput(f"there is no corpus {name!r}: choose one of {', '.join(CORPORA)}.")
+        raise BadInput(f"There is no corpus {name!r}: choose one of {', '.join(CORPORA)}.")
     return CORPORA[name](lambda source: _located(source, data, progress))
 
 
@@ -85,7 +85,7 @@ STORIES = 1510
 
 
 def _newsgroups(locate: Locate) -> Corpus:
-    """The training posts without headers, footers, quotes and stop words, and words that are in at least five posts."""
+    """Read the training posts without headers, footers, quotes and stop words, with words in at least five posts."""
     path = locate(NEWSGROUPS)
 
     def read() -> Corpus:
@@ -96,7 +96,7 @@ def _newsgroups(locate: Locate) -> Corpus:
 
 
 def _reuters(locate: Locate) -> Corpus:
-    """Titles and bodies of the first stories of the ModApte training split, treated as the posts are."""
+    """Read titles and bodies of the first stories of the ModApte training split, treated like the posts."""
     path = locate(REUTERS)
 
     def read() -> Corpus:
@@ -108,18 +108,20 @@ def _reuters(locate: Locate) -> Corpus:
 
 
 def _kept(name: str, path: Path, read: Callable[[], Corpus]) -> Corpus:
-    """A corpus as it was read once from this file."""
+    """Return the corpus in the file `path`, prepared once by `read` and cached."""
 
     def make() -> Named:
-        made = read()
-        return {"words": made.words, "bounds": made.bounds, "vocabulary": np.array([made.vocabulary])}
+        corpus = read()
+        return {"words": corpus.words, "bounds": corpus.bounds, "vocabulary": np.array([corpus.vocabulary])}
 
-    found = kept(path, Path(__file__), make)
-    return Corpus(name, found["words"].astype(np.int32), found["bounds"].astype(np.int64), int(found["vocabulary"][0]))
+    arrays = kept(path, Path(__file__), make)
+    return Corpus(
+        name, arrays["words"].astype(np.int32), arrays["bounds"].astype(np.int64), int(arrays["vocabulary"][0])
+    )
 
 
 def _generated(_: Locate) -> Corpus:
-    """Words drawn from the model itself, with few topics to a document and few words to a topic, as in real text."""
+    """Draw words from the model itself, with few topics per document and few words per topic, as in real text."""
     rng = np.random.default_rng(0)
     documents, vocabulary, topics = 200, 1000, 20
     lengths = rng.integers(100, 200, documents)
@@ -144,7 +146,7 @@ _DOCUMENTS = 5  # a word in fewer documents than this says little about topics
 
 
 def corpus(name: str, texts: Iterable[str], path: Path) -> Corpus:
-    """Number the words of documents: lower case, two letters or more, no stop words, none that is in few documents."""
+    """Number the words of documents: lower case, at least two letters, without stop words and rare words."""
     from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS  # here, because the import takes a second
 
     number: defaultdict[str, int] = defaultdict(itertools.count().__next__)
@@ -165,7 +167,7 @@ def corpus(name: str, texts: Iterable[str], path: Path) -> Corpus:
 
 
 def _numbered(name: str, words: NDArray[np.int64], lengths: NDArray[np.int64]) -> Corpus:
-    """Most frequent words first, so that their counts are neighbours in memory; documents without words are left out."""
+    """Number words by falling frequency, so that frequent counts are neighbours in memory; drop empty documents."""
     _, first, index, count = np.unique(words, return_index=True, return_inverse=True, return_counts=True)
     rank = np.empty(len(count), dtype=np.int32)
     rank[np.lexsort((first, -count))] = np.arange(len(count), dtype=np.int32)  # equals: by their first appearance
@@ -177,7 +179,7 @@ _QUOTING = ("writes in", "writes:", "wrote:", "says:", "said:")
 
 
 def own_words(post: str) -> str:
-    """What the author of a post wrote in it, by the rules of scikit-learn: no header, no footer, no quotation."""
+    """Return what the author of a post wrote, by scikit-learn's rules: without header, footer and quotations."""
     body = post.partition("\n\n")[2]
     lines = body.strip().split("\n")
     # The footer is what follows the last line that is blank or of hyphens.
@@ -193,14 +195,14 @@ _PART = re.compile(r"<(TITLE|BODY)>(.*?)</\1>", re.DOTALL)
 
 
 def training_stories(sgml: str) -> Iterator[str]:
-    """Title and body of each story of the ModApte training split in an SGML file."""
+    """Yield title and body of each story of the ModApte training split in an SGML file."""
     for attributes, content in _STORY.findall(sgml):
         if 'TOPICS="YES"' in attributes and 'LEWISSPLIT="TRAIN"' in attributes:
             yield html.unescape(" ".join(part for _, part in _PART.findall(content)))
 
 
 def _located(source: CorpusSource, data: str | os.PathLike[str] | None, progress: Progress | None) -> Path:
-    """The archive or the extracted folder: from `data` or else $HOLDFAST_DATA, from the cache, or fetched now."""
+    """Return the archive or the extracted folder, from `data`, $HOLDFAST_DATA or the cache, or download it."""
     for folder in (data_folder(data), cache_folder()):
         if folder is None:
             continue
@@ -211,12 +213,12 @@ def _located(source: CorpusSource, data: str | os.PathLike[str] | None, progress
     return obtain(source.archive, data, progress)
 
 
-# What the unpackers raise for bytes that changed.
+# The errors that unpacking a damaged archive raises.
 _DAMAGE = (tarfile.TarError, gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
 
 
 def _texts(path: Path, wanted: Callable[[PurePosixPath], bool]) -> Iterator[tuple[str, str]]:
-    """Name and text of every wanted file in an archive or a folder."""
+    """Yield name and text of every wanted file in an archive or a folder."""
     try:
         for name, content in _files(path, wanted):
             yield name, content.decode("latin-1")

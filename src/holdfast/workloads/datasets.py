@@ -1,6 +1,6 @@
-"""Data sets as arrays: each is read from the files it is published as, into features and labels.
+"""Data sets as arrays of features and labels, read from the files in which they are published.
 
-Where the files are is the business of `fetch`; a file that is not what its name says is `Corrupt`.
+`fetch` finds the files; a damaged file raises `Corrupt`.
 """
 
 import gzip
@@ -41,12 +41,12 @@ class LabeledData:
 def load(
     name: str, data: str | os.PathLike[str] | None = None, split: str = "train", progress: Progress | None = None
 ) -> LabeledData:
-    """Load a data set by name from `data` or $HOLDFAST_DATA or the cache, fetching it if need be.
+    """Load a data set by name from `data`, $HOLDFAST_DATA or the cache, or download it.
 
     A data set that was published whole has one split, "train".
     """
     if name not in DATASETS:
-        raise BadInput(f"there is no data set {name!r}: choose one of {', '.join(sorted(DATASETS))}.")
+        raise BadInput(f"There is no data set {name!r}: choose one of {', '.join(sorted(DATASETS))}.")
     splits = DATASETS[name]
     if split not in splits:
         raise BadInput(f"{name} has no split {split!r}: choose one of {', '.join(splits)}.")
@@ -103,7 +103,7 @@ def _mnist(images: Path, labels: Path) -> LabeledData:
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """An array of bytes in LeCun's IDX form: big-endian magic and sizes, then the values."""
+    """Read an array of bytes in LeCun's IDX format: big-endian magic and sizes, then the values."""
     with unpacked(path) as stream:
         content = stream.read()
     start = 4 + 4 * dimensions
@@ -138,7 +138,7 @@ def _covtype(obtain: Obtain) -> LabeledData:
 
 
 def read_covtype(path: Path) -> NDArray[np.int16]:
-    """UCI's table of 54 features and a class from 1 to 7, as the whole numbers it is published in."""
+    """Read UCI's table of 54 features and a class from 1 to 7, as whole numbers."""
     # Every value fits 16 bits, and the text is read as a stream: 64 MB for the table and little beside it.
     with unpacked(path, member="covtype.data.gz") as stream, warnings.catch_warnings():
         warnings.simplefilter("error")  # loadtxt only warns of an empty file
@@ -174,13 +174,13 @@ DATASETS: dict[str, dict[str, Callable[[Obtain], LabeledData]]] = {
 }
 
 
-# What the unpackers raise for bytes that changed: zipfile takes a flipped flag for an encryption or a method it lacks.
+# The errors that unpacking damaged bytes raises: zipfile takes a flipped flag for an unsupported encryption or method.
 _DAMAGE = (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile, struct.error, RuntimeError)
 
 
 @contextmanager
 def unpacked(path: Path, member: str = "") -> Iterator[IO[bytes]]:
-    """The content of a file that is plain, gzipped, or a zip with `member` in it, as its first bytes say."""
+    """Open a file that is plain, gzipped, or a zip that contains `member`, by its first bytes."""
     try:
         with ExitStack() as stack:
             stream: IO[bytes] = stack.enter_context(path.open("rb"))

@@ -1,16 +1,15 @@
-"""What a parameter server asks of a workload: its iteration, divided among workers and nodes.
+"""The interface of a workload that runs on the parameter server: its iteration, divided among workers and nodes.
 
-An iteration is a fixed number of rounds. In a round every worker pulls blocks, computes from them and from its part of
-the input, and pushes something for blocks; once all have pushed, the nodes apply it to the blocks that they hold.
+An iteration has a fixed number of rounds. In a round every worker pulls blocks, computes from them and from its part of
+the input, and pushes updates; once all have pushed, the nodes apply the updates to their blocks.
 
-Blocks travel packed, as `Blocks.pack` packs them: for every array the rows of some blocks, in rising order of their
-numbers, without gaps in memory. An array none of whose blocks is among them is not there.
+Blocks are packed as by `Blocks.pack`: for every array the rows of some blocks, in rising order of their numbers,
+contiguous in memory. An array without any of these blocks is left out.
 
-Nodes may also say something about all blocks that they hold together, such as how often each word has each topic; what
-they say adds up, and workers get the sum. It is added up in any order, so it should be whole numbers where the last bits
-matter.
+Nodes may also give a summary of all their blocks, such as how often each word has each topic. Summaries are added up,
+in any order, and workers get the sum; use whole numbers if the last bits matter.
 
-What a worker is given may be shared with others: it reads `pulled` and `summed`, and never changes them.
+Workers share `pulled` and `summed` with others and must not change them.
 """
 
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from holdfast.workloads.workload import Arrays, Workload
 
 
 class When(NamedTuple):
-    """A round of an iteration, and the stream of random numbers that the run follows."""
+    """A round of an iteration, and the stream of random numbers of the run."""
 
     iteration: int
     round: int
@@ -32,10 +31,10 @@ class When(NamedTuple):
 
 
 class Push(NamedTuple):
-    """What a worker has computed for some blocks, which it names in rising order.
+    """A worker's update of the blocks `ids`, which rise.
 
-    For each array that it changes, one row for every row of these blocks; how wide a row is and what it means is between
-    `compute` and `apply`. Arrays that only nodes change, such as an optimizer's moments, are left out.
+    For each array that changes, one row for every row of these blocks; `compute` and `apply` agree on the width and
+    meaning of a row. Arrays that only nodes change, such as an optimizer's moments, are left out.
     """
 
     ids: Ids
@@ -43,45 +42,57 @@ class Push(NamedTuple):
 
 
 class Divided(Workload, Protocol):
-    """A workload that a parameter server can run; the simulator's iteration is the same mathematics."""
+    """A workload that the parameter server can run; it computes the same as the simulator's iteration."""
 
     @property
     def rounds(self) -> int:
-        """How often in an iteration workers pull and push: once for every batch, or for every half of the model."""
+        """The number of rounds per iteration: one per batch, or one per half of the model."""
 
     def part(self, worker: int, workers: int) -> Any:
-        """What this worker needs of the input, as one of so many; made where the worker runs, and never sent."""
+        """Return the input of worker number `worker` of `workers`; it is made where the worker runs, and never sent."""
 
     def pulls(self, part: Any, round: int) -> Ids:
-        """The blocks that a worker needs in this round, in rising order; of round `rounds`, to measure the loss."""
+        """Return the blocks that a worker needs in `round`, in rising order; in round `rounds`, to measure the loss."""
 
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
-        """What a node says about all blocks that it holds; added up over the nodes. Nothing for most workloads."""
+        """Return a node's summary of all its blocks, which is added up over nodes; empty for most workloads."""
 
     def compute(self, part: Any, when: When, pulled: Arrays, summed: Arrays) -> Push:
-        """What this worker pushes: what workers push for a block is added up, in the order of the workers."""
+        """Return a worker's push; pushes for the same block are added up, in the order of the workers."""
 
     def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
         """Change blocks in place by the sum of what was pushed for them; both are packed alike.
 
-        Only blocks for which some worker has pushed are among them, and any of those may be: what happens to a block must
-        not depend on which others are there.
+        The blocks are any subset of those that some worker has pushed, so the change of a block must not depend on the
+        others.
         """
 
     def measure(self, part: Any, pulled: Arrays, summed: Arrays) -> float:
-        """What this worker's part of the input adds to the loss."""
+        """Return the loss of this worker's part of the input."""
 
     def total(self, measures: Sequence[float]) -> float:
-        """The loss, from what each worker has measured, in the order of the workers."""
+        """Return the loss, from the workers' measures in the order of the workers."""
+
+
+class DividedDefaults:
+    """Defaults of most divided workloads: nodes give no summary, and the loss is the sum of the workers' measures."""
+
+    def summary(self, ids: Ids, held: Arrays) -> Arrays:
+        """Return no summary: workers need only the blocks that they pull."""
+        return {}
+
+    def total(self, measures: Sequence[float]) -> float:
+        """Return the sum."""
+        return sum(measures)
 
 
 def share(length: int, worker: int, workers: int) -> slice:
-    """This worker's neighbouring places of so many: all workers have equally many to within one."""
+    """Return this worker's slice of `length` items; all workers get equally many to within one."""
     return slice(length * worker // workers, length * (worker + 1) // workers)
 
 
 def balanced_share(weights: npt.NDArray[Any], worker: int, workers: int) -> slice:
-    """This worker's neighbouring places, where places weigh differently: all workers carry about the same."""
+    """Return this worker's slice of items of different weights; all workers get about the same weight."""
     ends = np.cumsum(weights)
     targets = np.arange(1, workers) * (ends[-1] / workers if len(ends) else 0)
     cuts = np.searchsorted(ends - weights / 2, targets)  # a place goes where its middle is
@@ -90,8 +101,8 @@ def balanced_share(weights: npt.NDArray[Any], worker: int, workers: int) -> slic
 
 
 def writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The array in one run of memory, copied if it is read-only, as what came over a network is.
+    """Return a contiguous array, copied if it is read-only, as arrays received over a network are.
 
-    Functions are compiled anew for arrays that they may not write, which takes seconds.
+    Compiled functions are compiled again for read-only arrays, which takes seconds.
     """
     return np.require(array, requirements=["C", "W"])

@@ -1,11 +1,8 @@
-"""How a data file comes to be on this disk: found in a folder, or fetched from its official home into the cache.
+"""Find a data file in a folder, or download it from its official home into the cache.
 
-Nothing here knows what a file contains; its checksum is all that is asked of it.
-
-Arrays that took long to make from a file, kept in the cache folder for the next process that needs them.
-
-A served run has many processes and each loads its workload, on a machine where reading one archive takes many seconds.
-What is kept is named by the content of the file and of the code that read it, so nothing stale is ever found.
+This module does not know what a file contains, only its checksum. Arrays that take long to read from a file are kept in
+the cache too, because every process of a run loads its workload; their name is a digest of the file and of the code
+that read it, so they are never stale.
 """
 
 import hashlib
@@ -35,9 +32,9 @@ CHUNK = 1 << 18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:
-    """One file of a data set: what it may be called, in which folders, and where its official copy lives.
+    """One file of a data set: its possible names and folders, and the URLs of its official copy.
 
-    The first folder and the first name are those of the official copy, whose checksum this is.
+    The first folder and the first name are those of the official copy, and the checksum is its checksum.
     """
 
     dataset: str
@@ -55,26 +52,26 @@ class _Refused(Exception):
 
 
 def obtain(file: DataFile, data: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Path:
-    """The path of a data file: from `data` or else $HOLDFAST_DATA, from the cache, or fetched now.
+    """Return the path of a data file, from `data`, $HOLDFAST_DATA or the cache, or download it.
 
-    A download shows as a task of `progress`, or as a bar of its own where stderr is a terminal.
+    A download shows as a task of `progress`, or as a separate bar if stderr is a terminal.
     """
     cache = cache_folder()
-    looked = [folder for folder in (data_folder(data), cache) if folder is not None]
-    for folder in looked:
-        if found := find(file, folder):
-            return found
+    folders = [folder for folder in (data_folder(data), cache) if folder is not None]
+    for folder in folders:
+        if path := find(file, folder):
+            return path
     try:
         return fetch(file, cache, progress)
     except _Refused as error:
         raise DataMissing(
-            f"{file.dataset}: no {file.names[0]} in {' or '.join(map(str, looked))}, and fetching it failed ({error}). "
+            f"{file.dataset}: no {file.names[0]} in {' or '.join(map(str, folders))}, and fetching it failed ({error}). "
             f"Name a folder that holds it with --data DIR or ${VARIABLE}, or download it to {file.at_home_in(cache)}."
         ) from None
 
 
 def data_folder(data: str | os.PathLike[str] | None) -> Path | None:
-    """The folder the user named, by argument or by environment; a folder that is not there is a mistake."""
+    """Return the folder named by argument or environment; raise BadInput if it does not exist."""
     named, by = (data, "--data") if data is not None else (os.environ.get(VARIABLE) or None, f"${VARIABLE}")
     if named is None:
         return None
@@ -85,18 +82,18 @@ def data_folder(data: str | os.PathLike[str] | None) -> Path | None:
 
 
 def cache_folder() -> Path:
-    """Where fetched files are kept, as the XDG convention has it."""
+    """Return the folder of downloaded files, by the XDG convention."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "holdfast"
 
 
 def find(file: DataFile, folder: Path) -> Path | None:
-    """The first of the file's places below a data folder that exists."""
-    places = (folder / below / name for below in file.folders for name in file.names)
-    return next((place for place in places if place.is_file()), None)
+    """Return the first existing path of `file` below a data folder."""
+    paths = (folder / below / name for below in file.folders for name in file.names)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def fetch(file: DataFile, cache: Path, progress: Progress | None = None) -> Path:
-    """Download a file into the cache: whole and with the right checksum, or not at all."""
+    """Download a file into the cache: complete and with the right checksum, or not at all."""
     final = file.at_home_in(cache)
     if progress is None:
         with _bar() as own:
@@ -127,10 +124,10 @@ def _fetch_one(url: str, sha256: str, final: Path, progress: Progress) -> None:
     descriptor, name = tempfile.mkstemp(dir=final.parent, prefix=f".{final.name}.", suffix=".tmp")
     try:
         with os.fdopen(descriptor, "wb") as out:
-            got = _download(url, out, progress)
+            digest = _download(url, out, progress)
             os.fsync(out.fileno())
-        if got != sha256:
-            raise _Refused(f"sha256 is {got[:12]}, expected {sha256[:12]}")
+        if digest != sha256:
+            raise _Refused(f"sha256 is {digest[:12]}, expected {sha256[:12]}")
         os.replace(name, final)  # the commit point: before it the cache does not have the file
     finally:
         with suppress(FileNotFoundError):
@@ -138,7 +135,7 @@ def _fetch_one(url: str, sha256: str, final: Path, progress: Progress) -> None:
 
 
 def _download(url: str, out: BinaryIO, progress: Progress) -> str:
-    """Copy what the server sends and return its sha256."""
+    """Copy the response to `out` and return its sha256."""
     digest = hashlib.sha256()
     task = progress.add_task(url.rsplit("/", 1)[-1], total=None)
     try:
@@ -153,19 +150,19 @@ def _download(url: str, out: BinaryIO, progress: Progress) -> str:
 
 
 def _chunks(url: str) -> Iterator[tuple[bytes, int | None]]:
-    """The body in pieces, each with the length the server announced; every network error is a refusal."""
+    """Yield the body in pieces, each with the announced length; raise _Refused for every network error."""
     request = urllib.request.Request(url, headers={"User-Agent": "holdfast"})
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
             length = response.headers.get("Content-Length", "")
             total = int(length) if length.isdecimal() else None
-            got = 0
+            received = 0
             while chunk := response.read(CHUNK):
-                got += len(chunk)
+                received += len(chunk)
                 yield chunk, total
             # A connection cut short ends like a complete one: http.client does not complain.
-            if total is not None and got < total:
-                raise _Refused(f"the transfer ended after {got} of {total} bytes")
+            if total is not None and received < total:
+                raise _Refused(f"the transfer ended after {received} of {total} bytes")
     except (OSError, http.client.HTTPException) as error:
         raise _Refused(" ".join(str(error).split()) or type(error).__name__) from error
 
@@ -181,32 +178,32 @@ WORTH = 1 << 20  # bytes of a file: a smaller one is read at once
 
 
 def kept(source: Path, code: Path, make: Callable[[], Named]) -> Named:
-    """What `make` makes of a file, found in the cache or put there; a cache that cannot be used is passed over."""
+    """Return what `make` makes of a file, from the cache if possible; an unusable cache is ignored."""
     if not source.is_file() or source.stat().st_size < WORTH:
         return make()
-    place = cache_folder() / "prepared" / f"{_digest(source, code)}.npz"
+    path = cache_folder() / "prepared" / f"{_digest(source, code)}.npz"
     with suppress(OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
-        return _read(place)
-    made = make()
+        return _read(path)
+    arrays = make()
     with suppress(OSError):
-        _put(place, made)
-    return made
+        _put(path, arrays)
+    return arrays
 
 
-def _read(place: Path) -> Named:
-    with place.open("rb") as file, np.load(file) as found:
-        return {name: found[name] for name in found.files}
+def _read(path: Path) -> Named:
+    with path.open("rb") as file, np.load(file) as file_arrays:
+        return {name: file_arrays[name] for name in file_arrays.files}
 
 
-def _put(place: Path, made: Named) -> None:
-    """Several processes may do so at once: each puts a whole file in place."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=place.parent)
+def _put(path: Path, arrays: Named) -> None:
+    """Write the arrays to `place` atomically, because several processes may do so at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent)
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
-            np.savez(file, **made)  # type: ignore[arg-type]
-        os.replace(temporary, place)
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+        os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -1,10 +1,11 @@
-"""A sweep of collapsed Gibbs sampling over a corpus: every token draws its topic anew, in many chains at once.
+"""A sweep of collapsed Gibbs sampling over a corpus: every token draws a new topic, in many chains at once.
 
-Chains stand in lanes, side by side: they read the same words, and only their counts differ. A chain's arithmetic is the
-same in any company, to the last bit. Both priors are 1, so a count with its prior added is still a whole number.
-Indices are unsigned and arrays flat, or compiled code would look for negative indices at every step.
+Chains are lanes, side by side: they read the same words, and only their counts differ. A chain's arithmetic is the
+same, to the last bit, whatever chains run beside it. Both priors are 1, so a count with its prior added is still a
+whole number. Indices are unsigned and arrays flat, because compiled code would check for negative indices at every
+step.
 
-All that decides a draw is in this one file, because numba compiles anew only when the file of a function has changed.
+Everything that determines a draw is in this file, because numba recompiles only if the file of a function has changed.
 """
 
 from collections.abc import Callable
@@ -48,15 +49,15 @@ def sweep(
     kinds: Kinds,
     first: int = 0,
 ) -> None:
-    """Draw every token's topic given all others, in place; tokens in the order of the corpus.
+    """Draw every token's topic given all others, in place, in the order of the corpus.
 
-    They may be some neighbouring documents of it, the first of whose tokens is token `first` of the corpus: a token
+    The tokens may be some neighbouring documents, the first of whose tokens is token `first` of the corpus: a token
     draws with the number that belongs to its place in the corpus.
 
     `topics` has a row for each token, `counts` for each word and topic how many tokens, plus 1, and `totals` for each
-    topic; the last axis of each is the lane, and `keys` has two rows of lanes. `reciprocal` is what `reciprocals` made.
-    Every draw is from the exact conditional p(z_i = k | all other z) ∝ (n_dk + 1) (n_wk + 1) / (n_k + V), with counts
-    that are never stale, in single precision.
+    topic; the last axis of each is the lane, and `keys` has two rows of lanes. `reciprocal` is the result of
+    `reciprocals`. Every draw is from the exact conditional p(z_i = k | all other z) ∝ (n_dk + 1) (n_wk + 1) / (n_k +
+    V), with counts that are never stale, in single precision.
     """
     width = np.uint64(len(lanes))
     row = np.uint64(len(kinds)) * width
@@ -77,23 +78,23 @@ def sweep(
 
 
 def reciprocals(tokens: int, vocabulary: int) -> Table:
-    """1 / (n + V) for every n that a topic can have: a look-up instead of two divisions a token.
+    """Return 1 / (n + V) for every possible size n of a topic: a look-up instead of two divisions per token.
 
-    Topics grow and shrink slowly, so what is looked up is in the cache.
+    Topics grow and shrink slowly, so the entries in use stay in the cache.
     """
     return (1 / (np.arange(tokens + 1) + vocabulary)).astype(np.float32)
 
 
 @njit(cache=True)
 def uniform_number(token, first, second):  # type: ignore[no-untyped-def]
-    """The number in [0, 1) that belongs to a token under two keys; a function, so that it depends on nothing drawn."""
+    """Return the number in [0, 1) of a token under two keys; it depends on no earlier draw."""
     x = _mixed(np.uint32(np.uint32(token) * np.uint32(0x9E3779B9)) + first)
     return np.float32(np.int32(_mixed(x + second) >> np.uint32(8))) * np.float32(2.0**-24)
 
 
 @njit(cache=True, inline="always")
 def _mixed(x):  # type: ignore[no-untyped-def]
-    """A 32-bit hash; C. Wellons searched for its multipliers, and found hardly any bias with these (hash-prospector)."""
+    """Return a 32-bit hash with hardly any bias; C. Wellons found these multipliers (hash-prospector)."""
     x = np.uint32(x)
     x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD))
     x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0xD35A2D97))
@@ -114,7 +115,7 @@ def _open(state, document, share, reciprocal, first, last, width):  # type: igno
 
 @njit(cache=True, inline="always")
 def _count(state, document, share, reciprocal, word, at, width, sign):  # type: ignore[no-untyped-def]
-    """Add the token at `at` to all counts of its topic, or take it out of them, in every lane."""
+    """Add the token at `at` to all counts of its topic, or remove it from them, in every lane."""
     topics, counts, totals = state
     for lane in range(width):
         k = np.uint64(topics[at + lane]) * width + lane
@@ -134,12 +135,12 @@ def _prefetch_row(counts, first, row):  # type: ignore[no-untyped-def]
 def _draw_topics(
     typing: Any, share: Any, counts: Any, row: Any, uniform: Any, topics: Any, at: Any, lanes: Any, kinds: Any
 ) -> Any:
-    """Set `topics[at:]` to a topic for each lane, topic k with a probability in proportion to share times count.
+    """Set `topics[at:]` to a topic for each lane, topic k with a probability proportional to share times count.
 
     Arrays are flat. `share`, and the counts from `row` on, hold the lanes of the first topic, then of the second, and
-    so on. A lane draws the topic in whose part of the sum of all probabilities its `uniform`, in [0, 1), falls. How
-    long the tuple `lanes` is says how many there are, and `kinds` how many topics. Spelled out in vector instructions, because a compiler that cannot
-    tell whether arrays overlap goes lane by lane, which takes far longer.
+    so on. A lane draws the topic in whose part of the sum of all probabilities its `uniform`, in [0, 1), falls. The
+    lengths of the tuples `lanes` and `kinds` are the numbers of lanes and topics. It is written in vector instructions,
+    because a compiler that cannot know whether arrays overlap works lane by lane, which takes far longer.
     """
     width = len(lanes)
     floats, whole = ir.VectorType(_FLOAT, width), ir.VectorType(ir.IntType(counts.dtype.bitwidth), width)
@@ -165,7 +166,7 @@ def _draw_topics(
 
 
 def _running_sums(build: Any, probability: Callable[[int], Vector], topics: int) -> list[Vector]:
-    """The sum of the probabilities up to and with each topic; rising, since each group starts where the last ended."""
+    """Return the sums of probabilities up to each topic; they rise, since each group starts where the last ended."""
     sums: list[Vector] = []
     for first in range(0, topics, _GROUP):
         group = [probability(first)]
@@ -176,7 +177,7 @@ def _running_sums(build: Any, probability: Callable[[int], Vector], topics: int)
 
 
 def _how_many(build: Any, conditions: list[Vector], width: int) -> Vector:
-    """How many conditions hold in each lane, counted by groups for the same reason that sums are."""
+    """Count the conditions that hold in each lane, by groups for the same reason as sums."""
     kind = ir.VectorType(_INT, width)
     groups = []
     for first in range(0, len(conditions), _GROUP):

@@ -1,7 +1,7 @@
-"""Colour images as bytes, with their classes: CIFAR-10 and CIFAR-100, and the 25 first classes of Tiny ImageNet.
+"""Colour images as bytes, with their classes: CIFAR-10, CIFAR-100, and the first 25 classes of Tiny ImageNet.
 
-CIFAR-10 is read from its official binary archive, or from arrays of its batches; CIFAR-100 from its archive; Tiny
-ImageNet from a zip of its JPEG files. Where the files are is the business of `fetch`.
+CIFAR-10 is read from its official binary archive or from arrays of its batches, CIFAR-100 from its archive, Tiny
+ImageNet from a zip of its JPEG files. `fetch` finds the files.
 """
 
 import io
@@ -42,19 +42,19 @@ CIFAR100 = DataFile(
     dataset="cifar100",
     folders=("cifar100", "."),
     names=("cifar-100-binary.tar.gz",),
-    urls=(),  # read where somebody has put it, not fetched
+    urls=(),  # never downloaded
     sha256="",
 )
 TINY_IMAGENET = DataFile(
     dataset="tinyimagenet",
     folders=("tinyimagenet", "."),
     names=("tiny-imagenet-200-first25classes.zip", "tiny-imagenet-200.zip"),
-    urls=(),  # the official archive has eight times as many classes as are read: it is not fetched for them
+    urls=(),  # never downloaded: the official archive has eight times as many classes
     sha256="",
 )
 TINY_CLASSES = 25
 SIDE = 64
-# What reading an archive or an image raises where its bytes are not what they should be.
+# The errors that reading a damaged archive or image raises.
 UNREADABLE = (
     OSError,
     EOFError,
@@ -72,7 +72,7 @@ RECORD_100 = 2 + PIXELS  # of a CIFAR-100 image: one of 20 groups of classes, it
 
 
 def cifar10(data: Path | None, *, train: int = 10_000, test: int = 2_000) -> tuple[LabeledImages, LabeledImages]:
-    """The first images of the first training batch and of the test batch."""
+    """Return the first images of the first training batch and of the test batch."""
     arrays = _arrays(data)
     if arrays is not None:
         return _from_arrays(arrays, "data_batch_1", "train", train), _from_arrays(arrays, "test_batch", "test", test)
@@ -81,14 +81,14 @@ def cifar10(data: Path | None, *, train: int = 10_000, test: int = 2_000) -> tup
 
 
 def cifar100(data: Path | None, *, train: int = 10_000) -> LabeledImages:
-    """The first training images, with their 100 classes."""
+    """Return the first training images, with their 100 classes."""
     path = obtain(CIFAR100, data)
     records = _records(path, "cifar-100-binary/train.bin", RECORD_100, train)
     return LabeledImages(records[:, 2:].reshape(-1, 3, 32, 32), records[:, 1].astype(np.int64))
 
 
 def tiny_imagenet(data: Path | None) -> tuple[LabeledImages, LabeledImages]:
-    """12,500 training and 1,250 validation images of the first 25 classes."""
+    """Return 12,500 training and 1,250 validation images of the first 25 classes."""
     path = obtain(TINY_IMAGENET, data)
     try:
         with zipfile.ZipFile(path) as archive:
@@ -99,7 +99,6 @@ def tiny_imagenet(data: Path | None) -> tuple[LabeledImages, LabeledImages]:
 
 
 def _arrays(data: Path | None) -> Path | None:
-    """The folder that holds CIFAR-10 as arrays, if there is one."""
     folder = data_folder(data)
     places = [] if folder is None else [folder / "cifar10", folder]
     return next((place for place in places if (place / "labels.npz").is_file()), None)
@@ -122,7 +121,7 @@ def _from_archive(path: Path, batch: str, count: int) -> LabeledImages:
 
 
 def _records(path: Path, name: str, size: int, count: int) -> Bytes:
-    """The first records of so many bytes in one file of an archive of CIFAR."""
+    """Read the first `count` records of `size` bytes from the file `name` in an archive of CIFAR."""
     try:
         with tarfile.open(path) as archive:
             member = archive.extractfile(name)
@@ -140,14 +139,14 @@ def _classes(archive: zipfile.ZipFile) -> list[str]:
 
 
 def _listing(archive: zipfile.ZipFile, start: str) -> str:
-    found = [name for name in archive.namelist() if Path(name).name.startswith(start)]
-    if not found:
+    names = [name for name in archive.namelist() if Path(name).name.startswith(start)]
+    if not names:
         raise ValueError(f"no {start}")
-    return found[0]
+    return names[0]
 
 
 def _training(archive: zipfile.ZipFile, classes: Sequence[str]) -> dict[str, int]:
-    """The class of every training image, by the name of its file."""
+    """Return the class of every training image, by file name."""
     parts = {name: name.split("/") for name in archive.namelist() if name.endswith(".JPEG") and "/train/" in name}
     return {name: classes.index(part[2]) for name, part in parts.items() if part[2] in classes}
 

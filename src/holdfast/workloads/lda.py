@@ -1,9 +1,8 @@
 """Latent Dirichlet allocation by collapsed Gibbs sampling; an iteration is one sweep over all tokens of the corpus.
 
-The state is the topic of every token and nothing else: word-topic counts follow from it, and are rebuilt when needed.
+The state is the topic of every token; word-topic counts are rebuilt from it when needed.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import lgamma
@@ -16,7 +15,7 @@ import numpy.typing as npt
 from holdfast.blocks.division import Blocks, Floats, Ids, Norm, State, ragged
 from holdfast.errors import BadInput
 from holdfast.workloads.corpora import Corpus, load
-from holdfast.workloads.divided import Push, When, balanced_share, share, writable
+from holdfast.workloads.divided import DividedDefaults, Push, When, balanced_share, share, writable
 from holdfast.workloads.gibbs import TOPICS, Keys, Table, reciprocals, sweep
 from holdfast.workloads.tally import Counts, Tokens, Topics, parted, tallied, tally, tally_documents
 from holdfast.workloads.workload import Arrays, Clock, Stack
@@ -25,16 +24,16 @@ LANES = 16
 
 
 def document_distance(blocks: Blocks, a: State, b: State) -> Floats:
-    """For each document the total variation between its topic distributions in two states, times its length.
+    """Return, for each document, the total variation between its topic distributions in two states, times its length.
 
-    That is half of the sum, over topics, of how much the numbers of its tokens differ.
+    That is half of the sum, over topics, of the difference in the number of its tokens.
     """
     one, other = (writable(np.ascontiguousarray(state["topics"])) for state in (a, b))
     return np.asarray(parted(blocks.families[0].bounds, one, other) / 2)
 
 
 class _Part(NamedTuple):
-    """A worker's documents, their words document by document, the number of their first token, and a share of words."""
+    """A worker's documents, their words, the number of their first token, and a share of the vocabulary."""
 
     worker: int
     documents: Ids
@@ -45,8 +44,8 @@ class _Part(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class LatentDirichletAllocation:
-    """Topics, twenty of them or more, with both priors 1; the loss is −log p(words, topics), all parameters integrated out."""
+class LatentDirichletAllocation(DividedDefaults):
+    """At least twenty topics, with both priors 1; the loss is −log p(words, topics), all parameters integrated out."""
 
     data: Corpus
     criterion: float
@@ -59,7 +58,7 @@ class LatentDirichletAllocation:
 
     @property
     def name(self) -> str:
-        """`lda-` and the corpus, and the number of topics where it is not the usual one."""
+        """`lda-` and the corpus, and the number of topics if it is not 20."""
         return f"lda-{self.data.name}" + (f"-{self.topics}" if self.topics != TOPICS else "")
 
     @cached_property
@@ -68,12 +67,12 @@ class LatentDirichletAllocation:
         return ragged(self.start(), "topics", self.data.bounds)
 
     def start(self, stream: int = 0) -> Arrays:
-        """Topics uniformly at random."""
+        """Draw topics uniformly at random."""
         rng = np.random.default_rng((stream, 0))  # 0: before iteration 0, which draws by 1
         return {"topics": rng.integers(self.topics, size=len(self.data.words), dtype=np.uint8)}
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """One sweep of every trial; the number a token draws with depends on stream and iteration alone."""
+        """Do one sweep of every trial; a token's random number depends on stream and iteration alone."""
         topics: Topics = stack["topics"].copy()
         keys = np.array([self._keys(*when) for when in zip(clock.stream, clock.iteration, strict=True)]).T
         if topics.shape[1] in (1, LANES):  # what the sampler is compiled for
@@ -86,38 +85,38 @@ class LatentDirichletAllocation:
         return {"topics": topics}
 
     def loss(self, stack: Stack) -> Floats:
-        """−log p(words, topics), from tables of log-factorials at the counts of words and of documents."""
+        """Return −log p(words, topics), from tables of log-factorials at the counts of words and documents."""
         topics = np.ascontiguousarray(stack["topics"])
         of_words, totals = tallied(self._log_gamma, self._word_bounds, self._by_word, topics, self.topics)
         of_documents, _ = tallied(self._log_gamma, self.data.bounds, self._in_order, topics, self.topics)
         return np.asarray([self._of_topics(lane) for lane in totals.T] - of_words - of_documents)
 
     def survivors(self, ids: Ids, held: Arrays) -> Arrays:
-        """How often each word has each topic in the surviving documents."""
+        """Count how often each word has each topic in the surviving documents."""
         return self.summary(ids, held)
 
-    def fresh(self, ids: Ids, said: Arrays, iteration: int, stream: int) -> Arrays:
-        """For each token a topic that survivors have given to its word, as often as they have: topics are made of words.
+    def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
+        """Draw, for each token, a topic of its word in proportion to the survivors' counts.
 
-        A word that no surviving document has, and every other one a little, goes by how large the topics are.
+        Every word, and a word without survivors entirely, also uses the sizes of the topics a little.
         """
-        counts = said["counts"].astype(np.float64)
+        counts = summary["counts"].astype(np.float64)
         usual = counts.sum(axis=0) + 1 / self.topics  # uniform where nothing survives
         up_to = np.cumsum(counts + usual / usual.sum(), axis=1)
         bounds = self.data.bounds
         tokens = np.concatenate([np.zeros(0, np.int64), *(np.arange(bounds[d], bounds[d + 1]) for d in ids)])
         rng = np.random.default_rng((stream, iteration, 2))  # by token, whichever document is where
-        mine = up_to[self.data.words[tokens]]
-        drawn = rng.random(len(self.data.words))[tokens] * mine[:, -1]
-        return {"topics": (mine < drawn[:, None]).sum(axis=1).astype(np.uint8)}
+        rows = up_to[self.data.words[tokens]]
+        drawn = rng.random(len(self.data.words))[tokens] * rows[:, -1]
+        return {"topics": (rows < drawn[:, None]).sum(axis=1).astype(np.uint8)}
 
     @property
     def rounds(self) -> int:
-        """One: workers sample their documents given the counts of all as of the beginning of the sweep."""
+        """One round: workers sample their documents given all counts at the beginning of the sweep."""
         return 1
 
     def part(self, worker: int, workers: int) -> _Part:
-        """Some neighbouring documents with their words, about as many tokens as other workers have."""
+        """Return neighbouring documents with their words, about as many tokens as other workers have."""
         documents = balanced_share(np.diff(self.data.bounds), worker, workers)
         bounds = self.data.bounds[documents.start : documents.stop + 1]
         words = self.data.words[bounds[0] : bounds[-1]]
@@ -126,15 +125,15 @@ class LatentDirichletAllocation:
         return _Part(worker, ids, words, bounds - bounds[0], int(bounds[0]), vocabulary)
 
     def pulls(self, part: _Part, round: int) -> Ids:
-        """The topics of the worker's documents."""
+        """Return the worker's documents."""
         return part.documents
 
     def summary(self, ids: Ids, held: Arrays) -> Arrays:
-        """How often each word has each topic in the documents that a node holds: it knows their words."""
+        """Count how often each word has each topic in the documents of a node."""
         return {"counts": self._tallied(self.data.words, self.data.bounds, ids, held)}
 
     def compute(self, part: _Part, when: When, pulled: Arrays, summed: Arrays) -> Push:
-        """New topics for the worker's documents, by a sweep that sees its own changes, and those of others next time."""
+        """Draw new topics for the worker's documents; changes of other workers are seen in the next sweep."""
         topics: Topics = _topics(pulled).copy()
         counts = self._tallied(part.words, part.bounds, np.arange(len(part.documents)), pulled)
         # What was summed may be of another moment than what was pulled, where workers run ahead of each other; it must
@@ -145,42 +144,37 @@ class LatentDirichletAllocation:
         return Push(part.documents, {"topics": topics[:, 0]})
 
     def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
-        """The new topics take the place of the old."""
+        """Replace the topics."""
         held["topics"][...] = pushed["topics"]
 
     def measure(self, part: _Part, pulled: Arrays, summed: Arrays) -> float:
-        """What the worker's documents and its share of the words add; the first worker counts what belongs to none."""
+        """Return the part of the worker's documents and vocabulary; the first worker adds the shared part."""
         in_order = np.arange(len(part.words), dtype=np.int32)
         of_documents, _ = tallied(self._log_gamma, part.bounds, in_order, _topics(pulled), self.topics)
         of_words = self._log_gamma[summed["counts"][part.vocabulary] + self._one].sum()
         shared = self._of_topics(summed["counts"].sum(axis=0, dtype=np.int64)) if part.worker == 0 else 0.0
         return float(shared - of_words - of_documents[0])
 
-    def total(self, measures: Sequence[float]) -> float:
-        """The sum."""
-        return sum(measures)
-
     def _sweep(self, topics: Topics, keys: Keys) -> None:
-        """One sweep over the whole corpus in place."""
         counts = np.ones((self.data.vocabulary, self.topics, topics.shape[1]), dtype=self._count_type)
         tally(self._word_bounds, self._by_word, topics, counts)
         self._sample(self.data.words, self.data.bounds, topics, counts, keys, 0)
 
     def _tallied(self, words: Tokens, bounds: Ids, documents: Ids, topics: Arrays) -> Counts:
-        """How often each word has each topic in some documents, whose topics are packed."""
+        """Count how often each word has each topic in some documents, whose topics are packed."""
         counts = np.zeros((self.data.vocabulary, self.topics), dtype=self._count_type)
         if topics:
             tally_documents(words, bounds, documents, writable(topics["topics"]), counts)
         return counts
 
     def _sample(self, words: Tokens, bounds: Ids, topics: Topics, counts: Counts, keys: Keys, first: int) -> None:
-        """Draw the topics of some documents in place, given how many tokens, plus 1, each word and topic has in all."""
+        """Draw the topics of some documents in place, given the counts of all documents plus 1."""
         totals = counts.sum(axis=0, dtype=np.int64) - self.data.vocabulary
         lanes, kinds = (0,) * topics.shape[1], (0,) * self.topics
         sweep(words, bounds, topics, counts, totals, self._reciprocal, keys, lanes, kinds, first)
 
     def _of_topics(self, totals: Ids) -> float:
-        """What the loss has that depends on the sizes of the topics alone, and what is the same for all states."""
+        """Return the part of the loss that depends on the sizes of the topics alone, and the constant part."""
         return self._constant + sum(lgamma(n + self.data.vocabulary) for n in totals.tolist())
 
     def _keys(self, stream: int, iteration: int) -> Keys:
@@ -188,7 +182,7 @@ class LatentDirichletAllocation:
 
     @cached_property
     def _by_word(self) -> npt.NDArray[np.int32]:
-        """The tokens of the first word, then those of the second, and so on: so counting a word stays in the cache."""
+        """The tokens sorted by word, so that counting a word stays in the cache."""
         return np.argsort(self.data.words, kind="stable").astype(np.int32)
 
     @cached_property
@@ -201,12 +195,11 @@ class LatentDirichletAllocation:
 
     @cached_property
     def _count_type(self) -> type[np.unsignedinteger[Any]]:
-        """Half the memory traffic where it suffices: the most frequent word, its prior and all, in two bytes."""
+        """The smallest type that holds the count of the most frequent word plus its prior, to halve memory traffic."""
         return np.uint16 if np.diff(self._word_bounds).max() < 2**16 - 1 else np.uint32
 
     @cached_property
     def _one(self) -> np.unsignedinteger[Any]:
-        """The prior, of the type of counts."""
         return self._count_type(1)
 
     @cached_property
@@ -215,7 +208,7 @@ class LatentDirichletAllocation:
 
     @cached_property
     def _log_gamma(self) -> Floats:
-        """log Γ(n) for every number of tokens, plus its prior, that a document or a word can have; 0 is none."""
+        """log Γ(n) for every count, plus its prior, that a document or a word can have; entry 0 is unused."""
         most = max(np.diff(self._word_bounds).max(), np.diff(self.data.bounds).max()) + 1
         return np.array([0.0, *(lgamma(n) for n in range(1, most + 1))])
 
@@ -227,7 +220,7 @@ class LatentDirichletAllocation:
 
 
 class Setting(NamedTuple):
-    """A corpus, the loss at which a run has converged, and how many topics there are."""
+    """A corpus, the loss at which a run has converged, and the number of topics."""
 
     corpus: str
     criterion: float
@@ -250,13 +243,13 @@ SETTINGS: dict[str, Setting] = {
 
 
 def lda(name: str, data: Path | None = None) -> LatentDirichletAllocation:
-    """The model of a name, with the corpus and the criterion that belong to it."""
+    """Return the model with the corpus and the criterion called `name`."""
     if name not in SETTINGS:
-        raise BadInput(f"there are no LDA settings for {name!r}; choose one of {', '.join(SETTINGS)}")
+        raise BadInput(f"There are no LDA settings for {name!r}: choose one of {', '.join(SETTINGS)}.")
     chosen = SETTINGS[name]
     return LatentDirichletAllocation(load(chosen.corpus, data), chosen.criterion, chosen.topics)
 
 
 def _topics(pulled: Arrays) -> Topics:
-    """What was pulled, as a stack of one chain; a worker may have no documents."""
+    """Return the pulled topics as a stack of one chain; a worker may have no documents."""
     return writable(pulled["topics"] if pulled else np.zeros(0, np.uint8))[:, None]

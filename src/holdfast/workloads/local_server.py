@@ -1,7 +1,7 @@
-"""Iterations of a divided workload in one process, round by round, as a parameter server does them.
+"""Iterations of a divided workload in one process, round by round, as the parameter server does them.
 
-Blocks lie packed in nodes, workers have parts of the input, and all that passes between them is what would pass over a
-network. What comes out depends on the number of workers, in its last bits, and not at all on which node holds what.
+Blocks are packed in nodes, workers have parts of the input, and they exchange only what would pass over a network. The
+result depends on the number of workers in its last bits, and not on the owners of blocks.
 """
 
 from functools import reduce
@@ -17,7 +17,7 @@ from holdfast.workloads.workload import Arrays
 
 
 class _Route(NamedTuple):
-    """Blocks that a worker pulls from one node: where they are there, and where among all that it pulls."""
+    """Blocks that a worker pulls from one node: their positions there, and among all blocks that the worker pulls."""
 
     node: int
     there: BlockSlices
@@ -25,22 +25,21 @@ class _Route(NamedTuple):
 
 
 class _Delivery(NamedTuple):
-    """Blocks of one node for which workers push: which, where in the node, and where for each worker that does."""
+    """Blocks of one node that workers push: their positions in the node, and in the push of each worker."""
 
     node: int
     ids: Ids
     held: BlockSlices
-    pieces: tuple[
-        tuple[int, BlockSlices, BlockSlices], ...
-    ]  # a worker, places in its push, places among all that are pushed
+    # a worker, positions in its push, positions among all blocks that are pushed
+    pieces: tuple[tuple[int, BlockSlices, BlockSlices], ...]
 
 
 class InRounds:
-    """A workload with its input divided among workers; `owners` says which node has each block, by default one has all."""
+    """A workload with its input divided among workers; `owners` is the node of each block, by default the same one."""
 
     def __init__(self, workload: Divided, workers: int = 1, owners: Ids | None = None) -> None:
         if workers < 1:
-            raise BadInput(f"an iteration cannot be divided among {workers} workers: give 1 or more")
+            raise BadInput(f"workers must be at least 1 (got {workers}).")
         self._workload, self._blocks = workload, workload.blocks
         owners = np.zeros(len(self._blocks), np.int64) if owners is None else owners
         self._nodes: list[Ids] = [np.flatnonzero(owners == node) for node in np.unique(owners)]
@@ -51,7 +50,7 @@ class InRounds:
         self._deliveries: dict[int, tuple[list[Ids], list[_Delivery]]] = {}
 
     def advance(self, state: Arrays, iteration: int, stream: int = 0) -> Arrays:
-        """The state after one iteration."""
+        """Return the state after one iteration."""
         held = self._dealt(state)
         for round in range(self._workload.rounds):
             when, summed = When(iteration, round, stream), self._summed(held)
@@ -63,7 +62,7 @@ class InRounds:
         return self._gathered(held)
 
     def loss(self, state: Arrays) -> float:
-        """The loss, from what each worker measures."""
+        """Return the loss, from the workers' measures."""
         held, last = self._dealt(state), self._workload.rounds
         summed = self._summed(held)
         return self._workload.total(
@@ -74,7 +73,6 @@ class InRounds:
         )
 
     def _dealt(self, state: Arrays) -> list[Arrays]:
-        """A copy of the blocks of every node."""
         taken = [places.take(state) for places in self._everywhere]
         return [{name: value.copy() for name, value in arrays.items()} for arrays in taken]
 
@@ -82,8 +80,8 @@ class InRounds:
         return together(list(zip(self._everywhere, held, strict=True)))
 
     def _summed(self, held: list[Arrays]) -> Arrays:
-        said = [self._workload.summary(ids, arrays) for ids, arrays in zip(self._nodes, held, strict=True)]
-        return reduce(lambda a, b: {name: a[name] + b[name] for name in a}, said)
+        summaries = [self._workload.summary(ids, arrays) for ids, arrays in zip(self._nodes, held, strict=True)]
+        return reduce(lambda a, b: {name: a[name] + b[name] for name in a}, summaries)
 
     def _pulled(self, held: list[Arrays], worker: int, round: int) -> Arrays:
         if (worker, round) not in self._routes:
@@ -92,14 +90,14 @@ class InRounds:
         return together([(route.here, route.there.take(held[route.node])) for route in routes])
 
     def _routed(self, wanted: Ids) -> list[_Route]:
-        found = []
+        routes = []
         for node, ids in enumerate(self._nodes):
-            here = np.intersect1d(wanted, ids, assume_unique=True)
-            if len(here):
-                found.append(
-                    _Route(node, BlockSlices(self._blocks, ids, here), BlockSlices(self._blocks, wanted, here))
+            common = np.intersect1d(wanted, ids, assume_unique=True)
+            if len(common):
+                routes.append(
+                    _Route(node, BlockSlices(self._blocks, ids, common), BlockSlices(self._blocks, wanted, common))
                 )
-        return found
+        return routes
 
     def _apply(self, held: list[Arrays], when: When, pushes: list[Push]) -> None:
         for node, ids, places, pieces in self._delivered(when.round, [push.ids for push in pushes]):
@@ -110,7 +108,7 @@ class InRounds:
                 places.put(changed, held[node])
 
     def _delivered(self, round: int, pushed: list[Ids]) -> list[_Delivery]:
-        """Who pushes what to whom: as in the last iteration, if workers push for the same blocks."""
+        """Return which worker pushes what to which node; the last result is reused for the same blocks."""
         known, deliveries = self._deliveries.get(round, ([], []))
         if len(known) != len(pushed) or not all(map(_same, known, pushed)):
             deliveries = [found for node in range(len(self._nodes)) if (found := self._delivery(node, pushed))]
@@ -123,9 +121,9 @@ class InRounds:
         if not len(changed):
             return None
         pieces = [
-            (worker, BlockSlices(self._blocks, ids, mine), BlockSlices(self._blocks, changed, mine))
-            for worker, (ids, mine) in enumerate(zip(pushed, own, strict=True))
-            if len(mine)
+            (worker, BlockSlices(self._blocks, ids, common), BlockSlices(self._blocks, changed, common))
+            for worker, (ids, common) in enumerate(zip(pushed, own, strict=True))
+            if len(common)
         ]
         return _Delivery(node, changed, BlockSlices(self._blocks, self._nodes[node], changed), tuple(pieces))
 

@@ -1,8 +1,8 @@
-"""Matrix factorization by coordinate-wise alternating least squares on the ratings, with zeros where there are none.
+"""Matrix factorization by coordinate-wise alternating least squares on the ratings, with zeros for missing ones.
 
-An iteration solves for one column of L after the other, all else held fixed, then for one row of R after the other.
-Solving for all of L at once would forget it: a lost row of L would cost nothing, and the paper's criterion would be
-reached within two iterations instead of its roughly sixty.
+An iteration solves for one column of L after the other, with all else fixed, then for one row of R after the other.
+Solving for all of L at once would make L irrelevant: a lost row would cost nothing, and the paper's criterion would be
+reached within two iterations instead of roughly sixty.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from numba import njit
 
 from holdfast.blocks.division import Blocks, Floats, Ids, State, along, euclidean
 from holdfast.errors import BadInput
-from holdfast.workloads.divided import Push, When, balanced_share, writable
+from holdfast.workloads.divided import DividedDefaults, Push, When, balanced_share, writable
 from holdfast.workloads.ratings import Ratings, load
 from holdfast.workloads.sparse import Sparse, sparse
 from holdfast.workloads.workload import Arrays, Clock, Stack, stacked
 
 
 class _Part(NamedTuple):
-    """The blocks of the users and items that a worker solves for, and the ratings by these users, and of these items."""
+    """The blocks of a worker's users and items, and the ratings by these users and of these items."""
 
     users: Ids
     items: Ids
@@ -33,7 +33,7 @@ class _Part(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class MatrixFactorization:
+class MatrixFactorization(DividedDefaults):
     """Ratings ≈ L·R; the loss is the Frobenius norm of the difference over all cells, rated or not.
 
     The array "R" holds R transposed, so that a block, a row of L or a column of R, is a row of its array.
@@ -58,52 +58,52 @@ class MatrixFactorization:
         return along(start, "L") + along(start, "R")
 
     def norm(self, blocks: Blocks, a: State, b: State) -> Floats:
-        """The length of the difference of each block times the size of what it is multiplied with, L's with R's and vice versa.
+        """Return the length of each block's difference times the size of the other factor.
 
-        So a difference counts by what it does to LR. L and R themselves have no scale: ten times the one and a tenth of
-        the other is the same model, and lengths as they stand would let the larger of the two decide what is saved.
+        So a difference counts by its effect on LR. L and R have no scale of their own: ten times the one and a tenth of
+        the other is the same model, and plain lengths would let the larger one decide what is saved.
         """
         weights = [np.full(len(family), self._weights[family.array]) for family in blocks.families]
         return np.asarray(euclidean(blocks, a, b) * np.concatenate(weights))
 
     def start(self, stream: int = 0) -> Arrays:
-        """L and R uniform in [0, 1); all that is random here."""
+        """Draw L and R uniformly from [0, 1), the only random numbers."""
         rng = np.random.default_rng(stream)
         left = rng.random((self.data.users, self.factors))
         return {"L": left, "R": rng.random((self.data.items, self.factors))}
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """L given R, then R given the new L, each factor by factor."""
+        """Solve for L given R, then for R given the new L, each factor by factor."""
         left, right = _contiguous(stack)
         left = _solved(left, self._matrix, right)
         return {"L": left, "R": _solved(right, self._matrix.transposed, left)}
 
     def loss(self, stack: Stack) -> Floats:
-        """‖A − LR‖, of every trial."""
+        """Return ‖A − LR‖ of every trial."""
         square = _square_residual(self._square, self._matrix, *_contiguous(stack))
         return np.sqrt(np.maximum(square, 0))  # rounding may take a perfect fit below zero
 
     def survivors(self, ids: Ids, held: Arrays) -> Arrays:
-        """The sum of squares of all that survives."""
+        """Return the sum of squares of all surviving values."""
         return {"squares": np.array(sum(float(np.sum(np.square(value))) for value in held.values()))}
 
-    def fresh(self, ids: Ids, said: Arrays, iteration: int, stream: int) -> Arrays:
-        """Zero: it takes no part in LR, so survivors need not make up for it as they must for a random first value.
+    def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
+        """Return zeros: they do not affect LR, so survivors need not compensate as for a random first value.
 
-        Where survivors are zero too, first values: from zero alone no least squares find a way.
+        If survivors are zero too, return first values, because least squares cannot leave zero.
         """
         state = self.start(stream)
-        if said["squares"] > 0:
+        if summary["squares"] > 0:
             state = {name: np.zeros_like(value) for name, value in state.items()}
         return {name: np.asarray(value) for name, value in self.blocks.pack(state, ids).items()}
 
     @property
     def rounds(self) -> int:
-        """Two: L given R, then R given the new L."""
+        """Two rounds: L given R, then R given the new L."""
         return 2
 
     def part(self, worker: int, workers: int) -> _Part:
-        """The ratings by some users and the ratings of some items: as many ratings as other workers have, or nearly."""
+        """Return the ratings by some users and of some items, about as many as other workers have."""
         data = self.data
         users = balanced_share(1 + np.bincount(data.rows, minlength=data.users), worker, workers)
         items = balanced_share(1 + np.bincount(data.columns, minlength=data.items), worker, workers)
@@ -112,63 +112,56 @@ class MatrixFactorization:
         return _Part(self._rows[users], self._columns[items], by_user, by_item.transposed, square)
 
     def pulls(self, part: _Part, round: int) -> Ids:
-        """The rows that the worker solves for, and all of the other factor."""
+        """Return the rows that the worker solves for, and all of the other factor."""
         return np.concatenate((self._rows, part.items) if round == 1 else (part.users, self._columns))
 
-    def summary(self, ids: Ids, held: Arrays) -> Arrays:
-        """Nothing: workers need no more than the rows they pull."""
-        return {}
-
     def compute(self, part: _Part, when: When, pulled: Arrays, summed: Arrays) -> Push:
-        """The solution for the worker's rows of L, or for its columns of R; no other worker pushes them."""
+        """Solve for the worker's rows of L, or for its columns of R; no other worker pushes them."""
         left, right = self._factors(pulled)
         if when.round == 0:
             return Push(part.users, {"L": _solved(left, part.by_user, right)[..., 0]})
         return Push(part.items, {"R": _solved(right, part.by_item, left)[..., 0]})
 
     def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
-        """The solution takes the place of what was there."""
+        """Replace the values by the solution."""
         for name, solution in pushed.items():
             held[name][...] = solution
 
     def measure(self, part: _Part, pulled: Arrays, summed: Arrays) -> float:
-        """‖A − LR‖² over the rows of the worker's users."""
+        """Return ‖A − LR‖² over the rows of the worker's users."""
         left, right = self._factors(pulled)
         return float(_square_residual(part.square, part.by_user, left, right)[0])
 
     def total(self, measures: Sequence[float]) -> float:
-        """The root of the sum."""
+        """Return the root of the sum."""
         return float(np.sqrt(max(sum(measures), 0)))
 
     def _factors(self, pulled: Arrays) -> tuple[Floats, Floats]:
-        """What was pulled, as stacks of one trial; a worker may have no rows of its own."""
+        """Return what was pulled as stacks of one trial; a worker may have no rows of its own."""
         none = np.empty((0, self.factors))
         left, right = (writable(pulled.get(name, none))[..., None] for name in ("L", "R"))
         return left, right
 
     def _ratings(self, users: slice, items: slice) -> Sparse:
-        """The ratings by these users of these items."""
         data = self.data
-        mine = (users.start <= data.rows) & (data.rows < users.stop)
-        mine &= (items.start <= data.columns) & (data.columns < items.stop)
+        chosen = (users.start <= data.rows) & (data.rows < users.stop)
+        chosen &= (items.start <= data.columns) & (data.columns < items.stop)
         shape = users.stop - users.start, items.stop - items.start
-        return sparse(shape, data.rows[mine] - users.start, data.columns[mine] - items.start, data.values[mine])
+        return sparse(shape, data.rows[chosen] - users.start, data.columns[chosen] - items.start, data.values[chosen])
 
     @cached_property
     def _weights(self) -> dict[str, float]:
-        """Per unit of length, after the first iteration: it sets the scales, and later ones hardly change them."""
+        """The weight of each factor's lengths, after the first iteration; later ones hardly change the scales."""
         first = self.advance(stacked([self.start()]), Clock(np.zeros(1, np.int64), np.zeros(1, np.int64)))
         left, right = (float(np.linalg.norm(first[name]) / np.sqrt(self.factors)) for name in ("L", "R"))
         return {"L": right, "R": left}
 
     @property
     def _rows(self) -> Ids:
-        """The blocks of all users."""
         return np.arange(self.data.users)
 
     @property
     def _columns(self) -> Ids:
-        """The blocks of all items."""
         return self.data.users + np.arange(self.data.items)
 
     @cached_property
@@ -193,9 +186,9 @@ SETTINGS: dict[str, tuple[int, float]] = {
 
 
 def mf(name: str, data: Path | None = None) -> MatrixFactorization:
-    """The factorization of ratings by name, with the settings that belong to them."""
+    """Return the factorization with the settings of the ratings called `name`."""
     if name not in SETTINGS:
-        raise BadInput(f"there are no MF settings for {name!r}; choose one of {', '.join(SETTINGS)}")
+        raise BadInput(f"There are no MF settings for {name!r}: choose one of {', '.join(SETTINGS)}.")
     factors, criterion = SETTINGS[name]
     return MatrixFactorization(load(name, data), factors, criterion)
 
@@ -205,12 +198,12 @@ def _contiguous(stack: Stack) -> tuple[Floats, Floats]:
 
 
 def _solved(x: Floats, matrix: Sparse, other: Floats) -> Floats:
-    """x factor by factor, all else held fixed, such that x times the other factor comes as near to the matrix as it can."""
+    """Solve for x factor by factor, with all else fixed, so that x times `other` is nearest to the matrix."""
     return np.asarray(_sweep(x, matrix.times(other), _gram(other)))
 
 
 def _square_residual(square: float, matrix: Sparse, left: Floats, right: Floats) -> Floats:
-    """‖A − LR‖² without forming LR: ‖A‖² − 2⟨A, LR⟩ + ⟨LᵀL, RRᵀ⟩; `square` is ‖A‖²."""
+    """Return ‖A − LR‖² without forming LR: ‖A‖² − 2⟨A, LR⟩ + ⟨LᵀL, RRᵀ⟩; `square` is ‖A‖²."""
     # Of the two ways to ⟨A, LR⟩, the one that gathers onto the longer side is the faster.
     overlap = _inner(matrix.times(right), left) if matrix.tall else _inner(matrix.transposed_times(left), right)
     return np.asarray(square - 2 * overlap + _inner(_gram(left), _gram(right)))
@@ -222,9 +215,9 @@ def _square_residual(square: float, matrix: Sparse, left: Floats, right: Floats)
 
 @njit(cache=True)
 def _sweep(x: Floats, target: Floats, gram: Floats) -> Floats:
-    """One column of x after the other such that (x·gram)[:, k] = target[:, k]: least squares in that column alone.
+    """Solve (x·gram)[:, k] = target[:, k] for one column of x after the other: least squares in that column alone.
 
-    A factor whose counterpart is zero everywhere changes nothing and stays as it is.
+    A factor whose counterpart is zero everywhere is unchanged.
     """
     rows, factors, trials = x.shape
     out = x.copy()
@@ -248,7 +241,7 @@ def _sweep(x: Floats, target: Floats, gram: Floats) -> Floats:
 
 @njit(cache=True)
 def _gram(x: Floats) -> Floats:
-    """xᵀx of every trial."""
+    """Return xᵀx of every trial."""
     rows, factors, trials = x.shape
     gram = np.zeros((factors, factors, trials))
     for i in range(rows):
@@ -264,7 +257,7 @@ def _gram(x: Floats) -> Floats:
 
 @njit(cache=True)
 def _inner(a: Floats, b: Floats) -> Floats:
-    """The sum of the elementwise product, of every trial."""
+    """Return the sum of the elementwise product, of every trial."""
     rows, columns, trials = a.shape
     total = np.zeros(trials)
     for i in range(rows):

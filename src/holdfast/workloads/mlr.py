@@ -1,8 +1,8 @@
 """Multinomial logistic regression by mini-batch gradient descent; an iteration is one pass over the data.
 
-One matrix product serves every trial of a stack: the weights of all classes and trials stand side by side as columns.
-Scores then have the axes class, trial, sample, and everything done to them runs over long rows of samples. Features
-that are zero in a whole chunk of samples, as most pixels at the border are, take no part in its products.
+One matrix product serves every trial of a stack: the weights of all classes and trials are columns. Scores have the
+axes class, trial, sample, so all operations on them run over long rows of samples. Features that are zero in a whole
+chunk of samples, as most pixels at the border are, are left out of its products.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from holdfast.blocks.division import Blocks, Floats, Ids, Norm, along, euclidean
 from holdfast.errors import BadInput
 from holdfast.workloads.datasets import LabeledData, load
-from holdfast.workloads.divided import Push, When, share
+from holdfast.workloads.divided import DividedDefaults, Push, When, share
 from holdfast.workloads.workload import Arrays, Clock, Stack
 
 _ROWS = 2000  # samples handled at once: enough for efficient products, few enough for scores to stay in the cache
@@ -36,7 +36,7 @@ _Batch: TypeAlias = Sequence[_Chunk]
 
 
 class _Part(NamedTuple):
-    """What a worker has of every batch, then of all of them at once, each with the features that it pulls for it.
+    """A worker's slice of every batch, then all of them at once, each with the features to pull for it.
 
     Its chunks number features among those that are pulled.
     """
@@ -46,7 +46,7 @@ class _Part(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class LogisticRegression:
+class LogisticRegression(DividedDefaults):
     """The multi-logit model with gradients summed over a batch; the loss is the total cross-entropy over the data."""
 
     data: LabeledData
@@ -69,68 +69,60 @@ class LogisticRegression:
         return along(self.start(), "weights")
 
     def start(self, stream: int = 0) -> Arrays:
-        """All weights zero."""
+        """Return zero weights."""
         return {"weights": np.zeros((self.data.x.shape[1], self.data.classes), dtype=np.float32)}
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """One pass over the data, batch by batch in their own order."""
+        """Do one pass over the data, batch by batch in a fixed order."""
         weights = stack["weights"].reshape(len(stack["weights"]), -1).copy()
         for batch in self._batches:
             self._descend(weights, self._gradient(weights, batch))
         return {"weights": weights.reshape(stack["weights"].shape)}
 
     def loss(self, stack: Stack) -> Floats:
-        """Total cross-entropy, summed in double precision."""
+        """Return the total cross-entropy, summed in double precision."""
         weights = stack["weights"].reshape(len(stack["weights"]), -1)
         return self._cross_entropy(weights, chain.from_iterable(self._batches))
 
     def survivors(self, ids: Ids, held: Arrays) -> Arrays:
-        """Nothing: weights of other features say nothing of one that is lost."""
+        """Return nothing: weights of other features tell nothing about a lost one."""
         return {}
 
-    def fresh(self, ids: Ids, said: Arrays, iteration: int, stream: int) -> Arrays:
-        """Zero, which is the first value too: a feature of which nothing is known speaks for no class."""
+    def fresh(self, ids: Ids, summary: Arrays, iteration: int, stream: int) -> Arrays:
+        """Return zeros, which are the first values too."""
         return {"weights": np.zeros((len(ids), self.data.classes), np.float32)}
 
     @property
     def rounds(self) -> int:
-        """One for each batch."""
+        """One round per batch."""
         return len(range(0, len(self.data.y), self.batch))
 
     def part(self, worker: int, workers: int) -> _Part:
-        """A slice of every batch."""
+        """Return a slice of every batch."""
         batches = [self._chunks(batch[share(len(batch), worker, workers)]) for batch in self._samples]
         batches.append(list(chain.from_iterable(batches)))
         pulls = [_features(batch) for batch in batches]
-        return _Part([_renumbered(*each) for each in zip(batches, pulls, strict=True)], pulls)
+        return _Part([_renumbered(*batch_and_pulls) for batch_and_pulls in zip(batches, pulls, strict=True)], pulls)
 
     def pulls(self, part: _Part, round: int) -> Ids:
-        """The features that are not zero in all of the worker's samples."""
+        """Return the features that are not zero in all of the worker's samples."""
         return part.pulls[round]
 
-    def summary(self, ids: Ids, held: Arrays) -> Arrays:
-        """Nothing: workers need no more than the weights they pull."""
-        return {}
-
     def compute(self, part: _Part, when: When, pulled: Arrays, summed: Arrays) -> Push:
-        """The gradient of the worker's samples; it is zero for the features that it does not pull."""
+        """Return the gradient of the worker's samples; it is zero for features that are not pulled."""
         gradient = self._gradient(self._weights(pulled), part.batches[when.round])
         return Push(part.pulls[when.round], {"weights": gradient})
 
     def apply(self, when: When, ids: Ids, held: Arrays, pushed: Arrays) -> None:
-        """A step down the gradient."""
+        """Do a step down the gradient."""
         self._descend(held["weights"], pushed["weights"])
 
     def measure(self, part: _Part, pulled: Arrays, summed: Arrays) -> float:
-        """The cross-entropy of the worker's samples."""
+        """Return the cross-entropy of the worker's samples."""
         return float(self._cross_entropy(self._weights(pulled), part.batches[self.rounds])[0])
 
-    def total(self, measures: Sequence[float]) -> float:
-        """The sum."""
-        return sum(measures)
-
     def _gradient(self, weights: npt.NDArray[Any], batch: _Batch) -> npt.NDArray[Any]:
-        """The gradient of a batch's cross-entropy, summed over its samples."""
+        """Return the gradient of a batch's cross-entropy, summed over its samples."""
         gradient = np.zeros_like(weights)
         for chunk in batch:
             error = _probabilities_minus_truth(self._scores(weights, chunk), chunk.y)
@@ -141,15 +133,15 @@ class LogisticRegression:
         weights -= np.float32(self.rate) * gradient
 
     def _cross_entropy(self, weights: npt.NDArray[Any], chunks: Iterable[_Chunk]) -> Floats:
-        """The cross-entropy of samples in every trial, summed in double precision."""
+        """Return the cross-entropy of samples in every trial, summed in double precision."""
         return sum((_cross_entropy(self._scores(weights, chunk), chunk.y) for chunk in chunks), np.zeros(1))
 
     def _scores(self, weights: npt.NDArray[Any], chunk: _Chunk) -> npt.NDArray[Any]:
-        """The scores of some samples, with axes class, trial, sample."""
+        """Return the scores of some samples, with axes class, trial, sample."""
         return np.asarray(weights[chunk.features].T @ chunk.x.T).reshape(self.data.classes, -1, len(chunk.y))
 
     def _weights(self, pulled: Arrays) -> npt.NDArray[Any]:
-        """The rows that were pulled; none where all of a worker's samples are zero."""
+        """Return the pulled rows; none if all of a worker's samples are zero."""
         return pulled["weights"] if pulled else np.zeros((0, self.data.classes), np.float32)
 
     @cached_property
@@ -158,12 +150,11 @@ class LogisticRegression:
 
     @property
     def _samples(self) -> Sequence[Ids]:
-        """The samples of every batch."""
         starts = range(0, len(self.data.y), self.batch)
         return [np.arange(first, min(first + self.batch, len(self.data.y))) for first in starts]
 
     def _chunks(self, samples: Ids) -> _Batch:
-        """Samples in chunks, sorted by class, since those of one class have more zeros in common."""
+        """Split samples into chunks, sorted by class, because samples of one class have more zeros in common."""
         samples = samples[np.argsort(self.data.y[samples], kind="stable")]
         parts = [samples[first : first + _ROWS] for first in range(0, len(samples), _ROWS)]
         return [_chunk(self.data.x[part], self.data.y[part]) for part in parts]
@@ -179,9 +170,9 @@ SETTINGS: dict[str, tuple[int, float, float]] = {
 
 
 def mlr(name: str, data: Path | None = None) -> LogisticRegression:
-    """The model on a data set by name, with the settings that belong to it."""
+    """Return the model with the settings of the data set called `name`."""
     if name not in SETTINGS:
-        raise BadInput(f"there are no MLR settings for {name!r}; choose one of {', '.join(SETTINGS)}")
+        raise BadInput(f"There are no MLR settings for {name!r}: choose one of {', '.join(SETTINGS)}.")
     batch, rate, criterion = SETTINGS[name]
     return LogisticRegression(load(name, data), batch, rate, criterion)
 
@@ -192,17 +183,16 @@ def _chunk(x: npt.NDArray[np.float32], y: npt.NDArray[np.int64]) -> _Chunk:
 
 
 def _features(chunks: _Batch) -> Ids:
-    """The features that some chunk has."""
     return np.unique(np.concatenate([np.zeros(0, np.int64), *(chunk.features for chunk in chunks)]))
 
 
 def _renumbered(chunks: _Batch, pulled: Ids) -> _Batch:
-    """The same samples, their features numbered among those that are pulled."""
+    """Number the features of chunks among those that are pulled."""
     return [chunk._replace(features=np.searchsorted(pulled, chunk.features)) for chunk in chunks]
 
 
 def _probabilities_minus_truth(scores: npt.NDArray[Any], y: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The derivative of the cross-entropy by the scores, which are overwritten."""
+    """Return the derivative of the cross-entropy by the scores, which are overwritten."""
     scores -= scores.max(axis=0)
     np.exp(scores, out=scores)
     scores /= scores.sum(axis=0)
@@ -211,7 +201,7 @@ def _probabilities_minus_truth(scores: npt.NDArray[Any], y: npt.NDArray[Any]) ->
 
 
 def _cross_entropy(scores: npt.NDArray[Any], y: npt.NDArray[Any]) -> Floats:
-    """The cross-entropy of every trial; the scores are overwritten."""
+    """Return the cross-entropy of every trial; the scores are overwritten."""
     highest, truth = scores.max(axis=0), scores[y, :, np.arange(len(y))].T
     scores -= highest
     np.exp(scores, out=scores)

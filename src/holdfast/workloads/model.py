@@ -1,31 +1,30 @@
-"""The beginning of a model of one's own: all that the simulator and the parameter server ask and that it can do without.
+"""A base class for your own model, with defaults for everything that the simulator and the server can do without.
 
 A model is a class that inherits from `Model` and has
 
-    criterion                               the loss under which it has converged
+    criterion                               the loss below which it has converged
     start(stream)                           the arrays before the first iteration
     part(worker, workers)                   one worker's part of the input
-    compute(part, when, pulled, summed)     what this worker pushes, from the blocks that it pulled
-    apply(when, ids, held, pushed)          how blocks change by the sum of what was pushed
-    measure(part, pulled, summed)           what this part of the input adds to the loss
+    compute(part, when, pulled, summed)     this worker's push, from the blocks that it pulled
+    apply(when, ids, held, pushed)          change blocks by the sum of the pushes
+    measure(part, pulled, summed)           the loss of this part of the input
 
-Everything else is as `Divided` says, and may be written too.
+Any other method of `Divided` may be overridden too.
 """
 
-from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
 
 from holdfast.blocks.division import Blocks, Floats, Ids, Norm, by_row, euclidean
-from holdfast.workloads.divided import Divided
+from holdfast.workloads.divided import Divided, DividedDefaults
 from holdfast.workloads.local_server import InRounds
-from holdfast.workloads.workload import Arrays, Clock, Stack, stacked, unstacked
+from holdfast.workloads.workload import Clock, Stack, stacked, unstacked
 
 
-class Model:
-    """Every row of every array is a block, workers pull all of them, an iteration is one round, and losses add up."""
+class Model(DividedDefaults):
+    """Defaults: every row of every array is a block, workers pull all blocks, and an iteration is one round."""
 
     rounds: int = 1
     lanes: int = 1
@@ -48,19 +47,11 @@ class Model:
         return euclidean
 
     def pulls(self, part: Any, round: int) -> Ids:
-        """Everything."""
+        """Return all blocks."""
         return self._everything
 
-    def summary(self, ids: Ids, held: Arrays) -> Arrays:
-        """Nothing."""
-        return {}
-
-    def total(self, measures: Sequence[float]) -> float:
-        """The sum."""
-        return sum(measures)
-
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """An iteration in rounds, with one worker, for one trial after the other."""
+        """Do an iteration in rounds, with one worker, for one trial after the other."""
         trials = zip(clock.iteration.tolist(), clock.stream.tolist(), strict=True)
         return stacked(
             [
@@ -70,7 +61,7 @@ class Model:
         )
 
     def loss(self, stack: Stack) -> Floats:
-        """What one worker measures, for one trial after the other."""
+        """Return the loss that one worker measures, for one trial after the other."""
         lanes = next(iter(stack.values())).shape[-1]
         return np.array([self._alone.loss(unstacked(stack, lane)) for lane in range(lanes)])
 

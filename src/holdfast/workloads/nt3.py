@@ -1,8 +1,8 @@
-"""NT3 (CANDLE): a 1-D convolutional network that tells tumorous from normal tissue by its gene expression, and its data.
+"""NT3 (CANDLE): a 1-D convolutional network that classifies tissue as tumorous by its gene expression, and its data.
 
-The benchmark's own tables are read where they are at hand; else data of their shape are generated: 1,120 training and
-280 test samples of 60,483 genes, two classes. A gene has a level of its own, genes vary together in a few programs as
-expression does, and in some of the genes the classes differ by about as much as the samples do.
+The benchmark's own tables are read if available; otherwise data of their shape are generated: 1,120 training and 280
+test samples of 60,483 genes, two classes. A gene has a level of its own, genes vary together in a few programs as
+expression does, and in some genes the classes differ by about as much as the samples do.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ GENES, TRAIN, TEST = 60_483, 1_120, 280
 TABLES = ("nt_train2.csv", "nt_test2.csv")  # the names under which CANDLE publishes them
 PROGRAMS = 20  # groups of genes that vary together
 DIFFERENT = 0.2  # of the genes differ between the classes
-EFFECT = 1.0  # by so many standard deviations, up or down
+EFFECT = 1.0  # standard deviations between the classes, up or down
 
 Reals = npt.NDArray[np.float32]
 
@@ -34,7 +34,7 @@ class Expression:
 
 
 class NT3(nn.Module):
-    """Two convolutions along the genes, pooling, and three full layers; most values are in the first of those."""
+    """Two convolutions along the genes, pooling, and three full layers, the first of which has most values."""
 
     def __init__(self, genes: int = GENES, *, filters: int = 128, hidden: tuple[int, int] = (200, 20)) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class NT3(nn.Module):
                 nn.init.zeros_(module.bias)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores of expression profiles, one in each row."""
+        """Return class scores of expression profiles, one in each row."""
         scores: Tensor = self.network(x[:, None])
         return scores
 
@@ -68,7 +68,7 @@ class NT3(nn.Module):
 def generated(
     genes: int = GENES, train: int = TRAIN, test: int = TEST, *, different: float = DIFFERENT, effect: float = EFFECT
 ) -> tuple[Expression, Expression]:
-    """Training and test samples from one population; always the same ones."""
+    """Generate training and test samples from one population; always the same ones."""
     rng = np.random.default_rng(genes)
     count = train + test
     y = rng.permuted(np.arange(count) % 2)
@@ -81,7 +81,7 @@ def generated(
 
 
 def tables(data: Path | None) -> tuple[Expression, Expression] | None:
-    """CANDLE's own tables, from the folder `nt3` of a data folder or from the data folder itself, if they are there."""
+    """Read CANDLE's own tables from the folder `nt3` of a data folder, or from the data folder itself; None if absent."""
     folder = data_folder(data)
     places = [] if folder is None else [folder / "nt3", folder]
     for place in places:
@@ -94,7 +94,7 @@ def tables(data: Path | None) -> tuple[Expression, Expression] | None:
 
 
 def tensors(part: Expression) -> tuple[Tensor, Tensor]:
-    """Samples and labels for a network."""
+    """Return samples and labels as tensors."""
     return torch.from_numpy(part.x), torch.from_numpy(part.y)
 
 
@@ -114,6 +114,6 @@ def _effects(genes: int, different: float, effect: float, rng: np.random.Generat
 
 
 def _scaled(x: Reals) -> Reals:
-    """Every gene over its largest magnitude, as the benchmark does."""
+    """Divide every gene by its largest magnitude, as the benchmark does."""
     x /= np.maximum(np.abs(x).max(axis=0), np.float32(1e-12))
     return x

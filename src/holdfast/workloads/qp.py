@@ -1,4 +1,4 @@
-"""Gradient descent on a small quadratic program: the workload whose contraction rate and optimum are known exactly."""
+"""Gradient descent on a small quadratic program, whose contraction rate and optimum are known exactly."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -46,16 +46,16 @@ class QuadraticProgram:
         return along(self.start(), "x")
 
     def start(self, stream: int = 0) -> Arrays:
-        """A random point, far from the optimum."""
+        """Return a random point, far from the optimum."""
         return {"x": self._problem[2].copy()}
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """One step of gradient descent."""
+        """Do one step of gradient descent."""
         matrix, optimum, _ = self._problem
         error = stack["x"] - optimum[:, None]
         # Summed term by term: a library's product of so small a matrix may round by the width of the stack.
         return {"x": stack["x"] - self.rate * (matrix[:, :, None] * error).sum(axis=1)}
 
     def loss(self, stack: Stack) -> Floats:
-        """The distance to the optimum."""
+        """Return the distance to the optimum."""
         return np.asarray(np.linalg.norm(stack["x"] - self.optimum[:, None], axis=0))

@@ -1,6 +1,6 @@
-"""Ratings that users gave to items, read from the files they are published as.
+"""Ratings that users gave to items, read from the files in which they are published.
 
-Where the files are is the business of `fetch`; a line that is no rating makes its file `Corrupt`, and is named.
+`fetch` finds the files; a line that is not a rating raises `Corrupt` with its number.
 """
 
 import os
@@ -32,9 +32,9 @@ class Ratings:
 
 
 def load(name: str, data: str | os.PathLike[str] | None = None, progress: Progress | None = None) -> Ratings:
-    """Load ratings by name from `data` or $HOLDFAST_DATA or the cache, fetching them if need be."""
+    """Load ratings by name from `data`, $HOLDFAST_DATA or the cache, or download them."""
     if name not in RATINGS:
-        raise BadInput(f"there are no ratings {name!r}: choose one of {', '.join(RATINGS)}.")
+        raise BadInput(f"There are no ratings called {name!r}: choose one of {', '.join(RATINGS)}.")
     return RATINGS[name](lambda file: obtain(file, data, progress))
 
 
@@ -58,8 +58,8 @@ JESTER = DataFile(
 
 
 def read_movielens(path: Path) -> Ratings:
-    """`ratings.csv`, by itself or in GroupLens's archive; users and movies are numbered anew, without gaps."""
-    # The paper counts 9,125 movies, among them 59 that nobody rated: columns of zeros, which are left out here.
+    """Read `ratings.csv`, plain or in GroupLens's archive; users and movies are numbered without gaps."""
+    # The paper counts 9,125 movies, including 59 without ratings, which are left out here.
     lines = _lines(path, "ml-latest-small/ratings.csv")
     header = next(lines, (1, b""))[1]
     if header.split(b",") != [b"userId", b"movieId", b"rating", b"timestamp"]:
@@ -84,7 +84,7 @@ def _movielens_line(path: Path, number: int, line: bytes) -> tuple[float, float,
 
 
 def _refuse_repeats(path: Path, cells: NDArray[np.int64]) -> None:
-    """A user rates a movie once; the first line is the header, so rating i stands on line i + 2."""
+    """Raise Corrupt if a user rates a movie twice; the first line is the header, so rating i is on line i + 2."""
     first = np.unique(cells, return_index=True)[1]
     if len(first) < len(cells):
         again = int(np.setdiff1d(np.arange(len(cells)), first)[0])
@@ -96,7 +96,8 @@ JOKES = 100
 
 
 def read_jester(path: Path) -> Ratings:
-    """Jester's table, by itself or zipped, a user a line; users without ratings are left out, ratings lie in [0, 10]."""
+    """Read Jester's table, plain or zipped, one user per line; users without ratings are left out, ratings lie in [0,
+    10]."""
     _refuse_spreadsheet(path)
     lines = _lines(path, "jester-data-1.csv")
     table = np.array([_jester_line(path, number, line) for number, line in lines]).reshape(-1, JOKES)
@@ -123,14 +124,14 @@ def _jester_line(path: Path, number: int, line: bytes) -> NDArray[np.float64]:
 
 
 def _refuse_spreadsheet(path: Path) -> None:
-    """The archive that Berkeley offers is whole, and to fetch it again would not help."""
-    with suppress(zipfile.BadZipFile, OSError), zipfile.ZipFile(path) as archive:  # what else it is, `unpacked` says
+    """Raise BadInput for the archive that Berkeley offers, which downloading again would not change."""
+    with suppress(zipfile.BadZipFile, OSError), zipfile.ZipFile(path) as archive:  # `unpacked` reports anything else
         if "jester-data-1.xls" in archive.namelist():
             raise BadInput(f"{path} holds Jester as a spreadsheet: put jester-data-1.csv, saved from it, in its place.")
 
 
 def generated(users: int = 200, items: int = 300, rank: int = 8, share: float = 0.25, seed: int = 0) -> Ratings:
-    """Ratings from 0.5 to 5 in halves, of a random part of the cells, whose expectation has a low rank."""
+    """Generate ratings from 0.5 to 5 in halves for a random part of the cells, with an expectation of low rank."""
     rng = np.random.default_rng(seed)
     tastes, traits = rng.gamma(0.5, size=(users, rank)), rng.gamma(0.5, size=(rank, items))
     liking = tastes @ traits
@@ -147,7 +148,7 @@ RATINGS: dict[str, Callable[[Obtain], Ratings]] = {
 
 
 def _lines(path: Path, member: str) -> Iterator[tuple[int, bytes]]:
-    """Every line without its end, and its number from 1."""
+    """Yield every line without its end, and its number from 1."""
     with unpacked(path, member) as stream:
         for number, line in enumerate(stream, start=1):
             yield number, line.rstrip(b"\r\n")

@@ -1,7 +1,7 @@
-"""Workloads by name, and a model of one's own by the path of the Python file that defines it.
+"""Workloads by name, and your own models by the path of the Python file that defines them.
 
-A file has a function `workload(data)`. For the parameter server it returns a model that is divided, see `Divided`; for the
-lab a workload, see `Workload`, or a model that is written for one state, see `OneState`.
+A file has a function `workload(data)`. For the parameter server it returns a divided model, see `Divided`; for the lab
+a `Workload`, or a model that is written for one state at a time, see `OneState`.
 """
 
 import inspect
@@ -21,10 +21,10 @@ from holdfast.workloads.divided import Divided
 from holdfast.workloads.simple_model import ASKED, Stacked
 from holdfast.workloads.workload import Workload
 
-FUNCTION = "workload"  # what a file defines: from the data folder, or None, to the model
+FUNCTION = "workload"  # the function in a file that returns the model for a data folder
 
 
-WORKLOADS: dict[str, tuple[str, str]] = {  # of each name the model and its data
+WORKLOADS: dict[str, tuple[str, str]] = {  # the model and the data set of each name
     "mlr-digits": ("mlr", "digits"),
     "mlr-mnist": ("mlr", "mnist"),
     "mlr-covtype": ("mlr", "covtype"),
@@ -41,25 +41,25 @@ WORKLOADS: dict[str, tuple[str, str]] = {  # of each name the model and its data
 
 
 def load_workload(name: str, data: Path | None = None) -> Divided:
-    """The workload of a name, with the settings and the data that belong to it, or the model that a file defines."""
+    """Return the workload called `name` with its settings and data, or the model that a file defines."""
     if name in WORKLOADS:
         return _known(*WORKLOADS[name], data)
     if name.endswith(".py") or Path(name).is_file():
         return _own(Path(name), data)
-    raise BadInput(f"there is no workload {name!r}; choose one of {', '.join(WORKLOADS)}, or give a Python file")
+    raise BadInput(f"There is no workload {name!r}: choose one of {', '.join(WORKLOADS)}, or give a Python file.")
 
 
 def load_for_lab(name: str, data: Path | None = None) -> Workload:
-    """The workload of a name or of a file, for the simulator."""
+    """Return the workload called `name`, or defined by a file, for the simulator."""
     if name in WORKLOADS:
         return _known(*WORKLOADS[name], data)
     if name.endswith(".py") or Path(name).is_file():
         return cast(Workload, _FromFile(Path(name).absolute(), data))
-    raise BadInput(f"there is no workload {name!r}; choose one of {', '.join(WORKLOADS)}, or give a Python file")
+    raise BadInput(f"There is no workload {name!r}: choose one of {', '.join(WORKLOADS)}, or give a Python file.")
 
 
 def as_workload(model: Any, whose: str) -> Workload:
-    """A model as a workload, if it has all that is asked of one; `whose` names it where something is missing."""
+    """Return a model as a workload; raise BadInput, naming it as `whose`, if something is missing."""
     asked = ASKED if _has(model, "step") and not _has(model, "advance") else _asked(Workload)
     if lacks := [name for name in asked if not _has(model, name)]:
         hint = "" if _has(model, "advance") else f" (a model for one state at a time has {', '.join(ASKED)})"
@@ -68,7 +68,7 @@ def as_workload(model: Any, whose: str) -> Workload:
 
 
 def own_error(traceback: str, workload: str) -> str | None:
-    """Where a model of one's own has failed, by the traceback of the process in which it did, and with what."""
+    """Return where and with what a user's model failed, from the traceback of its process; None for other errors."""
     if not workload.endswith(".py"):
         return None
     file = re.escape(Path(workload).name)
@@ -76,12 +76,12 @@ def own_error(traceback: str, workload: str) -> str | None:
     if not places:
         return None
     (line, function), what = places[-1], traceback.strip().splitlines()[-1].strip()
-    return f"{workload} has failed in {function}, line {line}: {what}"
+    return f"{workload} failed in {function}, line {line}: {what}"
 
 
 @contextmanager
 def own_errors(workload: str) -> Iterator[None]:
-    """What a model of one's own raises, as one line that says where."""
+    """Raise errors of a user's model as one line that says where."""
     try:
         yield
     except HoldfastError:
@@ -93,7 +93,7 @@ def own_errors(workload: str) -> Iterator[None]:
 
 
 class _FromFile:
-    """The workload that a file defines; another process gets the path, since the file alone can define it there."""
+    """The workload that a file defines; it is pickled as the path of the file."""
 
     def __init__(self, path: Path, data: Path | None) -> None:
         self._path, self._data = path, data
@@ -129,15 +129,14 @@ def _known(model: str, dataset: str, data: Path | None) -> Divided:
 
 
 def _own(path: Path, data: Path | None) -> Divided:
-    """The divided model that a file defines."""
     return _checked(path, _made(path, data))
 
 
 def _made(path: Path, data: Path | None) -> Any:
-    """What the function of a file returns."""
+    """Return the result of the file's function."""
     make = getattr(_module(path), FUNCTION, None)
     if not callable(make):
-        raise BadInput(f"{path} has no function {FUNCTION}(data) that returns the model: define it")
+        raise BadInput(f"{path} has no function {FUNCTION}(data): define one that returns the model.")
     try:
         return make(data)
     except HoldfastError:
@@ -147,11 +146,11 @@ def _made(path: Path, data: Path | None) -> Any:
 
 
 def _module(path: Path) -> ModuleType:
-    """The file, imported under a name of its own."""
+    """Import the file under a unique name."""
     name = f"holdfast_workload_{path.stem}"
     spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise BadInput(f"there is no Python file {path}: give the path of the file that defines the model")
+        raise BadInput(f"There is no Python file {path}: give the path of the file that defines the model.")
     module = sys.modules[name] = module_from_spec(spec)  # dataclasses look for their module there
     try:
         spec.loader.exec_module(module)
@@ -161,22 +160,22 @@ def _module(path: Path) -> ModuleType:
 
 
 def _checked(path: Path, model: Any) -> Divided:
-    """The model, if it has all that is asked of one, and no array that belongs to no block."""
+    """Return the model if it has everything that is required, and every array belongs to a block."""
     if lacks := [name for name in _asked(Workload, Divided) if not _has(model, name)]:
         raise BadInput(f"the model of {path}, a {type(model).__name__}, lacks {', '.join(lacks)}")
     divided = cast(Divided, model)
     if outside := sorted(set(divided.start()) - set(divided.blocks.members)):
-        raise BadInput(f"array {outside[0]!r} of the model of {path} belongs to no block, so no node would hold it")
+        raise BadInput(f"array {outside[0]!r} of the model of {path} belongs to no block, so no node would hold it.")
     return divided
 
 
 def _has(model: Any, name: str) -> bool:
-    """Whether a model has this, without computing it."""
+    """Return True if a model has the attribute, without computing it."""
     return inspect.getattr_static(model, name, None) is not None
 
 
 def _asked(*protocols: type) -> list[str]:
-    """The functions and properties of protocols."""
+    """Return the names of the functions and properties of protocols."""
     return [name for protocol in protocols for name in vars(protocol) if not name.startswith("_")]
 
 

@@ -25,7 +25,7 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores of images in [0, 1], or in bytes."""
+        """Return class scores of images in [0, 1], or in bytes."""
         scores: Tensor = self.head(self.stages(self.stem(_centred(x))).mean((2, 3)))
         return scores
 
@@ -67,7 +67,7 @@ class _Bottleneck(nn.Module):
 
 
 def _stages(block: type[_Basic | _Bottleneck], counts: Sequence[int], width: int) -> tuple[nn.Sequential, int]:
-    """All blocks in their order, and how wide the last one is."""
+    """Return all blocks in order, and the width of the last one."""
     blocks: list[nn.Module] = []
     inputs = width
     for stage, count in enumerate(counts):
@@ -98,6 +98,6 @@ def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> tup
 
 
 def _centred(x: Tensor) -> Tensor:
-    """Bytes or fractions as values around 0, of about unit size."""
+    """Convert bytes or fractions to values around 0, of about unit size."""
     values = x.float() / 255 if not x.is_floating_point() else x
     return (values - 0.5) * 4

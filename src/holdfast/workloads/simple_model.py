@@ -1,22 +1,22 @@
-"""A model of one's own for the lab, written for one state at a time, and what makes a workload of it.
+"""A model for the lab that is written for one state at a time, and the adapter that makes it a workload.
 
 A model has
 
     start(rng)          the arrays before the first iteration, by name
     step(state, rng)    the arrays after one iteration; `state` is a copy, which may be changed and returned
     loss(state)         a number that falls as the model is trained
-    criterion           the loss under which it has converged, or `LossAt(100)`: the loss that 100 iterations lead to
+    criterion           the loss below which it has converged, or `LossAt(100)`: the loss after 100 iterations
 
-It may have more, each with the default that is used where it has not:
+Optional attributes, with their defaults:
 
     name                the name of the class
     blocks              every row of every array is a block
     norm, order         the length of the difference of each block; 2, since squares of lengths add up
-    stochastic          whether `start` or the first `step` draws random numbers
-    steady              False: the loss is looked at after every iteration
+    stochastic          True if `start` or the first `step` draws random numbers
+    steady              False: the loss is computed after every iteration
     lanes               1 trial at a time
 
-Random numbers come from `rng` alone, so that a trial draws the same with and without a failure.
+Draw random numbers from `rng` only, so that a trial draws the same with and without a failure.
 """
 
 from dataclasses import dataclass
@@ -35,30 +35,30 @@ ASKED = ("start", "step", "loss", "criterion")
 
 @dataclass(frozen=True, slots=True)
 class LossAt:
-    """A criterion: the loss that so many iterations without failures lead to, with the random numbers of stream 0."""
+    """A criterion: the loss after `iteration` iterations without failures, with the random numbers of stream 0."""
 
     iteration: int
 
     def __post_init__(self) -> None:
         if self.iteration < 2:
-            raise BadInput(f"a run to iteration {self.iteration} leaves no room for a failure: give 2 or more")
+            raise BadInput(f"LossAt must be at least 2, to leave an iteration for a failure (got {self.iteration}).")
 
 
 class OneState(Protocol):
-    """What a model must have; the rest has a default."""
+    """The required attributes of a model; all others have a default."""
 
     @property
     def criterion(self) -> float | LossAt:
-        """The loss under which the model has converged."""
+        """The loss below which the model has converged."""
 
     def start(self, rng: np.random.Generator) -> Arrays:
-        """The arrays before the first iteration."""
+        """Return the arrays before the first iteration."""
 
     def step(self, state: Arrays, rng: np.random.Generator) -> Arrays:
-        """The arrays after one iteration."""
+        """Return the arrays after one iteration."""
 
     def loss(self, state: Arrays) -> float:
-        """The loss of a state."""
+        """Return the loss of a state."""
 
 
 class Stacked:
@@ -68,7 +68,6 @@ class Stacked:
         self._model = model
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else the model has."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._model, name)
@@ -80,20 +79,20 @@ class Stacked:
 
     @property
     def lanes(self) -> int:
-        """1, unless the model says otherwise: more would only pad."""
+        """1, unless the model has another number; more would only pad."""
         return int(getattr(self._model, "lanes", 1))
 
     @property
     def steady(self) -> bool:
-        """Whether the model says that its loss falls ever more slowly."""
+        """True if the model declares that its loss falls ever more slowly."""
         return bool(getattr(self._model, "steady", False))
 
     @cached_property
     def stochastic(self) -> bool:
-        """What the model says, or else whether its start or its first step draws random numbers."""
-        said = getattr(self._model, "stochastic", None)
-        if said is not None:
-            return bool(said)
+        """The model's declaration, or True if its start or its first step draws random numbers."""
+        declared = getattr(self._model, "stochastic", None)
+        if declared is not None:
+            return bool(declared)
         first, second = _generator(0, -1), _generator(0, 0)
         untouched = _state(first), _state(second)
         self._model.step(_copied(_arrays(self._model.start(first), "start")), second)
@@ -102,41 +101,43 @@ class Stacked:
     @cached_property
     def blocks(self) -> Blocks:
         """The model's own division, or every row of every array."""
-        found = getattr(self._model, "blocks", None)
-        return by_row(self.start()) if found is None else found
+        blocks = getattr(self._model, "blocks", None)
+        return by_row(self.start()) if blocks is None else blocks
 
     @property
     def norm(self) -> Norm:
         """The model's own, or the length of the difference."""
-        found: Norm = getattr(self._model, "norm", euclidean)
-        return found
+        norm: Norm = getattr(self._model, "norm", euclidean)
+        return norm
 
     @cached_property
     def criterion(self) -> float:
-        """The number that the model says, or the loss of the iteration that it names."""
-        said = self._model.criterion
-        if not isinstance(said, LossAt):
-            return float(said)
+        """The model's number, or the loss of the iteration that it names."""
+        criterion = self._model.criterion
+        if not isinstance(criterion, LossAt):
+            return float(criterion)
         state = self.start()
         with threadpool_limits(1):  # the number of threads would show in the last bits
-            for iteration in range(said.iteration):
+            for iteration in range(criterion.iteration):
                 state = self._step(state, iteration, 0)
-            found = float(self._model.loss(state))
-        if not np.isfinite(found):
-            raise BadInput(f"the loss of {self.name} at iteration {said.iteration} is {found}: it is no criterion")
-        return float(np.nextafter(found, np.inf))  # so that the run is under it at this very iteration
+            loss = float(self._model.loss(state))
+        if not np.isfinite(loss):
+            raise BadInput(
+                f"the loss of {self.name} at iteration {criterion.iteration} is {loss}, which cannot be a criterion."
+            )
+        return float(np.nextafter(loss, np.inf))  # so that the run is under it at this very iteration
 
     def start(self, stream: int = 0) -> Arrays:
-        """The state before the first iteration of a stream."""
+        """Return the state before the first iteration of a stream."""
         return _copied(_arrays(self._model.start(_generator(stream, -1)), "start"))
 
     def advance(self, stack: Stack, clock: Clock) -> Stack:
-        """One iteration of every state."""
+        """Do one iteration of every state."""
         when = zip(clock.iteration.tolist(), clock.stream.tolist(), strict=True)
-        return stacked([self._step(unstacked(stack, lane), *each) for lane, each in enumerate(when)])
+        return stacked([self._step(unstacked(stack, lane), *trial) for lane, trial in enumerate(when)])
 
     def loss(self, stack: Stack) -> Floats:
-        """The loss of every state."""
+        """Return the loss of every state."""
         lanes = next(iter(stack.values())).shape[-1]
         return np.array([_number(self._model.loss(unstacked(stack, lane))) for lane in range(lanes)])
 
@@ -146,18 +147,18 @@ class Stacked:
         after = _arrays(self._model.step(state, rng), "step")
         if _shapes(after) != shapes:
             raise BadInput(
-                f"step of {self.name} makes {_shapes(after)} of {shapes}: it must keep names, shapes and types"
+                f"step of {self.name} makes {_shapes(after)} of {shapes}: it must keep names, shapes and types."
             )
         if untouched is not None and _state(rng) != untouched:
             raise BadInput(
-                f"step of {self.name} draws random numbers at iteration {iteration} and drew none at first: "
-                "say `stochastic = True` in the model"
+                f"step of {self.name} draws random numbers at iteration {iteration}, but not at first: "
+                "set `stochastic = True` in the model."
             )
         return after
 
 
 def _generator(stream: int, iteration: int) -> np.random.Generator:
-    """The random numbers of an iteration; -1 is the start."""
+    """Return the random generator of an iteration; -1 is the start."""
     return np.random.default_rng((stream, iteration + 1))
 
 
@@ -165,22 +166,22 @@ def _state(rng: np.random.Generator) -> Any:
     return rng.bit_generator.state
 
 
-def _arrays(found: Any, function: str) -> Arrays:
-    """What a model returned, if it is arrays by name."""
-    if not isinstance(found, dict) or not found:
-        raise BadInput(f"{function} returns a {type(found).__name__}: it must return a dict of arrays by name")
-    return {str(name): np.asarray(value) for name, value in found.items()}
+def _arrays(result: Any, function: str) -> Arrays:
+    """Return the result of a model's function, or raise BadInput if it is not a dict of arrays."""
+    if not isinstance(result, dict) or not result:
+        raise BadInput(f"{function} returns a {type(result).__name__}: it must return a dict of arrays.")
+    return {str(name): np.asarray(value) for name, value in result.items()}
 
 
 def _copied(arrays: Arrays) -> Arrays:
-    """Copies: a model may return arrays of its own, and steps may change what they are given."""
+    """Copy arrays: a model may return its own arrays, and steps may change what they are given."""
     return {name: value.copy() for name, value in arrays.items()}
 
 
-def _number(found: Any) -> float:
-    if np.ndim(found) != 0:
-        raise BadInput(f"loss returns an array of shape {np.shape(found)}: it must return one number")
-    return float(found)
+def _number(result: Any) -> float:
+    if np.ndim(result) != 0:
+        raise BadInput(f"loss returns an array of shape {np.shape(result)}: it must return one number.")
+    return float(result)
 
 
 def _shapes(arrays: Arrays) -> str:

@@ -1,7 +1,7 @@
-"""Products of a sparse matrix with stacks: the matrix is read once, and every trial of the stack is served.
+"""Products of a sparse matrix with stacks: the matrix is read once for all trials of the stack.
 
-A trial's numbers are added up in the same order whatever stands beside it, so its result is the same to the last bit in
-any lane of a stack of any width.
+A trial's numbers are added up in the same order whatever trials are beside it, so its result is the same to the last
+bit in any lane of a stack of any width.
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from holdfast.blocks.division import Floats, Ids
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sparse:
-    """A matrix as a walk along its longer side, rows if it is `tall`: place i holds entries `starts[i]:starts[i+1]`.
+    """A matrix stored along its longer side, rows if it is `tall`: place i holds entries `starts[i]:starts[i+1]`.
 
-    Along the longer side, because the shorter one is met in any order, and its part of a stack fits the cache.
+    The shorter side is accessed in any order, and its part of a stack fits the cache.
     """
 
     shape: tuple[int, int]
@@ -31,11 +31,11 @@ class Sparse:
         return Sparse(self.shape[::-1], not self.tall, self.starts, self.others, self.values)
 
     def times(self, x: Floats) -> Floats:
-        """This matrix times every trial of a stack (columns, width, trials)."""
+        """Multiply this matrix by every trial of a stack (columns, width, trials)."""
         return self._onto_long(x) if self.tall else self._onto_short(x)
 
     def transposed_times(self, x: Floats) -> Floats:
-        """The transposed matrix times every trial of a stack (rows, width, trials)."""
+        """Multiply the transposed matrix by every trial of a stack (rows, width, trials)."""
         return self._onto_short(x) if self.tall else self._onto_long(x)
 
     def _onto_long(self, x: Floats) -> Floats:
@@ -50,7 +50,7 @@ class Sparse:
 
 
 def sparse(shape: tuple[int, int], rows: Ids, columns: Ids, values: Floats) -> Sparse:
-    """The matrix with these entries and zeros elsewhere."""
+    """Return the matrix with these entries and zeros elsewhere."""
     tall = shape[0] >= shape[1]
     along, across = (rows, columns) if tall else (columns, rows)
     order = np.lexsort((across, along))
@@ -59,7 +59,7 @@ def sparse(shape: tuple[int, int], rows: Ids, columns: Ids, values: Floats) -> S
 
 
 def _flat(x: Floats) -> Floats:
-    """Width and trials as one axis: every entry of the matrix meets them all alike."""
+    """Merge width and trials into one axis."""
     return np.ascontiguousarray(x).reshape(len(x), x.shape[1] * x.shape[2])
 
 

@@ -1,8 +1,7 @@
-"""How often topics occur, in the documents of a corpus or among the tokens of its words, for many chains at once.
+"""Counts of topics in the documents of a corpus or among the tokens of its words, for many chains at once.
 
-Indices are unsigned and arrays flat, or compiled code would look for negative indices at every step.
-
-A hint to the processor from compiled code: memory that will be needed soon. It changes speed, and nothing else.
+Indices are unsigned and arrays flat, because compiled code would check for negative indices at every step. Prefetching
+changes speed only.
 """
 
 from typing import Any, TypeAlias
@@ -22,7 +21,7 @@ _INT = ir.IntType(32)
 
 @intrinsic
 def prefetch(typing: Any, array: Any, at: Any) -> Any:
-    """Ask for the cache line of an element that will be needed soon, to change it."""
+    """Prefetch the cache line of an element that will soon be changed."""
 
     def generate(context: Any, build: Any, signature: Any, values: Any) -> Any:
         pointer = _BYTE.as_pointer()
@@ -37,7 +36,7 @@ def prefetch(typing: Any, array: Any, at: Any) -> Any:
 
 
 def first_element(context: Any, build: Any, kind: Any, array: Any) -> Any:
-    """The address of an array's first element."""
+    """Return the address of an array's first element."""
     return create_struct_proxy(kind)(context, build, value=array).data  # type: ignore[no-untyped-call]
 
 
@@ -52,7 +51,7 @@ _AHEAD = 16  # tokens: far enough for their topics to arrive in time, and not so
 
 @njit(cache=True)
 def tally(groups: Bounds, tokens: Tokens, topics: Topics, counts: Counts) -> None:
-    """Add the topics of each group of tokens to its counts: a word's tokens wherever they are, or a document's."""
+    """Add the topics of each group of tokens to its counts: a word's tokens, wherever they are, or a document's."""
     width = np.uint64(topics.shape[1])
     row = np.uint64(counts.shape[1]) * width
     flat_topics, flat_counts = topics.reshape(-1), counts.reshape(-1)
@@ -62,7 +61,7 @@ def tally(groups: Bounds, tokens: Tokens, topics: Topics, counts: Counts) -> Non
 
 @njit(cache=True, nogil=True)
 def tally_documents(words: Tokens, bounds: Bounds, documents: Bounds, topics: Topics, counts: Counts) -> None:
-    """Add the topics of some documents of a corpus to the counts of their words; `topics` has these documents alone."""
+    """Add the topics of some documents to the counts of their words; `topics` has these documents alone."""
     row = np.uint64(counts.shape[1])
     flat = counts.reshape(-1)
     at = np.uint64(0)
@@ -74,9 +73,9 @@ def tally_documents(words: Tokens, bounds: Bounds, documents: Bounds, topics: To
 
 @njit(cache=True)
 def tallied(table: Floats, groups: Bounds, tokens: Tokens, topics: Topics, number: int) -> tuple[Floats, Bounds]:
-    """In each lane, the sum over groups and topics of a table's entry at the number of tokens plus 1.
+    """Return, for each lane, the sum over groups and topics of the table's entry at the number of tokens plus 1.
 
-    And beside it how many tokens each of the `number` of topics has.
+    Also return how many tokens each of the `number` topics has.
     """
     width = np.uint64(topics.shape[1])
     row = np.uint64(number) * width
@@ -96,7 +95,7 @@ def tallied(table: Floats, groups: Bounds, tokens: Tokens, topics: Topics, numbe
 
 @njit(cache=True, nogil=True)  # a node answers workers meanwhile
 def parted(groups: Bounds, one: Topics, other: Topics) -> Bounds:
-    """For each group of neighbouring tokens the sum, over topics, of how much its counts differ in two states."""
+    """Return, for each group of neighbouring tokens, the sum over topics of the difference of its counts in two states."""
     differs = np.zeros(256, np.int64)  # as many as a byte can tell apart
     sums = np.zeros(len(groups) - 1, np.int64)
     for g in range(len(groups) - 1):

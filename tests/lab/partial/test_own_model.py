@@ -124,7 +124,7 @@ def test_the_loss_at_an_iteration_is_a_criterion_that_is_met_at_that_very_iterat
     assert Stacked(Until()).criterion == pytest.approx(8 / 2**5)
     assert check(Until()).summary.endswith("5 iterations to the criterion 0.25; with a full checkpoint every 8 iterations most "
         "failures would come before the first one: give a smaller interval or a lower criterion")  # fmt: skip
-    with pytest.raises(BadInput, match="leaves no room for a failure"):
+    with pytest.raises(BadInput, match="LossAt must be at least 2"):
         LossAt(1)
 
 
@@ -139,7 +139,7 @@ def test_whether_a_model_draws_is_found_out_and_one_that_begins_to_draw_later_is
 
     assert (Stacked(Halving()).stochastic, Stacked(Noisy()).stochastic) == (False, True)
     assert check(NoisyLater()).problems == [
-        "step of noisylater draws random numbers at iteration 3 and drew none at first: say `stochastic = True` in the model"
+        "step of noisylater draws random numbers at iteration 3, but not at first: set `stochastic = True` in the model."
     ]
 
 
@@ -200,7 +200,7 @@ def test_what_is_wrong_with_a_workload_is_found_before_it_is_measured(wrong: dic
         ("x = 1", 2, "has no function workload(data)"),
         ("def workload(data): return 3", 2, "a int, lacks name, criterion, stochastic, steady, lanes, blocks, norm, start"),
         ("class M:\n    def step(self, state, rng): ...\ndef workload(data): return M()", 2, "lacks start, loss, criterion"),
-        (EXAMPLE.replace("* self.x.T @ error", "* self.x @ error"), 2, "has failed in step, line 2"),
+        (EXAMPLE.replace("* self.x.T @ error", "* self.x @ error"), 2, "failed in step, line 2"),
         (EXAMPLE.replace('"intercept": state["intercept"] - 0.5', '"bias": state["intercept"] - 0.5'), 1, "it must keep names, shapes and types"),
         (EXAMPLE, 0, "nothing wrong with"),
     ],
@@ -237,7 +237,7 @@ def test_the_commands_of_the_lab_page_for_a_model_of_ones_own_do_what_it_says(tm
     [
         (["qp-bound", "--workload", "m.py"], "has workloads of its own"),
         (["partial-recovery", "--workload", "m.py", "--panel", "mlr-mnist"], "leave out one of them"),
-        (["partial-recovery", "--workload", "m.py"], "there is no Python file"),
+        (["partial-recovery", "--workload", "m.py"], "There is no Python file"),
         (["partial-recovery", "--on", "slurm"], "cannot be run on 'slurm'"),
         (["partial-recovery", "--address", "h:1"], "say --on ray too"),
     ],
@@ -250,7 +250,7 @@ def test_options_that_do_not_go_together_are_refused(tmp_path: Path, words: list
 
 def test_a_rule_for_blocks_that_were_never_saved_is_found_through_the_file_and_the_stack(example: Path) -> None:
     assert not has_rule(load_for_lab(str(example)))
-    ruled = "    def survivors(self, ids, held): return {}\n    def fresh(self, ids, said, iteration, stream): return {}\n\n"
+    ruled = "    def survivors(self, ids, held): return {}\n    def fresh(self, ids, summary, iteration, stream): return {}\n\n"
     example.write_text(EXAMPLE.replace("    def start(", ruled + "    def start(", 1))
     assert has_rule(load_for_lab(str(example)))
 
