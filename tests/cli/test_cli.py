@@ -93,7 +93,7 @@ def test_a_truncated_payload_and_a_future_manifest_are_found(holdfast, saved: Pa
             "cannot inject a failure at rank 9: the ranks of this run are",
         ),
         (["run", "--inject", "kill@soon", __file__], "--inject kill@soon is not understood"),
-        (["run", "--inject", "exit@3:backward=2", __file__], "there is no point 'backward=2'"),
+        (["run", "--inject", "exit@3:backward=2", __file__], "'backward=2' is not a point of a step"),
         (
             ["run", "--inject", "exit@3:sideways", __file__],
             "exit cannot strike at 'sideways': choose boundary, forward",
@@ -101,7 +101,7 @@ def test_a_truncated_payload_and_a_future_manifest_are_found(holdfast, saved: Pa
         (["run", "--inject", "kill@3,rank=two", __file__], "--inject kill@3,rank=two is not understood"),
         (
             ["run", "--inject", "exit@3:forward,rank=0+1", "--workers", "2", "--recovery", "skip", __file__],
-            "all 2 workers are to be lost in step 3, and skip needs one that goes on",
+            "All 2 workers would be lost in step 3, and --recovery skip needs a survivor",
         ),
         (["run", "nothing.py"], "there is no script nothing.py"),
         (["run", "--nnodes", "2", __file__], "rendezvous"),

@@ -1,4 +1,4 @@
-"""Failure schedules: data that a seed determines, and that can be written down and read back."""
+"""Failure schedules: a seed determines them, and they can be stored and read back."""
 
 import json
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import BadInput
-from holdfast.faults.schedule import Failure, at, geometric_steps, lost_blocks, poisson
+from holdfast.faults.schedule import Failure, at, geometric_steps, lost_blocks
 
 seeds = st.integers(0, 2**32)
 
@@ -23,19 +23,6 @@ def test_geometric_steps_lie_inside_the_run_and_depend_on_the_seed_alone(mean: f
 def test_geometric_steps_have_the_mean_that_was_asked_for() -> None:
     steps = geometric_steps(30, 10_000, 20_000, seed=1)
     assert steps.mean() == pytest.approx(30, rel=0.03)  # 20,000 draws: standard error 0.7 %
-
-
-@given(st.floats(0.5, 50), st.integers(0, 300), seeds)
-def test_poisson_failures_come_in_order_within_the_run(gap: float, end: int, seed: int) -> None:
-    schedule = poisson(gap, end, seed)
-    steps = [failure.step for failure in schedule]
-    assert steps == sorted(steps)
-    assert all(0 <= step < end for step in steps)
-    assert schedule == poisson(gap, end, seed)
-
-
-def test_poisson_failures_are_as_frequent_as_asked() -> None:
-    assert len(poisson(10, 100_000, seed=3)) == pytest.approx(10_000, rel=0.03)
 
 
 @given(st.integers(1, 200), st.floats(0.01, 1), seeds)
@@ -60,7 +47,6 @@ def test_a_schedule_survives_json() -> None:
         lambda: Failure.from_json({"step": 1, "who": 3}),
         lambda: geometric_steps(0.5, 10, 1, 0),
         lambda: geometric_steps(5, 1, 1, 0),
-        lambda: poisson(0, 10, 0),
         lambda: lost_blocks(10, 0, np.random.default_rng(0)),
         lambda: lost_blocks(10, 1.5, np.random.default_rng(0)),
     ],

@@ -62,9 +62,9 @@ def assert_good(store: DirectoryStore, step: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_matrix(tmp_path: Path, kind: str, point: str, writer: Callable[..., Writer]) -> None:
     store = prepared(tmp_path)
-    told: list[Failure] = []
+    struck: list[Failure] = []
     faults = at([STRUCK], kind=kind, point=point)
-    ours = writer(Faulty(store, faults, delay=0.01, tell=told.append), keep_last=2, backoff=(0.0, 0.0))
+    ours = writer(Faulty(store, faults, delay=0.01, record=struck.append), keep_last=2, backoff=(0.0, 0.0))
 
     if kind == "enospc":
         with pytest.raises(StorageFailed, match=r"^the save of step 30 failed 3 times: .*free some space") as error:
@@ -76,7 +76,7 @@ def test_the_matrix(tmp_path: Path, kind: str, point: str, writer: Callable[...,
         assert saved.retries == ((kind, point) in TRIED_AGAIN)
         assert_good(store, BEFORE if NAMED.get((kind, point)) == STATE else STRUCK)
 
-    assert told == list(faults)
+    assert struck == list(faults)
     named = [finding.name for finding in scrub.verify(store)]
     assert named == ([NAMED[kind, point]] if (kind, point) in NAMED else [])
 
@@ -97,12 +97,12 @@ def test_where_one_is_kept_a_lie_of_the_disk_does_not_cost_the_last_good_one(
 
 
 def test_a_fault_strikes_once_and_waits_for_a_save_at_or_after_its_step(tmp_path: Path) -> None:
-    told: list[Failure] = []
+    struck: list[Failure] = []
     faults = at([15, 35], kind="io-error")
-    store = Faulty(DirectoryStore(tmp_path), faults, tell=told.append)
+    store = Faulty(DirectoryStore(tmp_path), faults, record=struck.append)
     saved = trained(blocking(store, keep_last=9, backoff=(0.0,)), 10, 20, 30, 40, 50)
     assert [each.retries for each in saved] == [0, 1, 0, 1, 0]
-    assert told == list(faults)
+    assert struck == list(faults)
 
 
 def test_faults_that_are_not_of_storage_pass_by(tmp_path: Path) -> None:

@@ -145,22 +145,30 @@ def failure(point: str = "boundary", kind: str = "kill", targets: tuple[int, ...
 @pytest.mark.parametrize(
     ("failed", "recovery", "why"),
     [
-        (failure("backward=1.5"), "forward", "no point 'backward=1.5': give the part of the buckets from 0 to 1"),
-        (failure("backward=nan"), "forward", "no point 'backward=nan'"),
-        (failure("backward=half"), "forward", "no point 'backward=half'"),
-        (failure("backward"), "forward", "say after which part of the buckets, such as backward=0.5"),
+        (
+            failure("backward=1.5"),
+            "forward",
+            "'backward=1.5' is not a point of a step: give a fraction of the buckets from 0 to 1",
+        ),
+        (failure("backward=nan"), "forward", "'backward=nan' is not a point"),
+        (failure("backward=half"), "forward", "'backward=half' is not a point"),
+        (
+            failure("backward"),
+            "forward",
+            "needs the fraction of gradient buckets that are summed, such as backward=0.5",
+        ),
         (failure("sideways"), "forward", "kill cannot strike at 'sideways': choose boundary, forward, backward=0.5,"),
         (failure("forward=0.5"), "forward", "kill cannot strike at 'forward=0.5'"),
         (failure("manifest"), "forward", "kill cannot strike at 'manifest'"),
         (
             failure("backward=0.5", "bit-flip"),
             "forward",
-            "bit-flip cannot strike at 'backward=0.5': a save has tensors,",
+            "bit-flip cannot strike at 'backward=0.5': choose tensors,",
         ),
-        (failure("recovery"), "restart", "no failure can strike at recovery: restart has none"),
+        (failure("recovery"), "restart", "No failure can strike at recovery with --recovery restart"),
     ],
 )
-def test_a_point_that_nothing_can_strike_at_is_refused_in_one_line(failed: Failure, recovery: str, why: str) -> None:
+def test_a_point_that_cannot_be_reached_is_refused_in_one_line(failed: Failure, recovery: str, why: str) -> None:
     with pytest.raises(BadInput) as refused:
         RunConfig(script="train.py", workers=4, recovery=recovery, failures=(failed,))
     assert why in str(refused.value)
@@ -171,11 +179,14 @@ def test_a_point_that_nothing_can_strike_at_is_refused_in_one_line(failed: Failu
     ("failures", "why"),
     [
         ([failure(targets=(1, 4))], "cannot inject a failure at rank 4: the ranks of this run are 0 to 3"),
-        ([failure("backward=0.5", targets=(0, 1, 2, 3))], "all 4 workers are to be lost in step 5, and forward needs"),
-        ([failure(targets=(0, 1)), failure("optimizer", "hang", (2, 3))], "all 4 workers are to be lost in step 5"),
+        (
+            [failure("backward=0.5", targets=(0, 1, 2, 3))],
+            "All 4 workers would be lost in step 5, and --recovery forward needs",
+        ),
+        ([failure(targets=(0, 1)), failure("optimizer", "hang", (2, 3))], "All 4 workers would be lost in step 5"),
     ],
 )
-def test_more_casualties_than_a_run_can_have_are_refused_in_one_line(failures: list[Failure], why: str) -> None:
+def test_losing_every_worker_under_live_recovery_is_refused_in_one_line(failures: list[Failure], why: str) -> None:
     config = RunConfig(script="train.py", workers=4, recovery="forward", failures=tuple(failures))
     with pytest.raises(BadInput, match=why):
         config.check_world(1)
@@ -184,7 +195,7 @@ def test_more_casualties_than_a_run_can_have_are_refused_in_one_line(failures: l
     replace(slow, recovery="restart", failures=(failure(targets=(0, 1)),)).check_world(1)
 
 
-def test_what_is_not_replicated_has_no_backward_to_fail_in() -> None:
+def test_a_failure_in_backward_needs_a_replicated_model() -> None:
     model = nn.Linear(1, 1)
     with pytest.raises(BadInput, match=r"at backward=0.5: no model is replicated over several workers. Use run.repl"):
         Injection((failure("backward=0.5"),), 0, 1, (), None).watch([model], [])
@@ -195,11 +206,11 @@ def test_what_is_not_replicated_has_no_backward_to_fail_in() -> None:
 
 
 @pytest.mark.parametrize(("part", "buckets", "after"), [("0", 4, 0), ("0.5", 3, 1), ("0.7", 10, 7), ("1", 3, 3)])
-def test_a_part_of_the_buckets_is_as_many_whole_ones(part: str, buckets: int, after: int) -> None:
-    assert points.summed(failure(f"backward={part}"), buckets) == after
+def test_a_fraction_of_the_buckets_is_rounded_down_to_whole_ones(part: str, buckets: int, after: int) -> None:
+    assert points.summed_buckets(failure(f"backward={part}"), buckets) == after
 
 
-def test_a_failure_is_told_by_its_point_from_one_that_has_struck(
+def test_failures_that_differ_only_in_their_point_strike_separately_and_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     struck: list[str] = []
@@ -211,12 +222,12 @@ def test_a_failure_is_told_by_its_point_from_one_that_has_struck(
         injection = Injection(schedule, 0, number, before | read_past(tmp_path).struck, tmp_path)
         injection.watch([model], [])
         model(torch.ones(1))  # nothing is near yet
-        injection.saves(4)
+        injection.strike_in_save(4)
         injection.strike(5)
         with torch.no_grad():
             model(torch.ones(1))  # an evaluation
         model(torch.ones(1)).sum().backward()
         torch.optim.SGD(model.parameters(), lr=0.1).step()
-        injection.saves(10)
-        injection.recovers(7)
+        injection.strike_in_save(10)
+        injection.strike_in_recovery(7)
     assert struck == ["forward", "optimizer", "save", "recovery"]

@@ -82,9 +82,9 @@ def test_uneven_shares_are_weighted_by_their_samples() -> None:
 @pytest.mark.parametrize(
     ("strategy", "samples", "lost", "why"),
     [
-        ("hope", [1, 1], {0}, "no strategy 'hope'; choose one of replay, forward, skip"),
+        ("hope", [1, 1], {0}, "no strategy 'hope': choose one of replay, forward, skip"),
         ("forward", [1], {0}, "forward needs a survivor"),
-        ("forward", [1, 1], {0, 1, 2}, "worker 2 cannot be lost: there are workers 0 to 1"),
+        ("forward", [1, 1], {0, 1, 2}, "Worker 2 cannot be lost: there are workers 0 to 1"),
         ("skip", [0, 0], {0}, "trains nothing"),
         ("replay", [], (), "trains nothing"),
     ],

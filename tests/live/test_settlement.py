@@ -38,9 +38,11 @@ def test_who_is_a_step_behind_takes_over_the_parameters_of_one_that_is_ahead() -
 
 def test_a_sum_of_a_backward_that_not_all_have_begun_cannot_be_shared() -> None:
     before = Stand(step=5, begun=True, basis=ALL, members=ALL)
-    assert settle({0: in_backward(True, False), 2: before}) == "a sum is done that not all members have begun"
+    assert settle({0: in_backward(True, False), 2: before}) == "a sum is done that not all survivors have begun"
 
 
 def test_members_that_divided_the_window_otherwise_do_not_go_on() -> None:
     other = Stand(step=5, begun=True, basis=(0, 2), members=ALL, buckets=(False,))
-    assert settle({0: in_backward(False), 2: other}) == "the members have divided the window among different ones"
+    assert (
+        settle({0: in_backward(False), 2: other}) == "the survivors disagree about how this step's samples were divided"
+    )

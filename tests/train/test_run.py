@@ -286,7 +286,7 @@ def test_a_stream_is_no_dataset() -> None:
 
 def test_a_failure_past_the_end_is_refused() -> None:
     inject.check(at([0, 17], kind="kill") + at([18], kind="enospc"), 18)
-    with pytest.raises(BadInput, match="no failure can strike before step 18, 400: the last of this run is step 17"):
+    with pytest.raises(BadInput, match="No failure can strike before step 18, 400: the last step of this run is 17"):
         inject.check(at([3, 400, 18], kind="kill"), 18)
 
 

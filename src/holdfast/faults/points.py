@@ -1,16 +1,16 @@
-"""The points of a step at which a process can be made to fail, as a schedule names them, and what makes no sense. Pure.
+"""The points of a step at which a process can be made to fail, and the checks of an injected failure. Pure.
 
     point        when it strikes
-    boundary     before the window is handed out
-    forward      once the forward of a replicated model has begun, before it computes
-    backward=F   once the part F of DDP's buckets, rounded down, is posted and summed on every rank: 0 is before the
+    boundary     before the batch of the step is handed out
+    forward      when the forward of a replicated model begins
+    backward=F   when the fraction F of DDP's buckets, rounded down, is posted and summed on every rank: 0 is before the
                  first sum, 1 after the last
-    optimizer    once every sum is there, before an optimizer steps
-    save         in the first save at or after the step: where rank 0 writes, with all payloads written and nothing
-                 committed; elsewhere when rank 0 has what it needs for the save
-    recovery     in the first live recovery from another's loss at or after the step, once it is settled how to go on
+    optimizer    when every sum is done, before an optimizer steps
+    save         in the first save at or after the step: on rank 0 when all payloads are written and nothing is committed,
+                 on other ranks when rank 0 has what it needs from them
+    recovery     in the first live recovery from another worker's loss at or after the step, once the plan is made
 
-The faults of storage have points of their own, in a save.
+Faults of storage have points of their own (`storage.POINTS`), all of them in a save.
 """
 
 from collections import defaultdict
@@ -23,49 +23,50 @@ BACKWARD = "backward="
 POINTS = ("boundary", "forward", "backward", "optimizer", "save", "recovery")
 
 
-def word(failure: Failure) -> str:
-    """The point without the part of it that is a number."""
+def name(failure: Failure) -> str:
+    """Return the point without its number."""
     return failure.point.partition("=")[0]
 
 
-def summed(failure: Failure, buckets: int) -> int:
-    """After how many of so many buckets it strikes: as many whole ones as the fraction holds, as in the simulation."""
+def summed_buckets(failure: Failure, buckets: int) -> int:
+    """Return after how many of `buckets` a failure in backward strikes, as in the simulation."""
     return int(round(float(failure.point.removeprefix(BACKWARD)) * buckets, 6))  # 6: 0.7 x 10 must not fall short of 7
 
 
 def check(failure: Failure, recovery: str) -> None:
-    """Refuse a point that no step has, or that this fault or this way to recover never comes to."""
-    if failure.kind in storage.KINDS:
-        if failure.point not in ("boundary", *storage.POINTS):
-            raise BadInput(f"{failure.kind} cannot strike at {failure.point!r}: a save has {_listed(storage.POINTS)}.")
+    """Raise BadInput if the failure's kind or `recovery` never comes to its point."""
+    kind, point = failure.kind, failure.point
+    if kind in storage.KINDS:
+        if point not in ("boundary", *storage.POINTS):
+            raise BadInput(f"{kind} cannot strike at {point!r}: choose {_listed(storage.POINTS)}.")
         return
-    if failure.point == "backward":
-        raise BadInput("backward has many points: say after which part of the buckets, such as backward=0.5.")
-    if word(failure) not in POINTS or ("=" in failure.point and not failure.point.startswith(BACKWARD)):
+    if point == "backward":
+        raise BadInput("backward needs the fraction of gradient buckets that are summed, such as backward=0.5.")
+    if name(failure) not in POINTS or ("=" in point and not point.startswith(BACKWARD)):
         raise BadInput(
-            f"{failure.kind} cannot strike at {failure.point!r}: choose {_listed(POINTS).replace('backward', 'backward=0.5')}."
+            f"{kind} cannot strike at {point!r}: choose {_listed(POINTS).replace('backward', 'backward=0.5')}."
         )
-    if failure.point.startswith(BACKWARD) and not _is_part(failure.point.removeprefix(BACKWARD)):
-        raise BadInput(f"there is no point {failure.point!r}: give the part of the buckets from 0 to 1.")
-    if failure.point == "recovery" and recovery == "restart":
-        raise BadInput("no failure can strike at recovery: restart has none that goes on; choose another --recovery.")
+    if point.startswith(BACKWARD) and not _is_fraction(point.removeprefix(BACKWARD)):
+        raise BadInput(f"{point!r} is not a point of a step: give a fraction of the buckets from 0 to 1.")
+    if point == "recovery" and recovery == "restart":
+        raise BadInput("No failure can strike at recovery with --recovery restart: choose replay, forward or skip.")
 
 
 def check_survivors(failures: Schedule, recovery: str, ranks: int) -> None:
-    """Refuse to lose every rank in one step where others are to go on."""
+    """Raise BadInput if live recovery would have no survivor in some step."""
     lost: defaultdict[int, set[int]] = defaultdict(set)
-    for each in failures:
-        if each.kind in ENDING:
-            lost[each.step] |= set(each.targets or (0,))
+    for failure in failures:
+        if failure.kind in ENDING:
+            lost[failure.step] |= set(failure.targets or (0,))
     for step, targets in lost.items():
         if recovery != "restart" and len(targets) >= ranks:
             raise BadInput(
-                f"all {ranks} workers are to be lost in step {step}, and {recovery} needs one that goes on: "
+                f"All {ranks} workers would be lost in step {step}, and --recovery {recovery} needs a survivor: "
                 "name fewer ranks, or choose --recovery restart."
             )
 
 
-def _is_part(text: str) -> bool:
+def _is_fraction(text: str) -> bool:
     try:
         return 0 <= float(text) <= 1
     except ValueError:

@@ -1,10 +1,9 @@
-"""What breaks, where and when: failures as plain data, computed from a seed before the run begins.
+"""Failures as plain data, computed before a run begins: a schedule can be printed, stored, compared and replayed.
 
-A schedule can be printed, stored, compared and replayed. Nothing here kills anything: the simulator, the DDP run and
-the parameter server read the same schedule and each applies it in its own way.
+The simulator, a training run and the parameter server read the same schedule and each applies it in its own way.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,8 +17,8 @@ from holdfast.errors import BadInput
 class Failure:
     """One failure: at `step`, of `kind`, at a `point` of that step, hitting `targets` (blocks, nodes or ranks).
 
-    `kind` and `point` are open words, because each way to train brings its own; `lose` at a `boundary` is the loss of
-    blocks between two steps, which every way to train understands. A point may carry a number, as in `backward=0.5`.
+    Kinds and points are open words, because each way to train has its own. The default, `lose` at a `boundary`, is the
+    loss of blocks between two steps. A point may carry a number, as in `backward=0.5`.
     """
 
     step: int
@@ -29,49 +28,40 @@ class Failure:
 
     def __post_init__(self) -> None:
         if self.step < 0:
-            raise BadInput(f"a failure at step {self.step} can never happen: steps count from 0")
+            raise BadInput(f"A failure at step {self.step} can never happen: steps count from 0.")
 
     def to_json(self) -> dict[str, Any]:
-        """The failure as JSON values."""
         return {**asdict(self), "targets": list(self.targets)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> "Failure":
-        """The inverse of `to_json`."""
         unknown = set(data) - set(cls.__dataclass_fields__)
         if unknown or "step" not in data:
-            raise BadInput(f"not a failure: {data!r}; its fields are step, kind, point, targets")
+            raise BadInput(f"{data!r} is not a failure: its fields are step, kind, point and targets.")
         return cls(**{**data, "targets": tuple(data.get("targets", ()))})
 
 
 Schedule = tuple[Failure, ...]
-ENDING = ("exit", "kill", "hang")  # kinds that end a process, by itself or by its supervisor
+ENDING = ("exit", "kill", "hang")  # kinds that end a process
 
 
 def at(steps: Iterable[int], *, kind: str = "lose", point: str = "boundary", targets: tuple[int, ...] = ()) -> Schedule:
-    """Failures at exactly these steps, in order."""
+    """Return failures at exactly these steps, in order."""
     return tuple(Failure(step=step, kind=kind, point=point, targets=targets) for step in sorted(steps))
 
 
 def geometric_steps(mean: float, end: int, count: int, seed: int | Sequence[int]) -> Ids:
-    """`count` steps in 1..end-1, each from a geometric distribution of this mean, redrawn when at or past the end."""
+    """Return `count` steps in 1..end-1, each geometrically distributed with `mean`, drawn again when at or past `end`."""
     if mean < 1 or end < 2:
-        raise BadInput(f"no failure fits: a geometric step of mean {mean} (at least 1) before step {end} (at least 2)")
+        raise BadInput(f"No failure fits: the mean is {mean} (at least 1) and the end is step {end} (at least 2).")
     rng = np.random.default_rng(seed)
     return np.array([_redrawn(mean, end, rng) for _ in range(count)], dtype=np.int64)
 
 
-def poisson(mean_gap: float, end: int, seed: int, *, kind: str = "lose", point: str = "boundary") -> Schedule:
-    """Failures with independent exponential gaps of this mean, counted in steps, until the end."""
-    if mean_gap <= 0:
-        raise BadInput(f"a mean gap of {mean_gap} steps between failures is not positive")
-    return at(_arrivals(mean_gap, end, np.random.default_rng(seed)), kind=kind, point=point)
-
-
 def lost_blocks(count: int, fraction: float, rng: np.random.Generator) -> Ids:
-    """The given fraction of `count` blocks, chosen uniformly at random, in rising order; at least one is lost."""
+    """Return `fraction` of `count` block numbers, chosen uniformly at random, in rising order; at least one."""
     if not 0 < fraction <= 1:
-        raise BadInput(f"a lost fraction of {fraction} is outside (0, 1]")
+        raise BadInput(f"The lost fraction must be greater than 0 and at most 1 (got {fraction}).")
     return np.sort(rng.choice(count, size=max(1, round(fraction * count)), replace=False))
 
 
@@ -79,10 +69,3 @@ def _redrawn(mean: float, end: int, rng: np.random.Generator) -> int:
     while (step := int(rng.geometric(1 / mean))) >= end:
         pass
     return step
-
-
-def _arrivals(mean_gap: float, end: int, rng: np.random.Generator) -> Iterator[int]:
-    moment = rng.exponential(mean_gap)
-    while moment < end:
-        yield int(moment)
-        moment += rng.exponential(mean_gap)

@@ -1,18 +1,17 @@
-"""Storage that fails on purpose: a store that strikes once at a chosen point of a chosen save, as a schedule says.
+"""A store that fails on purpose, once at a chosen point of a chosen save.
 
-Some faults show, and the store raises; others are hidden: it says that all went well, as bad disks do. A reader finds
-those by their digests.
+Some faults raise an error. Others are silent, as on a bad disk, and a reader finds them by their digests.
 
-    kind          what happens at the point                                       shows
-    io-error      the first try is refused                                        yes
-    enospc        every try is refused for as long as this save is tried          yes
+    kind          effect at the point                                             raises
+    io-error      the first try fails                                             yes
+    enospc        every try fails for as long as this save is tried               yes
     delay         it takes longer                                                 no, but nothing is lost
-    torn-write    only the first half is there                                    no
-    bit-flip      one bit is another                                              no
-    lost-rename   it never gets its name: the older value stays, if there was one no
+    torn-write    only the first half is written                                  no
+    bit-flip      one bit is flipped                                              no
+    lost-rename   the file never gets its name: an older value stays, if any      no
 
-A removal writes nothing; there the last three mean that it never reaches the disk, and leave half of the value, one
-with a flipped bit, and the value.
+At the point `removal`, the last three mean that the removal never reaches the disk. They leave half of the value, the
+value with a flipped bit, and the value.
 """
 
 import errno
@@ -36,26 +35,25 @@ _NAME = re.compile(r"step-([0-9]{8,})/(.+)")
 _REFUSED = {"io-error": errno.EIO, "enospc": errno.ENOSPC}
 
 Parts: TypeAlias = Iterable[memoryview | bytes]
-Tell: TypeAlias = Callable[[Failure], None]
+Record: TypeAlias = Callable[[Failure], None]
 
 
 class Faulty:
     """A store with faults. Each strikes in the first save at or after its step, at its `point` (or at the tensors).
 
-    `tell` hears of a fault just before it strikes, in whichever thread writes. Failures of other kinds are not of
-    storage and pass by.
+    `record` is called just before a fault strikes, in the thread that writes. Failures of other kinds are ignored.
     """
 
     def __init__(
-        self, store: Store, faults: Schedule, *, delay: float = 5.0, tell: Tell = lambda failure: None
+        self, store: Store, faults: Schedule, *, delay: float = 5.0, record: Record = lambda failure: None
     ) -> None:
-        self._store, self._delay, self._tell = store, delay, tell
+        self._store, self._delay, self._record = store, delay, record
         self._due = sorted((fault for fault in faults if fault.kind in KINDS), key=lambda fault: fault.step)
-        self._full: tuple[int, str] | None = None  # the save, and its point, for which there is no space
+        self._full: tuple[int, str] | None = None  # the save and the point without space
         self._step, self._committed = -1, False
         for fault in self._due:
             if _point(fault) not in POINTS:
-                raise BadInput(f"{fault.kind} cannot strike at {fault.point!r}: a save has {', '.join(POINTS)}")
+                raise BadInput(f"{fault.kind} cannot strike at {fault.point!r}: choose {', '.join(POINTS)}.")
 
     def __str__(self) -> str:
         return str(self._store)
@@ -73,7 +71,7 @@ class Faulty:
         return self._store.names(prefix)
 
     def remove(self, name: str) -> None:
-        # What is removed before the commit are leftovers; after it, snapshots that have become too old.
+        # Before the commit, leftovers are removed; after it, snapshots that have become too old.
         kind = self._strikes("removal", "remove", name) if self._committed else None
         if kind in ("torn-write", "bit-flip"):
             self._store.put(name, _damaged(kind, [read(self._store, name, sys.maxsize)]))
@@ -87,19 +85,19 @@ class Faulty:
         self._store.sweep(prefix)
 
     def _write(self, name: str, parts: Parts, write: Callable[[str, Parts], None]) -> None:
-        point = self._entered(name)
+        point = self._point_of(name)
         kind = self._strikes(point, "write", name) if point else None
         if kind in ("torn-write", "bit-flip"):
             write(name, _damaged(kind, parts))
         elif kind == "lost-rename":
-            for _ in parts:  # whoever computes a digest on the way sees every byte
+            for _ in parts:  # a digest computed on the way covers every byte
                 pass
         else:
             write(name, parts)
         self._committed = self._committed or point == "manifest"
 
-    def _entered(self, name: str) -> str | None:
-        """Which point of a save it is to write this name; a save begins with the first name of its step."""
+    def _point_of(self, name: str) -> str | None:
+        """Return the point of a save at which `name` is written; a save begins with the first name of its step."""
         if name == LATEST:
             return "latest"
         match = _NAME.fullmatch(name)
@@ -110,11 +108,11 @@ class Faulty:
         return _POINT_OF.get(match[2])
 
     def _strikes(self, point: str, verb: str, name: str) -> str | None:
-        """The kind of fault that strikes here and now, if it is one that does not show."""
+        """Let a due fault strike; return its kind if it is silent."""
         fault = next((due for due in self._due if due.step <= self._step and _point(due) == point), None)
         if fault is not None:
             self._due.remove(fault)
-            self._tell(fault)
+            self._record(fault)
             if fault.kind == "enospc":
                 self._full = (self._step, point)
         kind = fault.kind if fault else "enospc" if self._full == (self._step, point) else None
@@ -131,8 +129,8 @@ def _point(fault: Failure) -> str:
 
 
 def _damaged(kind: str, parts: Parts) -> list[memoryview | bytes]:
-    """The first half of a value, or all of it with one bit flipped in the middle."""
-    whole = [memoryview(part) for part in parts]  # views: nothing is copied but the part that changes
+    """Return the first half of a value, or all of it with one bit flipped in the middle."""
+    whole = [memoryview(part) for part in parts]  # views: only the part that changes is copied
     half = sum(len(part) for part in whole) // 2
     damaged: list[memoryview | bytes] = []
     for i, part in enumerate(whole):

@@ -1,11 +1,9 @@
-"""Where the members of a run stand after a loss, and what each of them has to do for all to go on alike. Pure.
+"""The plan by which the members of a run continue after a loss, derived from where each of them is. Pure.
 
-Members recover at two kinds of places: in a backward whose sums did not all come, or at a boundary. A sum that is done
-anywhere holds everybody's gradients, the casualties' too, and is handed to those who lack it; one that is done nowhere
-is summed again. Ranks may be on both sides of a boundary: who passed it had every sum of the step, and somebody who
-lacks one can have it from nobody, so it takes over the parameters that came out of it.
-
-What the loss of members means for a window: how much each of the others counts, and which samples it lacks. Pure.
+Members recover at two kinds of places: in a backward whose sums did not all arrive, or at a boundary. A sum that one
+member has contains every member's gradients, those of the lost ones too, and is sent to those that lack it. A sum that
+no member has is summed again. Members may be on both sides of a boundary: those that have passed it had every sum of the
+step, so those behind take over the resulting parameters.
 """
 
 from collections.abc import Mapping
@@ -21,36 +19,38 @@ NOWHERE = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stand:
-    """Where one member stands: before a window or in it, after so many sums of gradients, and which buckets it has.
-
-    `passes` counts the backward passes of this window that were summed to their end, and `whole` those that the window
-    before had in all. In a backward, `buckets` says of each bucket whether its sum is done. `basis` are the members
-    among whom the window is divided, and `members` those with whom this one was connected. One that is to join stands
-    nowhere (`NOWHERE`). `boundaries` and `posted` are what the supervisor compares members by. `synced` counts how often
-    rank 0's buffers came in this window, and `model` is the number of the model whose backward it is. `exchanges` says
-    that the script has used torch.distributed by itself.
-    """
+    """Where one member is when a recovery begins; all members exchange theirs."""
 
     step: int
+    """The step it trains or comes to next; NOWHERE for a worker that is to join."""
     begun: bool = False
     basis: tuple[int, ...] = ()
+    """The members among whom the step's samples are divided."""
     members: tuple[int, ...] = ()
+    """The members of the last membership that it recorded."""
     boundaries: int = 0
     posted: int = 0
+    """With `boundaries`, the numbers by which the supervisor compares members (see progress.py)."""
     synced: int = 0
+    """How often rank 0's buffers arrived in this step."""
     model: int = 0
+    """The number of the model whose backward was interrupted."""
     passes: int = 0
+    """The backward passes of this step whose sums are complete."""
     whole: int = 1
+    """The backward passes of the step before."""
     buckets: tuple[bool, ...] | None = None
+    """In a backward: whether the sum of each bucket is done."""
     exchanges: bool = False
+    """The script calls torch.distributed itself."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> "Stand":
-        buckets = None if said["buckets"] is None else tuple(said["buckets"])
-        return cls(**{**said, "buckets": buckets, "basis": tuple(said["basis"]), "members": tuple(said["members"])})
+    def from_json(cls, data: Mapping[str, Any]) -> "Stand":
+        buckets = None if data["buckets"] is None else tuple(data["buckets"])
+        return cls(**{**data, "buckets": buckets, "basis": tuple(data["basis"]), "members": tuple(data["members"])})
 
     @property
     def place(self) -> tuple[int, int]:
@@ -59,39 +59,39 @@ class Stand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settlement:
-    """What is to be done, the same for all members.
-
-    All go on in window `step`; if somebody has begun it, it is finished as it was divided, among `basis`. Members in
-    `behind` take over the parameters of `giver`, and those in `joining` its whole state; `lost` are no more. Those in
-    `synced` get the buffers that rank 0 had from `syncer`, who got them `syncs` times in this window. Bucket number b of
-    a model is handed over by `given[b]`, or, where nobody has it, summed again; in `shared` are those that all have.
-    """
+    """The plan of a recovery, the same for all members, which continue in `step`."""
 
     step: int
     begun: bool
+    """True if a member has begun the step: then it is finished as it was divided, among `basis`."""
     basis: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
     asleep: tuple[int, ...] = ()
     joining: tuple[int, ...] = ()
+    """The workers that take over the whole state of `giver`."""
     behind: tuple[int, ...] = ()
+    """The members that take over the parameters of `giver`."""
     giver: int = -1
     synced: tuple[int, ...] = ()
+    """The members that get rank 0's buffers from `syncer`, which got them `syncs` times in this step."""
     syncer: int = -1
     syncs: int = 0
     model: int = 0
     given: tuple[int | None, ...] = ()
+    """The member that sends the sum of each bucket; None if no member has it and it is summed again."""
     shared: frozenset[int] = frozenset()
+    """The buckets whose sum every member has."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether every sum of the window is there: then nobody's samples are lost."""
+        """True if every sum of the step exists: then no samples are lost."""
         return bool(self.given) and None not in self.given
 
 
 def settle(stands: Mapping[int, Stand], asleep: tuple[int, ...] = ()) -> Settlement | str:
-    """What the members do, by where each stands; or why it cannot be settled, and the run must start again.
+    """Return the plan for these members, or the reason why there is none and the run must restart.
 
-    Those in `asleep` have left in order, at the boundary to which all others have come.
+    Workers in `asleep` were suspended at the boundary that all others have reached.
     """
     joining = tuple(member for member, stand in stands.items() if stand.step == NOWHERE)
     stands = {member: stand for member, stand in stands.items() if member not in joining}
@@ -101,32 +101,32 @@ def settle(stands: Mapping[int, Stand], asleep: tuple[int, ...] = ()) -> Settlem
     ahead = {member: stand for member, stand in stands.items() if stand.place == top}
     behind = tuple(member for member in stands if member not in ahead)
     for member in behind:
-        if why := _too_far(member, stands[member], top, ahead):
+        if why := _too_far_behind(member, stands[member], top, ahead):
             return why
     buckets = [stand.buckets for stand in ahead.values() if stand.buckets is not None]
-    if len({len(each) for each in buckets}) > 1:
-        return "the members reduce different buckets"
+    if len(set(map(len, buckets))) > 1:
+        return "the survivors reduce different buckets"
     given = tuple(
         next((member for member, stand in ahead.items() if stand.buckets and stand.buckets[number]), None)
         for number in range(len(buckets[0]) if buckets else 0)
     )
-    if any(each is not None for each in given) and len(buckets) < len(stands):
-        return "a sum is done that not all members have begun"
+    if any(holder is not None for holder in given) and len(buckets) < len(stands):
+        return "a sum is done that not all survivors have begun"
     bases = [stand.basis for stand in stands.values() if stand.step == top[0] and stand.begun]
     if len(set(bases)) > 1:
-        return "the members have divided the window among different ones"
+        return "the survivors disagree about how this step's samples were divided"
     syncs = {member: stand.synced if stand.step == top[0] else 0 for member, stand in stands.items()}
     most = max(syncs.values())
     lacking = tuple(member for member, count in syncs.items() if count < most) + (joining if most else ())
     if lacking and (most > 1 or top[1]):
-        return "the members are at different forward passes of a window"
-    known = {member for stand in stands.values() for member in stand.members}
+        return "the survivors are in different forward passes of a step"
+    recorded = {member for stand in stands.values() for member in stand.members}
     return Settlement(
         step=top[0],
         begun=bool(bases),
         basis=bases[0] if bases else (),
         asleep=asleep,
-        lost=tuple(sorted(known - set(stands) - set(asleep))),  # one that joins may have the number of one that is lost
+        lost=tuple(sorted(recorded - set(stands) - set(asleep))),  # a joining worker may have a lost member's number
         joining=joining,
         behind=behind,
         giver=min(ahead),
@@ -143,12 +143,14 @@ def settle(stands: Mapping[int, Stand], asleep: tuple[int, ...] = ()) -> Settlem
     )
 
 
-def _too_far(member: int, stand: Stand, top: tuple[int, int], ahead: Mapping[int, Stand]) -> str | None:
-    """Why a member that is behind cannot take over: between two backward passes of one window nobody can."""
-    last = any(stand.passes == each.whole - 1 for each in ahead.values())
-    if top == (stand.step + 1, 0) and stand.buckets is not None and last:
+def _too_far_behind(member: int, stand: Stand, top: tuple[int, int], ahead: Mapping[int, Stand]) -> str | None:
+    """Return why `member` cannot take over the state of those ahead: it is not in the last backward before `top`."""
+    is_last = any(stand.passes == leader.whole - 1 for leader in ahead.values())
+    if top == (stand.step + 1, 0) and stand.buckets is not None and is_last:
         return None
-    return f"member {member} is at pass {stand.passes} of step {stand.step}, and others at {top[1]} of {top[0]}"
+    return (
+        f"member {member} is in backward pass {stand.passes} of step {stand.step}, others in {top[1]} of step {top[0]}"
+    )
 
 
 class WindowState(NamedTuple):
@@ -200,38 +202,38 @@ class WindowState(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Losses:
-    """The losses of one run, by its strategy."""
+    """The consequences of lost members in one run: the weights of the others, and the samples that a step lacks."""
 
     strategy: str
-    geometry: SamplePlan
-    _spared: tuple[int, tuple[int, ...]] = (-1, ())  # a window, and those lost in it whose gradients are in all sums
+    plan: SamplePlan
+    _spared: tuple[int, tuple[int, ...]] = (-1, ())  # a step, and members lost in it whose gradients are in all sums
 
-    def weight(self, me: int, basis: tuple[int, ...]) -> float:
-        """How much a member counts where nobody is lost."""
-        return lossy_gradient.normal(self._samples(basis))[basis.index(me)]
+    def weight(self, member: int, basis: tuple[int, ...]) -> float:
+        """Return the weight of a member's gradients in a step divided among `basis` without a loss."""
+        return lossy_gradient.normal(self._samples(basis))[basis.index(member)]
 
-    def weight_left(self, me: int, basis: tuple[int, ...], members: tuple[int, ...]) -> float:
-        """How much a member counts in a window divided among `basis`, of whom only `members` are left."""
-        lost = [rank for rank, member in enumerate(basis) if member not in members]
-        found = lossy_gradient.weights("forward", completed=False, samples=self._samples(basis), casualties=lost)
-        assert found is not None
-        return found[basis.index(me)]
+    def weight_left(self, member: int, basis: tuple[int, ...], members: tuple[int, ...]) -> float:
+        """Return the weight of a member's gradients in a step divided among `basis`, of whom only `members` are left."""
+        lost = [rank for rank, other in enumerate(basis) if other not in members]
+        weights = lossy_gradient.weights("forward", completed=False, samples=self._samples(basis), casualties=lost)
+        assert weights is not None
+        return weights[basis.index(member)]
 
-    def missing(self, found: Settlement) -> tuple[int, ...]:
-        """The samples that the window lacks for good."""
-        before = self._spared[1] if self._spared[0] == found.step else ()
-        lost = [*before, *(member for member in found.lost if member in found.basis and member not in before)]
-        if found.is_complete:  # for now: whoever has a sum that others lack may be lost before it is handed over
-            self._spared = (found.step, tuple(lost))
+    def missing(self, plan: Settlement) -> tuple[int, ...]:
+        """Return the ids of the samples that the step will never be trained with."""
+        before = self._spared[1] if self._spared[0] == plan.step else ()
+        lost = [*before, *(member for member in plan.lost if member in plan.basis and member not in before)]
+        if plan.is_complete:  # for now: a member may be lost before it has sent a sum that others lack
+            self._spared = (plan.step, tuple(lost))
             return ()
-        self._spared = (found.step, ())
-        if not found.begun or not lost or self.strategy == "replay":
+        self._spared = (plan.step, ())
+        if not plan.begun or not lost or self.strategy == "replay":
             return ()
-        at, world = self.geometry.position(found.step), len(found.basis)
+        at, size = self.plan.position(plan.step), len(plan.basis)
         if self.strategy == "skip":
-            return tuple(self.geometry.window(at).tolist())
-        ranks = [found.basis.index(member) for member in lost]
-        return tuple(int(each) for rank in ranks for each in self.geometry.share(at, rank, world))
+            return tuple(self.plan.window(at).tolist())
+        ranks = [plan.basis.index(member) for member in lost]
+        return tuple(int(sample) for rank in ranks for sample in self.plan.share(at, rank, size))
 
     def _samples(self, basis: tuple[int, ...]) -> list[int]:
-        return [self.geometry.share_size(rank, len(basis)) for rank in range(len(basis))]
+        return [self.plan.share_size(rank, len(basis)) for rank in range(len(basis))]

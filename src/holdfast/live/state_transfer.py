@@ -1,11 +1,8 @@
-"""The state of one member, handed to others over the link of the group, tensor by tensor; nothing is pickled.
+"""Transfer of one member's state to others over the link, tensor by tensor; nothing is pickled.
 
-What lies on a device leaves it through pinned memory, the next piece while the one before is on its way.
-
-Buffers such as batch normalization's, which every forward takes over from rank 0, where a run recovers live.
-
-A window's first forward changes them, so they are kept as they came: a member that is lost in the middle of a step may
-be replaced by one that computes the same forward with the same buffers.
+Tensors on a device leave it through pinned memory, one piece while the piece before is being sent. `Buffers` keeps the
+buffers (such as batch normalization's) that every forward takes over from rank 0: a step's first forward changes them, and
+a worker that replaces a lost member must compute that forward with the same ones.
 """
 
 import json
@@ -25,19 +22,19 @@ _TAG = 0
 
 
 def transfer(link: Link, rank: int, giver: int, takers: Collection[int], state: Callable[[], Any]) -> Any:
-    """Hand the state of the giver to the takers, all by their ranks; what we got, if anything."""
+    """Send the state of rank `giver` to the ranks `takers`; return it if `rank` is one of them."""
     if rank == giver:
         _give(link, takers, state())
     return _take(link, giver) if rank in takers else None
 
 
 def meet(link: Link) -> None:
-    """Go on once every member has come as far."""
+    """Wait until every member has come here."""
     link.do("allreduce", [torch.zeros(1)])
 
 
 def broadcast(link: Link, root: int, values: torch.Tensor) -> None:
-    """Everybody has what the member with this rank has."""
+    """Copy the values of rank `root` to every member."""
     options = BroadcastOptions()
     options.rootRank, options.rootTensor = root, 0
     link.do("broadcast", [values], options)
@@ -65,8 +62,8 @@ def _sending(link: Link, takers: Collection[int], piece: torch.Tensor) -> list[A
 
 
 def _sent(link: Link, works: Iterable[Any]) -> None:
-    for each in works:
-        link.wait(each)
+    for work in works:
+        link.wait(work)
 
 
 def _take(link: Link, giver: int) -> Any:
@@ -88,7 +85,7 @@ def _receive(link: Link, giver: int, values: torch.Tensor) -> None:
 
 
 def _on_host(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The pieces of these, in memory that gloo can send; each is good until the next but one."""
+    """Yield the pieces in memory that gloo can send; each is valid until the one after the next."""
     pinned: list[torch.Tensor] = []
     for number, piece in enumerate(_pieces(tensors)):
         if not piece.is_cuda:
@@ -100,38 +97,38 @@ def _on_host(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
 
 
 def _pieces(tensors: Mapping[str, torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The bytes of these, a piece at a time."""
+    """Yield the bytes of the tensors, at most PIECE at a time."""
     for value in tensors.values():
         if value.numel():
             yield from value.contiguous().reshape(-1).view(torch.uint8).split(PIECE)
 
 
-TIMES = 9  # that buffers are asked for: so many losses in one forward
+MAX_TRIES = 9  # losses in one forward, and one more
 
 
 @dataclass(slots=True, eq=False)
 class Buffers:
-    """The buffers that came from rank 0 in this window, and how often they came."""
+    """The buffers that arrived from rank 0 in this step, and how often they arrived."""
 
     synced: int = 0
     _values: list[torch.Tensor] = field(default_factory=list)
-    _given: bool = False  # they came from another, and the next forward uses them
+    _given: bool = False  # they arrived in a recovery, and the next forward uses them
 
     @property
     def are_there(self) -> bool:
-        """Whether the models have any."""
+        """True if the models have buffers."""
         return bool(self._values)
 
     def sync(self, broadcast: Callable[[], None], buffers: list[torch.Tensor], recover: Callable[[], None]) -> None:
-        """Take over rank 0's buffers before a forward; if members are lost meanwhile, those of the new rank 0."""
-        for again in range(TIMES):
+        """Take over rank 0's buffers before a forward; after a loss meanwhile, those of the new rank 0."""
+        for number in range(1, MAX_TRIES + 1):
             if self._given:
                 break
             try:
                 broadcast()
                 break
-            except RuntimeError:  # gloo has no type for a peer that is gone
-                if again == TIMES - 1:
+            except RuntimeError:  # gloo has no error type for a lost peer
+                if number == MAX_TRIES:
                     raise
                 recover()
         if self._given:
@@ -140,13 +137,13 @@ class Buffers:
         elif len(self._values) == len(buffers):
             torch._foreach_copy_(self._values, buffers)
         else:
-            self._values = [each.clone() for each in buffers]
+            self._values = [buffer.clone() for buffer in buffers]
         self.synced += 1
 
     def values(self) -> list[torch.Tensor]:
-        """As they came from rank 0."""
+        """Return the buffers as they arrived from rank 0."""
         return self._values
 
     def use(self, values: list[torch.Tensor]) -> None:
-        """Have the next forward use these, which another got from rank 0."""
+        """Make the next forward use `values`, which another member got from rank 0."""
         self._values, self._given = values, True

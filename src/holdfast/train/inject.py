@@ -1,8 +1,8 @@
-"""Strikes the failures of a schedule: each once in the life of a run folder, on record before it strikes.
+"""Injects the failures of a schedule: each strikes once per run folder, and is recorded before it strikes.
 
-Those of processes strike here, at their points of a step. Those of storage strike in the store, when the next save gets
-there. What the other ranks are left with is always the same: a rank that is to fail in backward, or between backward and
-its optimizer, first waits until every rank has the sums that come before that point.
+Failures of processes strike here, at their points of a step; those of storage strike in the store, in the next save. A
+rank that is to fail in backward, or before its optimizer steps, first waits until every rank has the sums that come before
+that point, so the other ranks are always left with the same sums.
 """
 
 import os
@@ -32,12 +32,12 @@ from holdfast.train.replicate import Replica
 
 STORAGE = "storage"
 SLOW_SECONDS = 1.0
-MEETS_WITHIN = 60.0  # seconds that a rank waits for the others before it fails without them
-TOGETHER = ("backward", "optimizer")  # points that every rank comes to before one fails there
+MEET_SECONDS = 60.0  # how long a rank waits for the others before it fails without them
+JOINT_POINTS = ("backward", "optimizer")  # points that every rank reaches before one fails there
 
 
 class Injection:
-    """The failures that are to strike this rank, and those that it sees strike others."""
+    """The failures that strike this rank, and those of other ranks for which it must wait."""
 
     def __init__(
         self,
@@ -52,48 +52,57 @@ class Injection:
         self._size = peers.size if peers else 1
         self._schedule = [failure for failure in schedule if failure.kind in ACTS]
         self._steps = {failure.step for failure in self._schedule}
-        self._look_out(past)
-        self._cuts: list[Failure] = []  # those in the backward of this window
+        self._select(past)
+        self._in_backward: list[Failure] = []  # failures in the backward of this step
         self._models: Sequence[nn.Module] = ()
 
-    def become(self, rank: int) -> None:
-        """From now on this worker is that rank: some of what was to strike it may have struck another before."""
+    def set_rank(self, rank: int) -> None:
+        """Take over the failures of `rank`, unless they struck the worker that had this rank before."""
         self._rank = rank
         if self._schedule and self._folder:
-            self._look_out(struck(self._folder))
+            self._select(struck(self._folder))
 
-    def _look_out(self, past: Collection[Struck]) -> None:
+    def _select(self, past: Collection[Struck]) -> None:
         self._struck = frozenset(past)
-        self._due = [failure for failure in self._schedule if self._strikes_here(failure)]
-        self._seen = [each for each in self._schedule if points.word(each) in TOGETHER and self._strikes_any(each)]
+        self._due = [failure for failure in self._schedule if self._rank in self._open_targets(failure)]
+        self._joint = [
+            failure
+            for failure in self._schedule
+            if points.name(failure) in JOINT_POINTS and self._open_targets(failure)
+        ]
+
+    def _open_targets(self, failure: Failure) -> list[int]:
+        """Return the ranks that this failure has yet to strike."""
+        targets = failure.targets or (0,)
+        return [rank for rank in targets if (failure.step, failure.kind, rank, failure.point) not in self._struck]
 
     def watch(self, models: Sequence[nn.Module], replicas: Sequence[Replica]) -> None:
-        """Come to the points that are inside of these; refuse those that they do not have."""
-        due = [each for each in self._schedule if self._strikes_any(each)]
-        inside = [each.point for each in due if points.word(each) == "backward"]
+        """Watch the forward and backward of these models; raise BadInput if a failure needs one that is missing."""
+        due = [failure for failure in self._schedule if self._open_targets(failure)]
+        inside = [failure.point for failure in due if points.name(failure) == "backward"]
         if inside and not replicas:
             raise BadInput(
-                f"no failure can strike at {inside[0]}: no model is replicated over several workers. Use run.replicate()."
+                f"No failure can strike at {inside[0]}: no model is replicated over several workers. Use run.replicate()."
             )
-        if not models and any(each.point == "forward" for each in due):
-            raise BadInput("no failure can strike at forward: no model is replicated. Use run.replicate().")
+        if not models and any(failure.point == "forward" for failure in due):
+            raise BadInput("No failure can strike at forward: no model is replicated. Use run.replicate().")
         self._models = models
         for replica in replicas if inside else ():
             replica.watch(self.posted)
 
     def next(self, step: int) -> int:
-        """The first window from this one on before or in which something may happen, to this rank or to another."""
-        return min((each for each in self._steps if each >= step), default=NEVER)
+        """Return the first step from `step` on with a failure, of this rank or of another."""
+        return min((planned for planned in self._steps if planned >= step), default=NEVER)
 
     def strike(self, step: int) -> None:
-        """Let happen what is due before the window with this number, or make ready for it; it may not return."""
-        for failure in [each for each in self._seen if each.step == step]:
-            self._seen.remove(failure)
-            if points.word(failure) == "backward":
-                self._cuts.append(failure)
+        """Strike at the boundary before `step`, or prepare to strike inside it. May not return."""
+        for failure in [failure for failure in self._joint if failure.step == step]:
+            self._joint.remove(failure)
+            if points.name(failure) == "backward":
+                self._in_backward.append(failure)
             else:
                 self._before_optimizer(failure)
-        for failure in [each for each in self._due if each.step == step]:
+        for failure in [failure for failure in self._due if failure.step == step]:
             if failure.point == "forward":
                 self._due.remove(failure)
                 self._in_forward(failure)
@@ -101,141 +110,118 @@ class Injection:
                 self._strike(failure)
 
     def posted(self, works: Sequence[Any], buckets: int) -> None:
-        """These sums of a backward are under way, of so many that it has; it may not return."""
-        for failure in [each for each in self._cuts if points.summed(each, buckets) == len(works)]:
-            self._cuts.remove(failure)
-            self._strike_together(failure, works)
+        """Strike in backward once the sums `works`, of `buckets` in all, are under way. May not return."""
+        for failure in [cut for cut in self._in_backward if points.summed_buckets(cut, buckets) == len(works)]:
+            self._in_backward.remove(failure)
+            self._strike_jointly(failure, works)
 
-    def saves(self, step: int) -> None:
-        """The save of this step is being written; it may not return."""
+    def strike_in_save(self, step: int) -> None:
+        """Strike while the save of `step` is written. May not return."""
         self._strike_from("save", step)
 
-    def recovers(self, step: int) -> None:
-        """The members that are left go on in this step; it may not return."""
+    def strike_in_recovery(self, step: int) -> None:
+        """Strike while the survivors of a loss recover in `step`. May not return."""
         self._strike_from("recovery", step)
 
     def _strike_from(self, point: str, step: int) -> None:
-        for failure in [each for each in self._due if each.point == point and each.step <= step]:
+        for failure in [due for due in self._due if due.point == point and due.step <= step]:
             self._strike(failure)
 
     def _in_forward(self, failure: Failure) -> None:
-        """Strike in the next forward of a model that gradients are wanted of."""
+        """Strike in the next forward with gradients."""
 
-        def begins(*_: Any) -> None:
+        def on_forward(*_: Any) -> None:
             if torch.is_grad_enabled():
-                for each in hooks:
-                    each.remove()
+                for hook in hooks:
+                    hook.remove()
                 self._strike(failure)
 
-        hooks = [model.register_forward_pre_hook(begins) for model in self._models]
+        hooks = [model.register_forward_pre_hook(on_forward) for model in self._models]
 
     def _before_optimizer(self, failure: Failure) -> None:
         """Strike before the next step of an optimizer."""
 
-        def steps(*_: Any) -> None:
+        def on_step(*_: Any) -> None:
             hook.remove()
-            self._strike_together(failure, ())
+            self._strike_jointly(failure, ())
 
-        hook = register_optimizer_step_pre_hook(steps)
+        hook = register_optimizer_step_pre_hook(on_step)
 
-    def _strike_together(self, failure: Failure, works: Sequence[Any]) -> None:
-        """Come to the point like every other rank, and fail there if it is for us."""
-        here = failure in self._due
+    def _strike_jointly(self, failure: Failure, works: Sequence[Any]) -> None:
+        """Wait until every rank has reached the point, and strike if the failure is this rank's."""
+        is_due = failure in self._due
         if self._peers and (works or failure.point == "optimizer"):
-            with suppress(RuntimeError, HoldfastError, Changed):  # another is lost: backward finds out
-                self._meet(replace(self._peers, patience=MEETS_WITHIN), failure, works, here)
-        if here:
+            with suppress(RuntimeError, HoldfastError, Changed):  # another rank is lost, which backward will notice
+                self._meet(replace(self._peers, patience=MEET_SECONDS), failure, works, is_due)
+        if is_due:
             self._strike(failure)
 
-    def _meet(self, peers: Ranks, failure: Failure, works: Sequence[Any], here: bool) -> None:
+    def _meet(self, peers: Ranks, failure: Failure, works: Sequence[Any], is_due: bool) -> None:
         for work in works:
             work.wait()
         if peers.device.type == "cuda":
             torch.cuda.synchronize()
         peers.post(_topic(failure, "comes", peers.rank), "")
-        for rank in range(peers.size) if here else ():
+        for rank in range(peers.size) if is_due else ():
             peers.wait_for(_topic(failure, "comes", rank))
 
     def _strike(self, failure: Failure) -> None:
         if failure in self._due:
             self._due.remove(failure)
         if self._folder:
-            about = (failure.step, failure.kind, self._rank, failure.point)
-            _tell(self._folder, str(self._rank), Strike(self._attempt, *about))
-        self._await_others(failure)
+            strike = Strike(self._attempt, failure.step, failure.kind, self._rank, failure.point)
+            _record(self._folder, str(self._rank), strike)
+        self._await_other_targets(failure)
         ACTS[failure.kind](failure)
 
-    def _await_others(self, failure: Failure) -> None:
-        """Fail at once with the others that are to: else those might be ended for our failure before they have failed."""
+    def _await_other_targets(self, failure: Failure) -> None:
+        """Fail together with the failure's other ranks, which might otherwise be ended for this failure first."""
         peers = self._peers
         if peers is None or failure.point == "recovery" or peers.size < self._size:
-            return  # or some are not there
-        others = [rank for rank in _targets(failure) if rank < peers.size and self._has_yet_to_strike(failure, rank)]
+            return  # some of the other ranks may be gone
+        others = [rank for rank in self._open_targets(failure) if rank < peers.size]
         with suppress(RuntimeError, HoldfastError, Changed):
             peers.post(_topic(failure, "strikes", self._rank), "")
             for rank in others:
-                replace(peers, patience=MEETS_WITHIN).wait_for(_topic(failure, "strikes", rank))
-
-    def _strikes_here(self, failure: Failure) -> bool:
-        return self._rank in _targets(failure) and self._has_yet_to_strike(failure, self._rank)
-
-    def _strikes_any(self, failure: Failure) -> bool:
-        return any(self._has_yet_to_strike(failure, rank) for rank in _targets(failure))
-
-    def _has_yet_to_strike(self, failure: Failure, rank: int) -> bool:
-        return (failure.step, failure.kind, rank, failure.point) not in self._struck
+                replace(peers, patience=MEET_SECONDS).wait_for(_topic(failure, "strikes", rank))
 
 
 def faulty(store: Store, schedule: Schedule, attempt: int, struck: Collection[Struck], folder: Path) -> Store:
-    """The store with the faults of storage that have not struck yet; without any, the store itself."""
+    """Return `store` with the faults of storage that have not struck yet; without any, `store` itself."""
     faults = tuple(
         fault for fault in schedule if fault.kind in KINDS and (fault.step, fault.kind, 0, fault.point) not in struck
     )
     if not faults:
         return store
 
-    def tell(fault: Failure) -> None:
-        _tell(folder, STORAGE, Strike(attempt, fault.step, fault.kind, 0, fault.point))
+    def record(fault: Failure) -> None:
+        _record(folder, STORAGE, Strike(attempt, fault.step, fault.kind, 0, fault.point))
 
-    return Faulty(store, faults, tell=tell)
-
-
-def _tell(folder: Path, who: str, strike: Strike) -> None:
-    """Put a strike on record in a small file of its own, of which the next attempt reads all."""
-    with HistoryWriter(folder, f"{INJECTED}{who}") as record:
-        record.append(strike)
+    return Faulty(store, faults, record=record)
 
 
 def check(schedule: Schedule, steps: int) -> None:
-    """Refuse a failure that can never happen; after the last step there is a last save."""
-    if late := [each.step for each in schedule if each.step >= steps + (each.kind in KINDS or each.point == "save")]:
-        several = ", ".join(str(step) for step in sorted(set(late)))
-        raise BadInput(f"no failure can strike before step {several}: the last of this run is step {steps - 1}")
+    """Raise BadInput for failures after the end of the run; after the last step there is one more save."""
+    last = {failure: steps + (failure.kind in KINDS or failure.point == "save") for failure in schedule}
+    if late := sorted({failure.step for failure, end in last.items() if failure.step >= end}):
+        raise BadInput(
+            f"No failure can strike before step {', '.join(map(str, late))}: the last step of this run is {steps - 1}."
+        )
 
 
-def _targets(failure: Failure) -> tuple[int, ...]:
-    return failure.targets or (0,)
+def _record(folder: Path, name: str, strike: Strike) -> None:
+    """Record a strike in a small file of its own, which the next attempt reads."""
+    with HistoryWriter(folder, f"{INJECTED}{name}") as history:
+        history.append(strike)
 
 
 def _topic(failure: Failure, word: str, rank: int) -> str:
-    """Where a rank says how far it is with a failure."""
     return f"injected/{failure.step}/{failure.kind}/{failure.point}/{word}/{rank}"
 
 
-def _exit(_: Failure) -> None:
-    os._exit(137)
-
-
-def _kill(_: Failure) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _hang(_: Failure) -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def _slow(_: Failure) -> None:
-    time.sleep(SLOW_SECONDS)
-
-
-ACTS: Mapping[str, Callable[[Failure], None]] = {"exit": _exit, "kill": _kill, "hang": _hang, "slow": _slow}
+ACTS: Mapping[str, Callable[[Failure], object]] = {
+    "exit": lambda _: os._exit(137),
+    "kill": lambda _: os.kill(os.getpid(), signal.SIGKILL),
+    "hang": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
+    "slow": lambda _: time.sleep(SLOW_SECONDS),
+}

@@ -312,7 +312,7 @@ class Loop:
         """Become a member: the window to begin with."""
         start = live.join()
         self.part.rank, self.part.of = live.place
-        self.injection.become(live.member)
+        self.injection.set_rank(live.member)
         return start
 
     def _micro_batches(self, ids: Ids, parts: list[Any], at: Position, step: int) -> Iterator[Batch]:

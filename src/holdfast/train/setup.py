@@ -194,7 +194,7 @@ class Preparing:
                 record=self.record,
                 attempt=self._number,
                 record_steps=loop.reporting.settle,
-                inject=loop.injection.recovers,
+                inject=loop.injection.strike_in_recovery,
                 has_pending_gradients=lambda: loop.effort.is_pending,
             )
         )
@@ -332,7 +332,7 @@ class Preparing:
             fingerprint=fingerprint,
             conditions=conditions,
             position=shares.position,
-            injected=injection.saves,
+            injected=injection.strike_in_save,
             saved=self.restored.step,
         )
 
