@@ -43,9 +43,9 @@ def test_a_script_that_is_right_resumes_exactly(name: str, rehearsed: dict[str, 
 
 def test_it_is_killed_where_it_says_and_goes_on_from_the_saves(rehearsed: dict[str, dict[str, Any]]) -> None:
     assert rehearsed["exact"]["lines"][1:4] == [
-        "  killed before step 1 (in an epoch), went on from step 1",
-        "  killed before step 2 (the end of an epoch), went on from step 2",
-        "  killed before step 4 (near the last step), went on from step 2",
+        "  killed before step 1 (in an epoch), continued from step 1",
+        "  killed before step 2 (the end of an epoch), continued from step 2",
+        "  killed before step 4 (near the last step), continued from step 2",
     ]
 
 
@@ -60,7 +60,7 @@ def test_what_did_not_come_back_is_noted_though_nothing_differs_for_it(rehearsed
         ("prefetched", "refused", "the second batch was asked for before anything was done with the first"),
         ("scheduled", "not protected", "schedule in main(), a CosineAnnealingLR, is not protected"),
         ("generated", "a generator of its own", "noise in main() is a Generator"),
-        ("normed", "not protected", "model.mean, a tensor that a module keeps beside its state_dict"),
+        ("normed", "not protected", "model.mean, a tensor of a module that its state_dict leaves out"),
     ],
 )
 def test_a_planted_defect_is_named(name: str, word: str, says: str, rehearsed: dict[str, dict[str, Any]]) -> None:
@@ -89,7 +89,7 @@ def test_a_refusal_is_the_finding(rehearsed: dict[str, dict[str, Any]]) -> None:
     ("name", "word", "says"),
     [
         ("clocked", "not deterministic", "a kernel that is not deterministic, or a clock"),
-        ("entropic", "a generator of its own", "dataset.push is a Random that is seeded otherwise in every run"),
+        ("entropic", "a generator of its own", "dataset.push is a Random that is seeded differently in every run"),
     ],
 )
 def test_runs_that_differ_without_a_kill_are_said_to_first(
@@ -97,7 +97,7 @@ def test_runs_that_differ_without_a_kill_are_said_to_first(
 ) -> None:
     found = rehearsed[name]
     assert found["word"] == word
-    assert found["lines"][0].startswith("does not come out the same even without a kill: two runs differ since step 0")
+    assert found["lines"][0].startswith("is not even the same without a kill: two runs differ since step 0")
     assert any(says in line for line in found["lines"]), found["lines"]
 
 

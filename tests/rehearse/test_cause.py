@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import Corrupt
 from holdfast.rehearse.cause import Cause, DivergenceCase, of_a_killed_run, of_unkilled_runs
-from holdfast.rehearse.compare import Divergence, begins, divergence, left_behind, restless, unmatched
+from holdfast.rehearse.compare import Divergence, divergence, first_steps, left_behind, unmatched, unstable
 from holdfast.rehearse.report import Rehearsed, lines
 from holdfast.train.observe import observations
 from holdfast.train.observe.observations import Ending, Observed, UnprotectedValue, Window, line, parse
@@ -57,7 +57,7 @@ def resumed(step: int, **more: Any) -> Window:
 def judged(reference: list[Observed], run: list[Observed], ignored: frozenset[str] = frozenset()) -> Cause:
     found = divergence(reference, run)
     assert found is not None
-    return of_a_killed_run(DivergenceCase(found=found, reference=reference, run=run, restless=ignored))
+    return of_a_killed_run(DivergenceCase(divergence=found, reference=reference, run=run, unstable=ignored))
 
 
 # Where it is killed
@@ -107,7 +107,7 @@ def test_a_run_that_is_trained_again_from_a_save_is_the_same() -> None:
     run = [*REFERENCE[:4], *(window(step, attempt=2) for step in range(2, 6))]
     assert divergence(REFERENCE, run) is None
     assert unmatched(REFERENCE, run) == []
-    assert begins(run) == (0, 2)
+    assert first_steps(run) == (0, 2)
     assert unmatched(REFERENCE, run[:4]) == [4, 5]
 
 
@@ -186,7 +186,7 @@ def test_what_is_as_in_the_reference_again_at_the_end_of_the_step_is_not() -> No
 def test_what_differs_from_run_to_run_is_not() -> None:
     reference = holding("time", "value", list("012345"))
     again = holding("time", "value", list("abcdef"))
-    moved = frozenset(restless(reference, again))
+    moved = frozenset(unstable(reference, again))
     assert moved == {"time"}
     run = [resumed(3, held={"time": held("value", "9")}, kept={"time": held("value", "9")})]
     assert judged(reference, run).word == "not protected"
@@ -226,7 +226,7 @@ def test_other_data_for_the_same_samples_is_the_datasets_doing() -> None:
         ({"batch": "other"}, "other data", "gave other data for the same samples in step 3"),
         ({"drawn": {"torch": "other"}}, "other data", "gave other data"),
         ({"begun": {"model/w": "tensor v"}}, "not deterministic", "is not the same when training begins"),
-        ({"held": {"rng": held("generator", "b")}}, "a generator of its own", "seeded otherwise in every run"),
+        ({"held": {"rng": held("generator", "b")}}, "a generator of its own", "seeded differently in every run"),
     ],
 )
 def test_two_runs_that_differ_without_a_kill(seen: dict[str, Any], word: str, says: str) -> None:
@@ -235,7 +235,7 @@ def test_two_runs_that_differ_without_a_kill(seen: dict[str, Any], word: str, sa
     again = [*reference[:3], other]
     found = divergence(reference, again)
     assert found is not None
-    cause = of_unkilled_runs(DivergenceCase(found=found, reference=reference, run=again))
+    cause = of_unkilled_runs(DivergenceCase(divergence=found, reference=reference, run=again))
     assert cause.word == word
     assert says in cause.why
 
@@ -256,15 +256,15 @@ def test_the_answer_comes_first() -> None:
     right = Rehearsed(run="killed", steps=6, kills=(kill,), began=(3,), unseen="no epoch ended in these steps")
     said = list(lines(right))
     assert said[0].startswith("resumes exactly: 6 steps")
-    assert said[1] == "  killed before step 4 (the end of an epoch), went on from step 3"
+    assert said[1] == "  killed before step 4 (the end of an epoch), continued from step 3"
     assert said[-1] == "note: no epoch ended in these steps"
 
 
 def test_what_differs_is_said_with_its_kill_and_cause() -> None:
     run = [*REFERENCE[:3], resumed(2, after={"model/w": "tensor x", "scheduler/lr": "0.2"})]
     found = divergence(REFERENCE, run)
-    said = list(lines(Rehearsed(run="killed", found=found, cause=judged(REFERENCE, run))))
-    assert said[0] == "does not resume exactly: killed before step 3, it went on from step 2 and differs since step 2"
+    said = list(lines(Rehearsed(run="killed", divergence=found, cause=judged(REFERENCE, run))))
+    assert said[0] == "does not resume exactly: killed before step 3, it continued from step 2 and differs since step 2"
     assert said[1:3] == ["  model: tensor w differs", "  scheduler: lr is 0.2, and 0.1 in the reference"]
     assert said[3].startswith("likely cause: no cause was found")
     assert said[-1].startswith("instead: ")

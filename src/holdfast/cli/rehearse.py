@@ -1,4 +1,4 @@
-"""`holdfast rehearse`: does this very script resume exactly?"""
+"""`holdfast rehearse`: prove that a script resumes exactly."""
 
 import random
 import tempfile
@@ -57,12 +57,18 @@ def rehearse_script(
         from holdfast.rehearse import rehearsal
         from holdfast.runs.config import RunConfig
 
-        _tell(f"random kills: --inject random={kills.count},seed={seed_of_kills}")
+        _print_line(f"random kills: --inject random={kills.count},seed={seed_of_kills}")
         config = RunConfig(script=str(script), args=tuple(args or ()), workers=workers, seed=seed)
         modules = tuple(name for name in preload.split(",") if name)
         folder = out or Path(temporary)
         found = rehearsal.rehearse(
-            config, folder, steps=steps, at_random=kills.count, seed=seed_of_kills, preload=modules, tell=_tell
+            config,
+            folder,
+            steps=steps,
+            at_random=kills.count,
+            seed=seed_of_kills,
+            preload=modules,
+            print_line=_print_line,
         )
     _print(found)
     if out:
@@ -70,7 +76,7 @@ def rehearse_script(
     raise typer.Exit(0 if found.is_exact else 1)
 
 
-def _tell(line: str) -> None:
+def _print_line(line: str) -> None:
     Console(stderr=True).print(safe(f"holdfast: {line}"), markup=False, highlight=False, soft_wrap=True)
 
 

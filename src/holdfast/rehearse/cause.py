@@ -1,9 +1,9 @@
-"""Why a run that was killed came out otherwise: what the workers saw is asked, one question after the other. Pure.
+"""The likely cause of a divergence, from what the workers observed. Pure.
 
-The first question that the observations answer with yes names the cause, and what answered it is the evidence.
+Each check returns a Cause with its evidence, or None. The first check that returns one decides.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -35,7 +35,7 @@ SHOWN = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """The likely cause in a word, in a sentence, what to do, and what was seen that says so."""
+    """The likely cause: a short word, a sentence, what to do instead, and the evidence."""
 
     word: Word
     why: str
@@ -45,79 +45,74 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DivergenceCase:
-    """All that is known when the cause of a divergence is asked for."""
+    """A divergence with all observations of the reference and of the run."""
 
-    found: Divergence
+    divergence: Divergence
     reference: Sequence[Observed]
     run: Sequence[Observed]
-    restless: frozenset[str] = frozenset()  # what differs between runs that were not killed
+    unstable: frozenset[str] = frozenset()  # values that differ between runs without a kill
 
     @property
     def first(self) -> Window:
-        """The first window of the attempt that came out otherwise."""
-        run = self.found.run
-        return next(each for each in windows(self.run) if (each.attempt, each.rank) == (run.attempt, run.rank))
+        """The first window of the attempt that diverged."""
+        run = self.divergence.run
+        return next(w for w in windows(self.run) if (w.attempt, w.rank) == (run.attempt, run.rank))
 
     @property
     def lost(self) -> dict[str, tuple[UnprotectedValue, UnprotectedValue]]:
-        """What the script holds, unprotected, that did not come back: as it was in the reference, and here."""
-        its = self.reference_window(self.first.step, self.first.rank)
-        return lost(its, self.first, self.restless) if its else {}
+        """The unprotected values that did not come back after the kill, as (reference, run)."""
+        reference = self.reference_window(self.first.step, self.first.rank)
+        return lost(reference, self.first, self.unstable) if reference else {}
 
     def reference_window(self, step: int, rank: int) -> Window | None:
-        """How the reference trained this step."""
+        """Return the window of the reference for this step and rank."""
         return by_step(self.reference).get((step, rank))
 
     def is_a_habit(self, path: str) -> bool:
-        """Whether the script changes it between the batch and the first gradient in more than half of all windows."""
-        later = [each for each in windows(self.reference) if each.step]
-        return 2 * sum(path in changed(each.begun, each.midway) for each in later) > len(later)
+        """Return True if the script changes it before the first gradient in more than half of all windows."""
+        later = [window for window in windows(self.reference) if window.step]
+        return 2 * sum(path in changed(window.begun, window.midway) for window in later) > len(later)
 
     def moves(self, path: str) -> bool:
-        """Whether something held changed in the window that came out otherwise, or while its batch was loaded."""
-        now = self.found.reference
+        """Return True if the value changed in the window that diverged, or while its batch was loaded."""
+        now = self.divergence.reference
         before = self.reference_window(now.step - 1, now.rank)
         was = before.kept.get(path) if before else now.held.get(path)
         return before is None or was != now.kept.get(path)
 
 
 def of_a_killed_run(case: DivergenceCase) -> Cause:
-    """Why a run that was killed came out otherwise, though two that were not came out the same."""
-    return _first_answer(QUESTIONS, case)
+    """Return the cause for a killed run that differs although two runs without a kill agree."""
+    return next(cause for check in CHECKS if (cause := check(case)))
 
 
 def of_unkilled_runs(case: DivergenceCase) -> Cause:
-    """Why two runs came out differently of which none was killed."""
-    return _first_answer(UNKILLED, case)
-
-
-def _first_answer(questions: Iterable[Callable[[DivergenceCase], Cause | None]], case: DivergenceCase) -> Cause:
-    answers = (question(case) for question in questions)
-    return next(answer for answer in answers if answer)
+    """Return the cause for two runs that differ without a kill."""
+    return next(cause for check in UNKILLED_CHECKS if (cause := check(case)))
 
 
 def _fetched_ahead(case: DivergenceCase) -> Cause | None:
-    """Whether windows are trained after the next one was asked for: then the first of every attempt trains nothing."""
+    """Check for batches trained after the next one was requested: the first window of each attempt has no gradient."""
     start, first = case.reference_window(0, case.first.rank), case.first
-    its = case.reference_window(first.step, first.rank)
-    if start is None or its is None or start.backwards or first.backwards or not its.backwards:
+    reference = case.reference_window(first.step, first.rank)
+    if start is None or reference is None or start.backwards or first.backwards or not reference.backwards:
         return None
-    late = any(each.backwards for each in endings(case.reference))
+    is_late = any(ending.backwards for ending in endings(case.reference))
     return Cause(
         word="fetched ahead",
-        why="data fetched across a boundary: the script asks for the next batch before it has trained this one, so a "
-        "save in between counts a batch that is not trained yet, and after a kill it never is",
+        why="data fetched across a boundary: the script requests the next batch before it has trained this one, so a "
+        "save in between counts a batch that is not trained yet, and after a kill it never will be",
         instead="train each batch before asking for the next; to load ahead, give run.batches(..., num_workers=2)",
         evidence=(
-            "step 0 ended without a gradient: its batch was trained after the next one was asked for",
+            "step 0 ended without a gradient: its batch was trained after the next one was requested",
             f"so did step {first.step}, the first after the kill, which has one in the reference: a batch was left out",
-            *(["a batch was trained after the last step had ended"] if late else []),
+            *(["a batch was trained after the last step had ended"] if is_late else []),
         ),
     )
 
 
 def _not_put_back(case: DivergenceCase) -> Cause | None:
-    """Whether the protected state was not the saved one, which is rank 0's, when the first window after the kill began."""
+    """Check if the protected state differed from the saved one, which is rank 0's, when the first window began."""
     saved = case.reference_window(case.first.step, 0)
     wrong = differing(saved.begun, case.first.begun) if saved else []
     if not wrong:
@@ -132,64 +127,64 @@ def _not_put_back(case: DivergenceCase) -> Cause | None:
 
 
 def _own_generator(case: DivergenceCase) -> Cause | None:
-    """Whether a generator that nobody keys went on from its beginning, and was drawn from."""
-    found = {path: pair[0] for path, pair in case.lost.items() if pair[0].kind == "generator" and case.moves(path)}
-    if not found:
+    """Check for a generator that the run does not seed: it started over after the kill and was drawn from."""
+    values = {path: pair[0] for path, pair in case.lost.items() if pair[0].kind == "generator" and case.moves(path)}
+    if not values:
         return None
-    path, held = next(iter(found.items()))
+    path, generator = next(iter(values.items()))
     return Cause(
         word="a generator of its own",
-        why=f"{path} is a {held.type}, a generator that is not torch's, numpy's or Python's own: after the kill it began "
-        "anew and draws other numbers",
+        why=f"{path} is a {generator.type}, a generator that is not torch's, numpy's or Python's own: after the kill it "
+        "started over and draws other numbers",
         instead="draw from torch.rand, np.random or random, which the run keys for every step; or protect it, in a class "
         "with state_dict and load_state_dict",
         evidence=(
-            f"when step {case.first.step} began its state was not that of the reference; in step {case.found.run.step} it "
+            f"when step {case.first.step} began its state was not that of the reference; in step {case.divergence.run.step} it "
             "is drawn from",
             *(["the batch of that step was another, for the same samples"] if _is_other_batch(case) else []),
-            *_more(found),
+            *_others(values, skip=1),
         ),
     )
 
 
 def _unprotected(case: DivergenceCase, *kinds: str) -> Cause | None:
-    found = {path: pair for path, pair in case.lost.items() if pair[0].kind in kinds}
-    if not found:
+    values = {path: pair for path, pair in case.lost.items() if pair[0].kind in kinds}
+    if not values:
         return None
-    path, (there, here) = next(iter(found.items()))
+    path, (there, here) = next(iter(values.items()))
     was = f"it was {here.mark}, and {there.mark} in the reference"
     return Cause(
         word="not protected",
-        why=f"{path}, {_about(there)}, is not protected: it began anew after the kill",
+        why=f"{path}, {_description(there)}, is not protected: it started over after the kill",
         instead=_TRAINING if path.endswith(".training") else _PROTECT[there.kind],
         evidence=(
             f"when step {case.first.step} began {'it was not as in the reference' if is_tensor(here.mark) else was}",
-            *_more({each: pair[0] for each, pair in found.items()}),
+            *_others({path: pair[0] for path, pair in values.items()}, skip=1),
         ),
     )
 
 
 def _thing(case: DivergenceCase) -> Cause | None:
-    """Whether an object with a state of its own was left unprotected."""
+    """Check for an unprotected object with a state of its own."""
     return _unprotected(case, "scheduler", "optimizer", "buffer")
 
 
 def _value(case: DivergenceCase) -> Cause | None:
-    """Whether a tensor or a variable of the script's was left unprotected; the dataset's, if it gave other data."""
+    """Check for an unprotected tensor or variable; if the data differs, only the dataset's count."""
     if _is_other_batch(case) and not any(path.startswith("dataset") for path in case.lost):
         return None
     return _unprotected(case, "tensor") or _unprotected(case, "value")
 
 
 def _after_the_boundary(case: DivergenceCase) -> Cause | None:
-    """Whether the reference did something at the beginning of the window that the resumed run did not do.
+    """Check for work of the reference at the beginning of the window that the resumed run did not do.
 
-    What a script does there in every window belongs to that window, and depends on something else that was lost.
+    Work that a script does there in every window belongs to that window, and depends on something else that was lost.
     """
-    mine, its = case.first, case.reference_window(case.first.step, case.first.rank)
-    if its is None or mine.midway is None:
+    first, reference = case.first, case.reference_window(case.first.step, case.first.rank)
+    if reference is None or first.midway is None:
         return None
-    missing = sorted(changed(its.begun, its.midway) - changed(mine.begun, mine.midway))
+    missing = sorted(changed(reference.begun, reference.midway) - changed(first.begun, first.midway))
     missing = [path for path in missing if not case.is_a_habit(path)]
     if not missing:
         return None
@@ -198,23 +193,23 @@ def _after_the_boundary(case: DivergenceCase) -> Cause | None:
         why=f"work after the boundary: the next batch is requested (as itertools.groupby does) before the script is done "
         f"with this one, so what it does then (it changes {_listed(missing)}) is not saved, and not repeated after a kill",
         instead="write `for epoch in run.epochs(...): for batch in epoch: ...`, with that work after the inner loop; or do "
-        "it in the loop, before it asks for the next batch",
+        "it in the loop, before it requests the next batch",
         evidence=(
-            f"in the reference {_listed(missing)} changed after the batch of step {mine.step} was handed out and before its "
+            f"in the reference {_listed(missing)} changed after the batch of step {first.step} was handed out and before its "
             "first gradient; after the kill it did not",
-            *_too({path: pair[0] for path, pair in case.lost.items()}),
+            *_others({path: pair[0] for path, pair in case.lost.items()}),
         ),
     )
 
 
 def _other_data(case: DivergenceCase) -> Cause | None:
-    its, mine = case.found.reference, case.found.run
-    if not _is_other_batch(case) and its.drawn == mine.drawn:
+    reference, run = case.divergence.reference, case.divergence.run
+    if not _is_other_batch(case) and reference.drawn == run.drawn:
         return None
     return Cause(
         word="other data",
-        why=f"the dataset gave other data for the same samples in step {its.step}: it, or its collate, depends on something "
-        "else than the sample's number and the generators of torch, numpy and Python",
+        why=f"the dataset gave other data for the same samples in step {reference.step}: it, or its collate_fn, depends on more "
+        "than the sample's number and the generators of torch, numpy and Python",
         instead="draw from torch.rand, np.random or random, which the run keys for every step, and keep nothing from one "
         "sample to the next",
         evidence=(
@@ -228,38 +223,37 @@ def _other_data(case: DivergenceCase) -> Cause | None:
 def _unknown(case: DivergenceCase) -> Cause:
     return Cause(
         word="unknown",
-        why="no cause was found: everything that the script holds, as far as it can be seen from its variables, came back",
-        instead="look for what lies outside of its variables: files, caches, compiled extensions, other processes; or a "
-        "kernel that is not deterministic once in a while",
-        evidence=("two runs that were not killed came out the same",),
+        why="no cause was found: every value that can be reached from the script's variables came back",
+        instead="look outside of its variables: files, caches, compiled extensions, other processes; or a kernel that is "
+        "sometimes not deterministic",
+        evidence=("two runs without a kill agree",),
     )
 
 
 def _entropy(case: DivergenceCase) -> Cause | None:
-    """Whether a generator had another state in each of two runs."""
-    its, mine = case.found.reference, case.found.run
-    found = {
-        path: each
-        for path, each in its.held.items()
-        if each.kind == "generator" and mine.held.get(path) != each and case.moves(path)
+    """Check for a generator with a different state in each run."""
+    reference, run = case.divergence.reference, case.divergence.run
+    values = {
+        path: value
+        for path, value in reference.held.items()
+        if value.kind == "generator" and run.held.get(path) != value and case.moves(path)
     }
-    if not found:
+    if not values:
         return None
-    path, held = next(iter(found.items()))
+    path, generator = next(iter(values.items()))
     return Cause(
         word="a generator of its own",
-        why=f"{path} is a {held.type} that is seeded otherwise in every run",
+        why=f"{path} is a {generator.type} that is seeded differently in every run",
         instead="draw from torch.rand, np.random or random, which the run keys for every step",
         evidence=(
-            f"its state when step {its.step} began differs between two runs of which none was killed",
-            *_more(found),
+            f"its state when step {reference.step} began differs between two runs without a kill",
+            *_others(values, skip=1),
         ),
     )
 
 
 def _other_start(case: DivergenceCase) -> Cause | None:
-    its, mine = case.found.reference, case.found.run
-    wrong = differing(its.begun, mine.begun)
+    wrong = differing(case.divergence.reference.begun, case.divergence.run.begun)
     if not wrong:
         return None
     return Cause(
@@ -272,22 +266,22 @@ def _other_start(case: DivergenceCase) -> Cause | None:
 
 
 def _kernel(case: DivergenceCase) -> Cause:
-    its, mine = case.found.reference, case.found.run
-    others = [f"{path} ({each.type})" for path, each in its.held.items() if mine.held.get(path) != each]
+    reference, run = case.divergence.reference, case.divergence.run
+    others = [f"{path} ({value.type})" for path, value in reference.held.items() if run.held.get(path) != value]
     return Cause(
         word="not deterministic",
-        why="a kernel that is not deterministic, or a clock or another process that the script asks",
+        why="a kernel that is not deterministic, or a clock or another process that the script reads",
         instead="set torch.use_deterministic_algorithms(True), which names such kernels (on CUDA with "
         "CUBLAS_WORKSPACE_CONFIG=:4096:8), and rehearse again",
         evidence=(
-            f"when step {its.step} began, the protected state, the batch and all generators were the same in both runs; "
+            f"when step {reference.step} began, the protected state, the batch and all generators were the same in both runs; "
             "when it ended, the state was not",
-            *([f"what the script holds that differed by then: {_listed(others)}"] if others else []),
+            *([f"unprotected values that differed by then: {_listed(others)}"] if others else []),
         ),
     )
 
 
-QUESTIONS = (
+CHECKS = (
     _fetched_ahead,
     _not_put_back,
     _own_generator,
@@ -297,7 +291,7 @@ QUESTIONS = (
     _other_data,
     _unknown,
 )
-UNKILLED = (_entropy, _other_data, _other_start, _kernel)
+UNKILLED_CHECKS = (_entropy, _other_data, _other_start, _kernel)
 _TRAINING = "call model.train() at the beginning of every step, or after every model.eval(), before the step ends"
 _PROTECT = {
     "scheduler": "name it in protect(), as in run.protect(..., scheduler=scheduler)",
@@ -309,8 +303,8 @@ _PROTECT = {
 
 
 def _is_other_batch(case: DivergenceCase) -> bool:
-    its, mine = case.found.reference, case.found.run
-    return its.ids == mine.ids and its.batch != mine.batch
+    reference, run = case.divergence.reference, case.divergence.run
+    return reference.ids == run.ids and reference.batch != run.batch
 
 
 def _listed(paths: Sequence[str]) -> str:
@@ -318,16 +312,12 @@ def _listed(paths: Sequence[str]) -> str:
     return ", ".join(paths[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _more(found: dict[str, UnprotectedValue]) -> tuple[str, ...]:
-    return _too(dict(list(found.items())[1:]))
+def _others(values: dict[str, UnprotectedValue], skip: int = 0) -> tuple[str, ...]:
+    others = [f"{path} ({value.type})" for path, value in values.items()][skip:]
+    return (f"these differ from the reference as well: {_listed(others)}",) if others else ()
 
 
-def _too(found: dict[str, UnprotectedValue]) -> tuple[str, ...]:
-    others = [f"{path} ({each.type})" for path, each in found.items()]
-    return (f"not as in the reference were also {_listed(others)}",) if others else ()
-
-
-def _about(held: UnprotectedValue) -> str:
-    if held.kind == "buffer":
-        return "a tensor that a module keeps beside its state_dict"
-    return f"{'an' if held.type[:1] in 'aeiouAEIOU' else 'a'} {held.type}"
+def _description(value: UnprotectedValue) -> str:
+    if value.kind == "buffer":
+        return "a tensor of a module that its state_dict leaves out"
+    return f"{'an' if value.type[:1] in 'aeiouAEIOU' else 'a'} {value.type}"

@@ -1,4 +1,4 @@
-"""Rehearses a script: a reference, the same again, the same killed; each under a supervisor, in a folder of its own."""
+"""Rehearses a script: runs it twice without a kill and once with kills, each in a folder of its own, and compares."""
 
 import os
 import re
@@ -21,7 +21,7 @@ from holdfast.history.log import read_history
 from holdfast.progress import Progress
 from holdfast.rehearse import cause
 from holdfast.rehearse.cause import Cause, DivergenceCase
-from holdfast.rehearse.compare import begins, divergence, left_behind, restless, unmatched
+from holdfast.rehearse.compare import divergence, first_steps, left_behind, unmatched, unstable
 from holdfast.rehearse.report import Rehearsed
 from holdfast.runs.config import RunConfig
 from holdfast.supervise.failure_cause import read_error
@@ -33,8 +33,8 @@ from holdfast.train.observe.observations import Kill, Observed, parse, windows
 from holdfast.train.observe.observer import REHEARSAL, Rehearsal
 
 REFERENCE, AGAIN, KILLED = "reference", "again", "killed"
-Tell = Callable[[str], None]
-SHORT = 5.0  # seconds of a run in which nothing is said of how far it is
+Print = Callable[[str], None]
+SHORT_SECONDS = 5.0  # progress is printed only after this time
 _PROGRESS = re.compile(r"holdfast: step (\d+)")
 
 
@@ -46,112 +46,113 @@ def rehearse(
     at_random: int = 3,
     seed: int = 0,
     preload: tuple[str, ...] = (),
-    tell: Tell = lambda line: None,
+    print_line: Print = lambda line: None,
 ) -> Rehearsed:
-    """Run the script unkilled twice and killed once, and compare everything after every step."""
-    stage = _Stage(replace(config, writer="blocking", recovery="restart"), out, steps, preload, tell)
+    """Run the script twice without and once with kills, and compare the protected state after every step."""
+    runner = _Runner(replace(config, writer="blocking", recovery="restart"), out, steps, preload, print_line)
     warm(preload)
-    reference = stage.play(REFERENCE)
+    reference = runner.run(REFERENCE)
     if isinstance(reference, Rehearsed):
         return reference
-    again = stage.play(AGAIN)
+    again = runner.run(AGAIN)
     if isinstance(again, Rehearsed):
         return again
-    if found := divergence(reference, again):
-        case = DivergenceCase(found=found, reference=reference, run=again)
-        return Rehearsed(run=AGAIN, found=found, cause=cause.of_unkilled_runs(case))
+    if difference := divergence(reference, again):
+        case = DivergenceCase(divergence=difference, reference=reference, run=again)
+        return Rehearsed(run=AGAIN, divergence=difference, cause=cause.of_unkilled_runs(case))
     plan = _plan(out / REFERENCE)
     per_epoch = plan.samples // plan.batch
     trained = 1 + windows(reference)[-1].step
     kills = observations.kills(trained, per_epoch, ranks=config.workers, at_random=at_random, seed=seed)
-    return _judged(stage, reference, again, kills, trained, per_epoch)
+    return _compare_killed(runner, reference, again, kills, trained, per_epoch)
 
 
-def _judged(
-    stage: "_Stage",
+def _compare_killed(
+    runner: "_Runner",
     reference: list[Observed],
     again: list[Observed],
     kills: tuple[Kill, ...],
     trained: int,
     per_epoch: int,
 ) -> Rehearsed:
-    """What a run shows that is killed there."""
+    """Run the script with `kills` and compare it with the runs without."""
     if not kills:
-        raise BadInput("this script trains a single step: there is no boundary to be killed at.")
-    killed = stage.play(KILLED, kills)
+        raise BadInput("The script trains a single step, so there is no boundary to kill it at: train 2 steps or more.")
+    killed = runner.run(KILLED, kills)
     if isinstance(killed, Rehearsed):
         return replace(killed, kills=kills)
-    moved = frozenset(restless(reference, again))
-    if found := divergence(reference, killed):
-        case = DivergenceCase(found=found, reference=reference, run=killed, restless=moved)
-        # It may differ before its first kill, too: then that is no matter of kills.
-        ask = cause.of_a_killed_run if found.is_resumed else cause.of_unkilled_runs
-        return Rehearsed(run=KILLED, steps=trained, kills=kills, found=found, cause=ask(case))
-    began = begins(killed)[1:]
+    ignored = frozenset(unstable(reference, again))
+    if difference := divergence(reference, killed):
+        case = DivergenceCase(divergence=difference, reference=reference, run=killed, unstable=ignored)
+        # A run that differs before its first kill differs for another reason than the kill.
+        find_cause = cause.of_a_killed_run if difference.is_resumed else cause.of_unkilled_runs
+        return Rehearsed(run=KILLED, steps=trained, kills=kills, divergence=difference, cause=find_cause(case))
+    began = first_steps(killed)[1:]
+    why = ""
     if len(began) != len(kills):
-        why = f"{len(kills)} kills were to strike, and it was started {len(began)} times anew: nothing is proved"
+        why = f"{len(kills)} kills were planned, and the run was restarted {len(began)} times: nothing is proved"
+    if why or (why := _other_difference(runner.out / REFERENCE, runner.out / KILLED, unmatched(reference, killed))):
         return Rehearsed(run=KILLED, steps=trained, kills=kills, cause=Cause(word="unknown", why=why))
-    if others := _otherwise(stage.out / REFERENCE, stage.out / KILLED, unmatched(reference, killed)):
-        return Rehearsed(run=KILLED, steps=trained, kills=kills, cause=Cause(word="unknown", why=others))
     return Rehearsed(
         run=KILLED,
         steps=trained,
         kills=kills,
         began=began,
-        forgotten=left_behind(reference, killed, moved),
+        forgotten=left_behind(reference, killed, ignored),
         unseen="" if trained > per_epoch else f"no epoch ended in these steps: give --steps {per_epoch + 2} or more",
     )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Stage:
-    """Where runs of a rehearsal take place."""
+class _Runner:
+    """Runs the script for a rehearsal."""
 
     config: RunConfig
     out: Path
     steps: int | None
     preload: tuple[str, ...]
-    tell: Tell
+    print_line: Print
 
-    def play(self, name: str, kills: tuple[Kill, ...] = ()) -> list[Observed] | Rehearsed:
-        """One run: what its workers saw; or what it shows that it did not come to its end."""
+    def run(self, name: str, kills: tuple[Kill, ...] = ()) -> list[Observed] | Rehearsed:
+        """Run the script once; return what its workers observed, or the result if it failed."""
         folder = self.out / name
-        failures = tuple(Failure(step=each.step, kind="kill", targets=(each.rank,)) for each in kills)
+        failures = tuple(Failure(step=kill.step, kind="kill", targets=(kill.rank,)) for kill in kills)
         config = replace(self.config, failures=failures, max_restarts=len(kills))
-        seen = folder / "rehearsal"
-        order = Rehearsal(folder=str(seen.resolve()), steps=self.steps, saves=observations.saves(kills))
-        self.tell(f"{name}: {_about(kills)}")
+        observations_folder = folder / "rehearsal"
+        order = Rehearsal(folder=str(observations_folder.resolve()), steps=self.steps, saves=observations.saves(kills))
+        about = "before steps " + ", ".join(str(kill.step) for kill in kills) if kills else "without a failure"
+        self.print_line(f"{name}: {'killed' if kills else 'run'} {about}")
         began = monotonic()
         self.out.mkdir(parents=True, exist_ok=True)
-        with (self.out / f"{name}.log").open("w") as file, _told(order):
-            log = cast(IO[str], _Log(file, name, self.tell))
+        with (self.out / f"{name}.log").open("w") as file, _rehearsing(order):
+            log = cast(IO[str], _Log(file, name, self.print_line))
             with redirect_stdout(log):
                 verdict = supervise(config, folder, preload=self.preload, console=Console(file=log))
-        observed = _read(seen)
+        observed = _read(observations_folder)
         if verdict.verdict != "completed":
             return Rehearsed(run=name, cause=_failure(verdict, folder))
         trained = windows(observed)
         if not trained:
             raise BadInput(
-                f"{config.script} trained nothing through run.batches(...): attach, protect and loop as README shows, or "
-                "there is nothing to compare."
+                f"{config.script} trained nothing through run.batches(...), so there is nothing to compare: attach, protect "
+                "and loop as the README shows."
             )
-        self.tell(
+        self.print_line(
             f"{name}: {1 + trained[-1].step} steps, {counted(verdict.attempts, 'attempt')}, {monotonic() - began:.1f} s"
         )
         return observed
 
 
 class _Log:
-    """Where a supervisor prints: into a file, and how far its run is also to whoever waits for the rehearsal."""
+    """A file for the supervisor's output, which also prints the progress of a longer run."""
 
-    def __init__(self, file: IO[str], name: str, tell: Tell) -> None:
-        self._file, self._name, self._tell = file, name, tell
+    def __init__(self, file: IO[str], name: str, print_line: Print) -> None:
+        self._file, self._name, self._print_line = file, name, print_line
         self._began = monotonic()
 
     def write(self, text: str) -> int:
-        if (step := _PROGRESS.match(text)) and monotonic() - self._began > SHORT:
-            self._tell(f"{self._name}: step {step[1]}")
+        if (step := _PROGRESS.match(text)) and monotonic() - self._began > SHORT_SECONDS:
+            self._print_line(f"{self._name}: step {step[1]}")
         return self._file.write(text)
 
     def flush(self) -> None:
@@ -161,15 +162,9 @@ class _Log:
         return False
 
 
-def _about(kills: tuple[Kill, ...]) -> str:
-    if not kills:
-        return "is run without a failure"
-    return "is killed before steps " + ", ".join(str(each.step) for each in kills)
-
-
 @contextmanager
-def _told(order: Rehearsal) -> Iterator[None]:
-    """Workers that are started meanwhile are told that they rehearse."""
+def _rehearsing(order: Rehearsal) -> Iterator[None]:
+    """Make workers that are started in this context rehearse."""
     os.environ[REHEARSAL] = order.to_text()
     try:
         yield
@@ -178,43 +173,43 @@ def _told(order: Rehearsal) -> Iterator[None]:
 
 
 def _read(folder: Path) -> list[Observed]:
-    """What all ranks wrote down; a line that a kill cut off is left out."""
+    """Return the observations of all ranks; a line that a kill cut off is left out."""
     files = sorted(folder.glob("rank-*.jsonl"))
     return [parse(line) for file in files for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def _plan(folder: Path) -> Plan:
-    return next(each.what for each in read_history(folder).events if isinstance(each.what, Plan))
+    return next(event.what for event in read_history(folder).events if isinstance(event.what, Plan))
 
 
 def _failure(verdict: RunVerdict, folder: Path) -> Cause:
-    """What a run shows that did not come to its end."""
+    """Return why a run did not complete."""
     if verdict.verdict == "preempted":
         raise KeyboardInterrupt
     when = "after a kill" if folder.name == KILLED else "without a kill"
     files = sorted(folder.glob("logs/attempt-*/*.error.json"))
-    raised = [each for file in files[-1:] if (each := read_error(file, Progress()))]
+    raised = [error for file in files[-1:] if (error := read_error(file, Progress()))]
     if raised and raised[0].origin == "refused":
         return Cause(word="refused", why=f"holdfast refuses it {when}: {raised[0].message}")
     return Cause(word="the script failed", why=f"the script fails {when}: {verdict.because}")
 
 
-def _otherwise(reference: Path, killed: Path, steps: list[int]) -> str:
-    """Where the snapshots at the end and the fingerprints on record differ, though all that was observed agrees."""
+def _other_difference(reference: Path, killed: Path, steps: list[int]) -> str:
+    """Return a difference of the final snapshots or recorded fingerprints, where all observations agree; "" if none."""
     if steps:
         return f"steps {', '.join(map(str, steps))} were trained in one run and not in the other"
-    one, other = (snapshot.newest(DirectoryStore(each / "checkpoints")) for each in (reference, killed))
+    one, other = (snapshot.newest(DirectoryStore(folder / "checkpoints")) for folder in (reference, killed))
     if (one.step, one.manifest.tensors, one.extra["state"]) != (
         other.step,
         other.manifest.tensors,
         other.extra["state"],
     ):
-        return "the last snapshots differ: something protected changed after the last step was on record"
-    mine, its = _fingerprints(killed), _fingerprints(reference)
-    wrong = [step for step, rank in its if mine.get((step, rank)) != its[step, rank]]
-    return f"the fingerprints on record differ since step {min(wrong)}" if wrong else ""
+        return "the last snapshots differ: something protected changed after the last step was recorded"
+    fingerprints, expected = _fingerprints(killed), _fingerprints(reference)
+    wrong = [step for step, rank in expected if fingerprints.get((step, rank)) != expected[step, rank]]
+    return f"the recorded fingerprints differ since step {min(wrong)}" if wrong else ""
 
 
 def _fingerprints(folder: Path) -> dict[tuple[int, int], str | None]:
-    steps = (each.what for each in read_history(folder).events)
-    return {(each.step, each.rank): each.state for each in steps if isinstance(each, Step)}
+    steps = (event.what for event in read_history(folder).events)
+    return {(step.step, step.rank): step.state for step in steps if isinstance(step, Step)}

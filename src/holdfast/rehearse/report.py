@@ -1,4 +1,4 @@
-"""What a rehearsal found, in lines for people. Pure."""
+"""The result of a rehearsal, and its lines on the terminal. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,53 +12,52 @@ SHOWN = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsed:
-    """What a rehearsal found: nothing, if the script resumes exactly; else what differs, and why."""
+    """The result of a rehearsal: without a cause, the script resumes exactly."""
 
-    run: str  # the folder of the run that came out otherwise, or of the last
+    run: str  # the folder of the run that differs, or of the last run
     steps: int = 0
     kills: tuple[Kill, ...] = ()
-    began: tuple[int, ...] = ()  # the step that it went on from after each kill
-    found: Divergence | None = None
+    began: tuple[int, ...] = ()  # the first step after each kill
+    divergence: Divergence | None = None
     cause: Cause | None = None
-    forgotten: dict[str, UnprotectedValue] | None = None  # what did not come back, and changed nothing protected
-    unseen: str = ""  # what this rehearsal was too short for
+    forgotten: dict[str, UnprotectedValue] | None = None  # values that did not come back, without an effect so far
+    unseen: str = ""  # a reason why the rehearsal was too short
 
     @property
     def is_exact(self) -> bool:
-        """Whether the script resumes exactly."""
         return self.cause is None
 
 
-def lines(found: Rehearsed) -> Iterator[str]:
-    """The answer first; then what differs, why, and what was seen that says so."""
-    if found.cause is None:
-        yield f"resumes exactly: {found.steps} steps, every bit of the protected state the same after each"
-        for kill, began in zip(found.kills, found.began, strict=True):
-            yield f"  killed before step {kill.step} ({kill.why}), went on from step {began}"
-        yield from _forgotten(found.forgotten or {})
-        if found.unseen:
-            yield f"note: {found.unseen}"
+def lines(result: Rehearsed) -> Iterator[str]:
+    """Yield the answer first; then what differs, the likely cause and its evidence."""
+    if result.cause is None:
+        yield f"resumes exactly: {result.steps} steps, every bit of the protected state the same after each"
+        for kill, began in zip(result.kills, result.began, strict=True):
+            yield f"  killed before step {kill.step} ({kill.why}), continued from step {began}"
+        yield from _forgotten(result.forgotten or {})
+        if result.unseen:
+            yield f"note: {result.unseen}"
         return
-    if found.found:
-        yield _where(found.found)
-        yield from _what(found.found)
+    if result.divergence:
+        yield _where(result.divergence)
+        yield from _what(result.divergence)
     else:
-        yield f"does not resume exactly: {found.cause.why}"
-    yield from _why(found.cause, again=found.found is None)
+        yield f"does not resume exactly: {result.cause.why}"
+    yield from _why(result.cause, again=result.divergence is None)
 
 
-def _where(found: Divergence) -> str:
-    since = f"since step {found.run.step}"
-    if not found.is_resumed:
-        return f"does not come out the same even without a kill: two runs differ {since}"
-    return f"does not resume exactly: killed before step {found.before}, it went on from step {found.began} and differs {since}"
+def _where(divergence: Divergence) -> str:
+    since = f"since step {divergence.run.step}"
+    if not divergence.is_resumed:
+        return f"is not even the same without a kill: two runs differ {since}"
+    return f"does not resume exactly: killed before step {divergence.before}, it continued from step {divergence.began} and differs {since}"
 
 
-def _what(found: Divergence) -> Iterator[str]:
-    paths = found.paths
+def _what(divergence: Divergence) -> Iterator[str]:
+    paths = divergence.paths
     for path in paths[:SHOWN]:
         thing, _, rest = path.partition("/")
-        there, here = found.reference.after.get(path), found.run.after.get(path)
+        there, here = divergence.reference.after.get(path), divergence.run.after.get(path)
         if is_tensor(there) and is_tensor(here):
             yield f"  {thing}: tensor {rest} differs"
         else:
@@ -70,14 +69,14 @@ def _what(found: Divergence) -> Iterator[str]:
 def _why(cause: Cause, *, again: bool) -> Iterator[str]:
     if not again:
         yield f"likely cause: {cause.why}"
-    for each in cause.evidence:
-        yield f"  seen: {each}"
+    for line in cause.evidence:
+        yield f"  seen: {line}"
     if cause.instead:
         yield f"instead: {cause.instead}"
 
 
 def _forgotten(forgotten: dict[str, UnprotectedValue]) -> Iterator[str]:
     if forgotten:
-        named = [f"{path} ({each.type})" for path, each in forgotten.items()]
+        named = [f"{path} ({value.type})" for path, value in forgotten.items()]
         rest = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
-        yield f"note: not protected, and not as before after a kill, without a difference so far: {', '.join(named[:SHOWN])}{rest}"
+        yield f"note: not protected and different after a kill, without an effect so far: {', '.join(named[:SHOWN])}{rest}"

@@ -1,9 +1,7 @@
-"""What a rehearsed worker sees of one window, as it writes it down: marks of everything that its script holds. Pure.
+"""The plan of a rehearsal (its length, saves and kills), and what its workers observe of each step. Pure.
 
-A mark is a short text that stands for a value: a plain value itself, of a tensor its type, shape and digest. Two marks
-are equal if and only if the values are, bit by bit.
-
-How long a rehearsal is, where it saves, and before which steps it is killed. Pure.
+A mark is a short text for a value: a plain value itself, or the type, shape and digest of a tensor. Two marks are equal
+if and only if the values are, bit by bit.
 """
 
 import json
@@ -14,13 +12,13 @@ from typing import TypeAlias
 
 from holdfast.errors import Corrupt
 
-LONGEST = 100  # steps, unless more are asked for
+LONGEST = 100  # steps, unless more are requested
 REPLAYED = 3  # steps between a save and a random kill, at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kill:
-    """A rank is killed before this step, and the run goes on from the state that was saved before that one."""
+    """A kill of `rank` before `step`; the run continues from the state saved before step `saved`."""
 
     step: int
     saved: int
@@ -29,21 +27,21 @@ class Kill:
 
 
 def length(asked: int | None, steps: int, per_epoch: int) -> int:
-    """How many steps to train: as many as asked for, or the first two ends of epochs and half an epoch more."""
+    """Return the number of steps to train: `asked`, or two epochs and a half."""
     wanted = min(2 * per_epoch + (per_epoch + 1) // 2, LONGEST) if asked is None else asked
     return max(1, min(wanted, steps))
 
 
 def kills(steps: int, per_epoch: int, *, ranks: int, at_random: int, seed: int) -> tuple[Kill, ...]:
-    """At the ends of epochs, right after a save and before one, and at random steps; at most one before each step."""
+    """Return kills at ends of epochs, right after a save, before one, and at random steps; at most one per step."""
     draw = random.Random(seed)
-    found: dict[int, Kill] = {}
+    planned: dict[int, Kill] = {}
 
     def add(step: int, saved: int, why: str) -> None:
-        if 0 < step < steps and step not in found:
-            # Where it is saved and killed at once, rank 0, which writes: of another the save might wait in vain.
+        if 0 < step < steps and step not in planned:
+            # Rank 0 writes the saves: if another rank died in a step with a save, the save might wait for it in vain.
             rank = draw.randrange(ranks) * (saved < step)
-            found[step] = Kill(step=step, saved=max(0, saved), rank=rank, why=why)
+            planned[step] = Kill(step=step, saved=max(0, saved), rank=rank, why=why)
 
     ends = range(per_epoch, steps, per_epoch)
     for end in ends[:1]:
@@ -57,20 +55,20 @@ def kills(steps: int, per_epoch: int, *, ranks: int, at_random: int, seed: int) 
     for _ in range(at_random):
         step = draw.randrange(1, steps) if steps > 1 else 0
         add(step, step - draw.randint(0, REPLAYED), "at random")
-    return tuple(found[step] for step in sorted(found))
+    return tuple(planned[step] for step in sorted(planned))
 
 
-def saves(several: tuple[Kill, ...]) -> tuple[int, ...]:
-    """The steps before which the state is saved."""
-    return tuple(sorted({each.saved for each in several}))
+def saves(kills: tuple[Kill, ...]) -> tuple[int, ...]:
+    """Return the steps before which the state is saved."""
+    return tuple(sorted({kill.saved for kill in kills}))
 
 
-Marks: TypeAlias = Mapping[str, str]  # by where the value is, such as model/0.weight
+Marks: TypeAlias = Mapping[str, str]  # by path, such as model/0.weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnprotectedValue:
-    """Something that the script holds and does not protect: what it is, and its mark."""
+    """A value that the script holds and does not protect."""
 
     kind: str  # generator, scheduler, optimizer, buffer, tensor or value
     type: str
@@ -79,7 +77,7 @@ class UnprotectedValue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """One window of one rank, from when it was handed out until the script asked for the next."""
+    """One step of one rank, from its batch until the script requests the next."""
 
     rank: int
     attempt: int
@@ -87,19 +85,19 @@ class Window:
     epoch: int
     ids: str  # of the samples
     batch: str  # of what was handed out
-    drawn: Marks  # the generators of Python, numpy and torch, when it was handed out
-    begun: Marks  # the protected state, of large tensors a few values: when it was handed out
-    midway: Marks | None  # the same when its first gradient was there; nothing if none came
-    after: Marks  # the protected state, every bit of it, when the next window was asked for
+    drawn: Marks  # the generators of Python, numpy and torch when it was handed out
+    begun: Marks  # the protected state then (of large tensors, a few values)
+    midway: Marks | None  # the same at its first gradient; None without a gradient
+    after: Marks  # every bit of the protected state when the next batch was requested
     held: Mapping[str, UnprotectedValue]  # when it was handed out
-    kept: Mapping[str, UnprotectedValue]  # when the next window was asked for
+    kept: Mapping[str, UnprotectedValue]  # when the next batch was requested
     backwards: int
-    stepped: int  # times that an optimizer did
+    stepped: int  # optimizer steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """What a rank did once no window was left."""
+    """The work of a rank after its last step."""
 
     rank: int
     attempt: int
@@ -110,40 +108,39 @@ class Ending:
 Observed: TypeAlias = Window | Ending
 
 
-def line(what: Observed) -> str:
-    """The observation as one line."""
-    return json.dumps({"what": type(what).__name__, **asdict(what)}) + "\n"
+def line(observed: Observed) -> str:
+    """Return the observation as one line of JSON."""
+    return json.dumps({"what": type(observed).__name__, **asdict(observed)}) + "\n"
 
 
 def parse(text: str) -> Observed:
-    """The inverse of `line`."""
+    """Return the observation of a line that `line` wrote; raise Corrupt for any other."""
     try:
         data = json.loads(text)
         if data.pop("what") == "Ending":
             return Ending(**data)
         for name in ("held", "kept"):
-            data[name] = {path: UnprotectedValue(**each) for path, each in data[name].items()}
+            data[name] = {path: UnprotectedValue(**value) for path, value in data[name].items()}
         return Window(**data)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Corrupt(f"not what a rehearsed worker writes: {text!r:.80}") from error
+        raise Corrupt(f"Not an observation of a rehearsal: {text!r:.80}.") from error
 
 
-def windows(several: Iterable[Observed]) -> list[Window]:
-    """The windows among them, in the order in which they were trained."""
-    found = [each for each in several if isinstance(each, Window)]
-    return sorted(found, key=lambda each: (each.attempt, each.step, each.rank))
+def windows(observed: Iterable[Observed]) -> list[Window]:
+    """Return the windows in the order in which they were trained."""
+    found = [window for window in observed if isinstance(window, Window)]
+    return sorted(found, key=lambda window: (window.attempt, window.step, window.rank))
 
 
-def endings(several: Iterable[Observed]) -> list[Ending]:
-    """What was done after the last window, by those that came to it."""
-    return [each for each in several if isinstance(each, Ending)]
+def endings(observed: Iterable[Observed]) -> list[Ending]:
+    return [ending for ending in observed if isinstance(ending, Ending)]
 
 
 def differing(one: Marks, other: Marks) -> list[str]:
-    """Where two states differ; what only one of them has, too."""
+    """Return the paths at which two states differ, or that only one of them has."""
     return [path for path in dict.fromkeys((*one, *other)) if one.get(path) != other.get(path)]
 
 
 def is_tensor(mark: str | None) -> bool:
-    """Whether a mark stands for a tensor."""
+    """Return True if the mark is that of a tensor."""
     return mark is not None and mark.startswith("tensor ")

@@ -1,7 +1,6 @@
-"""A worker of a rehearsal: its loop ends early as if that were the plan, saves where it is told to, and writes down what
-the script holds in every window.
+"""The worker's side of a rehearsal: the loop ends early, saves at given steps, and records what the script holds.
 
-The supervisor's environment tells a worker that it is one. What the script sees of its schedule is unchanged.
+An environment variable turns this on. Lengths that the script sees stay those of the whole training.
 """
 
 import atexit
@@ -31,53 +30,52 @@ REHEARSAL = "HOLDFAST_REHEARSAL"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What a worker of a rehearsal is told."""
+    """The instructions for a worker of a rehearsal."""
 
-    folder: str  # where it writes down what it sees
+    folder: str  # for its observations
     steps: int | None = None
     saves: tuple[int, ...] = ()
 
     def to_text(self) -> str:
-        """For the environment."""
         return json.dumps({"folder": self.folder, "steps": self.steps, "saves": self.saves})
 
     def end(self, geometry: SamplePlan) -> int:
-        """The step at which the loop ends."""
+        """Return the step at which the loop ends."""
         return length(self.steps, geometry.steps, geometry.steps_per_epoch)
 
 
 def asked() -> Rehearsal | None:
-    """What this process was told, if it is a worker of a rehearsal."""
+    """Return the instructions of this process; None if it is not a worker of a rehearsal."""
     if (text := os.environ.get(REHEARSAL)) is None:
         return None
-    told = json.loads(text)
-    return Rehearsal(folder=told["folder"], steps=told["steps"], saves=tuple(told["saves"]))
+    data = json.loads(text)
+    return Rehearsal(folder=data["folder"], steps=data["steps"], saves=tuple(data["saves"]))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SavingAt(CheckpointSaver):
-    """Saves before the steps it is told, whatever the interval."""
+    """Saves before the steps `at` instead of at an interval."""
 
     at: tuple[int, ...]
 
     @property
     def next(self) -> int:
         saved = self.saved
-        return 0 if saved is None else min((each for each in self.at if each > saved), default=NEVER)
+        return 0 if saved is None else min((step for step in self.at if step > saved), default=NEVER)
 
 
 class StepObserver:
-    """Writes down what one rank holds in every window."""
+    """Records what one rank holds in every step."""
 
     def __init__(self, rehearsal: Rehearsal, protected: Protected, dataset: Any, rank: int, attempt: int) -> None:
         self._protected, self._dataset, self._rank, self._attempt = protected, dataset, rank, attempt
         folder = Path(rehearsal.folder)
         folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / f"rank-{rank}.jsonl").open("a")
-        self._seen: dict[str, Any] = {}
+        self._observed: dict[str, Any] = {}
         self._backwards = self._stepped = 0
         self._midway: dict[str, str] | None = None
-        self._first: int | None = None  # the parameter whose gradients count: one of them a backward
+        self._first: int | None = None  # the parameter whose gradients are counted: one per backward
         for model in protected.models:
             for parameter in model.parameters():
                 if parameter.requires_grad:
@@ -86,8 +84,8 @@ class StepObserver:
         atexit.register(self._leave)
 
     def begins(self, step: int, epoch: int, ids: Ids, parts: list[Any]) -> None:
-        """A window is about to be handed out, in these parts."""
-        self._seen = {
+        """Observe the state before the batch of `step` is handed out, in these parts."""
+        self._observed = {
             "rank": self._rank,
             "attempt": self._attempt,
             "step": step,
@@ -102,9 +100,9 @@ class StepObserver:
         self._midway = None
 
     def ends(self) -> None:
-        """The script is done with it: it asks for the next."""
+        """Record the step: the script requests the next batch."""
         window = Window(
-            **self._seen,
+            **self._observed,
             midway=self._midway,
             after=value_digests.marks(self._protected.capture()),
             kept=self._held(),
@@ -133,6 +131,6 @@ class StepObserver:
     def _leave(self) -> None:
         self._write(Ending(rank=self._rank, attempt=self._attempt, backwards=self._backwards, stepped=self._stepped))
 
-    def _write(self, what: Observed) -> None:
-        self._file.write(line(what))
+    def _write(self, observed: Observed) -> None:
+        self._file.write(line(observed))
         self._file.flush()

@@ -1,6 +1,6 @@
-"""What a script holds beside what it protects: found from its variables, wherever they lead, for a rehearsal to compare.
+"""The unprotected state of a script, found from its variables for a rehearsal to compare.
 
-Looked at are the variables of its functions that are running, of its modules, of its dataset and of what it protects.
+The search starts from the variables of its running functions, its modules, its dataset and its protected objects.
 """
 
 import functools
@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from holdfast.train.observe import value_digests
 from holdfast.train.observe.observations import UnprotectedValue
 
-DEEPEST, MOST, LONGEST = 8, 20_000, 256  # levels, things, and entries of one container that are looked at
+DEEPEST, MOST, LONGEST = 8, 20_000, 256  # levels, values, and entries of one container that are searched
 GENERATORS = (
     torch.Generator,
     random.Random,
@@ -40,13 +40,13 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """A value, and how it was come to."""
+    """A value and the path to it."""
 
     value: Any
     path: str
-    where: str = ""  # of which function it is a variable
+    where: str = ""  # the function whose variable it is
     depth: int = 0
-    foreign: bool = False  # inside of something that a library made
+    foreign: bool = False  # inside an object of a library
     in_module: bool = False
 
     @property
@@ -54,7 +54,6 @@ class _Place:
         return f"{self.path} in {self.where}()" if self.where else self.path
 
     def parts(self) -> Iterator["_Place"]:
-        """What it leads to."""
         foreign = self.foreign or _is_foreign(self.value)
         in_module = isinstance(self.value, nn.Module)
         for key, value in _parts(self.value):
@@ -65,52 +64,52 @@ class _Place:
 def held(
     frames: Iterable[FrameType], roots: Mapping[str, Any], protected: Mapping[str, Any]
 ) -> dict[str, UnprotectedValue]:
-    """Everything with a state that is reached from these frames and these things, and is not protected."""
-    seen = _Seen(protected)
+    """Return every unprotected value with a state that can be reached from `frames` and `roots`, by its path."""
+    search = _Search(protected)
     found: dict[str, UnprotectedValue] = {}
     waiting = deque(_starts(frames, {**protected, **roots}))
-    while waiting and seen.count < MOST:
-        with suppress(Exception):  # a script may hold anything, such as a proxy of something that is not there yet
-            _look(waiting.popleft(), seen, found, waiting)
+    while waiting and search.count < MOST:
+        with suppress(Exception):  # a script may hold anything, such as a proxy of an object that does not exist yet
+            _visit(waiting.popleft(), search, found, waiting)
     return found
 
 
-def _look(place: _Place, seen: "_Seen", found: dict[str, UnprotectedValue], waiting: deque[_Place]) -> None:
-    """Note what is there, or go on to what it leads to."""
-    if seen.before(place.value):
+def _visit(place: _Place, search: "_Search", found: dict[str, UnprotectedValue], waiting: deque[_Place]) -> None:
+    """Add the value to `found`, or its parts to `waiting`."""
+    if search.is_known(place.value):
         return
-    if kind := _kind(place, seen):
+    if kind := _kind(place, search):
         if kind != "value" or not place.foreign or place.in_module:
-            about = UnprotectedValue(kind=kind, type=type(place.value).__name__, mark=_mark(place.value, kind))
-            found.setdefault(place.name, about)
+            value = UnprotectedValue(kind=kind, type=type(place.value).__name__, mark=_mark(place.value, kind))
+            found.setdefault(place.name, value)
     elif place.depth < DEEPEST:
         waiting.extend(place.parts())
 
 
 def frames_of_script(frame: FrameType | None) -> list[FrameType]:
-    """The functions of the script that are running, the innermost first."""
-    found = []
+    """Return the frames of the script's running functions, the innermost first."""
+    frames = []
     while frame:
         if not _is_of_library(frame.f_code.co_filename):
-            found.append(frame)
+            frames.append(frame)
         frame = frame.f_back
-    return found
+    return frames
 
 
-class _Seen:
-    """What was looked at, and the memory of what is protected."""
+class _Search:
+    """The values that were visited, and the memory of protected tensors."""
 
     def __init__(self, protected: Mapping[str, Any]) -> None:
         self.things = {id(thing) for thing in protected.values()}
         states = {name: thing.state_dict() for name, thing in protected.items()}
         tensors = [value for _, value in value_digests.leaves(states) if isinstance(value, torch.Tensor)]
-        self.memory = {each.data_ptr() for each in tensors if each.numel()}
+        self.memory = {tensor.data_ptr() for tensor in tensors if tensor.numel()}
         self._ids: set[int] = set()
-        self._kept: list[object] = []  # or an id may be given to another
+        self._kept: list[object] = []  # otherwise an id may be reused
         self.count = 0
 
-    def before(self, value: object) -> bool:
-        """Whether it was looked at before; plain values are nobody's own."""
+    def is_known(self, value: object) -> bool:
+        """Return True if the object was visited before; plain values have no identity."""
         self.count += 1
         if isinstance(value, PLAIN):
             return False
@@ -138,17 +137,17 @@ def _starts(frames: Iterable[FrameType], roots: Mapping[str, Any]) -> Iterator[_
         yield from (_Place(value, name) for name, value in list(space.items()) if not name.startswith("__"))
 
 
-def _kind(place: _Place, seen: _Seen) -> str | None:
-    """What it is, if it has a state of its own that is not protected."""
+def _kind(place: _Place, search: _Search) -> str | None:
+    """Return the kind of a value with an unprotected state of its own; None for any other."""
     value = place.value
     if isinstance(value, GENERATORS):
-        ours = (torch.default_generator, random._inst, np.random.mtrand._rand)
-        return None if any(value is each for each in ours) else "generator"
+        keyed = (torch.default_generator, random._inst, np.random.mtrand._rand)  # the run seeds these
+        return None if any(value is generator for generator in keyed) else "generator"
     if isinstance(value, torch.Tensor | np.ndarray | np.generic):
-        if isinstance(value, torch.Tensor) and value.numel() and value.data_ptr() in seen.memory:
+        if isinstance(value, torch.Tensor) and value.numel() and value.data_ptr() in search.memory:
             return None
         return "buffer" if place.in_module else "tensor"
-    if isinstance(value, LRScheduler | Optimizer) and id(value) not in seen.things:
+    if isinstance(value, LRScheduler | Optimizer) and id(value) not in search.things:
         return "scheduler" if isinstance(value, LRScheduler) else "optimizer"
     return "value" if isinstance(value, PLAIN) else None
 
@@ -163,7 +162,7 @@ def _mark(value: Any, kind: str) -> str:
 
 
 def _parts(value: Any) -> Iterable[tuple[str | int | None, Any]]:
-    """What a value leads to, by name or number; by nothing where it is not worth one."""
+    """Return the (name, child) pairs to search inside a value; the name is None when it adds nothing to the path."""
     if isinstance(value, nn.Module):
         return [*_named(value._parameters), *_named(value._buffers), *_named(value._modules), *_own(value, _MODULE)]
     if isinstance(value, Mapping):
@@ -184,12 +183,12 @@ def _parts(value: Any) -> Iterable[tuple[str | int | None, Any]]:
     return _own(value, frozenset())
 
 
-def _named(several: Mapping[Any, Any]) -> list[tuple[str, Any]]:
-    return [(str(key), value) for key, value in islice(several.items(), LONGEST)]
+def _named(values: Mapping[Any, Any]) -> list[tuple[str, Any]]:
+    return [(str(key), value) for key, value in islice(values.items(), LONGEST)]
 
 
 def _own(value: Any, apart_from: Iterable[str]) -> list[tuple[str, Any]]:
-    """The attributes of an object, without calling anything of its own."""
+    """Return the attributes of an object without calling its code."""
     attributes = dict(islice(getattr(value, "__dict__", {}).items(), LONGEST))
     for kind in type(value).__mro__:
         slots = kind.__dict__.get("__slots__", ())
@@ -199,26 +198,26 @@ def _own(value: Any, apart_from: Iterable[str]) -> list[tuple[str, Any]]:
                 try:
                     attributes[name] = descriptor.__get__(value)
                 except AttributeError:
-                    continue  # it was never given
-    return [(name, each) for name, each in attributes.items() if name not in apart_from]
+                    continue  # it was never set
+    return [(name, attribute) for name, attribute in attributes.items() if name not in apart_from]
 
 
 def _enclosed(function: FunctionType) -> list[tuple[str, Any]]:
-    """The variables that a function has from around it."""
-    found = []
+    """Return the variables of a closure."""
+    variables = []
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
-            found.append((name, cell.cell_contents))
+            variables.append((name, cell.cell_contents))
         except ValueError:
             continue  # it is not set yet
-    return found
+    return variables
 
 
 _MODULE = frozenset(vars(nn.Module())) - {"training"}
 
 
 def _is_foreign(value: Any) -> bool:
-    """Whether it is an object of a class that the script did not write."""
+    """Return True if the object's class is not the script's own."""
     if isinstance(value, Mapping | list | tuple | set | frozenset | deque | FunctionType | MethodType | GeneratorType):
         return False
     module = sys.modules.get(type(value).__module__)

@@ -1,4 +1,4 @@
-"""Marks of values for a rehearsal: equal if and only if the values are, bit by bit; of a large tensor also a cheap one."""
+"""Marks of values for a rehearsal: equal if and only if the values are, bit by bit. A cheap mark samples large tensors."""
 
 import random
 import re
@@ -9,14 +9,14 @@ import numpy as np
 import torch
 import xxhash
 
-WHOLE = 1 << 16  # values; of larger tensors a cheap mark looks at a few
+WHOLE = 1 << 16  # values; of a larger tensor a cheap mark samples FEW
 FEW = 64
 LONGEST = 60  # characters of a plain value
-_PLACE = re.compile(r" at 0x[0-9a-f]+")  # where an object lies says nothing of it
+_PLACE = re.compile(r" at 0x[0-9a-f]+")  # an address is not part of the value
 
 
 def mark(value: Any, *, cheap: bool = False) -> str:
-    """A short text that stands for a tensor, an array or a plain value."""
+    """Return a short text for a tensor, an array or a plain value."""
     if isinstance(value, torch.Tensor):
         return _of_tensor(value.detach(), cheap)
     if isinstance(value, np.ndarray | np.generic):
@@ -29,12 +29,12 @@ def mark(value: Any, *, cheap: bool = False) -> str:
 
 
 def marks(state: Any, *, cheap: bool = False) -> dict[str, str]:
-    """The marks of a nested state by path."""
+    """Return the marks of a nested state by path."""
     return {path: mark(value, cheap=cheap) for path, value in leaves(state)}
 
 
 def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of nested dicts, lists and tuples that is none of these itself, with where it is."""
+    """Yield (path, value) for every leaf of nested dicts, lists and tuples."""
     if isinstance(state, Mapping):
         items: Any = state.items()
     elif isinstance(state, list | tuple):
@@ -47,7 +47,7 @@ def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def of_generator(generator: Any) -> str:
-    """The state of a random generator of any library."""
+    """Return a digest of the state of a random generator of any library."""
     if isinstance(generator, torch.Generator):
         return _digest(generator.get_state().numpy().tobytes())
     if isinstance(generator, random.Random):
