@@ -609,7 +609,7 @@ def a_window_that_was_only_handed_out(rng: random.Random, run: Lived) -> Forged:
     files = copied(run)
     for each in places(run, Step, lambda e: (e.attempt, e.step) == (was.attempt, was.step)):
         before = places(run, Step, lambda e: (e.attempt, e.step) == (was.attempt, was.step - 1))
-        states = {p[0]: at(run, p).what.state for p in before}  # type: ignore[union-attr]
+        states = {p[0]: at(run, p).what.state for p in before if at(run, p) not in run.void}  # type: ignore[union-attr]
         state = states.get(each[0])
         put(files, each, at(run, each).what._replace(reduced=0, held=0, stepped=0, state=state))  # type: ignore[union-attr,call-arg]
     return files, (was.attempt, was.step) not in run.skipped

@@ -285,7 +285,7 @@ def test_a_line_that_does_not_say_what_it_must_is_named_by_file_and_number(tmp_p
     whole = (tmp_path / "rank-1.jsonl").read_bytes()
     (tmp_path / "rank-1.jsonl").write_bytes(whole.replace(b'"cursor": 0', b'"cursor": null', 1))
     assert audit_run(tmp_path)[0].because == (
-        "1 line cannot be right: a recover event of rank-1 (rank-1.jsonl, line 4): its cursor is of another form (null is no "
+        "1 line cannot be right: a recover event of rank-1 (rank-1.jsonl, line 4): its cursor is wrong (null is not a "
         "whole number from 0 to 2^63 - 1)"
     )
 
@@ -311,9 +311,7 @@ def test_a_world_that_cannot_be_is_no_trouble() -> None:
 class TestHistoryIsReadable:
     check = "history_is_readable"
 
-    @pytest.mark.parametrize(
-        ("said", "why"), [({"cursor": None}, "its cursor is of another form"), ({}, "it lacks cursor")]
-    )
+    @pytest.mark.parametrize(("said", "why"), [({"cursor": None}, "its cursor is wrong"), ({}, "cursor is missing")])
     def test_a_recover_without_a_cursor_fails_and_is_named(self, said: dict[str, Any], why: str) -> None:
         """Steps of a dead attempt must not count because nobody can say where the next went on."""
         place = next(i for i, each in enumerate(KILLED) if is_a(Recover, "rank-1", attempt=2)(each))

@@ -1,4 +1,4 @@
-"""Events: every kind is written as JSON and read back, and what is no event of its kind is said to be none."""
+"""Events: every kind is written as JSON and read back, and damaged events are named."""
 
 import json
 import math
@@ -143,12 +143,12 @@ def test_numbers_of_numpy_are_written_as_numbers() -> None:
 @pytest.mark.parametrize(
     "what", [what for what in EVERY_KIND if not isinstance(what, Open)], ids=lambda w: type(w).__name__
 )
-def test_an_event_without_a_field_that_it_must_have_is_malformed_and_says_which(what: What) -> None:
+def test_an_event_without_a_required_field_is_malformed_and_names_it(what: What) -> None:
     said = to_json(what)
     for name in [name for name in what._fields if name not in what._field_defaults]:
         lacking = from_json("x" if isinstance(what, Other) else Event(0.0, "", what).kind, _without(said, name))
         assert isinstance(lacking, Malformed)
-        assert lacking.why == f"it lacks {name}"
+        assert lacking.why == f"{name} is missing"
 
 
 def _without(said: dict[str, Any], name: str) -> dict[str, Any]:
@@ -164,34 +164,34 @@ def _without(said: dict[str, Any], name: str) -> dict[str, Any]:
         *[("state", 7), ("loss", "low"), ("reduced", -1), ("epoch", math.inf)],
     ],
 )
-def test_a_field_of_another_form_is_malformed_and_says_which(name: str, value: Any) -> None:
+def test_a_field_of_the_wrong_type_is_malformed_and_named(name: str, value: Any) -> None:
     wrong = from_json("step", {**to_json(FULL), name: value})
     assert isinstance(wrong, Malformed)
-    assert wrong.why.startswith(f"its {name} is of another form")
+    assert wrong.why.startswith(f"its {name} is wrong")
 
 
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("step", None, "null is no whole number from 0 to 2^63 - 1"),
-        ("step", True, "true is no whole number from 0 to 2^63 - 1"),
-        ("samples", 5, "5 is no object with a count from 0 and a digest of 32 hexadecimal digits"),
-        ("seconds", {"data": 1.0}, "it lacks compute"),
-        ("seconds", {"data": 1.0, "compute": "x", "stall": 0.0}, 'compute: "x" is no number'),
-        ("loss", 10**400, f"1{'0' * 39} is too large a number"),
+        ("step", None, "null is not a whole number from 0 to 2^63 - 1"),
+        ("step", True, "true is not a whole number from 0 to 2^63 - 1"),
+        ("samples", 5, "5 is not an object with a count from 0 and a digest of 32 hexadecimal digits"),
+        ("seconds", {"data": 1.0}, "compute is missing"),
+        ("seconds", {"data": 1.0, "compute": "x", "stall": 0.0}, 'compute: "x" is not a number'),
+        ("loss", 10**400, f"1{'0' * 39} is too large"),
         ("state", "", "it is empty"),
     ],
 )
-def test_what_was_expected_of_a_field_is_said_in_the_words_of_json(name: str, value: Any, why: str) -> None:
+def test_the_reason_names_the_expected_json_type(name: str, value: Any, why: str) -> None:
     wrong = from_json("step", {**to_json(FULL), name: value})
     assert isinstance(wrong, Malformed)
-    assert wrong.why == f"its {name} is of another form ({why})"
+    assert wrong.why == f"its {name} is wrong ({why})"
 
 
-def test_a_stall_below_0_is_of_another_form() -> None:
+def test_a_negative_stall_is_malformed() -> None:
     wrong = from_json("save", {"attempt": 1, "step": 5, "writer": "blocking", "bytes": 1, "seconds": {"waited": -1.0}})
     assert isinstance(wrong, Malformed)
-    assert wrong.why == "its seconds is of another form (waited: -1.0 is below 0)"
+    assert wrong.why == "its seconds is wrong (waited: -1.0 is below 0)"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -237,13 +237,13 @@ TWICE = (
 
 
 @pytest.mark.parametrize("text", TWICE)
-def test_a_line_that_says_one_thing_twice_is_no_event(text: bytes) -> None:
+def test_a_line_with_a_repeated_name_is_refused(text: bytes) -> None:
     """Readers of JSON differ in which of the two they take."""
-    with pytest.raises(ValueError, match=r"says .* twice"):
+    with pytest.raises(ValueError, match=r"has .* twice"):
         parse(text)
 
 
-def test_colons_in_a_text_are_no_names() -> None:
+def test_colons_in_a_text_do_not_count_as_names() -> None:
     what = Detect(1, 0, 0, "error", 'RuntimeError: "a": 1, {"kind": 2}', signal="x:y")
     assert parse(line(1.0, "supervisor", what)).what == what
     nested = Other("news", {"a": [{"b": {"c": 1}}, {"b": {"c": 2}}]})

@@ -10,7 +10,7 @@ from holdfast.checkpoint.store import DirectoryStore, Store
 from holdfast.errors import Corrupt, StorageFailed
 from holdfast.events import Attempt, Done, Launch, Restart, What
 from holdfast.history import gather
-from holdfast.history.gather import gathered, last_attempt, send
+from holdfast.history.gather import gather_files, last_attempt, send
 from holdfast.history.log import HistoryWriter, read_history, stream_history
 
 
@@ -41,7 +41,7 @@ def test_what_other_nodes_sent_is_read_beside_the_files_at_hand(tmp_path: Path, 
     tell("a", "rank-0", began(1, 0))
     tell("b", "rank-1", began(1, 1), Done(1, 3))
     send(tmp_path / "b" / "history", store)
-    with gathered([tmp_path / "a"], store) as files:
+    with gather_files([tmp_path / "a"], store) as files:
         together = read_history(files).events
         elsewhere = [file for file in files if tmp_path / "a" not in file.parents]
     assert together == tuple(
@@ -57,7 +57,7 @@ def test_a_file_that_was_sent_and_is_at_hand_counts_once(tmp_path: Path, tell) -
     tell("a", "rank-0", began(1, 0))
     send(tmp_path / "a" / "history", store)
     tell("a", "rank-0", began(2, 0))
-    with gathered([tmp_path / "a", tmp_path / "a"], store) as files:
+    with gather_files([tmp_path / "a", tmp_path / "a"], store) as files:
         assert attempts(files, "rank-0") == [1, 2]
 
 
@@ -69,7 +69,7 @@ def test_the_lives_of_a_rank_on_several_nodes_come_in_the_order_of_attempts_what
     tell("b", "rank-2", began(3, 2), Done(3, 9), ahead=5000.0)
     tell("a", "rank-2", began(4, 2))
     for folders in (("a", "b"), ("b", "a")):
-        with gathered([tmp_path / name for name in folders]) as files:
+        with gather_files([tmp_path / name for name in folders]) as files:
             assert attempts(files, "rank-2") == [1, 2, 3, 4]
             told = [event.what.attempt for event in read_history(files).events if isinstance(event.what, Attempt)]
             assert told == [1, 2, 3, 4]
@@ -80,7 +80,7 @@ def test_a_torn_line_of_one_of_a_ranks_files_is_still_reported(tmp_path: Path, t
         tell(node, "rank-2", began(number, 2))
     with (tmp_path / "a" / "history" / "rank-2.jsonl").open("ab") as file:
         file.write(b'{"event": "st')
-    with gathered([tmp_path / "a", tmp_path / "b"]) as files:
+    with gather_files([tmp_path / "a", tmp_path / "b"]) as files:
         found = read_history(files)
         assert attempts(files, "rank-2") == [1, 2]
     assert [torn.size for torn in found.torn] == [13]
@@ -104,7 +104,7 @@ def test_sending_again_writes_only_what_is_new(tmp_path: Path, tell, monkeypatch
     tell("a", "rank-0", Done(1, 10))
     send(path.parent, store)
     assert len(written) <= 3
-    with gathered([], store) as (fetched,):
+    with gather_files([], store) as (fetched,):
         assert fetched.read_bytes() == path.read_bytes()
 
 
@@ -118,7 +118,7 @@ def test_what_a_power_cut_took_back_is_taken_back_in_the_store(tmp_path: Path, t
     for left in (lines[:4], lines[:4] + [lines[0]] * 12):
         path.write_bytes(b"".join(left))
         send(path.parent, store)
-        with gathered([], store) as (fetched,):
+        with gather_files([], store) as (fetched,):
             assert fetched.read_bytes() == path.read_bytes()
 
 
@@ -138,8 +138,8 @@ def test_a_missing_piece_and_what_is_no_file_are_said_in_one_line(tmp_path: Path
     tell("a", "rank-0", *(Done(1, step) for step in range(20)))
     send(tmp_path / "a" / "history", store)
     store.remove(store.names("histories/")[1])
-    with pytest.raises(Corrupt, match=r"a piece of rank-0\.jsonl is missing"), gathered([], store):
+    with pytest.raises(Corrupt, match=r"a piece of rank-0\.jsonl is missing"), gather_files([], store):
         pass
     os.mkfifo(tmp_path / "a" / "history" / "rank-9.jsonl")
-    with pytest.raises(StorageFailed, match=r"rank-9\.jsonl is no file"), gathered([tmp_path / "a"]):
+    with pytest.raises(StorageFailed, match=r"rank-9\.jsonl is not a file"), gather_files([tmp_path / "a"]):
         pass

@@ -97,14 +97,14 @@ def test_a_loss_that_diverged_is_written_as_null(tmp_path: Path) -> None:
 def test_a_value_that_json_lacks_is_refused_and_nothing_of_it_is_kept(tmp_path: Path) -> None:
     with HistoryWriter(tmp_path, "rank-0") as history:
         for what in (Done(1, np.int64(3)), Save(1, 1, {1}, 1, Stall())):  # type: ignore[arg-type]
-            with pytest.raises(BadInput, match=r"event '(done|save)' does not consist of JSON values"):
+            with pytest.raises(BadInput, match=r"event '(done|save)' has fields that are not JSON values"):
                 history.append(what)
     assert kinds(tmp_path) == ["open"]
 
 
 @pytest.mark.parametrize("who", ["", "a/b", "..", ".hidden", "rank 0", "rank\n"])
 def test_a_writer_whose_name_is_no_file_name_is_refused(tmp_path: Path, who: str) -> None:
-    with pytest.raises(BadInput, match="cannot name a history"):
+    with pytest.raises(BadInput, match="cannot be the name of a history"):
         HistoryWriter(tmp_path, who)
 
 
@@ -177,15 +177,15 @@ def test_a_torn_line_longer_than_a_block_is_cut_off_whole(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b"{]", "it is no JSON from character 2 on"),
-        (b"", "it is no JSON from character 1 on"),
-        (b"[1]", "it is no JSON object"),
-        (b"\xff\xfe", "it is no text in UTF-8"),
-        (b'{"event": "step", "time": 1.0}', "its who is no text"),
-        (b'{"event": 7, "time": 1.0, "who": "a"}', "its event is no text"),
-        (b'{"event": "step", "time": "noon", "who": "a"}', "its time is no number"),
-        (b'{"event": "step", "time": 1' + b"0" * 400 + b', "who": "a"}', "its time is no number that can be one"),
-        (b'{"event": "step", "time": NaN, "who": "a"}', "it says NaN, which JSON does not have"),
+        (b"{]", "it is not JSON from character 2 on"),
+        (b"", "it is not JSON from character 1 on"),
+        (b"[1]", "it is not a JSON object"),
+        (b"\xff\xfe", "it is not UTF-8"),
+        (b'{"event": "step", "time": 1.0}', "its who is not text"),
+        (b'{"event": 7, "time": 1.0, "who": "a"}', "its event is not text"),
+        (b'{"event": "step", "time": "noon", "who": "a"}', "its time is not a number"),
+        (b'{"event": "step", "time": 1' + b"0" * 400 + b', "who": "a"}', "its time is too large"),
+        (b'{"event": "step", "time": NaN, "who": "a"}', "it contains NaN, which is not JSON"),
         (b'{"event": "step", "time": 1.0, "who": "a", "step": 1' + b"0" * 5000 + b"}", "a number .* too many digits"),
         (b"[" * 100_000, "it is nested too deeply"),
     ],
@@ -213,7 +213,7 @@ def test_an_event_that_lacks_something_knows_its_line(tmp_path: Path) -> None:
     with history.path.open("ab") as file:
         file.write(b'{"event": "done", "time": 1.0, "who": "rank-0", "attempt": 1}\n')
     what = read_history(tmp_path).events[-1].what
-    assert what == Malformed("done", {"attempt": 1}, "it lacks step", 3)
+    assert what == Malformed("done", {"attempt": 1}, "step is missing", 3)
 
 
 def test_a_history_of_a_future_version_asks_for_an_upgrade(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_a_history_is_read_backwards_line_by_line_and_a_torn_line_is_not(tmp_pat
 def test_an_attempt_to_which_nobody_has_counted_is_refused_in_one_line(tmp_path: Path) -> None:
     """The next would have a number that no history can hold."""
     write(tmp_path / "history", "rank-0", *begin((1 << 63) - 1, None))
-    with pytest.raises(Corrupt, match="tells of attempt 9223372036854775807, to which nobody has counted") as error:
+    with pytest.raises(Corrupt, match="has an attempt 9223372036854775807, which is not possible") as error:
         attach(tmp_path)
     assert "\n" not in str(error.value)
 
@@ -103,7 +103,7 @@ def test_what_is_no_file_is_named_where_a_history_should_be(
 ) -> None:
     (tmp_path / "history").mkdir()
     thing(tmp_path / "history" / f"{name}.jsonl")
-    with pytest.raises(StorageFailed, match=f"{name}.jsonl is no file but {named}: take it away, and start again"):
+    with pytest.raises(StorageFailed, match=f"{name}.jsonl is not a file but {named}: remove it, and start again"):
         attach(tmp_path)
 
 

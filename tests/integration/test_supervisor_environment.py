@@ -235,7 +235,7 @@ def test_what_stands_in_place_of_a_history_is_named_at_once_and_no_worker_is_sta
     (tmp_path / "out" / "run.json").write_text(json.dumps(config.to_json()))
     thing(tmp_path / "out" / "history" / f"{who}.jsonl")
     refused = start().result()["refused"]
-    assert f"{who}.jsonl is no file but {named}: take it away, and start again." in refused
+    assert f"{who}.jsonl is not a file but {named}: remove it, and start again." in refused
     assert not (tmp_path / "out" / "logs").exists()
 
 
@@ -245,7 +245,7 @@ def test_an_attempt_to_which_nobody_has_counted_starts_no_worker(start: Start, t
     history = tmp_path / "out" / "history" / "supervisor.jsonl"
     history.write_text(history.read_text().replace('"attempt": 1,', f'"attempt": {(1 << 63) - 1},'))
     refused = start(script=empty(tmp_path), workers=1).result()["refused"]
-    assert "tells of attempt 9223372036854775807, to which nobody has counted" in refused
+    assert "has an attempt 9223372036854775807, which is not possible" in refused
 
 
 def empty(folder: Path) -> Path:

@@ -84,9 +84,9 @@ def one_plan(record: RunRecord) -> tuple[Verdict, str]:
     errors = (_different_plans(first, other) for other in others)
     if error := next(filter(None, errors), None) or _wrong_length(record) or _different_seed(record):
         return "fail", error
-    digests = [each.data for _, each in record.plans]
+    digests = [rank_plan.data for _, rank_plan in record.plans]
     if any(digests) and not all(digests):
-        session, _ = next(each for each in record.plans if each[1].data is None)
+        session = next(session for session, rank_plan in record.plans if rank_plan.data is None)
         return "unknown", f"{session.who} has no digest of its data in attempt {session.attempt}, but others have"
     attempts = counted(len({session.attempt for session, _ in record.plans}), "attempt")
     data = "" if any(digests) else "; what the samples contain is not recorded"

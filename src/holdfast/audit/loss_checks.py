@@ -139,9 +139,10 @@ def _wrong_session(record: RunRecord, memberships: Memberships, session: RankSes
         yield f"{session.who} declares its memberships of attempt {memberships.attempt} out of order"
     before: Sequence[int] = range(memberships.world)
     for regroup, _ in session.regroups:
-        left = {*regroup.lost, *regroup.asleep}
+        left = [*regroup.lost, *regroup.asleep]
+        is_possible = {*before} - {*regroup.members} <= {*left} <= {*before} and len({*left}) == len(left)
         is_joining = session.joined_as is not None and regroup.number <= session.joined_as
-        if not is_joining and not {*before} - {*regroup.members} <= left <= {*before}:
+        if not is_joining and not is_possible:
             yield (
                 f"{session.who} declares {names(regroup.lost)} lost in membership {regroup.number} of attempt "
                 f"{memberships.attempt}, where {names(before)} became {names(regroup.members)}"
@@ -189,12 +190,14 @@ def _not_skipped(record: RunRecord, memberships: Memberships, session: RankSessi
         if memberships.void_step(session) == (step := int(steps.step[row])):
             continue
         name = f"step {step} of attempt {memberships.attempt} is declared skipped"
-        several = row > 0 and min(reduced[row - 1], reduced[row]) > 1  # what an earlier backward pass did, stays
+        has_more_passes = (
+            row > 0 and min(reduced[row - 1], reduced[row]) > 1
+        )  # what an earlier backward pass did, stays
         if steps.stepped[row]:
             yield "fail", f"{name}, but the optimizer of {session.who} stepped"
         elif not (before[row] and steps.shared[row]):
             yield "unknown", f"{name}, but {session.who} has no fingerprint before and after it"
-        elif before[row] != steps.shared[row] and not several:
+        elif before[row] != steps.shared[row] and not has_more_passes:
             yield "fail", f"{name}, but the state of {session.who} changed"
 
 

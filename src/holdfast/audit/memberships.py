@@ -1,4 +1,4 @@
-"""Which members trained which steps of an attempt, as its `regroup` events declare.
+"""The members that trained each step of an attempt, as its `regroup` events declare.
 
 In an attempt without `regroup` events all ranks trained all steps. Otherwise the events are folded, in the order of their
 numbers, into changes: who was a member from which step on, who was lost or joined, and what a step lacks without the
@@ -167,7 +167,7 @@ class Memberships:
 
     def unreported(self, steps: Numbers) -> int:
         """Count the shares of `steps` that are in the result but whose members were lost before they could report them."""
-        pairs = {(member, step) for member, several in self._excused.items() for step in several} - self.lacking
+        pairs = {(member, step) for member, excused in self._excused.items() for step in excused} - self.lacking
         for session in self.sessions:
             reported = np.intersect1d(session.steps.step, list(self._excused.get(session.rank, ()))).tolist()
             pairs -= {(session.rank, step) for step in reported if step != self.void_step(session)}
@@ -301,7 +301,7 @@ class Memberships:
             asleep=[left[member] for member in asleep],
             joined=joined,
             is_complete=regroup.kept > 0 and regroup.redone == 0,
-            missing=frozenset(sample for each in declarations for sample in each.regroup.missing),
+            missing=frozenset(sample for declaration in declarations for sample in declaration.regroup.missing),
             split=split,
             declarations=declarations,
         )
@@ -367,7 +367,9 @@ def _is_within(declarations: Sequence[Declaration], split: Sequence[int]) -> boo
     regroup = declarations[0].regroup
     if regroup.missing or regroup.kept or regroup.redone:
         return True
-    placements = [(each.session.rank, place) for each in declarations if (place := _placement_after(each))]
+    placements = [
+        (declaration.session.rank, place) for declaration in declarations if (place := _placement_after(declaration))
+    ]
     return not _fits(placements, regroup.members) and _fits(placements, split)
 
 

@@ -165,7 +165,7 @@ def _one_digest_of_two_states(record: RunRecord) -> str | None:
             continue
         before, after = _fingerprint(record, other), _fingerprint(record, save)
         if before and after and before != after:
-            steps = (f"step {each.commit.step} (attempt {each.commit.attempt})" for each in (other, save))
+            steps = (f"step {commit.step} (attempt {commit.attempt})" for commit, _ in (other, save))
             return f"the snapshots of {' and '.join(steps)} have one digest, but the parameters changed between them"
     return None
 

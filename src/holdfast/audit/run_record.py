@@ -56,7 +56,7 @@ class ShareReport(NamedTuple):
 
 
 class Restore(NamedTuple):
-    """What a session restored, and the commit of that snapshot, if one counted then."""
+    """The snapshot that a session restored, and its commit, if one counted then."""
 
     session: RankSession
     recover: Recover
@@ -78,7 +78,7 @@ class CommittedSave(NamedTuple):
 
 
 class RunRecord:
-    """What a run's history says, from its events in any order that keeps the order of each writer."""
+    """The contents of a run's history, from its events in any order that keeps the order of each writer."""
 
     def __init__(self, history: Iterable[Event] = (), torn: Sequence[Torn] = (), facts: RunFacts | None = None) -> None:
         self.facts = facts
@@ -182,7 +182,7 @@ class RunRecord:
         if not self.plans:
             raise CannotTell("no plan event says which samples to train")
         session, plan = self.plans[0]
-        longest = max((each for _, each in self.plans if each.extends), key=_length, default=plan)
+        longest = max((longer for _, longer in self.plans if longer.extends), key=_length, default=plan)
         last = max((plan, longest), key=_length)
         try:
             return SamplePlan(
@@ -193,7 +193,7 @@ class RunRecord:
 
     @cached_property
     def lineage(self) -> Lineage:
-        """Which steps and commits count at the end of the history."""
+        """The steps and commits that count at the end of the history."""
         return self._followed[0]
 
     @cached_property

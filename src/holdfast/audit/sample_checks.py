@@ -60,7 +60,7 @@ def _jump_between_attempts(record: RunRecord) -> str | None:
     plan, trained = record.sample_plan, record.trained
     steps = np.sort(np.concatenate(list(trained.values())))
     if len(repeated := steps[1:][steps[1:] == steps[:-1]]):
-        one, other, *_ = (attempt for attempt, several in trained.items() if repeated[0] in several)
+        one, other, *_ = (attempt for attempt, attempt_steps in trained.items() if repeated[0] in attempt_steps)
         name = _position(plan, int(repeated[0]))
         return f"{name} was trained in attempt {one} and in attempt {other}, and neither was rolled back"
     if steps[0]:

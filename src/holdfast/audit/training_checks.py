@@ -101,8 +101,8 @@ def _never_stepped(record: RunRecord) -> str | None:
     sessions = _counted_sessions(record)
     states = {int(state) for session, rows in sessions for state in np.unique(session.steps.shared[rows])}
     steps = sum(
-        len(np.setdiff1d(several, list(record.memberships(attempt).skipped)))
-        for attempt, several in record.trained.items()
+        len(np.setdiff1d(trained, list(record.memberships(attempt).skipped)))
+        for attempt, trained in record.trained.items()
     )
     if steps < 2 or len(states) != 1 or 0 in states or any(s.steps.stepped[rows].any() for s, rows in sessions):
         return None
@@ -208,7 +208,9 @@ def repeated_steps_agree(record: RunRecord) -> tuple[Verdict, str]:
             return "fail", error
     found = _compare_repeated(record)
     if found.differences:
-        step, who, what, first, again = min(found.differences, key=lambda each: (each.again, each.step, each.who))
+        step, who, what, first, again = min(
+            found.differences, key=lambda difference: (difference.again, difference.step, difference.who)
+        )
         text = f"{_named(record, step)} came out with another {what} in attempt {again} than in {first} ({who})"
         return "fail", f"{text}{_likely_cause(found, step, who)}"
     repeated = len(found.same | found.unknown)
@@ -225,7 +227,7 @@ def repeated_steps_agree(record: RunRecord) -> tuple[Verdict, str]:
 
 
 def _likely_cause(found: _Comparison, step: int, who: str) -> str:
-    if step not in found.same_on_rank_0 or any(each.who == "rank-0" for each in found.differences):
+    if step not in found.same_on_rank_0 or any(difference.who == "rank-0" for difference in found.differences):
         return ""
     return (
         f", but rank-0 came out the same: a snapshot holds what rank 0 protects, and {who} had something of its own (for "
@@ -279,7 +281,7 @@ def _variations(record: RunRecord, attempt: int) -> Iterator[tuple[int, int, obj
 
 def _continued(past: Past, start: int, value: object) -> Past:
     """Return the past of a branch that goes back to step `start` and continues with `value`."""
-    shared = tuple(each for each in past if each[0] < start)
+    shared = tuple(item for item in past if item[0] < start)
     return shared if shared and shared[-1][1] == value else (*shared, (start, value))
 
 
@@ -287,7 +289,7 @@ def _covering(ranges: Sequence[_StepRange], added: _StepRange) -> list[_StepRang
     """Return `ranges` with `added`, without those that it covers."""
     if not len(added.session.steps) or added.first >= added.end:
         return list(ranges)
-    return [*(each for each in ranges if each.first < added.first or each.end > added.end), added]
+    return [*(steps for steps in ranges if steps.first < added.first or steps.end > added.end), added]
 
 
 def _compare(one: _StepRange, again: _StepRange, found: _Comparison) -> set[int]:
@@ -327,7 +329,7 @@ def _missing_fingerprint(record: RunRecord, attempt: int) -> str | None:
         return f"no step of attempt {attempt} has a fingerprint of its state, and members were lost or joined in it"
     if lacking in (0, total):
         return None
-    session, steps = next(each for each in zip(sessions, blank, strict=True) if len(each[1]))
+    session, steps = next(pair for pair in zip(sessions, blank, strict=True) if len(pair[1]))
     others = "its other steps have" if len(steps) < len(session.steps) else "other ranks have"
     return f"{session.who} has no fingerprint of its state after step {steps[0]} of attempt {attempt}, but {others}"
 

@@ -1,4 +1,4 @@
-"""Events of every run, and what stands for lines of a history that cannot be read as one of the known kinds."""
+"""Events of every kind of run, and stand-ins for lines that cannot be read as a known kind."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
@@ -8,17 +8,17 @@ JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON
 
 
 class Open(NamedTuple):
-    """A writer has opened its file: the format it writes, and how many bytes of a torn line it cut off."""
+    """A writer opened its file, in format `version`, and cut off `torn` bytes of an unfinished line."""
 
     version: int
     torn: int = 0
 
 
 class Commit(NamedTuple):
-    """The snapshot of a step exists; if `found`, since before this attempt. `state` is a digest of what it holds.
+    """The snapshot of a step was committed; if `found`, before this attempt. `state` is a digest of its contents.
 
-    It `stops` where the script has stopped the run there. Of a served run these blocks are in the running checkpoint as
-    they were after so many iterations.
+    It `stops` if the script stopped the run at this step. On the parameter server, `blocks` were saved to the running
+    checkpoint as they were after iteration `step`.
     """
 
     attempt: int
@@ -32,7 +32,7 @@ class Commit(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A rank has nothing left to train."""
+    """A rank trained its plan to the end."""
 
     attempt: int
     step: int
@@ -46,7 +46,7 @@ class Other(NamedTuple):
 
 
 class Malformed(NamedTuple):
-    """An event that lacks something that its kind must say, or says it in another form; in which line of its file."""
+    """An event with a missing field or a field of the wrong type, and the line of its file."""
 
     kind: str
     fields: Mapping[str, JSON]

@@ -1,7 +1,4 @@
-"""How each field of an event is written as JSON, and read back: by its type, and never as something else.
-
-The registry of events: every kind, and the word that names it in a history.
-"""
+"""The registry of event kinds, and how each field is written as JSON and read back, strictly by its type."""
 
 import json
 import math
@@ -109,19 +106,19 @@ KINDS: Mapping[str, type[Any]] = {
     "joined": Joined,
     "moved": Moved,
 }
-_WORDS = {kind: word for word, kind in KINDS.items()}
+_KIND_NAMES = {kind: name for name, kind in KINDS.items()}
 
 
-def word(what: What) -> str:
-    """The word that names the kind of an event in a history."""
-    return what.kind if isinstance(what, Other | Malformed) else _WORDS[type(what)]
+def kind_name(what: What) -> str:
+    """Return the name of the kind of an event in a history."""
+    return what.kind if isinstance(what, Other | Malformed) else _KIND_NAMES[type(what)]
 
 
 LARGEST = (1 << 63) - 1
 
 
-def plain(value: Any) -> JSON:
-    """The value of a field as JSON has it."""
+def to_plain(value: Any) -> JSON:
+    """Return the value of a field as JSON."""
     if isinstance(value, Samples):
         return value.to_json()
     if isinstance(value, Seconds):
@@ -133,7 +130,7 @@ def plain(value: Any) -> JSON:
 
 def _whole(value: JSON) -> int:
     if type(value) is not int or not 0 <= value <= LARGEST:
-        raise ValueError(f"{_shown(value)} is no whole number from 0 to 2^63 - 1")
+        raise ValueError(f"{_shown(value)} is not a whole number from 0 to 2^63 - 1")
     return value
 
 
@@ -143,17 +140,17 @@ def _seed(value: JSON) -> int:
 
 def _integer(value: JSON) -> int:
     if type(value) is not int or abs(value) > LARGEST:
-        raise ValueError(f"{_shown(value)} is no whole number below 2^63")
+        raise ValueError(f"{_shown(value)} is not a whole number below 2^63")
     return value
 
 
 def _number(value: JSON) -> float:
     if type(value) not in (int, float):
-        raise ValueError(f"{_shown(value)} is no number")
+        raise ValueError(f"{_shown(value)} is not a number")
     try:
         number = float(value)  # type: ignore[arg-type]
     except OverflowError:
-        raise ValueError(f"{_shown(value)} is too large a number") from None
+        raise ValueError(f"{_shown(value)} is too large") from None
     if not math.isfinite(number):
         raise ValueError(f"{_shown(value)} is not finite")
     return number
@@ -161,7 +158,7 @@ def _number(value: JSON) -> float:
 
 def _text(value: JSON) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{_shown(value)} is no text")
+        raise ValueError(f"{_shown(value)} is not text")
     return value
 
 
@@ -182,37 +179,37 @@ def _samples(value: JSON) -> Samples:
         samples = Samples.from_json(value)
     except Corrupt:
         wanted = "object with a count from 0 and a digest of 32 hexadecimal digits"
-        raise ValueError(f"{_shown(value)} is no {wanted}") from None
+        raise ValueError(f"{_shown(value)} is not an {wanted}") from None
     _whole(samples.count)
     return samples
 
 
 def _seconds(value: JSON) -> Seconds:
-    said = _object(value)
-    data, compute, stall = (_part(said, part) for part in ("data", "compute", "stall"))
-    return Seconds(data, compute, stall, device=said.get("device") is True)
+    parts = _object(value)
+    data, compute, stall = (_part(parts, name) for name in ("data", "compute", "stall"))
+    return Seconds(data, compute, stall, device=parts.get("device") is True)
 
 
 def _stall(value: JSON) -> Stall:
-    said = _object(value)
-    parts = {part.name: _part(said, part.name) for part in fields(Stall) if part.name in said}
+    given = _object(value)
+    parts = {part.name: _part(given, part.name) for part in fields(Stall) if part.name in given}
     if negative := next((name for name, value in parts.items() if value < 0), None):
-        raise ValueError(f"{negative}: {_shown(said[negative])} is below 0")
+        raise ValueError(f"{negative}: {_shown(given[negative])} is below 0")
     return Stall(**parts)
 
 
-def _part(said: Mapping[str, JSON], name: str) -> float:
-    if name not in said:
-        raise ValueError(f"it lacks {name}")
+def _part(parts: Mapping[str, JSON], name: str) -> float:
+    if name not in parts:
+        raise ValueError(f"{name} is missing")
     try:
-        return _number(said[name])
+        return _number(parts[name])
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 
 
 def _object(value: JSON) -> Mapping[str, JSON]:
     if not isinstance(value, Mapping):
-        raise ValueError(f"{_shown(value)} is no JSON object")
+        raise ValueError(f"{_shown(value)} is not a JSON object")
     return value
 
 
@@ -230,7 +227,7 @@ def _objects(value: JSON) -> Sequence[Mapping[str, JSON]]:
 
 def _list(value: JSON) -> Sequence[JSON]:
     if not isinstance(value, list | tuple):
-        raise ValueError(f"{_shown(value)} is no list")
+        raise ValueError(f"{_shown(value)} is not a list")
     return value
 
 
@@ -248,7 +245,7 @@ _BY_TYPE: Mapping[Any, _Read] = {
     Sequence[Mapping[str, JSON]]: _objects,
 }
 # A seed has 64 bits; ranks of other nodes are -1, and an exit status is minus the signal that killed.
-_OTHERWISE: Mapping[tuple[type[Any], str], _Read] = {
+_BY_NAME: Mapping[tuple[type[Any], str], _Read] = {
     (Attempt, "seed"): _seed,
     (Plan, "seed"): _seed,
     (Serve, "seed"): _seed,
@@ -266,7 +263,7 @@ def _reader(kind: type[Any], name: str, hint: Any) -> _Read:
     optional = type(None) in getattr(hint, "__args__", ())
     if optional:
         (hint,) = (part for part in hint.__args__ if part is not type(None))
-    read = _OTHERWISE.get((kind, name)) or (_digest if name in _DIGESTS else _BY_TYPE[hint])
+    read = _BY_NAME.get((kind, name)) or (_digest if name in _DIGESTS else _BY_TYPE[hint])
     return (lambda value: None if value is None else read(value)) if optional else read
 
 
@@ -275,21 +272,21 @@ def _readers(kind: type[Any]) -> tuple[tuple[str, _Read], ...]:
     return tuple((name, _reader(kind, name, hints[name])) for name in kind._fields)
 
 
-# How each field of a kind is read, by its type.
+# The functions that read the fields of each kind.
 READERS = {kind: _readers(kind) for kind in KINDS.values()}
 
 
-def why(kind: type[Any], said: Mapping[str, JSON]) -> str:
-    """What an event lacks, or which of its fields is of another form, and which was expected."""
-    if missing := [name for name in kind._fields if name not in said and name not in kind._field_defaults]:
-        return f"it lacks {', '.join(missing)}"
+def why_malformed(kind: type[Any], data: Mapping[str, JSON]) -> str:
+    """Return which fields of an event are missing, or which one is wrong and why."""
+    if missing := [name for name in kind._fields if name not in data and name not in kind._field_defaults]:
+        return f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
     for name, read in READERS[kind]:
         try:
-            if name in said:
-                read(said[name])
-        except ValueError as wrong:
-            return f"its {name} is of another form ({wrong})"
-    return "it is not as its kind must be"
+            if name in data:
+                read(data[name])
+        except ValueError as error:
+            return f"its {name} is wrong ({error})"
+    return "its fields are not those of its kind"
 
 
 def _shown(value: JSON) -> str:

@@ -1,8 +1,7 @@
-"""An event as a line of a history, and back.
+"""Writes an event as a line of a history, and reads it back.
 
-Steps as lines of a history, written and read in a fraction of the time: a long history is steps.
-
-What comes out is the same as in the general way, which is taken for every step that this one does not cover.
+Most lines of a long history are steps, so these have a faster way of their own. It gives the same result as the general
+one, which is used for every step that it does not cover.
 """
 
 import json
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 from holdfast.errors import BadInput, Corrupt
 from holdfast.events.common import JSON, Malformed, Other
-from holdfast.events.fields import KINDS, LARGEST, READERS, What, plain, why, word
+from holdfast.events.fields import KINDS, LARGEST, READERS, What, kind_name, to_plain, why_malformed
 from holdfast.events.training_run import Seconds, Step
 from holdfast.sampler.digest import Samples
 
@@ -22,14 +21,14 @@ _digits = float.__repr__  # as JSON's own encoder writes a number
 _quoted = lru_cache(maxsize=16)(json.dumps)
 
 
-def read_step(said: Mapping[str, Any]) -> Step | None:
-    """What `from_json` reads of a step, in half of the time: a long history is steps. None: not in this way."""
+def read_step(data: Mapping[str, Any]) -> Step | None:
+    """Read a step in half the time that the general way takes; return None if it must take that way."""
     try:
-        numbers = (said["attempt"], said["world"], said["rank"], said["epoch"], said["cursor"], said["step"])
-        effort = (said.get("reduced", 0), said.get("held", 0), said.get("stepped", 0))
-        samples, took = Samples.from_json(said["samples"]), said["seconds"]
+        numbers = (data["attempt"], data["world"], data["rank"], data["epoch"], data["cursor"], data["step"])
+        effort = (data.get("reduced", 0), data.get("held", 0), data.get("stepped", 0))
+        samples, took = Samples.from_json(data["samples"]), data["seconds"]
         seconds = Seconds(took["data"], took["compute"], took["stall"], took.get("device") is True)
-        state, loss = said.get("state"), said.get("loss")
+        state, loss = data.get("state"), data.get("loss")
         whole = (*numbers, *effort, samples.count)
         fractions = (*seconds[:3], 0.0 if loss is None else loss)
         if (
@@ -47,7 +46,7 @@ def read_step(said: Mapping[str, Any]) -> Step | None:
 
 
 def step_line(time: float, who: str, step: Step) -> bytes | None:
-    """What `line` makes of a step, in a third of the time: every rank writes one at every step. None: not in this way."""
+    """Write a step in a third of the time that the general way takes; return None if it must take that way."""
     attempt, world, rank, epoch, cursor, number, samples, seconds, state, reduced, held, stepped, loss = step
     data, compute, stall, device = seconds
     try:
@@ -74,7 +73,7 @@ _ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 class Event(NamedTuple):
-    """One thing that happened: when, who wrote it, and what it was."""
+    """One event of a history: its time, its writer, and its contents."""
 
     time: float
     who: str
@@ -82,65 +81,65 @@ class Event(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The word that names its kind in a history."""
-        return word(self.what)
+        """The name of its kind in a history."""
+        return kind_name(self.what)
 
 
 def to_json(what: What) -> dict[str, JSON]:
-    """The fields of an event as JSON values, without those that have their default."""
+    """Return the fields of an event as JSON values, without those that have their default."""
     if isinstance(what, Other | Malformed):
         return dict(what.fields)
     defaults = what._field_defaults
     return {
-        name: plain(value)
+        name: to_plain(value)
         for name, value in zip(what._fields, what, strict=True)
         if name not in defaults or value != defaults[name]
     }
 
 
-def from_json(kind: str, said: Mapping[str, JSON]) -> What:
-    """The event of this kind with these fields; whatever they are, this does not raise."""
+def from_json(kind: str, data: Mapping[str, JSON]) -> What:
+    """Return the event of this kind with these fields; it never raises, whatever they are."""
     if kind not in KINDS:
-        return Other(kind, said)
+        return Other(kind, data)
     known = KINDS[kind]
-    if known is Step and (step := read_step(said)):
+    if known is Step and (step := read_step(data)):
         return step
     try:
-        return known(**{name: read(said[name]) for name, read in READERS[known] if name in said})  # type: ignore[no-any-return]
+        return known(**{name: read(data[name]) for name, read in READERS[known] if name in data})  # type: ignore[no-any-return]
     except (TypeError, ValueError):
-        return Malformed(kind, said, why(known, said))
+        return Malformed(kind, data, why_malformed(known, data))
 
 
 def line(time: float, who: str, what: What) -> bytes:
-    """An event as a line of a history; a number that is not finite is written as null, which JSON has."""
+    """Return an event as a line of a history; a number that is not finite becomes null."""
     if type(what) is Step and (text := step_line(time, who, what)):
         return text
-    kind = word(what)
-    said = {"event": kind, "time": time, "who": who, **to_json(what)}
+    kind = kind_name(what)
+    data = {"event": kind, "time": time, "who": who, **to_json(what)}
     try:
-        return _ENCODER.encode(said).encode() + b"\n"
+        return _ENCODER.encode(data).encode() + b"\n"
     except ValueError:
-        return json.dumps(_finite(said)).encode() + b"\n"
+        return json.dumps(_finite(data)).encode() + b"\n"
     except TypeError as error:
-        raise BadInput(f"the event {kind!r} does not consist of JSON values: {error}.") from error
+        raise BadInput(f"the event {kind!r} has fields that are not JSON values: {error}.") from error
 
 
 def parse(text: bytes) -> Event:
-    """The event in a line; ValueError if it is none, which says why in a few words."""
-    said = _decoded(text, _DECODER)
-    if not isinstance(said, dict):
-        raise ValueError("it is no JSON object")
-    if text.count(b":") != _names(said):  # as many colons as names: none stands there twice. Else it is to be seen
+    """Return the event in a line; raise ValueError with the reason if it is not one."""
+    data = _decoded(text, _DECODER)
+    if not isinstance(data, dict):
+        raise ValueError("it is not a JSON object")
+    if text.count(b":") != _count_names(data):  # with as many colons as names, no name is repeated
         _decoded(text, _CAREFUL)
-    kind, when, who = said.pop("event", None), said.pop("time", None), said.pop("who", None)
+    kind, when, who = data.pop("event", None), data.pop("time", None), data.pop("who", None)
     if not (isinstance(kind, str) and isinstance(who, str)):
-        raise ValueError(f"its {'who' if isinstance(kind, str) else 'event'} is no text")
+        raise ValueError(f"its {'who' if isinstance(kind, str) else 'event'} is not text")
     if type(when) not in (int, float):
-        raise ValueError("its time is no number")
+        raise ValueError("its time is not a number")
     try:
-        return Event(float(when), who, from_json(kind, said))
+        return Event(float(when), who, from_json(kind, data))
     except OverflowError:
-        raise ValueError("its time is no number that can be one of seconds") from None
+        raise ValueError("its time is too large") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
 
@@ -151,24 +150,24 @@ def _decoded(text: bytes, decoder: json.JSONDecoder) -> Any:
     except _Refused:
         raise
     except UnicodeDecodeError:
-        raise ValueError("it is no text in UTF-8") from None
+        raise ValueError("it is not UTF-8") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"it is no JSON from character {min(error.pos, len(text.rstrip())) + 1} on") from None
+        raise ValueError(f"it is not JSON from character {min(error.pos, len(text.rstrip())) + 1} on") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    except ValueError:  # Python reads no whole number of more digits
+    except ValueError:  # Python limits the digits of a whole number
         raise ValueError("a number in it has too many digits") from None
 
 
-def _names(said: Mapping[str, Any]) -> int:
-    """How many names a line has, if only those of its parts have names of their own that have them in a step."""
-    samples, seconds = said.get("samples"), said.get("seconds")
-    within = (len(samples) if type(samples) is dict else 0) + (len(seconds) if type(seconds) is dict else 0)
-    return len(said) + within
+def _count_names(data: Mapping[str, Any]) -> int:
+    """Count the names in a line, if it is nested as a step is."""
+    samples, seconds = data.get("samples"), data.get("seconds")
+    nested = (len(samples) if type(samples) is dict else 0) + (len(seconds) if type(seconds) is dict else 0)
+    return len(data) + nested
 
 
 def _finite(value: Any) -> JSON:
-    """The value with null for NaN and infinity, which JSON lacks and a loss that diverges has."""
+    """Return the value with null for NaN and infinity, which JSON lacks."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -179,20 +178,20 @@ def _finite(value: Any) -> JSON:
 
 
 class _Refused(ValueError):
-    """What other readers of JSON may take, and we do not."""
+    """JSON that other readers may accept."""
 
 
 def _refuse(constant: str) -> None:
-    raise _Refused(f"it says {constant}, which JSON does not have")
+    raise _Refused(f"it contains {constant}, which is not JSON")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object in which every name stands once: readers differ in which of two they take."""
-    said = dict(pairs)
-    if len(said) < len(pairs):
+    """Return a JSON object, and refuse repeated names: readers differ in which value they take."""
+    data = dict(pairs)
+    if len(data) < len(pairs):
         names = [name for name, _ in pairs]
-        raise _Refused(f"it says {next(name for name in names if names.count(name) > 1)!r:.40} twice")
-    return said
+        raise _Refused(f"it has {next(name for name in names if names.count(name) > 1)!r:.40} twice")
+    return data
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse)

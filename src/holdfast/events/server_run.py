@@ -1,4 +1,4 @@
-"""Events of a served run: what the controller, the nodes and the workers of a parameter server tell."""
+"""Events of a run on the parameter server, written by its controller, nodes and workers."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,10 +7,7 @@ from holdfast.sampler.digest import Samples
 
 
 class Serve(NamedTuple):
-    """A controller of a parameter server has begun, or begun again, to train a workload.
-
-    It ends once the loss is below `criterion`, or after so many `iterations`.
-    """
+    """A controller began, or continued, to train a workload until the loss is below `criterion`, or for `iterations`."""
 
     attempt: int
     workload: str
@@ -30,7 +27,7 @@ class Serve(NamedTuple):
 
 
 class Iterate(NamedTuple):
-    """A served iteration is done: its loss, and the seconds of the slowest worker or node in each part of it."""
+    """An iteration ended: its loss, and the seconds of the slowest worker or node in each part of it."""
 
     iteration: int
     loss: float | None
@@ -43,7 +40,7 @@ class Iterate(NamedTuple):
 
 
 class Pushed(NamedTuple):
-    """A worker has pushed what it computed in a round from a part of the input, by the map of a version, to these nodes."""
+    """A worker pushed what it computed in a round from one part of the input to `nodes`, by map `version`."""
 
     iteration: int
     round: int
@@ -54,9 +51,9 @@ class Pushed(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """A node has applied a round to its blocks: what was pushed from these parts of the input, once each.
+    """A node applied a round to its blocks: the pushes from `parts` of the input, once each.
 
-    `again` counts the pushes that came for this round and were not applied, because they were repeated.
+    `again` counts repeated pushes of this round, which were not applied.
     """
 
     iteration: int
@@ -68,7 +65,7 @@ class Applied(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Blocks were chosen to be saved as they are once an iteration is done; a node tells of its own, a controller of all."""
+    """Blocks were chosen to be saved after an iteration: a node writes its own, the controller all of them."""
 
     iteration: int
     blocks: Samples
@@ -77,7 +74,7 @@ class Chosen(NamedTuple):
 
 
 class Struck(NamedTuple):
-    """Members of a served run are about to be killed on purpose: at the beginning of an iteration, or at another point."""
+    """Members are about to be killed by fault injection, at the beginning of an iteration or at another point."""
 
     iteration: int
     kind: str
@@ -86,7 +83,7 @@ class Struck(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """A node, worker or controller is lost, and why; of a node the blocks, and the round that they waited for."""
+    """A node, worker or controller was lost; `blocks` are those of a node, and `round` the one they waited for."""
 
     iteration: int
     round: int
@@ -98,9 +95,9 @@ class Lost(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """Blocks came back from the running checkpoint to a node, each from the save of an iteration, under a new map.
+    """Blocks were restored to a node from the running checkpoint, each from the iteration in `saved_at`, by a new map.
 
-    `size` is how far they had moved since, as far as it is known.
+    `size` is how far they had moved since then, if it is known.
     """
 
     iteration: int
@@ -114,7 +111,7 @@ class Restored(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """What was pushed in a round for blocks that were lost before, or while, it was applied: it is not made up for."""
+    """Pushes of a round for blocks that were lost before they were applied; they are not repeated."""
 
     iteration: int
     round: int
@@ -123,7 +120,7 @@ class Dropped(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """A node or worker has joined a served run, which goes by this version of the map from now on."""
+    """A node or worker joined the run, which uses map `version` from now on."""
 
     iteration: int
     kind: str
@@ -132,7 +129,7 @@ class Joined(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Blocks went from one node to another, as they were."""
+    """Blocks were moved from one node to another, unchanged."""
 
     iteration: int
     source: int

@@ -1,4 +1,4 @@
-"""Events of a training run: what its ranks and supervisors tell."""
+"""Events of a training run, written by its ranks, its supervisors and its fault injection."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -7,14 +7,14 @@ from holdfast.events.common import JSON
 from holdfast.sampler.digest import Samples
 from holdfast.stall import Stall
 
-# What a supervisor says with its verdict, where that explains what ranks say.
+# Beginnings of the reasons that a supervisor gives for its verdict.
 SECOND_SIGNAL = "killed by a second signal"
 SUPERVISED_ONLY = "supervised only: restarted after failures, not checked"
 
 
-# Tuples: a long run has a step for every rank and window, and a tuple is small and quickly made.
+# Named tuples: a long run has an event for every step of every rank, and tuples are small and quick to make.
 class Attempt(NamedTuple):
-    """A rank has begun an attempt of a run with this seed."""
+    """A rank began an attempt, with the seed of the run."""
 
     attempt: int
     world: int
@@ -24,11 +24,11 @@ class Attempt(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What a rank is to train: so many samples, in which order, saved how; `data` is a digest of a few of them.
+    """The plan of a rank: how many samples, in which order, and how they are saved; `data` is a digest of a few samples.
 
-    With a `limit` the plan ends after so many steps, within the last epoch. One that `extends` the run may be longer than
-    those before it. `command` is a digest of what the script was given. If the samples are the script's `own`, it draws
-    them itself, and the order is none of theirs. If a `loader` gives them, the batches of all ranks are counted as samples.
+    With a `limit` the plan ends after that many steps, within its last epoch. A plan that `extends` the run may be longer
+    than those before it. `command` is a digest of the script's arguments. If `own`, the script draws its samples itself.
+    If `loader`, a loader of the script provides batches, and `samples` counts the batches of all ranks.
     """
 
     attempt: int
@@ -48,11 +48,10 @@ class Plan(NamedTuple):
 
 
 class Recover(NamedTuple):
-    """What a rank begins with: the snapshot of step `restored`, or nothing (null), and the window it goes on with.
+    """The state that a rank begins with: the snapshot of step `restored`, or none, and the position of the next step.
 
-    `state` is a digest of what is protected, as it is in memory when the first step begins, and `fingerprint` is the
-    fingerprint of that: of the step before, as whoever trained it told. `weights` is a digest of the source that a run
-    began with, where nothing came back.
+    `state` is a digest of the protected state in memory when the first step begins, and `fingerprint` its fingerprint, as
+    the step before recorded it. `weights` is a digest of the initial weights, if nothing was restored.
     """
 
     attempt: int
@@ -68,9 +67,9 @@ class Recover(NamedTuple):
 
 
 class Seconds(NamedTuple):
-    """What a step took: waiting for its data, training, and before that waiting for a save.
+    """The seconds of a step: waiting for its data, training, and waiting for a save before that.
 
-    `compute` is measured on the device where there is one (`device`), else it is what the process took.
+    `compute` is measured on the device if `device` is set, otherwise in the process.
     """
 
     data: float
@@ -80,11 +79,10 @@ class Seconds(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A rank has trained its share of a window.
+    """A rank trained its share of a step's samples.
 
-    `state` is a fingerprint of the state that came out: its first half of what all ranks share, its second of what is a
-    rank's own. Of the replicated models, `reduced` backward passes were summed over the ranks and `held` were kept
-    back; optimizers took `stepped` steps.
+    `state` is a fingerprint of the resulting state: the first half of what all ranks share, the second half of what is the
+    rank's own. `reduced` backward passes were all-reduced, `held` were not, and optimizers took `stepped` steps.
     """
 
     attempt: int
@@ -103,7 +101,7 @@ class Step(NamedTuple):
 
 
 class Save(NamedTuple):
-    """What a save cost: how long training waited, for what, and how often the storage had to be asked again."""
+    """The cost of a save: how long training waited and for what, and how often a storage operation was retried."""
 
     attempt: int
     step: int
@@ -114,7 +112,7 @@ class Save(NamedTuple):
 
 
 class Strike(NamedTuple):
-    """A failure of the schedule is about to strike."""
+    """An injected failure is about to happen."""
 
     attempt: int
     step: int
@@ -124,14 +122,14 @@ class Strike(NamedTuple):
 
 
 class Preempted(NamedTuple):
-    """A rank was asked to stop, and did so in order."""
+    """A rank stopped because it was asked to."""
 
     attempt: int
     step: int
 
 
 class Stopped(NamedTuple):
-    """The script has stopped the run here, before its planned end: nothing is left to train. It may have `left` its loop."""
+    """The script stopped the run before its planned end, by `run.stop()` or because it `left` its loop."""
 
     attempt: int
     step: int
@@ -139,12 +137,12 @@ class Stopped(NamedTuple):
 
 
 class Regroup(NamedTuple):
-    """Members were lost or joined, and those that are there go on together, each as it stood.
+    """Members were lost or joined, and the others continue.
 
-    `members` are those of membership `number`; windows from `step` on, or the one after it, are divided among them. The
-    samples in `missing` had no part, or not in every bucket, in what came out of window `step`, and are not trained
-    again. Of its buckets `kept` were summed with the lost ones' gradients, and `redone` without. Members in `behind`
-    took over the parameters of one that was further. Those in `asleep` left in order, at the boundary before `step`.
+    `members` are those of membership `number`; samples are split among them from `step` or the step after it on. The
+    samples in `missing` are not in the result of `step`, or not in every bucket, and are not trained again. `kept` buckets
+    of the step were reduced with the gradients of the lost members, and `redone` without. Members in `behind` took the
+    parameters of a member that was further. Members in `asleep` were suspended at the boundary before `step`.
     """
 
     attempt: int
@@ -162,10 +160,10 @@ class Regroup(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A supervisor has started the workers of its node, one of so many, for the first time.
+    """A supervisor started the workers of its node, one of `nodes`, for the first time.
 
-    If it `extends` the run, its plan may be longer than before. Of the script's arguments those in `changed` differ.
-    `source` is where the first weights of the run come from, and `weights` their digest, if the script does not draw them.
+    If it `extends` the run, its plan may be longer than before. The script's arguments in `changed` differ from before.
+    `source` is where the initial weights come from, and `weights` their digest, if they are not those of the script.
     """
 
     attempt: int
@@ -179,7 +177,7 @@ class Launch(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """A supervisor has started the workers of its node again; `newest` is the newest snapshot it saw."""
+    """A supervisor restarted the workers of its node; `newest` is the newest snapshot it saw, `left` the restarts left."""
 
     attempt: int
     workers: int
@@ -188,7 +186,7 @@ class Restart(NamedTuple):
 
 
 class Detect(NamedTuple):
-    """A supervisor has seen a worker fail, and of what; a rank of -1 is on another node."""
+    """A supervisor detected the failure of a worker, and its cause; a rank of -1 is on another node."""
 
     attempt: int
     rank: int
@@ -201,7 +199,7 @@ class Detect(NamedTuple):
 
 
 class Scale(NamedTuple):
-    """A supervisor was asked to have so many workers train, and they do, in membership `number`; the others sleep."""
+    """A supervisor was asked for `workers` training workers, which are membership `number`; the others are suspended."""
 
     attempt: int
     workers: int
@@ -210,13 +208,13 @@ class Scale(NamedTuple):
 
 
 class Preempt(NamedTuple):
-    """A supervisor was asked to stop, and has told its workers."""
+    """A supervisor was asked to stop, and asked its workers."""
 
     attempt: int
 
 
 class Judged(NamedTuple):
-    """How a supervisor says that the run ended."""
+    """The end of a run, as its supervisor judges it."""
 
     verdict: str
     attempts: int

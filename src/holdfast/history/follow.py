@@ -8,11 +8,11 @@ from pathlib import Path
 
 from holdfast.events import Event, parse
 
-MOST = 1 << 22  # bytes of a history read at one look
+MOST = 1 << 22  # bytes that are read at once
 
 
 class Growing:
-    """The events that are added to one history file from now on; or all of it, from the beginning."""
+    """A history file that is read as it grows, from its current end or `from_start`."""
 
     def __init__(self, path: Path, *, from_start: bool = False) -> None:
         self._path = path
@@ -22,28 +22,28 @@ class Growing:
                 self._at = path.stat().st_size
 
     def new(self) -> Iterator[Event]:
-        """The events since the last call; a line that is not whole yet waits for the next."""
+        """Yield the events since the last call; an unfinished line waits for the next call."""
         for line in self.lines():
-            with suppress(ValueError):  # the audit reports damage, not the view
+            with suppress(ValueError):  # the audit reports damage
                 yield parse(line)
 
     def lines(self) -> list[bytes]:
-        """The whole lines since the last call, or some of them if they are very many."""
+        """Return the finished lines since the last call, or the first of them if there are very many."""
         with suppress(OSError):
-            data = self._added()
+            data = self._read()
             whole = data[: data.rfind(b"\n") + 1]
-            self._at += len(whole) or (len(data) if len(data) == MOST else 0)  # no line of ours is as long
+            self._at += len(whole) or (len(data) if len(data) == MOST else 0)  # no event is this long
             return whole.splitlines()
         return []
 
-    def _added(self) -> bytes:
-        """What was added to it, if it is a file still: a pipe or a device of that name would have us wait."""
+    def _read(self) -> bytes:
+        """Read what was added; a pipe or device by this name would block."""
         number = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
         try:
-            found = os.fstat(number)
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(number)
+            if not stat.S_ISREG(status.st_mode):
                 return b""
-            self._at = min(self._at, found.st_size)  # a torn line was cut off
+            self._at = min(self._at, status.st_size)  # a torn line was cut off
             return os.pread(number, MOST, self._at)
         finally:
             os.close(number)

@@ -1,9 +1,8 @@
-"""The history of a run whose nodes have folders of their own: sent to the store of its checkpoints, and brought together.
+"""Sends the histories of a node to the store of the checkpoints, and gathers those of all nodes of a run.
 
-A node sends the files of its folder; whoever audits the run reads the files at hand and those that other nodes sent.
-In the store a file is `histories/<who>.jsonl/<digest>/<piece>`. The digest is that of its first line, which no other
-file has: the same rank may have lived on several nodes, and a node may come back on another machine. A piece is so
-many bytes of it, and all but the last are final: to send a file again costs a piece, however long the run.
+In the store a file is `histories/<who>.jsonl/<digest>/<piece>`. The digest is that of its first line, which is unique: the
+same rank may have run on several nodes, and a node may return on another machine. All pieces but the last are final, so
+sending a file again costs one piece, however long the run.
 """
 
 import re
@@ -22,107 +21,107 @@ from holdfast.events import What, parse
 from holdfast.history.log import files_of
 
 PIECE = 4 << 20
-FIRST_LINE = 1 << 16  # more than any writer's first line has
+FIRST_LINE = 1 << 16  # bytes; longer than any first line
 _NAME = re.compile(r"histories/(\w[\w.-]*\.jsonl)/([0-9a-f]{16})/(\d{8})", re.ASCII)
-_OPEN = b'{"event": "open"'  # as a writer begins each of its lives
+_OPEN = b'{"event": "open"'  # the first event of each process
 
 
 def send(history: Path, store: Store) -> None:
-    """Put every history file of this folder into the store, or what of it is new."""
-    there: defaultdict[tuple[str, str | None], list[int]] = defaultdict(list)
-    for file, mark, piece in _sent(store):
-        there[file, mark].append(piece)
+    """Put every history file of the folder into the store, or the part of it that is new."""
+    sent: defaultdict[tuple[str, str | None], list[int]] = defaultdict(list)
+    for file, digest, piece in _list_pieces(store):
+        sent[file, digest].append(piece)
     for path in sorted(history.glob("*.jsonl")):
-        if of := _mark(path):
-            _send_file(path, of, there[path.name, of], store)
+        if first := _first_line_digest(path):
+            _send_file(path, first, sent[path.name, first], store)
 
 
-def supervised(store: Store) -> Iterator[What]:
-    """What supervisors told in the histories that were sent to this store; a damaged line is for the audit to report."""
-    for (file, _), pieces in _by_file(store).items():
+def supervisor_events(store: Store) -> Iterator[What]:
+    """Yield the events of supervisors in the histories in this store; the audit reports damaged lines."""
+    for (file, _), pieces in _pieces_by_file(store).items():
         if file.startswith("supervisor"):
-            for line in b"".join(_piece(store, name) for name in pieces).splitlines():
+            for line in b"".join(_read_piece(store, name) for name in pieces).splitlines():
                 with suppress(ValueError):
                     yield parse(line).what
 
 
 def last_attempt(store: Store) -> int:
-    """The number of the last attempt of which supervisors told in the histories that were sent to this store."""
-    numbers = (getattr(what, "attempt", None) for what in supervised(store))
+    """Return the last attempt in the histories of supervisors in this store."""
+    numbers = (getattr(what, "attempt", None) for what in supervisor_events(store))
     return max((number for number in numbers if isinstance(number, int)), default=0)
 
 
 @contextmanager
-def gathered(paths: Sequence[Path], store: Store | None = None) -> Iterator[list[Path]]:
-    """The files of one history, each writer's lives in order: those at these paths, and those sent to the store.
+def gather_files(paths: Sequence[Path], store: Store | None = None) -> Iterator[list[Path]]:
+    """Gather the files of one history, at `paths` and in `store`, one file for each writer.
 
-    What does not lie at the paths as it is needed is put into a temporary folder, which is gone afterwards.
+    Files that are fetched or merged are put into a temporary folder, which is removed afterwards.
     """
     with TemporaryDirectory(prefix="holdfast-history-") as folder:
         files = [file for path in paths for file in files_of(path)]
-        files += _fetched(store, Path(folder)) if store else ()
+        files += _fetch(store, Path(folder)) if store else ()
         writers: defaultdict[str, list[Path]] = defaultdict(list)
         for file in _longest_copies(files):
             writers[file.name].append(file)
-        yield [file for name in sorted(writers) for file in _in_order(writers[name], Path(folder) / "whole")]
+        yield [file for name in sorted(writers) for file in _merge(writers[name], Path(folder) / "whole")]
 
 
-def _send_file(path: Path, mark: str, there: Sequence[int], store: Store) -> None:
+def _send_file(path: Path, digest: str, pieces: Sequence[int], store: Store) -> None:
     last = _size(path) // PIECE
     with path.open("rb") as file:
-        # The last piece that is there may have been sent when the file was shorter.
-        for number in range(min(max(there, default=0), last), last + 1):
+        # The last piece may have been sent when the file was shorter.
+        for number in range(min(max(pieces, default=0), last), last + 1):
             file.seek(number * PIECE)
-            store.put(_name(path.name, mark, number), [file.read(PIECE)])
-    for number in there:
-        if number > last:  # of lines that a power cut took back
-            store.remove(_name(path.name, mark, number))
+            store.put(_piece_name(path.name, digest, number), [file.read(PIECE)])
+    for number in pieces:
+        if number > last:  # of lines that were lost in a power failure
+            store.remove(_piece_name(path.name, digest, number))
 
 
-def _name(file: str, mark: str, piece: int) -> str:
-    return f"histories/{file}/{mark}/{piece:08d}"
+def _piece_name(file: str, digest: str, piece: int) -> str:
+    return f"histories/{file}/{digest}/{piece:08d}"
 
 
-def _sent(store: Store) -> Iterator[tuple[str, str, int]]:
+def _list_pieces(store: Store) -> Iterator[tuple[str, str, int]]:
     for name in store.names("histories/"):
         if found := _NAME.fullmatch(name):
             yield found[1], found[2], int(found[3])
 
 
-def _by_file(store: Store) -> dict[tuple[str, str], list[str]]:
-    """The names of the pieces of every file that was sent, in order."""
+def _pieces_by_file(store: Store) -> dict[tuple[str, str], list[str]]:
+    """Return the names of the pieces of every file in the store, in order."""
     files: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    for file, mark, piece in _sent(store):
-        if piece != len(files[file, mark]):
+    for file, digest, piece in _list_pieces(store):
+        if piece != len(files[file, digest]):
             raise Corrupt(f"a piece of {file} is missing in {store}: send it again, or name the folders of all nodes.")
-        files[file, mark].append(_name(file, mark, piece))
+        files[file, digest].append(_piece_name(file, digest, piece))
     return dict(files)
 
 
-def _piece(store: Store, name: str) -> bytes:
+def _read_piece(store: Store, name: str) -> bytes:
     with store.open(name) as reader:
         if reader.length > PIECE:
-            raise Corrupt(f"{name} in {store} is no piece of a history: it has {reader.length} bytes.")
+            raise Corrupt(f"{name} in {store} is not a piece of a history: it has {reader.length} bytes.")
         data, filled = bytearray(reader.length), 0
         while count := reader.readinto(memoryview(data)[filled:]):
             filled += count
     return bytes(data[:filled])
 
 
-def _fetched(store: Store, folder: Path) -> Iterator[Path]:
-    for (file, mark), pieces in _by_file(store).items():
-        path = folder / mark / file
+def _fetch(store: Store, folder: Path) -> Iterator[Path]:
+    for (file, digest), pieces in _pieces_by_file(store).items():
+        path = folder / digest / file
         path.parent.mkdir(exist_ok=True)
         with path.open("wb") as whole:
-            whole.writelines(_piece(store, piece) for piece in pieces)
+            whole.writelines(_read_piece(store, piece) for piece in pieces)
         yield path
 
 
-def _mark(path: Path) -> str | None:
-    """What tells a file from all others of its writer's name: its first line, which says when it was written."""
+def _first_line_digest(path: Path) -> str | None:
+    """Return a digest of the first line, which has the time at which it was written; None if the file has none."""
     try:
-        if not path.is_file():  # a FIFO would make us wait for ever
-            raise StorageFailed(f"the history {path} is no file: take it away, and audit what is left.")
+        if not path.is_file():  # a FIFO would block
+            raise StorageFailed(f"the history {path} is not a file: remove it, and audit the others.")
         with path.open("rb") as file:
             line = file.readline(FIRST_LINE)
     except OSError as error:
@@ -131,33 +130,33 @@ def _mark(path: Path) -> str | None:
 
 
 def _longest_copies(files: Iterable[Path]) -> list[Path]:
-    """Every file once: of several copies, such as a folder's own and the one that it sent, the one that says most."""
+    """Return every file once: the longest of its copies, such as a folder's own and the one that it sent."""
     longest: dict[tuple[str, str | Path], Path] = {}
     for file in files:
-        key = file.name, _mark(file) or file
+        key = file.name, _first_line_digest(file) or file
         if key not in longest or _size(file) > _size(longest[key]):
             longest[key] = file
     return list(longest.values())
 
 
-def _in_order(files: Sequence[Path], folder: Path) -> list[Path]:
-    """One writer's files as one that has its lives in the order of attempts; torn lines are in files of their own."""
+def _merge(files: Sequence[Path], folder: Path) -> list[Path]:
+    """Merge the files of one writer, with its sessions in the order of attempts; torn lines get files of their own."""
     if len(files) == 1:
         return list(files)
     folder.mkdir(exist_ok=True)
     whole = folder / files[0].name
     scans = [_scan(file) for file in files]
     with whole.open("wb") as into:
-        for life in sorted(life for lives, _ in scans for life in lives):
-            into.writelines(_between(life.file, life.start, life.end))
+        for session in sorted(session for sessions, _ in scans for session in sessions):
+            into.writelines(_read_range(session.file, session.start, session.end))
     return [
         whole,
-        *(_torn(file, end, folder) for file, (_, end) in zip(files, scans, strict=True) if _size(file) > end),
+        *(_copy_torn_line(file, end, folder) for file, (_, end) in zip(files, scans, strict=True) if _size(file) > end),
     ]
 
 
-class _Life(NamedTuple):
-    """One opening of a history file by its writer, and what was written until the next."""
+class _Session(NamedTuple):
+    """The part of a file that one process wrote."""
 
     attempt: int
     time: float
@@ -166,32 +165,32 @@ class _Life(NamedTuple):
     end: int
 
 
-def _scan(file: Path) -> tuple[list[_Life], int]:
-    """The lives in a file, and where its last whole line ends."""
-    lives: list[_Life] = []
+def _scan(file: Path) -> tuple[list[_Session], int]:
+    """Return the sessions in a file, and the offset after its last whole line."""
+    sessions: list[_Session] = []
     end = 0
     with file.open("rb") as lines:
         for line in lines:
             if not line.endswith(b"\n"):
                 break
-            if not lives or line.startswith(_OPEN):
-                attempt = lives[-1].attempt if lives else 0
-                lives.append(_Life(attempt, _time(line), file, end, end))
+            if not sessions or line.startswith(_OPEN):
+                attempt = sessions[-1].attempt if sessions else 0
+                sessions.append(_Session(attempt, _time(line), file, end, end))
                 known = False
             end += len(line)
             if not known and (number := _attempt(line)) is not None:
-                lives[-1], known = lives[-1]._replace(attempt=number), True
-            lives[-1] = lives[-1]._replace(end=end)
-    return lives, end
+                sessions[-1], known = sessions[-1]._replace(attempt=number), True
+            sessions[-1] = sessions[-1]._replace(end=end)
+    return sessions, end
 
 
-def _torn(file: Path, start: int, folder: Path) -> Path:
-    path = folder / f"{file.stem}.torn-{_mark(file)}.jsonl"
-    path.write_bytes(b"".join(_between(file, start, _size(file))))
+def _copy_torn_line(file: Path, start: int, folder: Path) -> Path:
+    path = folder / f"{file.stem}.torn-{_first_line_digest(file)}.jsonl"
+    path.write_bytes(b"".join(_read_range(file, start, _size(file))))
     return path
 
 
-def _between(file: Path, start: int, end: int) -> Iterator[bytes]:
+def _read_range(file: Path, start: int, end: int) -> Iterator[bytes]:
     with file.open("rb") as source:
         source.seek(start)
         while start < end and (data := source.read(min(PIECE, end - start))):
@@ -204,7 +203,7 @@ def _size(file: Path) -> int:
 
 
 def _time(line: bytes) -> float:
-    with suppress(ValueError):  # a damaged line is for the reader to report
+    with suppress(ValueError):  # the reader reports damaged lines
         return parse(line).time
     return 0.0
 

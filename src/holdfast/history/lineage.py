@@ -1,7 +1,8 @@
-"""What of a run counts, event by event: how far its one line of states reaches, and which commits of it stand.
+"""Decides which part of a run counts, event by event: which steps and commits belong to its current line of states.
 
-A recover ends one branch of that line and begins the next: what was trained or committed beyond the snapshot that came
-back no longer counts. A member that joins an attempt in its middle begins with what the others have, and ends nothing. Everybody who asks what counts (the audit, the cost, the live view, the next attempt) asks here.
+A restore ends one branch of that line and begins the next: steps and commits after the restored snapshot no longer count.
+A member that joins a running attempt takes the state of the others and ends nothing. The audit, the cost, the live view
+and the next attempt all ask here.
 """
 
 import sys
@@ -15,7 +16,7 @@ EVERY_STEP = sys.maxsize  # more than any run has
 
 @dataclass(slots=True)
 class Lineage:
-    """Where a run stands, as rank 0 and the supervisor tell it; events are added in the order they were written.
+    """The progress of a run; events of rank 0 and the supervisor are added in the order they were written.
 
     Recovers and commits of other ranks may be added too, in the order of attempts.
     """
@@ -26,27 +27,25 @@ class Lineage:
     plan: Plan | None = None
     restored: int | None = None
     reached: int = 0  # steps trained
-    commits: dict[int, Commit] = field(default_factory=dict)  # those that stand, by step
-    _recovered: int | None = None  # the attempt that went back last
-    _backs: list[tuple[int, int]] = field(
-        default_factory=list
-    )  # attempts, and the last commit that each left: both rise
+    commits: dict[int, Commit] = field(default_factory=dict)  # those that count, by step
+    _recovered: int | None = None  # the last attempt that began with a restore
+    _restores: list[tuple[int, int]] = field(default_factory=list)  # attempts and restored steps: both rise
 
     @property
     def committed(self) -> int:
-        """How many steps the newest commit that stands covers; what came back was committed."""
+        """The number of steps that the newest commit covers; a restored snapshot was committed."""
         return max(self.commits, default=self.restored or 0)
 
     def add(self, what: What) -> None:
-        """Take one event into account."""
+        """Add the next event."""
         match what:
             case Attempt(attempt=number):
                 self.attempt = max(self.attempt, number)
             case Plan():
                 self.plan = what
-            case Recover(attempt=number) if number != self._recovered:  # else of another rank, or who joins its attempt
+            case Recover(attempt=number) if number != self._recovered:  # not of another rank, or of one that joins
                 self._recovered = number
-                self._go_back(what)
+                self._restore(what)
             case Step(step=step):
                 self.reached = step + 1
             case Regroup(members=members):
@@ -61,20 +60,20 @@ class Lineage:
                 pass
 
     def limit(self, attempt: int) -> int:
-        """The steps of an attempt that stand, as far as is known by now, are those below this one."""
-        place = bisect_right(self._backs, attempt, key=lambda back: back[0])
-        return max(0, self._backs[place][1]) if place < len(self._backs) else EVERY_STEP
+        """Return the first step of `attempt` that no longer counts."""
+        place = bisect_right(self._restores, attempt, key=lambda restore: restore[0])
+        return max(0, self._restores[place][1]) if place < len(self._restores) else EVERY_STEP
 
     def trainer(self, step: int) -> int | None:
-        """The attempt whose branch holds this step, trained or not, if any attempt began at or before it."""
-        place = bisect_right(self._backs, step, key=lambda back: max(0, back[1]))
-        return self._backs[place - 1][0] if place else None
+        """Return the attempt whose branch holds `step`, trained or not, if any attempt began at or before it."""
+        place = bisect_right(self._restores, step, key=lambda restore: max(0, restore[1]))
+        return self._restores[place - 1][0] if place else None
 
-    def _go_back(self, recover: Recover) -> None:
+    def _restore(self, recover: Recover) -> None:
         self.restored, self.reached = recover.restored, recover.restored or 0
         last = -1 if recover.restored is None else recover.restored
         self.commits = {step: commit for step, commit in self.commits.items() if step <= last}
-        while self._backs and self._backs[-1][1] >= last:  # what they left is no more than this leaves
-            self._backs.pop()
-        if not self._backs or self._backs[-1][0] < recover.attempt:
-            self._backs.append((recover.attempt, last))
+        while self._restores and self._restores[-1][1] >= last:  # their branches end here, too
+            self._restores.pop()
+        if not self._restores or self._restores[-1][0] < recover.attempt:
+            self._restores.append((recover.attempt, last))

@@ -1,10 +1,8 @@
-"""What happened in a run: an append-only log of events, in one file for each writer.
+"""Writes and reads histories: append-only logs of events, one file for each writer.
 
-A line is one event (`events/` has the format), and counts once its newline is on the disk. A writer killed in
-mid-write leaves a torn last line: a reader tolerates it and says so, and the next writer of that file cuts it off and
-says so in its `open` event.
-
-A flush survives the death of the process, and only what was synced survives a power cut.
+A line is one event (`events/` defines the format), and counts once its newline is on the disk. A writer that is killed
+while it writes leaves a torn last line: readers report it, and the next writer of the file cuts it off and records that
+in its `open` event. Flushed lines survive the death of the process; only synced ones survive a power failure.
 """
 
 import heapq
@@ -23,14 +21,14 @@ from holdfast.errors import BadInput, Corrupt, FutureVersion, StorageFailed
 from holdfast.events import VERSION, Event, Malformed, Open, What, line, parse
 
 Where: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-"""A file or a folder, or several."""
+"""A file or a folder, or a sequence of them."""
 
-LONGEST = 16 << 20  # bytes of a line: none of ours comes near, and a stranger's must not fill the memory
+LONGEST = 16 << 20  # bytes of a line: no event is this long, and a damaged file must not fill the memory
 
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """A line that a killed writer left unfinished: where, and how many bytes of it there were."""
+    """A line that a killed writer left unfinished, and its size in bytes."""
 
     path: Path
     line: int
@@ -39,18 +37,18 @@ class Torn:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The events of a run in the order of time, and the lines that were torn."""
+    """The events of a run in the order of time, and its torn lines."""
 
     events: tuple[Event, ...]
     torn: tuple[Torn, ...]
 
 
 class HistoryWriter:
-    """Appends the events of one writer to `<folder>/<who>.jsonl`; nothing reaches the disk before `flush`."""
+    """Appends the events of one writer to `<folder>/<who>.jsonl`; nothing is written before `flush`."""
 
     def __init__(self, folder: Path, who: str, clock: Callable[[], float] = time.time) -> None:
         if not re.fullmatch(r"\w[\w.-]*", who, re.ASCII):
-            raise BadInput(f"{who!r} cannot name a history: use letters, digits, dot, dash and underscore.")
+            raise BadInput(f"{who!r} cannot be the name of a history: use letters, digits, dot, dash and underscore.")
         self.path = folder / f"{who}.jsonl"
         self._who = who
         self._clock = clock
@@ -67,16 +65,16 @@ class HistoryWriter:
             if is_new:
                 _sync_names(folder)
         except OSError as error:
-            require_file(self.path)  # which says it better
+            require_file(self.path)  # has a better message
             raise self._failed("open", error) from error
         self.append(Open(VERSION, torn=size - self._end))
 
     def append(self, what: What, time: float | None = None) -> None:
-        """Remember an event, of now or of an earlier moment, to be written by the next flush."""
+        """Add an event of now, or of an earlier `time`, to those that the next flush writes."""
         self._lines.append(line(self._clock() if time is None else time, self._who, what))
 
     def flush(self) -> None:
-        """Hand every remembered event to the disk as whole lines; if it refuses, they stay remembered."""
+        """Write all added events as whole lines; if that fails, the next flush tries again."""
         if not self._lines:
             return
         data = b"".join(self._lines)
@@ -94,14 +92,14 @@ class HistoryWriter:
         self._lines.clear()
 
     def sync(self) -> None:
-        """Wait until what was flushed is on the disk; any thread may ask for it."""
+        """Wait until all flushed lines are on the disk; any thread may call this."""
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
             raise self._failed("sync", error) from error
 
     def close(self) -> None:
-        """Flush, sync and close; the file is closed even when the disk refuses."""
+        """Flush, sync and close; the file is closed even if that fails."""
         if self._file.closed:
             return
         with self._file:
@@ -115,7 +113,7 @@ class HistoryWriter:
         self.close()
 
     def _cut(self) -> None:
-        """Drop what follows the last whole line: its flush never returned, so it was promised to nobody."""
+        """Drop what follows the last whole line: its flush never returned."""
         if os.fstat(self._file.fileno()).st_size > self._end:
             os.ftruncate(self._file.fileno(), self._end)
         self._half_written = False
@@ -126,19 +124,19 @@ class HistoryWriter:
 
 
 def _opened(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK, 0o666)  # a FIFO by this name must not keep us waiting
+    return os.open(path, flags | os.O_NONBLOCK, 0o666)  # a FIFO by this name would block
 
 
 def require_files(folder: Path) -> None:
-    """Refuse a folder of histories in which something else stands under the name of one, whoever is to write there."""
+    """Raise StorageFailed if anything in `folder` has the name of a history but is not a file."""
     for path in sorted(folder.glob("*.jsonl")):
         require_file(path)
 
 
 def require_file(path: Path) -> None:
-    """Refuse what is there and can be no history: a pipe would keep us waiting, and no other try would change it."""
+    """Raise StorageFailed if `path` exists but is not a file: a pipe would block, and no retry would help."""
     if path.exists() and not path.is_file():
-        raise StorageFailed(f"the history {path} is no file but {_described(path)}: take it away, and start again.")
+        raise StorageFailed(f"the history {path} is not a file but {_described(path)}: remove it, and start again.")
 
 
 def _described(path: Path) -> str:
@@ -147,9 +145,9 @@ def _described(path: Path) -> str:
 
 
 def _sync_names(folder: Path) -> None:
-    """A new file's name, and that of its folder, must outlive a power cut as what is synced under them does."""
-    for each in (folder, folder.parent):
-        names = os.open(each, os.O_RDONLY)
+    """Sync the directories, so that the name of a new file survives a power failure."""
+    for directory in (folder, folder.parent):
+        names = os.open(directory, os.O_RDONLY)
         try:
             os.fsync(names)
         finally:
@@ -159,11 +157,11 @@ def _sync_names(folder: Path) -> None:
 def _write_all(file: FileIO, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
-        rest = rest[os.write(file.fileno(), rest) :]  # a disk that fills up takes a part before it refuses
+        rest = rest[os.write(file.fileno(), rest) :]  # a disk that fills up writes a part before it fails
 
 
 def _end_of_last_line(file: FileIO, size: int) -> int:
-    """Where the last newline ends, looked for from the end: a history may be long, and its last line is not."""
+    """Return the offset after the last newline, searched from the end: a history may be long."""
     end, block = size, 1 << 13
     while end > 0:
         start = max(0, end - block)
@@ -176,7 +174,7 @@ def _end_of_last_line(file: FileIO, size: int) -> int:
 
 
 def read_history(path: Where) -> History:
-    """The history in one file, in a folder of files, or in the `history` folder of a run; or in several such places."""
+    """Read the history in a file, in a folder of files, or in the `history` folder of a run; or in several of these."""
     torn: list[Torn] = []
     files = [list(_read_file(file, torn)) for file in files_of(path)]
     # The merge takes each file's events in their own order, even where its clock went back.
@@ -185,7 +183,7 @@ def read_history(path: Where) -> History:
 
 
 def stream_history(path: Where, torn: list[Torn]) -> Iterator[tuple[str, Event]]:
-    """The events of a history, each with the name of its file, none of them kept here; torn lines go to the list."""
+    """Yield the events of a history, each with the name of its file, and append torn lines to `torn`."""
     for file in files_of(path):
         name = file.stem
         for event in _read_file(file, torn):
@@ -193,7 +191,7 @@ def stream_history(path: Where, torn: list[Torn]) -> Iterator[tuple[str, Event]]
 
 
 def recall(file: Path, *kinds: str) -> Iterator[Event]:
-    """The events of these kinds in one writer's file, if there is one; lines of other kinds are not looked into."""
+    """Yield the events of `kinds` in one writer's file, if it exists; other lines are not parsed."""
     if not file.exists():
         return
     require_file(file)
@@ -208,7 +206,7 @@ def recall(file: Path, *kinds: str) -> Iterator[Event]:
 
 
 def backwards(file: Path) -> Iterator[Event]:
-    """The events of one writer's file from the last to the first, read no further than they are asked for."""
+    """Yield the events of one writer's file from the last to the first, reading only as far as needed."""
     require_file(file)
     try:
         with file.open("rb", buffering=0) as lines:
@@ -225,9 +223,9 @@ def backwards(file: Path) -> Iterator[Event]:
 
 
 def files_of(path: Where) -> list[Path]:
-    """The files of a history, wherever it lies."""
+    """Return the files of the history at `path`."""
     if not isinstance(path, str | os.PathLike):
-        return [file for each in path for file in files_of(each)]
+        return [file for place in path for file in files_of(place)]
     path = Path(path)
     if path.is_file():
         return [path]

@@ -1,7 +1,7 @@
-"""What earlier attempts in the same folder left that the next one must know.
+"""Reads what the next attempt must know about earlier ones, from the ends of the histories in its folder.
 
-It is read from the end of the histories, and no further back than the newest snapshot: a restart costs the same after
-a million steps as after a thousand. Failures that have struck have small files of their own.
+Nothing is read further back than the newest snapshot, so a restart costs the same after a million steps as after a
+thousand. Injected failures have small files of their own.
 """
 
 from dataclasses import dataclass
@@ -11,65 +11,65 @@ from holdfast.errors import Corrupt
 from holdfast.events import Attempt, Commit, Done, Preempted, Recover, Step, Stopped, Strike
 from holdfast.history.log import backwards, require_file, stream_history
 
-FIRST = "rank-0.jsonl"
+RANK_0 = "rank-0.jsonl"
 INJECTED = "injected-"
-MOST_ATTEMPTS = 1 << 62  # far from where whole numbers of a history end
+MOST_ATTEMPTS = 1 << 62  # far below the largest number that a history may hold
 Struck = tuple[int, str, int, str]  # step, kind, rank, point
 
 
 @dataclass(frozen=True, slots=True)
 class PastAttempts:
-    """The number of the last attempt, and the failures that have struck."""
+    """The number of the last attempt, and the injected failures that have happened."""
 
     attempt: int = 0
     struck: frozenset[Struck] = frozenset()
 
 
 def read_past(folder: Path) -> PastAttempts:
-    """The past of the run whose histories are in this folder; rank 0's tells of attempts."""
-    return PastAttempts(_last_attempt(folder / FIRST), frozenset(struck(folder)))
+    """Return the past of the run whose histories are in `folder`; rank 0 records the attempts."""
+    return PastAttempts(_last_attempt(folder / RANK_0), frozenset(struck(folder)))
 
 
 def first_seed(folder: Path) -> int | None:
-    """The seed of the run, as rank 0 said before the first commit: before that, nothing has been trained with any."""
-    file, seed = folder / FIRST, None
+    """Return the seed that rank 0 first trained with, or None if it has not trained yet."""
+    file, seed = folder / RANK_0, None
     if file.exists():
         require_file(file)
         for _, event in stream_history(file, []):
             match event.what:
-                case Attempt(seed=said):
-                    seed = said
+                case Attempt(seed=attempt_seed):
+                    seed = attempt_seed
                 case Commit() | Step():
                     return seed
     return None
 
 
 def following(attempt: int, where: Path) -> int:
-    """The number of the attempt after this one, which is the last that the histories of a run in this place tell of."""
+    """Return the number of the attempt after `attempt`, the last one in the histories at `where`."""
     if attempt >= MOST_ATTEMPTS:
         raise Corrupt(
-            f"the history in {where} tells of attempt {attempt}, to which nobody has counted: it was changed after it "
-            "was written. Restore it from a copy, or name another folder."
+            f"the history in {where} has an attempt {attempt}, which is not possible: it was changed after it was written. "
+            "Restore it from a copy, or name another folder."
         )
     return attempt + 1
 
 
 def has_commit(folder: Path, step: int) -> bool:
-    """Whether rank 0 has put on record that the snapshot of this step, which stands, was committed."""
-    for event in backwards(folder / FIRST):
+    """Return True if rank 0 recorded the commit of `step`, and no later restore went back behind it."""
+    for event in backwards(folder / RANK_0):
         match event.what:
             case Commit(step=committed) if committed == step:
                 return True
             case Recover(restored=restored) if restored is None or restored <= step:
                 return restored == step
             case Step(step=trained) if trained < step:
-                return False  # it is committed after the last step that it covers
+                return False  # a commit comes after the last step that it covers
     return False
 
 
 def had_snapshots(folder: Path) -> bool:
-    """Whether rank 0 has committed anything in its last attempt, or gone on from something."""
-    for event in backwards(folder / FIRST):
+    """Return True if rank 0 committed or restored a snapshot in its last attempt."""
+    for event in backwards(folder / RANK_0):
         match event.what:
             case Commit():
                 return True
@@ -79,9 +79,9 @@ def had_snapshots(folder: Path) -> bool:
 
 
 def last_commit(folder: Path) -> int | None:
-    """The step that rank 0 has committed last, in the line of states that counts: a restore may have gone back."""
+    """Return the last step that rank 0 committed and that no later restore went back behind."""
     lowest: int | None = None
-    for event in backwards(folder / FIRST):
+    for event in backwards(folder / RANK_0):
         match event.what:
             case Commit(step=step):
                 return step if lowest is None else min(step, lowest)
@@ -94,7 +94,7 @@ def last_commit(folder: Path) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Where a run came to its end, in which attempt: that of its plan, or where its script has stopped it."""
+    """The step and attempt in which a run ended: at the end of its plan, or where its script stopped it."""
 
     step: int
     stopped: bool
@@ -105,7 +105,7 @@ class Finish:
 
 
 def finish(folder: Path) -> Finish | None:
-    """The end of the run whose histories are in this folder, if all ranks that wrote here last have said that it is."""
+    """Return the end of the run whose histories are in `folder`, if all ranks of its last attempt ended there."""
     lasts = [last for file in folder.glob("rank-*.jsonl") if (last := _last(file))]
     newest = max((last.attempt for last in lasts), default=0)
     ends = [last for last in lasts if last.attempt == newest]
@@ -116,7 +116,7 @@ def finish(folder: Path) -> Finish | None:
 
 
 def _last(file: Path) -> Done | Stopped | Preempted | Attempt | Step | None:
-    """How the last life in a file ended, or the last that it says of itself."""
+    """Return how the last process that wrote `file` ended, or its last event."""
     for event in backwards(file):
         match event.what:
             case Done() | Stopped() | Preempted() | Attempt() | Step():
@@ -125,7 +125,7 @@ def _last(file: Path) -> Done | Stopped | Preempted | Attempt | Step | None:
 
 
 def has_trained(folder: Path) -> bool:
-    """Whether any rank has put a step on record."""
+    """Return True if any rank recorded a step."""
     return any(isinstance(event.what, Step) for file in folder.glob("rank-*.jsonl") for event in backwards(file))
 
 
@@ -138,7 +138,7 @@ def _last_attempt(file: Path) -> int:
 
 
 def struck(folder: Path) -> list[Struck]:
-    """The failures that have struck so far."""
+    """Return the injected failures that have happened so far."""
     files = list(folder.glob(f"{INJECTED}*.jsonl"))
     for file in files:
         require_file(file)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What run.json says that an audit compares with the history."""
+    """The parts of run.json that an audit compares with the history."""
 
     recovery: str | None = None
     weights: str | None = None  # the digest of the initial weights, if they are not those of the script
@@ -32,7 +32,7 @@ class RunHistory(NamedTuple):
 
     @property
     def facts(self) -> RunFacts | None:
-        """What an audit compares with the history."""
+        """The parts of run.json that an audit compares with the history."""
         return RunFacts(self.config.recovery, self.config.weights) if self.config else None
 
 
@@ -43,7 +43,7 @@ def open_history(path: Path, node_folders: Sequence[Path] = ()) -> Iterator[RunH
     Those of other nodes are in `node_folders`. If none are given, they are fetched from the store of the run's
     checkpoints, into a temporary folder.
     """
-    from holdfast.history.gather import gathered
+    from holdfast.history.gather import gather_files
 
     folders = [path, *node_folders]
     configs = [read_config(folder) for folder in folders if (folder / RUN).exists()]
@@ -52,14 +52,14 @@ def open_history(path: Path, node_folders: Sequence[Path] = ()) -> Iterator[RunH
         raise BadInput("these folders belong to different runs: name those of the nodes of one run.")
     config = configs[0] if configs else None
     store = _open_store(config.checkpoints) if config and config.checkpoints and not node_folders else None
-    with gathered(folders, store) as files:
+    with gather_files(folders, store) as files:
         yield RunHistory(files, config)
 
 
 def read_facts(path: Where) -> RunFacts | None:
-    """Return what run.json says, in the first of the run's folders at `path` that has a readable one."""
-    paths = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(each) for each in path]
-    for folder in dict.fromkeys(each.parent.parent if each.suffix == ".jsonl" else each for each in paths):
+    """Read run.json in the first of the folders at `path` that has a readable one."""
+    paths = [Path(path)] if isinstance(path, str | os.PathLike) else [Path(place) for place in path]
+    for folder in dict.fromkeys(place.parent.parent if place.suffix == ".jsonl" else place for place in paths):
         with suppress(OSError, ValueError):
             data = json.loads((folder / RUN).read_text())
             if isinstance(data, dict):

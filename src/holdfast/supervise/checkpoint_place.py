@@ -171,7 +171,7 @@ def _read_contents(store: Store) -> JSON:
 
 
 def _completed(store: Store) -> JSON:
-    verdict = completion(gather.supervised(store))
+    verdict = completion(gather.supervisor_events(store))
     return list(verdict) if verdict else None
 
 
