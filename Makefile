@@ -1,4 +1,4 @@
-# `make demo` and `make test` do all set-up themselves: they create .venv, install the pinned packages, and run.
+# Every target sets up what it needs: it creates .venv and installs the pinned packages.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +12,7 @@ demo: $(READY)
 test: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-# Everything that starts no processes: an answer within 90 seconds on two cores.
+# The tests that start no processes: within 90 seconds on two cores.
 test-fast: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
@@ -24,6 +24,7 @@ check: $(READY)
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python tools/list_packages.py
 
 clean:
 	rm -rf $(VENV)
