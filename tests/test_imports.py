@@ -9,13 +9,14 @@ from source_tree import imported, modules
 # Which package or top-level module may import which: each row only names rows above it, so there is no cycle.
 # A subpackage that is a layer of its own has its own row. `holdfast` is the public facade: it imports lazily, so it may
 # import everything, and only scripts that stand for a user's (in demo and lab) import it.
-MAY_IMPORT = {
+MAY_IMPORT: dict[str, list[str]] = {
     "errors": [],
     "process": [],
     "stall": ["errors"],
     "extras": ["errors"],
     "memory": ["errors"],
     "progress": ["errors"],
+    "atomic_write": [],
     "blocks": ["errors"],
     "theory": ["blocks", "errors"],
     "sampler": ["blocks", "errors"],
@@ -52,11 +53,13 @@ MAY_IMPORT = {
     ],
     "trainers": ["distributed", "errors", "progress", "train", "train.data"],
     "supervise": [
+        "atomic_write",
         "checkpoint",
         "cost",
         "distributed",
         "errors",
         "events",
+        "finding",
         "history",
         "process",
         "progress",
@@ -69,6 +72,7 @@ MAY_IMPORT = {
         "errors",
         "events",
         "faults",
+        "finding",
         "history",
         "progress",
         "runs",
@@ -78,11 +82,12 @@ MAY_IMPORT = {
     "advice": ["blocks", "cost", "errors", "events"],
     "server.audit": ["blocks", "errors", "events", "finding", "history", "sampler"],
     "audit": ["blocks", "errors", "events", "finding", "history", "runs", "sampler", "server.audit"],
-    "report": ["audit", "cost", "errors", "events", "finding", "history", "runs"],
+    "report": ["atomic_write", "audit", "cost", "errors", "events", "finding", "history", "runs"],
     "watch": ["cost", "errors", "events", "finding", "history", "report", "runs"],
     "workloads": ["blocks", "checkpoint", "errors", "extras"],
     "server": [
         "advice",
+        "atomic_write",
         "audit",
         "blocks",
         "checkpoint",
@@ -141,7 +146,6 @@ MAY_IMPORT = {
         "runs",
         "server",
         "supervise",
-        "train.state",
         "watch",
         "weights",
         "workloads",
