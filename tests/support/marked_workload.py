@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from holdfast.blocks.division import Blocks, Floats, Ids, Norm, along, euclidean, ragged, whole
-from holdfast.server.layout import BlockLayout, Layouts, join, take
 from holdfast.server.shard import Shard, restored
+from holdfast.workloads.block_layout import BlockLayout, Layouts, join, take
 from holdfast.workloads.divided import Push, When
 from holdfast.workloads.workload import Arrays, Clock, Stack
 

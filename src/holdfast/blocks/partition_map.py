@@ -40,7 +40,9 @@ class PartitionMap:
         """Return the next map after losing nodes: their blocks go, at random, to the nodes with the fewest."""
         left = tuple(node for node in self.nodes if node not in lost)
         if not left:
-            raise BadInput(f"all of the nodes {_named(self.nodes)} are lost, so no node can take their blocks.")
+            raise BadInput(
+                f"all of the nodes {', '.join(map(str, self.nodes))} are lost, so no node can take their blocks."
+            )
         orphans = np.flatnonzero(np.isin(self.owners, [node for node in self.nodes if node in lost]))
         owners = self.owners.copy()
         owners[rng.permutation(orphans)] = np.repeat(left, _evened(self._sizes(left), len(orphans), rng))
@@ -83,7 +85,3 @@ def _require_enough(blocks: int, nodes: int) -> None:
 def _frozen(owners: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     owners.flags.writeable = False
     return owners
-
-
-def _named(nodes: Sequence[int]) -> str:
-    return ", ".join(map(str, nodes))

@@ -21,7 +21,7 @@ from holdfast.advice.saving import SaveCosts, SaveInterval, best_interval
 from holdfast.blocks.division import Floats
 from holdfast.errors import BadInput
 from holdfast.events import Event, Iterate, Serve
-from holdfast.server.cost import Served, contraction, served_cost
+from holdfast.server.cost import contraction, served_cost
 
 RECOVERIES = ("partial", "full")
 # A lost actor is detected in 8 to 26 ms, a silent one in 1.25 s, a lost machine in seconds.
@@ -79,6 +79,7 @@ def served_costs(history: Sequence[Event]) -> ServedCosts:
     step = spread_of([max(1e-6, iteration.seconds - iteration.checkpoint) for iteration in quiet])
     checkpoint = mean_of([iteration.checkpoint for iteration in quiet])
     outages = [max(0.0, outage.seconds - step.value) for outage in run.failures if outage.seconds is not None]
+    rate = contraction(run)
     return ServedCosts(
         workload=plan.workload,
         nodes=plan.nodes,
@@ -89,7 +90,7 @@ def served_costs(history: Sequence[Event]) -> ServedCosts:
         step=step,
         stall=checkpoint.times(plan.interval),
         outage=next_of(outages) if outages else None,
-        rate=_rate(run),
+        rate=rate.c if rate else None,
         noise=noise([loss for loss in run.losses if loss is not None]),
         failures=len(run.failures),
     )
@@ -153,11 +154,6 @@ def _price(costs: ServedCosts, name: str, lost: Fraction, mtbf: float) -> Served
         back=min(1.0, iterations.value / whole),
     )
     return ServedPrice(name, iterations, outage + work, saving, best_interval(saving))
-
-
-def _rate(run: Served) -> float | None:
-    rate = contraction(run)
-    return rate.c if rate else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

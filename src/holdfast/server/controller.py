@@ -354,15 +354,12 @@ class Controller:
             if point == "boundary":
                 self._coordinator.settle()  # as in the simulator, every save is committed before the failure
                 if failure.kind == "node":
-                    self._measure_distances()
+                    nodes = dict.fromkeys(self._members.nodes, ())
+                    self._recovery.distances |= self._members.ask("node", "distance_from_saves", nodes).results
             self._record(events.Struck(failure.step, failure.kind, failure.targets, point))
             if failure.kind == "controller":
                 os.kill(os.getpid(), signal.SIGKILL)
             self._members.kill(failure.kind, failure.targets)
-
-    def _measure_distances(self) -> None:
-        answers = self._members.ask("node", "distance_from_saves", dict.fromkeys(self._members.nodes, ()))
-        self._recovery.distances |= answers.results
 
     def _record(self, what: events.What) -> None:
         self._history.append(what)

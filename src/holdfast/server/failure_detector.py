@@ -70,12 +70,10 @@ class Detector(Generic[Member]):
             self._asked = {member: asked if asked is None else asked + gap for member, asked in self._asked.items()}
         late = {}
         for member, asked in self._asked.items():
-            if asked is not None and now - asked > (allowed := self._allowed(member)):
+            allowed = self._deadline if member in self._settled else self._at_first
+            if asked is not None and now - asked > allowed:
                 late[member] = f"it did not answer within {allowed:g} s"
         return late
-
-    def _allowed(self, member: Member) -> float:
-        return self._deadline if member in self._settled else self._at_first
 
 
 RAYLET = "RAY_RAYLET_PID"  # set by Ray in every process that it starts

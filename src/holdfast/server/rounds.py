@@ -76,7 +76,11 @@ class Rounds:
         todo = set(range(self._settings.workers))
         turns: dict[int, WorkerRound] = {}
         for _ in range(TRIES):
-            arguments = {w: (when, own) for w, parts in self._recovery.parts.items() if (own := _among(parts, todo))}
+            arguments = {
+                w: (when, own)
+                for w, parts in self._recovery.parts.items()
+                if (own := tuple(part for part in parts if part in todo))
+            }
             answers = self._members.ask("worker", "compute", arguments)
             done = {worker: turn for worker, turn in answers.results.items() if turn.broken is None}
             turns |= done
@@ -131,10 +135,6 @@ class Rounds:
         broken = {n: why for turn in turns.values() for n, why in (turn.broken or {}).items()}
         nodes = {Member("node", n): why for n, why in broken.items() if n in self._members.nodes}
         return nodes | self._members.lost("worker", missing)
-
-
-def _among(parts: tuple[int, ...], todo: set[int]) -> tuple[int, ...]:
-    return tuple(part for part in parts if part in todo)
 
 
 class StaleIteration(NamedTuple):

@@ -25,10 +25,10 @@ from holdfast.history.log import HistoryWriter
 from holdfast.sampler.digest import Samples
 from holdfast.server.candidates import Candidates
 from holdfast.server.failure_detector import raylet_lives
-from holdfast.server.layout import BlockLayout, put
 from holdfast.server.selection import Answer, Question, SaveUpTo
 from holdfast.server.settings import Settings
 from holdfast.server.shard import BlocksMoved, Holding, Shard, restored
+from holdfast.workloads.block_layout import BlockLayout, put
 from holdfast.workloads.divided import Push, When
 from holdfast.workloads.reinit import rule_of
 from holdfast.workloads.workload import Arrays

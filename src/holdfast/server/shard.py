@@ -12,7 +12,7 @@ import numpy as np
 
 from holdfast.blocks.division import Blocks, Floats, Ids
 from holdfast.blocks.policy import BlockInfo
-from holdfast.server.layout import BlockLayout, Layouts, add, join, put, require_fit, room, take
+from holdfast.workloads.block_layout import BlockLayout, Layouts, add, join, put, require_fit, room, take
 from holdfast.workloads.divided import Divided, Push, When
 from holdfast.workloads.workload import Arrays
 
@@ -233,12 +233,11 @@ class Shard:
         for push in pushes:
             position = layout.positions(push.ids)
             wanted = position >= 0
-            part = push.values if wanted.all() else self._chosen(push, wanted)
+            part = push.values
+            if not wanted.all():
+                part = take(part, self._layouts.of(push.ids).places(np.flatnonzero(wanted)))
             add(total, layout.places(position[wanted]), part)
         return total
-
-    def _chosen(self, push: Push, wanted: np.ndarray) -> Arrays:
-        return take(push.values, self._layouts.of(push.ids).places(np.flatnonzero(wanted)))
 
     def _apart_from(self, others: Arrays) -> Floats:
         if not len(self.ids):

@@ -23,7 +23,7 @@ from holdfast.server.failure_detector import raylet_lives
 from holdfast.server.members import call, gather
 from holdfast.server.settings import Settings
 from holdfast.server.shard import BlocksMoved
-from holdfast.workloads.block_slices import BlockSlices, together
+from holdfast.workloads.block_layout import BlockSlices, together
 from holdfast.workloads.divided import Push, When
 from holdfast.workloads.workload import Arrays
 

@@ -84,14 +84,6 @@ COVTYPE = DataFile(
 )
 
 
-def _mnist_train(obtain: Obtain) -> LabeledData:
-    return _mnist(obtain(TRAIN_IMAGES), obtain(TRAIN_LABELS))
-
-
-def _mnist_test(obtain: Obtain) -> LabeledData:
-    return _mnist(obtain(TEST_IMAGES), obtain(TEST_LABELS))
-
-
 def _mnist(images: Path, labels: Path) -> LabeledData:
     pixels, digits = read_idx(images, dimensions=3), read_idx(labels, dimensions=1)
     if len(pixels) != len(digits):
@@ -170,7 +162,10 @@ def _digits(_: Obtain) -> LabeledData:
 DATASETS: dict[str, dict[str, Callable[[Obtain], LabeledData]]] = {
     "covtype": {"train": _covtype},
     "digits": {"train": _digits},
-    "mnist": {"train": _mnist_train, "test": _mnist_test},
+    "mnist": {
+        "train": lambda obtain: _mnist(obtain(TRAIN_IMAGES), obtain(TRAIN_LABELS)),
+        "test": lambda obtain: _mnist(obtain(TEST_IMAGES), obtain(TEST_LABELS)),
+    },
 }
 
 

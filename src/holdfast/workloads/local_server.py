@@ -11,7 +11,7 @@ import numpy as np
 
 from holdfast.blocks.division import Ids
 from holdfast.errors import BadInput
-from holdfast.workloads.block_slices import BlockSlices, added, together
+from holdfast.workloads.block_layout import BlockSlices, added, together
 from holdfast.workloads.divided import Divided, Push, When
 from holdfast.workloads.workload import Arrays
 
@@ -59,7 +59,7 @@ class InRounds:
                 for worker, part in enumerate(self._parts)
             ]
             self._apply(held, when, pushes)
-        return self._gathered(held)
+        return together(list(zip(self._everywhere, held, strict=True)))
 
     def loss(self, state: Arrays) -> float:
         """Return the loss, from the workers' measures."""
@@ -75,9 +75,6 @@ class InRounds:
     def _dealt(self, state: Arrays) -> list[Arrays]:
         taken = [places.take(state) for places in self._everywhere]
         return [{name: value.copy() for name, value in arrays.items()} for arrays in taken]
-
-    def _gathered(self, held: list[Arrays]) -> Arrays:
-        return together(list(zip(self._everywhere, held, strict=True)))
 
     def _summed(self, held: list[Arrays]) -> Arrays:
         summaries = [self._workload.summary(ids, arrays) for ids, arrays in zip(self._nodes, held, strict=True)]
@@ -110,7 +107,7 @@ class InRounds:
     def _delivered(self, round: int, pushed: list[Ids]) -> list[_Delivery]:
         """Return which worker pushes what to which node; the last result is reused for the same blocks."""
         known, deliveries = self._deliveries.get(round, ([], []))
-        if len(known) != len(pushed) or not all(map(_same, known, pushed)):
+        if len(known) != len(pushed) or not all(map(np.array_equal, known, pushed)):
             deliveries = [found for node in range(len(self._nodes)) if (found := self._delivery(node, pushed))]
             self._deliveries[round] = pushed, deliveries
         return deliveries
@@ -126,7 +123,3 @@ class InRounds:
             if len(common)
         ]
         return _Delivery(node, changed, BlockSlices(self._blocks, self._nodes[node], changed), tuple(pieces))
-
-
-def _same(a: Ids, b: Ids) -> bool:
-    return a is b or np.array_equal(a, b)

@@ -45,7 +45,7 @@ def load_workload(name: str, data: Path | None = None) -> Divided:
     if name in WORKLOADS:
         return _known(*WORKLOADS[name], data)
     if name.endswith(".py") or Path(name).is_file():
-        return _own(Path(name), data)
+        return _checked(Path(name), _made(Path(name), data))
     raise BadInput(f"There is no workload {name!r}: choose one of {', '.join(WORKLOADS)}, or give a Python file.")
 
 
@@ -126,10 +126,6 @@ def _known(model: str, dataset: str, data: Path | None) -> Divided:
     from holdfast.workloads.cnn import cnn
 
     return cnn("shard", data, dataset=dataset)
-
-
-def _own(path: Path, data: Path | None) -> Divided:
-    return _checked(path, _made(path, data))
 
 
 def _made(path: Path, data: Path | None) -> Any:

@@ -17,7 +17,9 @@ class ResNet(nn.Module):
     def __init__(self, depth: int, classes: int, *, width: int = 64, channels: int = 3, small: bool = False) -> None:
         super().__init__()
         block: type[_Basic | _Bottleneck] = _Basic if depth == 18 else _Bottleneck
-        self.stem = _small_stem(channels, width) if small else _stem(channels, width)
+        convolution = _convolution(channels, width, 3) if small else _convolution(channels, width, 7, 2)
+        pool = () if small else (nn.MaxPool2d(3, 2, 1),)
+        self.stem = nn.Sequential(*convolution, nn.ReLU(inplace=True), *pool)
         self.stages, wide = _stages(block, STAGES[depth], width)
         self.head = nn.Linear(wide, classes)
         for module in self.modules():
@@ -76,14 +78,6 @@ def _stages(block: type[_Basic | _Bottleneck], counts: Sequence[int], width: int
             blocks.append(block(inputs, width << stage, stride))
             inputs = (width << stage) * block.expansion
     return nn.Sequential(*blocks), inputs
-
-
-def _stem(channels: int, width: int) -> nn.Sequential:
-    return nn.Sequential(*_convolution(channels, width, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
-
-
-def _small_stem(channels: int, width: int) -> nn.Sequential:
-    return nn.Sequential(*_convolution(channels, width, 3), nn.ReLU(inplace=True))
 
 
 def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:

@@ -5,7 +5,7 @@ packed dict need not have every array of its blocks: a worker may push nothing f
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -99,9 +99,9 @@ def add(values: Arrays, places: Places, part: Arrays) -> None:
 
 
 def room(layout: BlockLayout, like: Arrays) -> Arrays:
-    """Return zeros for all blocks of a layout, with the dtypes of `like`."""
+    """Return room for all blocks of a layout, with the dtypes of `like`, to add to: minus zero changes no bit of a sum."""
     return {
-        name: np.zeros(_shape(family, like[name].shape), like[name].dtype)
+        name: np.full(_shape(family, like[name].shape), -0.0, like[name].dtype)
         for family in layout.blocks.families
         for name in family.members
         if name in like
@@ -140,3 +140,56 @@ def _shape(family: Family, like: tuple[int, ...]) -> tuple[int, ...]:
     if family.dim is None:
         return like
     return (*like[: family.dim], int(family.bounds[-1]), *like[family.dim + 1 :])
+
+
+class BlockSlices:
+    """The positions of the blocks `wanted` among the blocks `packed`, which contain them; both rise.
+
+    Finding the positions takes longer than using them, so callers that exchange the same blocks every iteration keep it.
+    """
+
+    def __init__(self, blocks: Blocks, packed: Ids, wanted: Ids) -> None:
+        self.layout = BlockLayout(blocks, packed)
+        positions = self.layout.positions(wanted)
+        if (positions < 0).any():
+            raise BadInput(f"Block {wanted[positions < 0][0]} is not among the {len(packed)} packed blocks.")
+        self.everything = len(wanted) == len(packed)
+        self._places = self.layout.places(positions)
+        self.names = {name for family, _ in self._places for name in family.members}
+
+    def take(self, arrays: Arrays) -> Arrays:
+        """Return these blocks alone, packed: a copy, or the arrays themselves if there are no other blocks."""
+        return arrays if self.everything else take(arrays, self._places)
+
+    def put(self, values: Arrays, arrays: Arrays) -> None:
+        """Write these blocks, packed, into `arrays`."""
+        put(arrays, self._places, values)
+
+    def add(self, values: Arrays, arrays: Arrays) -> None:
+        """Add these blocks, packed, to `arrays`."""
+        add(arrays, self._places, values)
+
+
+def together(pieces: Sequence[tuple[BlockSlices, Arrays]]) -> Arrays:
+    """Join blocks from several sources that have no block in common."""
+    return _combined(pieces, BlockSlices.put)
+
+
+def added(pieces: Sequence[tuple[BlockSlices, Arrays]]) -> Arrays:
+    """Add up blocks from several sources, in this order; they may have blocks in common."""
+    return _combined(pieces, BlockSlices.add)
+
+
+def _combined(
+    pieces: Sequence[tuple[BlockSlices, Arrays]], write: Callable[[BlockSlices, Arrays, Arrays], None]
+) -> Arrays:
+    if len(pieces) == 1 and pieces[0][0].everything:
+        return pieces[0][1]
+    whole: Arrays = {}
+    for slices, values in pieces:
+        missing = {name: value for name, value in values.items() if name not in whole}
+        if strange := set(missing) - slices.names:
+            raise BadInput(f"Array {min(strange)!r} belongs to none of the blocks that it was pushed for.")
+        whole |= room(slices.layout, missing)
+        write(slices, values, whole)
+    return whole

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from holdfast.blocks.division import Blocks, Ids, along, ragged, whole
 from holdfast.errors import BadInput
-from holdfast.workloads.block_slices import BlockSlices, added, together
+from holdfast.workloads.block_layout import BlockSlices, added, together
 from holdfast.workloads.workload import Arrays
 
 STATE: Arrays = {
@@ -69,10 +69,10 @@ def test_what_is_pushed_may_be_wider_than_the_block_and_leave_out_companions() -
 
 
 def test_a_push_for_an_array_without_such_blocks_is_refused() -> None:
-    with pytest.raises(BadInput, match="no block of an array 'texts' among those it was pushed for"):
+    with pytest.raises(BadInput, match="Array 'texts' belongs to none of the blocks that it was pushed for"):
         added([(BlockSlices(BLOCKS, ALL, ALL[:2]), {"texts": np.ones(2)})])
 
 
 def test_a_block_that_is_not_there_is_refused() -> None:
-    with pytest.raises(BadInput, match="block 3 is not among the 2 blocks that are packed"):
+    with pytest.raises(BadInput, match="Block 3 is not among the 2 packed blocks"):
         BlockSlices(BLOCKS, np.array([2, 4]), np.array([2, 3]))
