@@ -1,1 +1,1 @@
-"""From a history to a decision: what a failure will cost, how often to save, and which recovery to choose."""
+"""Advice from the history of a run: the cost of a failure, the best save interval, and the recovery to choose."""

@@ -1,1 +1,1 @@
-"""Saving: where bytes live, whole snapshots, the running checkpoint, and finding what is bad."""
+"""Checkpoints: stores for bytes, snapshots of whole states, running checkpoints, writers, and verification."""

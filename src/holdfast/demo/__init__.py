@@ -1,1 +1,1 @@
-"""The demo: a small network trained by four workers of which one is killed twice."""
+"""The demo: a small network, trained by four workers, one of which is killed twice."""

@@ -1,1 +1,1 @@
-"""The ranks of a run among each other: who they are, process groups that outlive a member, and the links below them."""
+"""Communication among the ranks of a run: memberships, process groups that survive the loss of a member, and links."""

@@ -1,4 +1,4 @@
-"""Experiments, their results, figures and reports; and the same comparison for a model of one's own: `hf.lab.compare`."""
+"""Experiments with claims, results, figures and reports, and `hf.lab.compare` for a model of your own."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

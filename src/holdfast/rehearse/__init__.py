@@ -1,1 +1,1 @@
-"""Does this very script resume exactly? It is run unkilled and killed, and everything it holds is compared."""
+"""The rehearsal of a script: run it with and without kills, and compare its state bit by bit."""

@@ -1,1 +1,1 @@
-"""Pages about runs and results: HTML for a browser, Markdown for a terminal or a repository, CSV for a spreadsheet."""
+"""Pages about runs and results, as HTML, Markdown and CSV, with figures and timelines."""

@@ -1,1 +1,1 @@
-"""Runs as folders: which there are, how each stands, what its workers printed, and how to be rid of it."""
+"""The folder of a run: its configuration, lock, status and worker logs, and how to remove it."""

@@ -1,1 +1,1 @@
-"""Trainers that own their loop, protected by one call each: `transformers` and `lightning`."""
+"""Adapters for trainers that own their loop: Hugging Face's Trainer, Lightning's Trainer and Fabric."""
