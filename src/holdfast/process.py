@@ -1,4 +1,4 @@
-"""Whether this worker was asked to stop in order. The signal only asks; the training loop answers at a boundary."""
+"""Stop signals and exit statuses of worker processes. A signal only sets a flag; the training loop stops at a boundary."""
 
 import ctypes
 import signal
@@ -7,28 +7,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 PREEMPTED = 75
-"""The exit status of a worker that was asked to stop, saved, and may go on later (EX_TEMPFAIL)."""
+"""The exit status of a worker that saved and stopped after a signal; the run can be continued (EX_TEMPFAIL)."""
 IN_ORDER = (0, PREEMPTED)
-"""How a worker exits that did what it was to do."""
+"""The exit statuses of a worker that has not failed."""
 SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
-"""What asks a process to stop."""
+"""The signals that ask a process to stop."""
 
 
 _PR_SET_PDEATHSIG = 1
 
 
 class StopFlag:
-    """A flag without a lock: a signal may come while the thread it interrupts holds any lock there is."""
+    """A flag without a lock, because a signal may interrupt a thread that holds any lock."""
 
     def __init__(self) -> None:
         self._made = False
 
     def set(self) -> None:
-        """Ask."""
         self._made = True
 
     def is_set(self) -> bool:
-        """Whether it was asked for."""
         return self._made
 
 
@@ -38,7 +36,7 @@ requested = StopFlag()
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Keep signals back while forking: a child meets them when it is ready, and never with its parent's handlers."""
+    """Block stop signals while forking, so that a child never runs its parent's handlers."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield
@@ -47,13 +45,13 @@ def held_back() -> Iterator[None]:
 
 
 def die_with_parent() -> None:
-    """Be killed by the kernel when the thread that forked us ends, however it ends (Linux)."""
+    """Have the kernel kill this process when the thread that forked it ends (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def outlast() -> None:
-    """Be a process that serves a worker: requests to stop are the worker's to answer, and we end with it."""
+    """Ignore stop signals in a helper process of a worker: the worker handles them and ends its helpers."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

@@ -1,4 +1,4 @@
-"""How fast training converges, estimated from its losses alone.
+"""The rate at which training converges, estimated from its losses alone.
 
 If the loss falls to L* as a geometric series, the means of three equal stretches of w steps have differences in the ratio
 q = c^(2w), because the loss falls as the square of a distance that shrinks by c a step. The noise of the losses makes q

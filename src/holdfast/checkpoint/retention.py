@@ -1,4 +1,4 @@
-"""Which snapshots to keep: the last few, and always the newest good one. Unusable ones are set aside when a run resumes."""
+"""Decide which snapshots to keep: the last few, and always the newest good one. Unusable ones are set aside when a run resumes."""
 
 import logging
 import re

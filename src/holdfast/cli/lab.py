@@ -119,7 +119,7 @@ def lab_check(
 
 
 def _print_costs(result: "Result") -> None:
-    """What failures cost; the report has the same with more columns."""
+    """Print the costs of failures; the report has the same table with more columns."""
     table = Table("recovery", "policy", "saved", "lost", "cost, 95 %", "reduction", "bound", title="Iteration costs")
     for row in result.rows:
         cost = f"{row['cost_mean']:.2f} ({row['cost_low']:.2f} to {row['cost_high']:.2f})"

@@ -1,4 +1,4 @@
-"""What the workers of a run printed, as text: progress bars as they ended, and no control codes."""
+"""The output of the workers of a run as text: progress bars in their final state, without control codes."""
 
 import re
 from collections.abc import Iterator
