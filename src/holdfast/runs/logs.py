@@ -1,4 +1,4 @@
-"""The output of the workers of a run as text: progress bars in their final state, without control codes."""
+"""The output of a run's workers as text: progress bars as they ended, and no control codes."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Which worker failed first, and why; and how a worker's exception reaches the supervisor.
+"""The first failure of a group of workers and its cause, and the record of a worker's exception.
 
 When one worker fails, its peers fail with it: their collectives end in connection errors. Those are consequences. The
 first failure is that of the worker with a cause of its own, or of the worker that its peers waited for in vain.
@@ -61,7 +61,7 @@ class Raised:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExit:
-    """How one worker ended: `exit` is its status, minus the signal that killed it, or None while it runs.
+    """The end of one worker: `exit` is its status, minus the signal that killed it, or None while it runs.
 
     `midway`: it exited with 0 before its loop ended. `hung`: why it counts as hung, if it does. `place` is how far it
     came, `idle` the seconds since its last progress, `log` the file of its stderr.
@@ -117,7 +117,7 @@ class FirstFailure:
 
     @property
     def error(self) -> tuple[str, str, int | None]:
-        """What two equal errors share: the text without its numbers, the line that raised, and the step.
+        """The parts that two equal errors share: the text without its numbers, the line that raised, and the step.
 
         A status that a script chose to exit with is kept in the text.
         """

@@ -1,4 +1,4 @@
-"""Which worker hangs: how long each may go without progress, and which one keeps the others waiting. Pure.
+"""The decision that a worker hangs: how long each may go without progress, and which one keeps the others waiting. Pure.
 
 A worker that waits for a peer has passed more step boundaries, or begun more collectives, than the peer: the worker that
 is furthest behind is waited for. Where members were lost, the others wait for the one that has not come to recover.

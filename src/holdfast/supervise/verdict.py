@@ -22,7 +22,7 @@ _EXIT_CODES: dict[Word, int] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunVerdict:
-    """How a run ended, the number of attempts in its folder so far, and the reason."""
+    """The end of a run, the number of attempts in its folder so far, and the reason."""
 
     verdict: Word
     attempts: int

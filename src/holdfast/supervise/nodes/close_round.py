@@ -55,7 +55,7 @@ class RoundCloser:
         limits = {"of": node.of, "least": node.least}
         start = quorum.starting(arrivals, last.members, heard, time.monotonic(), **limits, lost_after=node.lost_after)
         names = {arrival.who for arrival in start or ()}
-        return sorted((each for each in greetings if each["who"] in names), key=lambda greeting: greeting["node"])
+        return sorted((node for node in greetings if node["who"] in names), key=lambda node: node["node"])
 
     def _take_term(self, nodes: Sequence[Greeting], last: Peers) -> Term | None:
         """Return the term in which `nodes` start: the last one if they are the same nodes, otherwise a new one.

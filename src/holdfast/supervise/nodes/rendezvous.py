@@ -25,7 +25,7 @@ _SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundInfo:
-    """What the nodes agreed on in one rendezvous, for one start of their workers."""
+    """The outcome of one rendezvous, for one start of the workers."""
 
     attempt: int
     round: str  # a name that no other round has

@@ -30,7 +30,7 @@ class Stranded(Exception):
 
 
 class MembershipController:
-    """Who trains in the attempt that begins with `round`; `wanted` is the number of workers that should."""
+    """The membership of the attempt that begins with `round`; `wanted` is the number of workers that should train."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class MembershipController:
         """Return True if workers have waited for a membership for long and none was lost: a connection broke."""
         progress = [worker.task.progress for worker in self._pool.running]
         number = self.members.current.number
-        seeks = any(each.phase is Phase.RECOVERING and each.suspected == number for each in progress)
+        seeks = any(memory.phase is Phase.RECOVERING and memory.suspected == number for memory in progress)
         if not seeks or any(worker.is_in_reserve and not worker.is_ready for worker in self._pool.running):
             self._changed = time.monotonic()
         return seeks and time.monotonic() - self._changed > SUSPECTED
@@ -72,7 +72,9 @@ class MembershipController:
     def can_continue(self) -> bool:
         """Return True if the other workers could continue without those that have failed."""
         progress = [worker.task.progress for worker in self._pool.running]
-        if self._pool.has_script_collectives or any(each.has_fallen_back or each.has_exchanged for each in progress):
+        if self._pool.has_script_collectives or any(
+            memory.has_fallen_back or memory.has_exchanged for memory in progress
+        ):
             return False
         report = merge_reports([self.report(), *(self._peers.reports() or {}).values()])
         return report.goes_on and (bool(report.inside) or not self._peers.decides)
