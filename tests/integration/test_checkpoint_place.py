@@ -178,7 +178,7 @@ def test_a_place_that_cannot_be_written_is_refused_and_nothing_is_started(holdfa
         (tmp_path / "file" / "here", "file"),
         ("ftq://somewhere/run", "ftq"),
         ("memory://run", "memory"),
-        ("", "has no name"),
+        ("", "is empty"),
     ):
         code, said = holdfast("run", "--out", tmp_path / "out", "--checkpoints", place, LOOP)
         assert (code, len(said.splitlines())) == (2, 1), said

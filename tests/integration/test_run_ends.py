@@ -15,7 +15,7 @@ from holdfast import progress
 from holdfast.audit.verdicts import audit_run
 from holdfast.distributed.ranks import Ranks
 from holdfast.progress import Progress
-from holdfast.supervise import failure_cause as error_file
+from holdfast.supervise.failure_cause import read_error, write_error
 from holdfast.train.stopping import Apart, Stopping, apart
 from supervisor_process import SUPPORT, Start
 
@@ -240,8 +240,8 @@ def test_a_sample_that_raises_is_named_by_its_id(tmp_path: Path) -> None:
         list(batches)
     assert error.value.__notes__ == ["sample 7 raised this"]
     memory = Progress()
-    error_file.leave(tmp_path / "error.json", memory, error.value, __file__)
-    raised = error_file.read(tmp_path / "error.json", memory)
+    write_error(tmp_path / "error.json", memory, error.value, __file__)
+    raised = read_error(tmp_path / "error.json", memory)
     assert raised is not None
     assert raised.message == "OSError: cannot read the image (sample 7 raised this)"
 
