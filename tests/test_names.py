@@ -3,7 +3,8 @@
 import ast
 from collections import defaultdict
 
-from source_tree import imported, modules
+from repository import ROOT
+from source_tree import SOURCE, imported, modules
 
 MODULES = modules()
 
@@ -30,7 +31,6 @@ SHARED_NAMES = {
 
 # Modules under 40 lines with one importer, and why they are modules.
 SMALL_MODULES = {
-    "holdfast.cli.report": "every command has a file",
     "holdfast.cli.scale": "every command has a file",
     "holdfast.lab.registry": "the list of experiments is where a new one is added",
     "holdfast.train.nested": "",
@@ -66,3 +66,11 @@ def test_a_small_module_has_several_importers_or_a_reason() -> None:
         if path.name != "__init__.py" and len(path.read_text().splitlines()) < 40 and len(importers[module]) == 1
     }
     assert small - SMALL_MODULES.keys() == set()
+
+
+def test_folders_of_tests_mirror_packages() -> None:
+    folders = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
+    others = {"integration", "crash", "docs"}  # supervisors with real workers; killed writers; the documents
+    assert [
+        str(folder) for folder in folders if not (SOURCE / "holdfast" / folder).is_dir() and str(folder) not in others
+    ] == []
