@@ -163,7 +163,7 @@ def _priced(price: Price) -> str:
     if iterations.high == 0:
         work = "no step is repeated"
     else:
-        work = f"{iterations.value:.3g} iterations ({_range(iterations, _number)})"
+        work = f"{iterations.value:.3g} iterations ({_range(iterations, '{:.3g}'.format)})"
     if price.recovery == "restart":
         work += " since the last save, with the present save interval"
     return (
@@ -217,7 +217,3 @@ def _with_range(estimate: Estimate) -> str:
 
 def _range(estimate: Estimate, words: Callable[[float], str]) -> str:
     return f"{words(estimate.low)} to {words(estimate.high)}"
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}"

@@ -72,7 +72,7 @@ def slowdown(every: npt.ArrayLike, saving: SaveCosts) -> Floats:
 
 def best_interval(saving: SaveCosts) -> SaveInterval:
     """Return the steps between saves that minimise the run time, beside Young's and Daly's."""
-    first = _fewest(saving)
+    first = max(1, math.ceil((saving.durable - saving.stall) / saving.step))  # a save is durable before the next begins
     last = max(first + 1, min(MOST, math.ceil(20 * saving.mtbf / saving.step)))
     grid = np.unique(np.round(np.geomspace(first, last, FINE)).astype(np.int64))
     place = int(np.argmin(slowdown(grid, saving)))
@@ -83,11 +83,6 @@ def best_interval(saving: SaveCosts) -> SaveInterval:
     good = grid[slowdown(grid, saving) <= 1.01 * least]
     young, daly = (_steps(saving, formula) for formula in ("young", "daly"))
     return SaveInterval(best, young, daly, min([best, *good[:1].tolist()]), max([best, *good[-1:].tolist()]), 1 / least)
-
-
-def _fewest(saving: SaveCosts) -> int:
-    """Return the steps after which a save is durable before the next one begins."""
-    return max(1, math.ceil((saving.durable - saving.stall) / saving.step))
 
 
 def _steps(saving: SaveCosts, formula: str) -> int:

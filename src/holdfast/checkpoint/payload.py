@@ -78,10 +78,12 @@ def layout(tensors: State, metadata: Mapping[str, str] | None = None) -> Payload
     """
     # Wide dtypes first, so that every value is aligned to its item size. The values of one device are adjacent, so that
     # the device can send them in one copy.
-    order = sorted(tensors, key=lambda name: (-_itemsize(name, tensors[name]), _device(tensors[name])))
+    for name, value in tensors.items():
+        check(name, value)
+    devices = {name: str(value.device) if _is_tensor(value) else "cpu" for name, value in tensors.items()}
     spans, end = {}, 0
-    for name in order:
-        start, end = end, end + _nbytes(tensors[name])
+    for name in sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, devices[name])):
+        start, end = end, end + int(tensors[name].nbytes)
         spans[name] = (start, end)
     header = _header(tensors, spans, metadata or {})
     return PayloadLayout(
@@ -240,19 +242,6 @@ def _code(name: str, value: Array) -> str:
     if code is None:
         raise BadInput(f"tensor {name!r} has dtype {value.dtype}, which cannot be stored: use {', '.join(_TORCH)}.")
     return code
-
-
-def _itemsize(name: str, value: Array) -> int:
-    _code(name, value)
-    return int(value.dtype.itemsize)
-
-
-def _device(value: Array) -> str:
-    return str(value.device) if _is_tensor(value) else "cpu"
-
-
-def _nbytes(value: Array) -> int:
-    return int(value.nbytes)
 
 
 def _memory(value: Array) -> memoryview:

@@ -74,7 +74,9 @@ def _take_apart(value: Any, path: str, tensors: dict[str, Array]) -> Any:
     if kind is Counter:  # for example the milestones of a learning-rate schedule
         return {"counter": _pairs(value, path, tensors)}
     if kind is OrderedDict:
-        return _ordered(value, path, tensors)
+        # A module's state_dict has the versions of its layers in an attribute, which load_state_dict reads.
+        attributes = _take_apart(vars(value), _join(path, "(attributes)"), tensors)
+        return {"ordered": [_pairs(value, path, tensors), attributes]}
     if isinstance(value, np.generic):
         return {"scalar": _name(np.asarray(value), path, tensors)}
     if isinstance(value, torch.Tensor | np.ndarray):
@@ -91,12 +93,6 @@ def _put_together(tree: Any, tensors: _Once) -> Any:
         return tree
     ((tag, content),) = tree.items()
     return _TAGS[tag](content, tensors)
-
-
-def _ordered(value: "OrderedDict[Any, Any]", path: str, tensors: dict[str, Array]) -> dict[str, Any]:
-    # A module's state_dict has the versions of its layers in an attribute, which load_state_dict reads.
-    attributes = _take_apart(vars(value), _join(path, "(attributes)"), tensors)
-    return {"ordered": [_pairs(value, path, tensors), attributes]}
 
 
 def _pairs(value: dict[Any, Any], path: str, tensors: dict[str, Array]) -> list[list[Any]]:
@@ -123,10 +119,6 @@ def _from_ordered(content: list[Any], tensors: _Once) -> "OrderedDict[Any, Any]"
     return result
 
 
-def _from_scalar(name: str, tensors: _Once) -> Any:
-    return np.asarray(tensors.take(name))[()]
-
-
 _TAGS: dict[str, Callable[[Any, _Once], Any]] = {
     "float": lambda text, _: float(text),
     "bytes": lambda text, _: base64.b64decode(text, validate=True),
@@ -134,7 +126,7 @@ _TAGS: dict[str, Callable[[Any, _Once], Any]] = {
     "dict": lambda pairs, tensors: dict(_from_pairs(pairs, tensors)),
     "counter": lambda pairs, tensors: Counter(dict(_from_pairs(pairs, tensors))),
     "ordered": _from_ordered,
-    "scalar": _from_scalar,
+    "scalar": lambda name, tensors: np.asarray(tensors.take(name))[()],
     "tensor": lambda name, tensors: tensors.take(name),
 }
 

@@ -112,7 +112,11 @@ def attempts(stretches: Sequence[Stretch], history: Iterable[Event]) -> list[Att
             AttemptTimeline(
                 stretch=stretch,
                 steps=steps,
-                regroups=[_regrouped(moment, lineage) for moment in stretch.moments_of(Regroup)],
+                regroups=[
+                    Regrouped(at, event.time, event.what, event.what.step >= lineage.limit(event.what.attempt))
+                    for at, event in stretch.moments_of(Regroup)
+                    if isinstance(event.what, Regroup)
+                ],
                 saves=_saves(stretch),
                 committed=so_far,
                 after_failure=bool(read) and read[-1].failed,
@@ -182,12 +186,6 @@ def _step(
     within = sum(max(0.0, min(seconds, end - (at - compute))) for end, seconds in recovered)
     rolled_back = what.step >= lineage.limit(what.attempt)
     return StepCost(what.step, begin, at, data, max(0.0, compute - within), stall, device, rolled_back)
-
-
-def _regrouped(moment: Moment, lineage: Lineage) -> Regrouped:
-    what = moment.event.what
-    assert isinstance(what, Regroup)
-    return Regrouped(moment.at, moment.event.time, what, what.step >= lineage.limit(what.attempt))
 
 
 def fatal(stretch: Stretch) -> list[Moment]:
@@ -260,9 +258,9 @@ def _stop(stretch: Stretch, steps: Sequence[StepCost], struck: StruckFailure | N
     """Return where the failure begins: after rank 0's last step, and before the failure was detected."""
     detected = min((moment.at for moment in fatal(stretch)), default=stretch.end)
     done = steps[-1].end if steps else stretch.begin
-    began = _last_word(stretch.moments, detected) if struck is None else moment_of(struck.event, stretch)
+    if struck is not None:
+        began = moment_of(struck.event, stretch)
+    else:
+        written = (m.at for m in stretch.moments if m.event.who.startswith("rank-") and m.at <= detected)
+        began = max(written, default=detected)
     return max(done, min(began, detected))
-
-
-def _last_word(moments: Sequence[Moment], until: float) -> float:
-    return max((m.at for m in moments if m.event.who.startswith("rank-") and m.at <= until), default=until)

@@ -263,7 +263,15 @@ def _failures(timelines: Sequence[AttemptTimeline], history: Sequence[Event]) ->
     for strike, event in strikes(history):
         if id(event) not in known:
             ended = None if last and event is last.event else False
-            costs.append(_not_ending(strike, ended))
+            costs.append(
+                FailureCost(
+                    attempt=strike.attempt,
+                    step=strike.step,
+                    kind=strike.kind,
+                    rank=_rank(strike),
+                    ended_attempt=ended,
+                )
+            )
     return sorted(costs, key=lambda cost: (cost.attempt, cost.step, cost.ended_attempt is True, cost.rank or 0))
 
 
@@ -328,7 +336,7 @@ def _lost(
         failure for failure in struck if failure.strike.rank == member and failure.strike.step <= at.regroup.step + 1
     )
     strike = next((failure for failure in mine if id(failure.event) not in known), None)
-    seen = next((moment for moment in detects if _rank_of(moment) == member), None)
+    seen = next((moment for moment in detects if getattr(moment.event.what, "rank", None) == member), None)
     if strike:
         known.add(id(strike.event))
     if seen:
@@ -347,16 +355,6 @@ def _lost(
         detected=what.kind if isinstance(what, Detect) else None,
         detection=max(0.0, seen.at - begin) if seen else None,
         to_first_step=after.end - begin if after else None,
-    )
-
-
-def _rank_of(moment: Moment) -> int | None:
-    return moment.event.what.rank if isinstance(moment.event.what, Detect) else None
-
-
-def _not_ending(strike: Strike, ended_attempt: bool | None) -> FailureCost:
-    return FailureCost(
-        attempt=strike.attempt, step=strike.step, kind=strike.kind, rank=_rank(strike), ended_attempt=ended_attempt
     )
 
 

@@ -49,7 +49,12 @@ def leading(history: Sequence[Event]) -> list[Event]:
     if all(who == "rank-0" for who in first.values()):
         return [e for place, e in _placed(files["rank-0"]) if place is not None] if first else files["rank-0"]
     placed = {who: list(_placed(events)) for who, events in files.items()}
-    path = [event for who, events in placed.items() for place, event in events if _leads(first, who, place)]
+    path = [
+        event
+        for who, events in placed.items()
+        for place, event in events
+        if place is not None and who == first.get(place, "rank-0")
+    ]
     return sorted([*path, *_unwritten(first, placed, path)], key=lambda event: event.time)
 
 
@@ -72,10 +77,6 @@ def _placed(events: Sequence[Event]) -> Iterator[tuple[Place | None, Event]]:
         elif isinstance(what, Regroup):
             place = (what.attempt, what.number)
         yield place, event
-
-
-def _leads(first: Mapping[Place, str], who: str, place: Place | None) -> bool:
-    return place is not None and who == first.get(place, "rank-0")
 
 
 def _unwritten(
@@ -164,14 +165,13 @@ def _sorted_by_end(events: Sequence[Event]) -> list[Event]:
     path: list[Event] = []
     for event in events:
         place = len(path)
-        while isinstance(event.what, Step) and place and _is_later(path[place - 1], event):
+        while isinstance(event.what, Step) and place:
+            before = path[place - 1]
+            if not isinstance(before.what, Save | Commit | Regroup) or before.time <= event.time:
+                break
             place -= 1
         path.insert(place, event)
     return path
-
-
-def _is_later(event: Event, step: Event) -> bool:
-    return isinstance(event.what, Save | Commit | Regroup) and event.time > step.time
 
 
 def _in_order(files: tuple[list[Event], list[Event]]) -> list[Event]:

@@ -128,7 +128,11 @@ def csv_text(table: Table) -> str:
 
 def html_text(page: Page) -> str:
     """Return the page as HTML with its styles, script and figures; it loads nothing from the network."""
-    return _template().render(page=page, tones=TONES, kinds=WORDS, png=_png, refresh=REFRESH)
+
+    def png(picture: Picture) -> str:
+        return "data:image/png;base64," + b64encode(picture.png).decode()
+
+    return _template().render(page=page, tones=TONES, kinds=WORDS, png=png, refresh=REFRESH)
 
 
 @cache
@@ -143,13 +147,9 @@ def _template() -> Template:
     return pages.get_template("page.html")
 
 
-def _png(picture: Picture) -> str:
-    return "data:image/png;base64," + b64encode(picture.png).decode()
-
-
 def markdown_text(page: Page) -> str:
     """Return the page as Markdown, in the order of the HTML page; its figures are separate files."""
-    return "\n".join([f"# {page.title}", "", page.lead, *_statements(page), *_body(page), *_facts(page), ""])
+    return "\n".join([f"# {page.title}", "", page.lead, *_statements(page), *_body(page), ""])
 
 
 def _statements(page: Page) -> Iterator[str]:
@@ -174,6 +174,8 @@ def _body(page: Page) -> Iterator[str]:
     for table in page.tables:
         if not table.folded:
             yield from ("", *_table(table))
+    for name, fact in page.facts.items():
+        yield from ("", f"{name}: {fact}{'' if fact.endswith('.') else '.'}")
 
 
 def _table(table: Table) -> Iterator[str]:
@@ -184,11 +186,6 @@ def _table(table: Table) -> Iterator[str]:
         yield _line([column.show(value) for column, value in zip(table.columns, row, strict=True)])
     if len(table.rows) > MOST_ROWS:
         yield from ("", f"The first {MOST_ROWS} of {len(table.rows)} rows; tables/{table.name}.csv has all.")
-
-
-def _facts(page: Page) -> Iterator[str]:
-    for name, fact in page.facts.items():
-        yield from ("", f"{name}: {fact}{'' if fact.endswith('.') else '.'}")
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -30,15 +30,16 @@ def thinned(pieces: Iterable[Piece], least: float) -> list[Piece]:
     joined: list[Piece] = []
     for piece in _gathered(pieces, least):
         last = joined[-1] if joined else None
-        if last and last.kind == piece.kind and piece.begin - last.end < least and not _apart(last, piece, least):
+        if (
+            last
+            and last.kind == piece.kind
+            and piece.begin - last.end < least
+            and min(last.length, piece.length) < STEPS_APART * least
+        ):
             joined[-1] = Piece(last.begin, max(last.end, piece.end), piece.kind)
         else:
             joined.append(piece)
     return joined
-
-
-def _apart(one: Piece, other: Piece, least: float) -> bool:
-    return min(one.length, other.length) >= STEPS_APART * least
 
 
 def _gathered(pieces: Iterable[Piece], least: float) -> Iterator[Piece]:

@@ -9,7 +9,7 @@ from html import escape
 from math import log10
 
 from holdfast.finding import counted
-from holdfast.report.activity import KINDS, Activity, Line
+from holdfast.report.activity import KINDS, Activity
 from holdfast.report.thinning import Piece, thinned, thinned_line, thinned_marks
 
 COLUMNS = 1000  # horizontal resolution: more than a reader can tell apart
@@ -140,15 +140,11 @@ def _grid(run: Activity) -> Iterator[str]:
     bottom = TOP + CURVE + GAP + LANE * len(_shown(run))
     for step in _ticks(run.reached, 4):
         yield f'<line x1="0" x2="100%" y1="{_y(run, step)}" y2="{_y(run, step)}" stroke="var(--line)"/>'
-        yield _text("-10", _y(run, step) + 4, _short(step), "end")
+        yield _text("-10", _y(run, step) + 4, f"{step / 1000:g}k" if step >= 10000 else f"{step:g}", "end")
     yield _text("-10", TOP - 16, "steps", "end")
     for second in _seconds(run.wall, 5):
         if second <= 0.97 * run.wall:
             yield _text(_x(run, second), bottom + 20, _moment(second), "middle" if second else "start")
-
-
-def _short(number: float) -> str:
-    return f"{number / 1000:g}k" if number >= 10000 else f"{number:g}"
 
 
 def _moment(seconds: float) -> str:
@@ -182,12 +178,8 @@ def _curve(run: Activity) -> Iterator[str]:
         if before is not None:
             ends = (before.points[-1], line.points[0])
             yield _path(run, ends, "var(--recover)", ' stroke-dasharray="2 3"')
-        yield _path(run, _thin(line), "var(--train)" if line.kept else "var(--undone)", "")
+        yield _path(run, thinned_line(line.points, COLUMNS // 2), "var(--train)" if line.kept else "var(--undone)", "")
     yield "</svg>"
-
-
-def _thin(line: Line) -> Sequence[tuple[float, float]]:
-    return thinned_line(line.points, COLUMNS // 2)
 
 
 def _path(run: Activity, points: Sequence[tuple[float, float]], colour: str, more: str) -> str:
