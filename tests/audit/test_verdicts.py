@@ -788,7 +788,7 @@ class TestOnePlan:
     def test_a_plan_that_cannot_be_trained_is_unknown(self) -> None:
         verdict, reason = found(self.check, changed(KILLED, is_a(Plan), batch=0))
         assert verdict == "unknown"
-        assert "a global batch of 0 samples" in reason
+        assert "global_batch must be at least 1 (got 0)" in reason
 
     def test_without_a_plan_it_is_unknown(self) -> None:
         assert found(self.check, without(KILLED, is_a(Plan))) == (

@@ -66,7 +66,7 @@ def test_a_script_that_draws_is_told_how_many_and_no_steps_are_refused(tmp_path:
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters())
     run.protect(model=model, optimizer=optimizer)
-    with pytest.raises(BadInput, match="0 steps train nothing"):
+    with pytest.raises(BadInput, match="steps must be an integer of at least 1"):
         run.steps(0, global_batch=8)
     told = []
     for batch in run.steps(2, global_batch=8, micro_batches=2):

@@ -86,12 +86,12 @@ def test_the_type_and_shape_of_the_array_do_not_matter(dtype: np.dtype) -> None:
 
 @pytest.mark.parametrize("ids", [[0.5], ["a"], [2**70], [True]])
 def test_what_is_not_a_whole_number_is_refused(ids: list[object]) -> None:
-    with pytest.raises(BadInput, match="whole numbers"):
+    with pytest.raises(BadInput, match="must be integers"):
         Samples.of(ids)
 
 
 def test_more_than_there_is_cannot_be_taken_out() -> None:
-    with pytest.raises(BadInput, match="cannot take 2 samples out of 1"):
+    with pytest.raises(BadInput, match="Cannot take 2 samples out of 1"):
         Samples.of([1]) - Samples.of([1, 2])
 
 
@@ -115,7 +115,7 @@ def test_samples_survive_json(ids: list[int]) -> None:
     ],
 )
 def test_json_of_another_shape_is_corrupt(value: object) -> None:
-    with pytest.raises(Corrupt, match="not a count and digest"):
+    with pytest.raises(Corrupt, match="Not a count and digest"):
         Samples.from_json(value)
 
 

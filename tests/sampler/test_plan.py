@@ -43,7 +43,7 @@ class TestPosition:
 
     @pytest.mark.parametrize("step", [-1, 13])
     def test_a_step_outside_is_refused(self, step: int) -> None:
-        with pytest.raises(BadInput, match=rf"step {step} is not in 0\.\.12"):
+        with pytest.raises(BadInput, match=rf"Step {step} is not in 0\.\.12"):
             SamplePlan(samples=40, batch=10, epochs=3).position(step)
 
     @pytest.mark.parametrize("at", [Position(0, 4), Position(0, -1), Position(-1, 0), Position(3, 1), Position(4, 0)])
@@ -51,12 +51,12 @@ class TestPosition:
         geometry = SamplePlan(samples=40, batch=10, epochs=3)
         with pytest.raises(BadInput, match=f"{at} is not in this training of 3 epochs of 4 windows"):
             geometry.step(at)
-        with pytest.raises(BadInput, match=f"there is no window {at} "):
+        with pytest.raises(BadInput, match=f"There is no window {at} "):
             geometry.window(at)
 
     def test_there_is_no_window_at_the_end(self) -> None:
         geometry = SamplePlan(samples=40, batch=10, epochs=3)
-        with pytest.raises(BadInput, match="there is no window epoch 3 cursor 0"):
+        with pytest.raises(BadInput, match="There is no window epoch 3 cursor 0"):
             geometry.window(geometry.position(geometry.steps))
 
 
@@ -104,7 +104,7 @@ class TestWindow:
 
     @pytest.mark.parametrize("steps", [[-1, 2], [0, 12]])
     def test_windows_outside_are_refused(self, steps: list[int]) -> None:
-        with pytest.raises(BadInput, match=rf"steps {steps[0]} to {steps[1]} are not all in 0\.\.11"):
+        with pytest.raises(BadInput, match=rf"Steps {steps[0]} to {steps[1]} are not all in 0\.\.11"):
             SamplePlan(samples=40, batch=10, epochs=3).windows(steps)
 
 
@@ -133,7 +133,7 @@ class TestShare:
 
     @pytest.mark.parametrize("world", [0, -1, 11])
     def test_a_world_that_cannot_be_formed_is_refused(self, world: int) -> None:
-        with pytest.raises(BadInput, match=f"a global batch of 10 samples cannot be divided among {world} workers"):
+        with pytest.raises(BadInput, match=f"A global batch of 10 samples cannot be divided among {world} workers"):
             SamplePlan(samples=40, batch=10, epochs=3).share(Position(), 0, world)
 
     @pytest.mark.parametrize("rank", [-1, 4])
@@ -189,7 +189,7 @@ class TestJson:
 
     @pytest.mark.parametrize("value", [None, 7, "plan", [], {"samples": 10}])
     def test_what_is_no_geometry_is_refused(self, value: object) -> None:
-        with pytest.raises(BadInput, match="not the geometry of a training"):
+        with pytest.raises(BadInput, match="Not the plan of a training"):
             SamplePlan.from_json(value)
 
     def test_what_is_missing_is_named(self) -> None:
@@ -199,18 +199,18 @@ class TestJson:
     @pytest.mark.parametrize("value", ["5", 5.0, True, None, [5]])
     @pytest.mark.parametrize("field", ["samples", "batch", "epochs", "seed"])
     def test_what_is_not_a_whole_number_is_refused_and_named(self, field: str, value: object) -> None:
-        with pytest.raises(BadInput, match=f"^{field} must be a whole number"):
+        with pytest.raises(BadInput, match=f"^{field} must be an integer"):
             SamplePlan.from_json({**HUGE.to_json(), field: value})
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"batch": 0}, "a global batch of 0 samples trains nothing"),
+        ({"batch": 0}, r"global_batch must be at least 1 \(got 0\)"),
         ({"samples": 9}, "9 samples do not fill one global batch of 10"),
         ({"samples": 10**15}, "1000000000000000 samples are more than can be shuffled"),
-        ({"epochs": 0}, "0 epochs train nothing"),
-        ({"seed": -1}, "the seed -1 does not fit 64 bits"),
+        ({"epochs": 0}, "The number of epochs must be at least 1"),
+        ({"seed": -1}, "The seed -1 does not fit 64 bits"),
         ({"seed": 2**64}, "does not fit 64 bits"),
     ],
 )

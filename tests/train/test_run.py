@@ -250,16 +250,16 @@ def test_a_save_that_fails_for_good_stops_the_run_at_a_boundary(
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"global_batch": 0}, "a global batch of 0 samples trains nothing"),
+        ({"global_batch": 0}, r"global_batch must be at least 1 \(got 0\)"),
         ({"global_batch": 97}, "96 samples do not fill one global batch of 97"),
-        ({"num_epochs": 0}, "0 epochs train nothing"),
+        ({"num_epochs": 0}, "The number of epochs must be at least 1"),
         (
             {"micro_batches": 17},
             "micro_batches must be between 1 and 16, the samples of one rank and step \\(got 17\\)",
         ),
         ({"micro_batches": 0}, "between 1 and 16, .* \\(got 0\\)"),
         ({"num_workers": -1}, "num_workers must be 0 .* or more \\(got -1\\)"),
-        ({"seed": -1}, "the seed -1 does not fit"),
+        ({"seed": -1}, "The seed -1 does not fit"),
     ],
 )
 def test_a_plan_that_cannot_be_is_refused_in_one_line(how: dict[str, Any], message: str) -> None:

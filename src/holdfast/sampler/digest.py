@@ -1,8 +1,8 @@
-"""Which samples, without listing them: a digest of a multiset of sample ids that adds up across ranks and steps.
+"""A digest of a multiset of sample ids that adds up across ranks and steps.
 
-Each id is mixed into two 64-bit numbers, and each of the two is summed with wrap-around. A sum knows no order, so
-the shares of a window add up to the window however it was divided. A sample lost, repeated or exchanged by a fault
-goes unnoticed with a chance of about 2^-128; an adversary who may choose ids is not what this guards against.
+Each id is mixed into two 64-bit numbers, and each of the two is summed with wrap-around. A sum has no order, so the shares
+of a window add up to the window however it was divided. A lost, repeated or exchanged sample goes unnoticed with a
+probability of about 2^-128. The digest does not protect against an adversary who chooses the ids.
 """
 
 import re
@@ -16,8 +16,8 @@ from holdfast.errors import BadInput, Corrupt
 
 _WRAP = 1 << 64
 _DIGEST = re.compile("[0-9a-f]{32}")
-# The finalisers of splitmix64 (Steele et al., 2014) and MurmurHash3, each after an offset of its own, for
-# both map zero to zero. These numbers are the format: another choice makes all older histories fail their audit.
+# The finalisers of splitmix64 (Steele et al., 2014) and MurmurHash3, each after an offset, because both map zero to
+# zero. These numbers are a format: with others, all older histories would fail their audit.
 _SPLITMIX = (0x9E3779B97F4A7C15, (30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), 31)
 _MURMUR = (0xD1B54A32D192ED03, (33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53), 33)
 _Mix = tuple[int, tuple[int, int], tuple[int, int], int]
@@ -25,33 +25,33 @@ _Mix = tuple[int, tuple[int, int], tuple[int, int], int]
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """A multiset of sample ids: how many, and 32 hex digits that tell which."""
+    """A multiset of sample ids: their count, and a digest of 32 hex digits."""
 
     count: int = 0
     digest: str = "0" * 32
 
     @classmethod
     def of(cls, ids: ArrayLike) -> "Samples":
-        """The samples with these ids; the same id twice counts twice."""
+        """Return the samples with these ids; an id that occurs twice counts twice."""
         return cls.of_each(_as_words(ids).reshape(1, -1))[0]
 
     @classmethod
     def of_each(cls, rows: ArrayLike) -> "list[Samples]":
-        """The samples of each row of ids, computed together."""
+        """Return the samples of each row of ids."""
         width = np.asarray(rows).shape[1]
         return [cls(width, _hex(high, low)) for high, low in cls.sums(rows).tolist()]
 
     @staticmethod
     def sums(rows: ArrayLike) -> NDArray[np.uint64]:
-        """The two numbers whose digits are the digest of each row of ids."""
+        """Return the two numbers that form the digest of each row of ids."""
         numbers = _as_words(rows)
         return np.stack([_mixed_sums(numbers, mix) for mix in (_SPLITMIX, _MURMUR)], axis=1)
 
     @classmethod
-    def total(cls, several: "Iterable[Samples]") -> "Samples":
-        """All of these samples together."""
+    def total(cls, parts: "Iterable[Samples]") -> "Samples":
+        """Return the union of all parts."""
         count = high = low = 0
-        for samples in several:
+        for samples in parts:
             count += samples.count
             high += int(samples.digest[:16], 16)
             low += int(samples.digest[16:], 16)
@@ -61,15 +61,15 @@ class Samples:
         return Samples.total((self, other))
 
     def __sub__(self, other: "Samples") -> "Samples":
-        """What is left without `other`: a window without the samples a recovery declared dropped."""
+        """Return the samples without `other`, such as a window without those that a recovery dropped."""
         if other.count > self.count:
-            raise BadInput(f"cannot take {other.count} samples out of {self.count}.")
+            raise BadInput(f"Cannot take {other.count} samples out of {self.count}.")
         (a, b), (c, d) = self._sums(), other._sums()
         return Samples(self.count - other.count, _hex(a - c, b - d))
 
     @property
     def only_id(self) -> int | None:
-        """The id, if this is one sample: mixing is one-to-one, so it can be undone."""
+        """The id if this is one sample, otherwise None: mixing is one-to-one and can be undone."""
         candidate = _unmixed(self._sums()[0], _SPLITMIX)
         return candidate if self == Samples.of([candidate]) else None
 
@@ -78,10 +78,10 @@ class Samples:
 
     @classmethod
     def from_json(cls, value: object) -> "Samples":
-        """The samples that `to_json` wrote; anything else is Corrupt."""
+        """Return the samples that `to_json` wrote; raise Corrupt for anything else."""
         count, digest = (value.get("count"), value.get("digest")) if isinstance(value, Mapping) else (None, None)
         if type(count) is not int or count < 0 or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-            raise Corrupt(f"not a count and digest of samples: {value!r:.80}.")
+            raise Corrupt(f"Not a count and digest of samples: {value!r:.80}.")
         return cls(count, digest)
 
     def _sums(self) -> tuple[int, int]:
@@ -91,13 +91,13 @@ class Samples:
 def _as_words(ids: ArrayLike) -> NDArray[np.uint64]:
     array = np.asarray(ids)
     if array.size and array.dtype.kind not in "iu":
-        raise BadInput(f"sample ids must be whole numbers of at most 64 bits, not {array.dtype}.")
+        raise BadInput(f"Sample ids must be integers of at most 64 bits (got {array.dtype}).")
     return array.astype(np.int64).view(np.uint64)
 
 
 def _mixed_sums(numbers: NDArray[np.uint64], mix: _Mix) -> NDArray[np.uint64]:
     offset, first, second, shift = mix
-    x = numbers + np.uint64(offset)  # array arithmetic wraps, which is what is wanted
+    x = numbers + np.uint64(offset)  # array arithmetic wraps, as it should
     for bits, factor in (first, second):
         x ^= x >> np.uint64(bits)
         x *= np.uint64(factor)
@@ -107,7 +107,7 @@ def _mixed_sums(numbers: NDArray[np.uint64], mix: _Mix) -> NDArray[np.uint64]:
 
 
 def _unmixed(word: int, mix: _Mix) -> int:
-    """The id, of 64 bits with a sign, that is mixed into this word."""
+    """Return the signed 64-bit id that is mixed into `word`."""
     offset, first, second, shift = mix
     x = word ^ word >> shift ^ word >> 2 * shift
     for bits, factor in (second, first):

@@ -1,11 +1,11 @@
-"""A shuffle that nobody stores: any element of a keyed permutation of 0..size-1, computed by itself.
+"""A shuffle that is not stored: any element of a keyed permutation of 0..size-1 is computed by itself.
 
-A Feistel network on a table of 2^h rows and just enough columns. A round moves every element within its column, or
-within its row, by a distance that is mixed from the key and the number of that column or row: one-to-one whatever the
-mixing. An element that lands outside of the size goes through again until it lands inside (cycle walking); less than
-one column of the table lies outside, so few do. This mixes well and hides nothing: it is no cryptography.
+A Feistel network on a table of 2^h rows and just enough columns. A round moves every element within its column, or within
+its row, by a distance mixed from the key and the number of that column or row, which is one-to-one whatever the mixing. An
+element that lands outside of the size goes through again until it lands inside (cycle walking); less than one column lies
+outside, so few do. It mixes well but is not cryptography.
 
-The arithmetic is a format: another constant or number of rounds makes all older histories fail their audit.
+The arithmetic is a format: with another constant or number of rounds, all older histories would fail their audit.
 """
 
 from collections.abc import Iterator
@@ -23,12 +23,12 @@ _STEP, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4
 
 
 def permuted(indexes: npt.ArrayLike, size: int, key: npt.ArrayLike) -> Ids:
-    """Where the permutation of 0..size-1 with this key sends each index; an array of keys is broadcast to them."""
+    """Return the images of `indexes` under the permutation of 0..size-1 with `key`; an array of keys is broadcast."""
     if not 1 <= size <= LARGEST:
-        raise BadInput(f"a permutation of {size} elements cannot be computed: give 1 to {LARGEST}")
+        raise BadInput(f"A permutation must have 1 to {LARGEST} elements (got {size}).")
     places = np.asarray(indexes, dtype=np.int64)
     if places.size and not 0 <= places.min() <= places.max() < size:
-        raise BadInput(f"indexes from {places.min()} to {places.max()} are not all in 0..{size - 1}")
+        raise BadInput(f"Indexes from {places.min()} to {places.max()} are not all in 0..{size - 1}.")
     flat = np.atleast_1d(places).astype(np.uint64)
     keys = np.asarray(key, dtype=np.uint64)
     x = _through(flat, size, keys)
@@ -38,7 +38,7 @@ def permuted(indexes: npt.ArrayLike, size: int, key: npt.ArrayLike) -> Ids:
 
 
 def mixed(words: npt.ArrayLike) -> _Words:
-    """The output function of splitmix64: one-to-one on 64 bits, and every bit depends on every bit."""
+    """Apply the output function of splitmix64: one-to-one on 64 bits, and every bit depends on every bit."""
     x = np.atleast_1d(np.asarray(words, dtype=np.uint64)) + _STEP  # arrays wrap without a warning; scalars warn
     x = (x ^ x >> np.uint64(30)) * _FIRST
     x = (x ^ x >> np.uint64(27)) * _SECOND
@@ -46,7 +46,7 @@ def mixed(words: npt.ArrayLike) -> _Words:
 
 
 def _through(x: _Words, size: int, keys: _Words) -> _Words:
-    """Once through the network: a permutation of the whole table."""
+    """Apply the network once: a permutation of the whole table."""
     height = ((size - 1).bit_length() + 1) // 2
     width = -(-size >> height)
     shift, mask, columns = np.uint64(height), np.uint64((1 << height) - 1), np.uint64(width)
@@ -58,21 +58,21 @@ def _through(x: _Words, size: int, keys: _Words) -> _Words:
         row += _distance(column, row_key) >> np.uint64(32)
         row &= mask
         column += (_distance(row, column_key) >> bits) * columns >> rest
-        np.minimum(column, column - columns, out=column)  # modulo: what is below zero wraps to the largest numbers
+        np.minimum(column, column - columns, out=column)  # modulo: a negative number wraps to a large one
     column <<= shift
     column |= row
     return column
 
 
 def _round_keys(keys: _Words, rounds: int) -> Iterator[tuple[_Words, _Words]]:
-    """Keys for rounds in pairs: the next outputs of splitmix64, started at each key."""
+    """Return the keys of the rounds in pairs: the next outputs of splitmix64, started at each key."""
     numbers = _STEP * np.arange(rounds, dtype=np.uint64).reshape(rounds, *[1] * keys.ndim)
-    several = mixed(numbers + keys)
-    return zip(several[0::2], several[1::2], strict=True)
+    outputs = mixed(numbers + keys)
+    return zip(outputs[0::2], outputs[1::2], strict=True)
 
 
 def _distance(numbers: _Words, keys: _Words) -> _Words:
-    """64 bits from a row's or column's number and the key of the round; the high ones are the good ones."""
+    """Return 64 bits from a row or column number and a round's key; the high bits are mixed best."""
     x = numbers ^ keys
     x *= _FIRST
     x ^= x >> np.uint64(32)
@@ -81,8 +81,8 @@ def _distance(numbers: _Words, keys: _Words) -> _Words:
 
 
 def _rounds(size: int) -> int:
-    """Rounds after which the orders of few elements, and the places of pairs among many, are even as far as measured.
+    """Return the rounds after which all orders of few elements, and all places of pairs among many, are equally likely.
 
-    Two rounds divide the unevenness by about the size from 16 elements on, but only by four among eight.
+    Measured: two rounds divide the unevenness by about the size from 16 elements on, but only by four among eight.
     """
     return 10 if size >= 64 else 32
