@@ -1,4 +1,4 @@
-"""What a script is given, compared argument by argument."""
+"""The arguments of two commands are compared by name."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from holdfast.runs.arguments import Change, changes, plain
 
 
 @pytest.mark.parametrize(
-    ("before", "now", "said"),
+    ("before", "now", "lines"),
     [
         ("--lr 0.1 --epochs 3", "--epochs 3 --lr 0.1", []),
         ("--lr 0.1", "--lr=0.1", []),
@@ -18,8 +18,8 @@ from holdfast.runs.arguments import Change, changes, plain
         ("--amp", "--amp bf16", ["--amp was a flag, not bf16"]),
     ],
 )
-def test_commands_differ_in_named_arguments(before: str, now: str, said: list[str]) -> None:
-    assert [str(each) for each in changes(before.split(), now.split())] == said
+def test_commands_differ_in_named_arguments(before: str, now: str, lines: list[str]) -> None:
+    assert [str(change) for change in changes(before.split(), now.split())] == lines
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,6 @@ def test_a_length_that_was_the_default_before_may_have_grown(name: str, longer: 
     assert Change(name, None, "5").lengthens is longer
 
 
-def test_a_person_writes_a_name_without_dashes() -> None:
+def test_a_user_may_write_a_name_without_dashes() -> None:
     assert {plain(name) for name in ("--log-interval", "log_interval", "log-interval")} == {"log-interval"}
     assert plain("argument 1") == "argument-1"

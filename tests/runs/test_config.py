@@ -72,7 +72,7 @@ def test_a_config_that_cannot_be_run_is_refused_in_one_line(field: str, value: o
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"script": "a", "speed": 3}', '{"script": "a", "workers": "many"}'])
-def test_a_run_file_that_is_no_config_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_run_json_that_is_not_a_config_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(BadInput):
         read_config(tmp_path)
@@ -80,7 +80,13 @@ def test_a_run_file_that_is_no_config_is_refused(tmp_path: Path, text: str) -> N
         read_config(tmp_path / "elsewhere")
 
 
-def test_a_run_json_of_a_stranger_is_one_clear_line(tmp_path: Path) -> None:
+def test_a_run_folder_of_another_version_is_refused_with_the_settings_it_has(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"script": "a.py", "hang_after": null, "stuck_after": 5.0}')
+    with pytest.raises(BadInput, match="another version of holdfast wrote it, with hang_after, stuck_after"):
+        read_config(tmp_path)
+
+
+def test_a_foreign_run_json_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
 
     def refused() -> str:
@@ -90,7 +96,7 @@ def test_a_run_json_of_a_stranger_is_one_clear_line(tmp_path: Path) -> None:
         return str(error.value)
 
     os.mkfifo(path)
-    assert "run.json" in refused()  # at once: nobody ever writes to it
+    assert "run.json" in refused()  # at once, although no process writes to it
     path.unlink()
     path.symlink_to("/dev/zero")
     assert "run.json" in refused()
@@ -111,7 +117,7 @@ def test_a_run_json_of_a_stranger_is_one_clear_line(tmp_path: Path) -> None:
         refused()
 
 
-def test_a_command_without_a_seed_goes_on_with_that_of_the_folder(tmp_path: Path) -> None:
+def test_a_command_without_a_seed_uses_that_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps(RunConfig(script="a.py", seed=0).to_json()))  # as all had before
     assert with_seed_of(tmp_path, RunConfig(script="a.py")).seed is None  # nothing was trained yet
     with HistoryWriter(tmp_path / "history", "rank-0") as history:

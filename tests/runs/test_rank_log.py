@@ -1,4 +1,4 @@
-"""Which worker is which rank: what is said of it, and what is kept for those who read the logs."""
+"""Rank changes are shown to the user, and kept for readers of the logs."""
 
 from pathlib import Path
 
@@ -10,13 +10,13 @@ from holdfast.runs.rank_log import FILE, RankLog, read_rank_changes
 LOGS = "logs/attempt-0002"
 
 
-def places(out: Path) -> RankLog:
+def rank_log(out: Path) -> RankLog:
     (out / LOGS).mkdir(parents=True)
     return RankLog(out, 2)
 
 
 def test_a_replacement_is_named_with_its_file_and_all_train_again_once_they_do(tmp_path: Path) -> None:
-    here = places(tmp_path)
+    here = rank_log(tmp_path)
     here.follow(Membership(1, (0, 1, 2), {1: 3}), {0: "rank-0", 1: "worker-3", 2: "rank-2"})
     assert here.news(all_train=0) == [f"rank 1 is now worker-3, {LOGS}/worker-3.out"]
     assert here.news(all_train=3) == ["all 3 workers train again"]
@@ -25,7 +25,7 @@ def test_a_replacement_is_named_with_its_file_and_all_train_again_once_they_do(t
 
 
 def test_a_survivor_that_moves_up_is_named_only_if_it_is_rank_0(tmp_path: Path) -> None:
-    here = places(tmp_path)
+    here = rank_log(tmp_path)
     here.follow(Membership(1, (1, 2)), {1: "rank-1", 2: "rank-2"})
     assert here.news(all_train=0) == [f"rank 0 is now the worker that began as rank 1, {LOGS}/rank-1.out"]
     here.follow(Membership(2, (0, 1, 2), {0: 3}), {0: "worker-3", 1: "rank-1", 2: "rank-2"})
@@ -33,16 +33,16 @@ def test_a_survivor_that_moves_up_is_named_only_if_it_is_rank_0(tmp_path: Path) 
     assert read_rank_changes(tmp_path / LOGS) == [(0, "rank-1"), (1, "rank-2"), (0, "worker-3"), (1, "rank-1")]
 
 
-def test_whoever_sleeps_and_wakes_as_what_it_was_is_no_news(tmp_path: Path) -> None:
-    here = places(tmp_path)
+def test_a_worker_that_sleeps_and_wakes_with_its_old_rank_is_not_mentioned(tmp_path: Path) -> None:
+    here = rank_log(tmp_path)
     here.follow(Membership(1, (0,), {}, (1,)), {0: "rank-0"})
     here.follow(Membership(2, (0, 1), {1: 1}), {0: "rank-0", 1: "rank-1"})
     assert here.news(all_train=2) == []
     assert read_rank_changes(tmp_path / LOGS) == []
 
 
-def test_each_node_speaks_of_its_own_workers(tmp_path: Path) -> None:
-    here = places(tmp_path)
+def test_each_node_shows_changes_of_its_own_workers(tmp_path: Path) -> None:
+    here = rank_log(tmp_path)
     here.follow(Membership(1, (0, 1, 2, 3), {0: 9}), {2: "rank-2", 3: "rank-3"})
     assert here.news(all_train=4) == ["all 4 workers train again"]
     here.follow(Membership(2, (0, 1, 2, 3), {0: 8}), {0: "worker-8", 2: "rank-2", 3: "rank-3"})
@@ -50,7 +50,7 @@ def test_each_node_speaks_of_its_own_workers(tmp_path: Path) -> None:
     assert read_rank_changes(tmp_path / LOGS) == [(0, "worker-8")]
 
 
-def test_a_disk_that_refuses_changes_nothing_of_what_is_said(tmp_path: Path) -> None:
+def test_a_full_disk_does_not_change_the_lines(tmp_path: Path) -> None:
     here = RankLog(tmp_path / "gone", 2)
     here.follow(Membership(1, (0, 1), {0: 2}), {0: "worker-2", 1: "rank-1"})
     assert here.news(all_train=0) == [f"rank 0 is now worker-2, {LOGS}/worker-2.out"]
@@ -58,6 +58,6 @@ def test_a_disk_that_refuses_changes_nothing_of_what_is_said(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("line", ["[0", "[0]", "{}", "7", '[1e400, "worker-3"]', "\x00\xff"])
-def test_lines_that_are_none_of_ours_are_passed_over(tmp_path: Path, line: str) -> None:
+def test_damaged_lines_are_passed_over(tmp_path: Path, line: str) -> None:
     (tmp_path / FILE).write_text(f'{line}\n[0, "worker-3"]\n')
     assert read_rank_changes(tmp_path) == [(0, "worker-3")]

@@ -1,4 +1,4 @@
-"""Runs as folders: listed with how they stand, removed when nobody trains in them, and their logs read."""
+"""Runs are listed with their status, removed if they are not being trained, and their logs are shown."""
 
 import io
 import json
@@ -53,7 +53,7 @@ def trained(folder: Path, *, verdict: str | None = "completed", steps: int = 10)
     return folder
 
 
-def test_the_goodput_of_a_run_that_trains_counts_the_time_since_its_supervisor_last_said_something(
+def test_the_goodput_of_an_active_run_counts_the_time_up_to_its_last_event(
     tmp_path: Path,
 ) -> None:
     with lock.hold(trained(tmp_path / "a", verdict=None, steps=10)):
@@ -78,7 +78,7 @@ def test_runs_are_listed_with_state_step_goodput_and_size(tmp_path: Path, monkey
     assert "trains" in rows["d"]
 
 
-def test_a_run_that_was_stopped_and_continued_was_away_in_between(tmp_path: Path) -> None:
+def test_the_time_between_a_stop_and_the_next_start_does_not_count(tmp_path: Path) -> None:
     write(tmp_path, "supervisor", Launch(1, 1), Judged("preempted", 1, ""))
     write(tmp_path, "supervisor", Launch(2, 1), Judged("completed", 2, ""), start=9000.0)
     write(tmp_path, "rank-0", Recover(1, None, 0, 0, "keyed", 0.0), step(0), Commit(1, 8, 1), Done(1, 8))
@@ -93,14 +93,14 @@ def test_a_run_without_a_supervisor_a_served_one_and_one_that_cannot_be_read(tmp
     (tmp_path / "bad" / "history").mkdir(parents=True)
     (tmp_path / "bad" / "history" / "supervisor.jsonl").write_text("what is this\n")
     states = {path.name: run_status(path) for path in runs_in(tmp_path)}
-    assert {name: (each.state, each.step) for name, each in states.items()} == {
+    assert {name: (status.state, status.step) for name, status in states.items()} == {
         "alone": ("completed", 1),
         "bad": ("unreadable", 0),
         "served": ("completed", 4),
     }
 
 
-def test_a_run_is_removed_once_it_is_agreed_to(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
+def test_a_run_is_removed_after_confirmation(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
     doomed = trained(tmp_path / "doomed")
     code, _, err = holdfast(monkeypatch, capfd, "runs", "rm", doomed)
     assert (code, "give --yes" in err) == (2, True)
@@ -110,7 +110,9 @@ def test_a_run_is_removed_once_it_is_agreed_to(tmp_path: Path, monkeypatch: Any,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_trained_is_no_run_or_holds_more_is_never_removed(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
+def test_an_active_run_a_foreign_folder_and_foreign_files_are_never_removed(
+    tmp_path: Path, monkeypatch: Any, capfd: Any
+) -> None:
     busy, mine = trained(tmp_path / "busy"), trained(tmp_path / "mine")
     (mine / "model.pt").write_text("precious")
     (tmp_path / "photos").mkdir()
@@ -127,7 +129,7 @@ def test_what_is_trained_is_no_run_or_holds_more_is_never_removed(tmp_path: Path
     assert len(list(tmp_path.iterdir())) == 5
 
 
-def test_prune_removes_what_trained_nothing_and_what_is_old(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
+def test_prune_removes_runs_that_trained_nothing_and_old_ones(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
     trained(tmp_path / "good")
     old = trained(tmp_path / "old")
     for file in (old / "history").iterdir():
@@ -136,9 +138,9 @@ def test_prune_removes_what_trained_nothing_and_what_is_old(tmp_path: Path, monk
     with lock.hold(tmp_path / "starting"):
         write(tmp_path / "starting", "supervisor", Launch(1, 1))
         assert holdfast(monkeypatch, capfd, "runs", "prune", tmp_path, "--yes")[0] == 0
-        assert sorted(each.name for each in tmp_path.iterdir()) == ["good", "old", "starting"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["good", "old", "starting"]
         assert holdfast(monkeypatch, capfd, "runs", "prune", tmp_path, "--older-than", 30, "--yes")[0] == 0
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["good", "starting"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["good", "starting"]
     assert "nothing to prune" in holdfast(monkeypatch, capfd, "runs", "prune", tmp_path / "good")[1]
     assert holdfast(monkeypatch, capfd, "runs", tmp_path / "nowhere")[0] == 2
 
@@ -156,7 +158,7 @@ def completed(folder: Path) -> Path:
     return folder
 
 
-def test_a_folder_with_a_run_json_of_somebody_else_is_no_run(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
+def test_a_folder_with_a_foreign_run_json_is_not_a_run(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
     tool = tmp_path / "runs" / "tool"
     for name in ("logs", "checkpoints", "history"):
         (tool / name).mkdir(parents=True)
@@ -175,9 +177,7 @@ def test_a_folder_with_a_run_json_of_somebody_else_is_no_run(tmp_path: Path, mon
     assert (tool / "logs" / "mine.txt").exists()
 
 
-def test_a_history_that_is_none_of_ours_makes_no_run_that_could_be_removed(
-    tmp_path: Path, monkeypatch: Any, capfd: Any
-) -> None:
+def test_a_folder_with_a_foreign_history_is_not_removed(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
     (tmp_path / "notes" / "history").mkdir(parents=True)
     (tmp_path / "notes" / "history" / "supervisor.jsonl").write_text('{"my": "supervisor"}\n')
     code, _, err = holdfast(monkeypatch, capfd, "runs", "rm", tmp_path / "notes", "--yes")
@@ -200,7 +200,9 @@ def test_a_file_that_no_run_has_written_is_foreign_at_any_depth(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_trained_is_not_pruned_when_its_history_is_lost(tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:
+def test_a_run_that_was_trained_is_not_pruned_if_its_history_is_lost(
+    tmp_path: Path, monkeypatch: Any, capfd: Any
+) -> None:
     shutil.rmtree(completed(tmp_path / "without") / "history")
     for file in (completed(tmp_path / "emptied") / "history").iterdir():
         file.write_text("")
@@ -213,9 +215,9 @@ def test_what_was_trained_is_not_pruned_when_its_history_is_lost(tmp_path: Path,
     code, out, _ = holdfast(monkeypatch, capfd, "runs", "prune", tmp_path, "--yes")
     assert (code, "failed: script-error, step 0" in out) == (0, True)
     kept = ["aside", "emptied", "of-the-supervisor-alone", "supervised-only", "without"]
-    assert sorted(each.name for each in tmp_path.iterdir()) == kept
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
     found = {name: run_status(tmp_path / name) for name in kept}
-    assert {name: (each.state, each.step) for name, each in found.items()} == {
+    assert {name: (status.state, status.step) for name, status in found.items()} == {
         "aside": ("history lost", 10),
         "emptied": ("history lost", 10),
         "of-the-supervisor-alone": ("completed", 10),
@@ -230,7 +232,7 @@ def test_one_foreign_file_does_not_stop_the_whole_prune(tmp_path: Path, monkeypa
     (tmp_path / "b" / "notes.txt").write_text("precious")
     code, out, err = holdfast(monkeypatch, capfd, "runs", "prune", tmp_path, "--yes")
     assert code == 1
-    assert [each.name for each in tmp_path.iterdir()] == ["b"]
+    assert [path.name for path in tmp_path.iterdir()] == ["b"]
     assert "removed 2 of 3" in out
     assert "b also holds notes.txt, which no run has written" in err
 
@@ -269,11 +271,11 @@ def test_logs_are_those_of_the_last_attempt_or_of_one_rank(printed: Path, monkey
     assert [log.who for log in logs(printed)[1]][:2] == ["rank 0", "rank 0"]
 
 
-def test_logs_of_a_rank_are_those_of_every_worker_that_was_it(printed: Path, monkeypatch: Any, capfd: Any) -> None:
+def test_logs_of_a_rank_are_those_of_every_worker_that_had_it(printed: Path, monkeypatch: Any, capfd: Any) -> None:
     folder = printed / "logs" / "attempt-0002"
     (folder / "worker-12.out").write_text("hello of its successor\n")
     became = [(0, "rank-1"), (1, "rank-10"), (0, "worker-12"), (1, "rank-1"), (10, "worker-99")]
-    (folder / rank_log.FILE).write_text("".join(f"{json.dumps(each)}\n" for each in became) + '[0, "work')
+    (folder / rank_log.FILE).write_text("".join(f"{json.dumps(change)}\n" for change in became) + '[0, "work')
     code, out, _ = holdfast(monkeypatch, capfd, "logs", printed, "--rank", 0)
     assert code == 0
     titles = [line.partition(": ")[0] for line in out.splitlines() if line.startswith("==")]
@@ -288,7 +290,7 @@ def test_logs_of_a_rank_are_those_of_every_worker_that_was_it(printed: Path, mon
     assert "rank 10 of attempt 2 printed nothing" in holdfast(monkeypatch, capfd, "logs", printed, "--rank", 10)[1]
 
 
-def test_whoever_takes_the_place_of_another_is_shown_beside_the_others_and_once(tmp_path: Path) -> None:
+def test_the_output_of_a_replacement_is_shown_once_beside_the_others(tmp_path: Path) -> None:
     shown: list[str] = []
     output = WorkersOutput(shown.append, shown.append)
     files = [(tmp_path / f"{name}.out", tmp_path / f"{name}.err") for name in ("rank-0", "rank-1", "worker-2")]
@@ -303,7 +305,7 @@ def test_whoever_takes_the_place_of_another_is_shown_beside_the_others_and_once(
     assert shown == ["rank-0", "rank-1", "worker-2"]
 
 
-def test_a_progress_bar_is_seen_before_its_line_ends(tmp_path: Path) -> None:
+def test_a_progress_bar_is_shown_before_its_line_ends(tmp_path: Path) -> None:
     shown: list[str] = []
     tail = Tail(tmp_path / "err", shown.append)
     with (tmp_path / "err").open("wb", buffering=0) as file:
@@ -326,7 +328,7 @@ def test_a_progress_bar_is_seen_before_its_line_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-def test_the_view_shows_progress_bars(tmp_path: Path, terminal: bool) -> None:
+def test_the_display_shows_progress_bars(tmp_path: Path, terminal: bool) -> None:
     text = io.StringIO()
     for rank in (0, 1):
         (tmp_path / f"err-{rank}").write_bytes(b"\r  0%%|  |\r 5%d%%|# | rank" % rank)
@@ -340,9 +342,9 @@ def test_the_view_shows_progress_bars(tmp_path: Path, terminal: bool) -> None:
     assert "0%|  |\n" not in seen
 
 
-def test_help_is_grouped_by_what_a_person_wants(monkeypatch: Any, capfd: Any) -> None:
+def test_help_groups_the_commands(monkeypatch: Any, capfd: Any) -> None:
     _, out, _ = holdfast(monkeypatch, capfd, "--help")
-    rank_log = [out.index(f" {word} ─") for word in ("Train", "Look", "Prove", "Store", "Lab")]
-    assert rank_log == sorted(rank_log)
+    positions = [out.index(f" {word} ─") for word in ("Train", "Look", "Prove", "Store", "Lab")]
+    assert positions == sorted(positions)
     assert "holdfast runs rm" in holdfast(monkeypatch, capfd, "runs", "rm", "--help")[1]
     assert "prune" in holdfast(monkeypatch, capfd, "runs", "--help")[1]

@@ -1,4 +1,4 @@
-"""The casualty is whoever failed of its own accord; whoever only lost it as a peer is not."""
+"""The first failure has a cause of its own; workers that only lost a peer are not blamed."""
 
 import signal
 from dataclasses import replace
@@ -12,7 +12,7 @@ from holdfast.supervise.failure_cause import FirstFailure, Raised, WorkerExit, f
 from holdfast.supervise.restart_policy import RestartPolicy
 from holdfast.supervise.verdict import RunVerdict, done_before
 
-# What peers of a dead worker were seen to raise.
+# Errors that peers of a dead worker raised.
 CONNECTION_ERRORS = (
     "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:17313",
     "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:525] Read error [127.0.0.1]:1: Connection reset by peer",
@@ -26,7 +26,7 @@ peer_error = st.builds(Raised, st.sampled_from(CONNECTION_ERRORS), st.just("Trac
 consequences = st.one_of(
     st.tuples(st.none(), st.none()),  # it still runs
     st.tuples(st.sampled_from([1, None]), peer_error),
-    st.tuples(st.just(-signal.SIGABRT), st.none()),  # C++ met the lost connection where nobody caught it
+    st.tuples(st.just(-signal.SIGABRT), st.none()),  # C++ did not catch the lost connection
 )
 
 
@@ -42,75 +42,75 @@ causes = st.one_of(
 )
 
 
-def test_whoever_leaves_its_loop_with_0_is_tried_once_more_and_then_it_is_the_script() -> None:
+def test_a_worker_that_leaves_its_loop_with_0_is_tried_once_more_and_then_the_script_is_blamed() -> None:
     peer = WorkerExit(rank=0, local_rank=0, exit=1, raised=Raised(CONNECTION_ERRORS[0], "Traceback ...", 1.0), step=8)
     lost = first_failure([peer, WorkerExit(rank=1, local_rank=1, exit=0, midway=True, step=8)])
     assert lost.line == "rank 1 exited with status 0 in the middle of its loop, at step 8"
-    tries = RestartPolicy(3, None)
-    assert tries.after(lost, None) is None
-    assert tries.after(replace(lost, step=9), None) is None  # it comes further: another one
-    verdict, why = tries.after(lost, None) or ("", "")
+    policy = RestartPolicy(3, None)
+    assert policy.after(lost, None) is None
+    assert policy.after(replace(lost, step=9), None) is None  # another step: another error
+    verdict, why = policy.after(lost, None) or ("", "")
     assert (verdict, "it came again at step 8" in why) == ("script-error", True)
 
 
 @given(causes, st.lists(consequences, max_size=7), st.data())
-def test_whoever_has_a_cause_of_its_own_is_the_casualty(cause, others, data) -> None:  # type: ignore[no-untyped-def]
+def test_a_worker_with_a_cause_of_its_own_is_the_first_failure(cause, others, data) -> None:  # type: ignore[no-untyped-def]
     rank = data.draw(st.integers(0, len(others)))
     kind, status, raised = cause
-    deaths = [WorkerExit(rank=0, local_rank=0, exit=exit, raised=what) for exit, what in others]
-    deaths.insert(
+    exits = [WorkerExit(rank=0, local_rank=0, exit=exit, raised=what) for exit, what in others]
+    exits.insert(
         rank, WorkerExit(rank=0, local_rank=0, exit=status, hung="did nothing" if kind == "hang" else "", raised=raised)
     )
-    deaths = [
-        WorkerExit(rank=i + 4, local_rank=i, exit=each.exit, hung=each.hung, raised=each.raised)
-        for i, each in enumerate(deaths)
+    exits = [
+        WorkerExit(rank=i + 4, local_rank=i, exit=worker.exit, hung=worker.hung, raised=worker.raised)
+        for i, worker in enumerate(exits)
     ]
-    found = first_failure(deaths)
-    assert (found.kind, found.rank, found.local_rank) == (kind, rank + 4, rank)
-    assert (found.signal is not None) == (status is not None and status < 0)
+    failure = first_failure(exits)
+    assert (failure.kind, failure.rank, failure.local_rank) == (kind, rank + 4, rank)
+    assert (failure.signal is not None) == (status is not None and status < 0)
 
 
 @given(st.lists(st.floats(0, 9), min_size=1, max_size=6))
-def test_of_several_that_raised_the_first_is_the_casualty(times: list[float]) -> None:
-    deaths = [WorkerExit(rank=i, local_rank=i, exit=1, raised=own("KeyError: 0", time)) for i, time in enumerate(times)]
-    assert times[first_failure(deaths).rank] == min(times)
+def test_of_workers_that_raised_the_earliest_is_the_first_failure(times: list[float]) -> None:
+    exits = [WorkerExit(rank=i, local_rank=i, exit=1, raised=own("KeyError: 0", time)) for i, time in enumerate(times)]
+    assert times[first_failure(exits).rank] == min(times)
 
 
 @given(st.lists(consequences, min_size=1, max_size=6))
-def test_where_all_have_only_lost_a_peer_nobody_blames_the_script(others) -> None:  # type: ignore[no-untyped-def]
-    deaths = [WorkerExit(rank=i, local_rank=i, exit=exit, raised=what) for i, (exit, what) in enumerate(others)]
-    assert first_failure(deaths).kind in ("peer", "signal")
+def test_if_all_workers_only_lost_a_peer_the_script_is_not_blamed(others) -> None:  # type: ignore[no-untyped-def]
+    exits = [WorkerExit(rank=i, local_rank=i, exit=exit, raised=what) for i, (exit, what) in enumerate(others)]
+    assert first_failure(exits).kind in ("peer", "signal")
 
 
 TIMEOUT = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:133] Timed out waiting 10000ms for recv operation"
 
 
 @given(st.permutations([0, 1, 2]), st.booleans())
-def test_whoever_was_waited_for_is_the_casualty_not_those_who_gave_up(ranks: list[int], aborted: bool) -> None:
+def test_the_worker_that_others_waited_for_is_blamed(ranks: list[int], aborted: bool) -> None:
     late, *others = ranks
     gave_up = (-signal.SIGABRT, None) if aborted else (1, own(TIMEOUT, 1.0))
-    deaths = [WorkerExit(rank=late, local_rank=late, exit=None, place=(7, 3), idle=9.0, log="logs/a.err")]
-    deaths += [
-        WorkerExit(rank=each, local_rank=each, exit=gave_up[0], raised=gave_up[1], place=(7, 4)) for each in others
+    exits = [WorkerExit(rank=late, local_rank=late, exit=None, place=(7, 3), idle=9.0, log="logs/a.err")]
+    exits += [
+        WorkerExit(rank=rank, local_rank=rank, exit=gave_up[0], raised=gave_up[1], place=(7, 4)) for rank in others
     ]
-    found = first_failure(deaths)
-    assert (found.kind, found.rank) == ("hang", late)
-    assert "the stacks of its threads are in logs/a.err" in found.message
-    level = first_failure([replace(death, place=(7, 3)) for death in deaths])
-    assert level.kind in ("peer", "signal")  # nobody knows who waited for whom
+    failure = first_failure(exits)
+    assert (failure.kind, failure.rank) == ("hang", late)
+    assert "the stacks of its threads are in logs/a.err" in failure.message
+    level = first_failure([replace(worker, place=(7, 3)) for worker in exits])
+    assert level.kind in ("peer", "signal")  # it is unknown which one waited
     broken = first_failure(
-        [replace(death, raised=own(CONNECTION_ERRORS[0], 1.0)) if death.exit else death for death in deaths]
+        [replace(worker, raised=own(CONNECTION_ERRORS[0], 1.0)) if worker.exit else worker for worker in exits]
     )
-    assert broken.kind == "peer"  # a connection that broke: whoever broke it was elsewhere
+    assert broken.kind == "peer"  # a connection broke, by a worker elsewhere
 
 
 def lost(kind: str = "signal", message: str = "broke", step: int | None = 57, **about: Any) -> FirstFailure:
     return FirstFailure(kind=kind, rank=2, local_rank=2, exit=1, signal=None, message=message, step=step, **about)  # type: ignore[arg-type]
 
 
-def words(tries: RestartPolicy, failures: list[tuple[FirstFailure, int | None]]) -> list[str | None]:
-    """What is decided after each of these failures, each with the newest snapshot then."""
-    return [why[0] if (why := tries.after(*each)) else None for each in failures]
+def words(policy: RestartPolicy, failures: list[tuple[FirstFailure, int | None]]) -> list[str | None]:
+    """Return the verdict after each failure and newest snapshot."""
+    return [end[0] if (end := policy.after(*failure)) else None for failure in failures]
 
 
 @given(st.integers(0, 9), st.sampled_from(["exit", "signal", "hang", "peer", "storage"]))
@@ -120,29 +120,29 @@ def test_a_failure_is_tried_again_until_the_limit(limit: int, kind: str) -> None
 
 @given(st.lists(st.booleans(), max_size=20), st.integers(1, 4))
 def test_progress_fills_the_restarts_up_again(further: list[bool], limit: int) -> None:
-    tries, newest, used = RestartPolicy(limit, None), 0, 0
-    for each in further:
-        newest, used = (newest + 10, 0) if each else (newest, used)
-        assert tries.left(newest) == limit - used
-        why = tries.after(lost(), newest)
+    policy, newest, used = RestartPolicy(limit, None), 0, 0
+    for is_further in further:
+        newest, used = (newest + 10, 0) if is_further else (newest, used)
+        assert policy.left(newest) == limit - used
+        why = policy.after(lost(), newest)
         assert (why is not None) == (used == limit)
         used += why is None
         if why:
             break
 
 
-def test_an_error_that_no_snapshot_has_passed_is_the_same_again() -> None:
-    """The first attempt may end before its save is durable, and the second after: it came to the same step all the same."""
+def test_an_error_counts_as_repeated_until_a_snapshot_has_passed_its_step() -> None:
+    """The first attempt may end before its save is durable and the second after it; both reached the same step."""
     error = lost("error", "ValueError: bad sample", place="train.py:9", step=57)
     assert words(RestartPolicy(9, 0), [(error, 0), (error, 50)]) == [None, "script-error"]
     assert words(RestartPolicy(9, 0), [(error, 0), (error, 60), (error, 60)]) == [None, None, "script-error"]
 
 
-def test_a_store_that_does_not_say_what_it_holds_is_no_progress_and_no_end() -> None:
+def test_a_store_that_does_not_answer_is_neither_progress_nor_an_end() -> None:
     assert words(RestartPolicy(2, 50), [(lost(), None), (lost(), 50), (lost(), None)]) == [None, None, "gave-up"]
 
 
-def test_the_same_error_at_the_same_step_again_is_the_scripts() -> None:
+def test_an_error_that_comes_again_at_the_same_step_is_blamed_on_the_script() -> None:
     error = lost("error", "ValueError: bad sample <object at 0x7f01> in process 4711", place="train.py:9")
     again = lost("error", "ValueError: bad sample <object at 0x7f99> in process 4712", place="train.py:9")
     other = lost("error", "ValueError: bad weather", place="train.py:9")
@@ -157,14 +157,14 @@ def test_the_same_error_at_the_same_step_again_is_the_scripts() -> None:
         None,
         "script-error",
     ]  # it got further
-    tries = RestartPolicy(9, 0)
-    tries.after(error, 50)
-    why = tries.after(again, 50)
+    policy = RestartPolicy(9, 0)
+    policy.after(error, 50)
+    why = policy.after(again, 50)
     assert why is not None
     assert "it came again at step 57" in why[1]
 
 
-def test_the_same_exit_status_at_the_same_step_again_is_the_scripts_and_another_is_tried_again() -> None:
+def test_an_exit_status_that_comes_again_at_the_same_step_is_blamed_on_the_script() -> None:
     three, four = (lost("error", f"exited with status {status}", place="train.py:9") for status in (3, 4))
     later = lost("error", three.message, place="train.py:9", step=58)
     assert words(RestartPolicy(9, 0), [(three, 50), (four, 50), (later, 50), (three, 50)]) == [
@@ -175,12 +175,12 @@ def test_the_same_exit_status_at_the_same_step_again_is_the_scripts_and_another_
     ]
 
 
-def test_a_name_that_does_not_exist_is_the_scripts_however_far_it_got() -> None:
+def test_an_undefined_name_is_blamed_on_the_script_at_any_step() -> None:
     first, later = (lost("error", "NameError: name 'y' is not defined", place="train.py:9", step=s) for s in (30, 60))
     assert words(RestartPolicy(9, 0), [(first, 25), (later, 50)]) == [None, "script-error"]
 
 
-def test_a_loader_that_is_killed_again_and_again_is_no_error_of_the_script() -> None:
+def test_a_loader_process_that_is_killed_repeatedly_is_not_blamed_on_the_script() -> None:
     killed = lost("error", "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", place="train.py:9")
     gone = lost("error", "RuntimeError: DataLoader worker (pid(s) 7, 8) exited unexpectedly", place="train.py:9")
     assert (
@@ -190,15 +190,15 @@ def test_a_loader_that_is_killed_again_and_again_is_no_error_of_the_script() -> 
     )
 
 
-def test_survivors_that_cannot_go_on_are_no_error_of_the_script_however_often_it_comes() -> None:
+def test_survivors_that_cannot_continue_are_not_blamed_on_the_script() -> None:
     raised = Raised("rank 0 is lost, and its buffers with it", "", 1.0, origin="peer", place="live.py:1")
     lost = first_failure([WorkerExit(rank=1, local_rank=1, exit=1, raised=raised, step=12)])
     assert (lost.kind, lost.line) == ("peer", "rank 1 cannot continue: rank 0 is lost, and its buffers with it")
-    tries = RestartPolicy(3, None)
-    assert [tries.after(lost, None) for _ in range(3)] == [None] * 3
+    policy = RestartPolicy(3, None)
+    assert [policy.after(lost, None) for _ in range(3)] == [None] * 3
 
 
-def test_what_holdfast_refuses_would_be_refused_again() -> None:
+def test_a_refusal_by_holdfast_is_not_tried_again() -> None:
     assert words(RestartPolicy(9, 0), [(lost("error", origin="refused"), 50)]) == ["refused"]
 
 
@@ -215,11 +215,11 @@ def test_a_verdict_is_the_same_on_the_nodes_that_read_it() -> None:
     assert RunVerdict.from_text(verdict.to_text()) == verdict
 
 
-def test_of_a_run_that_was_done_before_it_is_said_where_its_last_snapshot_is_gone() -> None:
+def test_the_verdict_on_a_finished_run_says_if_its_last_snapshot_is_gone() -> None:
     end = Finish(step=40, stopped=False, attempt=3)
     whole, older, none = (done_before(end, newest) for newest in (40, 30, None))
-    assert {each.verdict for each in (whole, older, none)} == {"completed"}
-    assert {each.attempts for each in (whole, older, none)} == {3}
+    assert {verdict.verdict for verdict in (whole, older, none)} == {"completed"}
+    assert {verdict.attempts for verdict in (whole, older, none)} == {3}
     assert whole.because == (
         "this run is done, trained to its end, step 40: nothing was started (--extend trains it for longer)"
     )

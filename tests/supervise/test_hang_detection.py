@@ -153,7 +153,7 @@ def test_the_reason_names_the_option() -> None:
 
 def members(*boundaries: int, phase: Phase = Phase.TRAINING) -> list[WorkerLook]:
     """Return members that have passed these boundaries."""
-    return [WorkerLook(seat=seat, boundaries=each, phase=phase) for seat, each in enumerate(boundaries)]
+    return [WorkerLook(seat=seat, boundaries=count, phase=phase) for seat, count in enumerate(boundaries)]
 
 
 def learned(step: float = 0.01, busy: float = 0.0, **how: Any) -> Clock:
@@ -196,7 +196,7 @@ def test_a_worker_that_computes_waits_for_a_disk_or_moves_bytes_is_not_idle() ->
 
 def test_a_worker_that_comes_late_from_an_evaluation_does_not_hang() -> None:
     clock = learned()
-    for look in range(400):  # nobody waits for anybody while all evaluate
+    for look in range(400):  # no worker waits for another while all evaluate
         assert clock.look(*members(1001, 1001, 1001), WorkerLook(seat=3, boundaries=1001, asleep=look % 5 > 0)) is None
     assert clock.until(*members(1002, 1002, 1002, 1001), most=SOON - 0.5) is None
     assert clock.until(*members(1003, 1003, 1003, 1003), most=60.0) is None
@@ -249,12 +249,12 @@ def test_a_worker_in_reserve_does_not_keep_others_waiting() -> None:
 
 
 def test_with_live_recovery_suspended_workers_are_found_soon_and_together() -> None:
-    clock, stopped = learned(), [replace(each, stopped=True) for each in members(1001, 1001, 1001, 1001)]
+    clock, stopped = learned(), [replace(worker, stopped=True) for worker in members(1001, 1001, 1001, 1001)]
     runs = members(1001)
     found: list[Hang] = []
     while not found:
         found = clock.all(*runs, *stopped[1:3])
-    assert [each.seat for each in found] == [1, 2]
+    assert [hang.seat for hang in found] == [1, 2]
     assert found[0].because == "was suspended for 1.8 s (limit 1.5 s; change it with --hang-timeout)"
     assert learned(given=4.0).until(*runs, stopped[1]) == (pytest.approx(4.0, abs=0.5), 1)
 
@@ -272,7 +272,7 @@ def test_a_worker_that_waits_for_a_suspended_one_is_not_blamed() -> None:
 
 
 def test_if_all_workers_are_suspended_the_user_has_more_time_to_resume_them() -> None:
-    stopped = [replace(each, stopped=True) for each in members(1001, 1001, 1001)]
+    stopped = [replace(worker, stopped=True) for worker in members(1001, 1001, 1001)]
     assert learned().until(*stopped) == (pytest.approx(STOPPED, abs=0.5), 0)
     clock = learned()
     assert clock.until(*stopped, most=STOPPED - 1) is None

@@ -1,4 +1,4 @@
-"""Whose the folder of a run is: what of its command may change, and when it is anybody's."""
+"""The folder of a run accepts only commands of the same run, unless nothing was trained in it."""
 
 from pathlib import Path
 
@@ -65,7 +65,7 @@ def test_a_run_that_is_extended_may_have_larger_numbers_and_nothing_else(tmp_pat
     claim(out, config("--epochs 5 --lr 0.1", extend=True))
 
 
-def test_a_folder_in_which_nothing_was_trained_is_not_bound(tmp_path: Path) -> None:
+def test_a_folder_in_which_nothing_was_trained_may_be_taken_by_another_run(tmp_path: Path) -> None:
     out = tmp_path / "out"
     claim(out, config("--lr wrong"))
     train(out, 0)
