@@ -38,7 +38,7 @@ def test_the_quick_matrix_of_the_readme_goes_on_after_an_interruption_and_does_n
     matrix.send_signal(signal.SIGINT)
     said, _ = matrix.communicate(timeout=WITHIN)
     assert matrix.returncode == 130, said
-    assert "interrupted; runs that are done stay in" in said
+    assert "interrupted; finished runs stay in" in said
     assert said.count("\n") == 1
     assert not (runs / "blocking-1337.json").exists()
     done = (runs / "reference-1337.json").stat().st_mtime_ns

@@ -1,4 +1,4 @@
-"""Figures can be printed: legends are on the sheet, fonts are embedded as text, and a policy has one colour everywhere."""
+"""Figures can be printed: legends fit the page, fonts are embedded as text, and every policy has one colour."""
 
 import io
 from fractions import Fraction
@@ -10,9 +10,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from holdfast.blocks.policy import RANKINGS
 from holdfast.lab.bounds.contraction import Contraction
-from holdfast.lab.partial import cost_figures as grid
 from holdfast.lab.partial import partial_recovery, priority_checkpoint
-from holdfast.lab.partial.comparison import PanelComparison, _row
+from holdfast.lab.partial.comparison import PanelComparison, cost_row
+from holdfast.lab.partial.cost_report import bound_figure
 from holdfast.lab.partial.measure import Costs, Measurement
 from holdfast.lab.partial.panels import PANELS
 from holdfast.lab.plot_style import COLOURS
@@ -22,32 +22,32 @@ FULL = priority_checkpoint.traditional(8)
 PARTIAL = [partial_recovery.strategy(how, lost, 8) for lost in partial_recovery.LOST for how in ("full", "partial")]
 PRIORITY = [
     FULL,
-    *(priority_checkpoint.strategy(name, each, 8) for name in priority_checkpoint.RANKINGS for each in priority_checkpoint.FRACTIONS),
+    *(priority_checkpoint.strategy(name, fraction, 8) for name in priority_checkpoint.RANKINGS for fraction in priority_checkpoint.FRACTIONS),
     *(priority_checkpoint.strategy(name, Fraction(1, 8), 8) for name in priority_checkpoint.BEYOND),
 ]  # fmt: skip
 
 
 def panels(count: int, strategies: list[Strategy]) -> list[PanelComparison]:
-    rng, found = np.random.default_rng(0), []
+    rng, comparisons = np.random.default_rng(0), []
     for panel in list(PANELS.values())[:count]:
-        costs = {each.canonical: Costs(*rng.exponential(4, size=(4, 10))) for each in strategies}
+        costs = {strategy.canonical: Costs(*rng.exponential(4, size=(4, 10))) for strategy in strategies}
         measured = Measurement(np.full(10, 60), np.arange(1, 41, 4), Contraction(0.9, 1.0, True, 0.9, 0.9), 0.5, costs)
-        rows = [_row(panel.name, measured, each, strategies[0]) for each in strategies]
-        found.append(PanelComparison(panel.name, "w", False, 1.0, 0.1, measured, rows, panel.title, 10))
-    return found
+        rows = [cost_row(panel.name, measured, strategy, strategies[0]) for strategy in strategies]
+        comparisons.append(PanelComparison(panel.name, "w", False, 1.0, 0.1, measured, rows, panel.title, 10))
+    return comparisons
 
 
-def drawn(which: str, count: int) -> Any:
+def draw(which: str, count: int) -> Any:
     if which == "bound":
-        return grid.bound_figure(panels(count, PRIORITY))
+        return bound_figure(panels(count, PRIORITY))
     if which == "partial":
         return partial_recovery.figure(panels(count, PARTIAL), 8, paper=True)
     return priority_checkpoint.figure(panels(count, PRIORITY), 8, paper=True)
 
 
 @pytest.mark.parametrize(("which", "count"), [("partial", 1), ("priority", 1), ("priority", 5), ("bound", 1)])
-def test_everything_is_on_the_sheet(which: str, count: int) -> None:
-    figure = drawn(which, count)
+def test_titles_and_legends_fit_the_figure(which: str, count: int) -> None:
+    figure = draw(which, count)
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     renderer = canvas.get_renderer()
@@ -62,17 +62,17 @@ def test_everything_is_on_the_sheet(which: str, count: int) -> None:
     assert figure.legends[0].get_window_extent(renderer).y1 <= below + 1  # not over the panels
 
 
-def test_a_title_is_in_words_and_the_papers_range_and_late_failures_are_in_the_legend() -> None:
-    figure = drawn("partial", 1)
+def test_the_legend_names_the_paper_range_and_late_failures() -> None:
+    figure = draw("partial", 1)
     assert figure.axes[0].get_title() == "MLR on MNIST (60 iterations)"
     words = [text.get_text() for text in figure.legends[0].get_texts()]
     assert words.count("range in the paper") == 1
     assert "partial recovery, late failures" in words
 
 
-def test_a_pdf_has_no_fonts_of_type_3() -> None:
+def test_a_pdf_has_no_type_3_fonts() -> None:
     file = io.BytesIO()
-    drawn("partial", 1).savefig(file, format="pdf")
+    draw("partial", 1).savefig(file, format="pdf")
     assert b"/Type3" not in file.getvalue()
     assert b"/FontType 42" in file.getvalue() or b"/CIDFontType2" in file.getvalue()
 

@@ -1,4 +1,4 @@
-"""The lab: a claim holds or is shown not to, and a result can be read back by a person and by a program."""
+"""Claims hold or are shown as failing, and results are written for people and for programs."""
 
 import json
 import math
@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.errors import BadInput, StorageFailed
 from holdfast.lab import result_page
-from holdfast.lab.bounds import mlr_bound, mlr_reset, qp_bound
+from holdfast.lab.bounds import mlr_perturbations, qp_bound
 from holdfast.lab.bounds.perturbed_trials import PerturbedTrials
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.partial import partial_recovery
@@ -21,7 +21,7 @@ from holdfast.theory.rate import Rate
 QUICK = Options(quick=True, trials=20)
 
 
-def silent(what: str, total: int) -> Progress:
+def silent(label: str, total: int) -> Progress:
     return lambda done: None
 
 
@@ -39,21 +39,21 @@ def test_a_claim_holds_inside_its_range_and_never_without_a_number(
     assert claim(low, high, measured).holds is holds
 
 
-def test_a_result_without_claims_shows_nothing() -> None:
+def test_a_result_without_claims_does_not_hold() -> None:
     assert not Result(experiment="e", config={}, rows=[], claims=[]).holds
 
 
-def test_the_bound_is_broken_by_a_cost_more_than_a_rounding_above_it() -> None:
+def test_a_cost_exceeds_the_bound_only_by_more_than_one_iteration() -> None:
     rate = Rate(c=0.5, distance=1.0)  # a perturbation of size 3 at step 0: log2(4) = 2 iterations
     sizes, at = np.array([[3.0], [3.0], [3.0]]), np.array([0])
     measured = PerturbedTrials("kind", sizes, at, np.array([2.0, 3.0, 4.0]))
     assert measured.bounds(rate) == pytest.approx([2, 2, 2])
     assert measured.within(rate) == pytest.approx(2 / 3)
-    assert measured.strictly(rate) == pytest.approx(1 / 3)
+    assert measured.strictly_within(rate) == pytest.approx(1 / 3)
     assert PerturbedTrials("kind", sizes, at, np.array([np.inf, 0, 0])).within(rate) == pytest.approx(2 / 3)
 
 
-def test_a_claim_that_fails_is_shown_failing_on_every_page(tmp_path: Path) -> None:
+def test_a_claim_that_fails_is_marked_in_every_file(tmp_path: Path) -> None:
     result = Result(
         experiment="e", config={"seed": 1}, rows=[{"cost": math.inf}], claims=[claim(1, 2, 3), claim(3, 3, 3)]
     )
@@ -64,11 +64,22 @@ def test_a_claim_that_fails_is_shown_failing_on_every_page(tmp_path: Path) -> No
     written = json.loads((tmp_path / "result.json").read_text())
     assert [c["holds"] for c in written["claims"]] == [False, True]
     assert written["rows"] == [{"cost": None}]
-    what = {"experiment", "command", "date", "config", "environment", "remarks", "claims", "tables", "captions", "rows"}
-    assert set(written) == what
+    names = {
+        "experiment",
+        "command",
+        "date",
+        "config",
+        "environment",
+        "remarks",
+        "claims",
+        "tables",
+        "captions",
+        "rows",
+    }
+    assert set(written) == names
 
 
-def test_a_table_of_a_result_is_written_with_null_where_there_is_no_number() -> None:
+def test_numbers_that_json_lacks_are_written_as_null() -> None:
     table = ResultTable("costs", ["policy", "cost"], [["full", math.inf], ["priority", 2.5]])
     result = Result(experiment="e", config={}, rows=[], claims=[], tables=[table], captions={"f": "What f shows."})
     written = json.loads(json.dumps(result.to_json()))
@@ -78,19 +89,19 @@ def test_a_table_of_a_result_is_written_with_null_where_there_is_no_number() -> 
     assert written["captions"] == {"f": "What f shows."}
 
 
-def test_the_command_in_a_result_does_not_name_the_folders_of_a_person() -> None:
+def test_the_stored_command_shows_only_the_last_name_of_an_absolute_path() -> None:
     typed = ["lab", "run", "qp-bound", "--data", "/home/someone/data", "--out", "my results"]
     assert command_line(typed) == "holdfast lab run qp-bound --data …/data --out 'my results'"
 
 
-def test_markup_in_a_claim_is_text_on_the_page(tmp_path: Path) -> None:
+def test_markup_in_a_claim_is_escaped(tmp_path: Path) -> None:
     odd = Claim(id="a", claim="<script>alert(1)</script>", source="c", expected=(0, 1), measured=0)
     page = result_page.write(Result(experiment="e", config={}, rows=[], claims=[odd]), tmp_path).read_text()
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
 
 
-def test_qp_bound_holds_and_writes_all_its_files(tmp_path: Path) -> None:
+def test_qp_bound_holds_and_writes_all_files(tmp_path: Path) -> None:
     result = qp_bound.run(QUICK, silent)
     assert result.holds
     assert {row["kind"] for row in result.rows} == {"one perturbation", "many perturbations", "adversarial"}
@@ -106,14 +117,14 @@ def test_the_same_seed_gives_the_same_rows_and_another_seed_does_not() -> None:
     assert rows[0] != rows[2]
 
 
-def test_rows_of_logistic_regression_are_the_same_for_one_job_and_for_two() -> None:
-    one, two = (mlr_bound.run(Options(quick=True, trials=6, jobs=jobs), silent) for jobs in (1, 2))
+def test_one_and_two_jobs_give_the_same_rows_of_logistic_regression() -> None:
+    one, two = (mlr_perturbations.run_bound(Options(quick=True, trials=6, jobs=jobs), silent) for jobs in (1, 2))
     assert one.rows == two.rows
     assert one.holds
 
 
 def test_resets_lie_between_random_and_adversarial_perturbations() -> None:
-    result = mlr_reset.run(QUICK, silent)
+    result = mlr_perturbations.run_reset(QUICK, silent)
     assert [c.id for c in result.claims if not c.holds] == []
     kinds = [row["kind"] for row in result.rows]
     assert kinds == ["reset"] * 20 + ["random"] * 20 + ["adversarial"] * 20
@@ -140,18 +151,18 @@ def test_every_experiment_has_a_name_a_title_and_a_source() -> None:
         "advice-check",
         "recovery-matrix",
     ]
-    assert all(each.title and each.source for each in EXPERIMENTS.values())
+    assert all(entry.title and entry.source for entry in EXPERIMENTS.values())
     with pytest.raises(BadInput, match="'nope'; choose one of qp-bound"):
         experiment("nope")
 
 
 @pytest.mark.parametrize("bad", [{"trials": 0}, {"jobs": 0}, {"seed": -1}])
-def test_options_that_measure_nothing_are_refused(bad: dict[str, int]) -> None:
+def test_options_out_of_range_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(BadInput):
         Options(**bad)  # type: ignore[arg-type]
 
 
-def test_a_folder_that_cannot_be_written_is_found_before_the_work(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(BadInput, match="is a file"):
         prepare(tmp_path / "file")

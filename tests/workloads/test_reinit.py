@@ -131,7 +131,7 @@ def test_the_size_of_the_perturbation_is_that_of_the_fresh_values() -> None:
     )
     trial = Trial(Strategy(policy=policy, recovery="fresh", lost=Fraction(1, 2)), 1, 0)
     moved = workload.norm(workload.blocks, states[1], run(trial).state)
-    assert run.size(trial) == pytest.approx(float(np.linalg.norm(moved)))
+    assert run.perturbation_size(trial) == pytest.approx(float(np.linalg.norm(moved)))
 
 
 def test_a_workload_without_a_rule_is_refused_with_what_it_lacks() -> None:

@@ -1,4 +1,4 @@
-"""`holdfast lab`: the experiments."""
+"""`holdfast lab`: list and run experiments, and check your own model."""
 
 import os
 import sys
@@ -16,9 +16,10 @@ from holdfast.errors import BadInput, Interrupted
 from holdfast.extras import require
 
 if TYPE_CHECKING:
+    from holdfast.lab.experiment import Experiment
     from holdfast.lab.result import Result
 
-lab = typer.Typer(help="Experiments: claims of the papers and our own, measured.", no_args_is_help=True)
+lab = typer.Typer(help="Run experiments that test claims of papers and of this project.", no_args_is_help=True)
 
 
 @lab.command("list")
@@ -37,23 +38,25 @@ def lab_list() -> None:
 def lab_run(
     name: Annotated[str, typer.Argument(help="An experiment from `holdfast lab list`.")],
     out: Annotated[Path | None, typer.Option(help="Folder for result and report.  [default: results/NAME]")] = None,
-    data: Annotated[Path | None, typer.Option(help="Folder with data sets; else $HOLDFAST_DATA, else fetched.")] = None,
-    trials: Annotated[int | None, typer.Option(help="Trials of each kind.  [default: the experiment's own]")] = None,
-    seed: Annotated[int, typer.Option(help="Everything random comes from it.")] = 0,
-    jobs: Annotated[int | None, typer.Option(help="Processes.  [default: one for each core]")] = None,
-    panel: Annotated[
-        list[str] | None, typer.Option(help="Only this panel; may be given again.  [default: all]")
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with data sets.  [default: $HOLDFAST_DATA, or download]")
     ] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Number of trials of each kind.  [default: the experiment's own]")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 0,
+    jobs: Annotated[int | None, typer.Option(help="Number of processes.  [default: one for each core]")] = None,
+    panel: Annotated[list[str] | None, typer.Option(help="Run only this panel; repeatable.  [default: all]")] = None,
     interval: Annotated[int, typer.Option(help="Iterations between two full checkpoints.")] = 8,
     workload: Annotated[
-        str | None, typer.Option(help="A model of your own instead of panels: a Python file, see docs/workloads.md.")
+        str | None, typer.Option(help="Your own model instead of panels: a Python file, see docs/workloads.md.")
     ] = None,
     on: Annotated[str | None, typer.Option(help="Where to run trials: ray.  [default: this machine]")] = None,
-    address: Annotated[str | None, typer.Option(help="A Ray cluster, HOST:PORT.  [default: started here]")] = None,
+    address: Annotated[str | None, typer.Option(help="HOST:PORT of a Ray cluster.  [default: start one here]")] = None,
     config: Annotated[
         Path | None, typer.Option(help="TOML file with the runs of recovery-matrix, as in experiments/.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small and within a minute, on embedded data.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Run a small version on embedded data, in a minute.")] = False,
 ) -> None:
     """Run an experiment, print its claims, write its report. Example: holdfast lab run qp-bound --quick"""
     require("lab", "`holdfast lab`")
@@ -66,14 +69,7 @@ def lab_run(
     from holdfast.workloads.registry import load_for_lab, own_errors
 
     chosen = experiment(name)
-    if panel and not chosen.panels:
-        raise BadInput(f"{name} has no panels: leave out --panel")
-    if panel and workload:
-        raise BadInput("--panel chooses a workload of the paper's, --workload gives another: leave out one of them")
-    if (workload or on) and not chosen.own:
-        raise BadInput(f"{name} has workloads of its own and runs on this machine: leave out --workload and --on")
-    if config and not chosen.configured:
-        raise BadInput(f"{name} takes no --config: leave it out")
+    _check_options(chosen, panel=bool(panel), workload=bool(workload), on=bool(on), config=bool(config))
     options = Options(
         seed=seed,
         trials=trials,
@@ -88,59 +84,64 @@ def lab_run(
     folder = prepare(options.out)
     try:
         with own_errors(workload or ""), trial_cluster(on, address) as cluster, meter() as begin:
-            own = None if workload is None else load_for_lab(workload, data)
-            result = chosen.run(replace(options, workload=own, elsewhere=cluster), begin)
+            model = None if workload is None else load_for_lab(workload, data)
+            result = chosen.run(replace(options, workload=model, cluster=cluster), begin)
     except KeyboardInterrupt:
-        kept = f"; runs that are done stay in {folder}, and the same command goes on" if chosen.configured else ""
+        kept = f"; finished runs stay in {folder}, and the same command resumes" if chosen.accepts_config else ""
         raise Interrupted(f"interrupted{kept}") from None
     result = replace(result, command=command_line(sys.argv[1:]), date=date.today().isoformat())
-    _print_claims(result) if result.claims else _print_costs(result)
+    Console().print(_claims_table(result) if result.claims else _costs_table(result))
+    for remark in result.remarks:
+        Console().print(f"  {remark}", highlight=False)
     say(f"report: {result_page.write(result, folder)}")
     raise typer.Exit(0 if result.holds or workload else 1)
+
+
+def _check_options(chosen: "Experiment", *, panel: bool, workload: bool, on: bool, config: bool) -> None:
+    if panel and not chosen.has_panels:
+        raise BadInput(f"{chosen.name} has no panels: leave out --panel.")
+    if panel and workload:
+        raise BadInput("--panel and --workload both choose the model: leave out one of them.")
+    if (workload or on) and not chosen.accepts_workload:
+        raise BadInput(f"{chosen.name} has its own workloads and runs on this machine: leave out --workload and --on.")
+    if config and not chosen.accepts_config:
+        raise BadInput(f"{chosen.name} does not read a --config file: leave it out.")
 
 
 @lab.command("check")
 def lab_check(
     workload: Annotated[str, typer.Argument(help="A Python file with a function workload(data).")],
-    data: Annotated[Path | None, typer.Option(help="Folder that the function is given.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder that is passed to the function.")] = None,
 ) -> None:
-    """Find what is wrong with a model of your own before trials are run. Example: holdfast lab check my_model.py"""
+    """Find problems of your own model before trials run. Example: holdfast lab check my_model.py"""
     require("lab", "`holdfast lab`")
     from holdfast.lab.partial.model_check import LIMIT, check
     from holdfast.workloads.registry import own_errors
 
     with own_errors(workload), meter() as begin:
-        found = check(workload, data=data, progress=begin("training to the criterion", LIMIT))
-    for problem in found.problems:
+        checked = check(workload, data=data, progress=begin("training to the criterion", LIMIT))
+    for problem in checked.problems:
         say(f"{workload}: {problem}")
-    if found.problems:
+    if checked.problems:
         raise typer.Exit(1)
-    say(f"nothing wrong with {workload}. {found.summary}")
+    say(f"no problem found in {workload}. {checked.summary}")
 
 
-def _print_costs(result: "Result") -> None:
-    """Print the costs of failures; the report has the same table with more columns."""
+def _costs_table(result: "Result") -> Table:
     table = Table("recovery", "policy", "saved", "lost", "cost, 95 %", "reduction", "bound", title="Iteration costs")
     for row in result.rows:
         cost = f"{row['cost_mean']:.2f} ({row['cost_low']:.2f} to {row['cost_high']:.2f})"
         policy = row["policy"] if row["saves"] == "regular" else f"{row['policy']}, {row['saves']}"
         words = (row["recovery"], policy, row["fraction"], row["lost"], cost)
         table.add_row(*words, f"{row['reduction']:.0%}", f"{row['bound_mean']:.1f}")
-    Console().print(table)
-    _print_remarks(result)
+    return table
 
 
-def _print_remarks(result: "Result") -> None:
-    for remark in result.remarks:
-        Console().print(f"  {remark}", highlight=False)
-
-
-def _print_claims(result: "Result") -> None:
+def _claims_table(result: "Result") -> Table:
     from holdfast.lab.result_page import expected, measured, verdict
 
     table = Table(result.experiment, "claim", "expected", "measured", title_justify="left")
     for claim in result.claims:
         style = "yellow" if not claim.resolved else "green" if claim.holds else "bold red"
         table.add_row(f"[{style}]{verdict(claim)}[/]", claim.claim, expected(claim), measured(claim))
-    Console().print(table)
-    _print_remarks(result)
+    return table

@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from holdfast.lab.partial.own_model import Comparison, CostRow, compare
     from holdfast.workloads.simple_model import LossAt, OneState
 
-# Imported when first used: all but the names needs the extra `lab`.
-_LATER = {
+# Imported on first use, because these modules need the extra `lab`.
+_LAZY = {
     "Comparison": "lab.partial.own_model",
     "CostRow": "lab.partial.own_model",
     "LossAt": "workloads.simple_model",
@@ -22,9 +22,9 @@ __all__ = ["Comparison", "CostRow", "LossAt", "OneState", "check", "compare"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _LAZY:
         raise AttributeError(f"module 'holdfast.lab' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"holdfast.{_LATER[name]}"), name)
+    value = globals()[name] = getattr(import_module(f"holdfast.{_LAZY[name]}"), name)
     return value
 
 

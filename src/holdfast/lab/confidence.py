@@ -1,4 +1,4 @@
-"""Means and reductions of paired trials, with their 95 % confidence intervals."""
+"""Means, medians and reductions of trials, with 95 % confidence intervals."""
 
 from typing import NamedTuple
 
@@ -13,56 +13,61 @@ _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.22
 
 
 class ConfidenceInterval(NamedTuple):
-    """An estimate and where it lies with 95 % confidence."""
+    """An estimate with the ends of its 95 % confidence interval; NaN where an end is unknown."""
 
     value: float
     low: float
     high: float
 
 
-def mean(costs: Floats) -> ConfidenceInterval:
-    """The mean cost, by the normal approximation; not a number without any."""
-    if not len(costs):
-        return ConfidenceInterval(float("nan"), float("nan"), float("nan"))
-    if len(costs) < 2:
-        return ConfidenceInterval(float(costs.mean()), float("nan"), float("nan"))
-    half = 1.96 * float(costs.std(ddof=1)) / float(np.sqrt(len(costs)))
-    return ConfidenceInterval(float(costs.mean()), float(costs.mean()) - half, float(costs.mean()) + half)
+_UNKNOWN = ConfidenceInterval(float("nan"), float("nan"), float("nan"))
+
+
+def mean(values: Floats) -> ConfidenceInterval:
+    """Return the mean by the normal approximation; NaN without values."""
+    return _mean(values, 1.96) if len(values) else _UNKNOWN
 
 
 def mean_of_few(values: Floats) -> ConfidenceInterval:
-    """The mean of few trials, by Student's t; a single trial says nothing of where the mean lies."""
+    """Return the mean by Student's t, for 2 to 30 values; otherwise the same as `mean`."""
     if len(values) < 2 or len(values) > len(_STUDENT) + 1:
         return mean(values)
-    half = _STUDENT[len(values) - 2] * float(values.std(ddof=1)) / float(np.sqrt(len(values)))
-    return ConfidenceInterval(float(values.mean()), float(values.mean()) - half, float(values.mean()) + half)
+    return _mean(values, _STUDENT[len(values) - 2])
+
+
+def _mean(values: Floats, quantile: float) -> ConfidenceInterval:
+    center = float(values.mean())
+    if len(values) < 2:
+        return ConfidenceInterval(center, float("nan"), float("nan"))
+    half = quantile * float(values.std(ddof=1)) / float(np.sqrt(len(values)))
+    return ConfidenceInterval(center, center - half, center + half)
 
 
 def median(rounds: Floats, seed: int = 0) -> ConfidenceInterval:
-    """The median over all values, resampled by round: values of one round (a row) were measured together."""
+    """Return the median of all values, resampled by row: the values of one row were measured together."""
     drawn = np.random.default_rng(seed).integers(len(rounds), size=(RESAMPLES, len(rounds)))
     low, high = np.percentile(np.median(rounds[drawn].reshape(RESAMPLES, -1), axis=1), [2.5, 97.5])
     return ConfidenceInterval(float(np.median(rounds)), float(low), float(high))
 
 
 def finite(costs: Floats) -> Floats:
-    """The costs of trials that converged."""
+    """Return the costs of the trials that converged."""
     return costs[np.isfinite(costs)]
 
 
 def paired(costs: Floats, others: Floats) -> tuple[Floats, Floats]:
-    """The trials that converged both times: one that never did has no difference to another."""
+    """Return the costs of the trials that converged under both strategies."""
     both = np.isfinite(costs) & np.isfinite(others)
     return costs[both], others[both]
 
 
 def reduction(costs: Floats, baseline: Floats, seed: int = 0) -> ConfidenceInterval:
-    """By how much of itself the baseline's mean is reduced; resampled by trial, since both had the same failures.
+    """Return by which fraction the mean of `costs` is below that of `baseline`; NaN if the baseline costs nothing.
 
-    Not a number where no failure cost the baseline anything.
+    Trials are resampled in pairs, because both strategies met the same failures.
     """
     if not baseline.any():
-        return ConfidenceInterval(float("nan"), float("nan"), float("nan"))
+        return _UNKNOWN
     value = _reduced(costs.mean(keepdims=True), baseline.mean(keepdims=True))[0]
     drawn = np.random.default_rng(seed).integers(len(costs), size=(RESAMPLES, len(costs)))
     low, high = np.nanpercentile(_reduced(costs[drawn].mean(axis=1), baseline[drawn].mean(axis=1)), [2.5, 97.5])

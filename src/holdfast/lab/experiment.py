@@ -1,4 +1,4 @@
-"""What an experiment is: a name, where its figure was published, and a function from options to a result."""
+"""The interface of an experiment: its name, the published figure it repeats, and a function from options to a result."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,26 +7,26 @@ from typing import TypeAlias
 
 from holdfast.errors import BadInput
 from holdfast.lab.result import Result
-from holdfast.lab.simulate.lanes import Done
+from holdfast.lab.simulate.lanes import TrialDone
 from holdfast.lab.simulate.process_pool import Item, Outcome, ParallelMap, Report, map_in_processes
 from holdfast.workloads.workload import Workload
 
 Progress: TypeAlias = Callable[[int], None]
 Meter: TypeAlias = Callable[[str, int], Progress]
-"""From what is being done and how much of it there is, to a function that is told how much more is done."""
+"""Starts a progress bar from its label and total; the returned function advances it."""
 
 
-def per_trial(progress: Progress) -> Done:
-    """One step of progress for each trial that is done."""
+def per_trial(progress: Progress) -> TrialDone:
+    """Return a callback that advances `progress` by one for each finished trial."""
     return lambda trial, count: progress(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a user may choose; `trials` None means as many as the experiment wants, no panels means all of them.
+    """The options of `holdfast lab run`.
 
-    `workload` is a model of the user's own, which is measured instead of panels. Trials are run in so many processes
-    (`jobs`) of this machine, or `elsewhere`.
+    `trials` None is the experiment's own number, and no `panels` are all of them. `workload` is the user's own model,
+    measured instead of panels. Trials run in `jobs` processes of this machine, or on `cluster`.
     """
 
     seed: int = 0
@@ -38,46 +38,41 @@ class Options:
     panels: tuple[str, ...] = ()
     interval: int = 8
     workload: Workload | None = None
-    elsewhere: ParallelMap | None = None
+    cluster: ParallelMap | None = None
     config: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.trials is not None and self.trials < 1:
-            raise BadInput(f"--trials {self.trials} measures nothing: give 1 or more")
-        if self.jobs < 1:
-            raise BadInput(f"--jobs {self.jobs} does nothing: give 1 or more")
-        if self.interval < 1:
-            raise BadInput(f"--interval {self.interval} saves nothing: give 1 or more")
+        for name in ("trials", "jobs", "interval"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise BadInput(f"--{name} must be 1 or more (got {value}).")
         if self.seed < 0:
-            raise BadInput(f"--seed {self.seed} is negative: give 0 or more")
+            raise BadInput(f"--seed must be 0 or more (got {self.seed}).")
 
     @property
-    def at_once(self) -> int:
-        """How many groups of trials can be run at once."""
-        return self.jobs if self.elsewhere is None else self.elsewhere.jobs
+    def parallelism(self) -> int:
+        """The number of groups of trials that can run at once."""
+        return self.jobs if self.cluster is None else self.cluster.jobs
 
-    def share_out(self, work: Callable[[Item, Report], Outcome], items: Sequence[Item], hear: Report) -> list[Outcome]:
-        """Call work with every item, in processes of this machine or elsewhere."""
-        if self.elsewhere is not None:
-            return self.elsewhere(work, items, hear)
-        return map_in_processes(work, items, jobs=self.jobs, hear=hear)
+    def map(self, work: Callable[[Item, Report], Outcome], items: Sequence[Item], on_report: Report) -> list[Outcome]:
+        """Call `work` with every item, in processes of this machine or on the cluster."""
+        if self.cluster is not None:
+            return self.cluster(work, items, on_report)
+        return map_in_processes(work, items, jobs=self.jobs, on_report=on_report)
 
-    def count(self, full: int, quick: int) -> int:
-        """How many trials to run: what the user asked for, else the experiment's own full or quick number."""
+    def trial_count(self, full: int, quick: int) -> int:
+        """Return the number of trials: the user's, or the experiment's `full` or `quick` number."""
         return self.trials or (quick if self.quick else full)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """One experiment that `holdfast lab run` knows.
-
-    `own` says whether it also measures a workload of the user's own, and runs trials on a cluster.
-    """
+    """An experiment of `holdfast lab run`, with the options that it accepts."""
 
     name: str
     title: str
     source: str
-    panels: bool = False  # whether it is made of panels that can be chosen
-    own: bool = False
-    configured: bool = False  # whether a file says what it is made of
+    has_panels: bool = False  # accepts --panel
+    accepts_workload: bool = False  # accepts --workload and --on
+    accepts_config: bool = False  # accepts --config
     run: Callable[[Options, Meter], Result]

@@ -1,4 +1,4 @@
-"""How figures look: one colour for one policy and one recovery everywhere, and a legend that is never cut off."""
+"""The look of figures: one colour for each policy and recovery, and a legend that is never cut off."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = {  # of a policy that saves some blocks, or of a recovery from full checkpoints; apart for colour-blind readers
+COLOURS = {  # by policy, or by recovery for full checkpoints; distinct for colour-blind readers
     "full recovery": "#4d4d4d",
     "partial recovery": "#0072b2",
     "fresh recovery": "#332288",
@@ -21,16 +21,16 @@ COLOURS = {  # of a policy that saves some blocks, or of a recovery from full ch
 }
 MARKERS = {"relative": "s", "threshold": "D"}
 BAND = "#f0e442"  # the range that the paper gives
-LETTER, HANDLE = 0.067, 0.6  # inches of a legend in which letters have 8 points
+LETTER, HANDLE = 0.067, 0.6  # inches of a legend whose letters have 8 points
 
 
 def style_name(strategy: Strategy) -> str:
-    """What a strategy is drawn as: by its policy, or where that saves everything by its recovery."""
+    """Return the key of `COLOURS` for a strategy: its policy, or its recovery where full checkpoints are saved."""
     return strategy.policy.ranking if strategy.policy.fraction < 1 else f"{strategy.recovery} recovery"
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure whose text stays text in a PDF: venues refuse the fonts of type 3 that matplotlib would write."""
+    """Return an empty figure whose text stays text in a PDF; many venues refuse matplotlib's default Type 3 fonts."""
     from matplotlib import rcParams
     from matplotlib.figure import Figure
 
@@ -39,10 +39,14 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def legend(figure: "Figure", places: Sequence["Axes"]) -> None:
-    """One legend below everything, in as many columns as fit the width; what several places have is in it once."""
-    found = {label: handle for axes in places for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    """Draw one legend below all axes, each label once, in as many columns as fit the width."""
+    handles = {
+        label: handle for axes in places for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
     order = list(COLOURS)
-    found = dict(sorted(found.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
-    column = LETTER * max(map(len, found), default=0) + HANDLE
-    columns = max(1, min(len(found), int(figure.get_figwidth() / column)))
-    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
+    handles = dict(sorted(handles.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
+    column = LETTER * max(map(len, handles), default=0) + HANDLE
+    columns = max(1, min(len(handles), int(figure.get_figwidth() / column)))
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside lower center", ncols=columns, frameon=False, fontsize=8
+    )

@@ -1,4 +1,4 @@
-"""What an experiment found: rows, claims and the environment, and the files that hold them."""
+"""The result of an experiment: rows, tables, claims and figures, and the file `result.json` that holds them."""
 
 import json
 import math
@@ -17,14 +17,17 @@ from holdfast.report.files import replace_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from holdfast.lab.confidence import ConfidenceInterval
+
 Row = dict[str, Any]
+Value = str | float | int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A statement with the range it expects and what was measured; `None` leaves a side of the range open.
+    """A statement with the range it expects and the measured value; a `None` end leaves the range open.
 
-    `interval` is where the measured value lies with 95 % confidence, for what was measured with noise.
+    `interval` is the 95 % confidence interval of a value that was measured with noise.
     """
 
     id: str
@@ -34,14 +37,28 @@ class Claim:
     measured: float
     interval: tuple[float, float] | None = None
 
+    @classmethod
+    def of_estimate(
+        cls,
+        id: str,
+        claim: str,
+        source: str,
+        expected: tuple[float | None, float | None],
+        estimate: "ConfidenceInterval",
+    ) -> "Claim":
+        """Return a claim about an estimate, whose interval is left out if it is unknown."""
+        value, low, high = estimate
+        known = None if math.isnan(low) else (low, high)
+        return cls(id=id, claim=claim, source=source, expected=expected, measured=value, interval=known)
+
     @property
     def holds(self) -> bool:
-        """Whether the measured value lies in the expected range; what could not be measured does not hold."""
+        """True if the measured value lies in the expected range; NaN never does."""
         return self.expects(self.measured)
 
     @property
     def resolved(self) -> bool:
-        """Whether the interval leaves no doubt: it lies inside the expected range or outside."""
+        """True if the whole interval lies inside the expected range, or the whole interval lies outside."""
         if self.interval is None:
             return True
         low, high = self.interval
@@ -50,17 +67,17 @@ class Claim:
         return self.expects(self.measured) == self.expects(low)
 
     def expects(self, value: float) -> bool:
-        """Whether a value lies in the expected range."""
+        """Return True if `value` lies in the expected range."""
         low, high = self.expected
         return not math.isnan(value) and (low is None or low <= value) and (high is None or value <= high)
 
     def to_json(self) -> Row:
-        """The claim as JSON values."""
+        """Return the claim as JSON values."""
         return {
             **asdict(self),
             "expected": list(self.expected),
-            "measured": _finite(self.measured),
-            "interval": None if self.interval is None else [_finite(end) for end in self.interval],
+            "measured": finite_or_none(self.measured),
+            "interval": None if self.interval is None else [finite_or_none(end) for end in self.interval],
             "holds": self.holds,
             "resolved": self.resolved,
         }
@@ -68,24 +85,24 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class ResultTable:
-    """A table for a reader: every row has one value for each column, `None` where there is none."""
+    """A table of a report; every row has one value for each column."""
 
     title: str
     columns: list[str]
-    rows: list[list[str | float | int | None]]
+    rows: list[list[Value]]
 
     def to_json(self) -> Row:
-        """The table as JSON values."""
-        rows = [[_finite(value) for value in row] for row in self.rows]
+        """Return the table as JSON values."""
+        rows = [[finite_or_none(value) for value in row] for row in self.rows]
         return {"title": self.title, "columns": self.columns, "rows": rows}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """All that an experiment found; `remarks` are sentences for the reader, computed from the rows.
+    """The result of an experiment; `remarks` are sentences for the reader, computed from the rows.
 
-    `captions` has a sentence for each figure, by its name. `command` is what a person typed to get this result, and
-    `date` the day of it, as 2026-01-31; both are empty for a result that nobody asked for on the command line.
+    `captions` has a sentence for each figure, by its name. `command` and `date` (as 2026-01-31) are those of the
+    command line, and empty for a result that was computed in Python.
     """
 
     experiment: str
@@ -101,11 +118,11 @@ class Result:
 
     @property
     def holds(self) -> bool:
-        """Whether no claim fails beyond doubt; without a claim nothing was shown."""
+        """True if there is a claim, and every resolved claim holds."""
         return bool(self.claims) and all(claim.holds or not claim.resolved for claim in self.claims)
 
     def to_json(self) -> Row:
-        """What `result.json` holds."""
+        """Return the content of `result.json`."""
         return {
             "experiment": self.experiment,
             "command": self.command,
@@ -116,12 +133,12 @@ class Result:
             "claims": [claim.to_json() for claim in self.claims],
             "tables": [table.to_json() for table in self.tables],
             "captions": self.captions,
-            "rows": [{key: _finite(value) for key, value in row.items()} for row in self.rows],
+            "rows": [{key: finite_or_none(value) for key, value in row.items()} for row in self.rows],
         }
 
 
 def environment() -> Row:
-    """Versions and machine, without anything that names a person or a host."""
+    """Return versions and machine, without anything that names a person or a host."""
     packages = ("numpy", "numba", "scikit-learn", "torch")
     return {
         "holdfast": holdfast.__version__,
@@ -134,21 +151,21 @@ def environment() -> Row:
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """What was typed after `holdfast`, for a reader; of an absolute path the last name only, since the rest may name a person."""
-    shown = [f"…/{Path(each).name}" if Path(each).is_absolute() else each for each in arguments]
-    return " ".join(["holdfast", *(each if "…" in each else shlex.quote(each) for each in shown)])
+    """Return the command for a reader; an absolute path is cut to its last name, since the rest may name a person."""
+    shown = [f"…/{Path(argument).name}" if Path(argument).is_absolute() else argument for argument in arguments]
+    return " ".join(["holdfast", *(word if "…" in word else shlex.quote(word) for word in shown)])
 
 
 def write_json(result: Result, out: Path) -> None:
-    """Write `result.json`: one line for each row, so that two results can be compared with `diff`."""
+    """Write `result.json` with one line for each row, so that two results can be compared with `diff`."""
     data = result.to_json()
     rows = ",\n".join("  " + json.dumps(row) for row in data.pop("rows"))
     head = json.dumps(data, indent=1, ensure_ascii=False)[:-2]
     replace_text(out / "result.json", f'{head},\n "rows": [\n{rows}\n ]\n}}\n')
 
 
-def _finite(value: Any) -> Any:
-    """JSON has no infinity: a trial that never converged has no cost, and says null."""
+def finite_or_none(value: Any) -> Any:
+    """Return `value`, or None for a number that JSON does not have."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

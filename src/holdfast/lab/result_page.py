@@ -1,14 +1,14 @@
-"""The page about a result of the lab, as it was found or as it lies in a folder; and all files of a result."""
+"""The page of a lab result, new or read from a folder; and all files of a result."""
 
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from holdfast.errors import BadInput
-from holdfast.lab import result as lab
-from holdfast.lab.result import Claim, Result, Row, environment, write_json
+from holdfast.lab.result import Claim, Result, ResultTable, Row, environment, write_json
 from holdfast.report import files
 from holdfast.report.figures import picture
 from holdfast.report.files import prepare
@@ -18,71 +18,81 @@ RESULT = "result.json"
 
 
 def write(result: Result, out: Path) -> Path:
-    """Write result.json, summary.md, figures, tables and report.html; returns the path of the report."""
+    """Write result.json, summary.md, figures, tables and report.html, and return the path of the report."""
     prepare(out)
     write_json(result, out)
     return files.write_folder(page(result, [_drawn(result, name) for name in result.figures], environment()), out)
 
 
 def read(folder: Path) -> Page:
-    """The page about the result in this folder, with the figures that lie there."""
+    """Return the page of the result in a folder, with the figures that are stored there."""
     result, facts = _read(folder)
-    found = sorted((folder / "figures").glob("*.png"))
     order = {name: place for place, name in enumerate(result.captions)}
-    found.sort(key=lambda path: order.get(path.stem, len(order)))
-    return page(result, [_stored(path, result.captions) for path in found], facts)
+    paths = sorted((folder / "figures").glob("*.png"))
+    paths.sort(key=lambda path: order.get(path.stem, len(order)))
+    return page(result, [_stored(path, result.captions) for path in paths], facts)
 
 
 def page(result: Result, pictures: Sequence[Picture], facts: Row) -> Page:
-    """What a result says."""
-    told = {"Command": result.command, "Date": result.date, "Settings": _settings(result)}
+    """Return the page of a result."""
+    lead = "Every claim with the range it expects and the measured value; claims that do not hold are marked."
+    settings = ", ".join(f"{key} {value}" for key, value in result.config.items())
+    about = {"Command": result.command, "Date": result.date, "Settings": settings}
     return Page(
         title=result.experiment,
-        lead=_lead(result),
+        lead=lead if result.claims else "Measurements without claims.",
         statements=[_statement(claim) for claim in result.claims],
-        numbers=_numbers(result.claims),
+        numbers=_counts([verdict(claim) for claim in result.claims]),
         pictures=pictures,
         tables=[*map(_table, result.tables), *([_rows(result)] if result.rows else [])],
         remarks=result.remarks,
-        facts={name: text for name, text in told.items() if text} | {"Environment": environment_line(facts)},
+        facts={name: text for name, text in about.items() if text} | {"Environment": environment_line(facts)},
     )
 
 
 def combine(pages: Sequence[Page]) -> Page:
-    """Several results on one page; what each says is marked with its name."""
+    """Return one page of several results, with the name of its result in every title."""
     if len(pages) == 1:
         return pages[0]
-    versions = {each.facts["Environment"].split(",")[0] for each in pages}
+    versions = {one.facts["Environment"].split(",")[0] for one in pages}
     mixed = [f"These results are of different versions: {', '.join(sorted(versions))}."] if len(versions) > 1 else []
-    statements = [_of(each.title, claim) for each in pages for claim in each.statements]
+    statements = [
+        replace(claim, source=f"{one.title}, {claim.source}" if claim.source else one.title)
+        for one in pages
+        for claim in one.statements
+    ]
     return Page(
         title=f"{len(pages)} results",
-        lead=", ".join(each.title for each in pages) + ".",
+        lead=", ".join(one.title for one in pages) + ".",
         statements=statements,
-        numbers=_counts([each.verdict for each in statements]),
-        pictures=[_named(each.title, picture) for each in pages for picture in each.pictures],
-        tables=[_titled(each.title, table) for each in pages for table in each.tables],
-        remarks=mixed + [f"{each.title}: {remark}" for each in pages for remark in each.remarks],
-        facts={f"{each.title}: {name}": text for each in pages for name, text in each.facts.items()},
+        numbers=_counts([statement.verdict for statement in statements]),
+        pictures=[
+            replace(picture, name=f"{one.title}-{picture.name}", title=f"{one.title}: {picture.title}")
+            for one in pages
+            for picture in one.pictures
+        ],
+        tables=[replace(table, title=f"{one.title}: {table.title}") for one in pages for table in one.tables],
+        remarks=mixed + [f"{one.title}: {remark}" for one in pages for remark in one.remarks],
+        facts={f"{one.title}: {name}": text for one in pages for name, text in one.facts.items()},
     )
 
 
 def verdict(claim: Claim) -> str:
-    """The word for whether a claim holds."""
+    """Return the word for whether a claim holds."""
     if not claim.resolved:
         return "not resolved"
     return "holds" if claim.holds else "DOES NOT HOLD"
 
 
 def measured(claim: Claim) -> str:
-    """The measured value, with its interval where there is one."""
+    """Return the measured value, with its interval if it is known."""
     if claim.interval is None:
         return f"{claim.measured:.4g}"
     return f"{claim.measured:.3g} ({claim.interval[0]:.3g} to {claim.interval[1]:.3g})"
 
 
 def expected(claim: Claim) -> str:
-    """The expected range in words."""
+    """Return the expected range in words."""
     low, high = claim.expected
     if low is None or high is None:
         return f"at most {high:g}" if high is not None else f"at least {low:g}" if low is not None else "any"
@@ -90,15 +100,10 @@ def expected(claim: Claim) -> str:
 
 
 def environment_line(facts: Row) -> str:
-    """Versions and machine in one line."""
+    """Return versions and machine in one line."""
     packages = ", ".join(f"{name} {number}" for name, number in facts["packages"].items() if number)
-    return f"holdfast {facts['holdfast']}, {packages}, Python {facts['python']}, {facts['system']} {facts['machine']}, {facts['cores']} cores"
-
-
-def _lead(result: Result) -> str:
-    if not result.claims:
-        return "Measured, with no claim to hold it against."
-    return "Every claim with the range it expects and what was measured; one that does not hold is shown as such."
+    machine = f"{facts['system']} {facts['machine']}, {facts['cores']} cores"
+    return f"holdfast {facts['holdfast']}, {packages}, Python {facts['python']}, {machine}"
 
 
 def _statement(claim: Claim) -> Statement:
@@ -111,21 +116,13 @@ def _statement(claim: Claim) -> Statement:
     )
 
 
-def _numbers(claims: Sequence[Claim]) -> list[Number]:
-    return _counts([verdict(claim) for claim in claims])
-
-
 def _counts(verdicts: Sequence[str]) -> list[Number]:
     words = {
         "holds": ("hold", "inside the range"),
         "DOES NOT HOLD": ("do not hold", "outside the range"),
-        "not resolved": ("not resolved", "the interval leaves a doubt"),
+        "not resolved": ("not resolved", "the interval crosses the range"),
     }
     return [Number(name, str(verdicts.count(word)), about) for word, (name, about) in words.items() if verdicts]
-
-
-def _settings(result: Result) -> str:
-    return ", ".join(f"{key} {value}" for key, value in result.config.items())
 
 
 def _drawn(result: Result, name: str) -> Picture:
@@ -142,18 +139,18 @@ def _stored(path: Path, captions: Mapping[str, str]) -> Picture:
 
 
 def _words(name: str, captions: Mapping[str, str]) -> tuple[str, str, str]:
-    """The title, the caption and the description of a figure."""
+    """Return the title, the caption and the alternative text of a figure."""
     caption = captions.get(name, "")
     title = name.replace("-", " ").replace("_", " ")
     return title[:1].upper() + title[1:], caption, caption or f"Figure: {title}."
 
 
-def _table(table: lab.ResultTable) -> Table:
+def _table(table: ResultTable) -> Table:
     return Table(title=table.title, columns=[Column(name) for name in table.columns], rows=table.rows)
 
 
 def _rows(result: Result) -> Table:
-    """Everything that was measured; rows of different kinds have different columns."""
+    """Return all rows as one table; rows of different kinds have different columns."""
     columns = list(dict.fromkeys(key for row in result.rows for key in row))
     rows = [[_cell(row.get(column)) for column in columns] for row in result.rows]
     return Table(title="Every row", columns=[Column(name) for name in columns], rows=rows, folded=True)
@@ -165,31 +162,8 @@ def _cell(value: Any) -> Cell:
     return value
 
 
-def _of(title: str, claim: Statement) -> Statement:
-    source = f"{title}, {claim.source}" if claim.source else title
-    return Statement(
-        verdict=claim.verdict, claim=claim.claim, source=source, expected=claim.expected, measured=claim.measured
-    )
-
-
-def _named(title: str, one: Picture) -> Picture:
-    return Picture(
-        name=f"{title}-{one.name}",
-        title=f"{title}: {one.title}",
-        caption=one.caption,
-        alt=one.alt,
-        png=one.png,
-        wide=one.wide,
-        figure=one.figure,
-    )
-
-
-def _titled(title: str, table: Table) -> Table:
-    return Table(title=f"{title}: {table.title}", columns=table.columns, rows=table.rows, folded=table.folded)
-
-
 def _read(folder: Path) -> tuple[Result, Row]:
-    """The result and the environment it was found in, as `result.json` has them."""
+    """Return the result and the environment of `result.json`."""
     path = folder / RESULT
     try:
         data = json.loads(path.read_text())
@@ -199,11 +173,9 @@ def _read(folder: Path) -> tuple[Result, Row]:
             experiment=str(data["experiment"]),
             config=dict(data["config"]),
             rows=[dict(row) for row in data["rows"]],
-            claims=[_claim(each) for each in data["claims"]],
-            remarks=[str(each) for each in data["remarks"]],
-            tables=[
-                lab.ResultTable(str(each["title"]), each["columns"], each["rows"]) for each in data.get("tables", ())
-            ],
+            claims=[_claim(claim) for claim in data["claims"]],
+            remarks=[str(remark) for remark in data["remarks"]],
+            tables=[ResultTable(str(t["title"]), t["columns"], t["rows"]) for t in data.get("tables", ())],
             captions={str(name): str(text) for name, text in data.get("captions", {}).items()},
             command=str(data.get("command", "")),
             date=str(data.get("date", "")),
@@ -212,11 +184,11 @@ def _read(folder: Path) -> tuple[Result, Row]:
         raise BadInput(f"cannot read {path}: {error.strerror or error}.") from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise BadInput(
-            f"{path} is no result of this holdfast's lab ({type(error).__name__}: {error}): name the folder of a "
-            "`holdfast lab run`, or run the experiment again."
+            f"{path} is not a lab result of this version of holdfast ({type(error).__name__}: {error}): name the folder of "
+            "a `holdfast lab run`, or run the experiment again."
         ) from error
     if any(len(row) != len(table.columns) for table in result.tables for row in table.rows):
-        raise BadInput(f"{path} is damaged: a row of a table has not as many values as there are columns.")
+        raise BadInput(f"{path} is damaged: a row of a table does not have one value for each column.")
     return result, facts
 
 
@@ -234,5 +206,5 @@ def _claim(data: Mapping[str, Any]) -> Claim:
 
 
 def _number(value: float | None) -> float:
-    """JSON has no infinity, and what could not be measured is null there."""
+    """Return a number from JSON, in which null is a value that could not be measured."""
     return math.nan if value is None else float(value)

@@ -1,7 +1,4 @@
-"""Trials that are done, on disk: an interrupted experiment resumes where it stopped.
-
-In go keys and numbers as they are found; `known` has all that were written, also by an earlier process.
-"""
+"""Finished trials on disk, so that an interrupted experiment resumes where it stopped."""
 
 import json
 from pathlib import Path
@@ -12,37 +9,47 @@ from holdfast.errors import StorageFailed
 
 
 class TrialLog:
-    """Numbers by key, one line each, written as they come; a line torn by a kill is passed over."""
+    """Numbers by key, written line by line; `known` also has those of earlier processes."""
 
     def __init__(self, path: Path) -> None:
         self._path, self.known = path, dict(_read(path))
         try:
-            self._file = path.open("ab", buffering=0)  # nothing is left over that could fail to be written at the end
-            self._file.write(b"\n")  # a torn line must not swallow the next one
+            self._file = path.open("ab", buffering=0)  # nothing stays in a buffer that could fail to be written later
+            self._file.write(b"\n")  # ends a line that was torn by a kill
         except OSError as error:
-            raise StorageFailed(f"cannot write {path}: {error.strerror}; name another --out") from error
+            raise StorageFailed(f"cannot write {path}: {error.strerror}; name another --out.") from error
 
-    def note(self, key: str, value: float) -> None:
-        """Write down a number, unless it is there already."""
+    def record(self, key: str, value: float) -> None:
+        """Write a number, unless `key` is known already."""
         if key in self.known:
             return
         self.known[key] = value
         try:
             self._file.write(f"{json.dumps([key, value if np.isfinite(value) else None])}\n".encode())
         except OSError as error:
-            raise StorageFailed(f"cannot write {self._path}: {error.strerror}; free space and run again") from error
+            raise StorageFailed(f"cannot write {self._path}: {error.strerror}; free space and run again.") from error
 
     def close(self) -> None:
-        """Nothing more will be noted."""
+        """Close the file."""
         self._file.close()
 
 
+def trials_folder(out: Path) -> Path:
+    """Return the folder of finished trials, beside the result, so that experiments below one folder share them."""
+    folder = out.parent / "trials"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageFailed(f"cannot write to {folder}: {error.strerror}; name another folder with --out.") from error
+    return folder
+
+
 def _read(path: Path) -> list[tuple[str, float]]:
-    found = []
+    numbers = []
     for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
         try:
             key, value = json.loads(line)
-            found.append((str(key), float("inf") if value is None else float(value)))
+            numbers.append((str(key), float("inf") if value is None else float(value)))
         except (ValueError, TypeError):
             continue
-    return found
+    return numbers

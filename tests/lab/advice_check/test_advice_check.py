@@ -39,14 +39,14 @@ def test_a_case_holds_if_its_cost_lies_in_the_interval() -> None:
     assert np.isnan(coverage([]))
 
 
-def test_cases_that_were_not_as_predicted_are_told_with_their_side() -> None:
+def test_wrong_predictions_are_listed_as_dearer_or_cheaper() -> None:
     early = case(9.0, unit="iterations", failure="after iteration 2, before the first save")
-    (line,) = advice_check._misses("runs", [case(2.0), case(0.5), early])
+    line = advice_check._misses("runs", [case(2.0), case(0.5), early])
     assert "2 of 3 cases were not as predicted" in line
     assert "1 cheaper (seconds)" in line
     assert "1 dearer (iterations)" in line
     assert "1 of them struck before the first save" in line
-    assert advice_check._misses("runs", [case(2.0)]) == ["runs: every case was as predicted."]
+    assert advice_check._misses("runs", [case(2.0)]) == "runs: every case was as predicted."
 
 
 def test_a_prediction_that_is_wrong_too_often_is_a_claim_that_does_not_hold() -> None:
@@ -65,7 +65,7 @@ def test_the_goodput_of_the_recommended_interval_is_compared_with_the_best_of_th
     assert sweep.recommended == pytest.approx(1.0)
     worse = Sweep("small", "real", 10.0, [1, 2, 4, 8, 16], np.array([[0.5, 0.8, 0.8, 1.0, 0.7]]))
     assert worse.recommended == pytest.approx(0.8)
-    assert not advice_check._near(worse).holds
+    assert not advice_check._near_best(worse).holds
 
 
 def test_the_recommended_interval_is_near_the_best_where_costs_are_resampled() -> None:
@@ -80,14 +80,14 @@ def test_failures_of_a_sweep_come_from_its_seed_and_lie_in_the_run() -> None:
     struck = kill_schedule(50.0, 600, seed=1)
     assert struck == kill_schedule(50.0, 600, seed=1)
     assert struck != kill_schedule(50.0, 600, seed=2)
-    assert all(1 <= each.step < 600 for each in struck)
+    assert all(1 <= failure.step < 600 for failure in struck)
     assert 4 <= len(struck) <= 24
 
 
 def test_kills_come_from_the_seed_and_leave_time_for_a_replacement() -> None:
     drawn = [runs.scheduled_kills(seed) for seed in range(20)]
     assert drawn[3] == runs.scheduled_kills(3)
-    assert len({each for pair in drawn for each in pair}) > 20
+    assert len({failure for pair in drawn for failure in pair}) > 20
     assert all(second.step - first.step >= 70 for first, second in drawn)
 
 
@@ -96,14 +96,14 @@ def test_simulated_failures_are_predicted_from_a_run_without_one(tmp_path: Path)
     options = Options(out=tmp_path / "result", trials=4)
     cases = trials._cases(workload, options, 4, lambda what, total: lambda done: None)
     assert len(cases) == 4 * len(trials.strategies(8))
-    assert len({each.predicted for each in cases}) <= len(trials.strategies(8))  # it knows no failure
+    assert len({case.predicted for case in cases}) <= len(trials.strategies(8))  # predicted without a failure
     assert coverage(cases) >= 0.8
 
 
 def test_a_figure_shows_every_kind_of_case() -> None:
     sweep = Sweep("small", "real", 10.0, [1, 2, 4, 8, 16], np.array([[0.5, 0.8, 0.9, 0.8, 0.7]]))
     sheet = advice_check.figure([case(2.0)], [case(9.0, unit="iterations")], [sweep])
-    assert sheet.axes[0].get_xlabel() == "seconds that a kill costs"
+    assert sheet.axes[0].get_xlabel() == "cost of a kill, seconds"
 
 
 def test_a_real_run_is_killed_and_read(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_real_run_is_killed_and_read(tmp_path: Path) -> None:
         history = runs.run_to_completion(do, runs.run_config("small", "forward", struck, steps=80), tmp_path / "struck")
     costs = run_costs(quiet)
     cases = runs._cases("small", costs, prices(costs, Question())["forward"], history)
-    assert [each.unit for each in cases] == ["seconds", "iterations"]
+    assert [case.unit for case in cases] == ["seconds", "iterations"]
     assert cases[0].failure == "killed in step 47"
     assert 0 <= cases[0].measured < 60
     assert cases[1].holds

@@ -77,15 +77,15 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def trial(known: dict[str, float] | None = None) -> tuple[scenarios.TrialOutcome, list[str]]:
-    told: list[str] = []
-    found = Scenarios("nt3", True, None, 0, {} if known is None else known)(0, lambda key, value: told.append(key))
-    return found, told
+    reports: list[str] = []
+    scenarios_of_panel = Scenarios("nt3", True, None, 0, {} if known is None else known)
+    return scenarios_of_panel(0, lambda key, value: reports.append(key)), reports
 
 
 def test_a_trial_measures_every_cell_of_every_phase_and_is_repeated_exactly() -> None:
-    first, told = trial()
-    assert set(first.accuracy) == {(phase, *each) for phase in PHASES for each in MEASURED}
-    assert len(told) == len(set(told)) == len(first.accuracy)
+    first, reports = trial()
+    assert set(first.accuracy) == {(phase, *place) for phase in PHASES for place in MEASURED}
+    assert len(reports) == len(set(reports)) == len(first.accuracy)
     assert (BEFORE, LATER) not in MEASURED
     assert trial()[0] == first
     assert len(first.curve) == 3  # before the first epoch, and after those that end before the last failure
@@ -93,21 +93,25 @@ def test_a_trial_measures_every_cell_of_every_phase_and_is_repeated_exactly() ->
 
 def test_a_trial_that_is_known_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
     known: dict[str, float] = {}
-    first, told = trial(known)
-    monkeypatch.setattr(Scenarios, "_cell", lambda *_: pytest.fail("it was run again"))
-    again, retold = trial(known)
-    assert (again, retold) == (first, told)
+    first, reports = trial(known)
+    monkeypatch.setattr(Scenarios, "_run_cell", lambda *_: pytest.fail("it was run again"))
+    assert trial(known) == (first, reports)
 
 
-def test_training_goes_back_to_a_state_whole() -> None:
+def train(training: Training, first: int, end: int) -> None:
+    for number in range(first, end):
+        training.step(number)
+
+
+def test_restoring_a_state_restores_all_of_it() -> None:
     training = Training(tiny(), 3, CPU)
-    training.steps(0, 2)
+    train(training, 0, 2)
     state = training.state()
-    training.steps(2, 4)
+    train(training, 2, 4)
     moved = training.state()
-    training.go_back(state)
+    training.restore(state)
     assert training.state().digest == state.digest != moved.digest
-    training.steps(2, 4)
+    train(training, 2, 4)
     assert training.state().digest == moved.digest
 
 
@@ -116,11 +120,11 @@ def test_shares_are_the_window_divided_among_the_workers() -> None:
     shares = training.shares(1)
     assert [len(share.y) for share in shares] == [2] * WORKERS
     assert len({share.key for share in shares}) == WORKERS
-    window = training.geometry.window(training.geometry.position(1))
+    window = training.plan.window(training.plan.position(1))
     assert torch.equal(torch.cat([share.x for share in shares]), tiny().train[0][torch.from_numpy(window)])
 
 
-def test_more_survivors_contain_fewer_and_replay_and_skip_are_told_apart_by_their_point() -> None:
+def test_larger_groups_of_survivors_contain_smaller_ones() -> None:
     order = list(range(WORKERS))[::-1]
     lost = [Cell("forward", 0.5, left).interruption(order) for left in (2, 4, 6)]
     casualties = [each.casualties for each in lost if each]
@@ -137,7 +141,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
     with pytest.MonkeyPatch.context() as patched:
         for module in (scenarios, tradeoff):
             patched.setattr(module, "load_task", lambda panel, quick, data: tiny())
-        patched.setattr(slowdown, "_start", lambda on: 1.0)  # a fresh process is the slow part
+        patched.setattr(slowdown, "_start_seconds", lambda device: 1.0)  # a fresh process is the slow part
         options = Options(quick=True, trials=2, panels=("nt3",), out=folder / "result", jobs=1)
         result = tradeoff.run(options, silent)
     torch.set_num_threads(threads)
@@ -201,13 +205,15 @@ def test_the_model_predicts_replay_where_every_kernel_takes_as_long(
 ) -> None:
     """As on a GPU that waits for them. Most are copies of buffers, wherever the failure strikes: no part of backward."""
     monkeypatch.setattr(slowdown, "_seconds", _kernels)
-    monkeypatch.setattr(slowdown, "_start", lambda on: 1.0)
-    monkeypatch.setattr(slowdown, "_median", lambda on, what, times=0: _kernels(on, what))  # they are always as many
+    monkeypatch.setattr(slowdown, "_start_seconds", lambda device: 1.0)
+    monkeypatch.setattr(
+        slowdown, "_median", lambda device, action, times=0: _kernels(device, action)
+    )  # they are always as many
     monkeypatch.setattr(slowdown, "INTERRUPTED", [cell for cell in INTERRUPTED if cell.strategy == "replay"])
     deep = nn.Sequential(*(part for _ in range(30) for part in (nn.Linear(4, 4), nn.BatchNorm1d(4))), nn.Linear(4, 2))
-    found = slowdown.measure_times(replace(tiny(), build=lambda: deep), 1, tmp_path, lambda done: None)
-    for point, predicted in found.predicted.items():
-        assert predicted == pytest.approx(found.slowdown[Cell("replay", point)][0], rel=0.02)
+    times = slowdown.measure_times(replace(tiny(), build=lambda: deep), 1, tmp_path, lambda done: None)
+    for point, predicted in times.predicted.items():
+        assert predicted == pytest.approx(times.slowdown[Cell("replay", point)][0], rel=0.02)
 
 
 def _timed(replay: list[float], skip: list[float], modelled: list[float]) -> PanelResults:
@@ -231,15 +237,18 @@ def _timed(replay: list[float], skip: list[float], modelled: list[float]) -> Pan
     )
 
 
-def _why_the_model_fails(found: PanelResults) -> str:
-    return next(line for line in remarks(found) if "by the performance model, over the measured one" in line)
+def _why_the_model_fails(results: PanelResults) -> str:
+    return next(line for line in remarks(results) if "by the performance model, over the measured one" in line)
 
 
 def test_a_model_that_fails_says_whether_uneven_gradients_are_the_cause() -> None:
     """On NT3 the two layers whose gradients come last take most of backward: as measured on a GPU."""
     skip, modelled = [0.293, 0.295, 0.359], [1.468, 1.645, 1.823]
     line = _why_the_model_fails(_timed([1.288, 1.289, 1.354], skip, modelled))
-    assert "Cause: the model has all gradients take the same time. Until the failure (at 25%, 50%, 75%) 0.29" in line
+    assert (
+        "Cause: the model assumes that all gradients take the same time. Until the failure (at 25%, 50%, 75%) 0.29"
+        in line
+    )
     assert "0.36 of a mini-batch passed, by the model 0.47, 0.65, 0.82" in line
     unexplained = _why_the_model_fails(_timed([1.1, 1.1, 1.1], skip, modelled))
     assert "Cause: not found. Until the failure" in unexplained
@@ -281,10 +290,10 @@ def test_nt3s_own_tables_are_read_where_they_are_at_hand(tmp_path: Path) -> None
     (tmp_path / "nt3").mkdir()
     (tmp_path / "nt3" / "nt_train2.csv").write_text("1,2.0,-4.0\n0,1.0,0.0\n")
     (tmp_path / "nt3" / "nt_test2.csv").write_text("0,4.0,2.0\n")
-    found = tables(tmp_path)
-    assert found is not None
-    assert found[0].x.tolist() == [[0.5, -1.0], [0.25, 0.0]]
-    assert (found[0].y.tolist(), found[1].y.tolist()) == ([1, 0], [0])
+    loaded = tables(tmp_path)
+    assert loaded is not None
+    assert loaded[0].x.tolist() == [[0.5, -1.0], [0.25, 0.0]]
+    assert (loaded[0].y.tolist(), loaded[1].y.tolist()) == ([1, 0], [0])
     (tmp_path / "nt3" / "nt_test2.csv").write_text("7,4.0,2.0\n")
     with pytest.raises(Corrupt, match="class of 0 or 1"):
         tables(tmp_path)

@@ -186,7 +186,7 @@ def test_a_failure_at_a_layer_leaves_that_layer_and_all_before_it() -> None:
 
 @pytest.mark.parametrize("point", [-0.1, 1.1, float("nan")])
 def test_a_point_outside_back_propagation_is_refused(point: float) -> None:
-    with pytest.raises(BadInput, match="outside"):
+    with pytest.raises(BadInput, match=r"must lie in \[0, 1\]"):
         completed_parameters(layers_of(network()), point)
 
 

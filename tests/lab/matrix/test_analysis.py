@@ -11,10 +11,9 @@ import pytest
 from holdfast.events import Event, Seconds, Step
 from holdfast.faults.schedule import Failure
 from holdfast.lab.matrix import analysis as bootstrap
-from holdfast.lab.matrix import recovery_matrix
-from holdfast.lab.matrix import runner as matrix_runs
+from holdfast.lab.matrix import runner
 from holdfast.lab.matrix.analysis import Analysis, gate_failures, loss_gap
-from holdfast.lab.matrix.claims import claims
+from holdfast.lab.matrix.claims import claims, remarks
 from holdfast.lab.matrix.config import Matrix
 from holdfast.lab.matrix.figures import CAPTIONS, figures
 from holdfast.lab.matrix.measured_run import MeasuredRun, losses
@@ -69,8 +68,8 @@ def runs() -> dict[PlannedRun, MeasuredRun]:
     return {unit: measured(unit) for unit in planned_runs(MATRIX, [MLP, RESNET])}
 
 
-def analysis(found: dict[PlannedRun, MeasuredRun] | None = None) -> Analysis:
-    return Analysis(MATRIX, [MLP, RESNET], found or runs())
+def analysis(measured_runs: dict[PlannedRun, MeasuredRun] | None = None) -> Analysis:
+    return Analysis(MATRIX, [MLP, RESNET], measured_runs or runs())
 
 
 def test_a_suite_whose_runs_are_as_they_should_be_passes_every_gate() -> None:
@@ -96,35 +95,35 @@ def test_a_suite_whose_runs_are_as_they_should_be_passes_every_gate() -> None:
 def test_one_run_that_is_not_right_keeps_its_suite_from_counting(
     variant: str, change: dict[str, object], gate: str
 ) -> None:
-    found = runs()
+    measured_runs = runs()
     unit = PlannedRun(MLP, variant, 2)
-    found[unit] = replace(found[unit], **change)  # type: ignore[arg-type]
-    (wrong,) = gate_failures(MATRIX, MLP, found)
+    measured_runs[unit] = replace(measured_runs[unit], **change)  # type: ignore[arg-type]
+    (wrong,) = gate_failures(MATRIX, MLP, measured_runs)
     assert (wrong.run, wrong.gate) == (f"{variant}-2", gate)
-    of = analysis(found)
+    of = analysis(measured_runs)
     assert of.counted == [RESNET]
     assert [row[:3] for row in tables(of)[-1].rows] == [[MLP.name, f"{variant}-2", gate]]
     assert {claim.id: claim.measured for claim in claims(of)}["gates"] == 0.5
-    assert any(line.startswith("NOT COUNTED") and MLP.name in line for line in recovery_matrix.remarks(of))
+    assert any(line.startswith("NOT COUNTED") and MLP.name in line for line in remarks(of))
 
 
 def test_a_run_that_was_not_made_is_a_gate_that_fails() -> None:
-    found = runs()
-    del found[PlannedRun(MLP, "blocking", 1)]
-    assert [(each.run, each.gate) for each in gate_failures(MATRIX, MLP, found)] == [("blocking-1", "measured")]
+    measured_runs = runs()
+    del measured_runs[PlannedRun(MLP, "blocking", 1)]
+    assert [(each.run, each.gate) for each in gate_failures(MATRIX, MLP, measured_runs)] == [("blocking-1", "measured")]
 
 
 def test_the_numbers_of_a_suite_that_does_not_count_are_in_no_mean() -> None:
-    found = runs()
+    measured_runs = runs()
     for seed in (1, 2):
         unit = PlannedRun(MLP, "blocking", seed)
-        found[unit] = replace(found[unit], wall=1e6, audit="fail")
-    assert analysis(found).mean(lambda run: run.wall, "blocking") == pytest.approx(21.0)
+        measured_runs[unit] = replace(measured_runs[unit], wall=1e6, audit="fail")
+    assert analysis(measured_runs).mean(lambda run: run.wall, "blocking") == pytest.approx(21.0)
 
 
 def test_with_no_suite_left_there_are_claims_that_fail_and_no_figures() -> None:
-    found = {unit: replace(run, audit="fail") for unit, run in runs().items()}
-    of = analysis(found)
+    measured_runs = {unit: replace(run, audit="fail") for unit, run in runs().items()}
+    of = analysis(measured_runs)
     assert {claim.id: claim.measured for claim in claims(of)} == {"pass-rate": 0.0, "gates": 0.0}
     assert figures(of) == {}
     assert [table.title[:11] for table in tables(of)] == ["Not counted"]
@@ -137,7 +136,7 @@ def row(rows: Sequence[Sequence[object]], name: str) -> list[object]:
 def test_means_over_suites_are_those_of_the_papers_table_5() -> None:
     table = aggregate(analysis())
     assert table is not None
-    assert table.columns == ["", *MATRIX.variants, "overlapped less blocking", "95 % from", "to"]
+    assert table.columns == ["", *MATRIX.variants, "overlapped minus blocking", "95 % from", "to"]
     goodput = np.mean([100 / 20, 100 / 22])
     assert row(table.rows, "goodput, steps/s")[1] == pytest.approx(goodput, abs=1e-4)
     assert row(table.rows, "stall, s") == [4.0, 4.0, 1.0, 1.0, -3.0, -3.0, -3.0]
@@ -148,11 +147,11 @@ def test_means_over_suites_are_those_of_the_papers_table_5() -> None:
 
 
 def test_suites_are_ranked_by_what_overlapping_gains() -> None:
-    found = runs()
+    measured_runs = runs()
     for seed in (1, 2):
         unit = PlannedRun(RESNET, "overlapped", seed)
-        found[unit] = replace(found[unit], wall=found[unit].wall / 2)
-    table = per_suite(analysis(found))
+        measured_runs[unit] = replace(measured_runs[unit], wall=measured_runs[unit].wall / 2)
+    table = per_suite(analysis(measured_runs))
     assert table is not None
     assert [each[1] for each in table.rows] == ["resnet18", "mlp"]
     gained = [each[table.columns.index("overlapped over blocking, %")] for each in table.rows]
@@ -180,8 +179,8 @@ def test_every_table_has_a_value_for_every_column() -> None:
 
 
 def test_claims_are_the_papers_and_hold_where_the_numbers_do() -> None:
-    found = {claim.id: claim for claim in claims(analysis())}
-    assert {ident: claim.measured for ident, claim in found.items()} == {
+    measured_runs = {claim.id: claim for claim in claims(analysis())}
+    assert {ident: claim.measured for ident, claim in measured_runs.items()} == {
         "pass-rate": 1.0,
         "gates": 1.0,
         "beats": 1.0,
@@ -190,8 +189,8 @@ def test_claims_are_the_papers_and_hold_where_the_numbers_do() -> None:
         "write": 0.98,
         "exact": 0.0,
     }
-    assert all(claim.holds for claim in found.values())
-    assert [found[ident].expected for ident in ("stall", "write")] == [(0.57, None), (0.92, None)]
+    assert all(claim.holds for claim in measured_runs.values())
+    assert [measured_runs[ident].expected for ident in ("stall", "write")] == [(0.57, None), (0.92, None)]
 
 
 @pytest.mark.parametrize(
@@ -205,39 +204,40 @@ def test_claims_are_the_papers_and_hold_where_the_numbers_do() -> None:
 def test_the_papers_comparison_is_no_claim_of_a_sweep_or_of_a_disk_that_fails(change: dict[str, object]) -> None:
     matrix = replace(MATRIX, **change)  # type: ignore[arg-type]
     several = suites(matrix)
-    found = {unit: measured(unit) for unit in planned_runs(matrix, several)}
+    measured_runs = {unit: measured(unit) for unit in planned_runs(matrix, several)}
     storage = (9, "delay", "boundary", 0)
     if "failures" in change:
-        found = {
-            unit: replace(run, struck=(storage, *run.struck)) if run.struck else run for unit, run in found.items()
+        measured_runs = {
+            unit: replace(run, struck=(storage, *run.struck)) if run.struck else run
+            for unit, run in measured_runs.items()
         }
-    assert [claim.id for claim in claims(Analysis(matrix, several, found))] == ["pass-rate", "gates", "exact"]
+    assert [claim.id for claim in claims(Analysis(matrix, several, measured_runs))] == ["pass-rate", "gates", "exact"]
 
 
 def test_overlapping_that_loses_in_one_suite_does_not_beat_blocking_in_every_suite() -> None:
-    found = runs()
+    measured_runs = runs()
     for seed in (1, 2):
         unit = PlannedRun(MLP, "overlapped", seed)
-        found[unit] = replace(found[unit], wall=30.0)
-    beats = next(claim for claim in claims(analysis(found)) if claim.id == "beats")
+        measured_runs[unit] = replace(measured_runs[unit], wall=30.0)
+    beats = next(claim for claim in claims(analysis(measured_runs)) if claim.id == "beats")
     assert beats.measured == 0.5
     assert not beats.holds
     assert beats.resolved
 
 
 def test_a_restart_that_trains_something_else_is_not_exact() -> None:
-    found = runs()
+    measured_runs = runs()
     unit = PlannedRun(MLP, "blocking", 1)
-    found[unit] = replace(found[unit], losses=(2.0, 1.25))
-    exact = next(claim for claim in claims(analysis(found)) if claim.id == "exact")
+    measured_runs[unit] = replace(measured_runs[unit], losses=(2.0, 1.25))
+    exact = next(claim for claim in claims(analysis(measured_runs)) if claim.id == "exact")
     assert exact.measured == 0.125  # the mean over the seeds
     assert not exact.holds
 
 
 def test_divergence_is_of_the_same_steps_and_snapshots() -> None:
     run = measured(PlannedRun(MLP, "forward", 1))
-    found = loss_gap(run, measured(PlannedRun(MLP, "reference", 1)))
-    assert found == (0.25, 0.5, 0.25, 0.25)
+    measured_runs = loss_gap(run, measured(PlannedRun(MLP, "reference", 1)))
+    assert measured_runs == (0.25, 0.5, 0.25, 0.25)
     unknown = loss_gap(replace(run, losses=(None, None), distances=None), run)
     assert all(math.isnan(each) for each in unknown)
     table = divergences(analysis())
@@ -315,9 +315,9 @@ def test_a_run_from_which_others_took_the_processors_is_done_again_after_a_while
     unit = PlannedRun(MLP, "blocking", 1)
     done, slept = iter(taken), list[float]()
     monkeypatch.setattr(MatrixRunner, "_measured", lambda self, unit: replace(measured(unit), stolen=next(done)))
-    monkeypatch.setattr(matrix_runs.time, "sleep", slept.append)
-    found = MatrixRunner(MATRIX, [MLP], Path("unused"), {})._undisturbed(unit)
-    assert (found.tries, found.stolen) == (tries, taken[-1])
+    monkeypatch.setattr(runner.time, "sleep", slept.append)
+    measured_runs = MatrixRunner(MATRIX, [MLP], Path("unused"), {})._undisturbed(unit)
+    assert (measured_runs.tries, measured_runs.stolen) == (tries, taken[-1])
     assert slept == list(PAUSES)[: tries - 1]
     assert next(done, "none left") == "none left"
 
@@ -325,16 +325,16 @@ def test_a_run_from_which_others_took_the_processors_is_done_again_after_a_while
 @pytest.mark.parametrize("fails", [{"audit": "fail"}, {"verdict": "failed"}], ids=str)
 def test_a_failed_run_is_not_done_again_until_it_passes(monkeypatch: pytest.MonkeyPatch, fails: dict[str, str]) -> None:
     monkeypatch.setattr(MatrixRunner, "_measured", lambda self, unit: replace(measured(unit), stolen=0.9, **fails))
-    found = MatrixRunner(MATRIX, [MLP], Path("unused"), {})._undisturbed(PlannedRun(MLP, "blocking", 1))
-    assert found.tries == 1
+    measured_runs = MatrixRunner(MATRIX, [MLP], Path("unused"), {})._undisturbed(PlannedRun(MLP, "blocking", 1))
+    assert measured_runs.tries == 1
 
 
 def test_a_reader_is_told_how_much_of_the_machine_others_had() -> None:
     runs = {unit: measured(unit) for unit in planned_runs(MATRIX, [MLP, RESNET])}
-    assert not any("host" in line for line in recovery_matrix.remarks(Analysis(MATRIX, [MLP, RESNET], runs)))
+    assert not any("host" in line for line in remarks(Analysis(MATRIX, [MLP, RESNET], runs)))
     runs = {unit: replace(run, stolen=0.02, tries=1) for unit, run in runs.items()}
     first = next(iter(runs))
     runs[first] = replace(runs[first], stolen=0.18, tries=3)
-    (line,) = [line for line in recovery_matrix.remarks(Analysis(MATRIX, [MLP, RESNET], runs)) if "host" in line]
+    (line,) = [line for line in remarks(Analysis(MATRIX, [MLP, RESNET], runs)) if "host" in line]
     assert "3.0% of its processors to others on average, and at most 18.0% during a run" in line
     assert "1 of 16 runs were done again" in line

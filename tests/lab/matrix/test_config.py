@@ -59,7 +59,7 @@ def read(folder: Path, text: str) -> Matrix:
     return read_matrix(folder / "m.toml")
 
 
-def test_a_file_says_what_is_trained_and_what_fails(tmp_path: Path) -> None:
+def test_a_file_defines_what_is_trained_and_what_fails(tmp_path: Path) -> None:
     matrix = read(tmp_path, GOOD)
     assert (matrix.steps, matrix.batch, matrix.seeds, matrix.workers, matrix.save_every) == (100, 32, (1, 2), 4, 50)
     assert matrix.variants == ("reference", "blocking", "overlapped", "replay", "forward", "skip")
@@ -74,7 +74,7 @@ def test_a_file_says_what_is_trained_and_what_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("batch = 32", "batches = 32", r"line 2: there is no key 'batches'; the keys are steps, batch"),
         ("batch = 32", "batch = 0", "line 2: batch is 0: give a whole number of 1 or more"),
@@ -91,27 +91,27 @@ def test_a_file_says_what_is_trained_and_what_fails(tmp_path: Path) -> None:
         ("seeds = [1, 2]", "seeds = 1", "line 3: seeds is 1: give a list"),
         ("batch = 32", "batch = 2", "line 2: 4 workers cannot share 2 samples"),
         ("batch = 32", "batch = ", "is not TOML: .*line 2"),
-        ("seeds = [1, 2]", "", "has no seeds: give it"),
+        ("seeds = [1, 2]", "", "has no seeds: add it"),
     ],
 )
-def test_a_mistake_is_told_in_one_line_with_its_number(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_an_error_names_the_line_of_the_mistake(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in GOOD
-    with pytest.raises(BadInput, match=said) as told:
+    with pytest.raises(BadInput, match=message) as caught:
         read(tmp_path, GOOD.replace(old, new, 1))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("sweep", "said"),
+    ("sweep", "message"),
     [
         ("workers = [2]", "line 24: there is no key 'workers'; the keys of sweep are save_every"),
-        ("workers_after = [[2]]", "line 24: workers_after is for restarts, and replay makes none"),
+        ("workers_after = [[2]]", "line 24: workers_after needs restarts, and replay has none"),
         ("save_every = [0]", "line 24: save_every is"),
         ('checkpoints = ["disk"]', "line 24: checkpoints is .*directory, tmpfs or URLs"),
     ],
 )
-def test_a_mistake_in_a_sweep_is_told_with_its_line(tmp_path: Path, sweep: str, said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+def test_an_error_names_the_line_of_a_mistake_in_a_sweep(tmp_path: Path, sweep: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
         read(tmp_path, f"{GOOD}\n[sweep]\n{sweep}\n")
 
 
@@ -205,7 +205,7 @@ def silent(what: str, total: int) -> Progress:
 
 
 def test_a_matrix_needs_a_file_or_quick_and_not_both(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="give --config FILE"):
+    with pytest.raises(BadInput, match="needs --config FILE"):
         recovery_matrix.run(Options(out=tmp_path), silent)
     with pytest.raises(BadInput, match="not both"):
         recovery_matrix.run(Options(out=tmp_path, quick=True, config=tmp_path / "m.toml"), silent)
@@ -248,5 +248,5 @@ def test_a_data_set_is_read_once_and_kept(tmp_path: Path) -> None:
 
 def test_a_pipe_is_no_matrix_and_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "matrix.toml")
-    with pytest.raises(BadInput, match="is no file: name a TOML file"):
+    with pytest.raises(BadInput, match="is not a file: name a TOML file"):
         read_matrix(tmp_path / "matrix.toml")

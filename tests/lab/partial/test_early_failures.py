@@ -1,4 +1,4 @@
-"""Failures before the first full checkpoint: what first values cost, what the remedies cost, and how that is reported."""
+"""Failures before the first full checkpoint: the cost of first values and of the remedies, and their report."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.partial import early_failures
-from holdfast.lab.partial.early_failures import EARLY_FULL, FIRST, FRESH, OVER, WAYS
+from holdfast.lab.partial.early_failures import APPROACHES, EARLY_FULL, FIRST, FRESH, OVER
 from holdfast.lab.result_page import write
 from holdfast.lab.simulate.lanes import iterations_to_criterion, start_as_given
 from holdfast.lab.simulate.strategy import CheckpointedRun, Trial, trial_stream
@@ -21,7 +21,7 @@ from holdfast.workloads.reinit import renewed
 STEP, TRIALS = 4, 6
 
 
-def silent(what: str, total: int) -> Progress:
+def silent(label: str, total: int) -> Progress:
     return lambda done: None
 
 
@@ -35,12 +35,12 @@ def sparse() -> MatrixFactorization:
 SPARSE = 46.8  # the criterion, which runs reach in some 45 iterations
 
 
-def test_first_values_cost_a_sparse_factorization_more_than_starting_over_and_both_remedies_cost_less() -> None:
+def test_first_values_cost_more_than_starting_over_and_both_remedies_cost_less() -> None:
     workload = sparse()
     runs = trajectories(workload, [trial_stream(0, number) for number in range(TRIALS)])
     starts, costs = [], {}
-    for way in (OVER, FIRST, EARLY_FULL, FRESH):
-        strategy = way.strategy(8)
+    for approach in (OVER, FIRST, EARLY_FULL, FRESH):
+        strategy = approach.strategy(8)
         for number, run in enumerate(runs):
             checkpointed = CheckpointedRun(
                 run.states[: STEP + 1],
@@ -48,7 +48,7 @@ def test_first_values_cost_a_sparse_factorization_more_than_starting_over_and_bo
                 workload.norm,
                 {strategy.policy},
                 0,
-                renew=lambda *asked: renewed(workload, *asked),
+                renew=lambda *arguments: renewed(workload, *arguments),
             )
             starts.append(checkpointed(Trial(strategy, STEP, number)))
     without = [run.crossed(workload.criterion) - STEP for run in runs]
@@ -58,10 +58,10 @@ def test_first_values_cost_a_sparse_factorization_more_than_starting_over_and_bo
     assert costs["first"] > costs["over"] > costs["early-full"] > costs["fresh"]
 
 
-def test_every_way_is_measured_on_the_same_failures_and_reported_with_its_bytes(tmp_path: Path) -> None:
+def test_every_approach_meets_the_same_failures_and_is_reported_with_its_bytes(tmp_path: Path) -> None:
     options = Options(quick=True, trials=6, panels=("mf-jester",), out=tmp_path)
     result = early_failures.run(options, silent)
-    assert [row["way"] for row in result.rows] == [way.name for way in WAYS]
+    assert [row["way"] for row in result.rows] == [approach.name for approach in APPROACHES]
     costs = {row["way"]: row["early_cost"] for row in result.rows}
     assert costs["fresh values"] < costs["first values"]
     later = {row["way"]: row["later_cost"] for row in result.rows}
@@ -78,12 +78,12 @@ def test_every_way_is_measured_on_the_same_failures_and_reported_with_its_bytes(
     written = {str(row[0]): row[-1] for row in table.rows}
     assert written["early saves"] == written["first values"]
     assert written["early full saves"] == float(written["first values"] or 0) + 3
-    assert any("early full saves write 3 states more, once" in remark for remark in result.remarks)
+    assert any("early full saves write 3 more states, once" in remark for remark in result.remarks)
     write(result, tmp_path)
     assert (tmp_path / "figures" / "early-failures.png").exists()
 
 
-def test_a_model_of_ones_own_without_a_rule_is_measured_without_fresh_values_and_without_claims(tmp_path: Path) -> None:
+def test_an_own_model_without_a_rule_is_measured_without_fresh_values_and_claims(tmp_path: Path) -> None:
     options = Options(trials=4, workload=QuadraticProgram(), out=tmp_path)
     result = early_failures.run(options, silent)
     assert result.claims == []

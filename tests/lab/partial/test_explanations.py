@@ -1,4 +1,4 @@
-"""A claim that fails is given the cause that the measurements beside it show, and no other."""
+"""A claim that fails is explained by the first cause that the measurements show."""
 
 from dataclasses import replace
 
@@ -31,25 +31,25 @@ def failing(measured: float) -> Claim:
 
 
 @pytest.mark.parametrize(
-    ("found", "measured", "says"),
+    ("facts", "measured", "cause"),
     [
         (replace(FACTS, early=100), 0.6, "every failure comes before the first full checkpoint"),
         (replace(FACTS, later=ConfidenceInterval(0.8, 0.7, 0.9)), 0.6, "the early failures"),
         (replace(FACTS, whole=0.8), 0.6, "the counting"),
-        (FACTS, 0.97, "survivors bring the restored blocks forward"),
+        (FACTS, 0.97, "the surviving blocks pull the restored blocks forward"),
         (replace(FACTS, largest=0.7), 0.6, "one block holds 70% of the values"),
-        (replace(FACTS, scaled=0.83), 0.6, "distances of large and of small blocks are ranked alike"),
-        (FACTS, 0.6, "what moves is spread over the blocks"),
-        (replace(FACTS, scaled=None), 0.6, "what moves is spread over the blocks"),
+        (replace(FACTS, scaled=0.83), 0.6, "distances of large and small blocks are ranked alike"),
+        (FACTS, 0.6, "movement is spread over the blocks"),
+        (replace(FACTS, scaled=None), 0.6, "movement is spread over the blocks"),
         (replace(FACTS, smaller=0.8), 0.47, "not found"),
         (replace(FACTS, budget=1), 0.6, "not found"),
     ],
 )
-def test_the_cause_is_the_first_that_explains_the_result(found: ReductionFacts, measured: float, says: str) -> None:
-    assert cause_of(found, failing(measured)).startswith(says)
+def test_the_cause_is_the_first_that_explains_the_result(facts: ReductionFacts, measured: float, cause: str) -> None:
+    assert cause_of(facts, failing(measured)).startswith(cause)
 
 
-def test_a_step_in_which_losing_less_costs_more_is_told_with_the_failures_that_make_it_so() -> None:
+def test_a_smaller_loss_that_costs_more_is_explained_by_its_failures() -> None:
     measured = Measurement(
         lengths=np.array([20, 20]),
         steps=np.array([3, 12]),

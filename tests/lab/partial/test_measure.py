@@ -34,7 +34,7 @@ def measured(out: Path, **options: int) -> Measurement:
 
 def test_full_recovery_of_a_deterministic_run_costs_what_was_done_since_the_checkpoint(tmp_path: Path) -> None:
     found = measured(tmp_path)
-    costs = found.of(strategy("full", Fraction(1), 8))
+    costs = found.costs_of(strategy("full", Fraction(1), 8))
     assert costs.cost == pytest.approx(found.steps % 8, abs=1e-4)
     assert costs.whole.tolist() == (found.steps % 8).tolist()
 
@@ -60,13 +60,13 @@ def test_another_seed_never_meets_old_results(tmp_path: Path) -> None:
 
 def test_a_journal_keeps_infinity_and_passes_over_what_is_torn(tmp_path: Path) -> None:
     with closing(TrialLog(tmp_path / "j")) as journal:
-        journal.note("a", 3)
-        journal.note("b", np.inf)
+        journal.record("a", 3)
+        journal.record("b", np.inf)
     with (tmp_path / "j").open("a") as file:
         file.write('["c", 1')
     with closing(TrialLog(tmp_path / "j")) as again:
         assert again.known == {"a": 3, "b": np.inf}
-        again.note("c", 2)
+        again.record("c", 2)
     with closing(TrialLog(tmp_path / "j")) as last:
         assert last.known["c"] == 2
 
@@ -74,12 +74,12 @@ def test_a_journal_keeps_infinity_and_passes_over_what_is_torn(tmp_path: Path) -
 def test_a_journal_on_a_full_disk_says_so_and_closes_in_peace(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with closing(TrialLog(tmp_path / "j")) as journal:
-        journal.note("a", 1)
+        journal.record("a", 1)
         resource.setrlimit(resource.RLIMIT_FSIZE, (15, limits[1]))
         try:
-            journal.note("b", 2)  # torn
+            journal.record("b", 2)  # torn
             with pytest.raises(StorageFailed, match="free space and run again"):
-                journal.note("c", 3)
+                journal.record("c", 3)
             journal.close()
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)

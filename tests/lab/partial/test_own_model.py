@@ -1,4 +1,4 @@
-"""A model of one's own, written from docs/workloads.md alone, is checked, compared and reported like the paper's."""
+"""The user's own model, written as in docs/workloads.md, is checked, compared and reported like the paper's models."""
 
 import csv
 import json
@@ -19,9 +19,9 @@ from holdfast.errors import BadInput
 from holdfast.lab.experiment import Options, Progress
 from holdfast.lab.partial import partial_recovery, priority_checkpoint
 from holdfast.lab.partial.model_check import check
-from holdfast.lab.partial.own_model import compared
+from holdfast.lab.partial.own_model import comparison_result
 from holdfast.lab.result import Result
-from holdfast.lab.simulate import ray_pool as on_ray
+from holdfast.lab.simulate import ray_pool
 from holdfast.workloads.registry import load_for_lab
 from holdfast.workloads.reinit import has_rule
 from holdfast.workloads.simple_model import LossAt, Stacked
@@ -33,7 +33,7 @@ EXAMPLE = re.findall(r"```python\n(.*?)```", (ROOT / "docs/workloads.md").read_t
 
 @pytest.fixture
 def example(tmp_path: Path) -> Path:
-    """The file of the documentation."""
+    """Write the example of the documentation to a file."""
     assert 30 <= len(EXAMPLE.splitlines()) <= 50
     path = tmp_path / "my_model.py"
     path.write_text(EXAMPLE)
@@ -41,12 +41,12 @@ def example(tmp_path: Path) -> Path:
 
 
 def measured(model: Any, out: Path, *, trials: int, interval: int, lost: Fraction = Fraction(1, 2)) -> Result:
-    """What `hf.lab.compare` puts into its report."""
+    """Return the result that `hf.lab.compare` reports."""
     options = Options(out=out, interval=interval, workload=Stacked(model))
-    return compared(options, silent, trials, lost)
+    return comparison_result(options, silent, trials, lost)
 
 
-def silent(what: str, total: int) -> Progress:
+def silent(label: str, total: int) -> Progress:
     return lambda done: None
 
 
@@ -66,7 +66,7 @@ def test_the_documented_model_runs_through_an_experiment_without_claims(
     assert all(float(trial["whole"]) == round(float(trial["whole"])) for trial in trials)
 
 
-def test_rows_are_the_same_in_two_processes_which_load_the_file_themselves(example: Path, tmp_path: Path) -> None:
+def test_one_and_two_processes_give_the_same_rows(example: Path, tmp_path: Path) -> None:
     rows = [
         partial_recovery.run(
             Options(trials=4, jobs=jobs, out=tmp_path / str(jobs), workload=load_for_lab(str(example))), silent
@@ -76,14 +76,23 @@ def test_rows_are_the_same_in_two_processes_which_load_the_file_themselves(examp
     assert rows[0] == rows[1]
 
 
-def test_compare_gives_typed_rows_that_print_as_a_table_and_writes_a_report(example: Path, tmp_path: Path) -> None:
-    found = hf.lab.compare(example, trials=8, out=tmp_path / "out")
-    full, partial, priority, _, _ = found
+def test_compare_returns_typed_rows_prints_a_table_and_writes_a_report(example: Path, tmp_path: Path) -> None:
+    comparison = hf.lab.compare(example, trials=8, out=tmp_path / "out")
+    full, partial, priority, _, _ = comparison
     assert (full.recovery, full.policy, full.reduction) == ("full", "full", 0)
     assert partial.cost_mean < full.cost_mean
     assert (priority.policy, priority.fraction, priority.unconverged) == ("priority", "1/8", 0)
-    assert str(found).splitlines()[0].split() == ["recovery", "policy", "saved", "lost", "cost", "95", "%", "reduction"]
-    assert found.report.read_text().startswith("<!doctype html>")
+    assert str(comparison).splitlines()[0].split() == [
+        "recovery",
+        "policy",
+        "saved",
+        "lost",
+        "cost",
+        "95",
+        "%",
+        "reduction",
+    ]
+    assert comparison.report.read_text().startswith("<!doctype html>")
     assert (tmp_path / "out" / "figures" / "comparison.pdf").exists()
 
 
@@ -96,14 +105,14 @@ class Halving:
         return {"x": np.arange(1.0, 9.0)}
 
     def step(self, state: Arrays, rng: np.random.Generator) -> Arrays:
-        state["x"] /= 2  # what it is given is its own
+        state["x"] /= 2  # the state belongs to the model
         return state
 
     def loss(self, state: Arrays) -> float:
         return float(np.abs(state["x"]).max())
 
 
-def test_a_model_that_changes_what_it_is_given_has_the_costs_of_one_that_does_not(tmp_path: Path) -> None:
+def test_a_model_that_changes_its_state_in_place_has_the_same_costs_as_one_that_copies(tmp_path: Path) -> None:
     """With one lane, a state used to be a view of the recorded run, and costs came out negative."""
 
     class Copying(Halving):
@@ -117,18 +126,18 @@ def test_a_model_that_changes_what_it_is_given_has_the_costs_of_one_that_does_no
     assert all(row["cost_mean"] >= 0 for row in rows[0])
 
 
-def test_the_loss_at_an_iteration_is_a_criterion_that_is_met_at_that_very_iteration() -> None:
+def test_a_loss_at_criterion_is_met_at_exactly_that_iteration() -> None:
     class Until(Halving):
         criterion = LossAt(5)
 
     assert Stacked(Until()).criterion == pytest.approx(8 / 2**5)
     assert check(Until()).summary.endswith("5 iterations to the criterion 0.25; with a full checkpoint every 8 iterations most "
-        "failures would come before the first one: give a smaller interval or a lower criterion")  # fmt: skip
+        "failures would come before the first one: use a smaller interval or a lower criterion")  # fmt: skip
     with pytest.raises(BadInput, match="LossAt must be at least 2"):
         LossAt(1)
 
 
-def test_whether_a_model_draws_is_found_out_and_one_that_begins_to_draw_later_is_refused() -> None:
+def test_a_stochastic_model_is_detected_and_one_that_draws_only_later_is_refused() -> None:
     class Noisy(Halving):
         def step(self, state: Arrays, rng: np.random.Generator) -> Arrays:
             return {"x": state["x"] * rng.uniform(0.4, 0.6)}
@@ -144,7 +153,7 @@ def test_whether_a_model_draws_is_found_out_and_one_that_begins_to_draw_later_is
 
 
 class Stacks:
-    """A workload of many lanes, in which one thing after the other can be wrong."""
+    """A correct workload of several lanes, of which each test replaces one part."""
 
     name, criterion, stochastic, steady, lanes = "stacks", 0.01, False, False, 4
     blocks = division.along({"x": np.zeros(8)}, "x")
@@ -170,85 +179,85 @@ def by_stream(self: Stacks, stack: Stack, clock: Clock) -> Stack:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "says"),
+    ("wrong", "message"),
     [
         ({"advance": in_place}, "advance changes array 'x' in place"),
-        ({"advance": lambda self, stack, clock: {"x": stack["x"][:4]}}, r"advance makes float64\[4, 4\] of array 'x', which is float64\[8, 4\]"),
-        ({"advance": lambda self, stack, clock: {"y": stack["x"]}}, "advance returns arrays y and not x"),
+        ({"advance": lambda self, stack, clock: {"x": stack["x"][:4]}}, r"advance turns array 'x' from float64\[8, 4\] into float64\[4, 4\]"),
+        ({"advance": lambda self, stack, clock: {"y": stack["x"]}}, "advance returns arrays y, not x"),
         ({"advance": lambda self, stack, clock: {"x": stack["x"] * np.random.default_rng().random()}}, "the same iteration gave two values"),
-        ({"advance": lambda self, stack, clock: {"x": stack["x"] / 2 + 0 * stack["x"] + stack["x"].mean() / 9}}, "lanes depend on each other"),
-        ({"loss": lambda self, stack: np.abs(stack["x"]).max() * np.ones(4)}, "the loss of a trial comes out otherwise"),
-        ({"loss": lambda self, stack: np.abs(stack["x"]).max()}, r"loss returns shape \(\) and not one number for each of 4 lanes"),
-        ({"advance": by_stream}, "on another stream: say `stochastic = True`"),
+        ({"advance": lambda self, stack, clock: {"x": stack["x"] / 2 + 0 * stack["x"] + stack["x"].mean() / 9}}, "lanes must be independent"),
+        ({"loss": lambda self, stack: np.abs(stack["x"]).max() * np.ones(4)}, "the loss of a trial depends on the other trials"),
+        ({"loss": lambda self, stack: np.abs(stack["x"]).max()}, r"loss returns shape \(\), not one number for each of 4 lanes"),
+        ({"advance": by_stream}, "on another stream: set `stochastic = True`"),
         ({"criterion": 1e-320, "advance": lambda self, stack, clock: {"x": stack["x"] / 2 + 0.1}}, "the criterion .* is out of reach: after"),
-        ({"criterion": 100.0}, "is under the criterion 100: there is nothing to train"),
-        ({"start": lambda self, stream=0: [1.0]}, "start returns a list and not a dict"),
+        ({"criterion": 100.0}, "is below the criterion 100: nothing is left to train"),
+        ({"start": lambda self, stream=0: [1.0]}, "start returns a list, not a dict"),
         ({"start": lambda self, stream=0: {"x": np.arange(1.0, 9.0), "y": np.zeros(2)}}, "array 'y' belongs to no block"),
         ({"norm": staticmethod(lambda blocks, a, b: np.zeros(3))}, "norm returns shape"),
         ({"steady": True, "loss": lambda self, stack: np.abs(stack["x"]).max(axis=0) * (1 + 2 * (np.abs(stack["x"]).max(axis=0) == 2))}, "`steady` must be False"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_workload_is_found_before_it_is_measured(wrong: dict[str, Any], says: str) -> None:
+def test_a_problem_of_a_workload_is_found_before_trials_run(wrong: dict[str, Any], message: str) -> None:
     assert check(Stacks()).problems == []
     (problem,) = check(type("Wrong", (Stacks,), wrong)(), limit=1500).problems
-    assert re.search(says, problem)
+    assert re.search(message, problem)
 
 
 @pytest.mark.parametrize(
-    ("text", "code", "says"),
+    ("text", "code", "message"),
     [
         ("x = 1", 2, "has no function workload(data)"),
         ("def workload(data): return 3", 2, "a int, lacks name, criterion, stochastic, steady, lanes, blocks, norm, start"),
         ("class M:\n    def step(self, state, rng): ...\ndef workload(data): return M()", 2, "lacks start, loss, criterion"),
         (EXAMPLE.replace("* self.x.T @ error", "* self.x @ error"), 2, "failed in step, line 2"),
         (EXAMPLE.replace('"intercept": state["intercept"] - 0.5', '"bias": state["intercept"] - 0.5'), 1, "it must keep names, shapes and types"),
-        (EXAMPLE, 0, "nothing wrong with"),
+        (EXAMPLE, 0, "no problem found in"),
     ],
 )  # fmt: skip
-def test_lab_check_says_in_one_line_what_a_file_lacks(tmp_path: Path, text: str, code: int, says: str) -> None:
+def test_lab_check_prints_the_problem_of_a_file_in_one_line(tmp_path: Path, text: str, code: int, message: str) -> None:
     (tmp_path / "m.py").write_text(text)
     ended = CliRunner().invoke(app, ["lab", "check", str(tmp_path / "m.py")])
-    told = str(ended.exception) if isinstance(ended.exception, BadInput) else ended.stdout
+    output = str(ended.exception) if isinstance(ended.exception, BadInput) else ended.stdout
     assert (2 if isinstance(ended.exception, BadInput) else ended.exit_code) == code
-    assert says in " ".join(told.split())
+    assert message in " ".join(output.split())
 
 
-def test_the_commands_of_the_lab_page_for_a_model_of_ones_own_do_what_it_says(tmp_path: Path) -> None:
+def test_the_documented_commands_for_an_own_model_work(tmp_path: Path) -> None:
     page = (ROOT / "docs/lab.md").read_text()
     example = str(ROOT / "examples/pagerank.py")
-    found = re.findall(r"^holdfast (lab [^#\n]*examples/pagerank.py[^#\n]*)", page, flags=re.M)
-    said = []
-    for command in found:
+    commands = re.findall(r"^holdfast (lab [^#\n]*examples/pagerank.py[^#\n]*)", page, flags=re.M)
+    outputs = []
+    for command in commands:
         words = command.replace("examples/pagerank.py", example).split()
         words += ["--jobs", "1", "--out", str(tmp_path / "out")] if "run" in words else []
         ended = CliRunner().invoke(app, words)
         assert ended.exit_code == 0, ended.output
-        said.append(" ".join(ended.output.split()))
-    assert "pagerank: 500 blocks" in said[0]
-    assert "cost, 95 %" in said[1]
-    assert "Theorem 3.2" in said[1]
+        outputs.append(" ".join(ended.output.split()))
+    assert "pagerank: 500 blocks" in outputs[0]
+    assert "cost, 95 %" in outputs[1]
+    assert "Theorem 3.2" in outputs[1]
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["command"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", result["date"])
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
-        (["qp-bound", "--workload", "m.py"], "has workloads of its own"),
+        (["qp-bound", "--workload", "m.py"], "has its own workloads"),
         (["partial-recovery", "--workload", "m.py", "--panel", "mlr-mnist"], "leave out one of them"),
         (["partial-recovery", "--workload", "m.py"], "There is no Python file"),
-        (["partial-recovery", "--on", "slurm"], "cannot be run on 'slurm'"),
-        (["partial-recovery", "--address", "h:1"], "say --on ray too"),
+        (["partial-recovery", "--on", "slurm"], "cannot run on 'slurm'"),
+        (["partial-recovery", "--address", "h:1"], "add --on ray"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(tmp_path: Path, words: list[str], says: str) -> None:
+def test_options_that_contradict_each_other_are_refused(tmp_path: Path, words: list[str], message: str) -> None:
     ended = CliRunner().invoke(app, ["lab", "run", *words, "--out", str(tmp_path)])
     assert isinstance(ended.exception, BadInput)
-    assert says in str(ended.exception)
+    assert message in str(ended.exception)
 
 
-def test_a_rule_for_blocks_that_were_never_saved_is_found_through_the_file_and_the_stack(example: Path) -> None:
+def test_a_rule_for_blocks_never_saved_is_found_in_a_loaded_file(example: Path) -> None:
     assert not has_rule(load_for_lab(str(example)))
     ruled = "    def survivors(self, ids, held): return {}\n    def fresh(self, ids, summary, iteration, stream): return {}\n\n"
     example.write_text(EXAMPLE.replace("    def start(", ruled + "    def start(", 1))
@@ -256,14 +265,14 @@ def test_a_rule_for_blocks_that_were_never_saved_is_found_through_the_file_and_t
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_ray, "find_spec", lambda name: None)
-    with pytest.raises(BadInput, match=r"pip install 'holdfast\[ray\]'"), on_ray.trial_cluster("ray", None):
+    monkeypatch.setattr(ray_pool, "find_spec", lambda name: None)
+    with pytest.raises(BadInput, match=r"pip install 'holdfast\[ray\]'"), ray_pool.trial_cluster("ray", None):
         pass
 
 
-def test_a_trial_that_does_not_converge_leaves_the_mean_to_the_others_and_is_counted(tmp_path: Path) -> None:
+def test_a_trial_that_does_not_converge_is_counted_and_left_out_of_the_mean(tmp_path: Path) -> None:
     class Trap(Halving):
-        """A small number that comes back large beside others stays as it is."""
+        """A model that gets stuck if a restored number is large compared with the others."""
 
         criterion = 0.01
 
@@ -275,25 +284,25 @@ def test_a_trial_that_does_not_converge_leaves_the_mean_to_the_others_and_is_cou
         def start(self, rng: np.random.Generator) -> Arrays:
             return {"x": np.full(8, 8.0)}
 
-    found = measured(Trap(), tmp_path / "out", trials=12, interval=4)
-    stuck = [row for row in found.rows if row["unconverged"]]
+    result = measured(Trap(), tmp_path / "out", trials=12, interval=4)
+    stuck = [row for row in result.rows if row["unconverged"]]
     assert stuck
     assert all(0 < row["unconverged"] < 12 and math.isfinite(row["cost_mean"]) for row in stuck)
-    assert any("did not reach the criterion within 10 times" in remark for remark in found.remarks)
+    assert any("did not reach the criterion within 10 times" in remark for remark in result.remarks)
 
 
 @pytest.mark.parametrize("lost", [0, -0.5, 1.5])
-def test_a_failure_takes_a_fraction_of_the_blocks(lost: float, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"takes a fraction in \(0, 1\]"):
+def test_a_lost_fraction_outside_0_to_1_is_refused(lost: float, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"must be a fraction of the blocks in \(0, 1\]"):
         hf.lab.compare(Halving(), lost=lost, out=tmp_path)
 
 
-def test_the_fraction_that_is_lost_is_what_it_is_said_to_be(tmp_path: Path) -> None:
+def test_rows_have_the_lost_fraction_that_was_asked_for(tmp_path: Path) -> None:
     rows = measured(Halving(), tmp_path, trials=2, interval=2, lost=Fraction(1, 4)).rows
     assert {row["lost"] for row in rows} == {"1/4"}
 
 
-def test_hf_lab_is_there_without_importing_what_only_the_extra_brings() -> None:
+def test_hf_lab_can_be_used_without_the_packages_of_the_extra() -> None:
     import subprocess
     import sys
 

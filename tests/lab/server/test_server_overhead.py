@@ -92,12 +92,12 @@ def test_waiting_for_checkpoints_is_counted_against_the_rest_without_the_iterati
 def test_a_save_is_charged_for_its_own_iteration_and_for_the_next_in_which_it_is_written() -> None:
     each = trial(SIDE_BY_SIDE, checkpoint=0.1)
     assert time_added(each) == pytest.approx(0.1)
-    each.of["seconds"][4::4] += 0.2
+    each.columns["seconds"][4::4] += 0.2
     assert time_added(each) == pytest.approx(0.3)
 
 
 def test_claims_hold_when_scar_is_two_iterations_sooner_and_saves_cost_little() -> None:
-    assert "too dear" not in "\n".join(remarks(found()))
+    assert "too expensive" not in "\n".join(remarks(found()))
     assert {claim.id: claim.holds for claim in claims(found())} == dict.fromkeys(
         ("lda-made-up-sooner", "lda-made-up-share", "lda-made-up-goal", "lda-made-up-added"), True
     )
@@ -109,14 +109,14 @@ def test_claims_that_fail_are_shown_with_what_was_checked() -> None:
     text = "\n".join(remarks(poor))
     assert "it is itself 1.50 (1.50 to 1.50) behind" in text
     assert "Distances, choice and copies take a node 0.05 s when nothing else runs, 5.0% of the rest" in text
-    assert "2 messages 0.01 s if they ask nothing; the other 0.14 s were not measured apart" in text
+    assert "2 empty messages 0.01 s; the other 0.14 s were not measured by part" in text
     assert "a save of all blocks, which measures no distances, makes training wait 0.2 s" in text
 
 
 def test_two_panels_show_what_the_length_of_an_iteration_does() -> None:
     (line,) = _lengths([found(checkpoint=0.2), replace(found(checkpoint=0.1), topics=200)])
-    assert "20 topics: 0.2 s for a checkpoint, 1.2 s for an iteration with it, a part of 0.20" in line
-    assert "200 topics: 0.1 s for a checkpoint, 1.1 s for an iteration with it, a part of 0.10" in line
+    assert "20 topics: 0.2 s for a checkpoint, 1.2 s for an iteration with it, a share of 0.20" in line
+    assert "200 topics: 0.1 s for a checkpoint, 1.1 s for an iteration with it, a share of 0.10" in line
     assert _lengths([found()]) == []
 
 
@@ -132,7 +132,7 @@ def test_the_projection_is_marked_and_names_its_rates_and_assumptions(tmp_path: 
     result_page.write(result, tmp_path)
     page = (tmp_path / "summary.md").read_text()
     assert "PROJECTION, not measured" in page
-    assert "It assumes: 8 workers a machine" in page
+    assert "It assumes: 8 workers per machine" in page
     assert (tmp_path / "figures" / "server-overhead.png").stat().st_size > 1000
 
 
@@ -150,20 +150,20 @@ def test_the_projection_is_what_one_machine_does() -> None:
     assert (at.checkpoint, at.write) == pytest.approx((expected.checkpoint, expected.write))
 
 
-def test_a_panel_that_there_is_not_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+def test_an_unknown_panel_is_refused_with_the_known_names(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"there is no panel 'mlr-mnist'; choose among lda-20news, lda-20news-200"):
         overhead.run(Options(out=tmp_path, data=tmp_path, panels=("mlr-mnist",)), lambda what, total: lambda done: None)
 
 
-def test_trials_that_are_done_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_trials_are_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = Options(out=tmp_path / "out")
     (tmp_path / "trials").mkdir()
-    journal = TrialLog(tmp_path / "trials" / "server-lda-generated.jsonl")
+    log = TrialLog(tmp_path / "trials" / "server-lda-generated.jsonl")
     for number in range(2):
         for name in MEASURED:
-            journal.note(f"scar/5/12/{name}/{number}", number + 0.5)
-    journal.note("scar/5/12/length", 2)
-    journal.close()
+            log.record(f"scar/5/12/{name}/{number}", number + 0.5)
+    log.record("scar/5/12/length", 2)
+    log.close()
     monkeypatch.setattr("holdfast.lab.server.server_trials.serve", lambda *_, **__: pytest.fail("it ran"))
 
     def silent(what: str, total: int) -> Progress:
@@ -173,7 +173,7 @@ def test_trials_that_are_done_are_not_run_again(tmp_path: Path, monkeypatch: pyt
     assert again.losses.tolist() == [0.5, 1.5]
 
 
-def test_every_arm_but_one_writes_as_much_as_the_others() -> None:
+def test_all_arms_but_one_write_the_same_number_of_bytes() -> None:
     assert {arm.policy.interval for arm in ARMS if arm != SIDE_BY_SIDE} == {INTERVAL}
 
 
@@ -185,7 +185,7 @@ def test_the_experiments_can_be_listed_without_ray() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
 
 
-def test_a_run_that_ends_lower_than_the_other_ever_came_is_said_to_be_beyond_counting() -> None:
+def test_a_loss_that_the_other_run_never_reaches_is_reported_as_unknown() -> None:
     text = "\n".join(remarks(found(behind_scar=(-3.0, 0.5, 0.7))))
-    assert "scar cannot be counted" in text
+    assert "scar unknown" in text
     assert "inf" not in text

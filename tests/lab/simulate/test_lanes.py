@@ -134,7 +134,7 @@ def test_an_iteration_crosses_the_criterion_once_within_itself(criterion: float,
 
 
 def test_a_trajectory_that_does_not_converge_says_how_far_it_came() -> None:
-    with pytest.raises(BadInput, match=r"not under its criterion .* after 10 iterations"):
+    with pytest.raises(BadInput, match=r"not below its criterion .* after 10 iterations"):
         trajectory(QuadraticProgram(), limit=10)
 
 
@@ -194,7 +194,7 @@ class Deadly(QuadraticProgram):
 
 def test_a_killed_process_is_said_in_one_line_and_does_not_hang() -> None:
     workload = Deadly(lanes=2)
-    with pytest.raises(WorkerLost, match="run fewer --jobs"):
+    with pytest.raises(WorkerLost, match="use fewer --jobs"):
         iterations_to_criterion(workload, [Start(workload.start(), 0)] * 6, start_as_given, limit=10, jobs=2)
 
 

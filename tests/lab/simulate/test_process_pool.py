@@ -22,7 +22,7 @@ def count(item: int, tell: Report) -> int:
 
 def test_every_item_is_done_and_all_that_is_told_is_heard() -> None:
     heard: list[tuple[int, int]] = []
-    assert map_in_processes(count, [3, 1, 2], jobs=2, hear=lambda *what: heard.append(what)) == [3, 1, 2]
+    assert map_in_processes(count, [3, 1, 2], jobs=2, on_report=lambda *what: heard.append(what)) == [3, 1, 2]
     assert sorted(heard) == [(item, number) for item in (1, 2, 3) for number in range(5_000)]
 
 
@@ -31,13 +31,13 @@ def test_a_listener_that_fails_ends_the_work_and_leaves_no_process_waiting() -> 
         raise StorageFailed("no space left")
 
     with pytest.raises(StorageFailed, match="no space left"):
-        map_in_processes(count, list(range(8)), jobs=2, hear=full)
+        map_in_processes(count, list(range(8)), jobs=2, on_report=full)
     assert not active_children()
 
 
 def test_the_first_item_that_fails_ends_the_work() -> None:
     with pytest.raises(BadInput, match="a negative item"):
-        map_in_processes(count, [-1, *range(8)], jobs=2, hear=lambda *what: None)
+        map_in_processes(count, [-1, *range(8)], jobs=2, on_report=lambda *what: None)
     assert not active_children()
 
 
@@ -47,7 +47,7 @@ from holdfast.lab.simulate.process_pool import map_in_processes
 def work(item, tell):
     return item
 
-print(map_in_processes(work, [1, 2, 3], jobs=2, hear=print))
+print(map_in_processes(work, [1, 2, 3], jobs=2, on_report=print))
 """
 
 
@@ -57,11 +57,13 @@ def test_a_script_without_a_main_guard_is_told_so_and_not_that_memory_was_short(
         [sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=60, check=False
     )
     assert ended.returncode != 0
-    assert ended.stderr.strip().splitlines()[-1].endswith('so a script has to ask under `if __name__ == "__main__":`')
+    assert (
+        ended.stderr.strip().splitlines()[-1].endswith('so the script must do that below `if __name__ == "__main__":`.')
+    )
     assert "bootstrapping" not in ended.stderr  # what the processes themselves would say of it
 
 
 def test_work_that_cannot_be_sent_is_refused_in_one_line() -> None:
     with pytest.raises(BadInput, match=r"cannot be sent to other processes .* or use one process"):
-        map_in_processes(lambda item, tell: item, [1, 2], jobs=2, hear=lambda *what: None)
+        map_in_processes(lambda item, tell: item, [1, 2], jobs=2, on_report=lambda *what: None)
     assert not active_children()

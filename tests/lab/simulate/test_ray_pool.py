@@ -29,7 +29,7 @@ def test_a_model_of_ones_own_has_the_same_rows_on_ray(experiment: object, tmp_pa
     for on in (None, "ray"):
         with trial_cluster(on, None) as cluster:
             workload = load_for_lab(str(tmp_path / "my_model.py"))
-            options = Options(trials=4, out=tmp_path / str(on) / "out", workload=workload, elsewhere=cluster)
+            options = Options(trials=4, out=tmp_path / str(on) / "out", workload=workload, cluster=cluster)
             rows.append(experiment.run(options, silent).rows)  # type: ignore[attr-defined]
     assert rows[0] == rows[1]
 

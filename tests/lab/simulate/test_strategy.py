@@ -55,14 +55,14 @@ def test_without_a_strategy_nothing_fails() -> None:
     start = here(Trial(None, 5, 2))
     assert start.state is STATES[5]
     assert start.stream == here(Trial(strategy("full", "1"), 5, 2)).stream == trial_stream(3, 2)
-    assert here.size(Trial(None, 5, 2)) == 0
+    assert here.perturbation_size(Trial(None, 5, 2)) == 0
 
 
 def test_the_size_of_a_perturbation_is_the_distance_it_moves_the_state() -> None:
     here = run()
     for trial in (Trial(strategy("partial", "1/2"), 6, 0), Trial(strategy("full", "1/2"), 6, 0)):
         moved = here(trial).state["w"] - STATES[6]["w"]
-        assert here.size(trial) == pytest.approx(float(np.linalg.norm(moved)))
+        assert here.perturbation_size(trial) == pytest.approx(float(np.linalg.norm(moved)))
 
 
 def test_strategies_that_do_the_same_are_the_same() -> None:
@@ -94,4 +94,4 @@ def test_distances_that_add_up_make_a_size_that_adds_up() -> None:
     apart = euclidean(blocks, STATES[6], STATES[4])[lost]
     for order, size in ((1.0, apart.sum()), (2.0, np.linalg.norm(apart)), (np.inf, apart.max())):
         here = CheckpointedRun(STATES, blocks, euclidean, {FULL}, 3, order=order)
-        assert here.size(trial) == pytest.approx(float(size))
+        assert here.perturbation_size(trial) == pytest.approx(float(size))

@@ -1,1 +1,1 @@
-"""The experiment advice-check: costs that `holdfast advise` predicts, compared with what failures then cost."""
+"""The experiment advice-check: costs of failures that `holdfast advise` predicts, beside the costs they then have."""

@@ -1,4 +1,4 @@
-"""Is the advice honest? Costs of failures predicted from runs without one, then measured; and its save interval in a sweep."""
+"""Does the advice hold? Costs of failures predicted from runs without one, then measured; and its save interval in a sweep."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from holdfast.advice.large_job import simulate_published_jobs
-from holdfast.lab import confidence as interval
 from holdfast.lab.advice_check.killed_runs import run_and_kill
 from holdfast.lab.advice_check.predicted_costs import AdviceCase, coverage
-from holdfast.lab.advice_check.save_interval_sweep import Sweep, real_sweeps, resampled_sweep
+from holdfast.lab.advice_check.save_interval_sweep import FACTORS, Sweep, real_sweeps, resampled_sweep
 from holdfast.lab.advice_check.simulated_failures import simulate_failures
+from holdfast.lab.confidence import mean_of_few
 from holdfast.lab.experiment import Experiment, Meter, Options
-from holdfast.lab.result import Claim, Result, ResultTable, Row
+from holdfast.lab.plot_style import new_figure
+from holdfast.lab.result import Claim, Result, ResultTable, Row, Value
 from holdfast.report.files import prepare
 
 if TYPE_CHECKING:
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 HOLDS, FEWEST, NEAR = 0.8, 12, 0.97
 HIT, MISS, RANGE = "#2b6cb0", "#c53030", "#a0aec0"
 SOURCE = "our goal"
+RECOMMENDED = FACTORS.index(1.0)
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Predict, strike, measure; and sweep save intervals."""
+    """Predict costs, cause failures and measure them; then sweep save intervals."""
     prepare(options.out)
     runs = run_and_kill(options, meter)
     trials = simulate_failures(options, meter)
@@ -39,12 +41,16 @@ def run(options: Options, meter: Meter) -> Result:
         experiment="advice-check",
         config={"seed": options.seed, "interval": options.interval, "cases": len(cases)},
         rows=[case.to_row() for case in cases] + [row for sweep in sweeps for row in _rows(sweep)],
-        claims=[*_coverages(runs.cases, trials), *map(_near, sweeps), _llama()],
-        remarks=[*_misses("real runs", runs.cases), *_misses("simulated workloads", trials), *_widths(cases), *_jobs()],
+        claims=[*_coverages(runs.cases, trials), *map(_near_best, sweeps), _llama()],
+        remarks=[
+            *(_misses("real runs", runs.cases), _misses("simulated workloads", trials)),
+            *(_widths(unit, cases) for unit in ("seconds", "iterations")),
+            *_published_jobs(),
+        ],
         tables=[_table(cases)],
         figures={"advice-check": figure(runs.cases, trials, sweeps)},
         captions={
-            "advice-check": "Left: seconds that kills of real workers cost, and the interval predicted from a run without "
+            "advice-check": "Left: the cost of kills of real workers in seconds, and the interval predicted from a run without "
             "a failure. Middle: the same in iterations for simulated failures. Right: goodput at save intervals around the "
             "recommended one (dashed), relative to training without saves and failures."
         },
@@ -52,10 +58,10 @@ def run(options: Options, meter: Meter) -> Result:
 
 
 def _coverages(real_cases: Sequence[AdviceCase], trials: Sequence[AdviceCase]) -> list[Claim]:
-    by_unit = {unit: [case for case in real_cases if case.unit == unit] for unit in ("seconds", "iterations")}
+    seconds, iterations = ([case for case in real_cases if case.unit == unit] for unit in ("seconds", "iterations"))
     groups = {
-        "real-seconds": ("kills of real workers: cost in seconds", by_unit["seconds"]),
-        "real-iterations": ("kills of real workers: cost in iterations", by_unit["iterations"]),
+        "real-seconds": ("kills of real workers: cost in seconds", seconds),
+        "real-iterations": ("kills of real workers: cost in iterations", iterations),
         "simulated": ("failures of simulated workloads: cost in iterations", list(trials)),
     }
     claims = [
@@ -79,11 +85,12 @@ def _coverages(real_cases: Sequence[AdviceCase], trials: Sequence[AdviceCase]) -
     return [*claims, count]
 
 
-def _near(sweep: Sweep) -> Claim:
-    kinds = {"resampled": "resampled from what runs cost", "real": "real runs, by the clock"}
+def _near_best(sweep: Sweep) -> Claim:
+    kinds = {"resampled": "resampled from measured costs", "real": "real runs, by the wall clock"}
+    words = kinds.get(sweep.how, f"{sweep.how}: the part that trains")
     return Claim(
         id=f"{sweep.workload}-{sweep.how.replace(', ', '-').replace(' ', '-')}",
-        claim=f"{sweep.workload}, {kinds.get(sweep.how, f'{sweep.how}: the part that trains')}: goodput at the recommended save interval, as a part of the best of a sweep",
+        claim=f"{sweep.workload}, {words}: goodput at the recommended save interval, as a part of the best of a sweep",
         source=SOURCE,
         expected=(NEAR, None),
         measured=sweep.recommended,
@@ -92,17 +99,12 @@ def _near(sweep: Sweep) -> Claim:
 
 
 def _spread(sweep: Sweep) -> tuple[float, float] | None:
-    """Where the recommended interval's part of the best lies, over the repeats; a few of them by Student's t."""
+    """Return the interval of the recommended goodput over the best, over the repeats of real runs."""
     if len(sweep.goodput) < 2 or sweep.how == "resampled":
         return None
-    best = int(np.argmax(sweep.means))
-    ratios = sweep.goodput[:, sweep.every.index(_recommended(sweep))] / sweep.goodput[:, best]
-    found = interval.mean_of_few(np.asarray(ratios))
-    return found.low, found.high
-
-
-def _recommended(sweep: Sweep) -> int:
-    return sweep.every[len(sweep.every) // 2]
+    ratios = sweep.goodput[:, RECOMMENDED] / sweep.goodput[:, int(np.argmax(sweep.means))]
+    mean = mean_of_few(np.asarray(ratios))
+    return mean.low, mean.high
 
 
 def _llama() -> Claim:
@@ -116,37 +118,32 @@ def _llama() -> Claim:
     )
 
 
-def _misses(what: str, cases: Sequence[AdviceCase]) -> list[str]:
-    """Which cases were not as predicted, and on which side."""
+def _misses(name: str, cases: Sequence[AdviceCase]) -> str:
+    """Return which cases cost more or less than predicted."""
     missed = [case for case in cases if not case.holds]
     if not missed:
-        return [f"{what}: every case was as predicted."]
+        return f"{name}: every case was as predicted."
     sides = Counter(
         (case.workload, case.strategy, case.unit, "dearer" if case.measured > case.predicted.high else "cheaper")
         for case in missed
     )
-    each = [f"{w}, {s}: {n} {side} ({unit})" for (w, s, unit, side), n in sides.most_common()]
+    groups = "; ".join(f"{w}, {s}: {n} {side} ({unit})" for (w, s, unit, side), n in sides.most_common())
     early = sum("before the first save" in case.failure for case in missed)
     about = f" {early} of them struck before the first save." if early else ""
-    return [f"{what}: {len(missed)} of {len(cases)} cases were not as predicted: {'; '.join(each)}.{about}"]
+    return f"{name}: {len(missed)} of {len(cases)} cases were not as predicted: {groups}.{about}"
 
 
-def _widths(cases: Sequence[AdviceCase]) -> list[str]:
-    """How much the intervals say: an interval that holds everything would be no prediction."""
-    lines = []
-    for unit in ("seconds", "iterations"):
-        here = [case for case in cases if case.unit == unit and case.predicted.high > 0]
-        wide = np.median(
-            [(case.predicted.high - case.predicted.low) / max(case.predicted.value, 1e-9) for case in here]
-        )
-        off = np.median([abs(case.measured - case.predicted.value) for case in here])
-        lines.append(
-            f"{unit}: a predicted interval is {wide:.1f} times its value wide, and costs are {off:.2g} off it (medians)."
-        )
-    return lines
+def _widths(unit: str, cases: Sequence[AdviceCase]) -> str:
+    """Return how wide the predicted intervals are; an interval that contains everything would be worthless."""
+    chosen = [case for case in cases if case.unit == unit and case.predicted.high > 0]
+    width = np.median([(c.predicted.high - c.predicted.low) / max(c.predicted.value, 1e-9) for c in chosen])
+    error = np.median([abs(case.measured - case.predicted.value) for case in chosen])
+    return (
+        f"{unit}: a predicted interval is {width:.1f} times its value wide, and costs are {error:.2g} off it (medians)."
+    )
 
 
-def _jobs() -> list[str]:
+def _published_jobs() -> list[str]:
     return [
         f"{job.name} ({job.source}): published {job.says}, simulated {share.value:.1%} ({share.low:.1%} to {share.high:.1%}). "
         f"{job.assumed[0].upper()}{job.assumed[1:]}."
@@ -156,64 +153,53 @@ def _jobs() -> list[str]:
 
 def _rows(sweep: Sweep) -> list[Row]:
     return [
-        {"sweep": sweep.workload, "how": sweep.how, "mtbf": sweep.mtbf, "every": each, "goodput": float(mean)}
-        for each, mean in zip(sweep.every, sweep.means, strict=True)
+        {"sweep": sweep.workload, "how": sweep.how, "mtbf": sweep.mtbf, "every": interval, "goodput": float(mean)}
+        for interval, mean in zip(sweep.every, sweep.means, strict=True)
     ]
 
 
 def _table(cases: Sequence[AdviceCase]) -> ResultTable:
-    groups = dict.fromkeys((case.workload, case.strategy, case.unit) for case in cases)
-    rows: list[list[str | float | int | None]] = []
-    for workload, strategy, unit in groups:
-        here = [case for case in cases if (case.workload, case.strategy, case.unit) == (workload, strategy, unit)]
-        first = here[0].predicted
-        measured = float(np.mean([case.measured for case in here]))
-        rows.append([workload, strategy, unit, first.value, first.low, first.high, measured, len(here), coverage(here)])
-    columns = [
-        "workload",
-        "strategy",
-        "unit",
-        "predicted",
-        "low",
-        "high",
-        "measured (mean)",
-        "cases",
-        "in the interval",
-    ]
+    groups: dict[tuple[str, str, str], list[AdviceCase]] = {}
+    for case in cases:
+        groups.setdefault((case.workload, case.strategy, case.unit), []).append(case)
+    rows: list[list[Value]] = []
+    for key, group in groups.items():
+        first, measured = group[0].predicted, float(np.mean([case.measured for case in group]))
+        rows.append([*key, first.value, first.low, first.high, measured, len(group), coverage(group)])
+    columns = ["workload", "strategy", "unit", "predicted", "low", "high"]
+    columns += ["measured (mean)", "cases", "in the interval"]
     return ResultTable("Predicted and measured costs of a failure", columns, rows)
 
 
 def figure(real_cases: Sequence[AdviceCase], trials: Sequence[AdviceCase], sweeps: Sequence[Sweep]) -> "Figure":
-    """Predicted intervals with what was measured, and the sweeps."""
-    from matplotlib.figure import Figure
-
-    sheet = Figure(figsize=(13, 4.6), layout="constrained")
-    seconds, iterations, over = sheet.subplots(1, 3)
-    _cases(seconds, [case for case in real_cases if case.unit == "seconds"], "seconds that a kill costs")
+    """Draw predicted intervals with the measured costs, and the sweeps."""
+    drawn = new_figure(13, 4.6)
+    seconds, iterations, over = drawn.subplots(1, 3)
+    _draw_cases(seconds, [case for case in real_cases if case.unit == "seconds"], "cost of a kill, seconds")
     seconds.set_xscale("log")
-    _cases(iterations, trials, "iterations that a failure costs")
+    _draw_cases(iterations, trials, "cost of a failure, iterations")
     for sweep in sweeps:
         style = "o:" if sweep.how == "resampled" else "o-"
         over.plot(sweep.every, sweep.means, style, label=f"{sweep.workload}, {sweep.how}", markersize=4)
-        over.axvline(_recommended(sweep), color=RANGE, linestyle="--", linewidth=0.8)
+        over.axvline(sweep.every[RECOMMENDED], color=RANGE, linestyle="--", linewidth=0.8)
     over.set_xscale("log")
-    over.set_xticks(sorted({each for sweep in sweeps for each in sweep.every}), minor=False)
+    over.set_xticks(sorted({interval for sweep in sweeps for interval in sweep.every}), minor=False)
     over.set_xticks([], minor=True)
     over.xaxis.set_major_formatter("{x:.0f}")
     over.tick_params("x", labelrotation=60)
     over.set_xlabel("steps between two saves")
     over.set_ylabel("goodput, of training without failures")
     over.legend(frameon=False, fontsize=8)
-    return sheet
+    return drawn
 
 
-def _cases(axes: "Axes", cases: Sequence[AdviceCase], across: str) -> None:
+def _draw_cases(axes: "Axes", cases: Sequence[AdviceCase], across: str) -> None:
     groups = list(dict.fromkeys((case.workload, case.strategy) for case in cases))
     for place, group in enumerate(groups):
-        here = [case for case in cases if (case.workload, case.strategy) == group]
-        low, high = here[0].predicted.low, here[0].predicted.high
+        own = [case for case in cases if (case.workload, case.strategy) == group]
+        low, high = own[0].predicted.low, own[0].predicted.high
         axes.plot([low, high], [place, place], color=RANGE, linewidth=7, alpha=0.5, solid_capstyle="butt")
-        for case in here:
+        for case in own:
             axes.plot(case.measured, place, "o", color=HIT if case.holds else MISS, markersize=3)
     axes.set_yticks(range(len(groups)), [f"{workload}: {strategy}" for workload, strategy in groups], fontsize=7)
     axes.set_ylim(len(groups) - 0.5, -0.5)

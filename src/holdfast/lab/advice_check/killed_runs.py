@@ -1,4 +1,4 @@
-"""Failures of real training: predicted from a run in which nothing failed, then struck in others and read from their histories."""
+"""Real training runs: one without failures from which costs are predicted, then runs whose workers are killed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,60 +25,60 @@ if TYPE_CHECKING:
 SCRIPT = Path(__file__).with_name("train.py")
 WORKERS, STEPS, SAVE_EVERY = 3, 300, 40
 WIDTHS = {"small": 128, "wide": 768}  # workloads, by the width of their network
-# Where kills strike: far enough from each other for a replacement to be there.
+# The ranges of the steps that are killed, far enough apart for a replacement to have joined.
 EARLIER, LATER = (70, 120), (190, 260)
 POINTS = ("boundary", "forward", "backward=0.3", "backward=0.5", "backward=0.8", "optimizer")
-KILLED = WORKERS - 1  # in a sweep
-Do = Callable[["RunConfig", Path], str]
+KILLED = WORKERS - 1  # the rank that is killed in a sweep
+Execute = Callable[["RunConfig", Path], str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObservedRuns:
-    """What real runs showed: cases, and what each calm run cost."""
+    """The cases of all killed runs, and the costs of each run without a failure."""
 
     cases: list[AdviceCase]
     calm: dict[str, RunCosts]
-    restarts: dict[str, list[float]]  # seconds of the restarts that were struck, by workload
+    restarts: dict[str, list[float]]  # seconds of the restarts after kills, by workload
 
 
 def run_and_kill(options: Options, meter: Meter) -> ObservedRuns:
-    """A calm run of each workload, and one with kills under every recovery."""
+    """Run each workload once without a failure, and once with kills under every recovery."""
     from holdfast.lab.advice_check.run_driver import start_driver
 
     names = list(WIDTHS)[:1] if options.quick else list(WIDTHS)
     progress = meter("runs that are killed", len(names) * (1 + len(RECOVERIES)))
-    found = ObservedRuns([], {}, {})
-    with TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder:
-        place = Path(folder).absolute()
-        with start_driver(options.out / "runs.log") as do:
-            for name in names:
-                history = run_to_completion(do, run_config(name), place / f"{name}-calm")
-                found.calm[name] = costs = run_costs(history)
+    kills, observed = scheduled_kills(options.seed), ObservedRuns([], {}, {})
+    with (
+        TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder,
+        start_driver(options.out / "runs.log") as execute,
+    ):
+        runs = Path(folder).absolute()
+        for name in names:
+            history = run_to_completion(execute, run_config(name), runs / f"{name}-calm")
+            observed.calm[name] = costs = run_costs(history)
+            progress(1)
+            predicted = prices(costs, Question())
+            for recovery in RECOVERIES:
+                history = run_to_completion(execute, run_config(name, recovery, kills), runs / f"{name}-{recovery}")
+                observed.cases.extend(_cases(name, costs, predicted[recovery], history))
+                if recovery == "restart":
+                    seconds = map(restart_seconds, cost_breakdown(history).failures)
+                    observed.restarts[name] = [value for value in seconds if value is not None]
                 progress(1)
-                predicted = prices(costs, Question())
-                for recovery in RECOVERIES:
-                    history = run_to_completion(
-                        do, run_config(name, recovery, scheduled_kills(options.seed)), place / f"{name}-{recovery}"
-                    )
-                    found.cases.extend(_cases(name, costs, predicted[recovery], history))
-                    if recovery == "restart":
-                        seconds = map(restart_seconds, cost_breakdown(history).failures)
-                        found.restarts[name] = [each for each in seconds if each is not None]
-                    progress(1)
-    return found
+    return observed
 
 
 def scheduled_kills(seed: int) -> tuple[Failure, ...]:
-    """What strikes every struck run: two kills of a worker, at moments that no save knows of."""
+    """Return the two kills of a worker in every killed run, at steps and points that do not depend on saves."""
     rng = np.random.default_rng((seed, 1))
     return tuple(
         Failure(
-            step=int(rng.integers(*within)),
+            step=int(rng.integers(*steps)),
             kind="kill",
             point=str(rng.choice(POINTS)),
             targets=(int(rng.integers(1, WORKERS)),),
         )
-        for within in (EARLIER, LATER)
+        for steps in (EARLIER, LATER)
     )
 
 
@@ -90,7 +90,7 @@ def run_config(
     steps: int = STEPS,
     save_every: int = SAVE_EVERY,
 ) -> "RunConfig":
-    """How a run of a workload is done."""
+    """Return the config of a run of workload `name`."""
     from holdfast.runs.config import RunConfig
 
     return RunConfig(
@@ -104,22 +104,22 @@ def run_config(
     )
 
 
-def run_to_completion(do: Do, config: "RunConfig", folder: Path) -> Sequence[Event]:
-    """The history of a run that is done now."""
-    verdict = do(config, folder)
+def run_to_completion(execute: Execute, config: "RunConfig", folder: Path) -> Sequence[Event]:
+    """Execute a run and return its history; raise WorkerLost if the run is not completed."""
+    verdict = execute(config, folder)
     if verdict != "completed":
-        raise WorkerLost(f"the run {folder.name} was not completed: {verdict}")
+        raise WorkerLost(f"the run {folder.name} was not completed: {verdict}.")
     return read_history(folder).events
 
 
 def _cases(name: str, costs: RunCosts, price: Price, history: Sequence[Event]) -> list[AdviceCase]:
-    """Seconds and iterations of every kill of a run."""
-    found = []
+    """Return the seconds and the iterations of every kill of a run."""
+    cases = []
     for failure, seconds in recoveries(cost_breakdown(history), history, costs.step.value):
         work = failure.rework_steps + failure.samples_lost / costs.batch
         where = f"killed in step {failure.step}"
-        found += [
+        cases += [
             AdviceCase(name, where, price.recovery, "seconds", price.seconds, seconds + failure.rework),
             AdviceCase(name, where, price.recovery, "iterations", price.iterations, work),
         ]
-    return found
+    return cases

@@ -1,4 +1,4 @@
-"""What was predicted of a failure beside what it then cost."""
+"""A predicted cost of a failure beside the measured one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ class AdviceCase:
 
     @property
     def holds(self) -> bool:
-        """Whether the measured cost lies in the predicted interval."""
+        """True if the measured cost lies in the predicted interval."""
         return self.predicted.holds(self.measured)
 
     def to_row(self) -> Row:
-        """The case as a row of a table."""
+        """Return the case as a row of the result."""
         return {
             "workload": self.workload,
             "failure": self.failure,
@@ -40,5 +40,5 @@ class AdviceCase:
 
 
 def coverage(cases: Sequence[AdviceCase]) -> float:
-    """The share of cases whose measured cost lies in the predicted interval."""
+    """Return the share of cases whose measured cost lies in the predicted interval."""
     return sum(case.holds for case in cases) / len(cases) if cases else float("nan")

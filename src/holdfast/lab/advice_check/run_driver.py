@@ -1,6 +1,6 @@
-"""A process that does supervised runs one after another: torch is imported once, and nothing else has threads in it.
+"""A process that executes supervised runs one after another, so that torch is imported once, without other threads.
 
-Reads one line of JSON for each run, its config and its folder, and answers each with how it ended.
+It reads one line of JSON for each run, with its config and folder, and answers with the verdict of the run.
 """
 
 import json
@@ -21,13 +21,13 @@ LEAVES_WITHIN = 30.0
 
 @contextmanager
 def start_driver(log: Path) -> Iterator[Callable[[RunConfig, Path], str]]:
-    """A process that does runs: called with a config and a folder it returns the verdict. What it prints goes to the log."""
+    """Start the process and yield a function from a config and a folder to the verdict; its output goes to `log`."""
     with (
-        log.open("ab") as told,
-        Popen([sys.executable, "-m", __spec__.name], stdin=PIPE, stdout=PIPE, stderr=told, text=True) as driver,
+        log.open("ab") as output,
+        Popen([sys.executable, "-m", __spec__.name], stdin=PIPE, stdout=PIPE, stderr=output, text=True) as driver,
     ):
         try:
-            yield lambda config, folder: _ask(driver, config, folder)
+            yield lambda config, folder: _execute(driver, config, folder)
         finally:
             assert driver.stdin is not None
             driver.stdin.close()
@@ -37,7 +37,7 @@ def start_driver(log: Path) -> Iterator[Callable[[RunConfig, Path], str]]:
                 driver.kill()
 
 
-def _ask(driver: "Popen[str]", config: RunConfig, folder: Path) -> str:
+def _execute(driver: "Popen[str]", config: RunConfig, folder: Path) -> str:
     assert driver.stdin is not None
     assert driver.stdout is not None
     timer = Timer(ENDS_WITHIN, driver.kill)
@@ -49,25 +49,25 @@ def _ask(driver: "Popen[str]", config: RunConfig, folder: Path) -> str:
     finally:
         timer.cancel()
     if not answer:
-        raise WorkerLost(f"the process that trained {folder.name} ended, or took more than {ENDS_WITHIN:g} s")
+        raise WorkerLost(f"the process that trained {folder.name} ended, or took more than {ENDS_WITHIN:g} s.")
     return str(json.loads(answer))
 
 
 def main() -> None:
-    """Do every run that is asked for."""
+    """Execute the requested runs until standard input ends."""
     from holdfast.supervise.preload import warm
     from holdfast.supervise.supervisor import supervise
 
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what workers print is no answer
+    os.dup2(2, 1)  # keeps what workers print out of the answers
     warm()
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         try:
-            word = supervise(RunConfig.from_json(asked["config"]), Path(asked["folder"])).verdict
+            verdict: str = supervise(RunConfig.from_json(request["config"]), Path(request["folder"])).verdict
         except HoldfastError as error:
-            word = f"refused: {error}"  # type: ignore[assignment]
-        answers.write(json.dumps(word) + "\n")
+            verdict = f"refused: {error}"
+        answers.write(json.dumps(verdict) + "\n")
         answers.flush()
 
 

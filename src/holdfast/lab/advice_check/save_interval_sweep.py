@@ -1,4 +1,4 @@
-"""Is the recommended save interval the best? Goodput over a sweep around it, resampled from what runs cost, and real."""
+"""Goodput at save intervals around the recommended one, resampled from measured costs and in real runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from holdfast.lab.advice_check.killed_runs import KILLED, run_config, run_to_com
 from holdfast.lab.experiment import Meter, Options
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-OFTEN = 15.0  # restarts' worth of time between two failures: so often that the interval matters
-FAILURES, REPEATS = 5, 3  # of each real run, on average; of the real sweep
-STRETCH = 4000  # failures that are resampled
+OFTEN = 15.0  # mean time between failures, in durations of a restart: short enough for the interval to matter
+FAILURES, REPEATS = 5, 3  # the mean number of failures of a real run, and the repeats of the real sweep
+RESAMPLED = 4000  # failures
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sweep:
-    """Committed steps a second at intervals around the recommended one, relative to that without saves and failures."""
+    """Committed steps per second at save intervals `every`, relative to training without saves and failures."""
 
     workload: str
     how: str
@@ -35,17 +35,17 @@ class Sweep:
 
     @property
     def means(self) -> Floats:
-        """Of each interval, over the repeats."""
+        """The mean goodput of each interval over the repeats."""
         return np.asarray(self.goodput.mean(axis=0))
 
     @property
     def recommended(self) -> float:
-        """Goodput at the recommended interval as a part of the best of the sweep."""
+        """The goodput at the recommended interval over the best of the sweep."""
         return float(self.means[FACTORS.index(1.0)] / self.means.max())
 
 
 def intervals_to_sweep(costs: RunCosts) -> tuple[float, list[int]]:
-    """The time between failures that a sweep is done with, and intervals around the one that is recommended for it."""
+    """Return the mean time between failures of a sweep, and the intervals around the one recommended for it."""
     question = Question()
     mtbf = OFTEN * restart_time(costs, question).value
     saving = SaveCosts(
@@ -60,31 +60,33 @@ def intervals_to_sweep(costs: RunCosts) -> tuple[float, list[int]]:
 
 
 def resampled_sweep(name: str, costs: RunCosts, restarts: Sequence[float], seed: int) -> Sweep:
-    """The sweep with steps, saves and restarts as they were measured, and failures that strike whenever they do."""
+    """Return the sweep with measured steps, saves and restarts, and failures at random times."""
     mtbf, every = intervals_to_sweep(costs)
     rng = np.random.default_rng(seed)
-    shares = [[_share(costs, each, mtbf, restarts, rng) for each in every] for _ in range(5)]
+    shares = [[_useful_share(costs, interval, mtbf, restarts, rng) for interval in every] for _ in range(5)]
     return Sweep(name, "resampled", mtbf, every, np.array(shares))
 
 
-def _share(costs: RunCosts, every: int, mtbf: float, restarts: Sequence[float], rng: np.random.Generator) -> float:
-    """Seconds of steps that count, of all seconds, over many failures."""
+def _useful_share(
+    costs: RunCosts, every: int, mtbf: float, restarts: Sequence[float], rng: np.random.Generator
+) -> float:
+    """Return the share of the time that trains steps which count, over many failures."""
     step, save = costs.step.value, costs.stall.value if costs.stall else 0.0
     durable = costs.durable.value if costs.durable else 0.0
-    gaps = rng.exponential(mtbf, STRETCH)
-    again = rng.choice(np.asarray(restarts or [mtbf / OFTEN]), STRETCH)
+    gaps = rng.exponential(mtbf, RESAMPLED)
+    again = rng.choice(np.asarray(restarts or [mtbf / OFTEN]), RESAMPLED)
     cycle = every * step + save
-    # In a gap training runs for what the restart leaves of it; a save counts once it is durable.
+    # Between two failures training runs for what the restart leaves; a save counts once it is durable.
     up = np.maximum(0.0, gaps - again)
     saves = np.maximum(0.0, np.floor((up - durable) / cycle))
     return float((saves * every * step).sum() / gaps.sum())
 
 
 def real_sweeps(name: str, costs: RunCosts, options: Options, meter: Meter) -> list[Sweep]:
-    """The sweep in real runs, once by the clock and once by what each run spent its own time on.
+    """Return the sweep in real runs, once by the wall clock and once by the share of its time that a run trains.
 
-    All intervals of a repeat meet the same failures. By the clock a machine that others use too makes runs differ; what
-    part of its own time a run trains hardly depends on that, and leaves out that steps are slower beside a save.
+    All intervals of a repeat meet the same failures. On a shared machine the wall clock varies from run to run. The
+    share hardly varies, but does not show that steps are slower while a save is written.
     """
     from holdfast.lab.advice_check.run_driver import start_driver
 
@@ -94,13 +96,14 @@ def real_sweeps(name: str, costs: RunCosts, options: Options, meter: Meter) -> l
     clock, own = np.zeros((2, REPEATS, len(every)))
     with (
         TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder,
-        start_driver(options.out / "runs.log") as do,
+        start_driver(options.out / "runs.log") as execute,
     ):
         for repeat in range(REPEATS):
             failures = kill_schedule(mtbf / costs.step.value, steps, options.seed + repeat)
             for place in np.roll(np.arange(len(every)), repeat).tolist():  # no interval is always the first
-                told = run_config(name, failures=failures, steps=steps, save_every=every[place])
-                cost = cost_breakdown(run_to_completion(do, told, Path(folder).absolute() / f"{repeat}-{place}"))
+                config = run_config(name, failures=failures, steps=steps, save_every=every[place])
+                run_folder = Path(folder).absolute() / f"{repeat}-{place}"
+                cost = cost_breakdown(run_to_completion(execute, config, run_folder))
                 lasted = cost.wall - cost.seconds["startup"] - cost.seconds["closing"]
                 clock[repeat, place] = steps * costs.step.value / lasted
                 own[repeat, place] = (cost.seconds["compute"] + cost.seconds["data"]) / lasted
@@ -109,8 +112,8 @@ def real_sweeps(name: str, costs: RunCosts, options: Options, meter: Meter) -> l
 
 
 def kill_schedule(mean_gap: float, steps: int, seed: int) -> tuple[Failure, ...]:
-    """Kills with exponential gaps, counted in steps that count."""
+    """Return kills with exponential gaps, measured in committed steps."""
     rng = np.random.default_rng(seed)
     at = np.cumsum(rng.exponential(mean_gap, 1000)).astype(int)
-    unique = sorted({int(each) for each in at if 1 <= each < steps})
-    return tuple(Failure(step=each, kind="kill", targets=(KILLED,)) for each in unique)
+    unique = sorted({int(step) for step in at if 1 <= step < steps})
+    return tuple(Failure(step=step, kind="kill", targets=(KILLED,)) for step in unique)

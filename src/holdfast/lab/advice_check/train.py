@@ -1,4 +1,4 @@
-"""Train a network on made-up points for so many steps: the training whose failures `advice-check` predicts.
+"""Train a network on generated points: the training whose failures `advice-check` predicts.
 
 Its arguments are the width of the network and the number of steps.
 """

@@ -1,1 +1,1 @@
-"""Parts of the experiment `backprop-tradeoff`: failures inside back-propagation, and what each strategy makes of them."""
+"""The experiment backprop-tradeoff: workers lost inside back-propagation, under replay, forward and skip."""

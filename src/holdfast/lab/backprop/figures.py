@@ -1,9 +1,10 @@
-"""Figures like the paper's 2 to 4, from the rows of `backprop-tradeoff` alone: they can be drawn again from a result."""
+"""Figures like the paper's 2 to 4, drawn only from the rows of `backprop-tradeoff`, so also from an old result."""
 
 from collections.abc import Sequence
 from math import isfinite
 from typing import TYPE_CHECKING
 
+from holdfast.lab.backprop.scenarios import LATER, NOW, PHASES, POINTS
 from holdfast.lab.plot_style import legend, new_figure
 from holdfast.lab.result import Row
 
@@ -11,15 +12,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PHASES = ("early", "middle", "late")
-POINTS = (0.25, 0.5, 0.75)
 COLOURS = {"before": "#a0aec0", "baseline": "#2b6cb0", "replay": "#dd6b20", "forward": "#38a169", "skip": "#b794f4"}
 KINDS = (("replay", None), ("forward", 2), ("forward", 4), ("forward", 6), ("skip", None))
 HATCHES = {2: "..", 4: "//", 6: ""}
 
 
 def draw_figures(rows: Sequence[Row]) -> tuple[dict[str, "Figure"], list[str]]:
-    """All figures; none, and a line that says so, where matplotlib is not installed."""
+    """Return all figures, or a remark instead if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure  # noqa: F401
     except ImportError:
@@ -29,30 +28,30 @@ def draw_figures(rows: Sequence[Row]) -> tuple[dict[str, "Figure"], list[str]]:
 
 
 def caption(name: str) -> str:
-    """What a figure of this name shows."""
+    """Return the caption of the figure called `name`."""
     if name == "training":
         return (
             "Above: test accuracy without failures, with 95 % confidence intervals. Below: seconds of work that "
-            "checkpoint-restart would do again after a failure."
+            "checkpoint-restart would repeat after a failure."
         )
     return (
-        "Test accuracy right after the mini-batch in which workers were lost and an epoch later, by when it failed and what was "
-        "done; the last row has the time of that mini-batch over one that does not fail. Bars have 95 % confidence intervals."
+        "Test accuracy right after the mini-batch in which workers were lost and an epoch later, by point of failure and "
+        "strategy; the last row has the time of that mini-batch over one without a failure. Bars have 95 % confidence intervals."
     )
 
 
 def training(rows: Sequence[Row], panels: Sequence[str]) -> "Figure":
-    """Figure 2: accuracy without failures, and the work that checkpoint-restart would do again in each scenario."""
-    draw_figures = new_figure(max(4 * len(panels), 4.8), 5.6)
-    places = draw_figures.subplots(2, len(panels), squeeze=False)
+    """Draw figure 2: accuracy without failures, and the work that checkpoint-restart would repeat."""
+    drawn = new_figure(max(4 * len(panels), 4.8), 5.6)
+    places = drawn.subplots(2, len(panels), squeeze=False)
     for column, panel in enumerate(panels):
-        _curve(places[0][column], [row for row in rows if row["panel"] == panel])
-        _again(places[1][column], next(row for row in rows if row["panel"] == panel and "replay_s" in row))
+        _accuracy_curve(places[0][column], [row for row in rows if row["panel"] == panel])
+        _restart_bars(places[1][column], next(row for row in rows if row["panel"] == panel and "replay_s" in row))
         places[0][column].set_title(panel, fontsize=10)
-    return draw_figures
+    return drawn
 
 
-def _curve(axes: "Axes", rows: Sequence[Row]) -> None:
+def _accuracy_curve(axes: "Axes", rows: Sequence[Row]) -> None:
     curve = [row for row in rows if row["what"] == "training"]
     epochs, means = [row["epoch"] for row in curve], [row["accuracy"] for row in curve]
     axes.plot(epochs, means, marker="o", markersize=3, color=COLOURS["baseline"])
@@ -65,8 +64,8 @@ def _curve(axes: "Axes", rows: Sequence[Row]) -> None:
     axes.set_ylabel("test accuracy")
 
 
-def _again(axes: "Axes", row: Row) -> None:
-    """Seconds by the performance model for the paper's epoch length."""
+def _restart_bars(axes: "Axes", row: Row) -> None:
+    """Draw seconds by the performance model for the paper's epoch length."""
     bars = {
         "replay, mean": row["replay_s"],
         "replay, worst": row["worst_replay_s"],
@@ -81,21 +80,21 @@ def _again(axes: "Axes", row: Row) -> None:
 
 
 def tradeoff(rows: Sequence[Row], panel: str) -> "Figure":
-    """Figures 3 and 4: accuracy by scenario, now and an epoch later, over the slowdown of the mini-batch."""
+    """Draw figures 3 and 4: accuracy by scenario, now and an epoch later, above the slowdown of the mini-batch."""
     own = [row for row in rows if row["panel"] == panel]
-    draw_figures = new_figure(13, 9)
-    places = draw_figures.subplots(3, len(PHASES), squeeze=False)
+    drawn = new_figure(13, 9)
+    places = drawn.subplots(3, len(PHASES), squeeze=False)
     for column, phase in enumerate(PHASES):
-        for line, when in enumerate(("immediately", "an epoch later")):
-            some = [row for row in own if row.get("phase") == phase and row.get("when") == when]
-            _accuracies(places[line][column], some)
-            places[line][column].set_title(f"{phase} (epoch {some[0]['epoch']}), {when}", fontsize=9)
+        for line, when in enumerate((NOW, LATER)):
+            part = [row for row in own if row.get("phase") == phase and row.get("when") == when]
+            _accuracies(places[line][column], part)
+            places[line][column].set_title(f"{phase} (epoch {part[0]['epoch']}), {when}", fontsize=9)
     for axes in places[2][1:]:
         axes.set_axis_off()
     _slowdowns(places[2][0], [row for row in own if row["what"] == "slowdown"])
-    legend(draw_figures, [places[0][0]])
-    draw_figures.suptitle(panel)
-    return draw_figures
+    legend(drawn, [places[0][0]])
+    drawn.suptitle(panel)
+    return drawn
 
 
 def _accuracies(axes: "Axes", rows: Sequence[Row]) -> None:
@@ -107,7 +106,7 @@ def _accuracies(axes: "Axes", rows: Sequence[Row]) -> None:
     _bars(axes, rows, "accuracy", marked="deviation")
     ends = [row[name] for row in rows for name in ("accuracy", "accuracy_low", "accuracy_high") if isfinite(row[name])]
     margin = max(max(ends) - min(ends), 0.02)
-    axes.set_ylim(max(0, min(ends) - margin / 2), min(1, max(ends) + margin / 4))  # below: room for what is written
+    axes.set_ylim(max(0, min(ends) - margin / 2), min(1, max(ends) + margin / 4))  # space below for the labels
     axes.set_ylabel("test accuracy")
 
 
@@ -118,7 +117,7 @@ def _slowdowns(axes: "Axes", rows: Sequence[Row]) -> None:
 
 
 def _bars(axes: "Axes", rows: Sequence[Row], value: str, *, marked: str) -> None:
-    """Bars by point of failure, with their intervals; at the foot of each what the paper has on top."""
+    """Draw bars by point of failure, with their intervals, and at the foot of each the value of `marked`."""
     foot, plate = axes.get_xaxis_transform(), {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
     for number, (strategy, left) in enumerate(KINDS):
         mine = {row["point"]: row for row in rows if (row["strategy"], row["survivors"]) == (strategy, left)}

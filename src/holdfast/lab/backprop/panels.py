@@ -1,4 +1,4 @@
-"""What the experiment on failures inside back-propagation trains: one network on one data set for each panel."""
+"""The panels of backprop-tradeoff: a network on a data set each, and how it is trained."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ WORKERS = 8
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class TrainingTask:
-    """A network, its samples and how it is trained. Failures strike in the middle of the epochs named in `phases`.
+    """A network, its samples and hyperparameters. Failures strike in the middle of the epochs in `phases`.
 
-    `whole` trains the mini-batches in which nothing fails as one batch; else worker by worker, which takes less memory.
+    Mini-batches without a failure are trained as one batch if `whole`, otherwise worker by worker to save memory.
     """
 
     data: str
@@ -40,35 +40,35 @@ class TrainingTask:
         return WORKERS * self.share
 
     def optimizer(self, model: "nn.Module") -> "SGD":
-        """A new optimizer of this model, before its first step."""
+        """Return a new optimizer for `model`."""
         from torch.optim import SGD
 
         return SGD(model.parameters(), lr=self.rate, momentum=self.momentum, weight_decay=self.decay)
 
 
-Make: TypeAlias = Callable[[Path | None], TrainingTask]
+Load: TypeAlias = Callable[[Path | None], TrainingTask]
 
 
 @dataclass(frozen=True, slots=True)
 class BackpropPanel:
-    """One panel: how to make its subject, full or quick, and what the paper says of it."""
+    """One panel: functions that load its task, full or quick, the paper's epoch length and a note for readers."""
 
     name: str
-    full: Make
-    quick: Make
-    epoch: int  # mini-batches in an epoch of the paper's
+    full: Load
+    quick: Load
+    epoch: int  # mini-batches in an epoch of the paper
     note: str = ""
 
-    def subject(self, data: Path | None, *, quick: bool) -> TrainingTask:
-        """What is trained."""
+    def task(self, data: Path | None, *, quick: bool) -> TrainingTask:
+        """Load the training task."""
         return self.quick(data) if quick else self.full(data)
 
 
 def chosen_panels(names: Sequence[str]) -> list[BackpropPanel]:
-    """The panels of these names in their usual order; all of them if none is named."""
+    """Return the panels called `names` in their usual order; all of them if `names` is empty."""
     unknown = [name for name in names if name not in PANELS]
     if unknown:
-        raise BadInput(f"there is no panel {unknown[0]!r}; choose among {', '.join(PANELS)}")
+        raise BadInput(f"there is no panel {unknown[0]!r}; choose among {', '.join(PANELS)}.")
     return [panel for name, panel in PANELS.items() if not names or name in names]
 
 
@@ -107,7 +107,7 @@ def _resnet50(data: Path | None) -> TrainingTask:
 
 
 def _digits(depth: int) -> TrainingTask:
-    """Small enough for a minute: 160 images of 8×8 pixels, and a network of an eighth of the width."""
+    """Return a task for `--quick`: 160 images of 8×8 pixels, and a network of an eighth of the width."""
     import torch
 
     from holdfast.workloads.datasets import load
@@ -130,12 +130,12 @@ def _digits(depth: int) -> TrainingTask:
 def _nt3(data: Path | None) -> TrainingTask:
     from holdfast.workloads.nt3 import GENES, NT3, generated, tables, tensors
 
-    found = tables(data)
-    train, test = map(tensors, found or generated())
+    files = tables(data)
+    train, test = map(tensors, files or generated())
     genes = train[0].shape[1]
     return TrainingTask(
-        data="generated" if found is None else "its tables",
-        build=lambda: NT3(genes if found else GENES),
+        data="generated" if files is None else "its tables",
+        build=lambda: NT3(genes if files else GENES),
         train=train,
         test=test,
         share=20,
@@ -185,24 +185,24 @@ PANELS: dict[str, BackpropPanel] = {
             _resnet18,
             lambda data: _digits(18),
             390,
-            "not one of the paper's: a quarter of ResNet-18's width and the first 10,000 images, for a processor; "
-            "the epoch length is that of the paper's ResNet-50.",
+            "not in the paper: a quarter of ResNet-18's width and the first 10,000 images, small enough for a CPU; the "
+            "epoch length is that of the paper's ResNet-50.",
         ),
         BackpropPanel(
             "resnet50-tinyimagenet",
             _resnet50,
             lambda data: _digits(50),
             390,
-            "25 of the paper's 200 classes, so 48 mini-batches an epoch where the paper has 390, and validation accuracy.",
+            "25 of the paper's 200 classes, so 48 mini-batches per epoch instead of the paper's 390, and validation accuracy.",
         ),
         BackpropPanel(
             "nt3",
             _nt3,
             _small_nt3,
             55,
-            "generated data of NT3's shape unless its tables are given; an epoch of training is one pass, 7 mini-batches of "
-            "8 x 20 samples, where the paper counts 55. The paper's Table I has the model sizes and layers of its two "
-            "networks exchanged: NT3 is the one of 600 MiB.",
+            "generated data of NT3's shape unless its tables are given; an epoch is one pass, 7 mini-batches of 8 x 20 "
+            "samples, where the paper counts 55. The paper's Table I swaps the model sizes and layers of its two networks: "
+            "NT3 is the one of 600 MiB.",
         ),
     )
 }

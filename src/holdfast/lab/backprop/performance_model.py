@@ -1,8 +1,8 @@
-"""What one failure costs each strategy, predicted: the performance model of section IV.C of "lossy forward recovery".
+"""The performance model of section IV.C of "lossy forward recovery": the predicted cost of a failure, by strategy.
 
-Checkpoint-restart pays three overheads: the mini-batches since the last checkpoint again (replay), what periodic saves
-add (checkpoint), and starting again (restart). Immediate rollback (`replay`) restarts and replays one mini-batch, and
-saves nothing. `forward` pays nothing, or a restart for the workers that join. Seconds come in as numbers.
+Checkpoint-restart pays three overheads: it trains the mini-batches since the last checkpoint again (replay), saves
+periodically (checkpoint), and starts workers (restart). Immediate rollback (`replay`) restarts and replays one
+mini-batch, without saves. `forward` pays nothing, or a restart for workers that join. All prices are in seconds.
 """
 
 from dataclasses import dataclass
@@ -12,26 +12,26 @@ from holdfast.errors import BadInput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """Seconds that the parts of a training take, on the machine that it runs on."""
+    """The seconds that the parts of a training take on one machine."""
 
     minibatch: float
     save: float
-    init: float  # a worker starts: its process, its device, its model
-    load: float  # a worker that has started reads the checkpoint
+    init: float  # to start a worker: its process, its device, its model
+    load: float  # to load the checkpoint in a worker that has started
 
     def __post_init__(self) -> None:
         if not (self.minibatch > 0 and min(self.save, self.init, self.load) >= 0):
-            raise BadInput(f"no training costs {self}: give seconds of 0 or more, and a mini-batch more than 0")
+            raise BadInput(f"prices must be 0 or more, and a mini-batch more than 0 (got {self}).")
 
     @property
     def restart(self) -> float:
-        """From nothing to a model that can go on from a checkpoint."""
+        """The seconds to start a worker and load the checkpoint."""
         return self.init + self.load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
-    """Seconds that training takes longer, by cause."""
+    """The seconds that a failure adds to training, by cause."""
 
     replay: float = 0.0
     checkpoint: float = 0.0
@@ -39,41 +39,45 @@ class Overhead:
 
     @property
     def total(self) -> float:
+        """The sum over the causes."""
         return self.replay + self.checkpoint + self.restart
 
 
 def checkpoint_restart(prices: Prices, *, since: float, saves: float = 0.0) -> Overhead:
-    """A failure so many mini-batches after the last checkpoint; `saves` is how many saves a failure has to bear."""
-    replay = _count("mini-batches since the checkpoint", since) * prices.minibatch
-    return Overhead(replay=replay, checkpoint=_count("saves", saves) * prices.save, restart=prices.restart)
+    """Return the overhead of a failure `since` mini-batches after the last checkpoint, with `saves` per failure."""
+    replay = _non_negative("mini-batches since the checkpoint", since) * prices.minibatch
+    return Overhead(replay=replay, checkpoint=_non_negative("saves", saves) * prices.save, restart=prices.restart)
 
 
 def mean_checkpoint_restart(prices: Prices, *, epoch: int, saves: float = 0.0) -> Overhead:
-    """A failure at a random moment, with a checkpoint at the end of every epoch: half an epoch again on average."""
-    return checkpoint_restart(prices, since=_count("mini-batches of an epoch", epoch) / 2, saves=saves)
+    """Return the mean overhead if every epoch ends with a checkpoint: half an epoch is trained again."""
+    return checkpoint_restart(prices, since=_non_negative("mini-batches of an epoch", epoch) / 2, saves=saves)
 
 
 def immediate_rollback(prices: Prices, *, spares: bool = False) -> Overhead:
-    """One mini-batch again, after replacements have started; spares have started already."""
+    """Return the overhead of one replayed mini-batch, after replacements have started; spares already have."""
     return Overhead(replay=prices.minibatch, restart=0.0 if spares else prices.init)
 
 
 def lossy_forward(prices: Prices, *, joining: bool = False) -> Overhead:
-    """Nothing; workers that join the survivors have to start, and training need not wait for them."""
+    """Return the overhead of `forward`: only workers that join have to start, and training need not wait for them."""
     return Overhead(restart=prices.init if joining else 0.0)
 
 
 def rollback_slowdown(*, point: float, forward: float, backward: float, update: float) -> float:
-    """How often its own time a mini-batch takes that fails at a point of backward and runs again.
+    """Return the time of a mini-batch that fails at `point` of backward and runs again, over one without a failure.
 
-    The failed part is its forward, and backward and updates up to the point; so it is more than 1 and at most 2.
+    The failed part is its forward, and backward and updates up to `point`, so the ratio lies in (1, 2].
     """
     if not (0 <= point <= 1 and min(forward, backward, update) >= 0 and forward + backward + update > 0):
-        raise BadInput(f"no mini-batch of {forward:g}, {backward:g} and {update:g} s fails at {point:g} of backward")
+        raise BadInput(
+            f"a failure must strike at a point in [0, 1] of a mini-batch that takes time (got {point:g}, "
+            f"{forward:g} s forward, {backward:g} s backward, {update:g} s update)."
+        )
     return 1 + (forward + point * (backward + update)) / (forward + backward + update)
 
 
-def _count(what: str, value: float) -> float:
+def _non_negative(name: str, value: float) -> float:
     if not 0 <= value < float("inf"):
-        raise BadInput(f"{value:g} {what} cannot be: give 0 or more")
+        raise BadInput(f"{name} must be 0 or more (got {value:g}).")
     return value

@@ -1,7 +1,4 @@
-"""Scenarios of failures inside back-propagation: phases of training, points of failure, casualties, and strategies.
-
-In goes the number of a trial; out comes the accuracy after every way to end the mini-batch that failed.
-"""
+"""The grid of failures inside back-propagation: phases of training, points of failure, survivors and strategies."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -26,7 +23,7 @@ NOW, LATER = "immediately", "an epoch later"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What becomes of the mini-batch of a scenario; survivors matter to `forward` alone."""
+    """A cell of the grid: what happens in the failing mini-batch; only `forward` depends on the survivors."""
 
     strategy: str
     point: float | None = None
@@ -34,12 +31,12 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """The cell in words, as tables and journals have it."""
+        """The name of the cell in tables and logs."""
         parts = [self.strategy] + ([] if self.point is None else [f"at {self.point:.0%}"])
         return " ".join(parts + ([] if self.survivors is None else [f"{self.survivors} survive"]))
 
     def interruption(self, order: list[int]) -> "Interruption | None":
-        """The failure, or None where nothing fails; the first workers of `order` survive."""
+        """Return the failure, or None if nothing fails; the first workers of `order` survive."""
         from holdfast.lab.backprop.simulated_workers import Interruption
 
         if self.point is None:
@@ -68,7 +65,7 @@ class TrialOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Scenarios:
-    """All scenarios of one panel. Called with the number of a trial, they train it and give its accuracies."""
+    """All scenarios of one panel; called with a trial number, it trains the trial and returns its accuracies."""
 
     panel: str
     quick: bool
@@ -76,50 +73,51 @@ class Scenarios:
     seed: int
     known: dict[str, float] = field(default_factory=dict)
 
-    def __call__(self, number: int, tell: Report) -> TrialOutcome:
-        """Run a trial; tells the key and the accuracy of every cell once known."""
+    def __call__(self, number: int, report: Report) -> TrialOutcome:
+        """Run a trial; `report` gets the key and the accuracy of every cell."""
         import torch
 
-        from holdfast.lab.backprop.training import Training, device
+        from holdfast.lab.backprop.training import Training, default_device
 
-        torch.set_num_threads(1)  # trials are shared out among processes, and then none depends on how many
+        torch.set_num_threads(1)  # so that no result depends on the number of processes that share the cores
         torch.backends.cudnn.deterministic = True
-        training = Training(load_task(self.panel, self.quick, self.data), trial_stream(self.seed, number), device())
+        task, seed = load_task(self.panel, self.quick, self.data), trial_stream(self.seed, number)
+        training = Training(task, seed, default_device())
         order = np.random.default_rng((self.seed, number)).permutation(WORKERS).tolist()
         curve, accuracy, done = [training.accuracy()], dict[tuple[str, Cell, str], float](), 0
-        for phase, epoch in zip(PHASES, training.subject.phases, strict=True):
+        for phase, epoch in zip(PHASES, task.phases, strict=True):
             failing = epoch * training.epoch + training.epoch // 2
             for step in range(done, failing):
                 training.step(step)
                 if (step + 1) % training.epoch == 0:
                     curve.append(training.accuracy())
-            for (cell, when), value in self._phase(training, failing, order, tell).items():
+            for (cell, when), value in self._phase(training, failing, order, report).items():
                 accuracy[phase, cell, when] = value
             done = failing
         return TrialOutcome(curve, accuracy)
 
     def _phase(
-        self, training: "Training", failing: int, order: list[int], tell: Report
+        self, training: "Training", failing: int, order: list[int], report: Report
     ) -> dict[tuple[Cell, str], float]:
+        from torch.nn.functional import cross_entropy
+
         from holdfast.lab.backprop.simulated_workers import compute_gradients
 
         before = training.state()
-        keys = {each: f"{before.digest}/{each[0].name}/{each[1]}" for each in MEASURED}
-        if not all(key in self.known for key in keys.values()):
-            from torch.nn.functional import cross_entropy
-
+        keys = {(cell, when): f"{before.digest}/{cell.name}/{when}" for cell, when in MEASURED}
+        if all(key in self.known for key in keys.values()):
+            for key in keys.values():
+                report(key, self.known[key])
+        else:
             first = compute_gradients(training.model, training.shares(failing), cross_entropy)
             for cell in CELLS:
-                if not all(keys[each] in self.known for each in keys if each[0] == cell):
-                    self._cell(training, before, first, failing, cell, order)
-                    self._measure(training, failing, cell, keys, tell)
-            training.go_back(before)
-        else:
-            for key in keys.values():
-                tell(key, self.known[key])
-        return {each: self.known[key] for each, key in keys.items()}
+                if not all(key in self.known for (of, _), key in keys.items() if of == cell):
+                    self._run_cell(training, before, first, failing, cell, order)
+                    self._measure(training, failing, cell, keys, report)
+            training.restore(before)
+        return {place: self.known[key] for place, key in keys.items()}
 
-    def _cell(
+    def _run_cell(
         self,
         training: "Training",
         before: "State",
@@ -128,31 +126,32 @@ class Scenarios:
         cell: Cell,
         order: list[int],
     ) -> None:
-        """Bring the training to where the cell leaves it. All cells have the first gradients in common."""
+        """Bring the training to the state after the cell; all cells share the gradients `first`."""
         from torch.nn.functional import cross_entropy
 
         from holdfast.lab.backprop.simulated_workers import apply_gradients, train_minibatch
 
-        training.go_back(before)
+        training.restore(before)
         if cell == BEFORE:
             return
         if apply_gradients(training.model, training.optimizer, first, cell.interruption(order)):
             train_minibatch(training.model, training.optimizer, training.shares(failing), cross_entropy)
 
     def _measure(
-        self, training: "Training", failing: int, cell: Cell, keys: dict[tuple[Cell, str], str], tell: Report
+        self, training: "Training", failing: int, cell: Cell, keys: dict[tuple[Cell, str], str], report: Report
     ) -> None:
-        self._note(keys[cell, NOW], training.accuracy(), tell)
+        self._record(keys[cell, NOW], training.accuracy(), report)
         if cell != BEFORE:
-            training.steps(failing + 1, failing + 1 + training.epoch)
-            self._note(keys[cell, LATER], training.accuracy(), tell)
+            for number in range(failing + 1, failing + 1 + training.epoch):
+                training.step(number)
+            self._record(keys[cell, LATER], training.accuracy(), report)
 
-    def _note(self, key: str, value: float, tell: Report) -> None:
+    def _record(self, key: str, value: float, report: Report) -> None:
         self.known[key] = value
-        tell(key, value)
+        report(key, value)
 
 
 @cache
 def load_task(panel: str, quick: bool, data: Path | None) -> TrainingTask:
-    """The subject of a panel, read once in a process."""
-    return PANELS[panel].subject(data, quick=quick)
+    """Return the training task of a panel, loaded once in each process."""
+    return PANELS[panel].task(data, quick=quick)

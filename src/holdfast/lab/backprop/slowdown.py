@@ -1,8 +1,7 @@
-"""How long a mini-batch takes when it fails and is recovered, against one that does not fail; and what a restart takes.
+"""Measure how long a mini-batch takes that fails and is recovered, over one that does not fail, and the time of a restart.
 
-Workers that would run beside each other run one after the other here, so a mini-batch takes as many times longer, with
-and without a failure alike, and nothing is sent between them: ratios are those of computing. In goes a subject; out come
-ratios of times, and seconds.
+Workers that would run in parallel run one after another here, with and without a failure alike, and nothing is sent
+between them. So the ratios are those of computing.
 """
 
 import subprocess
@@ -26,65 +25,62 @@ from holdfast.lab.backprop.panels import WORKERS, TrainingTask
 from holdfast.lab.backprop.performance_model import Prices, checkpoint_restart, rollback_slowdown
 from holdfast.lab.backprop.scenarios import BASELINE, INTERRUPTED, Cell
 from holdfast.lab.backprop.simulated_workers import Share, compute_gradients, train_minibatch
-from holdfast.lab.backprop.training import State, Training, device
+from holdfast.lab.backprop.training import State, Training, default_device
 from holdfast.lab.experiment import Progress
 
-REPLAYED = 10  # mini-batches that are replayed after a restart, to compare the performance model with
+REPLAYED = 10  # mini-batches replayed after a restart, to test the performance model
 START_WITHIN = 300.0  # seconds for a fresh process to reach its device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MeasuredTimes:
-    """What was measured: the slowdown of each cell in every round, the prices, and how well the model predicts."""
+    """The slowdown of each cell in every round, the prices, and the predictions of the performance model."""
 
     slowdown: dict[Cell, Floats]
     prices: Prices
-    predicted: dict[float, float]  # the slowdown of `replay` by its point, from the performance model
+    predicted: dict[float, float]  # the slowdown of `replay` by its point
     replayed: tuple[float, float]  # seconds to restore and replay some mini-batches: predicted, measured
 
 
-def measure_times(subject: TrainingTask, rounds: int, scratch: Path, progress: Progress) -> MeasuredTimes:
-    """Measure on a model that has just started; in every round all cells among as many mini-batches that do not fail."""
-    torch.set_num_threads(1)  # where cores are shared, threads that wait for each other are what would be measured
-    training = Training(subject, 0, device())
+def measure_times(task: TrainingTask, rounds: int, scratch: Path, progress: Progress) -> MeasuredTimes:
+    """Measure on a new model; every round has all cells, each followed by a mini-batch that does not fail."""
+    torch.set_num_threads(1)  # where cores are shared, threads that wait for each other would be measured
+    training = Training(task, 0, default_device())
     shares = training.shares(0)
-    for cell in (BASELINE, *INTERRUPTED[:3]):  # memory and kernels are found in the first ones
-        _took(training, shares, cell)
-    found = [_round(training, shares, number, progress) for number in range(rounds)]
-    slowdown = {cell: np.array([taken[cell] / taken[BASELINE] for taken in found]) for cell in INTERRUPTED}
-    whole = float(np.median([taken[BASELINE] for taken in found]))
-    measured = MeasuredTimes(slowdown, *_modelled(training, shares, whole, scratch))
-    if training.on.type == "cuda":
+    for cell in (BASELINE, *INTERRUPTED[:3]):  # the first mini-batches allocate memory and choose kernels
+        _cell_seconds(training, shares, cell)
+    taken = [_round(training, shares, number, progress) for number in range(rounds)]
+    slowdown = {cell: np.array([seconds[cell] / seconds[BASELINE] for seconds in taken]) for cell in INTERRUPTED}
+    whole = float(np.median([seconds[BASELINE] for seconds in taken]))
+    measured = MeasuredTimes(slowdown, *_predictions(training, shares, whole, scratch))
+    if training.device.type == "cuda":
         torch.cuda.empty_cache()  # the processes that run trials need the memory
     return measured
 
 
 def _round(training: Training, shares: Sequence[Share], number: int, progress: Progress) -> dict[Cell, float]:
-    """Seconds of every cell, in an order of the round's own; Baseline is the median of those before, between and after."""
-    baseline, taken = [_took(training, shares, BASELINE)], {}
-    for each in np.random.default_rng(number).permutation(len(INTERRUPTED)):
-        taken[INTERRUPTED[each]] = _took(training, shares, INTERRUPTED[each])
-        baseline.append(_took(training, shares, BASELINE))
+    """Return the seconds of every cell, measured in random order; Baseline is the median of all its mini-batches."""
+    baseline, taken = [_cell_seconds(training, shares, BASELINE)], {}
+    for place in np.random.default_rng(number).permutation(len(INTERRUPTED)):
+        taken[INTERRUPTED[place]] = _cell_seconds(training, shares, INTERRUPTED[place])
+        baseline.append(_cell_seconds(training, shares, BASELINE))
     progress(1)
     return taken | {BASELINE: float(np.median(baseline))}
 
 
-def _took(training: Training, shares: Sequence[Share], cell: Cell) -> float:
-    """Seconds of one mini-batch."""
+def _cell_seconds(training: Training, shares: Sequence[Share], cell: Cell) -> float:
     failure = cell.interruption(list(range(WORKERS)))
     model, optimizer = training.model, training.optimizer
-    return _seconds(training.on, lambda: train_minibatch(model, optimizer, shares, cross_entropy, failure))
+    return _seconds(training.device, lambda: train_minibatch(model, optimizer, shares, cross_entropy, failure))
 
 
-def _modelled(
+def _predictions(
     training: Training, shares: Sequence[Share], whole: float, scratch: Path
 ) -> tuple[Prices, dict[float, float], tuple[float, float]]:
-    """The prices, and what the performance model makes of them."""
-    on, model = training.on, training.model
-    forward = _median(
-        on, lambda: compute_gradients(model, shares, cross_entropy, ())
-    )  # with the copies of buffers beside it
-    gradients = _median(on, lambda: compute_gradients(model, shares, cross_entropy))
+    """Return the prices, and the predictions of the performance model from them."""
+    device, model = training.device, training.model
+    forward = _median(device, lambda: compute_gradients(model, shares, cross_entropy, ()))  # copies buffers too
+    gradients = _median(device, lambda: compute_gradients(model, shares, cross_entropy))
     parts = {
         "forward": forward,
         "backward": max(gradients - forward, 0.0),
@@ -98,25 +94,25 @@ def _modelled(
 
 
 def _prices(training: Training, share: Share, scratch: Path) -> tuple[Prices, float]:
-    """What a worker's mini-batch, a save, a start and a load take; and a load with mini-batches after it."""
-    on = training.on
+    """Return the seconds of a worker's mini-batch, save, start and load, and those of a load with a replay."""
+    device = training.device
 
-    def one() -> None:
+    def train_one() -> None:
         train_minibatch(training.model, training.optimizer, [share], cross_entropy)
 
     with TemporaryDirectory(dir=scratch) as folder:
         store = DirectoryStore(folder)
-        save = _seconds(on, lambda: _save(store, training))
-        load = _median(on, lambda: _load(store, training), 3)
+        save = _seconds(device, lambda: _save(store, training))
+        load = _median(device, lambda: _load(store, training), 3)
 
         def replay() -> None:
             _load(store, training)
             for _ in range(REPLAYED):
-                one()
+                train_one()
 
-        step = _median(on, one, 7)
-        measured = _median(on, replay, 3)
-    init = _start(on) + _seconds(on, lambda: training.subject.build().to(on))
+        step = _median(device, train_one, 7)
+        measured = _median(device, replay, 3)
+    init = _start_seconds(device) + _seconds(device, lambda: training.task.build().to(device))
     return Prices(minibatch=step, save=save, init=init, load=load), measured
 
 
@@ -127,35 +123,35 @@ def _save(store: DirectoryStore, training: Training) -> None:
 
 
 def _load(store: DirectoryStore, training: Training) -> None:
-    found = snapshot.load(store, 0)
-    state = unflatten(found.tensors, {"state": found.extra["state"]})
-    training.go_back(State(state["model"], state["optimizer"]))
+    loaded = snapshot.load(store, 0)
+    state = unflatten(loaded.tensors, {"state": loaded.extra["state"]})
+    training.restore(State(state["model"], state["optimizer"]))
 
 
-def _start(on: torch.device) -> float:
-    """Seconds until a fresh process has PyTorch and its device."""
+def _start_seconds(device: torch.device) -> float:
+    """Return the seconds until a fresh process has imported PyTorch and used the device."""
     began = perf_counter()
-    code = f"import torch; torch.ones(1, device={str(on)!r}).add(1).cpu()"
+    code = f"import torch; torch.ones(1, device={str(device)!r}).add(1).cpu()"
     try:
         subprocess.run([sys.executable, "-c", code], check=True, timeout=START_WITHIN, capture_output=True)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        raise WorkerLost(f"a fresh process did not reach {on} ({error}): see whether torch works there") from error
+        raise WorkerLost(f"a fresh process did not reach {device} ({error}): check that torch works there.") from error
     return perf_counter() - began
 
 
-def _median(on: torch.device, what: Callable[[], object], times: int = 5) -> float:
-    return float(np.median([_seconds(on, what) for _ in range(times)]))
+def _median(device: torch.device, action: Callable[[], object], times: int = 5) -> float:
+    return float(np.median([_seconds(device, action) for _ in range(times)]))
 
 
-def _seconds(on: torch.device, what: Callable[[], object]) -> float:
-    """How long it takes, until the device is done too."""
-    _wait(on)
+def _seconds(device: torch.device, action: Callable[[], object]) -> float:
+    """Return the seconds of an action, until the device has finished too."""
+    _synchronize(device)
     began = perf_counter()
-    what()
-    _wait(on)
+    action()
+    _synchronize(device)
     return perf_counter() - began
 
 
-def _wait(on: torch.device) -> None:
-    if on.type == "cuda":
-        torch.cuda.synchronize(on)
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,7 +1,4 @@
-"""One training of a subject: mini-batches in an order that follows from a seed, states to go back to, and accuracy.
-
-In go a subject, a seed and a device; out come states and accuracies.
-"""
+"""One training of a task: mini-batches in an order that follows from a seed, states to return to, and accuracy."""
 
 import copy
 from collections.abc import Iterator
@@ -18,102 +15,97 @@ from holdfast.lab.backprop.panels import WORKERS, TrainingTask
 from holdfast.lab.backprop.simulated_workers import Share, seeded
 from holdfast.sampler.plan import SamplePlan
 
-EVALUATED = 4  # workers' shares at once when accuracy is taken: no more memory than a step of several workers has
+EVALUATED = 4  # workers' shares at once when accuracy is measured: no more memory than a step of several workers needs
 
 
-def device() -> torch.device:
-    """Where to train: on the first GPU if there is one."""
+def default_device() -> torch.device:
+    """Return the first GPU, or the CPU if there is none."""
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """A model and its optimizer at one moment; no later step changes it."""
+    """A copy of a model and its optimizer; no later step changes it."""
 
     model: dict[str, Tensor]
     optimizer: dict[str, Any]
 
     @property
     def digest(self) -> str:
-        """A digest of all its values: equal for equal states."""
-        found = xxhash.xxh3_128()
+        """A digest of all values, equal for equal states."""
+        digest = xxhash.xxh3_128()
         for name, value in self.model.items():
-            found.update(name.encode())
-            found.update(value.contiguous().cpu().numpy().tobytes())
-        return str(found.hexdigest())
+            digest.update(name.encode())
+            digest.update(value.contiguous().cpu().numpy().tobytes())
+        return str(digest.hexdigest())
 
 
 class Training:
-    """A subject in training, with all that is random drawn from a seed."""
+    """A task in training; everything random is drawn from `seed`."""
 
-    def __init__(self, subject: TrainingTask, seed: int, on: torch.device) -> None:
+    def __init__(self, task: TrainingTask, seed: int, device: torch.device) -> None:
         torch.manual_seed(seed)
-        self.subject, self.on, self.seed = subject, on, seed
-        self.model = subject.build().to(on)
-        self.optimizer = subject.optimizer(self.model)
-        self._train = tuple(part.to(on) for part in subject.train)
-        self._test = tuple(part.to(on) for part in subject.test)
-        epochs = max(subject.phases) + 3
-        self.geometry = SamplePlan(samples=len(subject.train[1]), batch=subject.batch, epochs=epochs, seed=seed)
+        self.task, self.device, self.seed = task, device, seed
+        self.model = task.build().to(device)
+        self.optimizer = task.optimizer(self.model)
+        self._train = tuple(part.to(device) for part in task.train)
+        self._test = tuple(part.to(device) for part in task.test)
+        epochs = max(task.phases) + 3
+        self.plan = SamplePlan(samples=len(task.train[1]), batch=task.batch, epochs=epochs, seed=seed)
 
     @property
     def epoch(self) -> int:
-        """Mini-batches in an epoch."""
-        return self.geometry.steps_per_epoch
+        """The number of mini-batches in an epoch."""
+        return self.plan.steps_per_epoch
 
     def shares(self, number: int) -> list[Share]:
-        """The mini-batch of this number as its workers have it."""
-        at = self.geometry.position(number)
-        ids = [self.geometry.share(at, rank, WORKERS) for rank in range(WORKERS)]
-        return [Share(*self._samples(each), self._key(number, rank)) for rank, each in enumerate(ids)]
+        """Return mini-batch `number` as the shares of its workers."""
+        position = self.plan.position(number)
+        ids = [self.plan.share(position, rank, WORKERS) for rank in range(WORKERS)]
+        return [Share(*self._samples(share), self._key(number, rank)) for rank, share in enumerate(ids)]
 
     def step(self, number: int) -> None:
-        """Train the mini-batch of this number; nothing fails."""
+        """Train mini-batch `number` without a failure."""
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
         for share in self._parts(number):
-            with seeded(share.key, self.on):
+            with seeded(share.key, self.device):
                 mean = cross_entropy(self.model(share.x), share.y)
-                (mean * (len(share.y) / self.subject.batch)).backward()
+                (mean * (len(share.y) / self.task.batch)).backward()
         self.optimizer.step()
 
-    def steps(self, first: int, end: int) -> None:
-        """Train these mini-batches."""
-        for number in range(first, end):
-            self.step(number)
-
     def accuracy(self) -> float:
-        """The fraction of test samples whose class is found."""
+        """Return the fraction of test samples that are classified correctly."""
         x, y = self._test
-        some = EVALUATED * self.subject.share
+        size = EVALUATED * self.task.share
         self.model.eval()
         with torch.inference_mode():
             right = [
-                (self.model(each).argmax(1) == label).sum()
-                for each, label in zip(x.split(some), y.split(some), strict=True)
+                (self.model(images).argmax(1) == labels).sum()
+                for images, labels in zip(x.split(size), y.split(size), strict=True)
             ]
         self.model.train()
         return float(torch.stack(right).sum()) / len(y)
 
     def state(self) -> State:
-        """A copy of the model and the optimizer as they are now."""
+        """Return a copy of the model and the optimizer."""
         return State(copy.deepcopy(self.model.state_dict()), copy.deepcopy(self.optimizer.state_dict()))
 
-    def go_back(self, state: State) -> None:
-        """Put the model and the optimizer back to this state."""
+    def restore(self, state: State) -> None:
+        """Set the model and the optimizer to `state`."""
         self.model.load_state_dict(state.model)
-        self.optimizer.load_state_dict(copy.deepcopy(state.optimizer))  # it keeps the tensors that it is given
+        self.optimizer.load_state_dict(copy.deepcopy(state.optimizer))  # the optimizer keeps the tensors it is given
 
     def _parts(self, number: int) -> Iterator[Share]:
-        if not self.subject.whole:
+        if not self.task.whole:
             yield from self.shares(number)
             return
-        window = self.geometry.window(self.geometry.position(number))
+        window = self.plan.window(self.plan.position(number))
         yield Share(*self._samples(window), self._key(number, WORKERS))
 
     def _samples(self, ids: Any) -> tuple[Tensor, Tensor]:
         x, y = self._train
-        chosen = torch.from_numpy(ids).to(self.on)
+        chosen = torch.from_numpy(ids).to(self.device)
         return x[chosen], y[chosen]
 
     def _key(self, number: int, rank: int) -> int:

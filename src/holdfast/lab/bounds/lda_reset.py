@@ -1,4 +1,4 @@
-"""Figure 6b: topic models after a random subset of documents is reset to its initial topics."""
+"""Figure 6b: the cost of resetting a random subset of a topic model's documents to their initial topics."""
 
 from fractions import Fraction
 
@@ -15,27 +15,37 @@ from holdfast.lab.simulate.strategy import CheckpointedRun, Strategy, Trial
 from holdfast.lab.simulate.trajectory import trajectory
 from holdfast.workloads.workload import Workload, norm_order
 
-SOURCE = "Theorem 3.2, figure 6(b)"
 FRACTIONS = tuple(Fraction(n, 10) for n in range(1, 11))
-NEVER = Policy(ranking="full", interval=10**9)  # whatever goes back goes back to the start
+NEVER = Policy(ranking="full", interval=10**9)  # saves nothing, so lost blocks return to the start
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Measure resets of a tenth to all of the documents, half-way through the run."""
+    """Measure resets of a tenth to all of the documents, halfway through the run."""
     from holdfast.workloads.lda import lda  # compiled: slow to import
 
-    trials = options.count(full=100, quick=30)
+    trials = options.trial_count(full=100, quick=30)
     workload = lda("generated" if options.quick else "newsgroups20", options.data)
     unperturbed = trajectory(workload, progress=meter(f"{workload.name}: unperturbed run", 25))
     step = unperturbed.length // 2
     checkpointed = CheckpointedRun(
         unperturbed.states, workload.blocks, workload.norm, {NEVER}, options.seed, norm_order(workload)
     )
-    resets = [Trial(_reset(FRACTIONS[i % len(FRACTIONS)]), step, i) for i in range(trials)]
+    fractions = [FRACTIONS[i % len(FRACTIONS)] for i in range(trials)]
+    resets = [
+        Trial(Strategy(policy=NEVER, recovery="partial", lost=fraction), step, i)
+        for i, fraction in enumerate(fractions)
+    ]
     costs = _costs(workload, checkpointed, resets, 10 * unperturbed.length, options, meter)
-    sizes = np.array([checkpointed.size(trial) for trial in resets])
+    sizes = np.array([checkpointed.perturbation_size(trial) for trial in resets])
     rate = contraction(workload, unperturbed)
     measured = PerturbedTrials("reset", sizes[:, None], np.array([step]), costs)
+    rises = Claim(
+        id="rises",
+        claim="correlation of the cost with the fraction of documents reset",
+        source="figure 6(b)",
+        expected=(0.5, 1),
+        measured=float(np.corrcoef(np.array(fractions, dtype=float), costs)[0, 1]),
+    )
     return Result(
         experiment="lda-reset",
         config={
@@ -48,8 +58,8 @@ def run(options: Options, meter: Meter) -> Result:
             "c": rate.c,
             "optimum": f"iterate {round(FAR[-1] * unperturbed.length)}",
         },
-        rows=[{**row, "lost": str(FRACTIONS[i % 10])} for i, row in enumerate(measured.rows(rate))],
-        claims=[within_claim(measured, rate, SOURCE, 0.95), _rises(costs)],
+        rows=[{**row, "lost": str(lost)} for row, lost in zip(measured.rows(rate), fractions, strict=True)],
+        claims=[within_claim(measured, rate, "Theorem 3.2, figure 6(b)", 0.95), rises],
         remarks=[f"Median cost as a fraction of the bound: {np.median(measured.closeness(rate)):.2f}."],
         figures={
             "lda-reset": cost_figure([measured], rate, f"Documents reset to their initial topics: {workload.name}")
@@ -58,29 +68,14 @@ def run(options: Options, meter: Meter) -> Result:
     )
 
 
-def _reset(fraction: Fraction) -> Strategy:
-    return Strategy(policy=NEVER, recovery="partial", lost=fraction)
-
-
 def _costs(
     workload: Workload, run: CheckpointedRun, resets: list[Trial], limit: int, options: Options, meter: Meter
 ) -> Floats:
-    """Iterations of each reset beyond those of an unperturbed run that draws the same numbers from the same step on."""
+    """Return the iterations of each reset beyond those of an unperturbed run that draws the same random numbers."""
     both = [*resets, *(Trial(None, trial.step, trial.number) for trial in resets)]
     progress = per_trial(meter(f"{workload.name}: trials", len(both)))
     counts = iterations_to_criterion(workload, both, run, limit=limit, jobs=options.jobs, done=progress)
     return counts[: len(resets)] - counts[len(resets) :]
-
-
-def _rises(costs: Floats) -> Claim:
-    fraction = np.array([float(FRACTIONS[i % 10]) for i in range(len(costs))])
-    return Claim(
-        id="rises",
-        claim="correlation of the cost with the fraction of documents reset",
-        source="figure 6(b)",
-        expected=(0.5, 1),
-        measured=float(np.corrcoef(fraction, costs)[0, 1]),
-    )
 
 
 EXPERIMENT = Experiment(

@@ -1,7 +1,4 @@
-"""Measured iteration costs beside the bound of Theorem 3.2: the rows, what they show, and the figure.
-
-In go the sizes of perturbations, their costs and a rate; out come bounds, rows, a claim and a figure.
-"""
+"""Measured iteration costs of perturbations beside the bound of Theorem 3.2: rows, claim, remark and figure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PerturbedTrials:
-    """Trials of one kind: the size of each trial's perturbations at given steps, and the cost it had."""
+    """Trials of one kind: the sizes of each trial's perturbations at `steps`, and its cost."""
 
     kind: str
     sizes: Floats  # (trials, perturbations of a trial)
@@ -31,15 +28,15 @@ class PerturbedTrials:
     costs: Floats
 
     def bounds(self, rate: Rate) -> Floats:
-        """Theorem 3.2 for every trial."""
+        """Return the bound of Theorem 3.2 for every trial."""
         return iteration_cost_bound(rate.c, rate.distance, self.sizes, self.steps)
 
     def aggregate(self, rate: Rate) -> Floats:
-        """Δ/D of Theorem 3.2, which is ‖δ‖ at the last step measured in units of the distance left there."""
+        """Return Δ/D of Theorem 3.2: ‖δ‖ at the last step, in units of the distance left there."""
         return np.asarray(np.expm1(self.bounds(rate) * -np.log(rate.c)))
 
     def rows(self, rate: Rate) -> list[Row]:
-        """One row for each trial."""
+        """Return one row for each trial."""
         columns = (self.sizes.sum(axis=-1), self.aggregate(rate), self.costs, self.bounds(rate))
         names = ("size", "aggregate", "cost", "bound")
         return [
@@ -48,44 +45,44 @@ class PerturbedTrials:
         ]
 
     def within(self, rate: Rate) -> float:
-        """The fraction of trials within the bound, rounded up to a whole iteration: so the theorem is proved for counts."""
+        """Return the fraction of trials within the bound plus one, because the theorem is proved for whole counts."""
         return float(np.mean(self.costs <= self.bounds(rate) + 1))
 
-    def strictly(self, rate: Rate) -> float:
-        """The fraction of trials within the bound as it stands."""
+    def strictly_within(self, rate: Rate) -> float:
+        """Return the fraction of trials within the bound without rounding."""
         return float(np.mean(self.costs <= self.bounds(rate)))
 
     def closeness(self, rate: Rate) -> Floats:
-        """Each cost as a fraction of its bound: 1 is the worst case that the theorem allows."""
+        """Return each cost as a fraction of its bound; 1 is the worst case of the theorem."""
         return self.costs / self.bounds(rate)
 
 
-def within_claim(measured: PerturbedTrials, rate: Rate, source: str, at_least: float) -> Claim:
-    """The claim that trials of this kind obey the bound."""
+def within_claim(trials: PerturbedTrials, rate: Rate, source: str, at_least: float) -> Claim:
+    """Return the claim that trials of one kind obey the bound."""
     return Claim(
-        id=f"within-bound-{measured.kind}",
-        claim=f"fraction of {len(measured.costs)} trials ({measured.kind}) whose cost is within the bound, "
-        f"rounded up to a whole iteration (without rounding {measured.strictly(rate):.3g})",
+        id=f"within-bound-{trials.kind}",
+        claim=f"fraction of {len(trials.costs)} trials ({trials.kind}) whose cost is within the bound, "
+        f"rounded up to a whole iteration (without rounding {trials.strictly_within(rate):.3g})",
         source=source,
         expected=(at_least, 1),
-        measured=measured.within(rate),
+        measured=trials.within(rate),
     )
 
 
 def printed_form_remark(groups: Sequence[PerturbedTrials], rate: Rate, start: float) -> str:
-    """How the theorem would fare with the distance of the start, which is the letter of the paper."""
+    """Return how many trials would exceed the bound with the distance of the start, as the paper prints it."""
     literal = Rate(rate.c, start)
     over = sum(int((1 - group.within(literal)) * len(group.costs) + 0.5) for group in groups)
     total = sum(len(group.costs) for group in groups)
     return (
-        f"The bound uses the effective distance D = {rate.distance:.4g}, what is left of the start's distance "
-        f"{start:.4g} in the slowest direction, because costs are counted from the measured unperturbed run. "
+        f"The bound uses the effective distance D = {rate.distance:.4g}, the part of the start's distance {start:.4g} "
+        "in the slowest direction, because costs are counted from the measured unperturbed run. "
         f"With D = {start:.4g}, as the theorem is printed, {over} of {total} trials would exceed it."
     )
 
 
 def cost_figure(groups: Sequence[PerturbedTrials], rate: Rate, title: str) -> "Figure":
-    """One panel for each kind: costs as points, the bound as a red line, over the size of the perturbation."""
+    """Draw for each kind the costs as points and the bound as a line, over the size of the perturbation."""
     drawn = new_figure(max(4.2 * len(groups), 4.8), 3.6)
     for axes, group in zip(drawn.subplots(1, len(groups), squeeze=False)[0], groups, strict=True):
         _panel(axes, group, rate)
@@ -94,8 +91,8 @@ def cost_figure(groups: Sequence[PerturbedTrials], rate: Rate, title: str) -> "F
 
 
 CAPTION = (
-    "Every trial as a point: the iterations that a perturbation cost over its size, in units of the distance that is left to "
-    "the optimum. The line is the bound of Theorem 3.2."
+    "Each point is a trial: the iterations that a perturbation cost over its size, in units of the distance left to the "
+    "optimum. The line is the bound of Theorem 3.2."
 )
 
 

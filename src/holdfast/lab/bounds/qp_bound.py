@@ -1,4 +1,4 @@
-"""Figure 3: iteration costs on a quadratic program, for one and for many random perturbations, beside the bound."""
+"""Figure 3: the cost of one and of many random perturbations of a quadratic program, beside the bound."""
 
 import numpy as np
 
@@ -24,8 +24,8 @@ SOURCE = "Theorem 3.2, figure 3"
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Measure all trials and state the claims."""
-    trials = options.count(full=1000, quick=100)
+    """Measure single, repeated and adversarial perturbations."""
+    trials = options.trial_count(full=1000, quick=100)
     program = QuadraticProgram(seed=options.seed)
     unperturbed = trajectory(program)
     rate = worst_rate(unperturbed.losses)
@@ -64,7 +64,7 @@ def run(options: Options, meter: Meter) -> Result:
 
 
 def _single(run: Trajectory, trials: int, rng: np.random.Generator) -> tuple[Floats, list[Arrays]]:
-    """Normal perturbations at one step, from a hundredth to ten times the distance that is left there."""
+    """Draw normal perturbations at one step, from a hundredth to ten times the distance left there."""
     scale = run.losses[STEP] / 2 * 10 ** rng.uniform(-2, 1, size=(trials, 1))  # a 4-D normal vector is about 2 long
     deltas = scale * rng.normal(size=(trials, 4))
     return np.linalg.norm(deltas, axis=1), [{"x": run.states[STEP]["x"] + delta} for delta in deltas]
@@ -73,18 +73,20 @@ def _single(run: Trajectory, trials: int, rng: np.random.Generator) -> tuple[Flo
 def _many(
     program: QuadraticProgram, rate: Rate, run: Trajectory, trials: int, rng: np.random.Generator
 ) -> tuple[Floats, list[Arrays]]:
-    """Normal perturbations at every iteration before the step, together about as large as the single ones."""
+    """Draw normal perturbations at every iteration before the step, together about as large as the single ones."""
     scale = run.losses[STEP] / 2 * (1 - rate.c) * 10 ** rng.uniform(-2, 1, size=(trials, 1, 1))
     deltas = scale * rng.normal(size=(trials, STEP, 4))
     stack = stacked([program.start()] * trials)
-    clock = Clock(np.zeros(trials, dtype=np.int64), np.zeros(trials, dtype=np.int64))  # it draws nothing
+    clock = Clock(
+        np.zeros(trials, dtype=np.int64), np.zeros(trials, dtype=np.int64)
+    )  # the program draws no random numbers
     for k in range(STEP):
         stack = program.advance({"x": stack["x"] + deltas[:, k].T}, clock)
     return np.linalg.norm(deltas, axis=2), [unstacked(stack, lane) for lane in range(trials)]
 
 
 def _adversarial(program: QuadraticProgram, run: Trajectory, trials: int) -> tuple[Floats, list[Arrays]]:
-    """Straight away from the optimum, in evenly spaced sizes up to ten times the distance that is left."""
+    """Perturb straight away from the optimum, in evenly spaced sizes up to ten times the distance left."""
     x = run.states[STEP]["x"]
     sizes = run.losses[STEP] * np.geomspace(0.5, 10, trials)
     return sizes, [{"x": x + adversarial(x, program.optimum, size)} for size in sizes]

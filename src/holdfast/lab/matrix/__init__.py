@@ -1,1 +1,1 @@
-"""The recovery matrix: real training runs of many suites, under the same failures, each recovered from in several ways."""
+"""The experiment recovery-matrix: real training runs under the same failures, each recovered in several ways."""

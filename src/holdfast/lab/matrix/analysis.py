@@ -1,13 +1,10 @@
-"""What the runs of a matrix come to: figures of a suite, of a part of the suites, of all of them. Pure.
+"""Statistics over the runs of a matrix, and the quality gates that a suite must pass to count. Pure.
 
-Confidence intervals over seeds: the runs of each suite are drawn again, seed by seed, and the figure computed anew.
+The gates are the paper's (section 5.9): target steps, correctness, artifacts, consistent metadata. A suite that fails
+one is shown with the reason and is left out of every mean.
 
-Runs of one seed stay together, whatever their variant: they began with the same weights and found the machine alike.
-
-The quality gates: what must hold of every run of a suite before the suite counts. Pure.
-
-They are the paper's (section 5.9): target steps, correctness, artifacts, consistent metadata. A suite that fails one is
-shown with the reason and is part of no mean.
+Confidence intervals resample the seeds of each suite. All variants of one seed are resampled together, because they
+began with the same weights and ran one after another.
 """
 
 import math
@@ -24,6 +21,10 @@ from holdfast.lab.matrix.config import REFERENCE, Matrix
 from holdfast.lab.matrix.measured_run import MeasuredRun, Struck
 from holdfast.lab.matrix.suites import PlannedRun, Suite, expected_restarts, failure_schedule
 
+Metric: TypeAlias = Callable[[MeasuredRun], float]
+Statistic: TypeAlias = Callable[[Sequence[Floats]], Floats]
+"""From the means of every suite, each as (draw, column), to a number for every draw."""
+
 
 @dataclass(frozen=True, slots=True)
 class GateFailure:
@@ -35,116 +36,104 @@ class GateFailure:
     why: str
 
 
-def gate_failures(matrix: Matrix, suite: Suite, found: Mapping[PlannedRun, MeasuredRun]) -> list[GateFailure]:
-    """Every gate that a run of this suite does not pass; none if the suite counts."""
-    wrong: list[GateFailure] = []
+def gate_failures(matrix: Matrix, suite: Suite, measured: Mapping[PlannedRun, MeasuredRun]) -> list[GateFailure]:
+    """Return every gate that a run of the suite does not pass."""
+    failures: list[GateFailure] = []
     for variant in matrix.variants:
         for seed in matrix.seeds:
-            unit = PlannedRun(suite, variant, seed)
-            checks = _run(matrix, unit, found[unit]) if unit in found else iter([("measured", "it was not run")])
-            wrong += [GateFailure(suite, unit.name, gate, why) for gate, why in checks]
-    return wrong
+            planned = PlannedRun(suite, variant, seed)
+            is_measured = planned in measured
+            gates = (
+                _failed_gates(matrix, planned, measured[planned]) if is_measured else [("measured", "it was not run")]
+            )
+            failures += [GateFailure(suite, planned.name, gate, why) for gate, why in gates]
+    return failures
 
 
-def counted(matrix: Matrix, several: Sequence[Suite], found: Mapping[PlannedRun, MeasuredRun]) -> list[Suite]:
-    """The suites that pass every gate."""
-    return [suite for suite in several if not gate_failures(matrix, suite, found)]
-
-
-def expected_strikes(matrix: Matrix, unit: PlannedRun) -> tuple[Struck, ...]:
-    """The failures that are to strike a run, one for each rank; storage is struck as a whole, on record as rank 0."""
-    several = [
+def expected_strikes(matrix: Matrix, planned: PlannedRun) -> tuple[Struck, ...]:
+    """Return the failures that should strike a run, one for each rank; storage faults are recorded as rank 0."""
+    strikes = [
         (failure.step, failure.kind, failure.point, rank)
-        for failure in failure_schedule(matrix, unit)
+        for failure in failure_schedule(matrix, planned)
         for rank in failure.targets or (0,)
     ]
-    return tuple(sorted(several))
+    return tuple(sorted(strikes))
 
 
-def _run(matrix: Matrix, unit: PlannedRun, run: MeasuredRun) -> Iterator[tuple[str, str]]:
-    """The gates that one run does not pass."""
+def _failed_gates(matrix: Matrix, planned: PlannedRun, run: MeasuredRun) -> Iterator[tuple[str, str]]:
+    strikes, restarts = expected_strikes(matrix, planned), expected_restarts(matrix, planned)
     if run.verdict != "completed":
         yield "completed", f"{run.verdict}: {run.because}"
     if run.committed != matrix.steps:
         yield "steps", f"{run.committed} of {matrix.steps} steps are committed"
     if run.audit != "pass":
         yield "audit", f"{run.audit}: {run.finding or 'nothing was trained'}"
-    if run.struck != expected_strikes(matrix, unit):
-        yield (
-            "failures",
-            f"struck by {_listed(run.struck)}, where it was to be {_listed(expected_strikes(matrix, unit))}",
-        )
-    if run.restarts != expected_restarts(matrix, unit):
-        yield "restarts", f"{run.restarts} restarts, where it was to be {expected_restarts(matrix, unit)}"
+    if run.struck != strikes:
+        yield "failures", f"struck by {_listed(run.struck)}, instead of {_listed(strikes)}"
+    if run.restarts != restarts:
+        yield "restarts", f"{run.restarts} restarts, instead of {restarts}"
     if run.verdict == "completed" and run.attempts != run.restarts + 1:
-        yield "attempts", f"its supervisor tells of {run.attempts} attempts, its history of {run.restarts + 1}"
+        yield "attempts", f"its supervisor reports {run.attempts} attempts, its history has {run.restarts + 1}"
     if not run.saves:
         yield "saves", "nothing was saved"
-    if run.samples_lost and unit.how.is_exact:
+    if run.samples_lost and planned.how.is_exact:
         yield "samples", f"{run.samples_lost} samples were not trained"
 
 
-def _listed(several: Sequence[Struck]) -> str:
-    return ", ".join(f"{kind} of rank {rank} at {step}:{point}" for step, kind, point, rank in several) or "nothing"
+def _listed(strikes: Sequence[Struck]) -> str:
+    return ", ".join(f"{kind} of rank {rank} at {step}:{point}" for step, kind, point, rank in strikes) or "nothing"
 
 
-Statistic: TypeAlias = Callable[[Sequence[Floats]], Floats]
-"""From the means of every suite, each as (draw, column), to a number for every draw."""
-
-
-def bootstrap_interval(suites: Sequence[Floats], figure: Statistic, seed: int = 0) -> ConfidenceInterval:
-    """A figure of suites, each an array of (seed, column), with its 95 % interval; with one seed a suite there is none."""
-    value = float(figure([rows.mean(axis=0, keepdims=True) for rows in suites])[0])
+def bootstrap_interval(suites: Sequence[Floats], statistic: Statistic, seed: int = 0) -> ConfidenceInterval:
+    """Return a statistic of suites, each an array of (seed, column), with its interval if every suite has 2 seeds."""
+    value = float(statistic([rows.mean(axis=0, keepdims=True) for rows in suites])[0])
     if any(len(rows) < 2 for rows in suites):
         return ConfidenceInterval(value, float("nan"), float("nan"))
     rng = np.random.default_rng(seed)
     drawn = [rows[rng.integers(len(rows), size=(RESAMPLES, len(rows)))].mean(axis=1) for rows in suites]
-    low, high = np.percentile(figure(drawn), [2.5, 97.5])
+    low, high = np.percentile(statistic(drawn), [2.5, 97.5])
     return ConfidenceInterval(value, float(low), float(high))
 
 
 def gain(suites: Sequence[Floats]) -> Floats:
-    """The mean over the suites of what the first column is above the second, in proportion to the second."""
+    """Return the mean over the suites of the first column over the second, minus 1."""
     return np.asarray(np.mean([rows[:, 0] / rows[:, 1] - 1 for rows in suites], axis=0))
 
 
 def difference(suites: Sequence[Floats]) -> Floats:
-    """The mean over the suites of the first column less the second."""
+    """Return the mean over the suites of the first column minus the second."""
     return np.asarray(np.mean([rows[:, 0] - rows[:, 1] for rows in suites], axis=0))
 
 
 def reduction(suites: Sequence[Floats]) -> Floats:
-    """By how much of itself the second column is reduced in the first, as the means over the suites say."""
+    """Return by which fraction the mean of the first column is below that of the second."""
     less, more = (np.mean([rows[:, at] for rows in suites], axis=0) for at in (0, 1))
     return np.asarray(1 - less / more)
 
 
 def share_above(suites: Sequence[Floats]) -> Floats:
-    """The share of the suites in which the first column is above the second."""
+    """Return the share of the suites in which the first column is above the second."""
     return np.asarray(np.mean([rows[:, 0] > rows[:, 1] for rows in suites], axis=0))
-
-
-Metric: TypeAlias = Callable[[MeasuredRun], float]
 
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """The runs of a matrix, those of suites that pass the gates apart from the others."""
+    """The measured runs of a matrix; statistics use only the suites that pass the gates."""
 
     matrix: Matrix
     suites: Sequence[Suite]
-    found: Mapping[PlannedRun, MeasuredRun]
+    measured: Mapping[PlannedRun, MeasuredRun]
 
     @cached_property
     def failed(self) -> list[GateFailure]:
         """Every gate that a run did not pass."""
-        return [each for suite in self.suites for each in gate_failures(self.matrix, suite, self.found)]
+        return [failure for suite in self.suites for failure in gate_failures(self.matrix, suite, self.measured)]
 
     @cached_property
     def counted(self) -> list[Suite]:
-        """The suites that pass every gate: all figures are of these alone."""
-        wrong = {each.suite for each in self.failed}
-        return [suite for suite in self.suites if suite not in wrong]
+        """The suites that pass every gate."""
+        failed = {failure.suite for failure in self.failed}
+        return [suite for suite in self.suites if suite not in failed]
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -152,53 +141,53 @@ class Analysis:
         return self.matrix.variants
 
     def has(self, *variants: str) -> bool:
-        """Whether there are suites that count, in these variants."""
+        """Return True if a suite counts and the matrix has all of `variants`."""
         return bool(self.counted) and set(variants) <= set(self.variants)
 
     def runs(self, suite: Suite, variant: str) -> list[MeasuredRun]:
-        """The runs of a suite in one variant, by seed."""
-        return [self.found[PlannedRun(suite, variant, seed)] for seed in self.matrix.seeds]
+        """Return the runs of a suite in one variant, by seed."""
+        return [self.measured[PlannedRun(suite, variant, seed)] for seed in self.matrix.seeds]
 
     def mean(self, metric: Metric, variant: str, suites: Sequence[Suite] | None = None) -> float:
-        """The mean over suites of the mean over seeds; not a number where there is nothing to take it of."""
-        several = self.counted if suites is None else suites
-        values = [metric(run) for suite in several for run in self.runs(suite, variant)]
+        """Return the mean of a metric over suites and seeds; NaN without suites."""
+        chosen = self.counted if suites is None else suites
+        values = [metric(run) for suite in chosen for run in self.runs(suite, variant)]
         return float(np.mean(values)) if values else math.nan
 
     def paired(
-        self, figure: Statistic, metric: Metric, first: str, second: str, suites: Sequence[Suite] | None = None
+        self, statistic: Statistic, metric: Metric, first: str, second: str, suites: Sequence[Suite] | None = None
     ) -> ConfidenceInterval:
-        """A figure that compares two variants by one metric, with its interval over the seeds."""
-        several = self.counted if suites is None else suites
-        return bootstrap_interval([self._columns(suite, metric, (first, second)) for suite in several], figure)
+        """Return a statistic that compares two variants by one metric, with its interval over the seeds."""
+        chosen = self.counted if suites is None else suites
+        return bootstrap_interval([self._columns(suite, metric, (first, second)) for suite in chosen], statistic)
 
     def slices(self) -> list[tuple[str, str, list[Suite]]]:
-        """Every part of the suites that has one value on one axis: the axis, the value, the suites."""
-        axes = [axis for axis in (self.counted[0].axes if self.counted else {}) if self._values(axis)[1:]]
+        """Return every axis with several values, each value, and the suites that have it."""
+        axes = [axis for axis in (self.counted[0].axes if self.counted else {}) if self.values(axis)[1:]]
         return [
             (axis, value, [suite for suite in self.counted if suite.axes[axis] == value])
             for axis in axes
-            for value in self._values(axis)
+            for value in self.values(axis)
         ]
 
-    def apart(self, suite: Suite, variant: str) -> "LossGap":
-        """How far the runs of a variant are from the reference, over the seeds."""
-        pairs = zip(self.runs(suite, variant), self.runs(suite, REFERENCE), strict=True)
-        each = [loss_gap(run, reference) for run, reference in pairs]
-        return LossGap(*np.mean(each, axis=0).tolist())
-
-    def _values(self, axis: str) -> list[str]:
+    def values(self, axis: str) -> list[str]:
+        """Return the values that the suites have on an axis."""
         return list(dict.fromkeys(suite.axes[axis] for suite in self.counted))
+
+    def loss_gap(self, suite: Suite, variant: str) -> "LossGap":
+        """Return how far the runs of a variant are from the reference, as means over the seeds."""
+        pairs = zip(self.runs(suite, variant), self.runs(suite, REFERENCE), strict=True)
+        return LossGap(*np.mean([loss_gap(run, reference) for run, reference in pairs], axis=0).tolist())
 
     def _columns(self, suite: Suite, metric: Metric, variants: Sequence[str]) -> Floats:
         return np.array([[metric(run) for run in self.runs(suite, variant)] for variant in variants]).T
 
 
 class LossGap(NamedTuple):
-    """How far a run is from its reference: by losses of the same steps, and by the models in snapshots of the same steps.
+    """How far a run is from its reference: by losses of the same steps, and by models of the same snapshots.
 
-    `loss` is the mean absolute difference and `most` the largest; `distance` is the mean L2 distance, `last` that of the
-    last snapshot in proportion to the length of the reference's model. Not a number where nothing could be compared.
+    `loss` is the mean absolute difference and `most` the largest; `distance` is the mean L2 distance, `last` that of
+    the last snapshot over the norm of the reference's model. NaN where nothing could be compared.
     """
 
     loss: float
@@ -208,13 +197,13 @@ class LossGap(NamedTuple):
 
 
 def loss_gap(run: MeasuredRun, reference: MeasuredRun) -> LossGap:
-    """How far one run is from another."""
+    """Return how far one run is from its reference."""
     pairs = zip(run.losses, reference.losses, strict=False)
     losses = [abs(mine - theirs) for mine, theirs in pairs if mine is not None and theirs is not None]
-    apart = run.distances or ()
+    distances = run.distances or ()
     return LossGap(
         loss=float(np.mean(losses)) if losses else math.nan,
         most=max(losses, default=math.nan),
-        distance=float(np.mean([distance for _, distance, _ in apart])) if apart else math.nan,
-        last=apart[-1][1] / apart[-1][2] if apart and apart[-1][2] else math.nan,
+        distance=float(np.mean([distance for _, distance, _ in distances])) if distances else math.nan,
+        last=distances[-1][1] / distances[-1][2] if distances and distances[-1][2] else math.nan,
     )

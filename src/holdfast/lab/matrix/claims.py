@@ -1,10 +1,9 @@
-"""What a matrix is to show, beside what it measured. Pure."""
+"""The claims of a matrix beside its measurements, and remarks for readers. Pure."""
 
 import math
 from collections.abc import Iterator
 
 from holdfast.faults.storage import KINDS
-from holdfast.lab.confidence import ConfidenceInterval
 from holdfast.lab.matrix.analysis import Analysis, gain, reduction, share_above
 from holdfast.lab.matrix.config import BLOCKING, OVERLAPPED, REFERENCE, VARIANTS
 from holdfast.lab.result import Claim
@@ -12,60 +11,91 @@ from holdfast.lab.result import Claim
 STALL, WRITE = 0.57, 0.92  # the paper's reductions
 
 
-def claims(found: Analysis) -> list[Claim]:
-    """The claims that these runs can decide."""
-    return [*_correct(found), *_compared(found), *_same(found)]
+def claims(analysis: Analysis) -> list[Claim]:
+    """Return the claims that the runs can decide."""
+    return [*_correct(analysis), *_overlapped(analysis), *_exact(analysis)]
 
 
-def _correct(found: Analysis) -> Iterator[Claim]:
-    passed = [run.audit == "pass" for run in found.found.values()]
-    count = len(found.suites)
-    yield _claim(
-        "pass-rate", "runs that pass the audit, of all", "table 5: 1.0", (1, 1), _plain(sum(passed) / len(passed))
+def _correct(analysis: Analysis) -> Iterator[Claim]:
+    passed = [run.audit == "pass" for run in analysis.measured.values()]
+    count = len(analysis.suites)
+    yield Claim(
+        id="pass-rate",
+        claim="runs that pass the audit, of all",
+        source="table 5: 1.0",
+        expected=(1, 1),
+        measured=sum(passed) / len(passed),
     )
-    yield _claim("gates", f"suites that pass all quality gates, of {count}", "section 5.9", (1, 1), _plain(len(found.counted) / count))  # fmt: skip
+    yield Claim(
+        id="gates",
+        claim=f"suites that pass all quality gates, of {count}",
+        source="section 5.9",
+        expected=(1, 1),
+        measured=len(analysis.counted) / count,
+    )
 
 
-def _compared(found: Analysis) -> Iterator[Claim]:
-    """Overlapped against blocking, as the paper compares them: a sweep, or a disk that fails, shows where that ends."""
-    if not found.has(BLOCKING, OVERLAPPED) or found.matrix.sweep or _has_faults(found):
+def _overlapped(analysis: Analysis) -> Iterator[Claim]:
+    """Compare overlapped with blocking as the paper does; sweeps and storage faults show where that ends."""
+    has_faults = any(f.kind in KINDS for schedule in analysis.matrix.failures.values() for f in schedule)
+    if not analysis.has(BLOCKING, OVERLAPPED) or analysis.matrix.sweep or has_faults:
         return
-    pair = (OVERLAPPED, BLOCKING)
-    beats = found.paired(share_above, lambda run: run.goodput, *pair)
-    yield _claim("beats", "suites in which overlapped has more goodput than blocking, of all that count", "table 6: 8 of 8", (1, 1), beats)  # fmt: skip
-    gained = found.paired(gain, lambda run: run.goodput, *pair)
-    yield _claim("gain", "goodput of overlapped over that of blocking, less 1", "table 5: 0.032", (0, None), gained)
-    stall = found.paired(reduction, lambda run: run.waited, *pair)
-    yield _claim("stall", "stall of overlapped, reduced from that of blocking", "section 6.1: 57 %", (STALL, None), stall)  # fmt: skip
-    written = found.paired(reduction, lambda run: run.written, *pair)
-    yield _claim("write", "time on the training path for writing and queueing, reduced from that of blocking", "section 6.1: 92 %", (WRITE, None), written)  # fmt: skip
+    pair, of = (OVERLAPPED, BLOCKING), Claim.of_estimate
+    beats = analysis.paired(share_above, lambda run: run.goodput, *pair)
+    yield of("beats", "suites in which overlapped has more goodput than blocking, of all that count", "table 6: 8 of 8", (1, 1), beats)  # fmt: skip
+    gained = analysis.paired(gain, lambda run: run.goodput, *pair)
+    yield of("gain", "goodput of overlapped over that of blocking, minus 1", "table 5: 0.032", (0, None), gained)
+    stall = analysis.paired(reduction, lambda run: run.waited, *pair)
+    yield of("stall", "stall of overlapped, reduced from that of blocking", "section 6.1: 57 %", (STALL, None), stall)
+    written = analysis.paired(reduction, lambda run: run.written, *pair)
+    yield of("write", "time on the training path for writing and queueing, reduced from that of blocking", "section 6.1: 92 %", (WRITE, None), written)  # fmt: skip
 
 
-def _same(found: Analysis) -> Iterator[Claim]:
-    """Exact recoveries train what a run without failures trains; with another number of workers sums round otherwise."""
-    exact = [name for name in found.variants if VARIANTS[name].is_exact and name != REFERENCE]
-    if not (exact and found.has(REFERENCE)) or "workers_after" in found.matrix.sweep:
+def _exact(analysis: Analysis) -> Iterator[Claim]:
+    """Compare the losses of exact recoveries with the reference; with other numbers of workers, sums round differently."""
+    exact = [name for name in analysis.variants if VARIANTS[name].is_exact and name != REFERENCE]
+    if not (exact and analysis.has(REFERENCE)) or "workers_after" in analysis.matrix.sweep:
         return
-    most = [found.apart(suite, variant).most for suite in found.counted for variant in exact]
-    text = f"largest difference of a loss from the reference's, under {', '.join(exact)}"
-    yield _claim("exact", text, "ours; section 6.5: a mean of 0.07", (0, 0), _plain(_largest(most)))
+    most = [analysis.loss_gap(suite, variant).most for suite in analysis.counted for variant in exact]
+    yield Claim(
+        id="exact",
+        claim=f"largest difference of a loss from the reference's, under {', '.join(exact)}",
+        source="ours; section 6.5: a mean of 0.07",
+        expected=(0, 0),
+        measured=math.nan if any(map(math.isnan, most)) else max(most),
+    )
 
 
-def _has_faults(found: Analysis) -> bool:
-    """Whether storage fails on purpose."""
-    return any(each.kind in KINDS for schedule in found.matrix.failures.values() for each in schedule)
+def remarks(analysis: Analysis) -> list[str]:
+    """Return what a reader should know besides the claims."""
+    lines = [
+        "Wall clock, and so goodput, counts everything from the start of the supervisor to the end of the last worker: "
+        "start-up, every recovery, and the wait for saves that are still in flight at the end.",
+        "Writing and queueing on the training path is the time that steps waited for a save to be written, handed over or "
+        "accepted by the queue. No step waits for the last save: the wait at the end is in `closing`.",
+    ]
+    if analysis.failed:
+        names = ", ".join(dict.fromkeys(failure.suite.name for failure in analysis.failed))
+        lines.append(f"NOT COUNTED, because one of their runs failed a quality gate: {names}. The last table says why.")
+    if analysis.has(BLOCKING, OVERLAPPED):
+        lines.append(_sizes(analysis))
+    if stolen := [run.stolen for run in analysis.measured.values() if run.stolen is not None]:
+        repeated = sum(run.tries > 1 for run in analysis.measured.values())
+        lines.append(
+            f"The host of this virtual machine gave {sum(stolen) / len(stolen):.1%} of its processors to others on average, "
+            f"and at most {max(stolen):.1%} during a run that counts; {repeated} of {len(analysis.measured)} runs were "
+            "repeated because of that."
+        )
+    return lines
 
 
-def _largest(values: list[float]) -> float:
-    return math.nan if any(map(math.isnan, values)) else max(values)
-
-
-def _plain(value: float) -> ConfidenceInterval:
-    return ConfidenceInterval(value, math.nan, math.nan)
-
-
-def _claim(
-    ident: str, text: str, source: str, expected: tuple[float | None, float | None], of: ConfidenceInterval
-) -> Claim:
-    known = None if math.isnan(of.low) else (of.low, of.high)
-    return Claim(id=ident, claim=text, source=source, expected=expected, measured=of.value, interval=known)
+def _sizes(analysis: Analysis) -> str:
+    """Return how large saves are beside steps, which decides whether overlapping can gain anything."""
+    size = analysis.mean(lambda run: float(run.bytes), BLOCKING) / 1e6
+    step = analysis.mean(lambda run: run.seconds["compute"] / max(1, run.committed), BLOCKING)
+    save = analysis.mean(lambda run: run.waited / max(1, run.saves), BLOCKING)
+    less = analysis.mean(lambda run: run.waited / max(1, run.saves), OVERLAPPED)
+    return (
+        f"A save has {size:.3g} MB on average and a step takes {step:.3g} s; training waits {save:.3g} s for a blocking save "
+        f"and {less:.3g} s for an overlapped one."
+    )

@@ -1,10 +1,6 @@
-"""A matrix as it is written in a TOML file: read once, checked once, every mistake with its line.
+"""A matrix as a TOML file defines it: read and checked once, with the line of every mistake.
 
-On which line of a TOML text something stands, so that whoever wrote it finds what is wrong. Pure.
-
-The standard library's reader keeps no lines. This looks for them only once something is known to be wrong.
-
-The ways in which a matrix has the same training done: with which recovery, which writer, and whether anything fails.
+The standard library's TOML reader keeps no line numbers, so lines are searched only once a mistake is known.
 """
 
 import re
@@ -23,16 +19,16 @@ from holdfast.runs.config import FAULTS
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way: its recovery and its writer, as `holdfast run` names them."""
+    """A way to do the same training: its recovery and writer, as `holdfast run` names them."""
 
     recovery: str
     writer: str
     fails: bool = True
-    is_exact: bool = True  # whether it trains what a run without failures trains, sample by sample
+    is_exact: bool = True  # trains the same samples as a run without failures
 
     @property
     def is_live(self) -> bool:
-        """Whether the other workers go on where one is lost."""
+        """True if the surviving workers continue without a restart."""
         return self.recovery != "restart"
 
 
@@ -53,11 +49,10 @@ _KEY = re.compile(r"\s*([\w.\"' -]+?)\s*=")
 
 
 def line_of(text: str, table: str = "", key: str = "", value: object = None, nth: int = 0) -> int:
-    """The line of a key in a table, or of one value of it; without a key, that of the table's header, or of the first
-    table below it.
+    """Return the line of a key in a table, or of one `value` of it; without a key, the line of the table's header.
 
-    `table` is "" for keys before the first header. Of several tables of one name, as an array of tables has, it is the
-    one with this number. It is 0 if there is no such line.
+    `table` is "" for keys before the first header; `nth` chooses among the tables of an array of tables. A table
+    without a header of its own has the line of the first table below it. 0 if there is no such line.
     """
     here, seen = "", 0
     for number, line in enumerate(text.splitlines(), 1):
@@ -66,13 +61,13 @@ def line_of(text: str, table: str = "", key: str = "", value: object = None, nth
             seen += here == table or (not key and here.startswith(f"{table}."))
             if not key and seen > nth:
                 return number
-        elif (found := _KEY.match(line)) and _is(here, found[1], table, key) and (not table or seen > nth or not seen):
+        elif (match := _KEY.match(line)) and _is(here, match[1], table, key) and (not table or seen > nth or not seen):
             return number if value is None else _line_of_value(text, number, value)
     return 0
 
 
 def _line_of_value(text: str, first: int, value: object) -> int:
-    """The line from this one on that has the value; it may be one of many in a list over several lines."""
+    """Return the first line from `first` on that has the value, which may be one of a list over several lines."""
     shown = re.escape(str(value))
     pattern = rf"[\"']{shown}[\"']" if isinstance(value, str) else rf"(?<![\w.-]){shown}(?![\w.])"
     for number, line in enumerate(text.splitlines()[first - 1 :], first):
@@ -86,13 +81,13 @@ def _is(here: str, name: str, table: str, key: str) -> bool:
 
 
 def _plain(name: str) -> str:
-    """A dotted name without the blanks and quotes that it may be written with."""
+    """Return a dotted name without blanks and quotes."""
     return ".".join(part.strip().strip("\"'") for part in name.split("."))
 
 
 OPTIMIZERS = ("sgd", "adamw")
 COUNTS = {"workers": 4, "save_every": 50, "max_inflight": 4}  # settings of a run, and the paper's values
-PLACES = ("directory", "tmpfs")  # where checkpoints go: the run's own folder, or memory; else a URL
+PLACES = ("directory", "tmpfs")  # of checkpoints: the run's own folder, or memory; other values are URLs
 SWEPT = ("save_every", "max_inflight", "workers_after", "checkpoints")
 KEYS = ("steps", "batch", "seeds", "datasets", "models", "variants", "optimizer", *COUNTS, "failures", "sweep")
 OF_A_FAILURE = ("steps", "kind", "point", "ranks")
@@ -100,9 +95,9 @@ OF_A_FAILURE = ("steps", "kind", "point", "ranks")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """Every data set with every model and every failure schedule is a suite; `sweep` has further axes, by name.
+    """Every data set, model and failure schedule together make a suite; `sweep` has further axes by name.
 
-    Each suite is run in every variant, with every seed. `failures` are the schedules by name.
+    Each suite runs in every variant with every seed. `failures` are the schedules by name.
     """
 
     steps: int
@@ -120,9 +115,9 @@ class Matrix:
 
 
 def read_matrix(path: Path) -> Matrix:
-    """The matrix in this file; what is wrong in it is said in one line with its number."""
-    if path.exists() and not path.is_file():  # a pipe would be waited for
-        raise BadInput(f"{path} is no file: name a TOML file with --config.")
+    """Return the matrix in a file; raise BadInput with the line number of a mistake."""
+    if path.exists() and not path.is_file():  # reading a pipe would block
+        raise BadInput(f"{path} is not a file: name a TOML file with --config.")
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -135,17 +130,17 @@ def read_matrix(path: Path) -> Matrix:
 
 
 class _Reader:
-    """One file, with its text to find lines in."""
+    """Converts the tables of one file into a matrix; its text is kept to find lines in."""
 
     def __init__(self, path: Path, text: str) -> None:
         self._path, self._text = path, text
 
     def matrix(self, given: Mapping[str, Any]) -> Matrix:
-        """What the file says, checked."""
+        """Return the checked matrix of the parsed file."""
         self._only(given, KEYS, "")
         for key in ("steps", "batch", "seeds", "datasets", "models", "failures"):
             if key not in given:
-                raise BadInput(f"{self._path} has no {key}: give it.")
+                raise BadInput(f"{self._path} has no {key}: add it.")
         counts = {key: self._count(given, key) for key in ("steps", "batch", *COUNTS) if key in given}
         matrix = Matrix(
             **counts,
@@ -161,18 +156,18 @@ class _Reader:
         return matrix
 
     def _check_together(self, matrix: Matrix) -> None:
-        """Refuse what makes sense alone and not beside the rest."""
+        """Refuse values that are valid alone and not together."""
         live = [name for name in matrix.variants if VARIANTS[name].is_live]
         if live and "workers_after" in matrix.sweep:
-            self._refuse(f"workers_after is for restarts, and {live[0]} makes none", "sweep", "workers_after")
+            self._refuse(f"workers_after needs restarts, and {live[0]} has none", "sweep", "workers_after")
         if live and matrix.workers < 2:
             self._refuse(f"{live[0]} needs 2 workers or more", "", "workers")
         if matrix.batch < matrix.workers:
-            self._refuse(f"{matrix.workers} workers cannot share {matrix.batch} samples a step", "", "batch")
+            self._refuse(f"{matrix.workers} workers cannot share {matrix.batch} samples per step", "", "batch")
         most = max([matrix.workers, *(count for after in matrix.sweep.get("workers_after", ()) for count in after)])
         for name, schedule in matrix.failures.items():
-            for each in schedule:
-                self._check_failure(f"failures.{name}", each, matrix.steps, most)
+            for failure in schedule:
+                self._check_failure(f"failures.{name}", failure, matrix.steps, most)
 
     def _check_failure(self, table: str, failure: Failure, steps: int, workers: int) -> None:
         if failure.step >= steps:
@@ -183,31 +178,31 @@ class _Reader:
     def _failures(self, given: Any) -> dict[str, Schedule]:
         if not isinstance(given, dict) or not given:
             self._refuse("failures is a table of schedules, such as [failures.base]", "", "failures")
-        return {name: self._schedule(f"failures.{name}", each) for name, each in given.items()}
+        return {name: self._schedule(f"failures.{name}", table) for name, table in given.items()}
 
     def _schedule(self, table: str, given: Any) -> Schedule:
-        """One table, or several where failures of one schedule differ in kind."""
-        several = given if isinstance(given, list) else [given]
-        if not several or not all(isinstance(each, dict) for each in several):
+        """Return a schedule from one table, or from several if its failures differ in kind."""
+        tables = given if isinstance(given, list) else [given]
+        if not tables or not all(isinstance(part, dict) for part in tables):
             self._refuse("a schedule is a table with steps, kind, point and ranks", table)
-        failures = [failure for nth, each in enumerate(several) for failure in self._struck(table, each, nth)]
+        failures = [failure for nth, part in enumerate(tables) for failure in self._part_of_schedule(table, part, nth)]
         return tuple(sorted(failures, key=lambda failure: failure.step))
 
-    def _struck(self, table: str, given: Mapping[str, Any], nth: int) -> list[Failure]:
+    def _part_of_schedule(self, table: str, given: Mapping[str, Any], nth: int) -> list[Failure]:
         self._only(given, OF_A_FAILURE, table, nth)
         if "steps" not in given:
-            self._refuse("a schedule says before which steps it strikes: give steps", table, nth=nth)
+            self._refuse("a schedule needs the steps before which it strikes: add steps", table, nth=nth)
         kind = self._one_of(given.get("kind", "exit"), FAULTS, "kind", table, "kind", nth)
         ranks = self._list(given, "ranks", table, self._is_seed, "ranks", nth) if "ranks" in given else (0,)
-        found = []
+        failures = []
         for step in self._list(given, "steps", table, self._is_seed, "steps of 0 or more", nth):
             targets = () if kind in storage.KINDS else ranks
-            found.append(Failure(step=step, kind=kind, point=str(given.get("point", "boundary")), targets=targets))
+            failures.append(Failure(step=step, kind=kind, point=str(given.get("point", "boundary")), targets=targets))
             try:
-                points.check(found[-1], "restart")
+                points.check(failures[-1], "restart")
             except BadInput as error:
                 self._refuse(str(error).rstrip("."), table, "point", nth=nth)
-        return found
+        return failures
 
     def _sweep(self, given: Any) -> dict[str, tuple[Any, ...]]:
         if not isinstance(given, dict):
@@ -221,11 +216,11 @@ class _Reader:
         }
         read = {key: self._list(given, key, "sweep", *wanted[key]) for key in given}
         if "workers_after" in read:
-            read["workers_after"] = tuple(tuple(each) for each in read["workers_after"])
+            read["workers_after"] = tuple(tuple(counts) for counts in read["workers_after"])
         return read
 
     def _names(self, given: Mapping[str, Any], key: str, known: Mapping[str, Any], noun: str) -> tuple[str, ...]:
-        names = self._list(given, key, "", lambda each: isinstance(each, str), "names")
+        names = self._list(given, key, "", lambda name: isinstance(name, str), "names")
         return tuple(self._one_of(name, tuple(known), key, "", noun) for name in names)
 
     def _one_of(self, value: Any, known: Sequence[str], key: str, table: str, noun: str, nth: int = 0) -> str:
@@ -242,11 +237,11 @@ class _Reader:
     def _list(
         self, given: Mapping[str, Any], key: str, table: str, fits: Callable[[Any], bool], what: str, nth: int = 0
     ) -> tuple[Any, ...]:
-        """A list without repetition of which every entry fits."""
+        """Return a list without repetitions whose entries all fit."""
         values = given[key]
-        if not isinstance(values, list) or not values or not all(fits(each) for each in values):
+        if not isinstance(values, list) or not values or not all(fits(value) for value in values):
             self._refuse(f"{key} is {values!r}: give a list of {what}", table, key, nth=nth)
-        if twice := [each for at, each in enumerate(values) if each in values[:at]]:
+        if twice := [value for at, value in enumerate(values) if value in values[:at]]:
             self._refuse(f"{key} names {twice[0]!r} twice", table, key, nth=nth)
         return tuple(values)
 
@@ -261,7 +256,7 @@ class _Reader:
                 self._refuse(f"there is no key {key!r}; the keys{where} are {', '.join(known)}", table, key, nth=nth)
 
     def _refuse(self, why: str, table: str, key: str = "", value: object = None, nth: int = 0) -> NoReturn:
-        named = f"{table}.{key}".strip(".")  # which may be a table of its own
+        named = f"{table}.{key}".strip(".")  # the key may be a table
         line = line_of(self._text, table, key, value, nth) or line_of(self._text, named) or line_of(self._text, table)
         raise BadInput(f"{self._path}, line {line or 1}: {why}.")
 
@@ -271,7 +266,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_counts(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(_is_count(each) for each in value)
+    return isinstance(value, list) and bool(value) and all(_is_count(count) for count in value)
 
 
 def _is_place(value: Any) -> bool:

@@ -1,7 +1,4 @@
-"""What one run of a matrix showed, as plain numbers, kept as JSON. Pure but for reading its file.
-
-From the folder of a run to what it showed: its history read, audited and priced, its snapshots compared.
-"""
+"""The measurements of one run of a matrix: its history read, audited and priced, its snapshots compared, kept as JSON."""
 
 import json
 import math
@@ -20,26 +17,28 @@ from holdfast.checkpoint import snapshot
 from holdfast.cost.attempts import strikes
 from holdfast.cost.breakdown import CostBreakdown, cost_breakdown
 from holdfast.errors import HoldfastError
-from holdfast.events import Event, Step, Strike
+from holdfast.events import Event, Step
 from holdfast.history.log import read_history
 from holdfast.lab.matrix.suites import PlannedRun
+from holdfast.lab.result import finite_or_none
 from holdfast.supervise.verdict import RunVerdict
 from holdfast.weights.locate import store_of
 
 Struck = tuple[int, str, str, int]
 """A failure that struck: its step, kind, point and rank."""
 Distances = tuple[tuple[int, float, float], ...]
-"""For every snapshot that two runs have: its step, how far apart the two models are, and how long the second one is."""
+"""For every snapshot that two runs have: its step, the distance of the two models, and the norm of the second."""
+THREADS = 2  # that compare snapshots; each has two of them in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredRun:
-    """One run: how it ended, what the audit says, what it cost, and what it trained.
+    """One run: its verdict, audit, costs and losses.
 
-    `seconds` is its wall clock by cause and `stall` what training waited for saves, by part. `losses` are those of the
-    steps that count, None where nobody noted one. `distances` are those from the reference (L2); None if there was nothing
-    to compare. `stolen` is the part of the processors' time that the machine's host gave to others, if it says so, and
-    `tries` how often the run was done for that reason.
+    `seconds` is its wall clock by cause, and `stall` the wait for saves by part. `losses` are those of the steps that
+    count, None where none was logged. `distances` are the L2 distances from the reference, None if there was nothing to
+    compare. `stolen` is the share of processor time that the host of a virtual machine gave to others, if known, and
+    `tries` how often the run was executed because of that.
     """
 
     suite: str
@@ -73,67 +72,58 @@ class MeasuredRun:
 
     @property
     def waited(self) -> float:
-        """Seconds that training waited for saves."""
+        """The seconds that training waited for saves."""
         return self.stall.get("waited", math.nan)
 
     @property
     def written(self) -> float:
-        """Seconds of them in which it waited for a save to be written, handed over, or to find a place in the queue."""
+        """The part of `waited` for saves to be written, handed over, or accepted by the queue."""
         return sum(self.stall.get(part, math.nan) for part in ("write", "enqueue", "backpressure"))
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values, which have no number for what was not measured."""
-        plain = asdict(self)
-        return {**plain, "wall": plain["wall"] if math.isfinite(self.wall) else None}
+        """Return the run as JSON values."""
+        return {**asdict(self), "wall": finite_or_none(self.wall)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "MeasuredRun":
-        """The inverse of `to_json`."""
-        wall = math.nan if data["wall"] is None else float(data["wall"])
-        distances = data["distances"]
-        return cls(
-            **{
-                **data,
-                "wall": wall,
-                "struck": tuple((int(a), str(b), str(c), int(d)) for a, b, c, d in data["struck"]),
-                "losses": tuple(data["losses"]),
-                "distances": None
-                if distances is None
-                else tuple((int(a), float(b), float(c)) for a, b, c in distances),
-            }
-        )
+        """Return the run from what `to_json` returned."""
+        wall, distances = data["wall"], data["distances"]
+        converted = {
+            "wall": math.nan if wall is None else float(wall),
+            "struck": tuple((int(a), str(b), str(c), int(d)) for a, b, c, d in data["struck"]),
+            "losses": tuple(data["losses"]),
+            "distances": None if distances is None else tuple((int(a), float(b), float(c)) for a, b, c in distances),
+        }
+        return cls(**{**data, **converted})
 
 
 def read_measured(path: Path) -> MeasuredRun | None:
-    """What was measured earlier, if it is there and whole."""
+    """Return the run that was stored in a file, or None if the file is missing or damaged."""
     try:
         return MeasuredRun.from_json(json.loads(path.read_text()))
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
-THREADS = 2  # that compare snapshots: each has two of them in memory
-
-
-def measure(unit: PlannedRun, digest: str, verdict: RunVerdict, folder: Path) -> MeasuredRun:
-    """What the run in this folder showed; one that never trained a step has a verdict and nothing else."""
+def measure(planned: PlannedRun, digest: str, verdict: RunVerdict, folder: Path) -> MeasuredRun:
+    """Measure the run in a folder; a run that never trained a step has only a verdict."""
     events = read_history(folder).events
-    about = MeasuredRun(
-        suite=unit.suite.name,
-        variant=unit.variant,
-        seed=unit.seed,
+    run = MeasuredRun(
+        suite=planned.suite.name,
+        variant=planned.variant,
+        seed=planned.seed,
         digest=digest,
         verdict=verdict.verdict,
         because=verdict.because,
         attempts=verdict.attempts,
-        struck=tuple(sorted(_plain(each.strike) for each in strikes(events))),
+        struck=tuple(sorted((s.strike.step, s.strike.kind, s.strike.point, s.strike.rank) for s in strikes(events))),
     )
     if not any(isinstance(event.what, Step) for event in events):
-        return about
+        return run
     findings = audit_run(folder)
-    wrong = [f"{each.check}: {each.because}" for each in findings if each.verdict != "pass"]
+    wrong = [f"{finding.check}: {finding.because}" for finding in findings if finding.verdict != "pass"]
     return replace(
-        about,
+        run,
         audit=worst(findings),
         finding="; ".join(wrong),
         losses=losses(events),
@@ -142,33 +132,34 @@ def measure(unit: PlannedRun, digest: str, verdict: RunVerdict, folder: Path) ->
 
 
 def losses(events: Sequence[Event]) -> tuple[float | None, ...]:
-    """The loss of every step: the mean over its samples, as trained by the last attempt that trained it."""
-    told: defaultdict[int, dict[int, Step]] = defaultdict(dict)
+    """Return the loss of every step: the mean over its samples, in the last attempt that trained the step."""
+    by_step: defaultdict[int, dict[int, Step]] = defaultdict(dict)
     for what in (event.what for event in events):
         if isinstance(what, Step):
-            told[what.step][what.rank] = max(told[what.step].get(what.rank, what), what, key=lambda step: step.attempt)
-    return tuple(_loss(list(told[step].values())) for step in range(max(told, default=-1) + 1))
+            shares = by_step[what.step]
+            shares[what.rank] = max(shares.get(what.rank, what), what, key=lambda share: share.attempt)
+    return tuple(_loss(list(by_step[step].values())) for step in range(max(by_step, default=-1) + 1))
 
 
 def _loss(shares: Sequence[Step]) -> float | None:
-    last = max((each.attempt for each in shares), default=0)
-    known = [(each.samples.count, each.loss) for each in shares if each.attempt == last and each.loss is not None]
+    last = max((share.attempt for share in shares), default=0)
+    known = [(share.samples.count, share.loss) for share in shares if share.attempt == last and share.loss is not None]
     total = sum(count for count, _ in known)
     return sum(count * loss for count, loss in known) / total if total else None
 
 
 def distances(folder: Path, reference: Path) -> Distances | None:
-    """How far the models of two runs are apart, at every step of which both have a good snapshot; None if there is none."""
+    """Return the distances of the models of two runs, at every step with a good snapshot of both; None without one."""
     steps = sorted({*_steps(folder)} & {*_steps(reference)})
     with ThreadPoolExecutor(THREADS) as threads:
-        found = threads.map(lambda step: _distance(folder, reference, step), steps)
-        return tuple(each for each in found if each) or None
+        compared = threads.map(lambda step: _distance(folder, reference, step), steps)
+        return tuple(distance for distance in compared if distance) or None
 
 
 def _distance(folder: Path, reference: Path, step: int) -> tuple[int, float, float] | None:
-    """A step, how far the models are apart then, and the length of the second; None if one of them is not good."""
-    with suppress(HoldfastError):  # a fault of storage may have damaged it on purpose
-        return (step, *_apart(_model(folder, step), _model(reference, step)))
+    """Return the step, the distance of the models, and the norm of the second; None if a snapshot is damaged."""
+    with suppress(HoldfastError):  # an injected storage fault may have damaged it
+        return (step, *_model_distance(_model(folder, step), _model(reference, step)))
     return None
 
 
@@ -176,7 +167,7 @@ def _steps(folder: Path) -> list[int]:
     try:
         return snapshot.steps(store_of(folder))
     except HoldfastError:
-        return []  # such as a run that was measured before, whose snapshots are gone
+        return []  # for example, the snapshots of a run that was measured before are gone
 
 
 def _model(folder: Path, step: int) -> dict[str, np.ndarray]:
@@ -186,14 +177,14 @@ def _model(folder: Path, step: int) -> dict[str, np.ndarray]:
     return {name: np.asarray(values) for name, values in state.items()}
 
 
-def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, float]:
-    """The L2 distance of two states of a model, and the length of the second; of floating-point values alone."""
-    apart = length = 0.0
+def _model_distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the L2 distance of two states of a model, and the norm of the second, over floating-point values."""
+    distance = norm = 0.0
     for name, values in other.items():
         if np.issubdtype(values.dtype, np.floating):
-            apart += float(np.square(one[name] - values).sum(dtype=np.float64))
-            length += float(np.square(values).sum(dtype=np.float64))
-    return math.sqrt(apart), math.sqrt(length)
+            distance += float(np.square(one[name] - values).sum(dtype=np.float64))
+            norm += float(np.square(values).sum(dtype=np.float64))
+    return math.sqrt(distance), math.sqrt(norm)
 
 
 def _costs(cost: CostBreakdown) -> dict[str, Any]:
@@ -208,7 +199,3 @@ def _costs(cost: CostBreakdown) -> dict[str, Any]:
         "seconds": dict(cost.seconds),
         "stall": asdict(cost.stall),
     }
-
-
-def _plain(strike: Strike) -> Struck:
-    return (strike.step, strike.kind, strike.point, strike.rank)

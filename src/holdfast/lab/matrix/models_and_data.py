@@ -1,7 +1,4 @@
-"""The data sets of a matrix: images with their classes, read once and kept as plain arrays that every worker maps.
-
-The networks of a matrix, by name, for images of any size and number of classes.
-"""
+"""The networks and data sets of a matrix, by name. Data sets are kept as plain arrays that every worker maps."""
 
 import os
 from collections.abc import Callable
@@ -14,13 +11,18 @@ import numpy as np
 from holdfast.errors import StorageFailed
 from holdfast.workloads.images import LabeledImages, cifar10, cifar100
 
-GENERATED, PATTERNS, SIDE = 4000, 10, 8
+if TYPE_CHECKING:
+    from torch import nn
+
+Build: TypeAlias = "Callable[[int, int, int], nn.Module]"
+"""From the channels and the side of an image, and the number of classes, to a network."""
 Load: TypeAlias = Callable[[Path | None], LabeledImages]
+GENERATED, PATTERNS, SIDE = 4000, 10, 8
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedData:
-    """A data set on the disk: the folder with `x.npy` and `y.npy`, and what a network must know of it."""
+    """A data set on disk: the folder with `x.npy` and `y.npy`, its number of samples and of classes."""
 
     folder: Path
     samples: int
@@ -28,28 +30,30 @@ class PreparedData:
 
 
 def prepare_dataset(name: str, data: Path | None, folder: Path) -> PreparedData:
-    """Read a data set, from the folder of data sets if it is not embedded, and keep it below `folder`."""
+    """Load a data set, from the folder `data` if it is not embedded, and store its arrays below `folder`."""
     place = folder / name
     try:
         if not (place / "y.npy").is_file():
             images = DATASETS[name](data)
             place.mkdir(parents=True, exist_ok=True)
-            _put(place / "x.npy", images.x)
-            _put(place / "y.npy", images.y)  # the last: with it the data set is there
+            _save(place / "x.npy", images.x)
+            _save(place / "y.npy", images.y)  # last: its presence means that the data set is complete
         labels = np.load(place / "y.npy")
     except OSError as error:
-        raise StorageFailed(f"cannot keep {name} in {place}: {error.strerror or error}; name another --out") from error
+        raise StorageFailed(
+            f"cannot store {name} in {place}: {error.strerror or error}; name another --out."
+        ) from error
     return PreparedData(place, len(labels), int(labels.max()) + 1)
 
 
-def _put(path: Path, values: np.ndarray) -> None:
+def _save(path: Path, values: np.ndarray) -> None:
     temporary = path.with_name("." + path.name)
     np.save(temporary, values)
     os.replace(temporary, path)
 
 
 def _digits(_: Path | None) -> LabeledImages:
-    """1,797 digits of 8×8 pixels, which come with scikit-learn."""
+    """Return 1,797 digits of 8×8 pixels, which come with scikit-learn."""
     from holdfast.workloads.datasets import load
 
     digits = load("digits")
@@ -57,7 +61,7 @@ def _digits(_: Path | None) -> LabeledImages:
 
 
 def _generated(_: Path | None) -> LabeledImages:
-    """Noisy copies of ten patterns of colours: data that every installation has, of any size."""
+    """Return noisy copies of ten patterns of colours."""
     rng = np.random.default_rng(0)
     labels = rng.integers(PATTERNS, size=GENERATED)
     patterns = rng.uniform(0, 255, (PATTERNS, 3, SIDE, SIDE))
@@ -65,29 +69,12 @@ def _generated(_: Path | None) -> LabeledImages:
     return LabeledImages(noisy.clip(0, 255).astype(np.uint8), labels)
 
 
-def _cifar10(data: Path | None) -> LabeledImages:
-    return cifar10(data)[0]
-
-
-def _cifar100(data: Path | None) -> LabeledImages:
-    return cifar100(data)
-
-
 DATASETS: dict[str, Load] = {
-    "cifar10": _cifar10,
-    "cifar100": _cifar100,
+    "cifar10": lambda data: cifar10(data)[0],
+    "cifar100": cifar100,
     "digits": _digits,
     "generated": _generated,
 }
-
-
-if TYPE_CHECKING:
-    from torch import nn
-
-Build: TypeAlias = "Callable[[int, int, int], nn.Module]"
-"""From the channels and the side of an image, and the number of classes, to a network."""
-
-WIDE = 2048
 
 
 def _resnet(depth: int, width: int) -> Build:
@@ -110,11 +97,11 @@ def _mlp(width: int) -> Build:
     return build
 
 
-# A network of full layers has many parameters for what it computes: its saves are large beside its steps.
+# An MLP has many parameters for the work of a step, so its saves are large beside its steps.
 NETWORKS: dict[str, Build] = {
     "resnet18": _resnet(18, 64),
     "resnet50": _resnet(50, 64),
     "resnet18-narrow": _resnet(18, 16),
-    "mlp": _mlp(WIDE),
+    "mlp": _mlp(2048),
     "mlp-small": _mlp(64),
 }

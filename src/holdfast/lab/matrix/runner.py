@@ -1,11 +1,12 @@
-"""All runs of a matrix, one after the other, on the disk: what is done stays done, and what was interrupted is done anew.
+"""Executes the runs of a matrix one after another; finished runs are kept, interrupted ones start again.
 
 <out>/data/<data set>/            its images as arrays
-<out>/runs/<suite>/<run>/         the folder of a `holdfast run`; its snapshots go once they are compared
-<out>/runs/<suite>/<run>.log      what its supervisor said
-<out>/runs/<suite>/<run>.json     what was measured: with this file the run is done
+<out>/runs/<suite>/<run>/         the folder of a `holdfast run`; its snapshots are removed once they are compared
+<out>/runs/<suite>/<run>.log      the output of its supervisor
+<out>/runs/<suite>/<run>.json     its measurements: with this file the run is finished
 
-How much of a virtual machine's processors its host gave to others: runs are compared by the clock, and this spoils it.
+Runs are compared by the wall clock. A run during which the host of a virtual machine gave many processors to others is
+therefore repeated.
 """
 
 import json
@@ -35,42 +36,40 @@ from holdfast.supervise.supervisor import supervise
 from holdfast.supervise.verdict import RunVerdict
 
 STATISTICS = Path("/proc/stat")
+MEMORY = Path("/dev/shm")
+STOLEN = 0.1  # of the processor time: a run that lost more is repeated
+PAUSES = (5.0, 20.0, 40.0)  # seconds before each further try, because a host stays busy for a while
+WITHIN = 600.0  # seconds to read the snapshots of one run, or to remove them from an object store
 
 
 class ProcessorTicks(NamedTuple):
-    """What the kernel has counted since it started, in ticks of all processors."""
+    """The ticks of all processors since the kernel started."""
 
     stolen: int
     total: int
 
 
 def processor_ticks(statistics: Path = STATISTICS) -> ProcessorTicks | None:
-    """What is counted now; nothing where the system does not say."""
+    """Return the current ticks, or None where the system does not report them."""
     try:
-        # Guests' time, which follows these eight, is counted among them already.
+        # The time of guests, which follows these eight counts, is already part of them.
         kind, *counts = statistics.read_text().split("\n", 1)[0].split()[:9]
-        numbers = [int(each) for each in counts]
+        numbers = [int(count) for count in counts]
     except (OSError, ValueError):
         return None
     return ProcessorTicks(numbers[7], sum(numbers)) if kind == "cpu" and len(numbers) == 8 else None
 
 
 def stolen_share(before: ProcessorTicks | None, after: ProcessorTicks | None) -> float | None:
-    """The part of all processors' time between two counts that others had; nothing if that is not known."""
+    """Return the share of processor time between two counts that the host gave to others, or None if unknown."""
     if before is None or after is None or after.total <= before.total:
         return None
     return (after.stolen - before.stolen) / (after.total - before.total)
 
 
-MEMORY = Path("/dev/shm")
-STOLEN = 0.1  # of the processors' time: a run from which others took more is done again
-PAUSES = (5.0, 20.0, 40.0)  # seconds before each further try of it, since a host is busy for a while at a time
-WITHIN = 600.0  # seconds for the snapshots of one run to be read, or to be removed from an object store
-
-
 @dataclass(frozen=True, slots=True)
 class MatrixRunner:
-    """The runs of these suites of a matrix, below a folder, on data that is ready."""
+    """Executes the runs of some suites of a matrix below a folder, on prepared data."""
 
     matrix: Matrix
     suites: Sequence[Suite]
@@ -78,140 +77,135 @@ class MatrixRunner:
     data: dict[str, PreparedData]
 
     @classmethod
-    def of(cls, matrix: Matrix, suites: Sequence[Suite], out: Path, data: Path | None) -> "MatrixRunner":
-        """The runs, once every data set is at hand and every config makes sense: before the first one is started."""
+    def prepared(cls, matrix: Matrix, suites: Sequence[Suite], out: Path, data: Path | None) -> "MatrixRunner":
+        """Load every data set and check every config before the first run starts."""
         names = dict.fromkeys(suite.dataset for suite in suites)
-        runs = cls(matrix, suites, out, {name: prepare_dataset(name, data, out / "data") for name in names})
-        for unit in runs.units:
-            runs.config(unit).check_world(1)
-        return runs
+        runner = cls(matrix, suites, out, {name: prepare_dataset(name, data, out / "data") for name in names})
+        for planned in runner.planned:
+            runner.config(planned).check_world(1)
+        return runner
 
     @property
-    def units(self) -> list[PlannedRun]:
-        """Every run, in the order in which they are done."""
-        return list(planned_runs(self.matrix, list(self.suites)))
+    def planned(self) -> list[PlannedRun]:
+        """Every run, in the order of execution."""
+        return list(planned_runs(self.matrix, self.suites))
 
-    def folder(self, unit: PlannedRun) -> Path:
-        """The folder of a run."""
-        return self.out / "runs" / unit.suite.name / unit.name
+    def folder(self, planned: PlannedRun) -> Path:
+        """Return the folder of a run."""
+        return self.out / "runs" / planned.suite.name / planned.name
 
-    def config(self, unit: PlannedRun) -> RunConfig:
-        """What `holdfast run` is to do."""
-        return run_config(self.matrix, unit, self.data[unit.suite.dataset], self._place(unit))
+    def config(self, planned: PlannedRun) -> RunConfig:
+        """Return the config of a run."""
+        return run_config(self.matrix, planned, self.data[planned.suite.dataset], self._checkpoints(planned))
 
-    def done(self, unit: PlannedRun) -> MeasuredRun | None:
-        """What was measured of a run that is done: completed, and of the same config."""
-        found = read_measured(self._record(unit))
-        if found is None or found.verdict != "completed" or found.digest != config_digest(self.config(unit)):
+    def finished(self, planned: PlannedRun) -> MeasuredRun | None:
+        """Return the measurements of a run that completed earlier with the same config."""
+        run = read_measured(self._record(planned))
+        if run is None or run.verdict != "completed" or run.digest != config_digest(self.config(planned)):
             return None
-        return found
+        return run
 
-    def all(self, meter: Meter) -> dict[PlannedRun, MeasuredRun]:
-        """Every run, done now if it was not before; a request to stop ends it between two runs or within one."""
-        progress = meter("runs", len(self.units))
-        found: dict[PlannedRun, MeasuredRun] = {}
-        warm()  # now, or the first run would pay for the others
+    def run_all(self, meter: Meter) -> dict[PlannedRun, MeasuredRun]:
+        """Return all runs, executing those that are not finished; KeyboardInterrupt ends it at any time."""
+        progress = meter("runs", len(self.planned))
+        runs: dict[PlannedRun, MeasuredRun] = {}
+        warm()  # otherwise only the first run would pay for the imports
         try:
-            for unit in self.units:
-                found[unit] = self.done(unit) or self._do(unit)
-                if unit.variant == self.matrix.variants[-1]:
-                    self._discard_all(unit)
+            for planned in self.planned:
+                runs[planned] = self.finished(planned) or self._execute(planned)
+                if planned.variant == self.matrix.variants[-1]:  # nothing is compared with the reference any more
+                    for variant in self.matrix.variants:
+                        self._remove_snapshots(PlannedRun(planned.suite, variant, planned.seed))
                 progress(1)
         finally:
-            shutil.rmtree(self._memory, ignore_errors=True)  # what is interrupted begins anew
-        return found
+            shutil.rmtree(self._memory, ignore_errors=True)  # an interrupted run starts again
+        return runs
 
-    def _do(self, unit: PlannedRun) -> MeasuredRun:
-        """Train one run from its beginning, measure it, and put that on record."""
-        folder = self.folder(unit)
-        found = self._undisturbed(unit)
-        reference = self.folder(PlannedRun(unit.suite, REFERENCE, unit.seed))
-        if unit.variant != REFERENCE:
-            found = replace(found, distances=_compared(folder, reference))
-            self._discard(unit)
-        replace_text(self._record(unit), json.dumps(found.to_json()) + "\n")
-        return found
+    def _execute(self, planned: PlannedRun) -> MeasuredRun:
+        """Train one run from its beginning, measure it, and store the measurements."""
+        run = self._undisturbed(planned)
+        reference = self.folder(PlannedRun(planned.suite, REFERENCE, planned.seed))
+        if planned.variant != REFERENCE:
+            run = replace(run, distances=_distances(self.folder(planned), reference))
+            self._remove_snapshots(planned)
+        replace_text(self._record(planned), json.dumps(run.to_json()) + "\n")
+        return run
 
-    def _undisturbed(self, unit: PlannedRun) -> MeasuredRun:
-        """A run, done again if others had the processors meanwhile; one that failed stays, or its failure would be lost."""
-        found = replace(self._measured(unit), tries=1)
+    def _undisturbed(self, planned: PlannedRun) -> MeasuredRun:
+        """Repeat a run that the host disturbed; a run that failed is kept, so that its failure is not lost."""
+        run = replace(self._measured(planned), tries=1)
         for pause in PAUSES:
-            is_sound = found.verdict == "completed" and found.audit == "pass"
-            if not is_sound or found.stolen is None or found.stolen <= STOLEN:
+            is_sound = run.verdict == "completed" and run.audit == "pass"
+            if not is_sound or run.stolen is None or run.stolen <= STOLEN:
                 break
             time.sleep(pause)
-            found = replace(self._measured(unit), tries=found.tries + 1)
-        return found
+            run = replace(self._measured(planned), tries=run.tries + 1)
+        return run
 
-    def _measured(self, unit: PlannedRun) -> MeasuredRun:
-        """Train one run from its beginning, and measure it."""
-        folder, config = self.folder(unit), self.config(unit)
-        self._discard(unit)
+    def _measured(self, planned: PlannedRun) -> MeasuredRun:
+        folder, config = self.folder(planned), self.config(planned)
+        self._remove_snapshots(planned)
         with suppress(FileNotFoundError):
             shutil.rmtree(folder)
         before = processor_ticks()
         verdict = self._supervised(config, folder)
-        taken = stolen_share(before, processor_ticks())
-        return replace(measure(unit, config_digest(config), verdict, folder), stolen=taken)
+        share = stolen_share(before, processor_ticks())
+        return replace(measure(planned, config_digest(config), verdict, folder), stolen=share)
 
     def _supervised(self, config: RunConfig, folder: Path) -> RunVerdict:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with folder.with_suffix(".log").open("w") as log:
             verdict = supervise(config, folder, console=Console(file=log, width=160))
         if verdict.verdict == "preempted":
-            raise KeyboardInterrupt  # somebody wants to end the matrix, not this run
+            raise KeyboardInterrupt  # the request was to stop the matrix, not one run
         return verdict
 
-    def _discard_all(self, last: PlannedRun) -> None:
-        """All variants of a suite and a seed are done: nothing is compared with the reference any more."""
-        for variant in self.matrix.variants:
-            self._discard(PlannedRun(last.suite, variant, last.seed))
-
-    def _discard(self, unit: PlannedRun) -> None:
-        """Remove the snapshots of a run, wherever they are; what a store refuses to remove does no harm."""
-        shutil.rmtree(self.folder(unit) / "checkpoints", ignore_errors=True)
-        place = self._place(unit)
+    def _remove_snapshots(self, planned: PlannedRun) -> None:
+        """Remove the snapshots of a run; those that a store refuses to remove do no harm."""
+        shutil.rmtree(self.folder(planned) / "checkpoints", ignore_errors=True)
+        place = self._checkpoints(planned)
         if place is None:
             return
         if "://" not in place:
             shutil.rmtree(place, ignore_errors=True)
             return
         with suppress(HoldfastError):
-            ChildCall(lambda: _emptied(place), place).result(WITHIN)
+            ChildCall(lambda: _empty(place), place).result(WITHIN)
 
-    def _record(self, unit: PlannedRun) -> Path:
-        return self.folder(unit).with_suffix(".json")
+    def _record(self, planned: PlannedRun) -> Path:
+        return self.folder(planned).with_suffix(".json")
 
-    def _place(self, unit: PlannedRun) -> str | None:
-        """Where a run saves: in its own folder, or at a place of its own below the one that the suite names."""
-        place = dict(unit.suite.settings).get("checkpoints", "directory")
+    def _checkpoints(self, planned: PlannedRun) -> str | None:
+        """Return where a run saves: None for its own folder, or a place below the one that the suite names."""
+        place = dict(planned.suite.settings).get("checkpoints", "directory")
         if place == "directory":
             return None
-        below = f"{unit.suite.name}/{unit.name}"
+        below = f"{planned.suite.name}/{planned.name}"
         if place != "tmpfs":
             return f"{place.rstrip('/')}/{below}"
         if not MEMORY.is_dir():
-            raise StorageFailed(f"there is no file system in memory at {MEMORY}: leave out tmpfs")
+            raise StorageFailed(f"there is no file system in memory at {MEMORY}: leave out tmpfs.")
         return str(self._memory / below)
 
     @property
     def _memory(self) -> Path:
-        """Where in memory the runs of this folder save; another folder's save elsewhere."""
+        """The folder in memory for the runs below `out`; another `out` has another folder."""
         return MEMORY / f"holdfast-{xxhash.xxh3_64_hexdigest(str(self.out.resolve()).encode())}"
 
 
-def _compared(folder: Path, reference: Path) -> Distances | None:
-    """How far the models of two runs are apart, by their snapshots; None if that cannot be told.
+def _distances(folder: Path, reference: Path) -> Distances | None:
+    """Return the distances of the models of two runs by their snapshots, or None if they cannot be compared.
 
-    In a process of its own: this one forks workers, and must start no threads, as a client of an object store does.
+    This happens in a child process: this process forks workers, so it must not start threads, as a client of an object
+    store does.
     """
-    found: Any = None
+    answer: Any = None
     with suppress(HoldfastError):
-        found = ChildCall(lambda: distances(folder, reference), str(folder)).result(WITHIN)
-    return None if found is None else tuple((int(step), float(apart), float(size)) for step, apart, size in found)
+        answer = ChildCall(lambda: distances(folder, reference), str(folder)).result(WITHIN)
+    return None if answer is None else tuple((int(step), float(apart), float(norm)) for step, apart, norm in answer)
 
 
-def _emptied(place: str) -> None:
+def _empty(place: str) -> None:
     store = store_at(place)
     for name in store.names():
         store.remove(name)

@@ -1,7 +1,7 @@
-"""From a matrix to its runs: every suite, in every variant, with every seed, as the config of a `holdfast run`. Pure."""
+"""The runs of a matrix: every suite in every variant with every seed, and the config of each run. Pure."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -17,12 +17,12 @@ from holdfast.lab.matrix.models_and_data import PreparedData
 from holdfast.runs.config import RunConfig
 
 SCRIPT = Path(__file__).with_name("train.py")
-SPARE_RESTARTS = 3  # beyond those that the schedule makes: a matrix is not to end at a failure of the machine's own
+SPARE_RESTARTS = 3  # beyond those of the schedule, so that an unplanned failure does not end a matrix
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """One cell of the matrix: what is trained, which failures strike, and how it is saved where that is swept over."""
+    """One cell of the matrix: a data set, a model, a failure schedule, and the settings that are swept over."""
 
     dataset: str
     model: str
@@ -31,13 +31,13 @@ class Suite:
 
     @property
     def name(self) -> str:
-        """Its name in tables and folders."""
+        """The name of the suite in tables and folders."""
         swept = [f"{key}={_word(value)}" for key, value in self.settings]
         return "-".join([self.dataset, self.model, self.failures, *swept])
 
     @property
     def axes(self) -> dict[str, str]:
-        """By what it is told from the other suites of its matrix, as words."""
+        """The values, as words, in which the suites of a matrix differ."""
         plain = {"dataset": self.dataset, "model": self.model, "failures": self.failures}
         return plain | {key: _word(value) for key, value in self.settings}
 
@@ -52,17 +52,17 @@ class PlannedRun:
 
     @property
     def how(self) -> Variant:
-        """What the variant stands for."""
+        """The definition of the variant."""
         return VARIANTS[self.variant]
 
     @property
     def name(self) -> str:
-        """Its name below that of its suite."""
+        """The name of the run below its suite."""
         return f"{self.variant}-{self.seed}"
 
 
 def suites(matrix: Matrix) -> list[Suite]:
-    """Every suite, in the order of the file."""
+    """Return every suite, in the order of the file."""
     axes = [[(key, value) for value in values] for key, values in matrix.sweep.items()]
     return [
         Suite(dataset, model, failures, tuple(settings))
@@ -71,26 +71,26 @@ def suites(matrix: Matrix) -> list[Suite]:
 
 
 def chosen_suites(matrix: Matrix, names: tuple[str, ...]) -> list[Suite]:
-    """The suites of these names; all of them if none is named."""
+    """Return the suites called `names`; all of them if `names` is empty."""
     every = {suite.name: suite for suite in suites(matrix)}
     if unknown := [name for name in names if name not in every]:
-        raise BadInput(f"there is no suite {unknown[0]!r}; choose among {', '.join(every)}")
+        raise BadInput(f"there is no suite {unknown[0]!r}; choose among {', '.join(every)}.")
     return [suite for name, suite in every.items() if not names or name in names]
 
 
-def planned_runs(matrix: Matrix, several: list[Suite]) -> Iterator[PlannedRun]:
-    """Every run. Those that are compared with each other follow each other, so that they find the machine alike."""
-    for seed, suite, variant in product(matrix.seeds, several, matrix.variants):
+def planned_runs(matrix: Matrix, chosen: Sequence[Suite]) -> Iterator[PlannedRun]:
+    """Yield every run; runs that are compared follow each other, so that they find the machine in the same state."""
+    for seed, suite, variant in product(matrix.seeds, chosen, matrix.variants):
         yield PlannedRun(suite, variant, seed)
 
 
 def failure_schedule(matrix: Matrix, unit: PlannedRun) -> Schedule:
-    """The failures that are to strike a run."""
+    """Return the failures that should strike a run."""
     return matrix.failures[unit.suite.failures] if unit.how.fails else ()
 
 
 def expected_restarts(matrix: Matrix, unit: PlannedRun) -> int:
-    """How often a run is to start again: for every step in which a process ends, unless the others go on without it.
+    """Return the restarts that a run should have: one for each step in which a process ends, unless it recovers live.
 
     A disk that stays full ends a process too.
     """
@@ -99,7 +99,7 @@ def expected_restarts(matrix: Matrix, unit: PlannedRun) -> int:
 
 
 def run_config(matrix: Matrix, unit: PlannedRun, data: PreparedData, checkpoints: str | None) -> RunConfig:
-    """What `holdfast run` is to do; every snapshot is kept, to be compared with those of the reference."""
+    """Return the config of a run; every snapshot is kept, to be compared with those of the reference."""
     settings = dict(unit.suite.settings)
     arguments = {
         "data": data.folder.resolve(),
@@ -128,15 +128,15 @@ def run_config(matrix: Matrix, unit: PlannedRun, data: PreparedData, checkpoints
 
 
 def config_digest(config: RunConfig) -> str:
-    """What a run is known by: the same for the same config and version, wherever it lies on the disk."""
-    said: Mapping[str, Any] = {**config.to_json(), "script": SCRIPT.name, "checkpoints": None}
-    where = said["args"].index("--data") + 1
-    args = [Path(word).name if at == where else word for at, word in enumerate(said["args"])]
-    return xxhash.xxh3_128_hexdigest(json.dumps({**said, "args": args, "holdfast": __version__}).encode())
+    """Return the identity of a run: equal for the same config and version, wherever it is stored."""
+    fields: Mapping[str, Any] = {**config.to_json(), "script": SCRIPT.name, "checkpoints": None}
+    data = fields["args"].index("--data") + 1
+    args = [Path(word).name if place == data else word for place, word in enumerate(fields["args"])]
+    return xxhash.xxh3_128_hexdigest(json.dumps({**fields, "args": args, "holdfast": __version__}).encode())
 
 
 def _word(value: Any) -> str:
-    """A setting as it stands in the name of a folder."""
+    """Return a setting as it appears in the name of a folder."""
     if isinstance(value, tuple):
         return "+".join(map(str, value))
     return str(value).split("://", 1)[0]

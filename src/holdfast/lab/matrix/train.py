@@ -20,7 +20,7 @@ OPTIMIZERS: dict[str, Callable[[Parameters], torch.optim.Optimizer]] = {
 
 
 def main() -> None:
-    """Train so many steps on images that lie in a folder as arrays."""
+    """Train on images that are stored as arrays."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--model", choices=NETWORKS, required=True)
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     options = parser.parse_args()
 
-    torch.backends.cudnn.deterministic = True  # or steps that are trained again come out differently on a GPU
+    torch.backends.cudnn.deterministic = True  # otherwise repeated steps differ on a GPU
     x, y = (torch.from_numpy(np.load(options.data / name, mmap_mode="c")) for name in ("x.npy", "y.npy"))
     run = hf.attach()
     network = NETWORKS[options.model](x.shape[1], x.shape[2], options.classes).to(run.device)

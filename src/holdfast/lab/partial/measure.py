@@ -1,7 +1,4 @@
-"""The iteration costs of strategies on one workload: every trial, its perturbation and its bound.
-
-In go workloads, strategies and a number of trials; out come, for each workload, arrays with one number for each trial.
-"""
+"""Iteration costs of strategies on a workload: the cost, perturbation and bound of every trial."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -20,15 +17,15 @@ from holdfast.lab.trial_log import TrialLog
 from holdfast.theory.bounds import iteration_cost_bound
 from holdfast.workloads.workload import Workload
 
-LIMIT = 10  # a trial that takes this many times as long as the run of stream 0 counts as never there
+LIMIT = 10  # a trial that takes this many times as long as the run of stream 0 counts as not converged
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
-    """Trials of one strategy: the cost of each, the size of its perturbation, and its bound by Theorem 3.2.
+    """The trials of one strategy: the cost of each, the size of its perturbation, and its bound by Theorem 3.2.
 
-    Costs are in fractions of an iteration; `whole` has them as the paper counts, in whole iterations. A trial that did not
-    reach the criterion within the limit has an infinite cost.
+    `cost` is in fractions of an iteration, and infinite for a trial that did not converge within the limit. `whole` is
+    in whole iterations, as the paper counts.
     """
 
     cost: Floats
@@ -38,7 +35,7 @@ class Costs:
 
     @property
     def unconverged(self) -> int:
-        """How many trials did not reach the criterion."""
+        """The number of trials that did not reach the criterion."""
         return int(np.isinf(self.cost).sum())
 
 
@@ -54,11 +51,11 @@ class Measurement:
 
     @property
     def unperturbed(self) -> float:
-        """Iterations of an unperturbed run, on average."""
+        """The mean length of an unperturbed run, in iterations."""
         return float(self.lengths.mean())
 
-    def of(self, strategy: Strategy) -> Costs:
-        """The costs of a strategy, however it is written."""
+    def costs_of(self, strategy: Strategy) -> Costs:
+        """Return the costs of a strategy, in canonical form or not."""
         return self.strategies[strategy.canonical]
 
 
@@ -68,24 +65,24 @@ def measure(
     strategies: Iterable[Strategy],
     options: Options,
     trials: int,
-    journal: Path,
+    log: Path,
     meter: Meter,
     early: int = 1,
 ) -> list[Measurement]:
-    """Run every strategy on the same failures, for each of some workloads that train alike; a measurement for each.
+    """Run every strategy on the same failures, and return a measurement for each of `workloads`, which train alike.
 
-    `name` is what the progress shows. Trials that the journal (a path) has from an earlier call are not run again, and
-    those that are run are written to it. The rate and the concentration are those of one run, that of stream 0. Every
-    second failure strikes before step `early`, if that is more than 1.
+    Progress is shown under `name`. Trials found in `log` are not run again, and new ones are written to it. The rate
+    and the concentration are those of the run of stream 0. If `early` is more than 1, every second failure strikes
+    before that step.
     """
     wanted = list(dict.fromkeys(strategy.canonical for strategy in strategies))
     run = trajectory(workloads[0], progress=meter(f"{name}: unperturbed run", 60))
     shared = None if workloads[0].stochastic else run
     all_trials = Trials(workloads, wanted, shared, LIMIT * run.length, options.seed, early=early)
     progress = meter(f"{name}: trials", trials * len(wanted) * len(workloads))
-    outcomes = _outcomes(all_trials, trials, options, journal, progress)
+    outcomes = _outcomes(all_trials, trials, options, log, progress)
     return [
-        _measured(workload, run, [each[number] for each in outcomes], wanted, options)
+        _measured(workload, run, [by_workload[number] for by_workload in outcomes], wanted, options)
         for number, workload in enumerate(workloads)
     ]
 
@@ -99,23 +96,22 @@ def _measured(
         np.array([trial.step for trial in outcomes]),
         rate,
         concentration(workload, run, options.interval),
-        {each: _costs(each, outcomes, rate) for each in wanted},
+        {strategy: _costs(strategy, outcomes, rate) for strategy in wanted},
     )
 
 
 def _outcomes(
     all_trials: Trials, trials: int, options: Options, path: Path, progress: Progress
 ) -> list[list[Outcomes]]:
-    """What came of every failure, for each workload, as far as possible from the journal."""
-    with closing(TrialLog(path)) as journal:
-        all_trials.known.update(journal.known)
+    with closing(TrialLog(path)) as log:
+        all_trials.known.update(log.known)
 
-        def hear(key: str, count: float) -> None:
-            journal.note(key, count)
+        def record(key: str, count: float) -> None:
+            log.record(key, count)
             progress(1)
 
-        found = options.share_out(all_trials, all_trials.groups(trials, options.at_once), hear)
-        return [each for group in found for each in group]
+        groups = options.map(all_trials, all_trials.groups(trials, options.parallelism), record)
+        return [outcomes for group in groups for outcomes in group]
 
 
 def _costs(strategy: Strategy, outcomes: Sequence[Outcomes], rate: Contraction) -> Costs:
@@ -124,16 +120,16 @@ def _costs(strategy: Strategy, outcomes: Sequence[Outcomes], rate: Contraction) 
     bound = np.full(len(outcomes), np.nan)
     if rate.c < 1:
         bound = iteration_cost_bound(rate.c, rate.distance, sizes[:, None], steps[:, None])
-    counted = np.array([trial.counts[strategy] for trial in outcomes])
+    count = np.array([trial.counts[strategy] for trial in outcomes])
     without = np.array([trial.crossed for trial in outcomes]) - steps
-    return Costs(counted - without, np.ceil(counted) - np.ceil(without), sizes, bound)
+    return Costs(count - without, np.ceil(count) - np.ceil(without), sizes, bound)
 
 
 def concentration(workload: Workload, run: Trajectory, interval: int) -> float:
-    """How much of the squared movement between two full checkpoints is that of the blocks that one small save could hold.
+    """Return the share of the squared movement between two full checkpoints that one small save could hold.
 
-    The blocks that moved most a value come first, until they make up 1/interval of the values. Priority checkpoints help
-    where this is near 1; not a number for a run shorter than the interval.
+    The blocks with most movement per value come first, until they make up 1/interval of the values. Priority
+    checkpoints help where this is near 1. NaN for a run shorter than the interval.
     """
     sizes, shares = workload.blocks.sizes, []
     for before, after in zip(run.states, run.states[interval:], strict=False):

@@ -1,7 +1,7 @@
-"""What is wrong with a workload of one's own, found before trials are run: in goes the workload, out come sentences.
+"""`holdfast lab check`: find what would make trials of the user's own model meaningless, before they run.
 
-A trial must depend on its own state, iteration and stream alone, and the criterion must be within reach. What does not
-keep to that gives costs that look like others and mean nothing.
+A trial must depend only on its own state, iteration and stream, and its criterion must be within reach. The costs of a
+model that breaks these rules look plausible and mean nothing.
 """
 
 from collections.abc import Iterator
@@ -14,18 +14,18 @@ from threadpoolctl import threadpool_limits
 from holdfast.blocks.division import Floats
 from holdfast.errors import BadInput
 from holdfast.lab.experiment import Progress
-from holdfast.workloads.registry import as_workload, load_for_lab
+from holdfast.lab.partial.own_model import load_model
 from holdfast.workloads.simple_model import OneState
 from holdfast.workloads.workload import Arrays, Clock, Stack, Workload, stacked, unstacked
 
 LIMIT = 10_000  # iterations of an unperturbed run; measurements allow no more
-STUCK = 1_000  # iterations in which the loss has not fallen
-USUAL_INTERVAL = 8  # iterations between two full checkpoints, unless the user says otherwise
+STUCK = 1_000  # iterations without a lower loss
+USUAL_INTERVAL = 8  # iterations between two full checkpoints by default
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What was found: sentences about what is wrong, none for a workload that can be measured, and what it is like."""
+    """The problems of a workload, none if it can be measured, and a summary of the workload."""
 
     problems: list[str]
     summary: str
@@ -38,32 +38,27 @@ def check(
     limit: int = LIMIT,
     progress: Progress = lambda done: None,
 ) -> Checked:
-    """Look for what would make trials of a workload meaningless: shapes, changes in place, lanes, streams, criterion."""
-    folder = None if data is None else Path(data)
-    found = (
-        load_for_lab(str(workload), folder)
-        if isinstance(workload, str | Path)
-        else as_workload(workload, "the workload")
-    )
-    with threadpool_limits(1):  # as trials are run
+    """Check the shapes, arrays, lanes, streams and the criterion of a workload, or of the file that defines one."""
+    model = load_model(workload, data)
+    with threadpool_limits(1):  # as trials run
         try:
-            for look in (_arrays, _blocks, _losses, _iteration, _norm, _lanes, _streams):
-                if problems := list(look(found)):
-                    return Checked(problems, "")  # what comes after rests on what came before
-            problems, length = _reached(found, limit, progress)
+            for problems_of in (_arrays, _blocks, _losses, _iteration, _norm, _lanes, _streams):
+                if problems := list(problems_of(model)):
+                    return Checked(problems, "")  # later checks rely on the earlier ones
+            problems, length = _reached(model, limit, progress)
         except BadInput as error:  # such as a step that changes a shape
             return Checked([str(error)], "")
-    return Checked(problems, _summary(found, length) if length is not None else "")
+    return Checked(problems, _summary(model, length) if length is not None else "")
 
 
 def _arrays(workload: Workload) -> Iterator[str]:
     start = workload.start(0)
     if not isinstance(start, dict) or not start:
-        yield f"start returns a {type(start).__name__} and not a dict of arrays by name"
+        yield f"start returns a {type(start).__name__}, not a dict of arrays by name"
         return
     for name, value in start.items():
         if not isinstance(value, np.ndarray):
-            yield f"array {name!r} of start is a {type(value).__name__} and not a numpy array"
+            yield f"array {name!r} of start is a {type(value).__name__}, not a numpy array"
         elif value.dtype.kind not in "fiub":
             yield f"array {name!r} of start holds {value.dtype}: only numbers can be lost and restored"
         elif value.dtype.kind == "f" and not np.isfinite(value).all():
@@ -77,34 +72,34 @@ def _blocks(workload: Workload) -> Iterator[str]:
     for name in sorted(set(workload.blocks.members) - set(start)):
         yield f"blocks are cut from array {name!r}, which start does not return"
     for name in sorted(set(start) - set(workload.blocks.members)):
-        yield f"array {name!r} belongs to no block, so it is never lost and never goes back"
+        yield f"array {name!r} belongs to no block, so it is never lost and never restored"
 
 
 def _norm(workload: Workload) -> Iterator[str]:
-    start, other = workload.start(0), _after(workload, 1)
-    found, same = (np.asarray(workload.norm(workload.blocks, start, each)) for each in (other, start))
-    if found.shape != (len(workload.blocks),):
-        yield f"norm returns shape {found.shape} and not one distance for each of the {len(workload.blocks)} blocks"
-    elif not np.isfinite(found).all() or (found < 0).any():
+    start, after = workload.start(0), _after(workload, 1)
+    moved, same = (np.asarray(workload.norm(workload.blocks, start, state)) for state in (after, start))
+    if moved.shape != (len(workload.blocks),):
+        yield f"norm returns shape {moved.shape}, not one distance for each of the {len(workload.blocks)} blocks"
+    elif not np.isfinite(moved).all() or (moved < 0).any():
         yield "norm returns distances that are negative or not finite"
     elif same.any():
-        yield "norm of a state to itself is not 0"
-    elif not found.any():
-        yield "the first iteration moves no block, by the norm"
+        yield "the norm between a state and itself is not 0"
+    elif not moved.any():
+        yield "by the norm, the first iteration moves no block"
 
 
 def _losses(workload: Workload) -> Iterator[str]:
     stack = _filled(workload, workload.start(0))
     before = _copied(stack)
-    found = np.asarray(workload.loss(stack))
-    if found.shape != (workload.lanes,):
-        yield f"loss returns shape {found.shape} and not one number for each of {workload.lanes} lanes"
-    elif not np.isfinite(found).all():
-        yield f"the loss of the start is {found[0]}"
-    elif float(found[0]) < workload.criterion:
-        yield f"the loss of the start, {found[0]:g}, is under the criterion {workload.criterion:g}: there is nothing to train"
+    losses = np.asarray(workload.loss(stack))
+    if losses.shape != (workload.lanes,):
+        yield f"loss returns shape {losses.shape}, not one number for each of {workload.lanes} lanes"
+    elif not np.isfinite(losses).all():
+        yield f"the loss of the start is {losses[0]}"
+    elif float(losses[0]) < workload.criterion:
+        yield f"the loss of the start, {losses[0]:g}, is below the criterion {workload.criterion:g}: nothing is left to train"
     if changed := _changed(before, stack):
-        yield f"loss changes array {changed!r} that it is given"
+        yield f"loss changes its argument: array {changed!r}"
 
 
 def _iteration(workload: Workload) -> Iterator[str]:
@@ -115,20 +110,20 @@ def _iteration(workload: Workload) -> Iterator[str]:
         yield f"advance changes array {changed!r} in place: it must return new arrays"
         stack = _copied(before)
     if set(after) != set(before):
-        yield f"advance returns arrays {', '.join(sorted(after))} and not {', '.join(sorted(before))}"
+        yield f"advance returns arrays {', '.join(sorted(after))}, not {', '.join(sorted(before))}"
         return
     for name, value in after.items():
         if value.shape != before[name].shape or value.dtype != before[name].dtype:
             yield (
-                f"advance makes {value.dtype}{list(value.shape)} of array {name!r}, which is "
-                f"{before[name].dtype}{list(before[name].shape)}"
+                f"advance turns array {name!r} from {before[name].dtype}{list(before[name].shape)} into "
+                f"{value.dtype}{list(value.shape)}"
             )
     if changed := _changed(_copied(after), workload.advance(stack, _clock(workload))):
-        yield f"the same iteration gave two values of array {changed!r}: random numbers must follow from the clock alone"
+        yield f"the same iteration gave two values of array {changed!r}: random numbers must depend only on the clock"
 
 
 def _lanes(workload: Workload) -> Iterator[str]:
-    """Two states with copies of themselves beside them, and with each other, at other iterations and on other streams."""
+    """Compare two states in one stack with the same states among copies of themselves, in different lanes."""
     if workload.lanes < 2:
         return
     states = [workload.start(0), _after(workload, 3)]
@@ -140,10 +135,10 @@ def _lanes(workload: Workload) -> Iterator[str]:
         own = np.full(workload.lanes, lane)
         alone = workload.advance(_filled(workload, state), Clock(own, own))
         if name := _changed(unstacked(alone, lane), unstacked(together, lane)):
-            yield f"array {name!r} of a trial comes out otherwise with other trials beside it: lanes depend on each other"
+            yield f"array {name!r} of a trial depends on the other trials of its stack: lanes must be independent"
             return
         if losses[lane] != np.asarray(workload.loss(_filled(workload, state)))[lane]:
-            yield "the loss of a trial comes out otherwise with other trials beside it: lanes depend on each other"
+            yield "the loss of a trial depends on the other trials of its stack: lanes must be independent"
             return
 
 
@@ -151,56 +146,48 @@ def _streams(workload: Workload) -> Iterator[str]:
     if workload.stochastic:
         return
     if name := _changed(workload.start(0), workload.start(1)):
-        yield f"array {name!r} starts otherwise on another stream: say `stochastic = True`"
+        yield f"array {name!r} starts differently on another stream: set `stochastic = True`"
         return
     one, other = (
-        unstacked(workload.advance(_filled(workload, workload.start(0)), _clock(workload, stream)), 0)
+        unstacked(workload.advance(_filled(workload, workload.start(0)), _clock(workload, stream=stream)), 0)
         for stream in (0, 1)
     )
     if name := _changed(one, other):
-        yield f"array {name!r} comes out otherwise on another stream: say `stochastic = True`"
+        yield f"array {name!r} is computed differently on another stream: set `stochastic = True`"
 
 
 def _reached(workload: Workload, limit: int, progress: Progress) -> tuple[list[str], int | None]:
-    """Train without failures: problems with the criterion, and after how many iterations it is reached."""
-    losses = [np.inf]
-    for iteration, loss in _unperturbed(workload, limit, progress):
-        if loss < workload.criterion:
-            losses.append(loss)
-            return list(_run(workload, np.array(losses[1:]))), iteration
+    """Train without failures, and return problems with the criterion and the iterations to it, if it is reached."""
+    losses, stack = [np.inf], _filled(workload, workload.start(0))
+    for iteration in range(limit + 1):
+        loss = float(np.asarray(workload.loss(stack))[0])
         losses.append(loss)
-        lowest = min(losses)
-        if not np.isfinite(loss) or (len(losses) > STUCK and min(losses[-STUCK:]) > lowest):
+        if loss < workload.criterion:
+            return list(_run(workload, np.array(losses[1:]))), iteration
+        if not np.isfinite(loss) or (len(losses) > STUCK and min(losses[-STUCK:]) > min(losses)):
             break
+        stack = workload.advance(_copied(stack), _clock(workload, iteration))
+        progress(1)
     line = (
         f"the criterion {workload.criterion:g} is out of reach: after {len(losses) - 2} iterations the loss is {losses[-1]:g}, "
-        f"its lowest was {min(losses):g}; raise the criterion, or let it be the loss at some iteration, LossAt(100)"
+        f"its lowest was {min(losses):g}; raise the criterion, or use the loss at some iteration, such as LossAt(100)"
     )
     return [line], None
 
 
-def _unperturbed(workload: Workload, limit: int, progress: Progress) -> Iterator[tuple[int, float]]:
-    stack = _filled(workload, workload.start(0))
-    for iteration in range(limit + 1):
-        yield iteration, float(np.asarray(workload.loss(stack))[0])
-        clock = Clock(np.full(workload.lanes, iteration), np.zeros(workload.lanes, dtype=np.int64))
-        stack = workload.advance(_copied(stack), clock)
-        progress(1)
-
-
 def _run(workload: Workload, losses: Floats) -> Iterator[str]:
-    """What is wrong with a run that did converge."""
+    """Yield the problems of a run that did converge."""
     length = len(losses) - 1
     if length < 2:
         yield f"the criterion is reached after {length} iteration: a failure needs a run of 2 or more"
     if workload.steady and (np.diff(losses) > 0).any():
-        yield "the loss rises on its way to the criterion: `steady` must be False"
+        yield "the loss rises before it reaches the criterion: `steady` must be False"
 
 
 def _summary(workload: Workload, length: int) -> str:
     sizes = workload.blocks.sizes
     early = (
-        f"; with a full checkpoint every {USUAL_INTERVAL} iterations most failures would come before the first one: give a "
+        f"; with a full checkpoint every {USUAL_INTERVAL} iterations most failures would come before the first one: use a "
         "smaller interval or a lower criterion"
         if length <= 2 * USUAL_INTERVAL
         else ""
@@ -214,18 +201,17 @@ def _summary(workload: Workload, length: int) -> str:
 def _after(workload: Workload, iterations: int) -> Arrays:
     stack = _filled(workload, workload.start(0))
     for iteration in range(iterations):
-        clock = Clock(np.full(workload.lanes, iteration), np.zeros(workload.lanes, dtype=np.int64))
-        stack = workload.advance(_copied(stack), clock)
+        stack = workload.advance(_copied(stack), _clock(workload, iteration))
     return unstacked(stack, 0)
 
 
 def _filled(workload: Workload, state: Arrays) -> Stack:
-    """A stack that holds one state in every lane."""
+    """Return a stack with `state` in every lane."""
     return stacked([state] * workload.lanes)
 
 
-def _clock(workload: Workload, stream: int = 0) -> Clock:
-    return Clock(np.zeros(workload.lanes, dtype=np.int64), np.full(workload.lanes, stream))
+def _clock(workload: Workload, iteration: int = 0, stream: int = 0) -> Clock:
+    return Clock(np.full(workload.lanes, iteration), np.full(workload.lanes, stream))
 
 
 def _copied(arrays: Arrays) -> Arrays:
@@ -233,5 +219,5 @@ def _copied(arrays: Arrays) -> Arrays:
 
 
 def _changed(before: Arrays, after: Arrays) -> str | None:
-    """An array whose bits differ, if there is one."""
+    """Return the name of the first array whose bits differ, or None."""
     return next((name for name in before if before[name].tobytes() != np.asarray(after[name]).tobytes()), None)

@@ -1,7 +1,4 @@
-"""`hf.lab.compare`: what failures cost a model of the user's own under several strategies, as a table and a report.
-
-In goes a model, or the path of a file that defines one; out come rows with names and types, and the path of the report.
-"""
+"""`hf.lab.compare`: the cost of failures of the user's own model under several strategies, as rows and a report."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -14,13 +11,11 @@ from holdfast.blocks.policy import Policy
 from holdfast.errors import BadInput
 from holdfast.extras import require
 from holdfast.lab.confidence import finite, mean
-from holdfast.lab.experiment import Meter, Options, Progress
-from holdfast.lab.partial import cost_figures as grid
-from holdfast.lab.partial.comparison import PanelComparison, cost_table, criteria, unconverged_remarks
-from holdfast.lab.partial.comparison import compare_strategies as compare_panels
-from holdfast.lab.partial.cost_figures import panel_title
+from holdfast.lab.experiment import Meter, Options
+from holdfast.lab.partial.comparison import PanelComparison, compare_strategies
+from holdfast.lab.partial.cost_report import cost_result, panel_title
 from holdfast.lab.plot_style import COLOURS, legend, new_figure, style_name
-from holdfast.lab.result import Result, Row
+from holdfast.lab.result import Result
 from holdfast.lab.simulate.process_pool import exit_if_worker_process
 from holdfast.lab.simulate.strategy import Strategy
 from holdfast.workloads.registry import as_workload, load_for_lab
@@ -32,14 +27,18 @@ if TYPE_CHECKING:
 
 NAME = "comparison"
 SMALLEST = Fraction(1, 8)  # of the state, saved at once
+CAPTION = (
+    "The cost of a failure under each strategy, in iterations: means with 95 % confidence intervals. Triangles: only "
+    "failures after the first full checkpoint."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostRow:
-    """What a failure costs under one strategy, in iterations: means over trials, with 95 % confidence intervals.
+    """The cost of a failure under one strategy, in iterations: means over trials, with 95 % confidence intervals.
 
-    `reduction` is by how much of itself the cost of full checkpoints and full recovery is reduced. `unconverged` trials did
-    not reach the criterion, and are in no mean. A number that there is not is NaN.
+    `reduction` is the fraction by which the cost is below that of full checkpoints and full recovery. `unconverged`
+    trials did not reach the criterion, and are in no mean. Unknown numbers are NaN.
     """
 
     recovery: str
@@ -61,7 +60,7 @@ class CostRow:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A row for each strategy, sentences about them, and the report that was written. Printed, it is a table."""
+    """A row for each strategy, remarks, and the path of the report; `str()` gives a table."""
 
     rows: list[CostRow]
     remarks: list[str]
@@ -78,6 +77,12 @@ class Comparison:
         )
 
 
+def _line(row: CostRow) -> tuple[str, ...]:
+    mean, interval = f"{row.cost_mean:.2f}", f"{row.cost_low:.2f} to {row.cost_high:.2f}"
+    reduction = f"{row.reduction:.0%}" if row.reduction == row.reduction else ""
+    return row.recovery, row.policy, row.fraction, row.lost, mean, interval, reduction
+
+
 def compare(
     workload: OneState | Workload | str | Path,
     *,
@@ -91,117 +96,76 @@ def compare(
     data: str | Path | None = None,
     out: str | Path | None = None,
 ) -> Comparison:
-    """Simulate failures of a model, and compare what they cost under full, partial and smaller checkpoints.
+    """Simulate failures of a model, and compare their costs under full, partial and smaller checkpoints.
 
-    Every trial trains the model, takes the fraction `lost` of its blocks away at a random iteration, recovers, and counts
-    how many iterations later it reaches the criterion. All strategies write the same number of values: a full checkpoint
-    every `interval` iterations, or a part of one as often. `on="ray"` runs trials on a Ray cluster, at an `address`.
+    Every trial trains the model, loses the fraction `lost` of its blocks at a random iteration, recovers, and counts
+    the additional iterations to the criterion. All strategies write the same number of values: a full checkpoint every
+    `interval` iterations, or parts of one more often. `on="ray"` runs trials on a Ray cluster, at `address` if given.
     """
     require("lab", "`hf.lab.compare`")
     if jobs > 1:
-        exit_if_worker_process()  # before the work that comes first, which every process would do again
+        exit_if_worker_process()  # before any work, which every process would repeat
     from holdfast.lab.result_page import write
     from holdfast.lab.simulate.ray_pool import trial_cluster
 
-    model = _workload(workload, None if data is None else Path(data))
+    model = load_model(workload, data)
     folder = Path(out) if out is not None else Path("results") / NAME
+    fraction = Fraction(lost).limit_denominator(1000)
+    if not 0 < fraction <= 1:
+        raise BadInput(f"lost must be a fraction of the blocks in (0, 1] (got {lost}).")
     with trial_cluster(on, address) as cluster:
         options = Options(
-            seed=seed, trials=trials, jobs=jobs, out=folder, interval=interval, workload=model, elsewhere=cluster
+            seed=seed, trials=trials, jobs=jobs, out=folder, interval=interval, workload=model, cluster=cluster
         )
-        result = compared(options, _silent, trials, _fraction(lost))
+        result = comparison_result(options, lambda label, total: lambda done: None, trials, fraction)
     result = replace(result, date=date.today().isoformat())
-    return Comparison([_typed(row) for row in result.rows], result.remarks, write(result, folder))
+    rows = [CostRow(**{field.name: row[field.name] for field in fields(CostRow)}) for row in result.rows]
+    return Comparison(rows, result.remarks, write(result, folder))
 
 
-def compared(options: Options, meter: Meter, trials: int, lost: Fraction) -> Result:
-    """The comparison as a result, without claims."""
+def load_model(workload: OneState | Workload | str | Path, data: str | Path | None) -> Workload:
+    """Return the workload of a model, or of the file that defines one."""
+    if isinstance(workload, str | Path):
+        return load_for_lab(str(workload), None if data is None else Path(data))
+    return as_workload(workload, "the workload")
+
+
+def comparison_result(options: Options, meter: Meter, trials: int, lost: Fraction) -> Result:
+    """Return the comparison as a result without claims."""
     strategies = _strategies(options.interval, lost)
-    panels = compare_panels(options, meter, trials, strategies, strategies[0])
-    return Result(
-        experiment=NAME,
-        config={
-            "seed": options.seed,
-            "trials": trials,
-            "interval": options.interval,
-            "lost": str(lost),
-            **criteria(panels),
-        },
-        rows=[row for each in panels for row in each.rows],
-        claims=[],
-        remarks=[*unconverged_remarks(panels), *grid.bound_remarks(panels)],
-        tables=[cost_table(panels)],
-        figures={NAME: figure(panels[0], strategies), "bound": grid.bound_figure(panels)},
-        captions={NAME: CAPTION, "bound": grid.BOUND_CAPTION},
-    )
+    panels = compare_strategies(options, meter, trials, strategies, strategies[0])
+    config = {"trials": trials, "interval": options.interval, "lost": str(lost)}
+    return cost_result(NAME, options, config, panels, [], [], figure(panels[0], strategies), CAPTION)
 
 
 def _strategies(interval: int, lost: Fraction) -> list[Strategy]:
-    """Full checkpoints with both recoveries, then smaller ones of each ranking; the first is the baseline."""
+    """Return full checkpoints with both recoveries, then smaller checkpoints of each ranking."""
     full = Policy(ranking="full", interval=interval)
     part = max(SMALLEST, Fraction(1, interval))
     smaller = [Policy(ranking=name, interval=interval, fraction=part) for name in ("priority", "round", "random")]
     return [
         Strategy(policy=full, recovery="full", lost=lost),
-        *(Strategy(policy=each, recovery="partial", lost=lost) for each in (full, *(smaller if part < 1 else ()))),
+        *(Strategy(policy=policy, recovery="partial", lost=lost) for policy in (full, *(smaller if part < 1 else ()))),
     ]
 
 
-CAPTION = (
-    "What a failure costs under each strategy, in iterations: means with 95 % confidence intervals. Triangles: failures after "
-    "the first full checkpoint alone."
-)
-
-
 def figure(panel: PanelComparison, strategies: Sequence[Strategy]) -> "Figure":
-    """Mean costs with their intervals, one line for each strategy."""
+    """Draw mean costs with their intervals, one line for each strategy."""
     drawn = new_figure(6.4, 0.45 * len(strategies) + 1.5)
     axes = drawn.subplots()
     later = panel.measurement.steps >= strategies[0].policy.interval
-    for place, each in enumerate(strategies):
-        row, colour = panel.row(each), COLOURS[style_name(each)]
+    for place, strategy in enumerate(strategies):
+        row, colour = panel.row(strategy), COLOURS[style_name(strategy)]
         half = row["cost_high"] - row["cost_mean"]
         axes.errorbar([row["cost_mean"]], [place], xerr=[half], marker="o", capsize=3, color=colour)
-        after = mean(finite(panel.measurement.of(each).cost[later])).value
-        axes.plot([after], [place], marker="v", markersize=5, linestyle="", color=colour, markerfacecolor="none")
+        late_mean = mean(finite(panel.measurement.costs_of(strategy).cost[later])).value
+        axes.plot([late_mean], [place], marker="v", markersize=5, linestyle="", color=colour, markerfacecolor="none")
     axes.errorbar([], [], xerr=[], marker="o", capsize=3, color="black", label="all failures")
     axes.plot([], [], "v", color="black", markerfacecolor="none", label="after the first full checkpoint")
-    axes.set_yticks(range(len(strategies)), [style_name(each) for each in strategies])
+    axes.set_yticks(range(len(strategies)), [style_name(strategy) for strategy in strategies])
     axes.invert_yaxis()
     axes.set_xlim(left=min(0, axes.get_xlim()[0]))
     axes.set_xlabel("iteration cost")
     axes.set_title(panel_title(panel), fontsize=9)
     legend(drawn, [axes])
     return drawn
-
-
-def _workload(given: OneState | Workload | str | Path, data: Path | None) -> Workload:
-    return load_for_lab(str(given), data) if isinstance(given, str | Path) else as_workload(given, "the workload")
-
-
-def _fraction(lost: float | Fraction) -> Fraction:
-    found = Fraction(lost).limit_denominator(1000)
-    if not 0 < found <= 1:
-        raise BadInput(f"a failure takes a fraction in (0, 1] of the blocks, not {lost}")
-    return found
-
-
-def _typed(row: Row) -> CostRow:
-    return CostRow(**{each.name: row[each.name] for each in fields(CostRow)})
-
-
-def _line(row: CostRow) -> tuple[str, ...]:
-    low, high = f"{row.cost_low:.2f}", f"{row.cost_high:.2f}"
-    return (
-        row.recovery,
-        row.policy,
-        row.fraction,
-        row.lost,
-        f"{row.cost_mean:.2f}",
-        f"{low} to {high}",
-        f"{row.reduction:.0%}" if row.reduction == row.reduction else "",
-    )
-
-
-def _silent(what: str, total: int) -> Progress:
-    return lambda done: None

@@ -1,4 +1,4 @@
-"""The panels of the paper's figures 7 and 8: one model on one data set, each with a small one for `--quick` on embedded data."""
+"""The panels of the paper's figures 7 and 8: a model on a data set, and a small one on embedded data for `--quick`."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,34 +10,34 @@ from holdfast.workloads.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One panel: how to make its workload from a data folder, how to make it small, and what a reader should know."""
+    """One panel: functions that load its workload, full from a data folder or quick, and a note for readers."""
 
     name: str
     title: str  # the model and its data in words
-    small: str  # the same of the quick one
+    small: str  # the same for the quick workload
     full: Callable[[Path | None], Workload]
     quick: Callable[[], Workload]
     note: str = ""
 
     def words(self, *, quick: bool) -> str:
-        """The model and the data that are measured, in words."""
+        """Return the measured model and data in words."""
         return self.small if quick else self.title
 
     def workload(self, data: Path | None, *, quick: bool) -> Workload:
-        """The workload to measure."""
+        """Load the workload to measure."""
         return self.quick() if quick else self.full(data)
 
 
 def panel_notes(names: Sequence[str]) -> list[str]:
-    """Where panels depart from the paper."""
+    """Return where the chosen panels differ from the paper's."""
     return [f"{panel.name}: {panel.note}" for panel in chosen_panels(names) if panel.note]
 
 
 def chosen_panels(names: Sequence[str]) -> list[Panel]:
-    """The panels of these names in their usual order; all of them if none is named."""
+    """Return the panels called `names` in their usual order; all of them if `names` is empty."""
     unknown = [name for name in names if name not in PANELS]
     if unknown:
-        raise BadInput(f"there is no panel {unknown[0]!r}; choose among {', '.join(PANELS)}")
+        raise BadInput(f"there is no panel {unknown[0]!r}; choose among {', '.join(PANELS)}.")
     return [panel for name, panel in PANELS.items() if not names or name in names]
 
 
@@ -67,7 +67,7 @@ def _cnn(partition: str, dataset: str, data: Path | None = None) -> Workload:
 
 _NETWORK = (
     "an iteration is 48 batches; the loss is that of the first 4,096 training images under the mean of the parameters over "
-    "the iteration, because from one batch to the next the parameters' own loss scatters by more than a failure costs."
+    "the iteration, because from batch to batch the loss of the parameters varies by more than a failure costs."
 )
 PANELS: dict[str, Panel] = {
     panel.name: panel
@@ -87,7 +87,7 @@ PANELS: dict[str, Panel] = {
             lambda data: _mf("movielens", data),
             lambda: _mf("generated"),
             "the paper's criterion fits the Frobenius residual against the zero-filled matrix, by coordinate-wise least "
-            "squares; exact least squares would be there in 2 iterations, and a lost row of L would cost nothing.",
+            "squares; exact least squares would converge in 2 iterations, and a lost row of L would cost nothing.",
         ),
         Panel(
             "mf-jester",
@@ -95,8 +95,8 @@ PANELS: dict[str, Panel] = {
             "MF on generated ratings",
             lambda data: _mf("jester", data),
             lambda: _mf("generated"),
-            "dataset 1 part 1, not the paper's 2+, so the criterion is ours: the paper's is passed in one iteration. Ours is "
-            "above a plateau at 3,102 on which some starts keep a run for up to 150 iterations.",
+            "dataset 1 part 1, not the paper's 2+, so the criterion is ours: the paper's is met in one iteration. Ours is above "
+            "a plateau at 3,102, on which runs from some starts stay for up to 150 iterations.",
         ),
         Panel(
             "lda-20news",
@@ -104,7 +104,7 @@ PANELS: dict[str, Panel] = {
             "LDA on generated texts",
             lambda data: _lda("newsgroups20", data),
             lambda: _lda("generated"),
-            "the paper's criterion; with our tokenisation a run is there in fewer iterations than the paper's 60.",
+            "the paper's criterion; with our tokenisation a run meets it in fewer iterations than the paper's 60.",
         ),
         Panel(
             "lda-reuters",
@@ -112,8 +112,8 @@ PANELS: dict[str, Panel] = {
             "LDA on generated texts",
             lambda data: _lda("reuters", data),
             lambda: _lda("generated"),
-            "the first 1,510 training stories of the ModApte split, so many that the paper's criterion is crossed while "
-            "the loss still falls: that it fits is our choice and no evidence.",
+            "the first 1,510 training stories of the ModApte split, a number chosen so that the paper's criterion is crossed "
+            "while the loss still falls; that it fits is not evidence.",
         ),
         Panel(
             "cnn-mnist-layer",

@@ -1,9 +1,9 @@
-"""Figures 7 and C.1: what a failure costs when all goes back to the checkpoint, and when only the lost blocks do."""
+"""Figures 7 and C.1: the cost of a failure if all blocks return to the checkpoint, and if only the lost blocks do."""
 
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,17 +11,9 @@ from holdfast.blocks.division import Floats
 from holdfast.blocks.policy import Policy
 from holdfast.lab.confidence import mean, paired
 from holdfast.lab.experiment import Experiment, Meter, Options
-from holdfast.lab.partial import cost_figures as prediction
-from holdfast.lab.partial.comparison import (
-    PanelComparison,
-    compare_strategies,
-    cost_table,
-    criteria,
-    unconverged_remarks,
-)
-from holdfast.lab.partial.cost_figures import draw_late_failures, draw_means, draw_paper_range, panel_grid
+from holdfast.lab.partial.comparison import PanelComparison, compare_strategies
+from holdfast.lab.partial.cost_report import cost_result, draw_late_failures, draw_means, draw_paper_range, panel_grid
 from holdfast.lab.partial.explanations import explain_reduction
-from holdfast.lab.partial.panels import panel_notes
 from holdfast.lab.result import Claim, Result
 from holdfast.lab.simulate.strategy import Strategy
 
@@ -31,64 +23,52 @@ if TYPE_CHECKING:
 
 LOST = (Fraction(1, 4), Fraction(1, 2), Fraction(3, 4), Fraction(1))
 PAPER = {Fraction(1, 4): (0.59, 0.89), Fraction(1, 2): (0.31, 0.62), Fraction(3, 4): (0.12, 0.42)}
+CAPTION = (
+    "The cost of a failure in iterations, over the fraction of the parameters that it takes: means with 95 % confidence "
+    "intervals. Dotted (late failures): only failures after the first full checkpoint."
+)
+IN_PAPER = "Yellow: where the paper's reductions would put partial recovery."
 
 
 def strategy(recovery: str, lost: Fraction, interval: int) -> Strategy:
-    """Full checkpoints, and one of the two recoveries."""
+    """Return full checkpoints with one of the two recoveries."""
     return Strategy(policy=Policy(ranking="full", interval=interval), recovery=recovery, lost=lost)
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Compare full with partial recovery on every panel, or without claims on a workload of the user's own."""
-    trials = options.count(full=100, quick=20)
-    strategies = [strategy(how, lost, options.interval) for lost in LOST for how in ("full", "partial")]
-    panels, own = compare_strategies(options, meter, trials, strategies, strategies[0]), options.workload is not None
-    return Result(
-        experiment="partial-recovery",
-        config={"seed": options.seed, "trials": trials, "interval": options.interval, **criteria(panels)},
-        rows=[row for compared in panels for row in compared.rows],
-        claims=[] if own else [claim for compared in panels for claim in _claims(compared, options.interval)],
-        remarks=[
-            *([] if options.quick or own else panel_notes(options.panels)),
-            *(line for compared in panels for line in _causes(compared, options.interval, claimed=not own)),
-            *unconverged_remarks(panels),
-            *prediction.bound_remarks(panels),
-        ],
-        tables=[cost_table(panels)],
-        figures={
-            "partial-recovery": figure(panels, options.interval, paper=not own),
-            "bound": prediction.bound_figure(panels),
-        },
-        captions={"partial-recovery": CAPTION if own else f"{CAPTION} {IN_PAPER}", "bound": prediction.BOUND_CAPTION},
+    """Compare full with partial recovery on every panel, or without claims on the user's own model."""
+    trials, interval = options.trial_count(full=100, quick=20), options.interval
+    strategies = [strategy(how, lost, interval) for lost in LOST for how in ("full", "partial")]
+    panels = compare_strategies(options, meter, trials, strategies, strategies[0])
+    has_claims = options.workload is None
+    return cost_result(
+        "partial-recovery",
+        options,
+        {"trials": trials, "interval": interval},
+        panels,
+        [claim for panel in panels for claim in _claims(panel, interval)] if has_claims else [],
+        [line for panel in panels for line in _remarks(panel, interval, has_claims=has_claims)],
+        figure(panels, interval, paper=has_claims),
+        f"{CAPTION} {IN_PAPER}" if has_claims else CAPTION,
     )
 
 
-def _claims(compared: PanelComparison, interval: int) -> list[Claim]:
-    rows = {lost: compared.row(strategy("partial", lost, interval)) for lost in LOST}
+def _claims(panel: PanelComparison, interval: int) -> list[Claim]:
     falls = Claim(
-        id=f"{compared.panel}-falls",
-        claim=f"{compared.label}: of the three steps 1, 3/4, 1/2, 1/4 lost, those in which the mean cost falls",
+        id=f"{panel.panel}-falls",
+        claim=f"{panel.label}: of the three steps 1, 3/4, 1/2, 1/4 lost, those in which the mean cost falls",
         source="figure 7",
         expected=(3, 3),
-        measured=sum(mean(_saved(compared, *step, interval)).value > 0 for step in pairwise(LOST)),
+        measured=sum(mean(_saved(panel, *step, interval)).value > 0 for step in pairwise(LOST)),
     )
-    return [falls, *(_reduction(compared, lost, rows[lost]) for lost in PAPER)]
+    return [falls, *(_reduction(panel, lost, interval) for lost in PAPER)]
 
 
-def _saved(compared: PanelComparison, less: Fraction, more: Fraction, interval: int) -> Floats:
-    """What every trial saves by losing less, of those that converged in both ways."""
-    larger, smaller = paired(_partial(compared, more, interval), _partial(compared, less, interval))
-    return larger - smaller
-
-
-def _partial(compared: PanelComparison, lost: Fraction, interval: int) -> Floats:
-    return compared.measurement.of(strategy("partial", lost, interval)).cost
-
-
-def _reduction(compared: PanelComparison, lost: Fraction, row: dict[str, Any]) -> Claim:
+def _reduction(panel: PanelComparison, lost: Fraction, interval: int) -> Claim:
+    row = panel.row(strategy("partial", lost, interval))
     return Claim(
-        id=f"{compared.panel}-{lost}",
-        claim=f"{compared.label}: reduction of the cost by partial recovery, {lost} lost",
+        id=f"{panel.panel}-{lost}",
+        claim=f"{panel.label}: reduction of the cost by partial recovery, {lost} lost",
         source="section 5.3",
         expected=PAPER[lost],
         measured=row["reduction"],
@@ -96,34 +76,41 @@ def _reduction(compared: PanelComparison, lost: Fraction, row: dict[str, Any]) -
     )
 
 
-def _causes(compared: PanelComparison, interval: int, *, claimed: bool) -> list[str]:
-    """What may explain the reductions: for half lost, and for every other fraction whose claim does not hold."""
+def _saved(panel: PanelComparison, less: Fraction, more: Fraction, interval: int) -> Floats:
+    """Return the iterations that each trial saves by losing `less` instead of `more`, where both converged."""
+    larger, smaller = paired(_partial(panel, more, interval), _partial(panel, less, interval))
+    return larger - smaller
+
+
+def _partial(panel: PanelComparison, lost: Fraction, interval: int) -> Floats:
+    return panel.measurement.costs_of(strategy("partial", lost, interval)).cost
+
+
+def _remarks(panel: PanelComparison, interval: int, *, has_claims: bool) -> list[str]:
+    """Explain the reductions for half lost, and for every other fraction whose claim does not hold."""
     baseline = strategy("full", Fraction(1), interval)
-    claims = {lost: _reduction(compared, lost, compared.row(strategy("partial", lost, interval))) for lost in PAPER}
+    claims = {lost: _reduction(panel, lost, interval) for lost in PAPER}
     lines = [
-        explain_reduction(compared, strategy("partial", lost, interval), baseline, claim if claimed else None)
+        explain_reduction(panel, strategy("partial", lost, interval), baseline, claim if has_claims else None)
         for lost, claim in claims.items()
-        if lost == Fraction(1, 2) or (claimed and not claim.holds)
+        if lost == Fraction(1, 2) or (has_claims and not claim.holds)
     ]
-    return [*lines, *rises(compared, interval)]
+    return [*lines, *rises(panel, interval)]
 
 
-def rises(compared: PanelComparison, interval: int) -> list[str]:
-    """Each step in which losing less costs more, and which failures make it so: those that go back to the start, or others."""
-    return [
-        _rise(compared, less, more, interval)
-        for less, more in pairwise(LOST)
-        if mean(_saved(compared, less, more, interval)).value <= 0
-    ]
+def rises(panel: PanelComparison, interval: int) -> list[str]:
+    """Return a sentence for each step in which losing less costs more, split into early and later failures."""
+    steps = pairwise(LOST)
+    return [_rise(panel, *step, interval) for step in steps if mean(_saved(panel, *step, interval)).value <= 0]
 
 
-def _rise(compared: PanelComparison, less: Fraction, more: Fraction, interval: int) -> str:
-    ours, theirs = _partial(compared, less, interval), _partial(compared, more, interval)
+def _rise(panel: PanelComparison, less: Fraction, more: Fraction, interval: int) -> str:
+    ours, theirs = _partial(panel, less, interval), _partial(panel, more, interval)
     both = np.isfinite(ours) & np.isfinite(theirs)
-    ours, theirs, early = ours[both], theirs[both], compared.measurement.steps[both] < interval
-    extra = mean(-_saved(compared, less, more, interval))
+    ours, theirs, early = ours[both], theirs[both], panel.measurement.steps[both] < interval
+    extra = mean(-_saved(panel, less, more, interval))
     line = (
-        f"{compared.label}: losing {less} costs {extra.value:.2f} iterations ({extra.low:.2f} to {extra.high:.2f}) more than "
+        f"{panel.label}: losing {less} costs {extra.value:.2f} iterations ({extra.low:.2f} to {extra.high:.2f}) more than "
         f"losing {'all' if more == 1 else more}"
     )
     if early.all() or not early.any():
@@ -134,26 +121,19 @@ def _rise(compared: PanelComparison, less: Fraction, more: Fraction, interval: i
     )
 
 
-CAPTION = (
-    "What a failure costs, in iterations, over the fraction of the parameters that it takes: means with 95 % confidence "
-    "intervals. Dotted, late failures: those after the first full checkpoint alone."
-)
-IN_PAPER = "Yellow: where the paper's reductions would put partial recovery."
-
-
 def figure(panels: Sequence[PanelComparison], interval: int, *, paper: bool) -> "Figure":
-    """Mean costs with 95 % confidence intervals over the lost fraction, a panel for each workload."""
+    """Draw mean costs with 95 % confidence intervals over the lost fraction, axes for each panel."""
 
-    def draw(axes: "Axes", compared: PanelComparison) -> None:
+    def draw(axes: "Axes", panel: PanelComparison) -> None:
         for how, shift in (("full", -0.05), ("partial", 0.05)):
-            rows = [compared.row(strategy(how, lost, interval)) for lost in LOST]
+            rows = [panel.row(strategy(how, lost, interval)) for lost in LOST]
             draw_means(axes, rows, over="lost", name=f"{how} recovery", shift=shift)
-        draw_late_failures(axes, compared, [strategy("partial", lost, interval) for lost in LOST], shift=0.05)
-        full = compared.row(strategy("full", LOST[0], interval))["cost_mean"]
+        draw_late_failures(axes, panel, [strategy("partial", lost, interval) for lost in LOST], shift=0.05)
+        full = panel.row(strategy("full", LOST[0], interval))["cost_mean"]
         for place, lost in enumerate(LOST if paper else ()):
             if lost in PAPER:
                 draw_paper_range(axes, place, *(full * (1 - end) for end in reversed(PAPER[lost])))
-        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))  # a failure may cost less than nothing
+        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))  # a cost may be negative
 
     return panel_grid(panels, draw, across="fraction of the parameters lost")
 
@@ -162,7 +142,7 @@ EXPERIMENT = Experiment(
     name="partial-recovery",
     title="iteration costs of full and partial recovery when 1/4, 1/2, 3/4 or all parameters are lost",
     source="SCAR, figures 7 and C.1",
-    panels=True,
-    own=True,
+    has_panels=True,
+    accepts_workload=True,
     run=run,
 )

@@ -1,4 +1,4 @@
-"""Figures 8 and C.2: which blocks to save when a save may hold only some of them, at the same bytes per iteration."""
+"""Figures 8 and C.2: which blocks to save when a save may hold only some, at the same bytes per iteration."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -7,17 +7,9 @@ from typing import TYPE_CHECKING
 from holdfast.blocks.policy import Policy
 from holdfast.lab.confidence import ConfidenceInterval, paired, reduction
 from holdfast.lab.experiment import Experiment, Meter, Options
-from holdfast.lab.partial import cost_figures as prediction
-from holdfast.lab.partial.comparison import (
-    PanelComparison,
-    compare_strategies,
-    cost_table,
-    criteria,
-    unconverged_remarks,
-)
-from holdfast.lab.partial.cost_figures import draw_late_failures, draw_means, draw_paper_range, panel_grid
+from holdfast.lab.partial.comparison import PanelComparison, compare_strategies
+from holdfast.lab.partial.cost_report import cost_result, draw_late_failures, draw_means, draw_paper_range, panel_grid
 from holdfast.lab.partial.explanations import explain_reduction
-from holdfast.lab.partial.panels import panel_notes
 from holdfast.lab.plot_style import COLOURS, MARKERS
 from holdfast.lab.result import Claim, Result
 from holdfast.lab.simulate.strategy import Strategy
@@ -29,76 +21,67 @@ if TYPE_CHECKING:
 LOST = Fraction(1, 2)
 FRACTIONS = (Fraction(1), Fraction(1, 2), Fraction(1, 4), Fraction(1, 8))
 RANKINGS = ("priority", "round", "random")
-BEYOND = ("relative", "threshold")  # not in the paper, compared with the others at the smallest fraction
+BEYOND = ("relative", "threshold")  # not in the paper; compared at the smallest fraction
 PAPER = (0.78, 0.95)
+CAPTION = (
+    "The cost of a failure that takes half of the parameters, in iterations, over how often checkpoints are saved, all at "
+    "the same bytes per iteration: means with 95 % confidence intervals. Dotted (late failures): only failures after the "
+    "first full checkpoint. Dashed: full checkpoints and full recovery."
+)
+IN_PAPER = "Yellow: where the paper's reductions would put priority at the highest frequency."
 
 
 def strategy(ranking: str, fraction: Fraction, interval: int) -> Strategy:
-    """Partial checkpoints of a ranking, and partial recovery of the lost half."""
+    """Return partial checkpoints by `ranking`, and partial recovery of the lost half."""
     policy = Policy(ranking=ranking, interval=interval, fraction=fraction)
     return Strategy(policy=policy, recovery="partial", lost=LOST)
 
 
 def traditional(interval: int) -> Strategy:
-    """Full checkpoints and full recovery."""
+    """Return full checkpoints with full recovery."""
     return Strategy(policy=Policy(ranking="full", interval=interval), recovery="full", lost=LOST)
 
 
 def run(options: Options, meter: Meter) -> Result:
-    """Compare rankings at rising frequencies on every panel, or without claims on a workload of the user's own."""
-    trials = options.count(full=100, quick=8)
-    baseline = traditional(options.interval)
-    smaller = [strategy(name, fraction, options.interval) for name in RANKINGS for fraction in FRACTIONS]
-    beyond = [strategy(name, FRACTIONS[-1], options.interval) for name in BEYOND]
-    panels, own = (
-        compare_strategies(options, meter, trials, [baseline, *smaller, *beyond], baseline),
-        options.workload is not None,
-    )
-    return Result(
-        experiment="priority-checkpoint",
-        config={
-            "seed": options.seed,
-            "trials": trials,
-            "interval": options.interval,
-            "lost": str(LOST),
-            **criteria(panels),
-        },
-        rows=[row for compared in panels for row in compared.rows],
-        claims=[]
-        if own
-        else [
-            *(claim for p in panels for claim in _claims(p, options.interval)),
-            _random_rises(panels, options.interval),
+    """Compare rankings at rising frequencies on every panel, or without claims on the user's own model."""
+    trials, interval = options.trial_count(full=100, quick=8), options.interval
+    baseline = traditional(interval)
+    smaller = [strategy(name, fraction, interval) for name in RANKINGS for fraction in FRACTIONS]
+    beyond = [strategy(name, FRACTIONS[-1], interval) for name in BEYOND]
+    panels = compare_strategies(options, meter, trials, [baseline, *smaller, *beyond], baseline)
+    claims = [] if options.workload is not None else _claims(panels, interval)
+    return cost_result(
+        "priority-checkpoint",
+        options,
+        {"trials": trials, "interval": interval, "lost": str(LOST)},
+        panels,
+        claims,
+        [
+            *(_explained(panel, interval, has_claims=bool(claims)) for panel in panels),
+            *(_ranked(panel, interval) for panel in panels),
         ],
-        remarks=[
-            *([] if options.quick or own else panel_notes(options.panels)),
-            *(_cause(p, options.interval, claimed=not own) for p in panels),
-            *(_beyond(p, options.interval) for p in panels),
-            *unconverged_remarks(panels),
-            *prediction.bound_remarks(panels),
-        ],
-        tables=[cost_table(panels)],
-        figures={
-            "priority-checkpoint": figure(panels, options.interval, paper=not own),
-            "bound": prediction.bound_figure(panels),
-        },
-        captions={
-            "priority-checkpoint": CAPTION if own else f"{CAPTION} {IN_PAPER}",
-            "bound": prediction.BOUND_CAPTION,
-        },
+        figure(panels, interval, paper=bool(claims)),
+        f"{CAPTION} {IN_PAPER}" if claims else CAPTION,
     )
 
 
-def _cause(compared: PanelComparison, interval: int, *, claimed: bool) -> str:
-    most = strategy("priority", FRACTIONS[-1], interval)
-    return explain_reduction(compared, most, traditional(interval), _saved(compared, interval) if claimed else None)
+def _claims(panels: Sequence[PanelComparison], interval: int) -> list[Claim]:
+    claims = [claim for panel in panels for claim in (_reduction(panel, interval), _falls(panel, interval))]
+    random_rises = Claim(
+        id="random-rises",
+        claim="share of panels in which the mean cost of random at 8x is above that at 1x",
+        source="figure 8: nearly always",
+        expected=(0.5, 1),
+        measured=sum(_ratio(panel, "random", interval).value > 1 for panel in panels) / len(panels),
+    )
+    return [*claims, random_rises]
 
 
-def _saved(compared: PanelComparison, interval: int) -> Claim:
-    row = compared.row(strategy("priority", FRACTIONS[-1], interval))
+def _reduction(panel: PanelComparison, interval: int) -> Claim:
+    row = panel.row(strategy("priority", FRACTIONS[-1], interval))
     return Claim(
-        id=f"{compared.panel}-priority",
-        claim=f"{compared.label}: reduction of the cost by priority 1/8 checkpoints at 8x, 1/2 lost, against full recovery",
+        id=f"{panel.panel}-priority",
+        claim=f"{panel.label}: reduction of the cost by priority 1/8 checkpoints at 8x, 1/2 lost, against full recovery",
         source="section 5.4",
         expected=PAPER,
         measured=row["reduction"],
@@ -106,71 +89,58 @@ def _saved(compared: PanelComparison, interval: int) -> Claim:
     )
 
 
-def _claims(compared: PanelComparison, interval: int) -> list[Claim]:
-    ratio = _ratio(compared, "priority", interval)
-    falls = Claim(
-        id=f"{compared.panel}-priority-falls",
-        claim=f"{compared.label}: mean cost of priority at 8x, as a fraction of that at 1x",
+def _falls(panel: PanelComparison, interval: int) -> Claim:
+    ratio = _ratio(panel, "priority", interval)
+    return Claim(
+        id=f"{panel.panel}-priority-falls",
+        claim=f"{panel.label}: mean cost of priority at 8x, as a fraction of that at 1x",
         source="figure 8",
         expected=(None, 1),
         measured=ratio.value,
         interval=(ratio.low, ratio.high),
     )
-    return [_saved(compared, interval), falls]
 
 
-def _ratio(compared: PanelComparison, ranking: str, interval: int) -> ConfidenceInterval:
-    """The mean cost at the highest frequency over that of full checkpoints."""
-    of = compared.measurement.of
-    often, seldom = (of(strategy(ranking, f, interval)).cost for f in (FRACTIONS[-1], FRACTIONS[0]))
+def _ratio(panel: PanelComparison, ranking: str, interval: int) -> ConfidenceInterval:
+    """Return the mean cost at the highest frequency over that of full checkpoints."""
+    costs_of = panel.measurement.costs_of
+    often, seldom = (costs_of(strategy(ranking, f, interval)).cost for f in (FRACTIONS[-1], FRACTIONS[0]))
     value, low, high = reduction(*paired(often, seldom))
     return ConfidenceInterval(1 - value, 1 - high, 1 - low)
 
 
-def _random_rises(panels: Sequence[PanelComparison], interval: int) -> Claim:
-    return Claim(
-        id="random-rises",
-        claim="share of panels in which the mean cost of random at 8x is above that at 1x",
-        source="figure 8: nearly always",
-        expected=(0.5, 1),
-        measured=sum(_ratio(compared, "random", interval).value > 1 for compared in panels) / len(panels),
+def _explained(panel: PanelComparison, interval: int, *, has_claims: bool) -> str:
+    smallest = strategy("priority", FRACTIONS[-1], interval)
+    return explain_reduction(
+        panel, smallest, traditional(interval), _reduction(panel, interval) if has_claims else None
     )
 
 
-def _beyond(compared: PanelComparison, interval: int) -> str:
-    """How the policies that are not in the paper fare."""
-    costs = {name: compared.row(strategy(name, FRACTIONS[-1], interval))["cost_mean"] for name in (*RANKINGS, *BEYOND)}
+def _ranked(panel: PanelComparison, interval: int) -> str:
+    """Return the mean costs of all policies at the smallest fraction, including those that are not in the paper."""
+    costs = {name: panel.row(strategy(name, FRACTIONS[-1], interval))["cost_mean"] for name in (*RANKINGS, *BEYOND)}
     order = ", ".join(f"{name} {cost:.2f}" for name, cost in sorted(costs.items(), key=lambda item: item[1]))
-    return f"{compared.label}: mean cost at 1/8 and 8x, cheapest first: {order}."
-
-
-CAPTION = (
-    "What a failure that takes half of the parameters costs, in iterations, over how often checkpoints are saved, all at the "
-    "same bytes per iteration: means with 95 % confidence intervals. Dotted, late failures: those after the first "
-    "full checkpoint alone. Dashed: full checkpoints and full recovery."
-)
-IN_PAPER = "Yellow: where the paper's reductions would put priority at the highest frequency."
+    return f"{panel.label}: mean cost at 1/8 and 8x, cheapest first: {order}."
 
 
 def figure(panels: Sequence[PanelComparison], interval: int, *, paper: bool) -> "Figure":
-    """Mean costs with 95 % confidence intervals over the frequency; dashed: traditional checkpoint and recovery."""
+    """Draw mean costs with 95 % confidence intervals over the frequency of checkpoints."""
 
-    def draw(axes: "Axes", compared: PanelComparison) -> None:
+    def draw(axes: "Axes", panel: PanelComparison) -> None:
         for name, shift in zip(RANKINGS, (-0.1, 0, 0.1), strict=True):
-            rows = [compared.row(strategy(name, fraction, interval)) for fraction in FRACTIONS]
+            rows = [panel.row(strategy(name, fraction, interval)) for fraction in FRACTIONS]
             draw_means(axes, rows, over="frequency", name=name, shift=shift)
-        draw_late_failures(
-            axes, compared, [strategy("priority", fraction, interval) for fraction in FRACTIONS], shift=-0.1
-        )
+        by_fraction = [strategy("priority", fraction, interval) for fraction in FRACTIONS]
+        draw_late_failures(axes, panel, by_fraction, shift=-0.1)
         for name in BEYOND:
-            row = compared.row(strategy(name, FRACTIONS[-1], interval))
+            cost = panel.row(strategy(name, FRACTIONS[-1], interval))["cost_mean"]
             place = [len(FRACTIONS) - 0.75]
-            axes.plot(place, [row["cost_mean"]], marker=MARKERS[name], linestyle="", color=COLOURS[name], label=name)
-        level = compared.row(traditional(interval))["cost_mean"]
+            axes.plot(place, [cost], marker=MARKERS[name], linestyle="", color=COLOURS[name], label=name)
+        level = panel.row(traditional(interval))["cost_mean"]
         axes.axhline(level, color=COLOURS["full recovery"], linestyle="--", label="full checkpoint and recovery")
         if paper:
             draw_paper_range(axes, len(FRACTIONS) - 1, *(level * (1 - end) for end in reversed(PAPER)))
-        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))  # a failure may cost less than nothing
+        axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))  # a cost may be negative
 
     return panel_grid(panels, draw, across="frequency of checkpoints")
 
@@ -179,7 +149,7 @@ EXPERIMENT = Experiment(
     name="priority-checkpoint",
     title="iteration costs when partial checkpoints hold what moved most, the longest unsaved, or a random choice",
     source="SCAR, figures 8 and C.2",
-    panels=True,
-    own=True,
+    has_panels=True,
+    accepts_workload=True,
     run=run,
 )

@@ -1,4 +1,4 @@
-"""From rates that were measured here to the size of the paper's run: a projection, and the assumptions it rests on."""
+"""Project rates measured on this machine to the size of the paper's run, under the assumptions listed here."""
 
 import time
 from collections.abc import Callable
@@ -26,30 +26,30 @@ TIMES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What was measured on this machine, each alone in one process, but for what is said to be from the served runs."""
+    """Rates of this machine, each measured alone in one process, except for `transfer`."""
 
-    sample: float  # seconds a token and topic, of one core
-    transfer: float  # bytes a second that a worker pulls and pushes, from the served runs
-    tally: float  # seconds a token, to compare the topics of its document now and as saved
-    select: float  # seconds a document, to take part in the choice of what is saved
-    set_aside: float  # bytes a second that are copied into the cache of the running checkpoint
-    write: float  # bytes a second into a store on this disk
-    message: float  # seconds of a message to all nodes that asks nothing, there and back
-    work: float  # seconds of a checkpoint's work on one node here: distances, its part of the choice, copies
+    sample: float  # seconds per token and topic, of one core
+    transfer: float  # bytes per second that a worker pulls and pushes in the served runs
+    tally: float  # seconds per token to compare the current topics of its document with the saved ones
+    select: float  # seconds per document to choose what is saved
+    set_aside: float  # bytes per second copied into the cache of the running checkpoint
+    write: float  # bytes per second into a store on this disk
+    message: float  # seconds of an empty message to all nodes and back
+    work: float  # seconds of a checkpoint's work on one node: distances, its part of the choice, copies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How large a run is."""
+    """The size of a run."""
 
     documents: float
     tokens: float
     topics: float
     vocabulary: float
     machines: int
-    cores: int  # of a machine, each a worker; its node has one of them
+    cores: int  # per machine, each a worker; its node shares one of them
     token: int  # bytes of a token's topic
-    messages: int  # of a checkpoint, one after another
+    messages: int  # per checkpoint, one after another
 
 
 PAPER = Size(
@@ -60,23 +60,23 @@ PAPER = Size(
     machines=4,
     cores=8,
     token=2,
-    messages=6,  # five questions, as among 10 million blocks in benchmarks/server, and what to save
+    messages=6,  # five questions, as among 10 million blocks in benchmarks/server, and the blocks to save
 )
-MESSAGES = 2  # of a checkpoint here, where nodes have few blocks: one question, and what to save
+MESSAGES = 2  # per checkpoint here, where nodes have few blocks: one question, and the blocks to save
 ASSUMPTIONS = (
-    "8 workers a machine, one for each virtual core of an i3.2xlarge, and one node",
+    "8 workers per machine, one for each virtual core of an i3.2xlarge, and one node",
     "cores and disks as fast as this machine's, which other work shares",
-    "the sampler looks at all topics of a token, as ours does; a sparse one would make iterations shorter",
-    "machines send and receive as fast as processes here do",
+    "the sampler considers all topics of a token, as ours does; a sparse one would make iterations shorter",
+    "machines send and receive as fast as processes do here",
     "a vocabulary of 100 thousand words, which the paper does not give, and counts of 4 bytes",
-    "topics of 2 bytes a token",
+    "topics of 2 bytes per token",
     "a message takes as long as here, and a checkpoint has 6",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Seconds of an iteration at a size: its parts, what a checkpoint adds, and the write in the background."""
+    """The seconds of an iteration by part, of a checkpoint after it, and of the write in the background."""
 
     compute: float
     transfer: float
@@ -85,20 +85,20 @@ class Projection:
 
     @property
     def iteration(self) -> float:
-        """Seconds of an iteration without a checkpoint."""
+        """The seconds of an iteration without a checkpoint."""
         return self.compute + self.transfer
 
     @property
     def share(self) -> float:
-        """What a checkpoint adds, in proportion to the iteration."""
+        """The time of a checkpoint over that of the iteration."""
         return self.checkpoint / self.iteration
 
 
 def project(rates: Rates, size: Size, fraction: float = 0.25) -> Projection:
-    """Machines work side by side, so each part takes as long as on one of them."""
+    """Project the rates to a run; machines work in parallel, so each part takes as long as on one machine."""
     tokens = size.tokens / size.machines
     counts = size.vocabulary * size.topics * 4
-    moved = 2 * tokens * size.token + counts * size.machines  # topics there and back, and what every node counted
+    moved = 2 * tokens * size.token + counts * size.machines  # topics both ways, and the counts of every node
     saved = fraction * tokens * size.token
     return Projection(
         compute=tokens / size.cores * size.topics * rates.sample,
@@ -112,14 +112,14 @@ def project(rates: Rates, size: Size, fraction: float = 0.25) -> Projection:
 
 
 def measure_rates(workload: LatentDirichletAllocation, scratch: Path, transferred: float, message: float) -> Rates:
-    """Measure every rate but these: `transferred` bytes a second, from served runs, and the seconds of a `message`."""
+    """Measure every rate except for two: `transferred` bytes per second, and the seconds of a `message`."""
     tokens, documents = len(workload.data.words), len(workload.blocks)
     shards = _shards(workload)
     chosen = _chosen(shards, documents)
     distances = [_seconds(shard.distances) for shard in shards]
     selecting = _seconds(lambda: _chosen(shards, documents)) - sum(distances)
     saved = [shard.pull(ids) for shard, ids in zip(shards, chosen, strict=True)]
-    size = sum(_bytes(each) for each in saved)
+    size = sum(array.nbytes for arrays in saved for array in arrays.values())
     aside = sum(_marked(shard, ids) for shard, ids in zip(shards, chosen, strict=True))
     work = max(distances) + max(selecting, 0.0) / NODES + aside / NODES
     return Rates(
@@ -135,7 +135,7 @@ def measure_rates(workload: LatentDirichletAllocation, scratch: Path, transferre
 
 
 def _shards(workload: LatentDirichletAllocation) -> list[Shard]:
-    """The blocks on as many nodes as in the served runs, one iteration after they were saved."""
+    """Return the blocks on as many nodes as in the served runs, one iteration after they were saved."""
     partition = PartitionMap.random(len(workload.blocks), range(NODES), np.random.default_rng(0))
     before, after, shards = workload.start(0), workload.start(1), []
     for node in range(NODES):
@@ -149,7 +149,7 @@ def _shards(workload: LatentDirichletAllocation) -> list[Shard]:
 
 
 def _chosen(shards: list[Shard], count: int) -> list[np.ndarray]:
-    """The blocks of every node that are saved, chosen as the server chooses them, all in this process."""
+    """Return the blocks of every node that are saved, chosen as the server does, in this process."""
     candidates = [Candidates(QUARTERS, 1, shard.ids, shard.block_info("priority"), count) for shard in shards]
     conversation = exchange(QUARTERS, Fraction(0))
     verdict = converse(conversation, lambda question: [each.answer(question) for each in candidates]).verdict
@@ -162,7 +162,7 @@ def _marked(shard: Shard, ids: np.ndarray) -> float:
 
 
 def _sampled(workload: LatentDirichletAllocation) -> float:
-    """Seconds a token that a worker samples."""
+    """Return the seconds in which a worker samples a token."""
     part = workload.part(0, WORKERS)
     pulled = cast(Arrays, workload.blocks.pack(workload.start(0), workload.pulls(part, 0)))
     summed = workload.summary(np.arange(len(workload.blocks)), workload.start(0))
@@ -184,16 +184,12 @@ def _written(
         return _seconds(write)
 
 
-def _bytes(arrays: Arrays) -> int:
-    return sum(array.nbytes for array in arrays.values())
-
-
-def _seconds(what: Callable[[], object]) -> float:
-    """The least of some times: whatever else the machine does only adds to it."""
-    what()  # compiles, and fills caches
+def _seconds(action: Callable[[], object]) -> float:
+    """Return the shortest of several times, because other work on the machine only adds to them."""
+    action()  # compiles, and fills caches
     taken = []
     for _ in range(TIMES):
         began = time.perf_counter()
-        what()
+        action()
         taken.append(time.perf_counter() - began)
     return min(taken)

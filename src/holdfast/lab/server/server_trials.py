@@ -1,15 +1,14 @@
-"""Trials of `server-overhead`: a topic model on the parameter server, half of whose nodes are killed in its 7th iteration.
+"""Trials of `server-overhead`: a topic model on the parameter server, half of whose nodes are killed in iteration 7.
 
-Every trial starts the processes of a server, trains, and is read from the history that the server wrote. What is read is
-kept in the journal, so a trial that is done is never run again.
-
-What a message to all nodes takes that asks nothing: the part of a checkpoint that no faster node could save.
+Every trial starts the processes of a server, trains, and is read from the server's history into the trial log, so a
+finished trial never runs again. An empty message to all nodes is measured too: the part of a checkpoint that no faster
+node could save.
 """
 
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -25,33 +24,38 @@ from holdfast.errors import WorkerLost
 from holdfast.faults.schedule import Failure
 from holdfast.history.log import recall
 from holdfast.lab.experiment import Meter, Options
-from holdfast.lab.partial.comparison import trials_folder
-from holdfast.lab.trial_log import TrialLog
+from holdfast.lab.trial_log import TrialLog, trials_folder
 from holdfast.server.cluster import cluster
 from holdfast.server.driver import serve
 from holdfast.server.settings import Settings
 
+if TYPE_CHECKING:
+    from holdfast.server.members import ServerMembers
+
 NODES, WORKERS = 4, 2
 KILLED = (0, 1)
 FAILS = 7  # the iteration in which nodes are killed, counted from 1
-INTERVAL = 4  # iterations in which as much is saved as the whole state
+INTERVAL = 4  # iterations in which the bytes of a full checkpoint are saved
 ENDS_WITHIN = 600.0  # seconds for a trial
+TIMES = 25  # messages
+PATIENCE = 120.0  # seconds for nodes to load everything
+KEY = "message/seconds"
 MEASURED = ("loss", "seconds", "pull", "compute", "push", "apply", "checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to save and to recover, with a failure or without."""
+    """A way to save and recover, with a failure or without."""
 
     name: str
     policy: Policy
     recovery: str
     fails: bool = False
-    lasts: int = 1  # times the iterations of the others, or until it converges
+    lasts: int = 1  # times the iterations of the other arms, unless it converges before
 
     @property
     def failures(self) -> tuple[Failure, ...]:
-        """Half of the nodes, at the end of the 7th iteration: when what workers pushed is about to be applied."""
+        """Half of the nodes, at the end of iteration 7, when the workers' updates are about to be applied."""
         return (Failure(step=FAILS - 1, kind="node", point="apply", targets=KILLED),) if self.fails else ()
 
 
@@ -67,76 +71,78 @@ ARMS = (SCAR, FULL, SCAR_ALONE, FULL_ALONE, SIDE_BY_SIDE)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServerTrial:
-    """What every iteration of a trial gave: the loss after it, and its seconds in all and in each part."""
+    """The iterations of a trial: the loss after each, and its seconds in total and by part."""
 
     arm: Arm
     seed: int
-    of: Mapping[str, Floats]
+    columns: Mapping[str, Floats]
 
     @property
     def losses(self) -> Floats:
         """The loss after every iteration."""
-        return self.of["loss"]
+        return self.columns["loss"]
 
     @property
     def rest(self) -> Floats:
-        """Seconds of every iteration without those in which training waits for a checkpoint."""
-        return self.of["seconds"] - self.of["checkpoint"]
+        """The seconds of every iteration, without the wait for a checkpoint."""
+        return self.columns["seconds"] - self.columns["checkpoint"]
 
 
 def run_trials(
     workload: str, iterations: int, arms: Sequence[Arm], seeds: Sequence[int], options: Options, meter: Meter
 ) -> list[ServerTrial]:
-    """All arms of the first seed, then of the second, and so on; those that the journal knows are not run again."""
+    """Run all arms of the first seed, then of the second, and so on, except for trials that the log knows."""
     progress = meter(f"{workload} on {NODES} nodes", len(arms) * len(seeds))
-    done = []
-    with closing(TrialLog(trials_folder(options) / f"server-{workload}.jsonl")) as journal:
+    trials = []
+    with closing(TrialLog(_log_path(workload, options))) as log, ExitStack() as stack:
         todo = [(arm, seed, arm.lasts * iterations) for seed in seeds for arm in arms]
-        if any(_known(journal, *each) is None for each in todo):
-            with cluster():
-                for each in todo:
-                    done.append(_trial(workload, *each, options, journal))
-                    progress(1)
-        else:
-            done = [_trial(workload, *each, options, journal) for each in todo]
-    return done
+        if any(_known(log, *trial) is None for trial in todo):
+            stack.enter_context(cluster())
+        for trial in todo:
+            trials.append(_trial(workload, *trial, options, log))
+            progress(1)
+    return trials
 
 
-def _trial(workload: str, arm: Arm, seed: int, iterations: int, options: Options, journal: TrialLog) -> ServerTrial:
-    known = _known(journal, arm, seed, iterations)
+def _log_path(workload: str, options: Options) -> Path:
+    return trials_folder(options.out) / f"server-{workload}.jsonl"
+
+
+def _trial(workload: str, arm: Arm, seed: int, iterations: int, options: Options, log: TrialLog) -> ServerTrial:
+    known = _known(log, arm, seed, iterations)
     if known is None:
-        told = _served(workload, iterations, arm, seed, options)
-        for number, iterate in enumerate(told):
+        iterates = _serve(workload, iterations, arm, seed, options)
+        for number, iterate in enumerate(iterates):
             for name in MEASURED:
-                journal.note(_key(arm, seed, iterations, name, number), getattr(iterate, name))
-        journal.note(_key(arm, seed, iterations, "length"), len(told))  # last: without it the trial is not done
-        known = _known(journal, arm, seed, iterations)
+                log.record(_key(arm, seed, iterations, name, number), getattr(iterate, name))
+        log.record(_key(arm, seed, iterations, "length"), len(iterates))  # last: without it the trial is not finished
+        known = _known(log, arm, seed, iterations)
     assert known is not None
     return ServerTrial(arm, seed, known)
 
 
-def _served(workload: str, iterations: int, arm: Arm, seed: int, options: Options) -> list[events.Iterate]:
-    """Run a trial in a folder of its own, which is gone afterwards."""
+def _serve(workload: str, iterations: int, arm: Arm, seed: int, options: Options) -> list[events.Iterate]:
+    """Run a trial in a temporary folder."""
     deadline = time.monotonic() + ENDS_WITHIN
 
-    def watch(_: object) -> None:
+    def check_deadline(_: object) -> None:
         if time.monotonic() > deadline:
             raise WorkerLost(
-                f"{arm.name} with seed {seed} did not end within {ENDS_WITHIN:g} s: run the experiment again, which goes "
-                "on from the trials that are done"
+                f"{arm.name} with seed {seed} did not end within {ENDS_WITHIN:g} s: run the experiment again; it resumes "
+                "after the trials that are finished."
             )
 
     with TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder:
         settings = trial_settings(workload, iterations, arm, seed, Path(folder).absolute() / "run", options.data)
-        serve(settings, report=watch)
-        told = [event.what for event in recall(settings.history / "controller.jsonl", "iterate", "struck")]
-    if arm.failures and not any(isinstance(what, events.Struck) for what in told):
-        raise WorkerLost(f"{arm.name} with seed {seed} ended before iteration {FAILS}, so nobody was killed")
-    return [what for what in told if isinstance(what, events.Iterate)]
+        serve(settings, report=check_deadline)
+        history = [event.what for event in recall(settings.history / "controller.jsonl", "iterate", "struck")]
+    if arm.failures and not any(isinstance(what, events.Struck) for what in history):
+        raise WorkerLost(f"{arm.name} with seed {seed} ended before iteration {FAILS}, so no node was killed.")
+    return [what for what in history if isinstance(what, events.Iterate)]
 
 
 def trial_settings(workload: str, iterations: int, arm: Arm, seed: int, out: Path, data: Path | None) -> Settings:
-    """How a trial is served, in a folder."""
+    """Return the settings of a trial whose run folder is `out`."""
     return Settings(
         workload=workload,
         nodes=NODES,
@@ -152,41 +158,33 @@ def trial_settings(workload: str, iterations: int, arm: Arm, seed: int, out: Pat
     )
 
 
-def _known(journal: TrialLog, arm: Arm, seed: int, iterations: int) -> dict[str, Floats] | None:
-    """What the journal has of a trial, if it is done; one that converged may be shorter than it was allowed to be."""
-    length = journal.known.get(_key(arm, seed, iterations, "length"))
+def _known(log: TrialLog, arm: Arm, seed: int, iterations: int) -> dict[str, Floats] | None:
+    """Return a finished trial from the log; one that converged may be shorter than `iterations`."""
+    length = log.known.get(_key(arm, seed, iterations, "length"))
     if length is None:
         return None
     return {
-        name: np.array([journal.known[_key(arm, seed, iterations, name, number)] for number in range(int(length))])
+        name: np.array([log.known[_key(arm, seed, iterations, name, number)] for number in range(int(length))])
         for name in MEASURED
     }
 
 
-def _key(arm: Arm, seed: int, iterations: int, *what: object) -> str:
-    return "/".join(map(str, (arm.name, seed, iterations, *what)))
-
-
-if TYPE_CHECKING:
-    from holdfast.server.members import ServerMembers
-
-TIMES = 25
-PATIENCE = 120.0  # seconds for nodes to load everything
-KEY = "message/seconds"
+def _key(arm: Arm, seed: int, iterations: int, *parts: object) -> str:
+    return "/".join(map(str, (arm.name, seed, iterations, *parts)))
 
 
 def message_seconds(workload: str, options: Options) -> float:
-    """The median of some such messages, there and back; measured once and kept in the journal."""
-    with closing(TrialLog(trials_folder(options) / f"server-{workload}.jsonl")) as journal:
-        if KEY not in journal.known:
+    """Return the median seconds of an empty message to all nodes and back; measured once and kept in the log."""
+    with closing(TrialLog(_log_path(workload, options))) as log:
+        if KEY not in log.known:
             with TemporaryDirectory(dir=options.out, ignore_cleanup_errors=True) as folder, cluster():
                 out = Path(folder).absolute() / "run"
-                journal.note(KEY, measure_message(trial_settings(workload, 1, SCAR_ALONE, 0, out, options.data)))
-        return journal.known[KEY]
+                log.record(KEY, measure_message(trial_settings(workload, 1, SCAR_ALONE, 0, out, options.data)))
+        return log.known[KEY]
 
 
 def measure_message(settings: Settings) -> float:
-    """Start nodes that hold nothing, and send them messages."""
+    """Start nodes without blocks, and time messages to them."""
     import ray
 
     from holdfast.server.members import Member, ServerMembers
@@ -198,16 +196,16 @@ def measure_message(settings: Settings) -> float:
     for number in range(NODES):
         members.admit(Member("node", number), made.remote(number, settings))
     try:
-        _sent(members)  # they load everything first
-        return statistics.median(_sent(members) for _ in range(TIMES))
+        _round_trip(members)  # the nodes load everything first
+        return statistics.median(_round_trip(members) for _ in range(TIMES))
     finally:
         for member in members.all():
             members.expel(member)
 
 
-def _sent(members: "ServerMembers") -> float:
+def _round_trip(members: "ServerMembers") -> float:
     began = time.perf_counter()
     missing = members.ask("node", "ready", dict.fromkeys(members.nodes, ()), PATIENCE).missing
     if missing:
-        raise WorkerLost(f"nodes did not answer a message that asks nothing: {missing}; run the experiment again")
+        raise WorkerLost(f"nodes did not answer an empty message: {missing}; run the experiment again.")
     return time.perf_counter() - began

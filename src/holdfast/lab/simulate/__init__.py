@@ -1,1 +1,1 @@
-"""Simulated trials: training without failures, with failures, and many at once."""
+"""Simulated trials of partial-recovery and its relatives: runs without failures, failures in them, many at once."""

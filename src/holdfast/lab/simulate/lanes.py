@@ -1,17 +1,11 @@
-"""Trials in one process: many of them advance together, as one stack of arrays whose last axis is the trial.
+"""Count the iterations that trials need from their start to the criterion, many trials at once.
 
-In go a workload and the state in which each trial starts; out comes how many iterations each needs to the criterion.
+Trials advance together as one stack of arrays whose last axis is the lane. The number of lanes is fixed: a trial that
+reaches the criterion leaves its lane to the next trial, and a lane without a trial holds a copy of another. Every
+matrix product then has the same shape, so a result depends neither on the other trials nor on the number of processes.
 
-A lane is one place on the last axis of a stack. A stack has a fixed number of them. A trial that reaches the criterion
-leaves its lane to the next trial, and a lane without a trial holds a copy of another, so every matrix product has the
-same shape: the result of a trial depends neither on the trials beside it nor on the number of processes.
-
-Iterations are counted in fractions: where within the last one the loss, as a straight line, meets the criterion. A
-failure that costs a tenth of an iteration would else cost 0 or 1 by chance. The whole count is the next whole number.
-
-How many iterations trials need from where they start to the criterion, in as many processes as one likes.
-
-In go a workload and descriptions of trials; out comes one number for each.
+Iterations are counted in fractions: the point of the last iteration at which the loss, as a straight line, meets the
+criterion. In whole iterations a failure that costs a tenth of one would cost 0 or 1 by chance.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,16 +20,16 @@ from holdfast.lab.simulate.process_pool import Report, map_in_processes
 from holdfast.lab.simulate.trajectory import crossing
 from holdfast.workloads.workload import Arrays, Clock, Stack, Workload, stacked, unstacked
 
-Description = TypeVar("Description")  # of a trial, from which its start is made when a lane is free
-Done: TypeAlias = Callable[[int, float], None]
-"""Told the number of a trial that is done, and its iterations."""
+Description = TypeVar("Description")  # of a trial; its start is computed from it when a lane is free
+TrialDone: TypeAlias = Callable[[int, float], None]
+"""Called with the number of a finished trial and its iterations."""
 
-LOOK = 4  # states whose loss is computed together where only some are looked at
+WIDTH = 4  # states whose loss is computed together, where only some lanes are due
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
-    """Where a trial begins: a state, the iteration that is next, and the stream of random numbers that it follows."""
+    """The start of a trial: a state, the next iteration, and the trial's stream of random numbers."""
 
     state: Arrays
     iteration: int
@@ -43,32 +37,36 @@ class Start:
 
 
 def run_lanes(
-    workload: Workload, trials: Sequence[Description], begin: Callable[[Description], Start], limit: int, done: Done
+    workload: Workload,
+    trials: Sequence[Description],
+    begin: Callable[[Description], Start],
+    limit: int,
+    done: TrialDone,
 ) -> Floats:
-    """The iterations of every trial to the criterion, in fractions; infinite for one that is not there within the limit."""
+    """Return the iterations of each trial to the criterion in this process; see `iterations_to_criterion`."""
     result = np.full(len(trials), np.inf)
 
-    def note(trial: int, count: float) -> None:
+    def finish(trial: int, count: float) -> None:
         result[trial] = count
         done(trial, count)
 
-    with threadpool_limits(1):  # the number of threads would show in the last bits
+    with threadpool_limits(1):  # the number of threads changes the last bits
         losses, iterations = _starts(workload, trials, begin)
         for trial in np.flatnonzero(losses < workload.criterion):
-            note(int(trial), 0)
-        # Those that start early take longest: begun first, they leave no lane to work alone in the end.
+            finish(int(trial), 0)
+        # Trials that start early take longest: begun first, they do not leave one lane working alone at the end.
         order = np.argsort(iterations, kind="stable")
         waiting = iter(order[~(losses[order] < workload.criterion)].tolist())
         lanes = _Lanes(workload, losses, lambda trial: begin(trials[trial]), waiting)
         while lanes.occupied:
-            lanes.advance(limit, note)
+            lanes.advance(limit, finish)
     return result
 
 
 def _starts(
     workload: Workload, trials: Sequence[Description], begin: Callable[[Description], Start]
 ) -> tuple[Floats, Ids]:
-    """The loss and the iteration with which every trial starts."""
+    """Return the loss and the iteration of every trial's start."""
     losses, iterations = np.zeros(len(trials)), np.zeros(len(trials), dtype=np.int64)
     for first in range(0, len(trials), workload.lanes):
         part = slice(first, first + workload.lanes)
@@ -79,21 +77,21 @@ def _starts(
 
 
 def _losses(workload: Workload, states: Sequence[Arrays]) -> Floats:
-    """The losses of some states, in stacks of one width, so that a loss does not depend on how many are asked for."""
-    width = min(LOOK, workload.lanes) if workload.steady else workload.lanes
-    found = []
+    """Return the losses of `states`, computed in stacks of a fixed width, so that none depends on their number."""
+    width = min(WIDTH, workload.lanes) if workload.steady else workload.lanes
+    losses = []
     for first in range(0, len(states), width):
         part = states[first : first + width]
-        found.append(workload.loss(stacked([*part, *[part[0]] * (width - len(part))]))[: len(part)])
-    return np.concatenate(found)
+        losses.append(workload.loss(stacked([*part, *[part[0]] * (width - len(part))]))[: len(part)])
+    return np.concatenate(losses)
 
 
 class _Lanes:
-    """The trials that are under way, one in each lane of a stack; `None` marks a lane that only pads.
+    """The running trials, one in each lane of a stack; `None` marks a lane that only pads.
 
-    The loss of a lane is looked at when it is due: at every iteration, or, if the workload is steady, not before four
-    fifths of the way to the criterion at the present slope. Where a look finds the criterion passed, the iteration
-    before must be above it; else the slope has misled us, and the trial is run again with a look at every iteration.
+    The loss of a lane is computed when it is due: at every iteration, or, for a steady workload, after four fifths of
+    the way to the criterion at the present slope. If the criterion turns out to have been passed before the last
+    iteration, the slope was misleading, and the trial runs again with its loss computed at every iteration.
     """
 
     def __init__(
@@ -116,11 +114,11 @@ class _Lanes:
 
     @property
     def occupied(self) -> bool:
-        """Whether any trial is still under way."""
+        """True while a trial is running."""
         return any(trial is not None for trial in self._current)
 
-    def advance(self, limit: int, note: Done) -> None:
-        """One iteration of every lane; trials that are there, or at the limit, make room for the next."""
+    def advance(self, limit: int, finish: TrialDone) -> None:
+        """Run one iteration of every lane; a trial that reaches the criterion or the limit leaves its lane."""
         before = self._stack
         self._stack = self._workload.advance(before, Clock(self._iteration + self._age, self._stream))
         self._age += 1
@@ -130,15 +128,15 @@ class _Lanes:
             if trial is not None and (self._age[lane] >= self._due[lane] or self._age[lane] >= limit)
         ]
         if due:
-            for lane, loss in zip(due, self._look(self._stack, due), strict=True):
-                self._judge(lane, float(loss), before, limit, note)
+            for lane, loss in zip(due, self._losses(self._stack, due), strict=True):
+                self._check(lane, float(loss), before, limit, finish)
 
-    def _look(self, stack: Stack, lanes: Sequence[int]) -> Floats:
+    def _losses(self, stack: Stack, lanes: Sequence[int]) -> Floats:
         if not self._workload.steady:  # nearly all lanes are due at every iteration
             return np.asarray(self._workload.loss(stack)[lanes])
         return _losses(self._workload, [unstacked(stack, lane) for lane in lanes])
 
-    def _judge(self, lane: int, loss: float, before: Stack, limit: int, note: Done) -> None:
+    def _check(self, lane: int, loss: float, before: Stack, limit: int, finish: TrialDone) -> None:
         trial, age = self._current[lane], int(self._age[lane])
         assert trial is not None
         criterion = self._workload.criterion
@@ -149,15 +147,15 @@ class _Lanes:
         if previous < criterion:
             self._enter(lane, trial, careful=True)
             return
-        note(trial, age - 1 + crossing(previous, loss, criterion) if loss < criterion else np.inf)
+        finish(trial, age - 1 + crossing(previous, loss, criterion) if loss < criterion else np.inf)
         self._enter(lane, next(self._waiting, None), careful=not self._workload.steady)
 
     def _previous(self, lane: int, before: Stack) -> float:
-        """The loss of a lane one iteration ago."""
-        return float(self._seen[lane] if self._seen_at[lane] == self._age[lane] - 1 else self._look(before, [lane])[0])
+        is_known = self._seen_at[lane] == self._age[lane] - 1
+        return float(self._seen[lane] if is_known else self._losses(before, [lane])[0])
 
     def _schedule(self, lane: int, loss: float) -> None:
-        """When to look next: four fifths of the way to the criterion, if the loss goes on falling as it did."""
+        """Make the lane due four fifths of the way to the criterion, if the loss keeps falling at this slope."""
         steps = self._age[lane] - self._seen_at[lane]
         slope = (self._seen[lane] - loss) / steps
         ahead = 0.8 * (loss - self._workload.criterion) / slope if slope > 0 and not self._careful[lane] else 1
@@ -167,7 +165,7 @@ class _Lanes:
     def _enter(self, lane: int, trial: int | None, *, careful: bool) -> None:
         self._current[lane] = trial
         if trial is None:
-            return  # the lane goes on with what it has, as padding
+            return  # the lane keeps its state, as padding
         start = self._begin(trial)
         for name, value in start.state.items():
             self._stack[name][..., lane] = value
@@ -177,7 +175,7 @@ class _Lanes:
 
 
 def start_as_given(start: Start) -> Start:
-    """For trials that are described by their starts."""
+    """Return `start`: the `begin` function of trials that are described by their starts."""
     return start
 
 
@@ -188,34 +186,34 @@ def iterations_to_criterion(
     *,
     limit: int,
     jobs: int = 1,
-    done: Done = lambda trial, count: None,
+    done: TrialDone = lambda trial, count: None,
 ) -> Floats:
-    """Iterations of each trial to the criterion, in fractions; infinite for one that is not there within the limit.
+    """Return the iterations of each trial to the criterion, in fractions; infinite beyond `limit`.
 
-    A trial is a small description, and `begin` makes its start only when a lane is free: a thousand states of a large
-    model never exist at once, nor do they travel between processes.
+    A trial is a small description, and `begin` computes its start only when a lane is free. So a thousand states of a
+    large model never exist at once, and none is sent to another process.
     """
     if jobs == 1 or len(trials) <= workload.lanes:
         return run_lanes(workload, trials, begin, limit, done)
     parts = [range(first, len(trials), jobs) for first in range(min(jobs, len(trials)))]
     work = _Part(workload, begin, limit)
-    counts = map_in_processes(work, [[(i, trials[i]) for i in part] for part in parts], jobs=jobs, hear=done)
+    counts = map_in_processes(work, [[(i, trials[i]) for i in part] for part in parts], jobs=jobs, on_report=done)
     result = np.full(len(trials), np.inf)
-    for part, found in zip(parts, counts, strict=True):
-        result[part] = found
+    for part, part_counts in zip(parts, counts, strict=True):
+        result[part] = part_counts
     return result
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """Some of the trials, each with its number among all."""
+    """The work of one process: some of the trials, each with its number among all."""
 
     workload: Workload
     begin: Callable[[Any], Start]
     limit: int
 
-    def __call__(self, part: Sequence[tuple[int, Any]], tell: Report) -> Floats:
+    def __call__(self, part: Sequence[tuple[int, Any]], report: Report) -> Floats:
         numbers, trials = zip(*part, strict=True)
         return run_lanes(
-            self.workload, trials, self.begin, self.limit, lambda trial, count: tell(numbers[trial], count)
+            self.workload, trials, self.begin, self.limit, lambda trial, count: report(numbers[trial], count)
         )

@@ -1,6 +1,6 @@
-"""Trials shared out over a Ray cluster: the same work and the same items as in processes of one machine, and the same rows.
+"""Trials on a Ray cluster: the same work, items and rows as in processes of one machine.
 
-Every machine of the cluster needs holdfast, and a model of one's own at the same path.
+Every machine of the cluster needs holdfast, and the user's model at the same path.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,16 +20,16 @@ LOOK_EVERY = 0.2  # seconds
 
 @contextmanager
 def trial_cluster(on: str | None, address: str | None) -> Iterator[ParallelMap | None]:
-    """Where trials are run: None is this machine, `ray` a cluster, by default one that is started here."""
+    """Connect to the Ray cluster at `address`, or start one here; yield None for this machine (`on` is None)."""
     if on is None and address is not None:
-        raise BadInput(f"an address ({address}) is that of a Ray cluster: say --on ray too")
+        raise BadInput(f"--address {address} names a Ray cluster: add --on ray.")
     if on is None:
         yield None
         return
     if on != "ray":
-        raise BadInput(f"trials cannot be run on {on!r}: leave it out, or choose ray")
+        raise BadInput(f"trials cannot run on {on!r}: choose --on ray, or leave it out.")
     if find_spec("ray") is None:
-        raise BadInput("--on ray needs Ray, which is not installed: pip install 'holdfast[ray]'")
+        raise BadInput("--on ray needs Ray, which is not installed: pip install 'holdfast[ray]'.")
     from holdfast.server.cluster import cluster
 
     with cluster(address):
@@ -37,7 +37,7 @@ def trial_cluster(on: str | None, address: str | None) -> Iterator[ParallelMap |
 
 
 class RayPool:
-    """Work on the cluster that this process is connected to; each item is a task, and takes one core."""
+    """A parallel map on the connected cluster; each item is a task and takes one core."""
 
     @property
     def jobs(self) -> int:
@@ -46,20 +46,22 @@ class RayPool:
 
         return max(1, int(ray.cluster_resources().get("CPU", 1)))  # type: ignore[no-untyped-call]
 
-    def __call__(self, work: Callable[[Item, Report], Outcome], items: Sequence[Item], hear: Report) -> list[Outcome]:
-        """What work made of each item; what it tells comes through a queue while it works."""
+    def __call__(
+        self, work: Callable[[Item, Report], Outcome], items: Sequence[Item], on_report: Report
+    ) -> list[Outcome]:
+        """Return the outcome of each item; reports arrive through a queue while the tasks run."""
         import ray
         from ray.util.queue import Queue
 
-        told = Queue(actor_options={"num_cpus": 0})
+        reports = Queue(actor_options={"num_cpus": 0})
         try:
-            given = ray.put(work)
-            tasks = [ray.remote(_do).remote(given, item, told) for item in items]
-            return self._results(tasks, told, hear)
+            stored = ray.put(work)
+            tasks = [ray.remote(_do).remote(stored, item, reports) for item in items]
+            return self._results(tasks, reports, on_report)
         finally:
-            told.shutdown(force=True)
+            reports.shutdown(force=True)
 
-    def _results(self, tasks: "list[ObjectRef[Any]]", told: "Queue", hear: Report) -> list[Any]:
+    def _results(self, tasks: "list[ObjectRef[Any]]", reports: "Queue", on_report: Report) -> list[Any]:
         import ray
         from ray.exceptions import RayError, RayTaskError
 
@@ -67,12 +69,14 @@ class RayPool:
         try:
             while pending:
                 done, pending = ray.wait(pending, timeout=LOOK_EVERY)
-                for what in told.get_nowait_batch(told.qsize()):
-                    hear(*what)
+                for report in reports.get_nowait_batch(reports.qsize()):
+                    on_report(*report)
                 ray.get(done)
             return list(ray.get(tasks))
         except RayTaskError as error:
-            raise _cause(error) from error
+            if isinstance(error.cause, HoldfastError):
+                raise error.cause from error
+            raise WorkerLost(f"trials on the Ray cluster failed: {_first_line(error.cause)}") from error
         except RayError as error:
             raise WorkerLost(f"a process of the Ray cluster that ran trials was lost: {_first_line(error)}") from error
         finally:
@@ -80,16 +84,8 @@ class RayPool:
                 ray.cancel(task, force=True)
 
 
-def _do(work: Any, item: Any, told: Any) -> Any:
-    """In a process of the cluster."""
-    return work(item, lambda *what: told.put(what))
-
-
-def _cause(error: Any) -> Exception:
-    """What the work itself raised."""
-    if isinstance(error.cause, HoldfastError):
-        return error.cause
-    return WorkerLost(f"trials on the Ray cluster failed: {_first_line(error.cause)}")
+def _do(work: Any, item: Any, reports: Any) -> Any:
+    return work(item, lambda *report: reports.put(report))
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,12 +1,9 @@
-"""What is done about failures, and the state from which training goes on once one has struck.
+"""Strategies against failures: what they have saved, and the state from which training continues after a failure.
 
-A trial is described by a strategy, the step of the failure and a number; everything random about it follows from the
-number. So trials of the same number can be compared: they fail at the same step, lose blocks in the same order, and
-draw the same random numbers afterwards.
-
-The running checkpoint of a policy along a trajectory, kept as ages: at which iteration each block was last saved.
-
-The values themselves are in the trajectory, so one table of small numbers serves every trial, whatever it loses.
+A trial is a strategy, the step of the failure and a number. Everything random about it follows from the number, so
+trials of one number can be compared: they fail at the same step, lose blocks in the same order, and draw the same
+random numbers afterwards. The running checkpoint of a policy is kept as the iteration at which each block was last
+saved; the values are in the trajectory, so one small table serves every trial.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -24,21 +21,21 @@ from holdfast.theory.bounds import partial_size
 from holdfast.workloads.workload import Arrays
 
 Renew: TypeAlias = Callable[[Arrays, Ids, Ids, int, int], Arrays]
-"""From the state at a failure, the lost blocks, those of them that were never saved, the iteration that is next and the
-stream of random numbers, to new values of the blocks that were never saved, packed."""
+"""From the state at a failure, the lost blocks, those of them that were never saved, the next iteration and the stream
+of random numbers, to new values of the blocks that were never saved, packed."""
 
 
 def last_saved(states: Sequence[Arrays], blocks: Blocks, norm: Norm, policy: Policy) -> Ids:
-    """Row k, column b: the iteration at which block b of the running checkpoint was saved, once iteration k is done."""
+    """Return for iteration k (row) and block b (column) the iteration at which `policy` last saved b."""
     saved = {name: value.copy() for name, value in states[0].items()}
-    nothing = {name: np.zeros_like(value) for name, value in saved.items()}
+    zeros = {name: np.zeros_like(value) for name, value in saved.items()}
     saved_at = np.zeros(len(blocks), dtype=np.int64)
     credit = Fraction(0)
     rows = [saved_at.copy()]
     for step, state in enumerate(states[1:], start=1):
         if policy.due(step):
-            standing = BlockInfo(norm(blocks, state, saved), norm(blocks, state, nothing), saved_at, blocks.sizes)
-            ids, credit = policy.choose(step, standing, credit)
+            info = BlockInfo(norm(blocks, state, saved), norm(blocks, state, zeros), saved_at, blocks.sizes)
+            ids, credit = policy.choose(step, info, credit)
             blocks.copy(state, saved, ids)
             saved_at[ids] = step
         rows.append(saved_at.copy())
@@ -55,9 +52,9 @@ def recovered_state(
     renew: Renew | None = None,
     stream: int = 0,
 ) -> Arrays:
-    """The state with which training goes on after losing blocks once iteration `step` is done.
+    """Return the state with which training continues if the blocks `lost` are lost after iteration `step`.
 
-    `saved_at` is the row of `ages` for that step; recovery `fresh` asks `renew` for what was never saved.
+    `saved_at` is the row of `last_saved` for that step; recovery `fresh` calls `renew` for blocks never saved.
     """
     live = {name: value.copy() for name, value in states[step].items()}
     saved = checkpoint_state(states, blocks, saved_at)
@@ -69,7 +66,7 @@ def recovered_state(
 
 
 def checkpoint_state(states: Sequence[Arrays], blocks: Blocks, saved_at: Ids) -> Arrays:
-    """The running checkpoint in which each block has the value of the iteration it was saved at."""
+    """Return the running checkpoint: each block with the value of the iteration it was saved at."""
     saved = {name: value.copy() for name, value in states[0].items()}
     for iteration in np.unique(saved_at):
         blocks.copy(states[iteration], saved, np.flatnonzero(saved_at == iteration))
@@ -81,7 +78,7 @@ DRAWN = ("random",)  # rankings that choose blocks by chance
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """How blocks are saved, which fraction of them a failure takes, and how they come back."""
+    """A policy that saves blocks, the fraction of blocks that a failure takes, and the recovery of those blocks."""
 
     policy: Policy
     recovery: str
@@ -89,7 +86,7 @@ class Strategy:
 
     @property
     def canonical(self) -> "Strategy":
-        """The same strategy in one way of writing: saving everything ranks nothing, losing everything is full."""
+        """The form that equal strategies share: saving all blocks needs no ranking, losing all is full recovery."""
         policy = self.policy
         if policy.fraction == 1:
             policy = replace(policy, ranking="full", seed=0)
@@ -100,7 +97,7 @@ class Strategy:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One trial: a failure at a step, under a strategy; without a strategy nothing fails."""
+    """One trial: a failure at `step` under a strategy, or no failure if the strategy is None."""
 
     strategy: Strategy | None
     step: int
@@ -108,25 +105,22 @@ class Trial:
 
 
 def trial_stream(seed: int, number: int) -> int:
-    """The stream of random numbers that a trial follows: 63 bits, so that no other trial or seed has the same."""
+    """Return the stream of random numbers of a trial: 63 bits, so that no two trials or seeds share one."""
     return int(np.random.SeedSequence((seed, number)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def lost_in_trial(seed: int, number: int, blocks: int, fraction: Fraction) -> Ids:
-    """Which of so many blocks the trial of a number loses: the first of a random order that the number alone decides.
-
-    So a larger loss contains a smaller one.
-    """
+    """Return the blocks that trial `number` loses: the first of a random order, so a larger loss contains a smaller."""
     order = np.random.default_rng((seed, number)).permutation(blocks)
     return np.sort(order[: max(1, round(fraction * blocks))])
 
 
 class CheckpointedRun:
-    """A run with the running checkpoint that every policy would have kept of it.
+    """A run, and the running checkpoint that every policy would have kept of it.
 
-    In go the states of the run, by iteration. Called with a trial, it gives the state from which the trial goes on.
-    A policy that draws its blocks at random draws others in every trial. `order` is that of the norm, as `full_size` has it;
-    `renew` is the workload's rule for what was never saved, which recovery `fresh` needs.
+    Called with a trial, it returns the start from which the trial continues after its failure. A policy that draws
+    blocks at random draws other blocks in every trial. `order` is that of the norm, as in `full_size`; `renew` is the
+    workload's rule for blocks that were never saved, which recovery `fresh` needs.
     """
 
     def __init__(
@@ -141,8 +135,8 @@ class CheckpointedRun:
     ) -> None:
         self._states, self._blocks, self._norm, self._seed, self._order = states, blocks, norm, seed, order
         self._renew = renew
-        # 32 bits: the table of a large corpus has millions of entries
-        self._ages = {
+        # 32 bits, because the table of a large corpus has millions of entries
+        self._last_saved = {
             policy: last_saved(states, blocks, norm, policy).astype(np.int32)
             for policy in policies
             if policy.ranking not in DRAWN
@@ -150,14 +144,14 @@ class CheckpointedRun:
         self._drawn: dict[Trial, Ids] = {}
 
     def __call__(self, trial: Trial) -> Start:
-        """The state, the iteration and the stream from which a trial goes on once its lost blocks are back."""
-        drawn = trial_stream(self._seed, trial.number)
+        """Return the state, the iteration and the stream from which `trial` continues after its recovery."""
+        stream = trial_stream(self._seed, trial.number)
         if trial.strategy is None:
-            return Start(self._states[trial.step], trial.step, drawn)
-        return Start(self._recovered(trial, trial.strategy), trial.step, drawn)
+            return Start(self._states[trial.step], trial.step, stream)
+        return Start(self._recovered(trial, trial.strategy), trial.step, stream)
 
-    def size(self, trial: Trial) -> float:
-        """How far recovery moves the state, ‖δ‖ of Theorem 3.2."""
+    def perturbation_size(self, trial: Trial) -> float:
+        """Return how far recovery moves the state, ‖δ‖ of Theorem 3.2."""
         if trial.strategy is None:
             return 0.0
         distances = self._norm(self._blocks, self._states[trial.step], self._recovered(trial, trial.strategy))
@@ -165,22 +159,19 @@ class CheckpointedRun:
         return partial_size(distances, restored, self._order)
 
     def lost(self, trial: Trial) -> Ids:
-        """The numbers of the blocks that a trial loses."""
+        """Return the blocks that a trial loses."""
         assert trial.strategy is not None
         return lost_in_trial(self._seed, trial.number, len(self._blocks), trial.strategy.lost)
 
     def _recovered(self, trial: Trial, strategy: Strategy) -> Arrays:
-        """The state once its lost blocks are back."""
-        how, drawn = recovery(strategy.recovery), trial_stream(self._seed, trial.number)
-        saved_at, lost = self._saved_at(trial), self.lost(trial)
-        return recovered_state(self._states, self._blocks, saved_at, how, trial.step, lost, self._renew, drawn)
+        how, stream = recovery(strategy.recovery), trial_stream(self._seed, trial.number)
+        saved_at, lost = self._saved_at(trial, strategy.policy), self.lost(trial)
+        return recovered_state(self._states, self._blocks, saved_at, how, trial.step, lost, self._renew, stream)
 
-    def _saved_at(self, trial: Trial) -> Ids:
-        """For every block the iteration at which it was last saved before the failure."""
-        assert trial.strategy is not None
-        policy = trial.strategy.policy
+    def _saved_at(self, trial: Trial, policy: Policy) -> Ids:
+        """Return for every block the iteration at which it was last saved before the failure."""
         if policy.ranking not in DRAWN:
-            return np.asarray(self._ages[policy][trial.step])
+            return np.asarray(self._last_saved[policy][trial.step])
         if trial not in self._drawn:
             own = replace(policy, seed=trial_stream(self._seed, trial.number))
             self._drawn[trial] = last_saved(self._states[: trial.step + 1], self._blocks, self._norm, own)[-1]

@@ -1,4 +1,4 @@
-"""Unperturbed runs: in goes a workload, out come every state and its loss, from the start to the criterion."""
+"""Runs without failures: every state of a workload and its loss, from the start to the criterion."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,38 +13,38 @@ from holdfast.workloads.workload import Arrays, Clock, Workload, stacked, unstac
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
-    """States and losses of iterations 0..length; iteration `length` is the first under the criterion."""
+    """States and losses of iterations 0 to `length`, which is the first iteration below the criterion."""
 
     states: list[Arrays]
     losses: Floats
 
     @property
     def length(self) -> int:
-        """Iterations to the criterion without any failure."""
+        """Iterations to the criterion without a failure."""
         return len(self.states) - 1
 
     def crossed(self, criterion: float) -> float:
-        """The same in fractions of an iteration: what iteration costs are counted from."""
+        """Return the length in fractions of an iteration, from which iteration costs are counted."""
         before, after = map(float, self.losses[-2:])
         return self.length - 1 + crossing(before, after, criterion)
 
 
 def crossing(before: float, after: float, criterion: float) -> float:
-    """Where in an iteration the loss meets the criterion, on a straight line from before to after: in (0, 1]."""
+    """Return where in (0, 1] of an iteration the loss meets the criterion, on a line from `before` to `after`."""
     if not np.isfinite(before):
         return 1.0
-    return max((before - criterion) / (before - after), 1e-9)  # above 0: the iteration before was not there yet
+    return max((before - criterion) / (before - after), 1e-9)  # above 0: the iteration before did not reach it
 
 
 def trajectory(
     workload: Workload, *, limit: int = 10_000, progress: Callable[[int], None] = lambda done: None
 ) -> Trajectory:
-    """Run a workload without failures until its criterion, on stream 0."""
+    """Run a workload without failures to its criterion, on stream 0."""
     return _runs(workload, [0], 1, limit, progress)[0]
 
 
 def trajectories(workload: Workload, streams: Sequence[int], *, limit: int = 10_000) -> list[Trajectory]:
-    """The runs of some streams side by side, in a stack as wide as every other; at most as many as it has lanes."""
+    """Run several streams, at most as many as the workload has lanes, in one stack padded to the usual width."""
     padding = [streams[0]] * (workload.lanes - len(streams))
     return _runs(workload, [*streams, *padding], len(streams), limit, lambda done: None)
 
@@ -52,22 +52,22 @@ def trajectories(workload: Workload, streams: Sequence[int], *, limit: int = 10_
 def _runs(
     workload: Workload, streams: Sequence[int], wanted: int, limit: int, progress: Callable[[int], None]
 ) -> list[Trajectory]:
-    """The first `wanted` of the runs of a stack; one that is done goes on, unrecorded, until all are."""
+    """Return the first `wanted` runs of a stack; a finished run continues, unrecorded, until all are finished."""
     stack = stacked([workload.start(stream) for stream in streams])
     states: list[list[Arrays]] = [[] for _ in range(wanted)]
     losses: list[list[float]] = [[] for _ in range(wanted)]
     under_way, iteration = list(range(wanted)), 0
-    with threadpool_limits(1):  # the number of threads would show in the last bits
+    with threadpool_limits(1):  # the number of threads changes the last bits
         while under_way:
-            found = workload.loss(stack)
+            loss = workload.loss(stack)
             for lane in under_way:
                 states[lane].append(unstacked(stack, lane))
-                losses[lane].append(float(found[lane]))
-            under_way = [lane for lane in under_way if not found[lane] < workload.criterion]
+                losses[lane].append(float(loss[lane]))
+            under_way = [lane for lane in under_way if not loss[lane] < workload.criterion]
             if under_way and iteration == limit:
                 raise BadInput(
-                    f"{workload.name} is not under its criterion {workload.criterion:g} after {limit} iterations "
-                    f"(loss {losses[under_way[0]][-1]:g}): raise the criterion or the limit"
+                    f"{workload.name} is not below its criterion {workload.criterion:g} after {limit} iterations "
+                    f"(loss {losses[under_way[0]][-1]:g}): raise the criterion or the limit."
                 )
             if under_way:
                 stack = workload.advance(stack, Clock(np.full(len(streams), iteration), np.array(streams)))
@@ -79,7 +79,7 @@ def _runs(
 def continue_training(
     workload: Workload, state: Arrays, first: int, last: int, *, progress: Callable[[int], None] = lambda done: None
 ) -> Arrays:
-    """The state before iteration `last`, from that before iteration `first`, on stream 0."""
+    """Return the state before iteration `last`, trained from the `state` before iteration `first`, on stream 0."""
     stack = stacked([state])
     with threadpool_limits(1):
         for iteration in range(first, last):

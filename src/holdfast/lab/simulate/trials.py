@@ -1,11 +1,8 @@
-"""Trials from beginning to end: an unperturbed run, a failure in it, and how long training takes under every strategy.
+"""Trials: a run without failures, a failure in it, and the iterations that every strategy needs to the criterion.
 
-In go workloads, strategies and the numbers of some trials. Out come, for every number and workload, the step of the
-failure and the iterations that each strategy needs from there to the criterion. All strategies meet the same failure.
-
-Where runs differ by chance every trial has a run of its own, since a single run is no sample of what others would
-show. Trials are run in groups, so small that the states of their runs fit into memory. Workloads that train alike, and
-differ in their blocks alone, have their runs in common.
+All strategies meet the same failure. Where runs differ by chance, every trial has a run of its own, because a single
+run says little about others. Trials run in groups small enough for the states of their runs to fit into memory.
+Workloads that train alike, and differ only in their blocks, share their runs.
 """
 
 from collections import defaultdict
@@ -26,13 +23,13 @@ from holdfast.lab.simulate.trajectory import Trajectory, trajectories
 from holdfast.workloads.reinit import renewed
 from holdfast.workloads.workload import Arrays, Workload, norm_order
 
-_Which: TypeAlias = tuple[int, Trial]
-"""The number of a workload, and a trial of it."""
+_WorkloadTrial: TypeAlias = tuple[int, Trial]
+"""The index of a workload, and a trial of it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outcomes:
-    """One failure in a run of one workload, and what came of it under every strategy."""
+    """One failure in a run of one workload, and its outcome under every strategy."""
 
     length: int  # of the unperturbed run, in whole iterations
     crossed: float  # the same in fractions of an iteration
@@ -43,14 +40,14 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Failure:
-    """The failure of one number: the run in which it strikes, and at which step."""
+    """The failure of one trial number: the run in which it strikes, and its step."""
 
     number: int
     length: int
     crossed: float
     losses: Floats
     step: int
-    runs: list[CheckpointedRun]  # up to the failure, for each workload
+    runs: list[CheckpointedRun]  # up to the failure, one for each workload
 
     def trial(self, strategy: Strategy) -> Trial:
         return Trial(strategy, self.step, self.number)
@@ -58,35 +55,35 @@ class _Failure:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trials:
-    """All trials of some workloads and strategies. Called with the numbers of some, it runs these."""
+    """All trials of some workloads and strategies; called with trial numbers, it runs these trials."""
 
     workloads: Sequence[Workload]  # that train alike
     strategies: Sequence[Strategy]
-    shared: Trajectory | None  # the run of all trials where runs do not differ
+    shared: Trajectory | None  # the run of all trials, if runs do not differ
     limit: int  # of iterations
     seed: int
     known: dict[str, float] = field(default_factory=dict)  # iterations by key
     early: int = 1  # every second failure strikes before this step; with 1 all are drawn alike
 
     def groups(self, trials: int, jobs: int) -> list[range]:
-        """Which numbers are run together: as few groups as memory and the number of processes allow."""
+        """Return the trial numbers that run together: as few groups as memory and `jobs` allow."""
         size = -(-trials // jobs)
         if self.shared is None:
             size = min(size, self.workloads[0].lanes)
         return [range(first, min(first + size, trials)) for first in range(0, trials, size)]
 
-    def __call__(self, numbers: Sequence[int], tell: Report) -> list[list[Outcomes]]:
-        """The outcomes of these numbers, each for every workload; tells the key and the iterations of a trial once known."""
+    def __call__(self, numbers: Sequence[int], report: Report) -> list[list[Outcomes]]:
+        """Return the outcomes of each trial number for every workload; `report` gets each key with its iterations."""
         failures = {failure.number: failure for failure in self._failures(numbers)}
 
-        def begin(which: _Which) -> Start:
-            workload, trial = which
+        def begin(item: _WorkloadTrial) -> Start:
+            workload, trial = item
             return failures[trial.number].runs[workload](trial)
 
-        trials = [failure.trial(each) for failure in failures.values() for each in self.strategies]
-        which = [(workload, trial) for workload in range(len(self.workloads)) for trial in trials]
-        keys = {each: self._key(failures[each[1].number].losses, begin(each)) for each in which}
-        self._run(keys, begin, tell)
+        trials = [failure.trial(strategy) for failure in failures.values() for strategy in self.strategies]
+        items = [(workload, trial) for workload in range(len(self.workloads)) for trial in trials]
+        keys = {item: self._key(failures[item[1].number].losses, begin(item)) for item in items}
+        self._run(keys, begin, report)
         return [
             [self._outcomes(failure, workload, keys) for workload in range(len(self.workloads))]
             for failure in failures.values()
@@ -100,10 +97,10 @@ class Trials:
         return [self._failure(n, run) for n, run in zip(numbers, own, strict=True)]
 
     def _failure(self, number: int, run: Trajectory, runs: list[CheckpointedRun] | None = None) -> _Failure:
-        """The failure of a number: its step is geometric with mean half the length of the run, redrawn when past its end.
+        """Draw the step of a failure: geometric with mean half the length of the run, redrawn when past its end.
 
-        Where early failures are wanted, every second one has any step before `early` with the same chance instead.
-        A run that is not shared is kept no further than to the failure, so that memory holds no more than is needed.
+        With `early`, every second failure has instead any step before `early` with equal probability. A run that is
+        not shared is kept only up to the failure, to save memory.
         """
         step = int(geometric_steps(run.length / 2, run.length, 1, (self.seed, number, 1))[0])
         if self.early > 1 and number % 2:
@@ -112,24 +109,22 @@ class Trials:
         return _Failure(number, run.length, run.crossed(self.workloads[0].criterion), run.losses, step, runs)
 
     def _checkpointed(self, states: Sequence[Arrays]) -> list[CheckpointedRun]:
-        policies = {each.policy for each in self.strategies}
+        policies = {strategy.policy for strategy in self.strategies}
         return [
-            CheckpointedRun(
-                states, each.blocks, each.norm, policies, self.seed, norm_order(each), partial(renewed, each)
-            )
-            for each in self.workloads
+            CheckpointedRun(states, w.blocks, w.norm, policies, self.seed, norm_order(w), partial(renewed, w))
+            for w in self.workloads
         ]
 
-    def _outcomes(self, failure: _Failure, workload: int, keys: Mapping[_Which, str]) -> Outcomes:
-        trials = {each: failure.trial(each) for each in self.strategies}
-        counts = {each: self.known[keys[workload, trial]] for each, trial in trials.items()}
-        sizes = {each: failure.runs[workload].size(trial) for each, trial in trials.items()}
+    def _outcomes(self, failure: _Failure, workload: int, keys: Mapping[_WorkloadTrial, str]) -> Outcomes:
+        trials = {strategy: failure.trial(strategy) for strategy in self.strategies}
+        counts = {strategy: self.known[keys[workload, trial]] for strategy, trial in trials.items()}
+        sizes = {strategy: failure.runs[workload].perturbation_size(trial) for strategy, trial in trials.items()}
         return Outcomes(failure.length, failure.crossed, failure.step, counts, sizes)
 
     def _key(self, losses: Floats, start: Start) -> str:
-        """What determines how many iterations a trial takes: where it starts, to the last bit, and how far it goes.
+        """Return a digest of all that determines a trial's iterations: its start, to the last bit, and its criterion.
 
-        So a changed policy, seed or workload never meets an old result.
+        A changed policy, seed or workload therefore never matches an old result.
         """
         workload = self.workloads[0]
         drawn = (start.iteration, start.stream) if workload.stochastic else ()
@@ -139,19 +134,21 @@ class Trials:
             digest.update(np.ascontiguousarray(value).data)
         return digest.hexdigest()
 
-    def _run(self, keys: Mapping[_Which, str], begin: Callable[[_Which], Start], tell: Report) -> None:
-        """Run every trial that is not known; equal ones once."""
-        alike: defaultdict[str, list[_Which]] = defaultdict(list)
-        for each, key in keys.items():
-            alike[key].append(each)
-        todo = [key for key in alike if key not in self.known]
+    def _run(
+        self, keys: Mapping[_WorkloadTrial, str], begin: Callable[[_WorkloadTrial], Start], report: Report
+    ) -> None:
+        """Run every trial that is not known; equal trials run once, and each is reported."""
+        equal: defaultdict[str, list[_WorkloadTrial]] = defaultdict(list)
+        for item, key in keys.items():
+            equal[key].append(item)
+        todo = [key for key in equal if key not in self.known]
 
-        def note(key: str, count: float) -> None:
+        def finish(key: str, count: float) -> None:
             self.known[key] = count
-            for _ in alike[key]:
-                tell(key, count)
+            for _ in equal[key]:
+                report(key, count)
 
-        for key in alike.keys() & self.known.keys():
-            note(key, self.known[key])
-        first = [alike[key][0] for key in todo]
-        run_lanes(self.workloads[0], first, begin, self.limit, lambda i, count: note(todo[i], count))
+        for key in equal.keys() & self.known.keys():
+            finish(key, self.known[key])
+        first = [equal[key][0] for key in todo]
+        run_lanes(self.workloads[0], first, begin, self.limit, lambda i, count: finish(todo[i], count))

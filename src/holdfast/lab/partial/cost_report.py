@@ -1,0 +1,200 @@
+"""The report of strategies compared on panels: the cost table, figures laid out like the paper's, and the bound.
+
+The bound of Theorem 3.2 is drawn and described beside the measured costs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from math import isnan
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from holdfast.lab import confidence
+from holdfast.lab.experiment import Options
+from holdfast.lab.partial.comparison import PanelComparison
+from holdfast.lab.partial.measure import LIMIT, Measurement
+from holdfast.lab.partial.panels import panel_notes
+from holdfast.lab.plot_style import BAND, COLOURS, legend, new_figure, style_name
+from holdfast.lab.result import Claim, Result, ResultTable, Row, Value
+from holdfast.lab.simulate.strategy import Strategy
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH, HEIGHT = 3.4, 2.9  # inches of one panel
+COLUMNS = {  # of the cost table, from a row of a result
+    "workload": "panel",
+    "recovery": "recovery",
+    "policy": "policy",
+    "saved at once": "fraction",
+    "lost": "lost",
+    "trials": "trials",
+    "not converged": "unconverged",
+    "cost": "cost_mean",
+    "from": "cost_low",
+    "to": "cost_high",
+    "whole iterations": "whole_mean",
+    "reduction": "reduction",
+    "reduction from": "reduction_low",
+    "reduction to": "reduction_high",
+    "bound": "bound_mean",
+}
+BOUND_CAPTION = (
+    "Each point is a trial: the cost of its failure over the bound of Theorem 3.2. Below the line the theorem holds. Trials "
+    "that did not converge are not shown."
+)
+
+
+def cost_result(
+    name: str,
+    options: Options,
+    config: Mapping[str, Any],
+    panels: Sequence[PanelComparison],
+    claims: list[Claim],
+    remarks: Sequence[str],
+    figure: "Figure",
+    caption: str,
+) -> Result:
+    """Return the result of a comparison, with the cost table, and the bound as second figure."""
+    return Result(
+        experiment=name,
+        config={"seed": options.seed, **config, **criteria(panels)},
+        rows=[row for comparison in panels for row in comparison.rows],
+        claims=claims,
+        remarks=[
+            *departures(options),
+            *remarks,
+            *unconverged_remarks(panels),
+            *(_bound_remark(comparison) for comparison in panels),
+        ],
+        tables=[cost_table(panels)],
+        figures={name: figure, "bound": bound_figure(panels)},
+        captions={name: caption, "bound": BOUND_CAPTION},
+    )
+
+
+def departures(options: Options) -> list[str]:
+    """Return where the chosen panels differ from the paper's; nothing for quick runs and the user's own model."""
+    return [] if options.quick or options.workload is not None else panel_notes(options.panels)
+
+
+def criteria(panels: Sequence[PanelComparison]) -> Row:
+    """Return for each panel its criterion and the iterations of unperturbed runs to it."""
+    return {p.panel: f"{p.workload} to {p.criterion:g} in {_lengths(p.measurement)}" for p in panels}
+
+
+def _lengths(measured: Measurement) -> str:
+    shortest, longest = measured.lengths.min(), measured.lengths.max()
+    return f"{shortest}" if shortest == longest else f"{shortest} to {longest}, {measured.unperturbed:.1f} on average"
+
+
+def cost_table(panels: Sequence[PanelComparison]) -> ResultTable:
+    """Return the table of mean costs and reductions, a row for each strategy on each panel."""
+    rows = [[_rounded(row[key]) for key in COLUMNS.values()] for comparison in panels for row in comparison.rows]
+    return ResultTable("Iteration costs, with 95 % confidence intervals", list(COLUMNS), rows)
+
+
+def _rounded(value: str | float | int) -> Value:
+    if isinstance(value, float):
+        return None if isnan(value) else round(value, 4)
+    return value
+
+
+def unconverged_remarks(panels: Sequence[PanelComparison]) -> list[str]:
+    """Return a sentence for each strategy with trials that did not reach the criterion."""
+    return [
+        f"{comparison.label}, {row['policy']} {row['fraction']}, {row['recovery']} recovery, {row['lost']} lost: "
+        f"{row['unconverged']} of {row['trials']} trials did not reach the criterion within {LIMIT} times the iterations "
+        "of an unperturbed run; "
+        + ("no mean or reduction is given." if isnan(row["cost_mean"]) else "means and reductions leave them out.")
+        for comparison in panels
+        for row in comparison.rows
+        if row["unconverged"]
+    ]
+
+
+def panel_grid(
+    panels: Sequence[PanelComparison], draw: Callable[["Axes", PanelComparison], None], *, across: str
+) -> "Figure":
+    """Draw every panel in axes of its own, up to four in a row, with one legend for all."""
+    columns = min(4, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = new_figure(WIDTH * max(columns, 1.4), HEIGHT * rows + 0.5)
+    places = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, comparison in zip(places, panels, strict=False):
+        draw(axes, comparison)
+        axes.set_title(panel_title(comparison), fontsize=9)
+        axes.set_xlabel(across)
+        axes.set_ylabel("iteration cost")
+    for axes in places[len(panels) :]:
+        axes.set_axis_off()
+    legend(figure, list(places[: len(panels)]))
+    return figure
+
+
+def panel_title(comparison: PanelComparison) -> str:
+    """Return the title of a panel in words, marked if it is a quick run."""
+    quick = "quick, " if comparison.quick else ""
+    return f"{comparison.title or comparison.label} ({quick}{comparison.measurement.unperturbed:.0f} iterations)"
+
+
+def draw_means(axes: "Axes", rows: Sequence[Row], *, over: str, name: str, shift: float = 0) -> None:
+    """Draw mean costs with confidence intervals at places 0, 1, ...; `shift` keeps neighbouring series apart."""
+    places = [place + shift for place in range(len(rows))]
+    means = [row["cost_mean"] for row in rows]
+    half = [row["cost_high"] - row["cost_mean"] for row in rows]
+    axes.errorbar(places, means, yerr=half, marker="o", markersize=4, capsize=3, label=name, color=COLOURS[name])
+    axes.set_xticks(range(len(rows)), [str(row[over]) for row in rows])
+
+
+def draw_late_failures(
+    axes: "Axes", comparison: PanelComparison, strategies: Sequence[Strategy], *, shift: float = 0
+) -> None:
+    """Draw the means over the failures after the first full checkpoint, as a series of their own."""
+    measured, later = comparison.measurement, comparison.measurement.steps >= strategies[0].policy.interval
+    if not later.any():
+        return
+    name = style_name(strategies[-1])
+    means = [confidence.mean(confidence.finite(measured.costs_of(each).cost[later])).value for each in strategies]
+    places = np.arange(len(means)) + shift
+    axes.plot(places, means, "v:", markersize=3, color=COLOURS[name], label=f"{name}, late failures")
+
+
+def draw_paper_range(axes: "Axes", place: float, low: float, high: float) -> None:
+    """Draw the range of costs that the paper gives, at one place."""
+    if np.isfinite(low) and np.isfinite(high):
+        ends, label = [place - 0.3, place + 0.3], "range in the paper"
+        axes.fill_between(ends, low, high, color=BAND, alpha=0.5, linewidth=0, zorder=0, label=label)
+
+
+def _bound_remark(comparison: PanelComparison) -> str:
+    """Return how well Theorem 3.2, with the estimated c, predicts the costs of a panel."""
+    costs = list(comparison.measurement.strategies.values())
+    cost, whole, bound = (np.concatenate([getattr(c, name) for c in costs]) for name in ("cost", "whole", "bound"))
+    rate = comparison.measurement.rate
+    if np.isnan(bound).any():
+        return f"{comparison.label}: distances do not shrink (c = {rate.c:.3f}), so Theorem 3.2 predicts nothing."
+    closeness = cost / np.maximum(bound, 1e-9)
+    return (
+        f"{comparison.label}: {rate.words}. Of {len(cost)} trials {np.mean(whole <= np.ceil(bound)):.1%} are within the bound "
+        f"of Theorem 3.2 in whole iterations, with the bound rounded up{', as it is proved' if rate.proved else ''}; counted "
+        f"in fractions {np.mean(cost <= bound):.1%} are, at a median of {np.median(closeness):.2f} of the bound and at most "
+        f"{np.max(closeness):.2f}."
+    )
+
+
+def bound_figure(panels: Sequence[PanelComparison]) -> "Figure":
+    """Draw every trial as a point, its cost over its bound."""
+
+    def draw(axes: "Axes", comparison: PanelComparison) -> None:
+        strategies = comparison.measurement.strategies
+        for name in dict.fromkeys(map(style_name, strategies)):
+            costs = [c for strategy, c in strategies.items() if style_name(strategy) == name]
+            bound, cost = np.concatenate([c.bound for c in costs]), np.concatenate([c.cost for c in costs])
+            axes.scatter(bound, cost, s=6, alpha=0.5, linewidths=0, color=COLOURS[name], rasterized=True)
+            axes.scatter([], [], s=24, color=COLOURS[name], label=name)  # for the legend, large enough to see
+        end = max(float(np.nanmax(c.bound, initial=1)) for c in strategies.values())
+        axes.plot([0, end], [0, end], color="black", linewidth=0.8, label="cost = bound")
+
+    return panel_grid(panels, draw, across="bound of Theorem 3.2")
