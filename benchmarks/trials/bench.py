@@ -2,16 +2,16 @@
 
 usage: python benchmarks/trials/bench.py DATA [--trials 200] [--repeats 3] [--naive 2]
 
-A trial trains with a full checkpoint every 8 iterations, loses half of the rows at a random iteration, takes the lost
-rows from the checkpoint, and goes on to the criterion. Both sides run the very same trials and must find the same
-iteration counts, in fractions and up to rounding. The batched side includes the unperturbed run. Both may use all cores.
+A trial trains with a full checkpoint every 8 iterations, loses half of the rows at a random iteration, restores the lost
+rows from the checkpoint, and continues to the criterion. Both sides run the same trials and must find the same iteration
+counts, in fractions and up to rounding. The batched side includes the unperturbed run. Both may use all cores.
 """
 
 import argparse
 import os
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,24 +26,24 @@ from holdfast.lab.simulate.trajectory import crossing, trajectory
 from holdfast.workloads.mlr import LogisticRegression, mlr
 
 INTERVAL, LENGTH = 8, 66  # the unperturbed run takes 66 iterations
-# The two sides add up in different orders, so their losses differ by a millionth or so in float32; near the criterion
-# the loss falls by a hundredth or so an iteration. Whole counts may be one apart then, by chance; fractions are not.
+# The two sides sum in different orders, so their losses differ by about a millionth in float32; near the criterion the
+# loss falls by about a hundredth per iteration. Whole counts may then differ by one by chance; fractions do not.
 ROUNDING = 0.01  # iterations
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Which rows are lost, after which iteration."""
+    """The lost rows, and the iteration after which they are lost."""
 
     step: int
     lost: np.ndarray
 
 
 def main() -> None:
-    """Measure, compare, print."""
-    arguments = parsed()
+    """Measure both sides, compare their results and print the ratio."""
+    arguments = parse_arguments()
     workload = mlr("mnist", arguments.data)
-    trials = list(drawn(arguments.trials, len(workload.blocks)))
+    trials = list(draw_trials(arguments.trials, len(workload.blocks)))
     rates: dict[str, list[float]] = {"naive": [], "batched": []}
     for repeat in range(arguments.repeats):
         few = trials[repeat * arguments.naive : (repeat + 1) * arguments.naive]
@@ -54,7 +54,7 @@ def main() -> None:
         together = batched(workload, trials)
         rates["batched"].append(len(trials) / (time.perf_counter() - began))
         same = together[repeat * arguments.naive :][: len(few)]
-        assert agree(alone, same), f"both sides ran the same trials, but count {alone} and {same.tolist()}"
+        assert np.allclose(alone, same, rtol=0, atol=ROUNDING), f"the same trials took {alone} and {same.tolist()}"
         ratio = rates["batched"][-1] / rates["naive"][-1]
         print(
             f"repeat {repeat + 1}: naive {rates['naive'][-1]:.3f}, batched {rates['batched'][-1]:.2f} trials/s, {ratio:.1f}x",
@@ -65,14 +65,14 @@ def main() -> None:
     print(f"claim: at least 10x: {'holds' if statistics.median(ratios) >= 10 else 'DOES NOT HOLD'}")
 
 
-def drawn(count: int, rows: int) -> Iterator[Trial]:
-    """The trials, from a seed."""
+def draw_trials(count: int, rows: int) -> Iterator[Trial]:
+    """Draw the trials from a fixed seed."""
     for number, step in enumerate(geometric_steps(LENGTH / 2, LENGTH, count, seed=0)):
         yield Trial(int(step), lost_blocks(rows, 0.5, np.random.default_rng((0, number))))
 
 
 def batched(workload: LogisticRegression, trials: list[Trial]) -> np.ndarray:
-    """All trials through the simulator: the iteration at which each converges, in fractions."""
+    """Run all trials in the simulator, and return the iteration at which each converges, in fractions."""
     run = trajectory(workload)
     saved_at = last_saved(run.states, workload.blocks, workload.norm, Policy(ranking="full", interval=INTERVAL))
     states = [recovered_state(run.states, workload.blocks, saved_at[t.step], partial, t.step, t.lost) for t in trials]
@@ -82,7 +82,7 @@ def batched(workload: LogisticRegression, trials: list[Trial]) -> np.ndarray:
 
 
 def naive(workload: LogisticRegression, trial: Trial) -> float:
-    """One trial from its beginning, as one would write it in numpy."""
+    """Run one trial from its beginning in plain numpy."""
     x, y = workload.data.x, workload.data.y
     truth = np.eye(workload.data.classes, dtype=np.float32)[y]
     weights = workload.start()["weights"]
@@ -93,7 +93,7 @@ def naive(workload: LogisticRegression, trial: Trial) -> float:
             saved = weights.copy()
         if k == trial.step:
             weights[trial.lost] = saved[trial.lost]
-            before = np.inf  # of another state: no line leads from it
+            before = np.inf  # the loss of another state cannot be interpolated
         now = loss(x @ weights, y)
         if now < workload.criterion:
             return k - 1 + crossing(before, now, workload.criterion)
@@ -104,19 +104,14 @@ def naive(workload: LogisticRegression, trial: Trial) -> float:
     raise AssertionError("the criterion was not reached")
 
 
-def agree(some: Sequence[float], others: Sequence[float]) -> bool:
-    """Whether trials converged at the same iterations, up to rounding."""
-    return np.allclose(some, others, rtol=0, atol=ROUNDING)
-
-
 def softmax(scores: np.ndarray) -> np.ndarray:
-    """Probabilities of the classes."""
+    """Return the probabilities of the classes."""
     scores = np.exp(scores - scores.max(axis=1, keepdims=True))
     return scores / scores.sum(axis=1, keepdims=True)
 
 
 def loss(scores: np.ndarray, y: np.ndarray) -> float:
-    """Total cross-entropy."""
+    """Return the total cross-entropy."""
     highest = scores.max(axis=1)
     return float(
         (np.log(np.exp(scores - highest[:, None]).sum(axis=1)) + highest - scores[np.arange(len(y)), y]).sum(
@@ -125,8 +120,8 @@ def loss(scores: np.ndarray, y: np.ndarray) -> float:
     )
 
 
-def parsed() -> argparse.Namespace:
-    """The command line."""
+def parse_arguments() -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path, help="folder with mnist/")
     parser.add_argument("--trials", type=int, default=200)

@@ -31,7 +31,7 @@ def until(path: Path, matrix: "subprocess.Popen[str]") -> None:
         time.sleep(0.02)
 
 
-def test_the_quick_matrix_of_the_readme_goes_on_after_an_interruption_and_does_nothing_twice(tmp_path: Path) -> None:
+def test_the_quick_matrix_resumes_after_an_interruption_without_repeating_runs(tmp_path: Path) -> None:
     runs = tmp_path / "out" / "runs" / "digits-mlp-base"
     matrix = start(tmp_path)
     until(runs / "blocking-1337" / "run.json", matrix)

@@ -241,7 +241,7 @@ def _why_the_model_fails(results: PanelResults) -> str:
     return next(line for line in remarks(results) if "by the performance model, over the measured one" in line)
 
 
-def test_a_model_that_fails_says_whether_uneven_gradients_are_the_cause() -> None:
+def test_the_remark_on_a_wrong_prediction_says_if_uneven_gradients_are_the_cause() -> None:
     """On NT3 the two layers whose gradients come last take most of backward: as measured on a GPU."""
     skip, modelled = [0.293, 0.295, 0.359], [1.468, 1.645, 1.823]
     line = _why_the_model_fails(_timed([1.288, 1.289, 1.354], skip, modelled))

@@ -17,7 +17,7 @@ RESNET50 = Prices(minibatch=0.17, save=0.48, init=3.0, load=4.09)
 NT3 = Prices(minibatch=2.2, save=3.4, init=1.9, load=2.5)
 
 
-def test_checkpoint_restart_replays_what_came_since_the_checkpoint_and_starts_again() -> None:
+def test_checkpoint_restart_pays_for_the_mini_batches_since_the_checkpoint_and_a_restart() -> None:
     found = checkpoint_restart(RESNET50, since=200, saves=1)  # the paper's first scenario
     assert (found.replay, found.checkpoint, found.restart) == pytest.approx((34.0, 0.48, 7.09))
     assert found.total == pytest.approx(41.57)
@@ -33,7 +33,7 @@ def test_immediate_rollback_replays_one_minibatch_and_saves_nothing() -> None:
     assert immediate_rollback(NT3, spares=True).total == 2.2
 
 
-def test_forward_costs_nothing_but_the_start_of_those_who_join() -> None:
+def test_forward_costs_only_the_start_of_joining_workers() -> None:
     assert lossy_forward(RESNET50).total == 0
     assert lossy_forward(RESNET50, joining=True) == Overhead(restart=3.0)
 

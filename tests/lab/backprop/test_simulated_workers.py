@@ -127,7 +127,7 @@ def test_forward_from_the_start_is_training_on_the_survivors_samples_alone(
 
 @settings(max_examples=5)
 @given(optimizer=cases["optimizer"], point=cases["point"], lost=cases["lost"])
-def test_forward_leaves_the_same_whether_layers_are_updated_inside_backward_or_after_it(
+def test_forward_is_the_same_for_updates_inside_and_after_backward(
     optimizer: str, point: float, lost: set[int]
 ) -> None:
     interruption = cut("forward", point, lost)
@@ -165,9 +165,7 @@ def test_replay_inside_backward_updates_the_layers_above_the_point_twice() -> No
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=9), st.floats(0, 1))
-def test_a_point_completes_whole_layers_from_the_last_one_on_and_never_more_gradients_than_it_says(
-    sizes: list[int], point: float
-) -> None:
+def test_a_point_completes_whole_layers_starting_with_the_last(sizes: list[int], point: float) -> None:
     order = tuple(tuple(f"{layer}.{part}" for part in range(size)) for layer, size in enumerate(sizes))
     done = completed_parameters(order, point)
     tails = [0, *accumulate(reversed(sizes))]
@@ -202,7 +200,7 @@ def test_to_compute_gradients_changes_neither_the_model_nor_the_random_numbers_o
     assert not torch.equal(first[0].buffers["1.running_mean"], first[1].buffers["1.running_mean"])
 
 
-def test_a_frozen_layer_is_no_layer() -> None:
+def test_a_frozen_layer_is_not_counted() -> None:
     model = network()
     model[0].requires_grad_(False)  # type: ignore[index]
     assert layers_of(model)[0] == ("1.weight", "1.bias")

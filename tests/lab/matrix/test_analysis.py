@@ -113,7 +113,7 @@ def test_a_run_that_was_not_made_is_a_gate_that_fails() -> None:
     assert [(each.run, each.gate) for each in gate_failures(MATRIX, MLP, measured_runs)] == [("blocking-1", "measured")]
 
 
-def test_the_numbers_of_a_suite_that_does_not_count_are_in_no_mean() -> None:
+def test_a_suite_that_does_not_count_is_left_out_of_every_mean() -> None:
     measured_runs = runs()
     for seed in (1, 2):
         unit = PlannedRun(MLP, "blocking", seed)
@@ -121,7 +121,7 @@ def test_the_numbers_of_a_suite_that_does_not_count_are_in_no_mean() -> None:
     assert analysis(measured_runs).mean(lambda run: run.wall, "blocking") == pytest.approx(21.0)
 
 
-def test_with_no_suite_left_there_are_claims_that_fail_and_no_figures() -> None:
+def test_without_a_suite_that_counts_claims_fail_and_no_figure_is_drawn() -> None:
     measured_runs = {unit: replace(run, audit="fail") for unit, run in runs().items()}
     of = analysis(measured_runs)
     assert {claim.id: claim.measured for claim in claims(of)} == {"pass-rate": 0.0, "gates": 0.0}
@@ -146,7 +146,7 @@ def test_means_over_suites_are_those_of_the_papers_table_5() -> None:
     assert drops[4] == 12.5
 
 
-def test_suites_are_ranked_by_what_overlapping_gains() -> None:
+def test_suites_are_ordered_by_the_gain_of_overlapping() -> None:
     measured_runs = runs()
     for seed in (1, 2):
         unit = PlannedRun(RESNET, "overlapped", seed)
@@ -158,7 +158,7 @@ def test_suites_are_ranked_by_what_overlapping_gains() -> None:
     assert gained == [150.0, 25.0]
 
 
-def test_parts_of_the_matrix_are_told_apart_only_where_they_differ() -> None:
+def test_only_axes_with_several_values_are_shown() -> None:
     table = sliced(analysis())
     assert table is not None
     assert [each[:3] for each in table.rows] == [["model", "mlp", 1], ["model", "resnet18", 1]]
@@ -201,7 +201,7 @@ def test_claims_are_the_papers_and_hold_where_the_numbers_do() -> None:
     ],
     ids=["a sweep", "a disk that fails"],
 )
-def test_the_papers_comparison_is_no_claim_of_a_sweep_or_of_a_disk_that_fails(change: dict[str, object]) -> None:
+def test_sweeps_and_storage_faults_do_not_claim_the_papers_comparison(change: dict[str, object]) -> None:
     matrix = replace(MATRIX, **change)  # type: ignore[arg-type]
     several = suites(matrix)
     measured_runs = {unit: measured(unit) for unit in planned_runs(matrix, several)}
@@ -288,7 +288,7 @@ def test_every_figure_has_a_caption_and_a_colour_for_each_variant() -> None:
     assert [text.get_text() for text in sheet.legends[0].get_texts()] == list(MATRIX.variants)
 
 
-def test_what_others_had_of_the_processors_is_the_kernels_count(tmp_path: Path) -> None:
+def test_stolen_processor_time_is_read_from_the_kernel(tmp_path: Path) -> None:
     statistics = tmp_path / "stat"
     statistics.write_text("cpu  100 0 50 800 20 0 10 20 7 7\ncpu0 1 2 3\n")
     before = processor_ticks(statistics)
@@ -329,7 +329,7 @@ def test_a_failed_run_is_not_done_again_until_it_passes(monkeypatch: pytest.Monk
     assert measured_runs.tries == 1
 
 
-def test_a_reader_is_told_how_much_of_the_machine_others_had() -> None:
+def test_remarks_report_the_processor_time_that_the_host_gave_to_others() -> None:
     runs = {unit: measured(unit) for unit in planned_runs(MATRIX, [MLP, RESNET])}
     assert not any("host" in line for line in remarks(Analysis(MATRIX, [MLP, RESNET], runs)))
     runs = {unit: replace(run, stolen=0.02, tries=1) for unit, run in runs.items()}
@@ -337,4 +337,4 @@ def test_a_reader_is_told_how_much_of_the_machine_others_had() -> None:
     runs[first] = replace(runs[first], stolen=0.18, tries=3)
     (line,) = [line for line in remarks(Analysis(MATRIX, [MLP, RESNET], runs)) if "host" in line]
     assert "3.0% of its processors to others on average, and at most 18.0% during a run" in line
-    assert "1 of 16 runs were done again" in line
+    assert "1 of 16 runs were repeated" in line

@@ -115,7 +115,7 @@ def test_an_error_names_the_line_of_a_mistake_in_a_sweep(tmp_path: Path, sweep: 
         read(tmp_path, f"{GOOD}\n[sweep]\n{sweep}\n")
 
 
-def test_a_file_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"cannot read .*No such file"):
         read_matrix(tmp_path / "none.toml")
 
@@ -144,7 +144,7 @@ def test_every_combination_is_a_suite_and_every_suite_runs_in_every_variant_and_
         chosen_suites(matrix, ("nope",))
 
 
-def test_a_run_is_what_its_suite_and_its_variant_say(tmp_path: Path) -> None:
+def test_the_config_of_a_run_follows_its_suite_and_variant(tmp_path: Path) -> None:
     matrix = read(tmp_path, GOOD)
     suite, data = Suite("digits", "mlp", "base", (("save_every", 5),)), PreparedData(tmp_path, 100, 10)
     configs = {name: run_config(matrix, PlannedRun(suite, name, 2), data, None) for name in matrix.variants}
@@ -211,9 +211,7 @@ def test_a_matrix_needs_a_file_or_quick_and_not_both(tmp_path: Path) -> None:
         recovery_matrix.run(Options(out=tmp_path, quick=True, config=tmp_path / "m.toml"), silent)
 
 
-def test_cifar_100_that_nobody_has_is_refused_before_the_first_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_cifar_100_is_refused_before_the_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "m.toml").write_text(GOOD.replace('"digits", "cifar10"', '"digits", "cifar100"'))
     with pytest.raises(DataMissing, match=r"cifar100: no cifar-100-binary.tar.gz in .*--data DIR"):
@@ -246,7 +244,7 @@ def test_a_data_set_is_read_once_and_kept(tmp_path: Path) -> None:
     assert (tmp_path / "digits" / "x.npy").stat().st_mtime_ns == kept
 
 
-def test_a_pipe_is_no_matrix_and_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_refused_instead_of_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "matrix.toml")
     with pytest.raises(BadInput, match="is not a file: name a TOML file"):
         read_matrix(tmp_path / "matrix.toml")

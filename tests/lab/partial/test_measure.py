@@ -32,14 +32,14 @@ def measured(out: Path, **options: int) -> Measurement:
     return measure("mlr", [mlr("digits")], strategies, Options(out=out, **options), 6, out / "journal", silent)[0]  # type: ignore[arg-type]
 
 
-def test_full_recovery_of_a_deterministic_run_costs_what_was_done_since_the_checkpoint(tmp_path: Path) -> None:
+def test_full_recovery_of_a_deterministic_run_costs_the_iterations_since_the_checkpoint(tmp_path: Path) -> None:
     found = measured(tmp_path)
     costs = found.costs_of(strategy("full", Fraction(1), 8))
     assert costs.cost == pytest.approx(found.steps % 8, abs=1e-4)
     assert costs.whole.tolist() == (found.steps % 8).tolist()
 
 
-def test_a_resumed_measurement_runs_only_what_is_missing_and_finds_the_same(tmp_path: Path) -> None:
+def test_a_resumed_measurement_runs_only_missing_trials_and_finds_the_same_costs(tmp_path: Path) -> None:
     first = measured(tmp_path)
     lines = (tmp_path / "journal").read_text().splitlines()
     (tmp_path / "journal").write_text("\n".join(lines[:4]) + '\n["torn')
@@ -58,7 +58,7 @@ def test_another_seed_never_meets_old_results(tmp_path: Path) -> None:
         assert np.array_equal(mixed.strategies[each].cost, fresh.strategies[each].cost)
 
 
-def test_a_journal_keeps_infinity_and_passes_over_what_is_torn(tmp_path: Path) -> None:
+def test_a_trial_log_keeps_infinity_and_skips_torn_lines(tmp_path: Path) -> None:
     with closing(TrialLog(tmp_path / "j")) as journal:
         journal.record("a", 3)
         journal.record("b", np.inf)
@@ -71,7 +71,7 @@ def test_a_journal_keeps_infinity_and_passes_over_what_is_torn(tmp_path: Path) -
         assert last.known["c"] == 2
 
 
-def test_a_journal_on_a_full_disk_says_so_and_closes_in_peace(tmp_path: Path) -> None:
+def test_a_trial_log_on_a_full_disk_raises_and_still_closes(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with closing(TrialLog(tmp_path / "j")) as journal:
         journal.record("a", 1)
@@ -129,7 +129,7 @@ def test_panels_come_in_their_usual_order_and_unknown_ones_are_refused() -> None
         chosen_panels(["mlr-iris"])
 
 
-def test_the_interval_of_a_reduction_covers_the_truth_about_as_often_as_it_says() -> None:
+def test_the_interval_of_a_reduction_covers_the_true_value_in_about_95_percent() -> None:
     rng, covered = np.random.default_rng(0), 0
     for _ in range(200):
         baseline = rng.exponential(4, size=60)
@@ -138,7 +138,7 @@ def test_the_interval_of_a_reduction_covers_the_truth_about_as_often_as_it_says(
     assert 0.88 <= covered / 200 <= 1
 
 
-def test_there_is_no_reduction_of_nothing_and_a_claim_about_it_does_not_hold() -> None:
+def test_a_baseline_without_cost_has_no_reduction_and_its_claim_does_not_hold() -> None:
     nothing = interval.reduction(np.zeros(3), np.zeros(3))
     assert np.isnan(nothing).all()
     assert not Claim(id="a", claim="b", source="c", expected=(0, 1), measured=nothing.value, interval=nothing[1:]).holds

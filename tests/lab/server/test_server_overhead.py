@@ -74,13 +74,13 @@ def test_iterations_saved_are_the_difference_of_how_far_runs_are_behind(scar: fl
     assert iterations_sooner(losses(scar), losses(full)) == pytest.approx(full - scar)
 
 
-def test_only_what_was_not_reached_before_the_failure_counts() -> None:
+def test_only_losses_first_reached_after_the_failure_count() -> None:
     full = losses(3.0)
     full[7:10] = 99.5  # whatever it does on the way back
     assert iterations_sooner(losses(0.5), full) == pytest.approx(2.5)
 
 
-def test_a_run_that_never_gets_there_is_not_sooner() -> None:
+def test_a_run_that_never_reaches_the_loss_is_not_sooner() -> None:
     assert iterations_sooner(np.full(17, 99.0), losses(3.0)) == -np.inf
     assert np.isnan(iterations_sooner(losses(0.0), np.full(17, 99.0)))
 
@@ -103,7 +103,7 @@ def test_claims_hold_when_scar_is_two_iterations_sooner_and_saves_cost_little() 
     )
 
 
-def test_claims_that_fail_are_shown_with_what_was_checked() -> None:
+def test_failed_claims_are_explained() -> None:
     poor = found((1.5, 1.5, 1.5), checkpoint=0.2)
     assert not any(claim.holds for claim in claims(poor))
     text = "\n".join(remarks(poor))
@@ -113,7 +113,7 @@ def test_claims_that_fail_are_shown_with_what_was_checked() -> None:
     assert "a save of all blocks, which measures no distances, makes training wait 0.2 s" in text
 
 
-def test_two_panels_show_what_the_length_of_an_iteration_does() -> None:
+def test_two_panels_show_the_effect_of_the_length_of_an_iteration() -> None:
     (line,) = _lengths([found(checkpoint=0.2), replace(found(checkpoint=0.1), topics=200)])
     assert "20 topics: 0.2 s for a checkpoint, 1.2 s for an iteration with it, a share of 0.20" in line
     assert "200 topics: 0.1 s for a checkpoint, 1.1 s for an iteration with it, a share of 0.10" in line
@@ -136,7 +136,7 @@ def test_the_projection_is_marked_and_names_its_rates_and_assumptions(tmp_path: 
     assert (tmp_path / "figures" / "server-overhead.png").stat().st_size > 1000
 
 
-def test_the_projection_is_what_one_machine_does() -> None:
+def test_the_projection_is_the_time_of_one_machine() -> None:
     at = project(
         RATES, replace(PAPER, tokens=4e6, documents=4e3, topics=10, vocabulary=1e3, cores=2, token=1, messages=3)
     )

@@ -20,7 +20,7 @@ from server_runs import loss_of, settings, simulated, told
 APPLY = Failure(step=2, kind="node", point="apply", targets=(0,))
 
 
-def test_a_node_killed_as_a_round_is_applied_takes_what_was_pushed_to_it_along(
+def test_a_node_killed_while_a_round_is_applied_loses_the_updates_pushed_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run_in_process(monkeypatch, settings(tmp_path, APPLY))

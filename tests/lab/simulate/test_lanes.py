@@ -103,7 +103,7 @@ def test_results_do_not_depend_on_the_number_of_jobs() -> None:
     assert sorted(counted) == list(range(len(starts)))
 
 
-def test_a_trial_under_the_criterion_needs_no_iteration_and_one_at_the_limit_is_infinite() -> None:
+def test_a_trial_below_the_criterion_takes_0_iterations_and_one_at_the_limit_infinity() -> None:
     workload, run = digits()
     counted: list[int] = []
     found = iterations_to_criterion(
@@ -133,7 +133,7 @@ def test_an_iteration_crosses_the_criterion_once_within_itself(criterion: float,
     assert crossing(np.inf, criterion - below, criterion) == 1
 
 
-def test_a_trajectory_that_does_not_converge_says_how_far_it_came() -> None:
+def test_a_run_that_does_not_converge_reports_its_last_loss() -> None:
     with pytest.raises(BadInput, match=r"not below its criterion .* after 10 iterations"):
         trajectory(QuadraticProgram(), limit=10)
 
@@ -192,7 +192,7 @@ class Deadly(QuadraticProgram):
         return super().advance(stack, clock)
 
 
-def test_a_killed_process_is_said_in_one_line_and_does_not_hang() -> None:
+def test_a_killed_process_is_reported_in_one_line_and_does_not_hang() -> None:
     workload = Deadly(lanes=2)
     with pytest.raises(WorkerLost, match="use fewer --jobs"):
         iterations_to_criterion(workload, [Start(workload.start(), 0)] * 6, start_as_given, limit=10, jobs=2)

@@ -20,13 +20,13 @@ def count(item: int, tell: Report) -> int:
     return item
 
 
-def test_every_item_is_done_and_all_that_is_told_is_heard() -> None:
+def test_every_item_is_processed_and_every_report_arrives() -> None:
     heard: list[tuple[int, int]] = []
     assert map_in_processes(count, [3, 1, 2], jobs=2, on_report=lambda *what: heard.append(what)) == [3, 1, 2]
     assert sorted(heard) == [(item, number) for item in (1, 2, 3) for number in range(5_000)]
 
 
-def test_a_listener_that_fails_ends_the_work_and_leaves_no_process_waiting() -> None:
+def test_an_error_in_on_report_ends_the_work_and_all_processes() -> None:
     def full(item: int, number: int) -> None:
         raise StorageFailed("no space left")
 
@@ -51,7 +51,7 @@ print(map_in_processes(work, [1, 2, 3], jobs=2, on_report=print))
 """
 
 
-def test_a_script_without_a_main_guard_is_told_so_and_not_that_memory_was_short(tmp_path: Path) -> None:
+def test_a_script_without_a_main_guard_gets_an_error_that_names_the_guard(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(UNGUARDED)
     ended = subprocess.run(
         [sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=60, check=False

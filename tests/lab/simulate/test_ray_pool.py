@@ -23,7 +23,7 @@ def silent(what: str, total: int) -> Progress:
 
 
 @pytest.mark.parametrize("experiment", [partial_recovery, priority_checkpoint], ids=["partial", "priority"])
-def test_a_model_of_ones_own_has_the_same_rows_on_ray(experiment: object, tmp_path: Path) -> None:
+def test_an_own_model_has_the_same_rows_on_ray(experiment: object, tmp_path: Path) -> None:
     (tmp_path / "my_model.py").write_text(EXAMPLE)
     rows = []
     for on in (None, "ray"):
@@ -46,12 +46,12 @@ def doubling() -> Callable[[int, Report], int]:
     return double
 
 
-def test_what_work_tells_is_heard_and_outcomes_come_in_order() -> None:
+def test_reports_arrive_and_outcomes_keep_their_order() -> None:
     heard: list[tuple[str, int]] = []
     assert RayPool()(doubling(), [3, 1, 2], lambda *what: heard.append(what)) == [6, 2, 4]
     assert sorted(heard) == [("doubling", 1), ("doubling", 2), ("doubling", 3)]
 
 
-def test_what_work_refuses_is_refused_here() -> None:
+def test_a_refusal_in_a_task_is_raised_here() -> None:
     with pytest.raises(BadInput, match="a negative item"):
         RayPool()(doubling(), [1, -1], lambda *what: None)

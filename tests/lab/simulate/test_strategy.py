@@ -29,7 +29,7 @@ def went_back(run: CheckpointedRun, trial: Trial) -> set[int]:
     return set(np.flatnonzero(moved.any(axis=1)).tolist())
 
 
-def test_full_recovery_starts_at_the_checkpoint_and_goes_on_from_the_failure() -> None:
+def test_full_recovery_restores_the_checkpoint_at_the_iteration_of_the_failure() -> None:
     here = run()
     start = here(Trial(strategy("full", "1/2"), 6, 0))
     assert np.array_equal(start.state["w"], STATES[4]["w"])

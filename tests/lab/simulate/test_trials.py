@@ -38,7 +38,7 @@ def facts(found: Outcomes) -> tuple[object, ...]:
     return found.length, found.crossed, found.step, found.counts, found.sizes
 
 
-def test_every_trial_has_a_run_of_its_own_and_going_back_costs_what_that_run_had_done_since() -> None:
+def test_every_trial_has_its_own_run_and_full_recovery_costs_the_iterations_since_the_checkpoint() -> None:
     found = [trial for (trial,) in trials()(range(6), silent)]
     assert len({trial.crossed for trial in found}) == 6
     for trial in found:
@@ -63,7 +63,7 @@ def test_another_seed_has_other_runs() -> None:
     assert len({trial_stream(seed, number) for seed in range(5) for number in range(50)}) == 250
 
 
-def test_runs_side_by_side_are_those_of_runs_alone() -> None:
+def test_runs_in_one_stack_equal_single_runs() -> None:
     both, alone = trajectories(MF, [7, 0]), trajectories(MF, [0])[0]
     for run in (both[1], trajectory(MF)):
         assert np.array_equal(run.losses, alone.losses)
@@ -71,7 +71,7 @@ def test_runs_side_by_side_are_those_of_runs_alone() -> None:
     assert both[0].losses[-1] < MF.criterion <= both[0].losses[-2]
 
 
-def test_what_is_known_is_told_and_not_run_again() -> None:
+def test_known_trials_are_reported_and_not_run_again() -> None:
     first, heard = trials(), list[tuple[str, float]]()
     expected = first([0, 1], silent)
     again = Trials([MF], [FULL, HALF], None, 0, 0, dict(first.known))  # no iterations allowed: nothing new can be found
@@ -80,9 +80,7 @@ def test_what_is_known_is_told_and_not_run_again() -> None:
 
 
 @given(st.integers(1, 200), st.integers(1, 20), st.booleans())
-def test_every_trial_is_run_once_and_no_more_runs_are_in_memory_than_there_are_lanes(
-    count: int, jobs: int, shared: bool
-) -> None:
+def test_every_trial_runs_once_and_memory_holds_at_most_one_run_per_lane(count: int, jobs: int, shared: bool) -> None:
     run = RUN if shared else None
     parts = Trials([MLR], [FULL], run, 1000, 0).groups(count, jobs)
     assert [number for part in parts for number in part] == list(range(count))
