@@ -176,7 +176,7 @@ def test_a_full_disk_leaves_the_old_result(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     replace_text(tmp_path / "result.json", "old")
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr("holdfast.report.files.write_atomically", full)
     with pytest.raises(StorageFailed, match="No space left"):
         replace_text(tmp_path / "result.json", "new")
     assert (tmp_path / "result.json").read_text() == "old"

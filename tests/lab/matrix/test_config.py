@@ -86,7 +86,7 @@ def test_a_file_defines_what_is_trained_and_what_fails(tmp_path: Path) -> None:
         ("ranks = [1]", "rank = [1]", "line 13: there is no key 'rank'; the keys of failures.base are"),
         ("ranks = [1]", "ranks = [4]", "line 13: there is no rank 4: the ranks are 0 to 3"),
         ('kind = "io-error"', 'kind = "io_error"', "line 17: there is no kind 'io_error'"),
-        ('"backward=0.5"', '"backward"', "line 21: backward has many points"),
+        ('"backward=0.5"', '"backward"', "line 21: backward needs the fraction"),
         ("seeds = [1, 2]", "seeds = [1, 1]", "line 3: seeds names 1 twice"),
         ("seeds = [1, 2]", "seeds = 1", "line 3: seeds is 1: give a list"),
         ("batch = 32", "batch = 2", "line 2: 4 workers cannot share 2 samples"),
