@@ -22,7 +22,7 @@ from holdfast.train.state.protected import Protected, digest, listed
 from holdfast.weights import read_foreign
 from holdfast.weights.export import SAFETENSORS, TORCH
 from holdfast.weights.load import load_states
-from holdfast.weights.locate import is_run
+from holdfast.weights.locate import looks_like_run
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ def tensors_in(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str
 
 
 def _read_run(source: WeightsSource, path: Path) -> SourceContent:
-    if not is_run(path):
+    if not looks_like_run(path):
         raise BadInput(f"{path} is neither the folder of a run nor a DCP folder: name one, or a weights file.")
     loaded = load_states(path, source.step)
     models = {name: loaded.states[name] for name in loaded.models}

@@ -25,7 +25,7 @@ def missing_commit(run: Path, store: Store) -> int | None:
     return None if step in retention.steps_aside(store) else step
 
 
-def is_run(folder: Path) -> bool:
+def looks_like_run(folder: Path) -> bool:
     """Return True if the folder looks like a run: it has a run.json or a history."""
     return (folder / RUN).is_file() or (folder / "history").is_dir()
 
@@ -34,7 +34,7 @@ def store_of(place: str | os.PathLike[str]) -> Store:
     """Return the checkpoint store of the run in a folder, or the store at the path or URL itself."""
     text = os.fspath(place)
     folder = Path(text)
-    if "://" in text or not is_run(folder):
+    if "://" in text or not looks_like_run(folder):
         return open_store(place)
     elsewhere = read_config(folder).checkpoints if (folder / RUN).is_file() else None
     if elsewhere is None:
@@ -49,6 +49,6 @@ def store_of(place: str | os.PathLike[str]) -> Store:
 def missing_commit_of(place: str | os.PathLike[str]) -> int | None:
     """Return the last step committed by the run in `place` if its snapshot is missing; None for a store without a run."""
     text = os.fspath(place)
-    if "://" in text or not is_run(Path(text)):
+    if "://" in text or not looks_like_run(Path(text)):
         return None
     return missing_commit(Path(text), store_of(place))
