@@ -14,7 +14,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import fake_runs
-from fake_histories import Told, calm, detected
+from fake_histories import FakeHistory, calm, detected
 from holdfast.advice.advice import advise, choose, failure_rate
 from holdfast.advice.convergence import convergence
 from holdfast.advice.estimate import (
@@ -205,7 +205,7 @@ def test_the_costs_of_a_run_are_read_from_its_history() -> None:
 
 def test_what_a_save_slows_down_is_a_part_of_its_cost() -> None:
     """Training waits for an eighth of a second; the two steps in which the save is written take a quarter longer."""
-    run = Told()
+    run = FakeHistory()
     run.launches(1.0)
     for number in range(40):
         if number % 10 == 0:
@@ -220,7 +220,7 @@ def test_what_a_save_slows_down_is_a_part_of_its_cost() -> None:
 
 
 def test_steps_that_happen_to_be_quicker_beside_a_save_do_not_make_its_wait_cheaper() -> None:
-    run = Told()
+    run = FakeHistory()
     run.launches(1.0)
     for number in range(40):
         if number % 10 == 0:
@@ -234,7 +234,7 @@ def test_steps_that_happen_to_be_quicker_beside_a_save_do_not_make_its_wait_chea
 
 @pytest.mark.parametrize("seed", range(25))
 def test_whatever_a_run_went_through_it_gives_an_advice_or_says_that_it_trained_too_little(seed: int) -> None:
-    run = fake_runs.live(random.Random(seed))
+    run = fake_runs.random_run(random.Random(seed))
     if len(run.standing) < 15:
         with contextlib.suppress(BadInput):
             advise(run.events)
@@ -248,7 +248,7 @@ def test_whatever_a_run_went_through_it_gives_an_advice_or_says_that_it_trained_
 
 
 def test_a_run_that_trained_nothing_gives_no_advice() -> None:
-    run = Told()
+    run = FakeHistory()
     run.launches()
     run.trains()
     with pytest.raises(BadInput, match="train for longer"):

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fake_runs import PLAN, WRONGS, Lived, digest, live
+from fake_runs import PLAN, WRONGS, FakeRun, digest, random_run
 from holdfast.audit.verdicts import audit_files, worst
 from holdfast.events import (
     Attempt,
@@ -44,7 +44,7 @@ Files: TypeAlias = dict[str, list[Event]]
 Place: TypeAlias = tuple[str, int]  # a file, and a line of it
 # A history that was changed, and whether that changes what was trained, restored or claimed. None: nothing to change.
 Forged: TypeAlias = tuple[Files, bool] | None
-Forgery: TypeAlias = Callable[[random.Random, Lived], Forged]
+Forgery: TypeAlias = Callable[[random.Random, FakeRun], Forged]
 FORGERIES: dict[str, Forgery] = {}
 
 
@@ -60,11 +60,11 @@ def verdict(files: Files) -> Verdict:
 # What a forger knows.
 
 
-def copied(run: Lived) -> Files:
+def copied(run: FakeRun) -> Files:
     return {who: list(events) for who, events in run.files.items()}
 
 
-def places(run: Lived, kind: Any, which: Callable[[Any], bool] = lambda what: True) -> list[Place]:
+def places(run: FakeRun, kind: Any, which: Callable[[Any], bool] = lambda what: True) -> list[Place]:
     return [
         (who, line)
         for who, events in sorted(run.files.items())
@@ -73,8 +73,8 @@ def places(run: Lived, kind: Any, which: Callable[[Any], bool] = lambda what: Tr
     ]
 
 
-def at(files: Files | Lived, place: Place) -> Event:
-    return (files.files if isinstance(files, Lived) else files)[place[0]][place[1]]
+def at(files: Files | FakeRun, place: Place) -> Event:
+    return (files.files if isinstance(files, FakeRun) else files)[place[0]][place[1]]
 
 
 def put(files: Files, place: Place, what: What) -> Files:
@@ -82,7 +82,7 @@ def put(files: Files, place: Place, what: What) -> Files:
     return files
 
 
-def life(run: Lived, place: Place) -> range:
+def life(run: FakeRun, place: Place) -> range:
     """The lines of the life that this line belongs to."""
     who, line = place
     opens = [i for i, event in enumerate(run.files[who]) if isinstance(event.what, Open)]
@@ -90,25 +90,25 @@ def life(run: Lived, place: Place) -> range:
     return range(first, min((i for i in opens if i > line), default=len(run.files[who])))
 
 
-def trains(run: Lived, place: Place) -> bool:
+def trains(run: FakeRun, place: Place) -> bool:
     """Whether anything was trained, or said to be done, in this life."""
     who = place[0]
     return any(isinstance(run.files[who][i].what, Step | Done | Preempted) for i in life(run, place))
 
 
-def counts(run: Lived, place: Place) -> bool:
+def counts(run: FakeRun, place: Place) -> bool:
     """Whether anything of this life counts."""
     return any(run.counts(run.files[place[0]][i]) for i in life(run, place))
 
 
-def covered(run: Lived, place: Place) -> bool:
+def covered(run: FakeRun, place: Place) -> bool:
     """Whether a commit on record holds this step."""
     step: Any = at(run, place).what
     commits = places(run, Commit, lambda what: what.attempt == step.attempt and what.step > step.step)
     return bool(commits) and at(run, place) not in run.void
 
 
-def has_joined(run: Lived, place: Place) -> bool:
+def has_joined(run: FakeRun, place: Place) -> bool:
     """Whether the life of this line began in the middle of an attempt."""
     who, first = place[0], life(run, place)[0]
     begun = [e.what.attempt for e in run.files[who][:first] if isinstance(e.what, Attempt)]
@@ -116,14 +116,14 @@ def has_joined(run: Lived, place: Place) -> bool:
     return any(isinstance(what, Attempt) and what.attempt in begun for what in mine)
 
 
-def beside(run: Lived, place: Place) -> list[Place]:
+def beside(run: FakeRun, place: Place) -> list[Place]:
     """The same step, as other ranks tell it."""
     was: Any = at(run, place).what
     them = places(run, Step, lambda e: (e.attempt, e.step) == (was.attempt, was.step) and e.rank != was.rank)
     return [each for each in them if at(run, each) not in run.void]
 
 
-def goes_on(run: Lived, place: Place) -> bool:
+def goes_on(run: FakeRun, place: Place) -> bool:
     """Whether a later window was trained in this life after this line, or one that lacks samples, or it was done."""
     (who, line), was = place, at(run, place).what
     assert isinstance(was, Step | Regroup)
@@ -137,7 +137,7 @@ def pick(rng: random.Random, among: Sequence[Place]) -> Place | None:
     return rng.choice(among) if among else None
 
 
-def counted_step(rng: random.Random, run: Lived, world: int = 1) -> Place | None:
+def counted_step(rng: random.Random, run: FakeRun, world: int = 1) -> Place | None:
     return pick(rng, [p for p in places(run, Step, lambda what: what.world >= world) if run.counts(at(run, p))])
 
 
@@ -145,7 +145,7 @@ def counted_step(rng: random.Random, run: Lived, world: int = 1) -> Place | None
 
 
 @forgery
-def a_step_dropped(rng: random.Random, run: Lived) -> Forged:
+def a_step_dropped(rng: random.Random, run: FakeRun) -> Forged:
     if (place := pick(rng, places(run, Step))) is None:
         return None
     files = copied(run)
@@ -154,7 +154,7 @@ def a_step_dropped(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def a_step_repeated(rng: random.Random, run: Lived) -> Forged:
+def a_step_repeated(rng: random.Random, run: FakeRun) -> Forged:
     if (place := pick(rng, places(run, Step))) is None:
         return None
     files = copied(run)
@@ -163,7 +163,7 @@ def a_step_repeated(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def two_lines_exchanged(rng: random.Random, run: Lived) -> Forged:
+def two_lines_exchanged(rng: random.Random, run: FakeRun) -> Forged:
     place = pick(rng, [(who, i) for who, events in sorted(run.files.items()) for i in range(len(events) - 1)])
     if place is None:
         return None
@@ -175,7 +175,7 @@ def two_lines_exchanged(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def a_line_moved_to_another_file(rng: random.Random, run: Lived) -> Forged:
+def a_line_moved_to_another_file(rng: random.Random, run: FakeRun) -> Forged:
     if (place := pick(rng, places(run, Step))) is None or len(run.files) < 2:
         return None
     files = copied(run)
@@ -185,7 +185,7 @@ def a_line_moved_to_another_file(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def a_file_cut_off(rng: random.Random, run: Lived) -> Forged:
+def a_file_cut_off(rng: random.Random, run: FakeRun) -> Forged:
     who = rng.choice(sorted(who for who in run.files if who.startswith("rank")))
     line = rng.randrange(len(run.files[who]))
     lost = run.files[who][line:]
@@ -207,7 +207,7 @@ def a_file_cut_off(rng: random.Random, run: Lived) -> Forged:
     return files, needed or claimed or bool(due)
 
 
-def may_be_lacking(run: Lived, event: Event) -> bool:
+def may_be_lacking(run: FakeRun, event: Event) -> bool:
     """Whether this is one of the last two steps before a member was lost: each is written in the next backward."""
     step, member = event.what, int(event.who.removeprefix("rank-"))
     if not isinstance(step, Step):
@@ -218,7 +218,7 @@ def may_be_lacking(run: Lived, event: Event) -> bool:
 
 
 @forgery
-def a_file_removed(rng: random.Random, run: Lived) -> Forged:
+def a_file_removed(rng: random.Random, run: FakeRun) -> Forged:
     who = rng.choice(sorted(who for who in run.files if who.startswith("rank")))
     files = copied(run)
     lost = files.pop(who)
@@ -226,7 +226,7 @@ def a_file_removed(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def a_life_without_its_opening(rng: random.Random, run: Lived) -> Forged:
+def a_life_without_its_opening(rng: random.Random, run: FakeRun) -> Forged:
     opens = [place for place in places(run, Open) if place[0].startswith("rank") and trains(run, place)]
     if (place := pick(rng, opens)) is None:
         return None
@@ -238,7 +238,7 @@ def a_life_without_its_opening(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def a_life_without_its_attempt_or_plan(rng: random.Random, run: Lived) -> Forged:
+def a_life_without_its_attempt_or_plan(rng: random.Random, run: FakeRun) -> Forged:
     if (place := pick(rng, [p for p in places(run, Attempt | Plan) if trains(run, p)])) is None:
         return None
     files = copied(run)
@@ -250,7 +250,7 @@ def a_life_without_its_attempt_or_plan(rng: random.Random, run: Lived) -> Forged
 
 
 @forgery
-def a_recover_removed(rng: random.Random, run: Lived) -> Forged:
+def a_recover_removed(rng: random.Random, run: FakeRun) -> Forged:
     if (place := pick(rng, places(run, Recover))) is None:
         return None
     files = copied(run)
@@ -259,7 +259,7 @@ def a_recover_removed(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def a_recover_without_a_cursor(rng: random.Random, run: Lived) -> Forged:
+def a_recover_without_a_cursor(rng: random.Random, run: FakeRun) -> Forged:
     if (place := pick(rng, places(run, Recover))) is None:
         return None
     said = to_json(at(run, place).what)
@@ -273,7 +273,7 @@ def a_recover_without_a_cursor(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def another_step_restored(rng: random.Random, run: Lived) -> Forged:
+def another_step_restored(rng: random.Random, run: FakeRun) -> Forged:
     """On all ranks of an attempt, with the position that belongs to it."""
     if (place := pick(rng, places(run, Recover))) is None:
         return None
@@ -290,7 +290,7 @@ def another_step_restored(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def one_rank_restored_another_step(rng: random.Random, run: Lived) -> Forged:
+def one_rank_restored_another_step(rng: random.Random, run: FakeRun) -> Forged:
     if (place := pick(rng, [p for p in places(run, Recover) if trains(run, p)])) is None:
         return None
     was: Any = at(run, place).what
@@ -300,7 +300,7 @@ def one_rank_restored_another_step(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def another_position_after_a_restore(rng: random.Random, run: Lived) -> Forged:
+def another_position_after_a_restore(rng: random.Random, run: FakeRun) -> Forged:
     if (place := pick(rng, [p for p in places(run, Recover) if trains(run, p)])) is None:
         return None
     was: Any = at(run, place).what
@@ -308,7 +308,7 @@ def another_position_after_a_restore(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def another_state_in_memory(rng: random.Random, run: Lived) -> Forged:
+def another_state_in_memory(rng: random.Random, run: FakeRun) -> Forged:
     """What came back is another state than was committed, or is not told."""
     several = [p for p in places(run, Recover, lambda what: what.restored is not None) if not has_joined(run, p)]
     if (place := pick(rng, several)) is None:
@@ -318,7 +318,7 @@ def another_state_in_memory(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def generators_not_restored(rng: random.Random, run: Lived) -> Forged:
+def generators_not_restored(rng: random.Random, run: FakeRun) -> Forged:
     if (place := pick(rng, [p for p in places(run, Recover) if trains(run, p)])) is None:
         return None
     was: Any = at(run, place).what
@@ -329,7 +329,7 @@ def generators_not_restored(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def a_life_that_repeats_a_number_without_a_recover(rng: random.Random, run: Lived) -> Forged:
+def a_life_that_repeats_a_number_without_a_recover(rng: random.Random, run: FakeRun) -> Forged:
     """All ranks of a later attempt go on under the number of the one before, as if nothing had been rolled back."""
     numbers = sorted({at(run, p).what.attempt for p in places(run, Attempt)})  # type: ignore[union-attr]
     if len(numbers) < 2:
@@ -349,7 +349,7 @@ def renumbered(events: list[Event], number: int, other: int, without: type[Any] 
 
 
 @forgery
-def one_ranks_life_renumbered(rng: random.Random, run: Lived) -> Forged:
+def one_ranks_life_renumbered(rng: random.Random, run: FakeRun) -> Forged:
     if (place := pick(rng, [p for p in places(run, Attempt, lambda what: what.world > 1) if counts(run, p)])) is None:
         return None
     was: Any = at(run, place).what
@@ -363,7 +363,7 @@ def one_ranks_life_renumbered(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def another_sample(rng: random.Random, run: Lived) -> Forged:
+def another_sample(rng: random.Random, run: FakeRun) -> Forged:
     if (place := pick(rng, places(run, Step))) is None:
         return None
     was: Any = at(run, place).what
@@ -376,7 +376,7 @@ def another_sample(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def shares_exchanged_between_ranks(rng: random.Random, run: Lived) -> Forged:
+def shares_exchanged_between_ranks(rng: random.Random, run: FakeRun) -> Forged:
     if (place := counted_step(rng, run, world=2)) is None:
         return None
     was: Any = at(run, place).what
@@ -389,7 +389,7 @@ def shares_exchanged_between_ranks(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def ids_exchanged_between_ranks(rng: random.Random, run: Lived) -> Forged:
+def ids_exchanged_between_ranks(rng: random.Random, run: FakeRun) -> Forged:
     if (place := counted_step(rng, run, world=2)) is None:
         return None
     was: Any = at(run, place).what
@@ -404,7 +404,7 @@ def ids_exchanged_between_ranks(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def one_rank_trained_everything(rng: random.Random, run: Lived) -> Forged:
+def one_rank_trained_everything(rng: random.Random, run: FakeRun) -> Forged:
     if (place := counted_step(rng, run, world=2)) is None:
         return None
     was: Any = at(run, place).what
@@ -417,7 +417,7 @@ def one_rank_trained_everything(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def a_step_of_another_place(rng: random.Random, run: Lived) -> Forged:
+def a_step_of_another_place(rng: random.Random, run: FakeRun) -> Forged:
     if (place := pick(rng, places(run, Step))) is None:
         return None
     was: Any = at(run, place).what
@@ -427,7 +427,7 @@ def a_step_of_another_place(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def another_world(rng: random.Random, run: Lived) -> Forged:
+def another_world(rng: random.Random, run: FakeRun) -> Forged:
     if (place := pick(rng, [p for p in places(run, Attempt) if trains(run, p)])) is None:
         return None
     was: Any = at(run, place).what
@@ -436,7 +436,7 @@ def another_world(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def the_files_of_two_ranks_exchanged(rng: random.Random, run: Lived) -> Forged:
+def the_files_of_two_ranks_exchanged(rng: random.Random, run: FakeRun) -> Forged:
     ranks = sorted(who for who in run.files if who.startswith("rank"))
     if len(ranks) < 2:
         return None
@@ -450,7 +450,7 @@ def the_files_of_two_ranks_exchanged(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def another_plan(rng: random.Random, run: Lived) -> Forged:
+def another_plan(rng: random.Random, run: FakeRun) -> Forged:
     if (place := pick(rng, places(run, Plan))) is None:
         return None
     was: Any = at(run, place).what
@@ -459,7 +459,7 @@ def another_plan(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def other_data(rng: random.Random, run: Lived) -> Forged:
+def other_data(rng: random.Random, run: FakeRun) -> Forged:
     if (place := pick(rng, places(run, Plan))) is None:
         return None
     name, other = rng.choice([("data", digest("other")), ("data", None), ("config", digest("other"))])
@@ -471,7 +471,7 @@ def other_data(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def a_commit_removed(rng: random.Random, run: Lived) -> Forged:
+def a_commit_removed(rng: random.Random, run: FakeRun) -> Forged:
     if (place := pick(rng, places(run, Commit))) is None:
         return None
     was: Any = at(run, place).what
@@ -481,7 +481,7 @@ def a_commit_removed(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def a_commit_of_another_state(rng: random.Random, run: Lived) -> Forged:
+def a_commit_of_another_state(rng: random.Random, run: FakeRun) -> Forged:
     """What rests on it: a restore. That of the last state, nobody has restored."""
     if (place := pick(rng, places(run, Commit))) is None:
         return None
@@ -492,7 +492,7 @@ def a_commit_of_another_state(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def a_commit_of_a_step_never_reached(rng: random.Random, run: Lived) -> Forged:
+def a_commit_of_a_step_never_reached(rng: random.Random, run: FakeRun) -> Forged:
     if (place := pick(rng, [p for p in places(run, Recover) if p[0] == "rank-0"])) is None:
         return None
     lines = life(run, place)
@@ -507,7 +507,7 @@ def a_commit_of_a_step_never_reached(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def a_commit_of_another_step(rng: random.Random, run: Lived) -> Forged:
+def a_commit_of_another_step(rng: random.Random, run: FakeRun) -> Forged:
     if (place := pick(rng, places(run, Commit))) is None:
         return None
     was: Any = at(run, place).what
@@ -519,7 +519,7 @@ def a_commit_of_another_step(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def a_commit_by_another_rank(rng: random.Random, run: Lived) -> Forged:
+def a_commit_by_another_rank(rng: random.Random, run: FakeRun) -> Forged:
     first = {who for who, i in places(run, Regroup) if f"rank-{run.files[who][i].what.members[0]}" == who}  # type: ignore[union-attr]
     others = [place for place in places(run, Step) if place[0] not in first | {"rank-0"}]
     if (place := pick(rng, others)) is None:
@@ -532,7 +532,7 @@ def a_commit_by_another_rank(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def a_rank_that_was_never_done(rng: random.Random, run: Lived) -> Forged:
+def a_rank_that_was_never_done(rng: random.Random, run: FakeRun) -> Forged:
     done = places(run, Done)
     if len({at(run, p).what.attempt for p in done}) != 1:  # type: ignore[union-attr]
         return None
@@ -543,7 +543,7 @@ def a_rank_that_was_never_done(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def a_done_of_a_rank_that_does_not_exist(rng: random.Random, run: Lived) -> Forged:
+def a_done_of_a_rank_that_does_not_exist(rng: random.Random, run: FakeRun) -> Forged:
     was = at(run, rng.choice(places(run, Done)))
     who = rng.choice(["rank-9", "rank-01", "rank-x", "somebody", "supervisor", "injected-0"])
     files = copied(run)
@@ -552,7 +552,7 @@ def a_done_of_a_rank_that_does_not_exist(rng: random.Random, run: Lived) -> Forg
 
 
 @forgery
-def a_done_that_came_too_early(rng: random.Random, run: Lived) -> Forged:
+def a_done_that_came_too_early(rng: random.Random, run: FakeRun) -> Forged:
     ends = [p for p in places(run, Step) if p[1] == life(run, p)[-1]]
     if (place := pick(rng, ends)) is None:
         return None
@@ -567,7 +567,7 @@ def a_done_that_came_too_early(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def another_state_after_a_step(rng: random.Random, run: Lived) -> Forged:
+def another_state_after_a_step(rng: random.Random, run: FakeRun) -> Forged:
     """Known from the other ranks, if it is what all share; from the step when it was trained again."""
     if (place := pick(rng, places(run, Step))) is None:
         return None
@@ -578,14 +578,14 @@ def another_state_after_a_step(rng: random.Random, run: Lived) -> Forged:
     return put(copied(run), place, was._replace(state=state)), bool(shared and others) or replayed(run, place)
 
 
-def replayed(run: Lived, place: Place) -> bool:
+def replayed(run: FakeRun, place: Place) -> bool:
     who, what = place[0], at(run, place).what
     assert isinstance(what, Step)
     return at(run, place) not in run.void and run.twice()[who, run.pasts[who, what.attempt, what.step]] > 1
 
 
 @forgery
-def another_loss(rng: random.Random, run: Lived) -> Forged:
+def another_loss(rng: random.Random, run: FakeRun) -> Forged:
     if (place := pick(rng, places(run, Step, lambda what: what.loss is not None))) is None:
         return None
     was: Any = at(run, place).what
@@ -593,7 +593,7 @@ def another_loss(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def no_state_after_a_replayed_step(rng: random.Random, run: Lived) -> Forged:
+def no_state_after_a_replayed_step(rng: random.Random, run: FakeRun) -> Forged:
     if (place := pick(rng, places(run, Step))) is None:
         return None
     was: Any = at(run, place).what
@@ -601,7 +601,7 @@ def no_state_after_a_replayed_step(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def a_window_that_was_only_handed_out(rng: random.Random, run: Lived) -> Forged:
+def a_window_that_was_only_handed_out(rng: random.Random, run: FakeRun) -> Forged:
     """All ranks: nothing summed, nothing stepped, and the state of the step before."""
     if (place := counted_step(rng, run)) is None:
         return None
@@ -616,7 +616,7 @@ def a_window_that_was_only_handed_out(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def a_sum_that_one_rank_alone_took_part_in(rng: random.Random, run: Lived) -> Forged:
+def a_sum_that_one_rank_alone_took_part_in(rng: random.Random, run: FakeRun) -> Forged:
     if (place := counted_step(rng, run, world=2)) is None:
         return None
     was: Any = at(run, place).what
@@ -626,13 +626,13 @@ def a_sum_that_one_rank_alone_took_part_in(rng: random.Random, run: Lived) -> Fo
 # Members that were lost, and joined.
 
 
-def same(run: Lived, place: Place) -> list[Place]:
+def same(run: FakeRun, place: Place) -> list[Place]:
     """All who declare the same membership."""
     was: Any = at(run, place).what
     return places(run, Regroup, lambda each: (each.attempt, each.number) == (was.attempt, was.number))
 
 
-def regroup(rng: random.Random, run: Lived, which: Callable[[Any], bool] = lambda what: True) -> Place | None:
+def regroup(rng: random.Random, run: FakeRun, which: Callable[[Any], bool] = lambda what: True) -> Place | None:
     """A regroup that the one who declares it went on after, and trained under, and of which something was left.
 
     Who is overtaken by the next loss before that may as well tell of the two as of one.
@@ -641,7 +641,7 @@ def regroup(rng: random.Random, run: Lived, which: Callable[[Any], bool] = lambd
     return pick(rng, [p for p in trained if not all(undone_at_once(run, each) for each in same(run, p))])
 
 
-def undone_at_once(run: Lived, place: Place) -> bool:
+def undone_at_once(run: FakeRun, place: Place) -> bool:
     """Whether what went on after a regroup was its window at most, divided as before, and that was trained again.
 
     Then those who were lost may as well have died with the others, once they had the sums of that window.
@@ -656,22 +656,22 @@ def undone_at_once(run: Lived, place: Place) -> bool:
     return True
 
 
-def is_overtaken(run: Lived, place: Place) -> bool:
+def is_overtaken(run: FakeRun, place: Place) -> bool:
     after = (run.files[place[0]][i].what for i in life(run, place) if i > place[1])
     return isinstance(next((what for what in after if isinstance(what, Step | Regroup | Done)), None), Regroup)
 
 
-def one_or_all(rng: random.Random, run: Lived, place: Place, **fields: Any) -> Files:
+def one_or_all(rng: random.Random, run: FakeRun, place: Place, **fields: Any) -> Files:
     """Change the regroup as one member or as all members declare it."""
     return changed_at(run, rng.choice([[place], same(run, place)]), **fields)
 
 
-def by_all(run: Lived, place: Place, **fields: Any) -> Files:
+def by_all(run: FakeRun, place: Place, **fields: Any) -> Files:
     """Change the regroup as all members declare it: a loss that one member declares is declared."""
     return changed_at(run, same(run, place), **fields)
 
 
-def changed_at(run: Lived, several: Sequence[Place], **fields: Any) -> Files:
+def changed_at(run: FakeRun, several: Sequence[Place], **fields: Any) -> Files:
     files = copied(run)
     for place in several:
         put(files, place, at(run, place).what._replace(**fields))  # type: ignore[union-attr,call-arg]
@@ -679,7 +679,7 @@ def changed_at(run: Lived, several: Sequence[Place], **fields: Any) -> Files:
 
 
 @forgery
-def a_regroup_dropped(rng: random.Random, run: Lived) -> Forged:
+def a_regroup_dropped(rng: random.Random, run: FakeRun) -> Forged:
     """By all who declare it: a loss that others declare is declared."""
     if (place := regroup(rng, run)) is None:
         return None
@@ -690,7 +690,7 @@ def a_regroup_dropped(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def a_regroup_repeated(rng: random.Random, run: Lived) -> Forged:
+def a_regroup_repeated(rng: random.Random, run: FakeRun) -> Forged:
     if (place := pick(rng, places(run, Regroup))) is None:
         return None
     files = copied(run)
@@ -699,7 +699,7 @@ def a_regroup_repeated(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def a_regroup_moved(rng: random.Random, run: Lived) -> Forged:
+def a_regroup_moved(rng: random.Random, run: FakeRun) -> Forged:
     """To another place in its life: before what it tells of was reached, or after."""
     if (place := regroup(rng, run)) is None:
         return None
@@ -712,7 +712,7 @@ def a_regroup_moved(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def other_samples_declared_missing(rng: random.Random, run: Lived) -> Forged:
+def other_samples_declared_missing(rng: random.Random, run: FakeRun) -> Forged:
     if (place := regroup(rng, run)) is None:
         return None
     missing = list(at(run, place).what.missing)  # type: ignore[union-attr]
@@ -732,7 +732,7 @@ def other_samples_declared_missing(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def other_members(rng: random.Random, run: Lived) -> Forged:
+def other_members(rng: random.Random, run: FakeRun) -> Forged:
     if (place := regroup(rng, run)) is None:
         return None
     was: Any = at(run, place).what
@@ -745,7 +745,7 @@ def other_members(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def somebody_named_lost_who_was_not(rng: random.Random, run: Lived) -> Forged:
+def somebody_named_lost_who_was_not(rng: random.Random, run: FakeRun) -> Forged:
     if (place := regroup(rng, run)) is None:
         return None
     was: Any = at(run, place).what
@@ -755,7 +755,7 @@ def somebody_named_lost_who_was_not(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def somebody_lost_and_not_named(rng: random.Random, run: Lived) -> Forged:
+def somebody_lost_and_not_named(rng: random.Random, run: FakeRun) -> Forged:
     place = regroup(rng, run, lambda what: len(what.lost) > 0)
     if place is None or has_joined(run, place):  # who has just joined need not know whom the others have lost
         return None
@@ -765,7 +765,7 @@ def somebody_lost_and_not_named(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def a_regroup_in_another_step(rng: random.Random, run: Lived) -> Forged:
+def a_regroup_in_another_step(rng: random.Random, run: FakeRun) -> Forged:
     if (place := regroup(rng, run)) is None:
         return None
     was: Any = at(run, place).what
@@ -774,7 +774,7 @@ def a_regroup_in_another_step(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def a_regroup_that_never_was(rng: random.Random, run: Lived) -> Forged:
+def a_regroup_that_never_was(rng: random.Random, run: FakeRun) -> Forged:
     """In the files of all who trained a window: one of them is lost in it, and goes on."""
     if (place := counted_step(rng, run, world=2)) is None:
         return None
@@ -797,7 +797,7 @@ def a_regroup_that_never_was(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def a_lost_member_that_goes_on(rng: random.Random, run: Lived) -> Forged:
+def a_lost_member_that_goes_on(rng: random.Random, run: FakeRun) -> Forged:
     if (place := regroup(rng, run, lambda what: len(what.lost) > 0)) is None:
         return None
     was: Any = at(run, place).what
@@ -811,7 +811,7 @@ def a_lost_member_that_goes_on(rng: random.Random, run: Lived) -> Forged:
 
 
 @forgery
-def another_state_of_who_joined(rng: random.Random, run: Lived) -> Forged:
+def another_state_of_who_joined(rng: random.Random, run: FakeRun) -> Forged:
     steps = places(run, Step)
     several = [p for p in places(run, Recover) if has_joined(run, p)]
     several = [p for p in several if any(who == p[0] and i in life(run, p) for who, i in steps)]  # else nobody used it
@@ -825,7 +825,7 @@ def another_state_of_who_joined(rng: random.Random, run: Lived) -> Forged:
 # What a run may say in other words: nothing that was trained, restored or claimed is another.
 
 
-def cosmetic(rng: random.Random, run: Lived) -> Files:
+def cosmetic(rng: random.Random, run: FakeRun) -> Files:
     files = copied(run)
     place = rng.choice([(who, i) for who, events in sorted(files.items()) for i in range(len(events))])
     what: Any = at(files, place).what
@@ -889,7 +889,7 @@ TALLY = Tally()
 
 def try_correct(seed: int) -> str | None:
     """What is wrong with the audit of this correct run, if anything."""
-    run = live(random.Random(seed))
+    run = random_run(random.Random(seed))
     found = verdict(run.files)
     TALLY.correct[found] += 1
     expected = "pass" if run.complete else "unknown"
@@ -897,7 +897,7 @@ def try_correct(seed: int) -> str | None:
 
 
 def try_wrong(seed: int, wrong: str) -> str | None:
-    run = live(random.Random(seed), wrong=wrong)
+    run = random_run(random.Random(seed), wrong=wrong)
     if not run.was_wrong:
         return None
     found = verdict(run.files)
@@ -907,7 +907,7 @@ def try_wrong(seed: int, wrong: str) -> str | None:
 
 def try_forgery(seed: int, name: str) -> str | None:
     rng = random.Random(seed)
-    run = live(rng)
+    run = random_run(rng)
     if not run.complete or (forged := FORGERIES[name](rng, run)) is None:
         return None
     files, material = forged
@@ -918,7 +918,7 @@ def try_forgery(seed: int, name: str) -> str | None:
 
 def try_cosmetic(seed: int) -> str | None:
     rng = random.Random(seed)
-    run = live(rng)
+    run = random_run(rng)
     found = verdict(cosmetic(rng, run))
     TALLY.immaterial["other words"][found] += 1
     expected = "pass" if run.complete else "unknown"
@@ -930,7 +930,7 @@ seeds = st.integers(0, 10**9)
 
 @given(seeds)
 @settings(max_examples=60)
-def test_every_correct_run_passes_and_one_that_goes_on_is_unknown(seed: int) -> None:
+def test_every_correct_run_passes_and_an_unfinished_one_is_unknown(seed: int) -> None:
     assert try_correct(seed) is None
 
 
@@ -1009,7 +1009,7 @@ writers = st.sampled_from(["rank-0", "rank-1", "rank-3", "rank-x", "supervisor",
 
 @given(st.lists(st.tuples(writers, whats), max_size=14))
 @settings(max_examples=80)
-def test_whatever_is_told_there_is_a_verdict(told: list[tuple[str, What]]) -> None:
+def test_any_history_gets_a_verdict(told: list[tuple[str, What]]) -> None:
     files: defaultdict[str, list[Event]] = defaultdict(list)
     for who, what in told:
         files[who].append(Event(0.0, who, what))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fake_runs import changed, extended, preempted, stopped
-from fake_two_ranks import Told
+from fake_two_ranks import TwoRankRun
 from holdfast.audit.verdicts import audit
 from holdfast.events import Commit, Done, Event, Plan, Preempted, Stopped
 
@@ -74,7 +74,7 @@ def test_a_stop_that_was_not_is_caught(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_run_that_goes_on_after_its_script_has_stopped_it_is_caught(seed: int) -> None:
+def test_a_run_that_continues_after_its_script_stopped_it_fails(seed: int) -> None:
     assert verdict(stopped(random.Random(seed), goes_on=True).events) == "fail"
 
 
@@ -85,8 +85,8 @@ def test_a_preemption_that_is_called_a_stop_is_caught(seed: int) -> None:
     assert verdict(put(events, of(Preempted), lambda what: Stopped(what.attempt, what.step))) != "pass"
 
 
-def test_a_stop_that_its_snapshot_does_not_know_is_told_in_words() -> None:
-    run = Told().trains(1, None, 17).stops(1, 17)
+def test_a_stop_without_a_mark_in_its_snapshot_fails() -> None:
+    run = TwoRankRun().trains(1, None, 17).stops(1, 17)
     run.events = changed(run.events, of(Commit, step=17), stops=False)
     assert run.found("reached_the_end") == (
         "fail",
@@ -96,7 +96,7 @@ def test_a_stop_that_its_snapshot_does_not_know_is_told_in_words() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_plan_that_shrinks_or_grows_unsaid_is_caught(seed: int) -> None:
+def test_a_plan_that_shrinks_or_grows_without_extending_fails(seed: int) -> None:
     run = extended(random.Random(seed))
     events = run.events
     number = max(each.what.attempt for each in events if isinstance(each.what, Plan))

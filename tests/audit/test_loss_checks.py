@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fake_live_runs import LOST_AT, WORLD, Survived, found, is_regroup
+from fake_live_runs import LOST_AT, WORLD, FakeLiveRun, found, is_regroup
 from fake_runs import PLAN, digest
 from holdfast.audit.verdicts import Finding, audit, worst
 from holdfast.events import Event, Regroup, Step
@@ -25,7 +25,7 @@ class TestAShareDeclaredMissing:
     """What is declared missing has no part in what came out."""
 
     def test_a_share_that_its_member_reports_is_not_missing(self) -> None:
-        run = Survived()
+        run = FakeLiveRun()
         left, at = (0, 1, 2), PLAN.position(LOST_AT + 1)
         missing = [int(each) for member in (2, 3) for each in PLAN.share(at, member, WORLD)]
         said = Regroup(1, 2, LOST_AT + 1, "forward", left, (2, 3), tuple(missing), 0, 3)
@@ -38,9 +38,9 @@ class TestAShareDeclaredMissing:
         because = recoveries(run.ends().events)
         assert (because.verdict, "rank-2 reports step 7" in because.because) == ("fail", True)
 
-    def test_one_whose_window_is_replayed_came_out_of_it_as_the_others_do(self) -> None:
+    def test_a_lost_member_and_the_replay_of_its_step_have_one_state(self) -> None:
         """It had all its sums, and was lost in its save; another lacked one of them, and was lost too. Seen under strikes."""
-        run, step = Survived(), LOST_AT + 1
+        run, step = FakeLiveRun(), LOST_AT + 1
         mine = run.share(2, step, digest("shared", step) + digest(2, step))
         run.says(2, mine)
         said = Regroup(1, 2, step, "replay", run.members, (2,), (), 1, 2)
@@ -52,7 +52,7 @@ class TestAShareDeclaredMissing:
         assert (said.verdict, "with another state than its replay" in said.because) == ("fail", True)
 
     def test_a_step_that_is_replayed_lacks_nothing(self) -> None:
-        run = Survived(2, strategy="replay")
+        run = FakeLiveRun(2, strategy="replay")
         said = recoveries(run.ends().events)
         assert (said.verdict, "replay" in said.because) == ("fail", True)
 
@@ -61,8 +61,8 @@ class TestAStepThatChangedNothing:
     """Where members were lost, a step without an optimizer step is declared skipped, or is one of many."""
 
     @pytest.mark.parametrize("kept", [3, 0])
-    def test_a_window_that_was_skipped_is_not_passed_off_as_trained(self, kept: int) -> None:
-        run = Survived(2, strategy="skip").ends()
+    def test_a_skipped_step_cannot_pass_as_trained(self, kept: int) -> None:
+        run = FakeLiveRun(2, strategy="skip").ends()
         assert worst(audit(run.events)) == "pass"
         forged = [self.passed_off(event, kept) if is_regroup(event.who, event.what) else event for event in run.events]
         if not kept:  # moved to the boundary after it
@@ -84,7 +84,7 @@ class TestAStepThatChangedNothing:
         return events
 
     @staticmethod
-    def accumulated(run: Survived, every: int, but: int | None = None) -> list[Event]:
+    def accumulated(run: FakeLiveRun, every: int, but: int | None = None) -> list[Event]:
         """The run as it would be if gradients of several windows waited for one step of the optimizer."""
         events = []
         for event in run.events:
@@ -99,35 +99,35 @@ class TestAStepThatChangedNothing:
     @pytest.mark.parametrize("every", [2, 3, 4, 5])
     @pytest.mark.parametrize("how", ["complete", "before", "redone"])
     def test_gradients_of_several_windows_may_wait_for_one_step(self, how: str, every: int) -> None:
-        run = Survived(2, how=how).ends()
+        run = FakeLiveRun(2, how=how).ends()
         assert worst(audit(self.accumulated(run, every))) == "pass"
 
     def test_a_step_of_the_optimizer_that_was_left_out_is_seen_where_they_wait(self) -> None:
-        run = Survived(2, how="complete").ends()
+        run = FakeLiveRun(2, how="complete").ends()
         skipped = self.accumulated(run, 7, but=LOST_AT)
         assert worst(audit(self.accumulated(run, 7))) == "pass"
         assert recoveries(skipped).verdict == "unknown"
 
-    def test_a_step_beyond_any_count_is_no_trouble(self) -> None:
-        run = Survived(2, how="complete").ends()
+    def test_a_huge_step_number_is_handled(self) -> None:
+        run = FakeLiveRun(2, how="complete").ends()
         forged = run.with_other(is_step(LOST_AT), stepped=0, state=digest("shared", LOST_AT - 1) + digest("own"))
         last = max(i for i, event in enumerate(forged) if is_step(PLAN.steps - 1)(event.who, event.what))
         forged[last] = forged[last]._replace(what=forged[last].what._replace(step=2**63 - 1))  # type: ignore[call-arg]
         assert worst(audit(forged)) == "fail"
 
-    def test_a_skipped_window_in_which_an_optimizer_stepped_was_not_skipped(self) -> None:
-        run = Survived(2, strategy="skip").ends()
+    def test_a_skipped_step_has_no_optimizer_step(self) -> None:
+        run = FakeLiveRun(2, strategy="skip").ends()
         said = recoveries(run.with_other(is_step(LOST_AT), stepped=1))
         assert (said.verdict, "the optimizer of rank-0 stepped" in said.because) == ("fail", True)
 
     @pytest.mark.parametrize("step", [LOST_AT - 1, LOST_AT])
-    def test_a_skipped_window_whose_states_are_not_on_record_is_unknown(self, step: int) -> None:
-        run = Survived(2, strategy="skip").ends()
+    def test_a_skipped_step_without_fingerprints_is_unknown(self, step: int) -> None:
+        run = FakeLiveRun(2, strategy="skip").ends()
         said = recoveries(run.with_other(is_step(step), state=None))
         assert (said.verdict, "skipped" in said.because) == ("unknown", True)
 
     def test_more_backward_passes_than_usual_excuse_nothing(self) -> None:
-        run = Survived(2, strategy="skip").ends()
+        run = FakeLiveRun(2, strategy="skip").ends()
         moved = digest("shared", LOST_AT) + digest("own")
         assert recoveries(run.with_other(is_step(LOST_AT), reduced=2, state=moved)).verdict == "fail"
 
@@ -137,7 +137,7 @@ class TestMissingFingerprints:
 
     @pytest.mark.parametrize("of", [2, 3])
     def test_a_state_left_out_is_unknown_and_named(self, of: int) -> None:
-        run = Survived(0).ends()
+        run = FakeLiveRun(0).ends()
         said = found(audit(run.with_other(is_step(3, of=of), state=None)), "repeated_steps_agree")
         assert said.verdict == "unknown"
         assert (
@@ -145,20 +145,20 @@ class TestMissingFingerprints:
             == f"rank-{of} has no fingerprint of its state after step 3 of attempt 1, but its other steps have"
         )
 
-    def test_it_is_named_also_where_a_later_life_of_the_rank_tells_all(self) -> None:
-        run = Survived(2).joins(2).ends()
+    def test_a_missing_fingerprint_is_named_even_if_a_later_session_has_all(self) -> None:
+        run = FakeLiveRun(2).joins(2).ends()
         said = found(audit(run.with_other(is_step(3, of=2), state=None)), "repeated_steps_agree")
         assert (said.verdict, "step 3 of attempt 1" in said.because) == ("unknown", True)
 
-    def test_a_rank_that_tells_none_where_others_do_is_unknown(self) -> None:
-        run = Survived(0).ends()
+    def test_a_rank_without_fingerprints_is_unknown_if_others_have_them(self) -> None:
+        run = FakeLiveRun(0).ends()
         none = run.with_other(is_step(*range(PLAN.steps), of=2), state=None)
         said = found(audit(none), "repeated_steps_agree")
         assert (said.verdict, "rank-2" in said.because) == ("unknown", True)
 
     @pytest.mark.parametrize("strategy", ["forward", "replay"])
-    def test_where_members_were_lost_and_nobody_tells_any_it_is_unknown(self, strategy: str) -> None:
-        run = Survived(2, strategy=strategy, how="complete").ends()
+    def test_without_fingerprints_an_attempt_that_lost_members_is_unknown(self, strategy: str) -> None:
+        run = FakeLiveRun(2, strategy=strategy, how="complete").ends()
         said = found(audit(run.with_other(is_step(*range(PLAN.steps)), state=None)), "repeated_steps_agree")
         assert (said.verdict, said.because) == (
             "unknown",
@@ -170,21 +170,21 @@ class TestUnreportedShares:
     """Shares that their members could not report any more are counted."""
 
     @pytest.mark.parametrize(("since", "number"), [(LOST_AT, 0), (LOST_AT - 1, 1)])
-    def test_shares_that_only_the_others_tell_of_are_said(self, since: int, number: int) -> None:
-        run = Survived(2).ends()
+    def test_unreported_shares_are_counted(self, since: int, number: int) -> None:
+        run = FakeLiveRun(2).ends()
         cut = run.without(lambda who, what: who == "rank-2" and isinstance(what, Step) and what.step >= since)
         said = recoveries(cut).because
         assert ("1 share reported by the other ranks only" in said) is bool(number)
 
     def test_of_a_window_that_was_complete_two_may_be_lacking(self) -> None:
-        run = Survived(2, how="complete").ends()
+        run = FakeLiveRun(2, how="complete").ends()
         assert "1 share reported by the other ranks only" in recoveries(run.events).because
         cut = run.without(is_step(LOST_AT - 1, of=2))
         assert "2 shares reported by the other ranks only" in recoveries(cut).because
 
 
-def test_many_regroups_at_one_step_take_little_time() -> None:
-    run = Survived(2, how="before")
+def test_many_changes_of_members_in_one_step_are_checked_quickly() -> None:
+    run = FakeLiveRun(2, how="before")
     left, everybody = run.members, tuple(range(WORLD))
     for number in range(2, 3000, 2):  # one joins, and is lost before it trains
         joined = Regroup(1, number, LOST_AT + 1, "forward", everybody)

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from fake_histories import written
-from fake_live_runs import LOST_AT, WORLD, Survived, found, is_regroup
+from fake_histories import write_history
+from fake_live_runs import LOST_AT, WORLD, FakeLiveRun, found, is_regroup
 from fake_runs import PLAN, digest
 from holdfast.audit.verdicts import audit, audit_run, worst
 from holdfast.events import Commit, Detect, Event, Judged, Launch, Open, Recover, Regroup, Scale, Step
 from holdfast.runs.histories import RunFacts
 
 
-def test_a_run_that_lost_a_member_passes_and_says_what_it_lacks() -> None:
-    findings = audit(Survived(2).ends().events, RunFacts("forward"))
+def test_a_run_that_lost_a_member_passes_and_counts_the_missing_samples() -> None:
+    findings = audit(FakeLiveRun(2).ends().events, RunFacts("forward"))
     assert worst(findings) == "pass"
     lost = found(findings, "losses_are_declared").because
     assert lost == "1: member 2 lost at step 6, 2 samples declared missing"
@@ -24,10 +24,8 @@ def test_a_run_that_lost_a_member_passes_and_says_what_it_lacks() -> None:
 @pytest.mark.parametrize("lost", [(1,), (0,), (0, 3), (1, 2, 3)])
 @pytest.mark.parametrize("strategy", ["forward", "skip"])
 @pytest.mark.parametrize("how", ["redone", "complete", "before"])
-def test_whoever_is_lost_and_whenever_the_survivors_account_for_it(
-    lost: tuple[int, ...], strategy: str, how: str
-) -> None:
-    findings = audit(Survived(*lost, strategy=strategy, how=how).ends().events)
+def test_survivors_account_for_any_member_lost_at_any_time(lost: tuple[int, ...], strategy: str, how: str) -> None:
+    findings = audit(FakeLiveRun(*lost, strategy=strategy, how=how).ends().events)
     assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
     missing = 0 if how != "redone" else PLAN.batch if strategy == "skip" else 2 * len(lost)
     said = found(findings, "every_sample_trained_once").because
@@ -35,7 +33,7 @@ def test_whoever_is_lost_and_whenever_the_survivors_account_for_it(
 
 
 def test_a_lossy_run_without_its_declaration_fails() -> None:
-    run = Survived(2).ends()
+    run = FakeLiveRun(2).ends()
     assert worst(audit(run.without(is_regroup))) == "fail"
     quiet = run.with_other(is_regroup, missing=())
     assert found(audit(quiet), "losses_are_declared").because == (
@@ -46,16 +44,16 @@ def test_a_lossy_run_without_its_declaration_fails() -> None:
     assert "missing in membership 1 of attempt 1, but the step lacks 2 samples" in (
         found(audit(others), "losses_are_declared").because
     )
-    skipped = Survived(1, 2, strategy="skip").ends().with_other(is_regroup, missing=(81,))
+    skipped = FakeLiveRun(1, 2, strategy="skip").ends().with_other(is_regroup, missing=(81,))
     assert found(audit(skipped), "losses_are_declared").because.endswith(
         "but the step lacks 8 samples: members 1, 2 were lost in it"
     )
 
 
 def test_a_run_that_recovers_by_restart_has_no_live_recoveries(tmp_path: Path) -> None:
-    run = Survived(2).ends()
+    run = FakeLiveRun(2).ends()
     assert "recovers by 'restart'" in found(audit(run.events, RunFacts("restart")), "losses_are_declared").because
-    written(tmp_path / "history", run.files)
+    write_history(tmp_path / "history", run.files)
     for recovery, verdict in (("restart", "fail"), ("forward", "pass"), ("skip", "fail")):
         (tmp_path / "run.json").write_text(json.dumps({"recovery": recovery}))
         assert worst(audit_run(tmp_path)) == verdict
@@ -63,8 +61,8 @@ def test_a_run_that_recovers_by_restart_has_no_live_recoveries(tmp_path: Path) -
     assert worst(audit_run(tmp_path)) == "pass"  # by what the history says alone
 
 
-def test_only_the_last_steps_of_a_lost_member_are_vouched_for() -> None:
-    run = Survived(2).ends()
+def test_only_the_last_two_steps_of_a_lost_member_may_be_unreported() -> None:
+    run = FakeLiveRun(2).ends()
     for step, verdict in ((LOST_AT - 1, "pass"), (LOST_AT - 2, "pass"), (LOST_AT - 3, "fail")):
         cut = run.without(lambda who, what, at=step: who == "rank-2" and isinstance(what, Step) and what.step >= at)  # type: ignore[misc]
         assert worst(audit(cut)) == verdict
@@ -73,7 +71,7 @@ def test_only_the_last_steps_of_a_lost_member_are_vouched_for() -> None:
 
 
 def test_survivors_are_compared_with_each_other_after_rank_0_is_lost() -> None:
-    run = Survived(0).ends()
+    run = FakeLiveRun(0).ends()
     apart = run.with_other(
         lambda who, what: who == "rank-2" and isinstance(what, Step) and what.step == LOST_AT + 3,
         state=digest("apart") + digest("own"),
@@ -85,9 +83,9 @@ def test_survivors_are_compared_with_each_other_after_rank_0_is_lost() -> None:
     assert found(audit(idle), "every_step_was_trained").verdict == "fail"
 
 
-def test_what_a_lost_member_had_finished_alone_does_not_count() -> None:
-    run = Survived(2)
-    alone = Survived(2)
+def test_a_step_that_a_lost_member_finished_alone_does_not_count() -> None:
+    run = FakeLiveRun(2)
+    alone = FakeLiveRun(2)
     alone.basis = tuple(range(WORLD))
     run.says(2, alone.share(2, LOST_AT, digest("alone") + digest("own")))
     assert worst(audit(run.ends().events)) == "pass"
@@ -95,8 +93,8 @@ def test_what_a_lost_member_had_finished_alone_does_not_count() -> None:
     assert "continues after it was lost" in found(audit(run.events), "losses_are_declared").because
 
 
-def test_a_skipped_window_left_the_state_as_it_was() -> None:
-    run = Survived(2, strategy="skip").ends()
+def test_a_skipped_step_leaves_the_state_unchanged() -> None:
+    run = FakeLiveRun(2, strategy="skip").ends()
     moved = run.with_other(
         lambda who, what: isinstance(what, Step) and what.step == LOST_AT,
         state=digest("shared", LOST_AT) + digest("own"),
@@ -105,7 +103,7 @@ def test_a_skipped_window_left_the_state_as_it_was() -> None:
 
 
 def test_a_member_that_joins_rolls_nothing_back_and_begins_with_what_the_others_have() -> None:
-    run = Survived(2).joins(2).ends()
+    run = FakeLiveRun(2).joins(2).ends()
     findings = audit(run.events)
     assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
     assert "member 2 joined at step 7" in found(findings, "losses_are_declared").because
@@ -120,7 +118,7 @@ def test_a_member_that_joins_rolls_nothing_back_and_begins_with_what_the_others_
 
 @pytest.mark.parametrize("restored", [None, 0])
 def test_a_member_that_joins_before_the_first_step_begins_with_what_all_began_with(restored: int | None) -> None:
-    run = Survived()
+    run = FakeLiveRun()
     run.files = {who: [e for e in run.files[who] if not isinstance(e.what, Step | Regroup)] for who in run.files}
     run.reached = run.number = 0
     joined = Regroup(1, 1, 0, "replay", tuple(range(WORLD)), lost=(1,), redone=1)
@@ -131,15 +129,15 @@ def test_a_member_that_joins_before_the_first_step_begins_with_what_all_began_wi
     assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
 
 
-def test_only_who_is_first_of_those_left_saves() -> None:
+def test_only_the_first_remaining_member_saves() -> None:
     for saver, verdict in ((1, "pass"), (2, "fail")):
-        run = Survived(0)
+        run = FakeLiveRun(0)
         run.says(saver, Commit(1, LOST_AT + 1, 4096, 0.5, state=digest("state")))
         assert worst(audit(run.ends().events)) == verdict
 
 
-def test_who_was_overtaken_by_the_next_loss_may_declare_both_at_once() -> None:
-    run = Survived(2)
+def test_a_member_may_declare_two_losses_of_one_step_at_once() -> None:
+    run = FakeLiveRun(2)
     for who in run.files:
         run.files[who] = [e for e in run.files[who] if not (isinstance(e.what, Step) and e.what.step == LOST_AT)]
     run.basis = tuple(range(WORLD))
@@ -155,8 +153,8 @@ def test_who_was_overtaken_by_the_next_loss_may_declare_both_at_once() -> None:
     assert "but 4 declared missing" in found(findings, "every_sample_trained_once").because
 
 
-def test_one_that_joins_may_declare_memberships_that_change_before_it_has_joined() -> None:
-    run = Survived(3)
+def test_a_joining_member_may_declare_changes_before_it_has_joined() -> None:
+    run = FakeLiveRun(3)
     first, left = Regroup(1, 2, LOST_AT + 1, "forward", (0, 1, 2, 3)), (0, 1, 3)
     second = Regroup(1, 3, LOST_AT + 1, "forward", left, (2, 3))
     run.says(2, first)
@@ -173,8 +171,8 @@ def test_one_that_joins_may_declare_memberships_that_change_before_it_has_joined
 
 
 @pytest.mark.parametrize(("lacks", "verdict"), [((3, 2), "pass"), ((2,), "fail"), ((3,), "fail"), ((), "fail")])
-def test_a_window_lacks_also_whose_sums_were_kept_and_then_lost(lacks: tuple[int, ...], verdict: str) -> None:
-    run = Survived(3, how="complete")
+def test_a_step_lacks_gradients_that_were_kept_and_then_lost(lacks: tuple[int, ...], verdict: str) -> None:
+    run = FakeLiveRun(3, how="complete")
     last = {who: events.pop() for who, events in run.files.items() if who != "rank-3"}
     del last["rank-2"]
     at = PLAN.position(LOST_AT)
@@ -186,8 +184,8 @@ def test_a_window_lacks_also_whose_sums_were_kept_and_then_lost(lacks: tuple[int
     assert worst(audit(run.ends().events)) == verdict
 
 
-def test_one_that_was_killed_while_it_joined_lacks_nothing() -> None:
-    run = Survived(2)
+def test_a_member_killed_while_it_joined_loses_no_samples() -> None:
+    run = FakeLiveRun(2)
     joined = Regroup(1, 2, LOST_AT + 1, "forward", (0, 1, 2, 3))
     run.begins(2, LOST_AT + 1, 2, joined)
     run.files["rank-2"].pop()  # what it would begin with
@@ -198,22 +196,22 @@ def test_one_that_was_killed_while_it_joined_lacks_nothing() -> None:
     assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
 
 
-def test_one_that_was_killed_before_it_was_let_in_is_no_member() -> None:
-    run = Survived(2)
+def test_a_process_killed_before_it_joined_was_not_a_member() -> None:
+    run = FakeLiveRun(2)
     run.begins(2, LOST_AT + 1, 2)
     run.files["rank-2"].pop()
     findings = audit(run.joins(2).ends().events)
     assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
     assert "member 2 joined at step 7" in found(findings, "losses_are_declared").because
-    waiting = Survived(2)
+    waiting = FakeLiveRun(2)
     waiting.begins(2, LOST_AT + 1, 2)
     waiting.files["rank-2"].pop()
     assert worst(audit(waiting.ends().events)) == "pass"
 
 
-def asleep(*, wakes: bool = True) -> Survived:
+def asleep(*, wakes: bool = True) -> FakeLiveRun:
     """Member 2 falls asleep before step 6, and wakes before the next one but one."""
-    run = Survived(2, how="before")
+    run = FakeLiveRun(2, how="before")
     run.files = {
         who: [
             event._replace(what=event.what._replace(lost=(), asleep=(2,))) if isinstance(event.what, Regroup) else event
@@ -227,7 +225,7 @@ def asleep(*, wakes: bool = True) -> Survived:
 
 
 @pytest.mark.parametrize("wakes", [True, False])
-def test_who_falls_asleep_loses_nothing(wakes: bool) -> None:
+def test_a_suspended_member_loses_nothing(wakes: bool) -> None:
     findings = audit(asleep(wakes=wakes).ends().events, RunFacts("forward"))
     assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
     said = found(findings, "losses_are_declared").because
@@ -236,8 +234,8 @@ def test_who_falls_asleep_loses_nothing(wakes: bool) -> None:
     assert "none repeated, missing or extra" in found(findings, "every_sample_trained_once").because
 
 
-def test_one_that_took_the_place_of_a_lost_member_and_falls_asleep_was_not_lost_again() -> None:
-    run = Survived(2).joins(2)
+def test_a_replacement_that_is_suspended_was_not_lost_again() -> None:
+    run = FakeLiveRun(2).joins(2)
     run.members = run.basis = (0, 1, 3)
     for member in run.members:
         run.says(member, Regroup(1, run.number + 1, run.reached, "forward", run.members, asleep=(2,)))
@@ -248,7 +246,7 @@ def test_one_that_took_the_place_of_a_lost_member_and_falls_asleep_was_not_lost_
     assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
 
 
-def test_who_falls_asleep_has_every_step_on_record_and_trains_no_more() -> None:
+def test_a_suspended_member_reported_every_step_and_trains_no_more() -> None:
     run = asleep(wakes=False).ends()
     last = run.without(lambda who, what: who == "rank-2" and isinstance(what, Step) and what.step == LOST_AT - 1)
     assert worst(audit(last)) == "fail"
@@ -257,6 +255,6 @@ def test_who_falls_asleep_has_every_step_on_record_and_trains_no_more() -> None:
     assert worst(audit(run.events)) == "fail"
 
 
-def test_nobody_falls_asleep_within_a_window() -> None:
-    run = Survived(2).ends()
+def test_no_member_is_suspended_within_a_step() -> None:
+    run = FakeLiveRun(2).ends()
     assert worst(audit(run.with_other(is_regroup, lost=(), asleep=(2,)))) == "fail"

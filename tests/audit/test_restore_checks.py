@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from fake_histories import written
-from fake_live_runs import Survived
+from fake_histories import write_history
+from fake_live_runs import FakeLiveRun
 from fake_runs import changed, digest
-from fake_two_ranks import Told, by, found
+from fake_two_ranks import TwoRankRun, by, found
 from holdfast import cli
 from holdfast.audit.verdicts import audit, worst
 from holdfast.events import Attempt, Commit, Event, Judged, Launch, Open, Recover, Save
@@ -23,28 +23,28 @@ MINE, OTHER = digest("weights"), digest("other weights")
 
 
 class TestARunWithWeightsOfAnother:
-    def told(self, weights: str | None, by_supervisor: str | None) -> Told:
-        run = Told().trains(1, None, 17, weights=weights).stops(1, 17)
+    def told(self, weights: str | None, by_supervisor: str | None) -> TwoRankRun:
+        run = TwoRankRun().trains(1, None, 17, weights=weights).stops(1, 17)
         return run.supervisor(Open(2), Launch(1, 2, ("train.py",), weights=by_supervisor), Judged("completed", 1, ""))
 
-    def found(self, run: Told, weights: str | None, is_known: bool = True) -> tuple[str, str]:
+    def found(self, run: TwoRankRun, weights: str | None, is_known: bool = True) -> tuple[str, str]:
         return found(audit(run.events, RunFacts(weights=weights) if is_known else None), "restored_states_agree")
 
-    def test_of_which_run_json_tells_and_nobody_else_fails(self) -> None:
+    def test_weights_that_only_run_json_names_fail(self) -> None:
         assert self.found(self.told(None, None), MINE) == (
             "fail",
             f"the initial weights are the weights {MINE[:12]} by run.json, but those of the script by supervisor",
         )
 
-    def test_that_run_json_does_not_know_fails(self) -> None:
+    def test_weights_that_run_json_does_not_name_fail(self) -> None:
         assert self.found(self.told(MINE, MINE), None)[0] == "fail"
         assert self.found(self.told(MINE, MINE), OTHER)[0] == "fail"
 
-    def test_of_which_all_tell_passes(self) -> None:
+    def test_weights_that_all_name_pass(self) -> None:
         assert self.found(self.told(MINE, MINE), MINE)[0] == "pass"
         assert self.found(self.told(None, None), None)[0] == "pass"
 
-    def test_passes_where_there_is_no_run_json(self) -> None:
+    def test_weights_pass_without_run_json(self) -> None:
         assert self.found(self.told(MINE, MINE), None, is_known=False)[0] == "pass"
 
     @pytest.mark.parametrize(("digest", "code"), [(MINE, 0), (OTHER, 1)])
@@ -61,10 +61,10 @@ class TestARunWithWeightsOfAnother:
 
 
 class TestTheSeedOfARun:
-    def run(self, *seeds: int | None) -> Told:
+    def run(self, *seeds: int | None) -> TwoRankRun:
         """Killed before anything was trained, then after step 10 was saved, and then stopped."""
         first, second, third = seeds
-        run = Told()
+        run = TwoRankRun()
         for rank in range(2):
             run.says(rank, Open(2), Attempt(1, 2, rank, 7, first))
         run.trains(2, None, 12, seed=second).saves(2, 10).trains(3, 10, 17, seed=third)
@@ -80,7 +80,7 @@ class TestTheSeedOfARun:
             lambda each: isinstance(each.what, Attempt) and each.who == "rank-1" and each.what.attempt == 3,
             seed=7,
         )
-        run = Told()
+        run = TwoRankRun()
         run.events = only_one
         assert run.found("one_plan")[0] == "fail"
 
@@ -91,22 +91,22 @@ class TestTheSeedOfARun:
 
 def test_ranks_may_begin_with_other_parameters_where_nothing_came_back() -> None:
     """Those of a protected average that was made before `run.replicate`, and is a copy of the model after one step."""
-    run = Survived(2).ends()
+    run = FakeLiveRun(2).ends()
     begun = run.with_other(
         lambda who, what: who == "rank-1" and isinstance(what, Recover), fingerprint=digest("its own") + digest(1)
     )
     assert worst(audit(begun)) == "pass"
 
 
-def folder_of(run: Told, folder: Path) -> Path:
+def folder_of(run: TwoRankRun, folder: Path) -> Path:
     files: defaultdict[str, list[Event]] = defaultdict(list)
     for event in run.events:
         files[event.who].append(event)
-    return written(folder / "history", files)
+    return write_history(folder / "history", files)
 
 
-def test_a_commit_is_told_after_its_save_in_a_life_that_tells_of_saves() -> None:
-    run = Told().trains(1, None, 12)
+def test_a_commit_follows_its_save_where_saves_are_recorded() -> None:
+    run = TwoRankRun().trains(1, None, 12)
     run.says(0, *(Save(1, step, "overlapped", 4096, Stall(waited=0.5)) for step in (5, 10)))
     run.saves(1, 5).saves(1, 10)
     assert run.found("every_start_is_an_attempt")[0] == "pass"
@@ -117,8 +117,8 @@ def test_a_commit_is_told_after_its_save_in_a_life_that_tells_of_saves() -> None
     )
 
 
-def test_a_commit_that_was_found_has_no_save_of_that_life() -> None:
-    run = Told().trains(1, None, 12).trains(2, 10, 17)
+def test_a_found_commit_needs_no_save_event() -> None:
+    run = TwoRankRun().trains(1, None, 12).trains(2, 10, 17)
     at = next(i for i, each in enumerate(run.events) if isinstance(each.what, Recover) and each.what.attempt == 2)
     run.events[at:at] = by("rank-0", Commit(2, 10, 4096, found=True, state=digest("saved", 10)))
     run.says(0, Save(2, 17, "overlapped", 4096, Stall(waited=0.5)))
@@ -126,7 +126,7 @@ def test_a_commit_that_was_found_has_no_save_of_that_life() -> None:
 
 
 def test_a_commit_with_the_state_of_another_step_fails_if_the_parameters_have_changed_since() -> None:
-    run = Told().trains(1, None, 12).saves(1, 5).saves(1, 10).trains(2, 10, 17).stops(2, 17)
+    run = TwoRankRun().trains(1, None, 12).saves(1, 5).saves(1, 10).trains(2, 10, 17).stops(2, 17)
     assert run.found("restored_states_agree")[0] == "pass"
     run.events = changed(
         run.events, lambda each: isinstance(each.what, Commit) and each.what.step == 5, state=digest("saved", 10)
@@ -139,7 +139,7 @@ def test_a_commit_with_the_state_of_another_step_fails_if_the_parameters_have_ch
 
 
 def test_commits_of_states_that_never_change_are_alike() -> None:
-    run = Told().trains(1, None, 12)
+    run = TwoRankRun().trains(1, None, 12)
     run.events = [
         each._replace(what=each.what._replace(state="0" * 32)) if each.kind == "step" else each for each in run.events
     ]

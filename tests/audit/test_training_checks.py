@@ -5,16 +5,16 @@ from collections.abc import Sequence
 import pytest
 
 from fake_runs import changed, digest
-from fake_two_ranks import Told
+from fake_two_ranks import TwoRankRun
 from holdfast.events import Plan, Step
 
 
 class TestUnknownArguments:
     """Repeated steps come out the same, unless both attempts are known to have had other arguments."""
 
-    def run(self, attempt: int, *ranks: int) -> Told:
+    def run(self, attempt: int, *ranks: int) -> TwoRankRun:
         """Steps 10 and 11 come out differently in attempt 2, and `ranks` do not record their arguments in `attempt`."""
-        run = Told().trains(1, None, 12).saves(1, 10).trains(2, 10, 17).stops(2, 17)
+        run = TwoRankRun().trains(1, None, 12).saves(1, 10).trains(2, 10, 17).stops(2, 17)
         again = changed(
             run.events,
             lambda each: isinstance(each.what, Step) and each.what.attempt == 2,
@@ -35,11 +35,11 @@ class TestUnknownArguments:
         assert (verdict, "(step 10) came out with another state in attempt 2 than in 1" in because) == ("fail", True)
 
     def test_of_both_attempts_are_the_same(self) -> None:
-        run = Told().trains(1, None, 12).saves(1, 10).trains(2, 10, 17).stops(2, 17)
+        run = TwoRankRun().trains(1, None, 12).saves(1, 10).trains(2, 10, 17).stops(2, 17)
         run.events = changed(run.events, lambda each: isinstance(each.what, Plan), command=None)
         assert run.found("repeated_steps_agree") == ("pass", "2 of 2 repeated steps came out the same")
 
     def test_arguments_that_differ_excuse_a_difference(self) -> None:
-        run = Told().trains(1, None, 12, ("--lr", "1")).saves(1, 10).trains(2, 10, 17, ("--lr", "2")).stops(2, 17)
+        run = TwoRankRun().trains(1, None, 12, ("--lr", "1")).saves(1, 10).trains(2, 10, 17, ("--lr", "2")).stops(2, 17)
         verdict, because = run.found("repeated_steps_agree")
         assert (verdict, "or with other arguments" in because) == ("pass", True)

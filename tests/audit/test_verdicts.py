@@ -205,7 +205,7 @@ def test_a_run_without_failures_passes_every_check(world: int) -> None:
     assert worst(findings) == "pass", findings
 
 
-def test_a_run_that_is_going_on_is_unknown_and_says_how_far_it_got() -> None:
+def test_an_unfinished_run_is_unknown_and_its_progress_is_named() -> None:
     findings = audit(life((4, 13), (4, 18)))
     assert {finding.check: finding.because for finding in findings if finding.verdict != "pass"} == {
         "reached_the_end": "the run did not reach its end: 19 steps of 30 trained, 16 of them committed"
@@ -216,7 +216,7 @@ def test_a_run_that_is_going_on_is_unknown_and_says_how_far_it_got() -> None:
 
 
 @pytest.mark.parametrize("lived", [0, 1, 2])
-def test_a_run_that_died_before_its_loop_is_one_finding_that_says_so(lived: int) -> None:
+def test_a_run_that_never_reached_its_loop_has_one_finding(lived: int) -> None:
     crash = Detect(1, 0, 0, "error", "")
     told = by("supervisor", Open(2), Launch(1, 1), crash, Restart(2, 1), crash._replace(attempt=2))
     ranks = [each for number in (1, 2)[:lived] for each in by("rank-0", Open(2), Attempt(number, 1, 0, 7))]
@@ -262,7 +262,7 @@ def test_what_was_written_to_disk_is_audited_as_it_happened(tmp_path: Path) -> N
     assert audit_run(tmp_path) == audit(read_history(tmp_path).events) == audit(KILLED)
 
 
-def test_torn_lines_are_said_and_break_nothing(tmp_path: Path) -> None:
+def test_torn_lines_are_reported_and_break_nothing(tmp_path: Path) -> None:
     write(tmp_path, KILLED)
     with (tmp_path / "rank-1.jsonl").open("ab") as file:
         lines = (tmp_path / "rank-1.jsonl").read_bytes().count(b"\n")
@@ -272,7 +272,7 @@ def test_torn_lines_are_said_and_break_nothing(tmp_path: Path) -> None:
     assert f"killed writers left 1 torn line: rank-1.jsonl line {lines + 1}, 13 bytes" in readable.because
 
 
-def test_a_history_that_was_changed_is_no_verdict_but_an_error(tmp_path: Path) -> None:
+def test_a_changed_history_is_an_error(tmp_path: Path) -> None:
     write(tmp_path, KILLED)
     whole = (tmp_path / "rank-1.jsonl").read_bytes()
     (tmp_path / "rank-1.jsonl").write_bytes(whole.replace(b'"step"', b'"st', 1))
@@ -298,7 +298,7 @@ def test_a_line_in_the_file_of_another_writer_fails(tmp_path: Path) -> None:
     assert "rank-9.jsonl has a line of rank-0" in readable.because
 
 
-def test_a_world_that_cannot_be_is_no_trouble() -> None:
+def test_an_impossible_world_size_fails() -> None:
     why = because(changed(KILLED, kept(14), world=10**12))
     assert (
         "rank-0 wrote a step event of step 14 for attempt 2, rank 0 of 1000000000000"
@@ -322,7 +322,7 @@ class TestHistoryIsReadable:
         assert verdict == "fail"
         assert reason.startswith(f"1 line cannot be right: a recover event of rank-1: {why}")
 
-    def test_kinds_that_nobody_knows_are_no_trouble(self) -> None:
+    def test_unknown_kinds_do_not_fail(self) -> None:
         assert (
             worst(audit([*KILLED, *by("rank-0", Other("eclipse", {})), *by("observatory", Other("eclipse", {}))]))
             == "pass"
@@ -356,7 +356,7 @@ class TestEveryStartIsAnAttempt:
         verdict, reason = found(self.check, history)
         assert (verdict, reason) == ("fail", why)
 
-    def test_a_second_life_that_repeats_a_number_fails(self) -> None:
+    def test_a_second_session_with_the_same_attempt_fails(self) -> None:
         """Without a recover its steps would be counted beside those of the first."""
         again = [each for each in life((2, 13), (2, 30)) if not is_a(Recover, attempt=2)(each)]
         again = changed(again, lambda each: getattr(each.what, "attempt", None) == 2, attempt=1)
@@ -365,14 +365,14 @@ class TestEveryStartIsAnAttempt:
         self.fails(honest, "rank-0 started attempt 1 after attempt 1")
 
     @pytest.mark.parametrize(("kind", "what"), [(Attempt, "attempt"), (Plan, "plan"), (Recover, "recover")])
-    def test_a_life_that_trains_before_it_says_what_it_is_fails(self, kind: type[Any], what: str) -> None:
+    def test_a_session_that_trains_before_its_first_events_fails(self, kind: type[Any], what: str) -> None:
         history = without(life((1, 30)), is_a(kind), is_a(Commit))
         told = "plan" if kind is Attempt else "recover" if kind is Plan else "step"
         if kind is not Attempt:
             self.fails(history, f"rank-0 wrote a {told} event in attempt 1 before its {what} event")
         assert found(self.check, history)[0] == "fail"
 
-    def test_a_life_without_an_opening_fails(self) -> None:
+    def test_a_session_without_an_open_event_fails(self) -> None:
         self.fails(without(life((1, 30)), is_a(Open)), "rank-0 has no open event before its first event")
 
     def test_a_rank_of_another_number_fails(self) -> None:
@@ -387,7 +387,7 @@ class TestEveryStartIsAnAttempt:
         self.fails([*KILLED, *alien], "rank-7 took part in attempt 4, which had 4 ranks")
 
     @pytest.mark.parametrize("who", ["rank-01", "rank-x", "somebody"])
-    def test_a_done_of_a_writer_that_is_no_rank_fails(self, who: str) -> None:
+    def test_a_done_event_of_an_unknown_writer_fails(self, who: str) -> None:
         history = [*KILLED, *by(who, Done(4, 30))]
         why = f"1 line cannot be right: {who} is not a rank or supervisor, but wrote a done event"
         assert found("history_is_readable", history) == ("fail", why)
@@ -395,7 +395,7 @@ class TestEveryStartIsAnAttempt:
     def test_a_done_of_a_rank_that_does_not_exist_fails(self) -> None:
         assert found(self.check, [*KILLED, *by("rank-9", Done(4, 30))])[0] == "fail"
 
-    def test_a_commit_that_another_rank_tells_of_fails(self) -> None:
+    def test_a_commit_by_another_rank_fails(self) -> None:
         told = by("rank-2", Commit(4, 28, 4096, 0.5))
         self.fails(inserted(KILLED, is_a(Done, "rank-2"), *told), "rank-2 wrote a commit event, but only rank-0 saves")
 
@@ -421,7 +421,7 @@ class TestEveryStartIsAnAttempt:
         )
         self.fails(history, "attempt 4 had a world size of 4 for rank-0 and 5 for rank-1")
 
-    def test_failures_of_a_schedule_are_told_in_files_of_their_own(self) -> None:
+    def test_injected_failures_have_files_of_their_own(self) -> None:
         assert worst(audit([*KILLED, *by("injected-2", Open(2), Strike(1, 13, "kill", 2))])) == "pass"
 
 
@@ -575,7 +575,7 @@ class TestPlantedDefects:
         assert why["every_start_is_an_attempt"] == "rank-7 has no open event before its first event"
         assert why["every_sample_trained_once"].endswith("trained by a rank that is not of its world")
 
-    def test_many_defects_are_counted_and_a_few_told(self) -> None:
+    def test_many_defects_are_counted_and_a_few_named(self) -> None:
         other = replace(PLAN, seed=12)
         why = because(changed(life((4, 30), plan=other), is_a(Plan), seed=11))
         words = why["every_sample_trained_once"]
@@ -634,7 +634,7 @@ class TestRestoresOnlyCommitted:
         commit = next(each for each in KILLED if is_a(Commit, step=28)(each))
         assert worst(audit(inserted(early, is_a(Step, "rank-0", attempt=4), commit))) == "pass"
 
-    def test_a_commit_whose_rank_0_was_killed_before_it_could_say_so_is_found(self) -> None:
+    def test_a_commit_that_rank_0_could_not_record_is_found_later(self) -> None:
         history = without(life((4, 13), (3, 30)), is_a(Commit, step=12))
         told = by("rank-0", Commit(2, 12, 4096, found=True, state=digest("committed", (4,) * 12)))
         assert worst(audit(inserted(history, is_a(Plan, "rank-0", attempt=2), *told))) == "pass"
@@ -650,7 +650,7 @@ class TestRestoresOnlyCommitted:
         )
 
     @pytest.mark.parametrize(("restored", "planned"), [(12, "epoch 1 cursor 2"), (None, "epoch 0 cursor 0")])
-    def test_training_that_goes_on_elsewhere_than_the_snapshot_ends_fails(
+    def test_training_that_continues_at_another_position_than_the_snapshot_fails(
         self, restored: int | None, planned: str
     ) -> None:
         wrong = changed(life((4, 13), (4, 30)), is_a(Recover, attempt=2), restored=restored, epoch=2, cursor=2)
@@ -679,7 +679,7 @@ class TestRestoredStatesAgree:
     def test_a_commit_of_another_state_fails(self) -> None:
         assert found(self.check, changed(KILLED, is_a(Commit, step=12), state="another"))[0] == "fail"
 
-    def test_a_digest_that_is_not_told_leaves_it_unknown_and_is_named(self) -> None:
+    def test_a_missing_digest_is_unknown_and_named(self) -> None:
         assert found(self.check, changed(KILLED, is_a(Recover, "rank-1", attempt=3), state=None)) == (
             "unknown",
             "rank-1 restored step 16 in attempt 3 without a digest of what it had in memory then",
@@ -718,7 +718,7 @@ class TestEveryStepFollowsTheLast:
         history = changed(life((2, 13), (2, 30)), is_a(Recover, attempt=2), restored=13, cursor=3)
         self.fails(history, "rank-0 in attempt 2 began with epoch 1 cursor 2 (step 12) instead of step 13")
 
-    def test_steps_of_a_branch_that_nobody_reached_fail(self) -> None:
+    def test_gaps_in_an_earlier_attempt_fail(self) -> None:
         history = without(life((2, 13), (2, 30)), is_a(Step, attempt=1, step=11))
         self.fails(history, "went from epoch 1 cursor 0 (step 10) to epoch 1 cursor 2 (step 12)")
         cut = without(life((2, 13), (2, 30)), *(is_a(Step, attempt=1, step=step) for step in (10, 11, 12, 13)))
@@ -781,7 +781,7 @@ class TestOnePlan:
         history = changed(KILLED, is_a(Plan, attempt=2), save_every=50, writer="overlapped")
         assert found(self.check, history)[0] == "pass"
 
-    def test_a_plan_whose_windows_no_memory_holds_is_unknown(self) -> None:
+    def test_a_plan_with_a_batch_too_large_for_memory_is_unknown(self) -> None:
         history = changed(KILLED, is_a(Plan), batch=2**40, samples=2**44)
         assert found("every_sample_trained_once", history)[0] != "pass"
 
@@ -825,7 +825,7 @@ class TestReachedTheEnd:
             "attempt 4 ended at step 30, which was never committed",
         )
 
-    def test_a_rank_that_never_said_so_leaves_it_unknown(self) -> None:
+    def test_a_rank_without_a_done_event_leaves_the_end_unknown(self) -> None:
         assert found(self.check, without(KILLED, is_a(Done, "rank-3"))) == (
             "unknown",
             "all 30 steps were trained and committed, but not every rank was done: rank-3 was not",
@@ -894,7 +894,7 @@ class TestRepeatedStepsAgree:
         assert found(self.check, life((3, 30))) == ("pass", "no step was trained again")
 
     @pytest.mark.parametrize(("name", "value"), [("state", "x" * 32), ("loss", 7.0)])
-    def test_the_first_that_came_out_otherwise_is_named_with_both_attempts(self, name: str, value: object) -> None:
+    def test_the_first_differing_step_is_named_with_both_attempts(self, name: str, value: object) -> None:
         history = life((3, 11), (3, 30))
         for step in (9, 10):
             history = changed(history, is_a(Step, "rank-0", attempt=2, step=step), **{name: value})
@@ -1000,7 +1000,7 @@ class TestGeneratorsRestored:
 class TestFromOutside:
     """What a forger found that passed, or that took for ever."""
 
-    def test_a_snapshot_whose_digests_were_all_forged_is_told_by_the_step_before_it(self) -> None:
+    def test_a_restored_fingerprint_must_be_that_of_the_step_before(self) -> None:
         (before,) = {each.what.state for each in KILLED if kept(11, "rank-0")(each) and isinstance(each.what, Step)}
         assert before is not None
         true = changed(KILLED, is_a(Recover, attempt=2), fingerprint=before)
@@ -1014,7 +1014,7 @@ class TestFromOutside:
     @pytest.mark.parametrize(
         ("kind", "field"), [(Step, "state"), (Commit, "state"), (Recover, "state"), (Plan, "data")]
     )
-    def test_a_digest_that_is_empty_is_none(self, kind: type[Any], field: str) -> None:
+    def test_an_empty_digest_is_malformed(self, kind: type[Any], field: str) -> None:
         (word,) = (word for word, each in KINDS.items() if each is kind)
         said = to_json(next(each.what for each in KILLED if is_a(kind, attempt=2)(each)))
         assert isinstance(from_json(word, {**said, field: ""}), Malformed)

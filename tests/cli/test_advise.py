@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fake_histories import calm, written
+from fake_histories import calm, write_history
 from fake_server_histories import contracting, told
 from holdfast.cli import app
 from holdfast.errors import HoldfastError
@@ -17,7 +17,7 @@ def run(tmp_path: Path) -> Path:
     """The folder of a run in which nothing failed."""
     events = calm().events
     files = {who: [event for event in events if event.who == who] for who in {event.who for event in events}}
-    return written(tmp_path / "run" / "history", files).parent
+    return write_history(tmp_path / "run" / "history", files).parent
 
 
 def advised(*arguments: object) -> str:
@@ -54,7 +54,7 @@ def test_a_large_job_is_simulated_beside_those_that_were_published(run: Path) ->
 
 
 def test_a_served_run_is_advised_too(tmp_path: Path) -> None:
-    folder = written(tmp_path / "served" / "history", {"controller": told(*contracting())}).parent
+    folder = write_history(tmp_path / "served" / "history", {"controller": told(*contracting())}).parent
     shown = advised(folder, "--mtbf", "1h", "--workers-lost", "1/2", "--out", tmp_path / "out")
     assert shown.startswith("advice: --restore partial --interval ")
     assert (tmp_path / "out" / "advice.png").stat().st_size > 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fake_histories import Told, written
+from fake_histories import FakeHistory, write_history
 from holdfast import DirectoryStore, cli
 from holdfast.blocks.division import along
 from holdfast.checkpoint import snapshot
@@ -164,14 +164,14 @@ def test_lab_run_prints_claims_names_the_report_and_exits_0_when_they_hold(holdf
 
 
 def test_of_a_run_that_died_before_its_loop_each_command_says_so_in_one_line(holdfast, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    run = Told()
+    run = FakeHistory()
     run.attempt = 1
     run.supervisor(Open(2))
     run.supervisor(Launch(1, 1))
     run.passes("startup", 2.0)
     run.dies()
     run.judges("script-error")
-    folder = written(tmp_path / "history", {"supervisor": run.events})
+    folder = write_history(tmp_path / "history", {"supervisor": run.events})
     said = "no step was trained yet, in 1 attempt and 2.5 s\n"
     ran = holdfast("cost", folder)
     assert (ran.code, ran.out) == (0, said)

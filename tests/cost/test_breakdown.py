@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fake_histories import Told, detected, written
+from fake_histories import FakeHistory, detected, write_history
 from holdfast.cost.breakdown import CAUSES, CostBreakdown, cost_breakdown
 from holdfast.errors import BadInput
 from holdfast.events import Attempt as Began
@@ -52,9 +52,9 @@ def assert_adds_up(result: CostBreakdown) -> None:
     assert sum(failure.rework for failure in result.failures) <= result.seconds["rework"] + NEAR
 
 
-def killed_once(*, injected: str | None = "kill", world: int = 4) -> Told:
+def killed_once(*, injected: str | None = "kill", world: int = 4) -> FakeHistory:
     """Two steps, a save, two steps, a failure detected after 0.5 s, a restart of 2 s, two steps again, and one more."""
-    run = Told(world=world)
+    run = FakeHistory(world=world)
     run.launches(3.0)
     for _ in range(2):
         run.trains()
@@ -109,7 +109,7 @@ def test_a_failure_that_nobody_injected_begins_with_the_last_word_of_rank_0() ->
 
 
 def test_a_hang_costs_what_it_takes_to_notice() -> None:
-    run = Told(world=2)
+    run = FakeHistory(world=2)
     run.launches()
     run.trains()
     run.dies(30.0, how="hang", rank=1, injected="hang")
@@ -121,7 +121,7 @@ def test_a_hang_costs_what_it_takes_to_notice() -> None:
 
 
 def test_a_failure_struck_while_rank_0_still_wrote_its_step_takes_nothing_from_the_step() -> None:
-    run = Told(world=2)
+    run = FakeHistory(world=2)
     run.launches()
     run.now += 0.75
     run.next_step = 1
@@ -138,7 +138,7 @@ def test_a_failure_struck_while_rank_0_still_wrote_its_step_takes_nothing_from_t
 
 
 def test_rank_0_may_end_its_step_and_speak_after_the_failure_was_detected() -> None:
-    run = Told(world=2)
+    run = FakeHistory(world=2)
     run.launches()
     run.trains()
     run.now -= 0.25
@@ -165,7 +165,7 @@ def test_a_clock_of_another_node_that_is_ahead_cannot_put_a_failure_behind_its_d
 
 
 def test_a_failure_that_the_run_survived_is_listed_and_cost_no_recovery() -> None:
-    run = Told(world=2)
+    run = FakeHistory(world=2)
     run.launches()
     run.trains()
     run.strikes("slow", 1)
@@ -178,9 +178,9 @@ def test_a_failure_that_the_run_survived_is_listed_and_cost_no_recovery() -> Non
     assert (kill.kind, kill.ended_attempt) == (None, True)
 
 
-def survived(lost: int, first: int) -> Told:
+def survived(lost: int, first: int) -> FakeHistory:
     """Two steps; a member is lost in the third, which the others finish after half a second; then one more."""
-    run = Told(world=3)
+    run = FakeHistory(world=3)
     run.launches(2.0)
     run.trains()
     run.trains()
@@ -234,7 +234,7 @@ def test_a_rank_0_that_joins_again_begins_no_attempt() -> None:
 
 
 def test_a_step_that_is_written_after_a_later_commit_is_no_clock_that_went_back() -> None:
-    run = Told()
+    run = FakeHistory()
     run.launches()
     run.trains()
     run.trains()
@@ -248,7 +248,7 @@ def test_a_step_that_is_written_after_a_later_commit_is_no_clock_that_went_back(
 
 
 def test_an_attempt_that_never_came_to_a_step_prolongs_the_recovery() -> None:
-    run = Told()
+    run = FakeHistory()
     run.launches(1.0)
     run.trains()
     run.dies(0.5)
@@ -264,7 +264,7 @@ def test_an_attempt_that_never_came_to_a_step_prolongs_the_recovery() -> None:
 
 
 def test_an_attempt_that_rank_0_never_joined_is_one_too() -> None:
-    run = Told()
+    run = FakeHistory()
     run.launches(1.0)
     run.trains()
     run.dies(0.5)
@@ -280,7 +280,7 @@ def test_an_attempt_that_rank_0_never_joined_is_one_too() -> None:
 
 def test_the_order_of_a_restart_and_of_rank_0s_first_word_does_not_matter() -> None:
     def told(late: float) -> list[Event]:
-        run = Told()
+        run = FakeHistory()
         run.launches()
         run.trains()
         run.dies()
@@ -296,7 +296,7 @@ def test_the_order_of_a_restart_and_of_rank_0s_first_word_does_not_matter() -> N
 
 
 def test_without_a_supervisor_the_gap_between_attempts_is_recovery() -> None:
-    run = Told(supervised=False)
+    run = FakeHistory(supervised=False)
     run.launches(0.0)
     run.trains()
     run.passes("recovery", 8.0)
@@ -312,7 +312,7 @@ def test_without_a_supervisor_the_gap_between_attempts_is_recovery() -> None:
 
 @pytest.mark.parametrize("supervised", [True, False])
 def test_the_night_between_a_preemption_and_the_next_start_is_not_wall_clock(supervised: bool) -> None:
-    run = Told(supervised=supervised)
+    run = FakeHistory(supervised=supervised)
     run.launches(1.0)
     run.trains()
     run.saves(snapshot=0.5, durable=0.5)
@@ -328,7 +328,7 @@ def test_the_night_between_a_preemption_and_the_next_start_is_not_wall_clock(sup
 
 
 def test_the_next_start_begins_when_its_supervisor_does() -> None:
-    run = Told()
+    run = FakeHistory()
     run.launches()
     run.trains()
     run.finishes(0.0, verdict="preempted")
@@ -343,7 +343,7 @@ def test_the_next_start_begins_when_its_supervisor_does() -> None:
 
 
 def test_a_run_that_gave_up_and_was_taken_up_again_recovers_without_the_time_between() -> None:
-    run = Told()
+    run = FakeHistory()
     run.launches()
     run.trains()
     run.dies(0.5)
@@ -358,7 +358,7 @@ def test_a_run_that_gave_up_and_was_taken_up_again_recovers_without_the_time_bet
 
 
 def test_a_supervisor_that_was_killed_left_the_run_down_and_that_is_recovery() -> None:
-    run = Told()
+    run = FakeHistory()
     run.launches()
     run.trains()
     run.passes("recovery", 60.0)
@@ -370,7 +370,7 @@ def test_a_supervisor_that_was_killed_left_the_run_down_and_that_is_recovery() -
 
 
 def test_a_supervisor_that_was_killed_before_rank_0_came_has_had_its_attempt() -> None:
-    run = Told()
+    run = FakeHistory()
     run.supervisor(Open(2))
     run.supervisor(Launch(1, 1))
     run.now += 4.0
@@ -382,7 +382,7 @@ def test_a_supervisor_that_was_killed_before_rank_0_came_has_had_its_attempt() -
 
 
 def test_a_run_that_goes_on_is_told_up_to_its_last_event() -> None:
-    run = Told(world=2)
+    run = FakeHistory(world=2)
     run.launches(1.0)
     run.trains()
     run.trains()
@@ -396,7 +396,7 @@ def test_a_run_that_goes_on_is_told_up_to_its_last_event() -> None:
 
 
 def test_a_run_of_which_only_the_supervisor_is_known_was_starting_up() -> None:
-    run = Told()
+    run = FakeHistory()
     run.supervisor(Open(2))
     run.supervisor(Launch(1, 2))
     assert (cost_breakdown(run.events).wall, cost_breakdown(run.events).goodput) == (0, 0)
@@ -420,7 +420,7 @@ def test_an_event_that_lacks_something_is_refused_in_one_line() -> None:
 
 
 def test_whether_compute_was_measured_on_the_device_is_told() -> None:
-    run = Told()
+    run = FakeHistory()
     run.launches()
     run.trains()
     assert cost_breakdown(run.events).device is False
@@ -429,7 +429,7 @@ def test_whether_compute_was_measured_on_the_device_is_told() -> None:
 
 
 def test_what_no_part_of_a_save_explains_is_unaccounted_and_shown_with_the_stall() -> None:
-    run = Told()
+    run = FakeHistory()
     run.launches()
     run.trains()
     waited = run.saves(snapshot=0.5, unaccounted=0.25, durable=0.75)
@@ -440,7 +440,7 @@ def test_what_no_part_of_a_save_explains_is_unaccounted_and_shown_with_the_stall
 
 
 def test_the_stall_of_a_save_that_was_never_finished_is_known_from_its_step() -> None:
-    run = Told()
+    run = FakeHistory()
     run.launches()
     run.trains()
     run.passes("unaccounted", 0.75)
@@ -453,7 +453,7 @@ def test_the_stall_of_a_save_that_was_never_finished_is_known_from_its_step() ->
 
 
 def test_a_save_before_the_first_step_is_no_part_of_starting_up() -> None:
-    run = Told()
+    run = FakeHistory()
     run.launches(1.0)
     run.passes("snapshot", 0.5)
     run.trains(stall=0.5)
@@ -462,7 +462,7 @@ def test_a_save_before_the_first_step_is_no_part_of_starting_up() -> None:
 
 
 def test_writing_behind_the_training_is_no_part_of_the_wall_clock() -> None:
-    run = Told()
+    run = FakeHistory()
     run.launches()
     run.trains()
     run.trains(stall=run.saves(snapshot=0.5, overlapped=1.0))
@@ -477,7 +477,7 @@ def test_writing_behind_the_training_is_no_part_of_the_wall_clock() -> None:
 
 
 def test_waiting_for_the_last_saves_after_the_last_step_is_closing() -> None:
-    run = Told()
+    run = FakeHistory()
     run.launches()
     run.trains()
     run.saves(snapshot=0.5)
@@ -489,7 +489,7 @@ def test_waiting_for_the_last_saves_after_the_last_step_is_closing() -> None:
 
 
 def test_what_was_measured_twice_shows_as_negative_and_still_adds_up() -> None:
-    run = Told()
+    run = FakeHistory()
     run.launches()
     run.trains()
     run.trains(compute=1.0)
@@ -500,7 +500,7 @@ def test_what_was_measured_twice_shows_as_negative_and_still_adds_up() -> None:
 
 
 def test_a_step_that_claims_more_than_there_was_takes_nothing_from_starting_up() -> None:
-    run = Told()
+    run = FakeHistory()
     run.launches(1.0)
     run.now -= 0.5
     run.trains(data=0.0, compute=1.0)
@@ -509,7 +509,7 @@ def test_a_step_that_claims_more_than_there_was_takes_nothing_from_starting_up()
 
 
 def test_snapshots_found_damaged_later_roll_back_what_an_earlier_restart_had_kept() -> None:
-    run = Told()
+    run = FakeHistory()
     run.launches()
     for _ in range(4):
         run.trains()
@@ -526,7 +526,7 @@ def test_snapshots_found_damaged_later_roll_back_what_an_earlier_restart_had_kep
 
 
 def test_commits_may_be_told_in_any_order() -> None:
-    run = Told()
+    run = FakeHistory()
     run.launches()
     run.trains()
     run.trains()
@@ -536,7 +536,7 @@ def test_commits_may_be_told_in_any_order() -> None:
 
 
 def test_a_snapshot_that_could_not_be_restored_takes_its_commit_back() -> None:
-    run = Told()
+    run = FakeHistory()
     run.launches()
     for _ in range(4):
         run.trains()
@@ -548,7 +548,7 @@ def test_a_snapshot_that_could_not_be_restored_takes_its_commit_back() -> None:
 
 
 def test_a_run_that_starts_from_the_beginning_again_did_everything_in_vain() -> None:
-    run = Told()
+    run = FakeHistory()
     run.launches()
     run.trains()
     run.dies()
@@ -559,7 +559,7 @@ def test_a_run_that_starts_from_the_beginning_again_did_everything_in_vain() -> 
 
 
 def test_a_rank_that_begins_late_is_found_by_how_short_it_computes() -> None:
-    run = Told(world=3)
+    run = FakeHistory(world=3)
     run.launches()
     for _ in range(4):
         run.trains(compute=1.0)
@@ -586,7 +586,7 @@ def test_the_supervisor_of_another_node_may_see_the_failure_first() -> None:
 
 
 def test_a_node_that_only_lost_its_peers_does_not_name_the_casualty() -> None:
-    run = Told(world=2)
+    run = FakeHistory(world=2)
     run.launches()
     run.trains()
     run.dies(0.25, how="peer", rank=-1)
@@ -598,7 +598,7 @@ def test_a_node_that_only_lost_its_peers_does_not_name_the_casualty() -> None:
 
 
 def test_a_worker_that_dies_while_it_is_to_save_was_not_preempted_in_order() -> None:
-    run = Told()
+    run = FakeHistory()
     run.launches()
     run.trains()
     run.dies(0.5)
@@ -608,7 +608,7 @@ def test_a_worker_that_dies_while_it_is_to_save_was_not_preempted_in_order() -> 
 
 
 def test_a_run_killed_by_a_second_signal_was_preempted_and_its_work_lost() -> None:
-    run = Told()
+    run = FakeHistory()
     run.launches()
     run.trains()
     run.judges("preempted")
@@ -621,7 +621,7 @@ def test_a_run_killed_by_a_second_signal_was_preempted_and_its_work_lost() -> No
 
 
 def test_a_crash_after_the_end_that_was_restarted_is_a_failure() -> None:
-    run = Told(world=2)
+    run = FakeHistory(world=2)
     run.launches()
     run.trains()
     run.saves(snapshot=0.5, durable=0.5)
@@ -676,9 +676,9 @@ stalls = st.fixed_dictionaries(
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> Told:
+def runs(draw: st.DrawFn) -> FakeHistory:
     """A run that is killed, hangs, is preempted and continued, and at last completes, goes on, or is not heard of."""
-    run = Told(supervised=draw(st.booleans()))
+    run = FakeHistory(supervised=draw(st.booleans()))
     run.launches(draw(short))
     for ending in [*draw(st.lists(st.sampled_from(["kill", "hang", "unknown", "preempted"]), max_size=3)), "last"]:
         trained = draw(steps)
@@ -711,17 +711,17 @@ def shuffled(events: Sequence[Event], choose: Callable[[list[str]], str]) -> lis
 
 
 @given(runs())
-def test_the_parts_add_up_to_the_wall_clock(run: Told) -> None:
+def test_the_parts_add_up_to_the_wall_clock(run: FakeHistory) -> None:
     assert_adds_up(cost_breakdown(run.events))
 
 
 @given(runs())
-def test_every_second_is_found_at_the_cause_it_passed_for(run: Told) -> None:
+def test_every_second_is_found_at_the_cause_it_passed_for(run: FakeHistory) -> None:
     assert cost_breakdown(run.events).seconds == {cause: near(run.truth[cause]) for cause in CAUSES}
 
 
 @given(runs(), st.data())
-def test_how_the_files_were_interleaved_changes_nothing(run: Told, data: st.DataObject) -> None:
+def test_how_the_files_were_interleaved_changes_nothing(run: FakeHistory, data: st.DataObject) -> None:
     mixed = shuffled(run.events, lambda tellers: data.draw(st.sampled_from(tellers)))
     assert cost_breakdown(mixed) == cost_breakdown(run.events)
 
@@ -729,21 +729,21 @@ def test_how_the_files_were_interleaved_changes_nothing(run: Told, data: st.Data
 @given(runs(), st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 def test_how_the_events_were_split_into_files_changes_nothing(
-    tmp_path_factory: pytest.TempPathFactory, run: Told, data: st.DataObject
+    tmp_path_factory: pytest.TempPathFactory, run: FakeHistory, data: st.DataObject
 ) -> None:
     cut = data.draw(st.integers(0, len(run.events)))
     folder = tmp_path_factory.mktemp("split")
-    written(folder, {"a": run.events[:cut], "b": run.events[cut:]})
+    write_history(folder, {"a": run.events[:cut], "b": run.events[cut:]})
     assert cost_breakdown(read_history(folder).events) == cost_breakdown(run.events)
 
 
 @given(runs(), st.data())
 @settings(max_examples=50)
 def test_files_torn_at_any_byte_still_add_up(
-    tmp_path_factory: pytest.TempPathFactory, run: Told, data: st.DataObject
+    tmp_path_factory: pytest.TempPathFactory, run: FakeHistory, data: st.DataObject
 ) -> None:
     tellers = {event.who for event in run.events}
-    folder = written(
+    folder = write_history(
         tmp_path_factory.mktemp("torn"), {who: [event for event in run.events if event.who == who] for who in tellers}
     )
     for who in sorted(tellers):
@@ -754,7 +754,7 @@ def test_files_torn_at_any_byte_still_add_up(
 
 
 @given(runs(), st.floats(1, 1e6))
-def test_a_clock_that_was_put_back_between_attempts_moves_no_second(run: Told, back: float) -> None:
+def test_a_clock_that_was_put_back_between_attempts_moves_no_second(run: FakeHistory, back: float) -> None:
     last = max(i for i, event in enumerate(run.events) if isinstance(event.what, Launch | Restart | Open))
     before, after = run.events[:last], run.events[last:]
     later = [event._replace(time=event.time - back) for event in after]
@@ -780,5 +780,5 @@ def test_a_clock_that_was_put_back_an_hour_costs_only_the_gap_it_hid() -> None:
 def test_a_history_is_read_from_its_folder(tmp_path: Path) -> None:
     run = killed_once()
     tellers = {event.who for event in run.events}
-    written(tmp_path / "history", {who: [event for event in run.events if event.who == who] for who in tellers})
+    write_history(tmp_path / "history", {who: [event for event in run.events if event.who == who] for who in tellers})
     assert cost_breakdown(read_history(tmp_path).events) == cost_breakdown(run.events)

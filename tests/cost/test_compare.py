@@ -4,14 +4,14 @@ import io
 
 import pytest
 
-from fake_histories import Told
+from fake_histories import FakeHistory
 from holdfast.cost.breakdown import CAUSES, CostBreakdown, cost_breakdown
 from holdfast.cost.compare import COLOURS, by_cause, compare, figure
 
 
 def run(**parts: float) -> CostBreakdown:
     """Two steps with a save between them, and a failure that costs 3 s."""
-    told = Told()
+    told = FakeHistory()
     told.launches(1.0)
     told.trains()
     told.saves(durable=1.0, **parts)

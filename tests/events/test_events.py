@@ -204,7 +204,7 @@ def test_no_reason_is_one_of_python(kind: str, value: Any) -> None:
             assert not re.search("None|True|object is|convert|Exceeds|argument|'", read.why)
 
 
-def test_fields_that_nobody_knows_are_left_out() -> None:
+def test_unknown_fields_are_ignored() -> None:
     assert from_json("done", {"attempt": 1, "step": 3, "mood": "good"}) == Done(1, 3)
 
 
@@ -215,11 +215,11 @@ def test_fields_that_nobody_knows_are_left_out() -> None:
         st.from_type(type(None)) | st.integers() | st.text() | st.lists(st.integers()),
     ),
 )
-def test_whatever_is_said_something_is_read(kind: str, said: dict[str, Any]) -> None:
+def test_any_text_is_read_as_an_event_or_refused(kind: str, said: dict[str, Any]) -> None:
     assert isinstance(from_json(kind, said), KINDS[kind] | Malformed)
 
 
-def test_a_kind_that_nobody_knows_is_kept() -> None:
+def test_an_unknown_kind_is_kept() -> None:
     assert from_json("eclipse", {"totality": True}) == Other("eclipse", {"totality": True})
     assert parse(line(1.0, "rank-0", Other("eclipse", {"totality": True}))).kind == "eclipse"
 
@@ -250,7 +250,7 @@ def test_colons_in_a_text_do_not_count_as_names() -> None:
     assert parse(line(1.0, "x", nested)).what == nested
 
 
-def test_a_step_is_read_once_to_see_that_it_says_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_decoded_once_to_find_repeated_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long history is steps: they are not read a second time, more carefully."""
     monkeypatch.setattr(lines, "_CAREFUL", None)
     for step in (STEP, FULL):

@@ -61,7 +61,7 @@ def test_a_file_that_was_sent_and_is_at_hand_counts_once(tmp_path: Path, tell) -
         assert attempts(files, "rank-0") == [1, 2]
 
 
-def test_the_lives_of_a_rank_on_several_nodes_come_in_the_order_of_attempts_whatever_their_clocks(  # type: ignore[no-untyped-def]
+def test_sessions_of_a_rank_on_several_nodes_are_ordered_by_attempt_not_by_clock(  # type: ignore[no-untyped-def]
     tmp_path: Path, tell
 ) -> None:
     tell("b", "rank-2", began(1, 2), ahead=5000.0)
@@ -132,7 +132,9 @@ def test_the_attempts_of_a_run_go_on_counting_on_a_fresh_node(tmp_path: Path, te
     assert last_attempt(store) == 3
 
 
-def test_a_missing_piece_and_what_is_no_file_are_said_in_one_line(tmp_path: Path, tell, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_missing_piece_and_a_history_that_is_not_a_file_are_refused_in_one_line(
+    tmp_path: Path, tell, monkeypatch
+) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(gather, "PIECE", 200)
     store = DirectoryStore(tmp_path / "store")
     tell("a", "rank-0", *(Done(1, step) for step in range(20)))

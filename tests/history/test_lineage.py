@@ -65,11 +65,11 @@ def test_a_member_that_joins_an_attempt_in_its_middle_takes_nothing_back() -> No
     assert (lineage.reached, lineage.committed, lineage.restored, lineage.limit(1)) == (31, 10, None, EVERY_STEP)
 
 
-def test_a_regroup_says_how_many_workers_are_left() -> None:
+def test_a_regroup_sets_the_number_of_workers() -> None:
     assert told(Launch(1, 4), Regroup(1, 1, 7, "forward", (0, 1, 3), (2,))).workers == 3
 
 
-def test_the_supervisor_and_the_plan_are_told_as_they_come() -> None:
+def test_the_supervisor_and_the_plan_are_followed() -> None:
     plan = Plan(1, 167, 16, 3, 0, 50, "blocking", "0f")
     lineage = told(Launch(1, 4), Attempt(1, 4, 0, 7), plan, Restart(2, 3), Attempt(2, 3, 0, 8))
     assert (lineage.attempt, lineage.workers, lineage.restarts, lineage.plan) == (2, 3, 1, plan)

@@ -82,7 +82,7 @@ def test_an_event_is_as_it_was_when_it_was_appended(tmp_path: Path) -> None:
     assert list(read.passed_over) == passed_over[:1]
 
 
-def test_kinds_that_nobody_knows_are_kept(tmp_path: Path) -> None:
+def test_unknown_kinds_are_kept(tmp_path: Path) -> None:
     with HistoryWriter(tmp_path, "rank-0") as history:
         history.append(Other("eclipse", {"totality": True}))
     assert read_history(tmp_path).events[1].what == Other("eclipse", {"totality": True})
@@ -103,7 +103,7 @@ def test_a_value_that_json_lacks_is_refused_and_nothing_of_it_is_kept(tmp_path: 
 
 
 @pytest.mark.parametrize("who", ["", "a/b", "..", ".hidden", "rank 0", "rank\n"])
-def test_a_writer_whose_name_is_no_file_name_is_refused(tmp_path: Path, who: str) -> None:
+def test_a_writer_whose_name_cannot_be_a_file_name_is_refused(tmp_path: Path, who: str) -> None:
     with pytest.raises(BadInput, match="cannot be the name of a history"):
         HistoryWriter(tmp_path, who)
 
@@ -134,7 +134,7 @@ def test_a_merge_keeps_the_order_of_each_file_whatever_its_clock_did(
         assert [event.time for event in events] == sorted(event.time for event in events)
 
 
-def test_a_torn_last_line_is_tolerated_and_said(tmp_path: Path) -> None:
+def test_a_torn_last_line_is_tolerated_and_reported(tmp_path: Path) -> None:
     with HistoryWriter(tmp_path, "rank-0") as history:
         history.append(step(1))
     with history.path.open("ab") as file:

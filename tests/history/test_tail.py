@@ -32,7 +32,7 @@ def begin(attempt: int, restored: int | None) -> tuple[What, What]:
     return Attempt(attempt, 1, 0, 7), Recover(attempt, restored, 0, restored or 0, "keyed", 0.0)
 
 
-def test_without_a_history_there_is_no_past(tmp_path: Path) -> None:
+def test_a_folder_without_a_history_has_no_past(tmp_path: Path) -> None:
     assert read_past(tmp_path / "none") == PastAttempts()
     assert not has_commit(tmp_path / "none", 50)
 
@@ -46,7 +46,7 @@ def test_the_past_is_the_last_attempt_and_the_failures_of_all_ranks(tmp_path: Pa
     )
 
 
-def test_a_commit_is_on_record_unless_a_later_recover_went_back_behind_it(tmp_path: Path) -> None:
+def test_a_commit_counts_unless_a_later_restore_went_back_behind_it(tmp_path: Path) -> None:
     life = [*begin(1, None), *map(step, range(60)), Commit(1, 50, 9), *map(step, range(60, 110)), Commit(1, 100, 9)]
     write(tmp_path, "rank-0", *life, step(110))
     assert [has_commit(tmp_path, number) for number in (100, 110)] == [True, False]
@@ -88,7 +88,7 @@ def test_a_history_is_read_backwards_line_by_line_and_a_torn_line_is_not(tmp_pat
     assert list(backwards(tmp_path / "rank-0.jsonl")) == list(reversed(forwards))
 
 
-def test_an_attempt_to_which_nobody_has_counted_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_an_impossible_attempt_number_is_refused_in_one_line(tmp_path: Path) -> None:
     """The next would have a number that no history can hold."""
     write(tmp_path / "history", "rank-0", *begin((1 << 63) - 1, None))
     with pytest.raises(Corrupt, match="has an attempt 9223372036854775807, which is not possible") as error:
@@ -98,7 +98,7 @@ def test_an_attempt_to_which_nobody_has_counted_is_refused_in_one_line(tmp_path:
 
 @pytest.mark.parametrize(("thing", "named"), [(os.mkfifo, "a pipe"), (os.mkdir, "a directory")])
 @pytest.mark.parametrize("name", ["rank-0", "injected-0"])
-def test_what_is_no_file_is_named_where_a_history_should_be(
+def test_a_history_that_is_not_a_file_is_named(
     tmp_path: Path, name: str, thing: Callable[[Path], None], named: str
 ) -> None:
     (tmp_path / "history").mkdir()

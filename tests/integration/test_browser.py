@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fake_histories import Told, killed_once, written
+from fake_histories import FakeHistory, killed_once, write_history
 from holdfast.audit.verdicts import audit
 from holdfast.cli.report import live_page, page_of
 from holdfast.events import line
@@ -184,7 +184,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("soon")
 def test_a_live_page_follows_its_run_and_keeps_what_a_reader_did(browser: "Browser", tmp_path: Path) -> None:
     """A run of which one more save and two more steps are written while the page is open."""
-    told = Told()
+    told = FakeHistory()
     told.launches()
     told.trains()
     told.saves(durable=0.5, snapshot=0.25)
@@ -193,7 +193,7 @@ def test_a_live_page_follows_its_run_and_keeps_what_a_reader_did(browser: "Brows
     files: dict[str, list[object]] = {"supervisor": [], "rank-0": []}
     for event in told.events:
         files[event.who].append(event)
-    folder = written(tmp_path / "run/history", files)  # type: ignore[arg-type]
+    folder = write_history(tmp_path / "run/history", files)  # type: ignore[arg-type]
     so_far = len(told.events)
     site, stop = (
         web.Site(tmp_path / "run", partial(live_page, tmp_path / "run", "holdfast watch run --web")),
@@ -227,7 +227,7 @@ def test_a_live_page_follows_its_run_and_keeps_what_a_reader_did(browser: "Brows
 
 @pytest.mark.usefixtures("soon")
 def test_a_live_page_says_when_nobody_serves_it_any_more(browser: "Browser", tmp_path: Path) -> None:
-    written(tmp_path / "run/history", {"rank-0": [event for event in killed_once() if event.who == "rank-0"]})
+    write_history(tmp_path / "run/history", {"rank-0": [event for event in killed_once() if event.who == "rank-0"]})
     site = web.Site(tmp_path / "run", partial(live_page, tmp_path / "run", "c"))
     with web.served(site) as address:
         opened = Opened(browser, address, DESK)

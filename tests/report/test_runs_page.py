@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake_histories import Told, killed_once, written
+from fake_histories import FakeHistory, killed_once, write_history
 from fake_server_histories import perturbed
 from holdfast.cli.report import page_of
 from holdfast.errors import BadInput
@@ -111,7 +111,7 @@ class TestActivity:
         assert [save.step for save in found.saves] == [3, 4]
 
     def test_a_failure_that_no_supervisor_saw_is_marked_where_it_struck(self) -> None:
-        told = Told()
+        told = FakeHistory()
         told.launches()
         told.trains()
         told.strikes("slow", 0)
@@ -121,7 +121,7 @@ class TestActivity:
         assert (failure.text, failure.step) == ("slow", 1)
 
     def test_a_live_recovery_is_seen_on_every_rank(self) -> None:
-        told = Told(world=2)
+        told = FakeHistory(world=2)
         told.launches()
         told.trains()
         told.passes("recovery", 0.5)
@@ -141,7 +141,7 @@ class TestTimeline:
         assert "2 snapshots, 1 failure (SIGKILL of rank 0" in drawn
 
     def test_a_run_of_very_many_steps_is_small_and_says_what_it_leaves_out(self) -> None:
-        told = Told()
+        told = FakeHistory()
         told.launches()
         for step in range(20_000):
             told.trains(0.001, 0.009)
@@ -153,7 +153,7 @@ class TestTimeline:
         assert "are merged" in left_out(run)
 
     def test_of_very_many_ranks_those_that_failed_are_drawn(self) -> None:
-        told = Told(world=200)
+        told = FakeHistory(world=200)
         told.launches()
         told.trains()
         for rank in range(1, 200):
@@ -312,7 +312,7 @@ class TestFolders:
         by_file: dict[str, list[Event]] = {}
         for event in killed_once():
             by_file.setdefault(event.who, []).append(event)
-        written(folder / "history", by_file)
+        write_history(folder / "history", by_file)
         return folder
 
     def test_a_folder_of_runs_stands_for_all_of_them(self, tmp_path: Path) -> None:
@@ -357,11 +357,11 @@ class TestFolders:
             files.check(tmp_path / "report.pdf")
 
     def test_a_served_run_has_its_parts_losses_and_failures(self, tmp_path: Path) -> None:
-        served = Told()
+        served = FakeHistory()
         for what in perturbed():
             served.passes("compute", 1.0)
             served.says("controller", what)
-        written(tmp_path / "a/history", {"controller": served.events})
+        write_history(tmp_path / "a/history", {"controller": served.events})
         page = page_of([tmp_path / "a"], "c")
         assert [picture.name for picture in page.pictures] == ["parts", "loss"]
         assert {"Parts of an iteration, milliseconds", "Failures"} == {table.title for table in page.tables}

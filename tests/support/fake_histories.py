@@ -1,4 +1,4 @@
-"""Histories told by hand: a clock that the teller moves, a cause for every second, and the events of a run."""
+"""Builds histories with a clock that the test moves, and a cause for every second."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -30,8 +30,8 @@ from holdfast.stall import Stall
 NOON = 1.7e9
 
 
-class Told:
-    """A run as it is told: `passes` moves the clock and says why, the other verbs write what the run would."""
+class FakeHistory:
+    """The events of a run: `passes` moves the clock and names the cause, and the other methods write events."""
 
     def __init__(self, *, world: int = 1, supervised: bool = True) -> None:
         self.events: list[Event] = []
@@ -148,7 +148,7 @@ def detected(attempt: int, rank: int, kind: str) -> Detect:
     return Detect(attempt, rank, rank, kind, "it failed", signal="SIGKILL")
 
 
-def written(folder: Path, files: Mapping[str, Sequence[Event]]) -> Path:
+def write_history(folder: Path, files: Mapping[str, Sequence[Event]]) -> Path:
     """The folder, with each of these files holding its events, whoever told them."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, events in files.items():
@@ -158,7 +158,7 @@ def written(folder: Path, files: Mapping[str, Sequence[Event]]) -> Path:
 
 def killed_once(*, stall: float = 0.25, steps: int = 3) -> list[Event]:
     """So many steps and a save, a kill after one more, a restart that trains it again, a save and the end."""
-    told = Told()
+    told = FakeHistory()
     told.launches(1.0)
     for _ in range(steps):
         told.trains()
@@ -172,9 +172,9 @@ def killed_once(*, stall: float = 0.25, steps: int = 3) -> list[Event]:
     return told.events
 
 
-def calm(workers: int = 4, steps: int = 40, *, step: float = 0.5, save: float = 0.25) -> Told:
+def calm(workers: int = 4, steps: int = 40, *, step: float = 0.5, save: float = 0.25) -> FakeHistory:
     """A run in which nothing fails: a start of 2 s, and a save every 10 steps."""
-    run = Told(world=workers)
+    run = FakeHistory(world=workers)
     run.launches(2.0)
     run.rank_0(Plan(1, 1000, 64, 4, 0, 10, "blocking", "c"))
     for number in range(steps):

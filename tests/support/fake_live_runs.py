@@ -1,4 +1,4 @@
-"""Runs of four members in which some are lost in step 6, told by hand: what the others write when they finish it."""
+"""Builds histories of runs of four members in which some are lost in step 6 and the others continue."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from holdfast.sampler.digest import Samples
 WORLD, LOST_AT = 4, 6
 
 
-class Survived:
+class FakeLiveRun:
     """A run of four members in which some are lost in step 6, and which the others finish."""
 
     def __init__(self, *lost: int, strategy: str = "forward", how: str = "redone") -> None:
@@ -23,7 +23,7 @@ class Survived:
         self.trains(0, LOST_AT)
         self.loses(LOST_AT, lost, strategy, how)
 
-    def ends(self) -> "Survived":
+    def ends(self) -> "FakeLiveRun":
         self.trains(self.reached, PLAN.steps)
         self.says(self.members[0], Commit(1, PLAN.steps, 4096, 0.5, state=digest("end")))
         for member in self.members:
@@ -52,7 +52,7 @@ class Survived:
         ids, took = Samples.of(PLAN.share(at, place, world)), Seconds(0.0, 1.0, 0.0)
         return Step(1, world, place, *at, step, ids, took, state, reduced=1, stepped=stepped)
 
-    def loses(self, step: int, lost: Sequence[int], strategy: str = "forward", how: str = "redone") -> "Survived":
+    def loses(self, step: int, lost: Sequence[int], strategy: str = "forward", how: str = "redone") -> "FakeLiveRun":
         """Members are lost before this window or in it, and those who are left finish it."""
         at = PLAN.position(step)
         shares = [PLAN.share(at, self.basis.index(member), len(self.basis)) for member in lost]
@@ -69,7 +69,7 @@ class Survived:
         self.basis = self.members
         return self
 
-    def joins(self, member: int, strategy: str = "forward") -> "Survived":
+    def joins(self, member: int, strategy: str = "forward") -> "FakeLiveRun":
         """Before the next window."""
         self.members = self.basis = tuple(sorted([*self.members, member]))
         self.number += 1

@@ -1,10 +1,10 @@
-"""Runs as they could have happened: killed, torn, rolled back, preempted, left, with more or fewer ranks; and wrong ones.
+"""Plays random runs: killed, torn, rolled back, preempted, left, with more or fewer ranks; and runs that are wrong.
 
-Some recover live: members are lost, in a window or before it, and others go on, until they are joined by others.
+Some recover live: members are lost, in a step or before it, and the others continue until replacements join.
 
-A run is played with a model of the truth: what every step leaves behind follows from the numbers of ranks that trained
-it and all steps before it, or from who was left of them. The events are what a run would write; beside them stands what of it counted, and who needs
-which commit. Nothing here asks the audit.
+A run is played with a model of the truth: the state after a step follows from the ranks that trained it and all steps
+before it. The events are what such a run would write. Beside them stands which of its steps count, and which commits are
+needed. Nothing here uses the audit.
 """
 
 import random
@@ -74,7 +74,7 @@ class Snapshot:
 
 
 @dataclass(slots=True)
-class Lived:
+class FakeRun:
     """A run that was played: its files, and the truth about it."""
 
     files: defaultdict[str, list[Event]] = field(default_factory=lambda: defaultdict(list))
@@ -125,12 +125,12 @@ def trained(plan: SamplePlan, step: int, rank: int, world: int) -> Samples:
     return Samples.of(plan.share(plan.position(step), rank, world))
 
 
-def live(rng: random.Random, plan: SamplePlan = PLAN, wrong: str | None = None) -> Lived:
+def random_run(rng: random.Random, plan: SamplePlan = PLAN, wrong: str | None = None) -> FakeRun:
     """A run; with a wrong, it is wrong in this way if there was an opportunity."""
     return _Play(rng, plan, wrong).play()
 
 
-def stopped(rng: random.Random, *, goes_on: bool = False) -> Lived:
+def stopped(rng: random.Random, *, goes_on: bool = False) -> FakeRun:
     """A run that its script stops before its planned end; one that goes on all the same is wrong."""
     play = _Play(rng, PLAN, None)
     play._attempt("stop")
@@ -139,7 +139,7 @@ def stopped(rng: random.Random, *, goes_on: bool = False) -> Lived:
     return play.run
 
 
-def preempted(rng: random.Random) -> Lived:
+def preempted(rng: random.Random) -> FakeRun:
     """A supervised run that was asked to stop, and did."""
     play = _Play(rng, PLAN, None)
     play.supervised = True
@@ -147,7 +147,7 @@ def preempted(rng: random.Random) -> Lived:
     return play.run
 
 
-def extended(rng: random.Random, *, stops: bool = False) -> Lived:
+def extended(rng: random.Random, *, stops: bool = False) -> FakeRun:
     """A run of one epoch, trained to its end or stopped by its script, and then extended to the whole plan."""
     play = _Play(rng, replace(PLAN, epochs=1), None)
     play._attempt("stop" if stops else "done")
@@ -164,7 +164,7 @@ class _Play:
     def __init__(self, rng: random.Random, plan: SamplePlan, wrong: str | None) -> None:
         self.rng, self.plan, self.wrong = rng, plan, wrong
         self.extends = False
-        self.run = Lived()
+        self.run = FakeRun()
         self.every = rng.choice([1, 2, 3, 4, 7, 50])
         self.supervised = rng.random() < 0.8
         self.notes_loss = rng.random() < 0.7
@@ -189,7 +189,7 @@ class _Play:
         self.silent = False  # killed before it could write down a start
         self.again = rng.random() < 0.1  # started once more when all is done
 
-    def play(self) -> Lived:
+    def play(self) -> FakeRun:
         for _ in range(self.rng.randint(0, 5)):
             if self._attempt(self.rng.choice(["kill", "kill", "kill", "preempt", "leave", "early"])) == "done":
                 break

@@ -1,4 +1,4 @@
-"""Runs of two ranks and their supervisor, told by hand, attempt by attempt."""
+"""Builds histories of runs of two ranks and their supervisor, attempt by attempt."""
 
 import json
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ import xxhash
 
 from fake_runs import PLAN, digest, trained
 from holdfast.audit.verdicts import Finding, audit, worst
-from holdfast.events import Attempt, Commit, Detect, Event, Open, Plan, Recover, Seconds, Step, Stopped, What
+from holdfast.events import Attempt, Commit, Event, Open, Plan, Recover, Seconds, Step, Stopped, What
 
 
 def by(who: str, *several: What) -> list[Event]:
@@ -18,8 +18,8 @@ def command(*args: str) -> str:
     return xxhash.xxh3_64_hexdigest(json.dumps(args).encode())
 
 
-class Told:
-    """A run of two ranks as it is told, attempt by attempt."""
+class TwoRankRun:
+    """The events of a run of two ranks."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -34,8 +34,8 @@ class Told:
         seed: int | None = None,
         weights: str | None = None,
         passed_over: Sequence[int] = (),
-    ) -> "Told":
-        """Both ranks go on from a snapshot, or from nothing, and train up to this step."""
+    ) -> "TwoRankRun":
+        """Let both ranks restore step `start`, or nothing, and train up to step `end`."""
         for rank in range(2):
             state = None if start is None else digest("saved", start)
             rng, at = ("keyed" if start is None else "restored"), PLAN.position(start or 0)
@@ -47,18 +47,18 @@ class Told:
                 self.says(rank, share(attempt, rank, step))
         return self
 
-    def saves(self, attempt: int, step: int, *, stops: bool = False) -> "Told":
+    def saves(self, attempt: int, step: int, *, stops: bool = False) -> "TwoRankRun":
         self.says(0, Commit(attempt, step, 4096, 0.5, state=digest("saved", step), stops=stops))
         return self
 
-    def stops(self, attempt: int, step: int, *, left: bool = False) -> "Told":
-        """Both ranks say that their script stopped the run here, where it was saved."""
+    def stops(self, attempt: int, step: int, *, left: bool = False) -> "TwoRankRun":
+        """Let the script of both ranks stop the run at `step`, after a save."""
         self.saves(attempt, step, stops=True)
         for rank in range(2):
             self.says(rank, Stopped(attempt, step, left))
         return self
 
-    def supervisor(self, *said: What) -> "Told":
+    def supervisor(self, *said: What) -> "TwoRankRun":
         self.events += by("supervisor", *said)
         return self
 
@@ -68,11 +68,8 @@ class Told:
     def verdict(self) -> str:
         return worst(audit(self.events))
 
-    def agree(self, recovery: str | None = None) -> tuple[str, str]:
-        return self.found("supervisors_agree", recovery)
-
-    def found(self, check: str, recovery: str | None = None) -> tuple[str, str]:
-        return found(audit(self.events, recovery), check)
+    def found(self, check: str) -> tuple[str, str]:
+        return found(audit(self.events), check)
 
 
 def share(attempt: int, rank: int, step: int) -> Step:
@@ -81,9 +78,5 @@ def share(attempt: int, rank: int, step: int) -> Step:
     return Step(*place, trained(PLAN, step, rank, 2), Seconds(0.0, 1.0, 0.0), state, reduced=1, stepped=1)
 
 
-def found(findings: Sequence[Finding], check: str = "supervisors_agree") -> tuple[str, str]:
+def found(findings: Sequence[Finding], check: str) -> tuple[str, str]:
     return next((each.verdict, each.because) for each in findings if each.check == check)
-
-
-def failed(attempt: int, step: int | None, rank: int = 1, kind: str = "error") -> Detect:
-    return Detect(attempt, rank, rank, kind, "ValueError: no", exit=1, step=step)

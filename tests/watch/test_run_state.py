@@ -17,7 +17,7 @@ from threading import Thread
 import pytest
 from rich.console import Console
 
-from fake_histories import Told, killed_once, written
+from fake_histories import FakeHistory, killed_once, write_history
 from holdfast.cli.report import live_page
 from holdfast.cost.breakdown import cost_breakdown
 from holdfast.errors import BadInput
@@ -39,7 +39,7 @@ def files(events: Sequence[Event]) -> dict[str, list[Event]]:
 
 
 def run_in(folder: Path, events: Sequence[Event]) -> Path:
-    written(folder / "history", files(events))
+    write_history(folder / "history", files(events))
     return folder
 
 
@@ -77,7 +77,7 @@ class TestSeen:
         ]
 
     def test_the_plan_says_how_much_is_left_and_the_latest_steps_how_fast(self) -> None:
-        told = Told()
+        told = FakeHistory()
         told.launches()
         told.rank_0(PLAN)
         for _ in range(10):
@@ -109,7 +109,7 @@ class TestSeen:
         assert dict(seen.failures) == {"node": 1}
 
     def test_what_is_added_is_read_once_and_a_line_that_is_not_whole_waits(self, tmp_path: Path) -> None:
-        told = Told()
+        told = FakeHistory()
         told.launches()
         told.trains()
         folder = run_in(tmp_path, told.events)
@@ -130,7 +130,7 @@ class TestSeen:
         assert watching.run.saves == 1
 
     def test_of_a_long_history_only_the_latest_steps_are_looked_into(self, tmp_path: Path) -> None:
-        told = Told()
+        told = FakeHistory()
         told.launches()
         for _ in range(4_000):
             told.trains()
@@ -158,7 +158,7 @@ class TestScreen:
         return capture.get()
 
     def test_it_has_the_numbers_the_ranks_and_what_happened(self) -> None:
-        told = Told(world=2)
+        told = FakeHistory(world=2)
         told.launches()
         told.rank_0(PLAN)
         for step in range(3):

@@ -42,39 +42,12 @@ from holdfast.events.training_run import (
 from holdfast.sampler.digest import Samples
 from holdfast.stall import Stall
 
-What: TypeAlias = (
-    Open
-    | Attempt
-    | Plan
-    | Recover
-    | Step
-    | Save
-    | Commit
-    | Strike
-    | Done
-    | Preempted
-    | Stopped
-    | Regroup
-    | Launch
-    | Restart
-    | Detect
-    | Scale
-    | Preempt
-    | Judged
-    | Serve
-    | Iterate
-    | Pushed
-    | Applied
-    | Chosen
-    | Struck
-    | Lost
-    | Restored
-    | Dropped
-    | Joined
-    | Moved
-    | Other
-    | Malformed
+_OfRanks: TypeAlias = Attempt | Plan | Recover | Step | Save | Strike | Preempted | Stopped | Regroup
+_OfSupervisors: TypeAlias = Launch | Restart | Detect | Scale | Preempt | Judged
+_OfServers: TypeAlias = (
+    Serve | Iterate | Pushed | Applied | Chosen | Struck | Lost | Restored | Dropped | Joined | Moved
 )
+What: TypeAlias = Open | Commit | Done | _OfRanks | _OfSupervisors | _OfServers | Other | Malformed
 KINDS: Mapping[str, type[Any]] = {
     "open": Open,
     "attempt": Attempt,
