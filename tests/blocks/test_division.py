@@ -123,7 +123,7 @@ def test_blocks_of_parameters_that_need_gradients_can_be_restored() -> None:
     assert layer.bias.abs().sum() > 0
 
 
-def test_a_block_has_a_name_that_a_person_understands() -> None:
+def test_a_block_has_a_readable_name() -> None:
     state = {"w": np.zeros((3, 2)), "b": np.zeros(2)}
     blocks = along(state, "w") + whole(state, ["b"])
     assert [blocks.name(i) for i in range(len(blocks))] == ["w[0]", "w[1]", "w[2]", "b"]
@@ -151,6 +151,6 @@ def test_whole_leaves_companions_to_their_arrays() -> None:
         (lambda s: partition(3, 0, np.random.default_rng(0)), "nodes must be at least 1"),
     ],
 )
-def test_what_cannot_be_divided_is_said_in_one_line(make: Any, says: str) -> None:
+def test_impossible_divisions_are_refused_in_one_line(make: Any, says: str) -> None:
     with pytest.raises(BadInput, match=says):
         make({"w": np.zeros((3, 2)), "b": np.zeros(2)})

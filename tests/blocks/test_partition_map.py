@@ -22,7 +22,7 @@ def assert_every_block_has_one_owner(partition: PartitionMap, count: int) -> Non
 
 
 def as_even_as_possible(before: list[int], more: int) -> list[int]:
-    """What is reached by giving one at a time to whoever has the fewest."""
+    """Give one at a time to the node with the fewest."""
     for _ in range(more):
         before[before.index(min(before))] += 1
     return sorted(before)
@@ -113,7 +113,7 @@ def test_millions_of_blocks_are_four_bytes_each() -> None:
         (lambda map, rng: PartitionMap.random(3, range(4), rng), "4 nodes are more than the 3 blocks"),
     ],
 )
-def test_what_cannot_be_is_refused(change: object, line: str) -> None:
+def test_impossible_maps_are_refused(change: object, line: str) -> None:
     rng = np.random.default_rng(0)
     with pytest.raises(BadInput, match=line):
         change(PartitionMap.random(3, [0, 1], rng), rng)  # type: ignore[operator]

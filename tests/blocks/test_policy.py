@@ -24,7 +24,7 @@ def standing(distances: list[float] | np.ndarray, **known: np.ndarray) -> BlockI
 
 
 def run(policy: Policy, sizes: np.ndarray, steps: int, seed: int = 0) -> list[np.ndarray]:
-    """What a policy saves along a run whose blocks move at random."""
+    """Return what a policy saves during a run whose blocks move at random."""
     rng = np.random.default_rng(seed)
     saved_at, credit, chosen = np.zeros(len(sizes), dtype=np.int64), Fraction(0), []
     for step in range(1, steps + 1):
@@ -186,7 +186,7 @@ def test_a_save_is_due_every_r_c_steps_even_when_that_is_no_whole_number(
         ({"interval": 2, "fraction": Fraction(1, 4)}, "more than one save per step"),
     ],
 )
-def test_a_policy_that_makes_no_sense_is_refused(bad: dict[str, object], says: str) -> None:
+def test_an_invalid_policy_is_refused(bad: dict[str, object], says: str) -> None:
     good: dict[str, object] = {"ranking": "priority", "interval": 8, "fraction": Fraction(1, 2)}
     with pytest.raises(BadInput, match=says):
         Policy(**{**good, **bad})  # type: ignore[arg-type]

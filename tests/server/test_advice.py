@@ -69,7 +69,7 @@ def test_the_costs_of_a_served_run_are_read_from_its_history() -> None:
     assert (costs.failures, costs.outage) == (0, None)
 
 
-def test_a_loss_that_was_seen_tells_how_long_training_stood_still() -> None:
+def test_a_recorded_loss_gives_the_length_of_the_interruption() -> None:
     costs = served_costs(told(*perturbed()))
     assert costs.failures == 1
     assert costs.outage is not None
@@ -92,7 +92,7 @@ def test_a_smaller_loss_is_a_reason_to_save_less_often() -> None:
 
 
 @pytest.mark.parametrize("seed", range(15))
-def test_whatever_a_served_run_went_through_it_gives_an_advice_or_says_that_it_trained_too_little(seed: int) -> None:
+def test_any_run_gives_an_advice_or_is_too_short(seed: int) -> None:
     run = fake_server_runs.live(random.Random(seed))
     history = [event for events in run.files.values() for event in events]
     if sum(isinstance(event.what, Iterate) for event in history) < FEW:
@@ -104,6 +104,6 @@ def test_whatever_a_served_run_went_through_it_gives_an_advice_or_says_that_it_t
     json.dumps(found.to_json(), allow_nan=False)
 
 
-def test_a_served_run_is_no_job_of_workers() -> None:
+def test_the_workers_option_is_refused_for_a_server_run() -> None:
     with pytest.raises(BadInput, match="--workers"):
         advise_served(told(*contracting()), Question(workers=16))

@@ -1,4 +1,4 @@
-"""What cannot be served: one clear line, exit status 2 and no traceback, before anything waits."""
+"""Bad input of `holdfast serve` gives one clear line, exit status 2 and no traceback, before anything starts."""
 
 import os
 import socket
@@ -34,14 +34,14 @@ def workload(data):
 
 
 def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: str) -> str:
-    """What the command says; it must be one line on stderr, with exit status 2."""
+    """Return the error of the command, which must be one line on stderr with exit status 2."""
     monkeypatch.setattr(sys, "argv", ["holdfast", "serve", *words])
     with pytest.raises(SystemExit) as ended:
         main()
-    told = capsys.readouterr()
+    captured = capsys.readouterr()
     assert ended.value.code == 2
-    assert told.out == ""
-    (line,) = told.err.splitlines()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
     return line
 
 
@@ -70,7 +70,7 @@ def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )
-def test_what_cannot_be_met_is_refused_in_one_line(
+def test_impossible_options_are_refused_in_one_line(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -83,7 +83,7 @@ def test_what_cannot_be_met_is_refused_in_one_line(
     assert not (tmp_path / "run" / "history").exists()
 
 
-def test_a_model_that_lacks_functions_is_told_which(
+def test_a_model_without_required_functions_is_refused_with_their_names(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "half.py").write_text(HALF_A_MODEL)
@@ -106,7 +106,7 @@ def test_without_ray_the_extra_is_named(tmp_path: Path) -> None:
 
     assert ended.returncode == 2
     assert ended.stderr.splitlines() == [
-        "holdfast: the parameter server needs Ray, which is not installed: pip install 'holdfast[ray]'"
+        "holdfast: The parameter server needs Ray, which is not installed: pip install 'holdfast[ray]'."
     ]
 
 
@@ -118,19 +118,19 @@ def test_a_store_that_cannot_be_written_is_refused(
     words = ["train", "--workload", "mlr-digits", "--out", str(tmp_path / "run"), "--checkpoints"]
 
     assert "cannot write /proc/nothing" in refused(capsys, monkeypatch, *words, "/proc/nothing")
-    assert "a file stands where a directory should be" in refused(capsys, monkeypatch, *words, str(tmp_path / "file"))
+    assert "a file is in the place of a directory" in refused(capsys, monkeypatch, *words, str(tmp_path / "file"))
 
 
 @pytest.fixture
 def somebody_else() -> Iterator[str]:
-    """An address at which somebody listens who is no Ray cluster, and says nothing."""
+    """An address at which a silent server listens that is not a Ray cluster."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         yield f"127.0.0.1:{listening.getsockname()[1]}"
 
 
-def test_somebody_who_is_no_cluster_is_not_waited_for(
+def test_an_address_without_a_ray_cluster_is_refused_at_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, somebody_else: str
 ) -> None:
     monkeypatch.setattr(cluster, "CONNECT_WITHIN", 0.5)
@@ -154,7 +154,7 @@ def test_errors_reach_the_caller_of_the_command_as_holdfast_raises_them(tmp_path
     assert isinstance(result.exception, HoldfastError)
 
 
-def test_an_error_of_ones_own_model_is_told_with_its_place() -> None:
+def test_an_error_in_a_user_model_is_reported_with_its_line() -> None:
     traceback = """ray::Controller.train() (pid=1)
   File "/home/me/holdfast/server/worker.py", line 88, in compute
   File "/home/me/web.py", line 9, in workload

@@ -27,7 +27,7 @@ def group(number: int) -> list[str]:
     return found
 
 
-def test_when_ray_does_not_start_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_start_of_ray_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(**_: object) -> None:
         raise RuntimeError("Timed out while waiting for GCS to become available.\nand much more")
 

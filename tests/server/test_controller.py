@@ -87,7 +87,7 @@ def test_blocks_that_were_never_saved_get_the_fresh_values_of_the_simulation(
     assert [event.loss for event in told(tmp_path, events.Iterate)][2:] == pytest.approx(expected, rel=1e-9)
     assert_accounted(tmp_path, workload, 4)
     (says,) = (found.because for found in audit_run(tmp_path) if found.check == "restores_only_committed")
-    assert says == f"0 blocks restored, each from its newest save; {len(lost)} blocks had none and began anew"
+    assert says == f"0 blocks restored, each from its newest save; {len(lost)} blocks had none and got new values"
 
 
 def test_where_all_nodes_are_lost_at_once_nothing_is_left_to_be_fresh_by(
@@ -151,19 +151,19 @@ Kill = Callable[[int, Member, str], Member | None]
 
 
 def _at(number: int, victim: str) -> Kill:
-    """Kill somebody, or whoever is just being called, at one of the calls of a run."""
+    """Kill a member, or the one that is being called, at one of the calls of a run."""
 
     def kill(count: int, member: Member, method: str) -> Member | None:
         if count != number:
             return None
         kind, _, which = victim.partition(" ")
-        return member if victim == "whoever is called" else Member(kind, int(which or 0))
+        return member if victim == "the called member" else Member(kind, int(which or 0))
 
     return kill
 
 
 @pytest.mark.parametrize("recovery", RECOVERIES)
-@pytest.mark.parametrize("victim", ["node 1", "worker 0", "controller", "whoever is called"])
+@pytest.mark.parametrize("victim", ["node 1", "worker 0", "controller", "the called member"])
 def test_anybody_may_be_killed_at_any_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str, recovery: str
 ) -> None:
@@ -210,9 +210,7 @@ def test_losing_the_controller_changes_nothing_that_is_computed(
     assert calm == lossy
 
 
-def test_when_all_nodes_are_lost_with_the_controller_the_run_goes_on_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_losing_all_nodes_and_the_controller_continues_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # As nodes are told what to save after the second iteration.
     strikes = {244: Member("node", 0), 245: Member("node", 1), 246: Member("node", 2), 247: Member("controller", 0)}
     run_in_process(monkeypatch, settings(tmp_path), lambda count, member, method: strikes.get(count))
@@ -292,7 +290,7 @@ def test_nodes_that_are_all_lost_without_a_checkpoint_end_the_run(
             for index in (tmp_path / "checkpoints" / "running").glob("index-*"):
                 index.unlink()
 
-    with pytest.raises(BadInput, match="there is no checkpoint yet from which"):
+    with pytest.raises(BadInput, match="lost before the first checkpoint"):
         run_in_process(monkeypatch, chosen, without_checkpoint)
 
 
@@ -301,12 +299,12 @@ def test_settings_that_cannot_be_met_are_refused(tmp_path: Path) -> None:
         with pytest.raises(BadInput, match=match):
             settings(tmp_path, **changed)
 
-    refused("0 nodes", nodes=0)
-    refused("no recovery 'none'", recovery="none")
-    refused("staleness of -1", staleness=-1)
+    refused("--nodes must be at least 1", nodes=0)
+    refused("--restore must be one of", recovery="none")
+    refused("--staleness must be at least 0", staleness=-1)
     with pytest.raises(BadInput, match="cannot kill node 3: there are 3"):
         settings(tmp_path, Failure(step=1, kind="node", targets=(3,)))
-    with pytest.raises(BadInput, match="cannot kill 'raylet'"):
+    with pytest.raises(BadInput, match="Cannot kill 'raylet'"):
         settings(tmp_path, Failure(step=1, kind="raylet"))
     assert isinstance(settings(tmp_path), Settings)
 

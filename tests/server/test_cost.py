@@ -1,4 +1,4 @@
-"""What a served run cost, from its history: parts of iterations, failures, and theory beside what was measured."""
+"""The cost of a run on the parameter server: parts of iterations, failures, and predicted next to measured costs."""
 
 import json
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def test_a_failure_lasts_from_the_strike_to_the_next_iteration_that_is_done() ->
     assert failure.ages == [2, 2]
 
 
-def test_members_that_are_told_to_be_lost_again_by_the_next_controller_are_no_failure_of_their_own() -> None:
+def test_a_loss_repeated_by_the_next_controller_is_not_another_failure() -> None:
     lost = Lost(0, 0, "node", 0, "its process died", (0, 1), 0)
     again = lost._replace(iteration=1, blocks=(), version=0)
     controller = Lost(1, 0, "controller", 0, "its process died")
@@ -65,7 +65,7 @@ def test_the_rate_is_read_off_the_losses() -> None:
 
 
 @pytest.mark.parametrize("losses", [[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0], [3.0, 2.0], [None] * 9])
-def test_losses_that_do_not_fall_tell_no_rate(losses: Sequence[float | None]) -> None:
+def test_losses_that_do_not_fall_give_no_rate(losses: Sequence[float | None]) -> None:
     run = served_cost(told(Open(2), PLAN, *(done(k, loss) for k, loss in enumerate(losses))))
 
     assert contraction(run) is None
@@ -108,7 +108,7 @@ def _written(folder: Path, whats: Sequence[What]) -> Path:
     return folder
 
 
-def test_the_command_shows_what_a_served_run_cost(tmp_path: Path) -> None:
+def test_the_command_shows_the_cost_of_a_run(tmp_path: Path) -> None:
     run, calm = _written(tmp_path / "run", perturbed()), _written(tmp_path / "calm", contracting())
 
     shown = CliRunner().invoke(app, ["cost", str(run), "--reference", str(calm)])
@@ -121,11 +121,11 @@ def test_the_command_shows_what_a_served_run_cost(tmp_path: Path) -> None:
 def test_the_command_gives_all_numbers_as_json(tmp_path: Path) -> None:
     run = _written(tmp_path / "run", perturbed())
 
-    said = json.loads(CliRunner().invoke(app, ["cost", str(run), "--json"]).stdout)[str(run)]
+    shown = json.loads(CliRunner().invoke(app, ["cost", str(run), "--json"]).stdout)[str(run)]
 
-    assert said["failures"][0]["members"] == ["node-0"]
-    assert said["predicted_cost"] > 0
-    assert said["measured_cost"] is None
+    assert shown["failures"][0]["members"] == ["node-0"]
+    assert shown["predicted_cost"] > 0
+    assert shown["measured_cost"] is None
 
 
 def test_the_command_audits_a_served_run(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_a_node_that_is_stopped_is_found_by_its_silence(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("ray_cluster")
-def test_what_cannot_be_served_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_impossible_settings_are_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="65 nodes are more than the 64 blocks of mlr-digits"):
         serve(settings(tmp_path, nodes=65))
     (tmp_path / "file").touch()

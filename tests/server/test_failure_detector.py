@@ -1,4 +1,4 @@
-"""Who is silent for too long is found, and nobody else."""
+"""The failure detector finds exactly the members that are silent for too long."""
 
 from holdfast.server.failure_detector import Detector
 
@@ -22,7 +22,7 @@ def test_a_member_is_asked_again_some_time_after_it_answered() -> None:
     assert "a" in members.due(0.6)
 
 
-def test_whoever_does_not_answer_within_the_deadline_is_silent() -> None:
+def test_a_member_that_misses_the_deadline_is_silent() -> None:
     members = detector()
     for member in ("a", "b"):
         members.asked(member, 0.25)
@@ -32,7 +32,7 @@ def test_whoever_does_not_answer_within_the_deadline_is_silent() -> None:
     assert late[13] == {"a": "it did not answer within 1.25 s"}
 
 
-def test_who_has_yet_to_do_its_tasks_for_the_first_time_may_be_slow() -> None:
+def test_a_member_may_be_slow_until_it_has_done_each_task_once() -> None:
     members: Detector[str] = Detector()
     members.watch("a", 0.0)
     members.asked("a", 0.25)
@@ -40,7 +40,7 @@ def test_who_has_yet_to_do_its_tasks_for_the_first_time_may_be_slow() -> None:
     assert [members.silent(now) != {} for now in times].index(True) == 303
 
 
-def test_nobody_is_blamed_for_a_while_in_which_nobody_looked() -> None:
+def test_time_in_which_the_detector_was_not_run_does_not_count() -> None:
     members = detector()
     members.silent(0.2)
     members.asked("a", 0.25)
@@ -49,7 +49,7 @@ def test_nobody_is_blamed_for_a_while_in_which_nobody_looked() -> None:
     assert "a" in [member for tick in range(12) for member in members.silent(60.5 + tick / 10)]
 
 
-def test_who_is_forgotten_is_neither_asked_nor_missed() -> None:
+def test_a_forgotten_member_is_neither_asked_nor_silent() -> None:
     members = detector()
     members.asked("a", 0.25)
     members.forget("a")

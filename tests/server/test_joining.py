@@ -1,4 +1,4 @@
-"""Nodes that join a run: whoever is lost meanwhile, the record accounts for every block."""
+"""Nodes join a run: the history accounts for every block, whichever member is lost meanwhile."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ COMES = 66  # the call at which a fourth node arrives: it joins when the iterati
 def assert_audited(out: Path) -> None:
     findings = audit(read_history(out).events)
 
-    assert worst(findings) == "pass", [each for each in findings if each.verdict != "pass"]
+    assert worst(findings) == "pass", [finding for finding in findings if finding.verdict != "pass"]
 
 
 @pytest.mark.parametrize("recovery", RECOVERIES)

@@ -38,7 +38,7 @@ def test_a_workload_is_trained_on_ray_and_outlives_a_node(tmp_path: Path, worklo
 def test_a_cluster_that_runs_is_used_by_its_address(tmp_path: Path) -> None:
     """From another process, as a user does; the cluster is left as it was."""
     address = ray.get_runtime_context().gcs_address
-    there = {each["NodeID"] for each in ray.nodes() if each["Alive"]}
+    there = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
     words = [
         "--workload",
         "mlr-digits",
@@ -66,5 +66,5 @@ def test_a_cluster_that_runs_is_used_by_its_address(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("did not converge after 3 iterations")
     assert "Traceback" not in ended.stderr
-    assert {each["NodeID"] for each in ray.nodes() if each["Alive"]} == there
+    assert {node["NodeID"] for node in ray.nodes() if node["Alive"]} == there
     assert len(told(tmp_path, events.Iterate)) == 3

@@ -66,7 +66,7 @@ def test_a_failure_costs_what_it_costs_in_simulation(
     assert undisturbed.iterations == len(expected) - 1
     assert disturbed.iterations == len(after) - 1
 
-    run, reference = (served_cost(read_history(each.out).events) for each in (failing, calm))
+    run, reference = (served_cost(read_history(settings_of_run.out).events) for settings_of_run in (failing, calm))
     cost = measured_cost(run, reference)
     assert cost is not None
     assert abs(cost - (disturbed.iterations - undisturbed.iterations)) < 1

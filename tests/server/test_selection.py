@@ -67,7 +67,7 @@ def on_nodes(policy: Policy, step: int, info: BlockInfo, owners: Ids, nodes: int
 
 
 def chosen(conversation: Conversation, nodes: Sequence[Candidates]) -> Choice:
-    """What all nodes save together, and what is left of the budget."""
+    """Return the blocks that all nodes save together, and the remaining budget."""
     selection = converse(conversation, lambda question: [node.answer(question) for node in nodes])
     return Choice(np.sort(np.concatenate([node.taken(selection.verdict) for node in nodes])), selection.credit)
 
@@ -89,7 +89,7 @@ def assert_same(one: Choice, other: Choice) -> None:
     st.sampled_from([2, 4, 16, BINS]),
     seeds,
 )
-def test_exchange_and_central_choose_what_the_policy_chooses(
+def test_exchange_and_central_choose_the_same_blocks_as_the_policy(
     ranking: str,
     fraction: Fraction,
     credit: Fraction,
@@ -246,7 +246,7 @@ def test_sums_of_parts_add_up_exactly_to_the_sum_of_the_whole(values: list[float
 
 
 @given(st.lists(st.floats(0, 1e300), min_size=1, max_size=30))
-def test_an_exact_sum_rounds_to_what_fsum_says(values: list[float]) -> None:
+def test_an_exact_sum_rounds_to_the_result_of_fsum(values: list[float]) -> None:
     assert float(exact_sum(np.array(values))) == fsum(values)
 
 

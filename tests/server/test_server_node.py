@@ -1,4 +1,4 @@
-"""While a node chooses what to save, workers pull from it; whoever changes blocks waits."""
+"""While a node chooses what to save, workers can pull from it, and methods that change blocks wait."""
 
 import threading
 import time

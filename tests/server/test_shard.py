@@ -1,4 +1,4 @@
-"""What a node holds: blocks, their versions and saved values, and what workers push for them."""
+"""The blocks of a node: their versions and saved values, and the pushes for them."""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ from marked_workload import (
 # The words of a round.
 
 
-def test_what_is_pulled_is_packed_as_the_workload_packs_it_and_is_a_copy() -> None:
+def test_pulled_blocks_are_a_copy_packed_like_the_workload_packs_them() -> None:
     shard, ids = a_shard([0, 2, 5, 7, 8, 9]), np.array([2, 5, 9])
     pulled = shard.pull(ids)
     assert same(pulled, packed(WORKLOAD.start(), ids))
@@ -80,7 +80,7 @@ def test_the_same_push_and_the_same_commit_twice_are_one() -> None:
     assert same(shard.pull(EVERY), once)
 
 
-def test_blocks_for_which_nothing_was_pushed_go_on_unchanged() -> None:
+def test_blocks_without_a_push_are_unchanged() -> None:
     shard, when = a_shard(), when_is(0)
     shard.push(when, 0, push_of(0, when, np.array([1, 6, 9])), 0)
     shard.push(when, 2, push_of(2, when, np.array([0, 1])), 0)
@@ -111,7 +111,7 @@ def test_the_sum_is_that_in_the_order_of_the_workers_whenever_they_pushed(order:
     assert np.array_equal(shard.pull(ids)["rows"], sum(amounts, np.zeros((5, COLUMNS))))
 
 
-def test_what_is_pushed_is_kept_until_its_round_is_committed() -> None:
+def test_a_push_is_kept_until_its_round_is_committed() -> None:
     shard, when, marks = a_shard(), when_is(0), np.ones((1, COLUMNS))
     kept = weakref.ref(marks)
     shard.push(when, 0, Push(np.array([0]), {"rows": marks}), 0)
@@ -121,7 +121,7 @@ def test_what_is_pushed_is_kept_until_its_round_is_committed() -> None:
     assert kept() is None
 
 
-def test_what_is_pushed_is_not_changed() -> None:
+def test_a_push_is_not_modified() -> None:
     shard, when = a_shard(), when_is(0)
     values = {name: array.copy() for name, array in push_of(0, when).values.items()}
     for array in values.values():
@@ -141,7 +141,7 @@ def test_a_summary_is_about_the_blocks_that_are_here() -> None:
     assert shard.summary()["marks"].tolist() == [4.0]
 
 
-def test_a_summary_is_computed_once_for_all_who_ask_and_anew_when_blocks_have_changed() -> None:
+def test_a_summary_is_computed_once_until_blocks_change() -> None:
     shard, asked = a_shard([0, 1]), []
 
     class Counting:
@@ -172,7 +172,7 @@ def test_a_summary_is_computed_once_for_all_who_ask_and_anew_when_blocks_have_ch
 # Other maps.
 
 
-def test_blocks_that_are_elsewhere_have_moved() -> None:
+def test_asking_for_blocks_of_another_node_raises_blocks_moved() -> None:
     shard = a_shard([0, 1])
     for ask in (
         lambda: shard.pull(np.array([1, 2])),
@@ -184,7 +184,7 @@ def test_blocks_that_are_elsewhere_have_moved() -> None:
             ask()
 
 
-def test_whoever_goes_by_an_older_map_than_the_blocks_is_refused() -> None:
+def test_requests_by_an_older_map_are_refused() -> None:
     shard = a_shard([0, 1])
     shard.adopt(a_shard([2]).give(np.array([2])), 5)
     for ask in (
@@ -198,7 +198,7 @@ def test_whoever_goes_by_an_older_map_than_the_blocks_is_refused() -> None:
     assert shard.ids.tolist() == [0, 1, 2]
 
 
-def test_adopted_blocks_are_not_committed_with_what_was_pushed_before() -> None:
+def test_earlier_pushes_are_not_applied_to_adopted_blocks() -> None:
     shard, when = a_shard([0, 1]), when_is(0)
     shard.push(when, 0, push_of(0, when, np.array([0, 1])), 0)
     shard.adopt(a_shard([2]).give(np.array([2])), 1)
@@ -209,7 +209,7 @@ def test_adopted_blocks_are_not_committed_with_what_was_pushed_before() -> None:
     assert shard.pull(np.array([0, 1, 2]))["rows"][:, 0].tolist() == [1, 1, 1]
 
 
-def test_what_was_pushed_by_an_older_map_is_forgotten_when_blocks_come_since_its_round_is_repeated() -> None:
+def test_pushes_by_an_older_map_are_discarded_when_blocks_arrive() -> None:
     shard, when = a_shard([0, 1]), when_is(0)
     shard.push(when, 0, push_of(0, when, np.array([0, 1])), 0)
     shard.push(when, 1, push_of(1, when, np.array([0, 1])), 1)
@@ -306,7 +306,7 @@ def test_distances_on_nodes_are_bit_by_bit_those_of_the_whole_state(made: Callab
     assert np.array_equal(distances, workload.norm(blocks, state, saved))
 
 
-def test_a_save_returns_what_is_to_be_written_and_the_same_when_asked_again() -> None:
+def test_a_save_returns_the_values_to_write_and_repeats_them() -> None:
     shard, ids = a_shard(), np.array([2, 6, 9])
     first = shard.mark_saved(ids, 1)
     assert same(first, shard.pull(ids))
@@ -320,12 +320,12 @@ def test_a_save_returns_what_is_to_be_written_and_the_same_when_asked_again() ->
 @pytest.mark.parametrize("ranking", ["priority", "relative", "round", "threshold", "random"])
 def test_shards_choose_together_what_one_node_would_choose(ranking: str) -> None:
     policy, when = Policy(ranking=ranking, interval=8, fraction=Fraction(1, 4)), when_is(0)
-    alone, several = a_shard(), [a_shard([0, 3, 7]), a_shard([1, 2, 5, 9]), a_shard([4, 6, 8, 10])]
-    for shard in (alone, *several):
+    alone, shards = a_shard(), [a_shard([0, 3, 7]), a_shard([1, 2, 5, 9]), a_shard([4, 6, 8, 10])]
+    for shard in (alone, *shards):
         ids = shard.ids[shard.ids % 2 == 1]
         shard.push(when, 0, push_of(0, when, ids), 0)
         shard.commit(when, [0], 0)
-    assert chosen(policy, several) == set(policy.choose(4, alone.block_info(ranking)).ids.tolist())
+    assert chosen(policy, shards) == set(policy.choose(4, alone.block_info(ranking)).ids.tolist())
 
 
 def chosen(policy: Policy, shards: Sequence[Shard]) -> set[int]:
@@ -334,7 +334,7 @@ def chosen(policy: Policy, shards: Sequence[Shard]) -> set[int]:
     return {int(block) for node in nodes for block in node.taken(selection.verdict)}
 
 
-def test_an_empty_node_says_nothing_and_takes_part_in_everything() -> None:
+def test_an_empty_node_answers_every_request() -> None:
     shard = Shard(WORKLOAD)
     assert shard.pull(NOTHING) == {}
     assert shard.distances().tolist() == []

@@ -42,7 +42,7 @@ def test_a_push_is_applied_at_once_and_once_and_not_after_a_later_one() -> None:
     assert had.sum() == 2 * len(had)
 
 
-def test_what_was_applied_as_it_came_is_known_wherever_the_block_goes() -> None:
+def test_a_moved_block_remembers_the_pushes_applied_to_it() -> None:
     one, other, ids = a_shard([0, 1]), a_shard([2]), np.array([1])
     one.apply(when_is(0), 0, push_of(0, when_is(0), np.array([0, 1])), 0)
     other.adopt(one.give(ids), 1)

@@ -1,4 +1,4 @@
-"""Who drives a run: one controller at a time, and members that die while they start are started again."""
+"""One controller drives a run at a time, and members that die while they start are started again."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ def test_a_controller_that_waits_touches_neither_history_nor_store(tmp_path: Pat
     assert not (tmp_path / "run").exists()
 
 
-def test_a_controller_whose_raylet_is_gone_ends_so_that_no_two_drive_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_controller_without_its_raylet_ends_so_that_only_one_drives_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[tuple[int, int]] = []
     monkeypatch.setattr(members, "raylet_lives", lambda: False)
     monkeypatch.setattr(os, "kill", lambda *told: ended.append(told))

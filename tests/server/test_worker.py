@@ -34,7 +34,7 @@ class Silent:
 
 
 class Interrupted(Silent):
-    """Something happens while somebody waits."""
+    """Run an action during a wait."""
 
     def __init__(self, happens: Callable[[], None]) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class _Call:
         return object()
 
 
-def test_the_controller_tells_workers_of_a_node_that_is_silent_and_tells_them_once(
+def test_the_controller_notifies_workers_once_of_a_silent_node(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, worker = [100.0], Silent()

@@ -92,7 +92,7 @@ def test_an_adversarial_perturbation_reaches_theorem_3_2_within_rounding(c: floa
     assert bound - 1 <= cost <= bound + 1
 
 
-def test_the_initial_distance_is_no_safe_distance_when_the_start_lies_in_a_fast_direction() -> None:
+def test_the_initial_distance_is_unsafe_if_the_start_lies_in_a_fast_direction() -> None:
     matrix, x0, epsilon = np.diag([0.9, 0.5]), np.array([1e-3, 1.0]), 1e-5
 
     def delta(k: int, y: Floats) -> Floats:
@@ -229,14 +229,14 @@ def test_blocks_lost_with_their_node_average_the_same_share_of_the_square() -> N
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
-        (lambda: iteration_cost_bound(1.0, 1.0, [1.0], [0]), "no rate of linear convergence"),
-        (lambda: iteration_cost_bound([0.5, -1.0], 1.0, [1.0], [0]), r"c=-1\.\.0\.5"),
+        (lambda: iteration_cost_bound(1.0, 1.0, [1.0], [0]), "The rate c must be between 0 and 1"),
+        (lambda: iteration_cost_bound([0.5, -1.0], 1.0, [1.0], [0]), r"got -1\.\.0\.5"),
         (lambda: iteration_cost_bound(0.5, 0.0, [1.0], [0]), "distance to the optimum is 0"),
         (lambda: iteration_cost_bound(0.5, 1.0, [-1.0], [0]), "size is a norm"),
         (lambda: iteration_cost_bound(0.5, 1.0, [1.0], [-1]), "counted from 0"),
         (lambda: endless_cost_bound(0.5, 1.0, 0.1, math.nan), "epsilon is nan"),
         (lambda: partial_size(np.ones(3), [3]), "not all among the 3 blocks"),
-        (lambda: expected_partial_square(np.ones(3), 1.5), "no probability"),
+        (lambda: expected_partial_square(np.ones(3), 1.5), "p must be between 0 and 1"),
     ],
 )
 def test_numbers_outside_the_theory_are_refused_in_one_line(call: Callable[[], object], reason: str) -> None:

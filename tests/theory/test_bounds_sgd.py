@@ -98,6 +98,6 @@ def test_sgd_that_does_not_converge_takes_for_ever() -> None:
         (lambda: sgd_iterations(harmonic(1, 1), 1.0, 1.0, 0.1, sizes=[1.0]), "do not pair"),
     ],
 )
-def test_schedules_and_perturbations_that_make_no_sense_are_refused(call: Callable[[], object], reason: str) -> None:
+def test_invalid_schedules_and_perturbations_are_refused(call: Callable[[], object], reason: str) -> None:
     with pytest.raises(BadInput, match=reason):
         call()

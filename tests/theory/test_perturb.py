@@ -120,7 +120,7 @@ def test_delays_cover_zero_to_the_bound_and_repeat_with_their_seed() -> None:
     assert not np.any(perturb.stale_delays(10, 0, np.random.default_rng(0)))
 
 
-def test_perturbations_that_make_no_sense_are_refused() -> None:
+def test_invalid_perturbations_are_refused() -> None:
     rng = np.random.default_rng(0)
     with pytest.raises(BadInput, match="size is a norm"):
         perturb.gaussian(3, -1.0, rng)

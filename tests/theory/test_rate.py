@@ -54,12 +54,12 @@ def test_a_window_keeps_the_floor_of_rounding_out_of_the_fit() -> None:
     assert fitted_rate(distances, slice(50, 140)).c == pytest.approx(0.8)
 
 
-def test_a_trajectory_that_does_not_contract_says_so() -> None:
+def test_a_trajectory_that_does_not_contract_has_a_rate_of_one_or_more() -> None:
     assert worst_rate([1.0, 0.5, 0.75]).c == pytest.approx(1.5)
 
 
 @given(c=st.floats(0.1, 0.995), first=st.floats(1e-6, 1e6))
-def test_two_steps_or_more_of_a_geometric_iteration_tell_its_rate_and_what_lies_ahead(c: float, first: float) -> None:
+def test_two_steps_of_a_geometric_iteration_give_its_rate_and_distance(c: float, first: float) -> None:
     online = OnlineRate()
     for k in range(20):
         online.observe(first * c**k)
@@ -98,7 +98,7 @@ def test_the_fast_directions_of_the_start_are_forgotten() -> None:
     assert rate.distance == pytest.approx(np.linalg.norm(states[-1]), rel=1e-2)
 
 
-def test_steps_that_grow_leave_no_end_in_sight() -> None:
+def test_growing_steps_have_an_infinite_distance() -> None:
     online = OnlineRate()
     for length in (1.0, 1.1, 1.3):
         online.observe(length)
@@ -117,7 +117,7 @@ def test_a_step_of_length_0_changes_nothing() -> None:
     assert moved.rate == paused.rate
 
 
-def test_trajectories_that_hold_no_rate_are_refused() -> None:
+def test_trajectories_without_a_rate_are_refused() -> None:
     with pytest.raises(BadInput, match="cut the trajectory"):
         fitted_rate([1.0, 0.5, 0.0])
     with pytest.raises(BadInput, match="a slope needs 2"):
@@ -133,7 +133,7 @@ def test_trajectories_that_hold_no_rate_are_refused() -> None:
 
 
 def cost_of(matrix: Floats, x: Floats, deltas: Floats, step: int, epsilon: float) -> npt.NDArray[np.int64]:
-    """How much later each trial, perturbed once at this step, is within ε for good; all trials run side by side."""
+    """Return how much later each trial, perturbed once at this step, stays within ε; trials run side by side."""
     trials = np.tile(x, (1 + len(deltas), 1))  # the first is not perturbed
     settled = np.zeros(len(trials), dtype=np.int64)
     for k in range(4000):

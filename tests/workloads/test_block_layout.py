@@ -52,7 +52,7 @@ def test_blocks_dealt_to_several_sides_come_together_to_the_bit(ids: Ids, seed: 
 
 
 @given(ids=some_blocks, data=st.data())
-def test_what_two_sides_have_is_added_up(ids: Ids, data: st.DataObject) -> None:
+def test_blocks_of_two_sides_are_added_up(ids: Ids, data: st.DataObject) -> None:
     other = np.array(sorted(data.draw(st.sets(st.sampled_from(ids.tolist()), min_size=1))))
     total = added([(BlockSlices(BLOCKS, ids, ids), packed(ids)), (BlockSlices(BLOCKS, ids, other), packed(other))])
     expected = {name: value.copy() for name, value in STATE.items()}
@@ -61,7 +61,7 @@ def test_what_two_sides_have_is_added_up(ids: Ids, data: st.DataObject) -> None:
     assert same(total, dict(BLOCKS.pack(expected, ids)))  # type: ignore[arg-type]
 
 
-def test_what_is_pushed_may_be_wider_than_the_block_and_leave_out_companions() -> None:
+def test_a_push_may_be_wider_than_the_block_and_leave_out_companions() -> None:
     sums = {"rows": np.ones((2, 4))}
     total = added([(BlockSlices(BLOCKS, ALL[:3], ALL[:2]), sums), (BlockSlices(BLOCKS, ALL[:3], ALL[1:3]), sums)])
     assert total["rows"].tolist() == [[1] * 4, [2] * 4, [1] * 4]

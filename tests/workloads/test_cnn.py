@@ -81,7 +81,7 @@ def test_iterations_are_those_of_pytorch_and_its_adam() -> None:
     state = unstacked(stack, 0)
     for name, value in parameters.items():
         moments = adam.state[value]
-        average = sum(each[name] for each in last[-workload.batches :]) / workload.batches
+        average = sum(state[name] for state in last[-workload.batches :]) / workload.batches
         assert np.allclose(state[f"{name}.average"], average, atol=2e-4), name
         assert np.all(state[f"{name}.count"] == moments["step"].item()), name
         # A parameter moves by 1e-3 a step, whatever its gradient: one that is all rounding error moves at random.
@@ -160,7 +160,7 @@ def test_the_quick_variant_reaches_its_criterion_in_as_many_iterations_as_a_pane
     assert 20 <= run.length <= 90
 
 
-def test_what_does_not_exist_is_refused_with_what_does() -> None:
+def test_unknown_names_are_refused_with_the_known_ones() -> None:
     with pytest.raises(BadInput, match="'row' of a CNN: choose one of layer, shard"):
         cnn("row")
     with pytest.raises(BadInput, match="'covtype': choose one of mnist, digits"):

@@ -165,7 +165,7 @@ class TestWorkers:
         pulled = [
             {} if not len(ours.pulls(part, last)) else ours.blocks.pack(state, ours.pulls(part, last)) for part in parts
         ]
-        measures = [ours.measure(part, each, summed) for part, each in zip(parts, pulled, strict=True)]  # type: ignore[arg-type]
+        measures = [ours.measure(part, item, summed) for part, item in zip(parts, pulled, strict=True)]  # type: ignore[arg-type]
         assert ours.total(measures) == pytest.approx(loss(name, state), rel=1e-5)
         idle = 0
         for part in parts:
@@ -211,20 +211,20 @@ class TestShares:
     ) -> None:
         heavy = np.array(weights, np.int64)
         shares = [balanced_share(heavy, worker, workers) for worker in range(workers)]
-        assert np.array_equal(np.concatenate([heavy[each] for each in shares]), heavy)
-        carried = [int(heavy[each].sum()) for each in shares]
+        assert np.array_equal(np.concatenate([heavy[item] for item in shares]), heavy)
+        carried = [int(heavy[item].sum()) for item in shares]
         assert max(carried) - min(carried) <= 2 * max(weights, default=0)
 
     @every_workload
     def test_of_the_input_are_made_by_the_worker_alone(self, name: str) -> None:
-        """A part depends on its number and the number of workers alone: whoever takes it over makes the same."""
+        """A part depends on its number and the number of workers alone: a worker that takes it over makes the same."""
         ours, again = workload(name), load_workload(name)
         state = simulated(name, ITERATIONS)
         summed = ours.summary(np.arange(len(ours.blocks)), state)
         pushes = []
-        for each in (ours, again):
-            part = each.part(1, 3)
-            pulled = each.blocks.pack(state, each.pulls(part, 0))
-            pushes.append(each.compute(part, When(3, 0, 7), pulled, summed))  # type: ignore[arg-type]
+        for item in (ours, again):
+            part = item.part(1, 3)
+            pulled = item.blocks.pack(state, item.pulls(part, 0))
+            pushes.append(item.compute(part, When(3, 0, 7), pulled, summed))  # type: ignore[arg-type]
         assert np.array_equal(pushes[0].ids, pushes[1].ids)
         assert same(pushes[0].values, pushes[1].values)

@@ -104,7 +104,7 @@ def test_a_mirror_helps_when_the_official_home_does_not(home: str, cache: Path, 
         ("/gone", "HTTP Error 404: Not here"),
     ],
 )
-def test_what_does_not_arrive_whole_leaves_nothing_and_says_what_to_do(
+def test_an_incomplete_download_leaves_no_file_and_explains_what_to_do(
     home: str, cache: Path, tmp_path: Path, path: str, reason: str
 ) -> None:
     with pytest.raises(DataMissing, match=reason) as caught:
@@ -116,7 +116,7 @@ def test_what_does_not_arrive_whole_leaves_nothing_and_says_what_to_do(
     assert files_below(cache) == []
 
 
-def test_a_home_that_nobody_answers_at_is_data_missing(cache: Path) -> None:
+def test_an_unreachable_server_raises_data_missing(cache: Path) -> None:
     with pytest.raises(DataMissing, match="Connection refused"):
         obtain(file_at(f"http://127.0.0.1:{closed_port()}/whole"))
     assert files_below(cache) == []

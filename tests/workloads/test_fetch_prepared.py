@@ -1,4 +1,4 @@
-"""What took long to read from a file is read once, and never mistaken for what another file or another reader gives."""
+"""Arrays that take long to read are cached, and never confused with those of another file or reader."""
 
 from pathlib import Path
 
@@ -38,13 +38,13 @@ def test_a_file_is_read_once(archive: Path) -> None:
 
 
 @pytest.mark.parametrize("changed", ["archive", "reader.py"])
-def test_another_content_or_another_reader_is_read_anew(archive: Path, changed: str) -> None:
+def test_changed_content_or_code_is_read_again(archive: Path, changed: str) -> None:
     read(archive, Reader(1))
     archive.with_name(changed).write_bytes(b"b" * WORTH)
     assert read(archive, Reader(2)) == [2, 2, 2]
 
 
-def test_what_is_kept_and_damaged_is_read_anew(archive: Path, tmp_path: Path) -> None:
+def test_a_damaged_cache_entry_is_read_again(archive: Path, tmp_path: Path) -> None:
     read(archive, Reader())
     (found,) = (tmp_path / "cache" / "holdfast" / "prepared").iterdir()
     found.write_bytes(found.read_bytes()[:40])

@@ -35,7 +35,7 @@ SMALL = LatentDirichletAllocation(some_corpus([40, 0, 25, 60, 1], 30), criterion
 
 
 def plain_sweep(data: Corpus, topics: list[int], uniforms: list[float], number: int = TOPICS) -> list[int]:
-    """Collapsed Gibbs sampling as the textbook has it: all counts anew for every token, in double precision."""
+    """Collapsed Gibbs sampling as the textbook has it: all counts recomputed for every token, in double precision."""
     z, words = list(topics), data.words.tolist()
     document = np.repeat(np.arange(len(data.bounds) - 1), np.diff(data.bounds)).tolist()
     for i, (word, own) in enumerate(zip(words, document, strict=True)):
@@ -123,7 +123,7 @@ def test_a_model_with_more_topics_draws_what_the_textbook_says_and_has_its_loss(
     assert many.name == "lda-some-200"
 
 
-def test_counts_that_are_kept_up_to_date_equal_counts_made_anew() -> None:
+def test_updated_counts_equal_recomputed_counts() -> None:
     data, topics = SMALL.data, some_topics(SMALL, 4)["topics"].reshape(-1, 1)
     counts, totals = counted(data, topics)
     sweep(
@@ -170,7 +170,7 @@ def test_an_iteration_leaves_the_state_it_starts_from_alone() -> None:
     assert np.array_equal(stack["topics"], before)
 
 
-def test_what_is_drawn_depends_on_stream_and_iteration_alone() -> None:
+def test_draws_depend_on_stream_and_iteration_alone() -> None:
     state = some_topics(SMALL, 0)
     perturbed = {"topics": state["topics"].copy()}
     perturbed["topics"][:10] = 0

@@ -134,6 +134,6 @@ def test_the_size_of_the_perturbation_is_that_of_the_fresh_values() -> None:
     assert run.perturbation_size(trial) == pytest.approx(float(np.linalg.norm(moved)))
 
 
-def test_a_workload_without_a_rule_is_refused_with_what_it_lacks() -> None:
+def test_a_workload_without_a_rule_is_refused_with_the_missing_functions() -> None:
     with pytest.raises(BadInput, match=r"qp has no rule .* Use --restore partial, or give the model the functions"):
         rule_of(QuadraticProgram())

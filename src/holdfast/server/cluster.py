@@ -15,7 +15,7 @@ from holdfast.errors import BadInput, WorkerLost
 
 CONNECT_WITHIN = 10.0  # seconds for a cluster to answer
 END_WITHIN = 10.0  # seconds for Ray's own processes to end
-OBJECTS = 512 << 20  # bytes of memory for what actors send each other
+OBJECTS = 512 << 20  # bytes of memory for messages between actors
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def cluster(address: str | None = None) -> Iterator[None]:
         return
     try:
         with _uninterrupted(ray), warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)  # Ray lets go of the processes that it starts
+            warnings.simplefilter("ignore", ResourceWarning)  # Ray does not wait for the processes that it starts
             _start(ray, address)
         yield
     finally:
@@ -60,7 +60,7 @@ def _uninterrupted(ray: ModuleType) -> Iterator[None]:
 
     Afterwards SIGTERM ends this process as Ctrl-C does; Ray's own handler would print a stack.
     """
-    if current_thread() is not main_thread():  # where signals are not ours to handle
+    if current_thread() is not main_thread():  # signals can only be handled in the main thread
         yield
         return
     signals: list[int] = []
@@ -77,14 +77,16 @@ def _uninterrupted(ray: ModuleType) -> Iterator[None]:
 
 
 def _ray() -> ModuleType:
-    # Before its import: it prints whatever dies to our output, and makes what it starts give way to all other processes.
+    # Before its import: Ray would print every death to our output, and lower the priority of its processes.
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
     except ImportError as error:
-        raise BadInput("the parameter server needs Ray, which is not installed: pip install 'holdfast[ray]'") from error
+        raise BadInput(
+            "The parameter server needs Ray, which is not installed: pip install 'holdfast[ray]'."
+        ) from error
     return ray
 
 
@@ -122,6 +124,6 @@ def require_answer(address: str) -> None:
         ) from None
     if len(answer) < 4 or answer[3] != SETTINGS_FRAME:
         raise BadInput(
-            f"there is no Ray cluster at {address}: who listens there does not speak its language. Give HOST:PORT as "
+            f"there is no Ray cluster at {address}: the server there is not Ray. Give HOST:PORT as "
             "`ray start` prints it"
         )

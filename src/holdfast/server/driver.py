@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
     from holdfast.server.status import ServerOutcome, Status
 
-ACTOR = 64 << 20  # bytes of memory that no actor does without
+ACTOR = 64 << 20  # bytes of memory that every actor needs
 START_WITHIN = 120.0  # seconds for an actor to start and to load its data
 LOOK_EVERY = 0.1
-STARTS = 20  # again, of all members together, before training begins
-SILENT_FOR = 30.0  # seconds without a word of the controller, after which it is ended and started again
+STARTS = 20  # restarts of all members together before training begins
+SILENT_FOR = 30.0  # seconds without an answer of the controller, after which it is replaced
 LIVES = 20  # of the controller
 
 
@@ -48,10 +48,10 @@ def _check(settings: Settings) -> None:
         rule_of(workload)
     blocks = len(workload.blocks)
     if settings.nodes > blocks:
-        raise BadInput(f"{settings.nodes} nodes are more than the {blocks} blocks of {settings.workload}: use fewer")
+        raise BadInput(f"{settings.nodes} nodes are more than the {blocks} blocks of {settings.workload}: use fewer.")
     store = store_for(settings.store)
     if generations(store) or settings.history.exists():
-        raise CommitConflict(f"{settings.out} already holds a run: give each run a folder and a store of its own")
+        raise CommitConflict(f"{settings.out} already holds a run: give each run its own folder and store.")
 
 
 def _actor(kind: type[Any], **options: object) -> Any:
@@ -69,7 +69,7 @@ class _Driver:
         self._join_request = JoinRequest(settings.out)
         self._started = {"node": 0, "worker": 0}
         self._actors: dict[str, dict[int, ActorHandle[Any]]] = {"node": {}, "worker": {}}
-        self._controllers: list[Any] = []  # one that trains, and one that waits to go on where that one is lost
+        self._controllers: list[Any] = []  # the active controller, and a standby that takes over if it is lost
         self._request = self._iteration = 0
 
     def run(self) -> "ServerOutcome":
@@ -88,7 +88,7 @@ class _Driver:
         from ray.exceptions import RayActorError
 
         for life in range(LIVES):
-            self._request = 0  # which every controller counts from there
+            self._request = 0  # every controller counts its requests from 0
             done: Any = self._controllers[0].train.remote(self._actors["node"], self._actors["worker"], life)
             if not life:
                 self._controllers.append(self._new_controller())
@@ -98,7 +98,7 @@ class _Driver:
                 outcome: ServerOutcome = ray.get(done)
                 return outcome
             except RayActorError:
-                ray.kill(self._controllers.pop(0))  # it may be out of reach alone, and must not drive the run any more
+                ray.kill(self._controllers.pop(0))  # it may only be unreachable, and must not drive the run any more
                 if not self._controllers:
                     self._controllers.append(self._new_controller())
             except ray.exceptions.RayTaskError as error:
@@ -107,7 +107,7 @@ class _Driver:
                 if because := own_error(str(error), self._settings.workload):
                     raise BadInput(because) from error
                 raise
-        raise WorkerLost(f"the controller died {LIVES} times: see its logs in Ray's folder")
+        raise WorkerLost(f"the controller died {LIVES} times: see its logs in Ray's folder.")
 
     def _look(self) -> None:
         """Report the progress, and start members that the controller or a user asks for."""
@@ -182,7 +182,7 @@ class _Driver:
             done, _ = ray.wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
             if not done:
                 names = ", ".join(sorted(f"{kind} {number}" for kind, number in waiting.values()))
-                raise WorkerLost(f"{names} did not start within {START_WITHIN:g} s: see the logs in Ray's folder")
+                raise WorkerLost(f"{names} did not start within {START_WITHIN:g} s: see the logs in Ray's folder.")
             member = waiting.pop(done[0])
             try:
                 ray.get(done[0])

@@ -92,7 +92,7 @@ def _collect(ref: "ObjectRef[Any]", who: Who, results: dict[Any, Any], missing: 
 def reason(error: RayError) -> str:
     """Return why a call failed, in a few words."""
     return {"ActorDiedError": "its process died", "ActorUnavailableError": "it is out of reach"}.get(
-        type(error).__name__, f"Ray says {type(error).__name__}"
+        type(error).__name__, f"Ray reports {type(error).__name__}"
     )
 
 

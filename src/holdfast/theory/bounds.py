@@ -164,13 +164,13 @@ def expected_partial_square(distances: Floats, p: float) -> float:
     Losses need not be independent; m of n blocks, drawn uniformly, is p = m/n exactly.
     """
     if not 0 <= p <= 1:
-        raise BadInput(f"the lost fraction p={p} is no probability: give 0 <= p <= 1")
+        raise BadInput(f"The lost fraction p must be between 0 and 1 (got {p}).")
     return p * float(np.sum(np.square(distances)))
 
 
 def _norm(distances: Floats, order: float) -> float:
     if not order >= 1:
-        raise BadInput(f"order {order:g} is that of no norm: give 1 (a sum), 2 (lengths) or inf (the largest)")
+        raise BadInput(f"order must be at least 1 (got {order:g}): 1 (a sum), 2 (lengths) or inf (the largest).")
     if order == 2:
         return float(np.sqrt(np.sum(np.square(distances))))
     return float(np.linalg.norm(distances, order)) if distances.size else 0.0
@@ -190,7 +190,7 @@ def _by_step(sizes: Sequence[float], steps: Sequence[int]) -> dict[int, float]:
 def _contraction(c: npt.ArrayLike) -> Floats:
     rate = np.asarray(c, dtype=np.float64)
     if not np.all((rate > 0) & (rate < 1)):
-        raise BadInput(f"c={_span(rate)} is no rate of linear convergence: the bounds need 0 < c < 1")
+        raise BadInput(f"The rate c must be between 0 and 1 (got {_span(rate)}).")
     return rate
 
 

@@ -74,14 +74,16 @@ class OnlineRate:
 
     def __init__(self, memory: float = 50.0) -> None:
         if not memory > 1:
-            raise BadInput(f"a memory of {memory} steps holds no slope: give more than 1")
+            raise BadInput(f"memory must be greater than 1 (got {memory}).")
         self._age = math.exp(-1 / memory) * _ONE_STEP_ON
         self._sums = np.zeros(5)
 
     def observe(self, step_length: float) -> None:
         """Add the length of the newest step; a length of 0 is ignored."""
         if not 0 <= step_length < math.inf:
-            raise BadInput(f"a step cannot be {step_length} long: the iteration has diverged, or this is no norm")
+            raise BadInput(
+                f"The length of a step must be finite and not negative (got {step_length}): the iteration has diverged."
+            )
         if step_length > 0:
             log = math.log(step_length)
             self._sums = self._age @ self._sums + [1.0, 0.0, 0.0, log, 0.0]

@@ -47,15 +47,15 @@ def test_no_forged_history_passes(name: str) -> None:
     assert applies
 
 
-def test_nobody_is_named_who_has_no_number() -> None:
-    """A block that nobody held when blocks were chosen is in no node's save."""
-    said = ""
+def test_a_block_without_an_owner_names_no_node() -> None:
+    """A block without an owner at the choice is in no node's save."""
+    text = ""
     for seed in (1, 3, 5):
         files = dict(live(random.Random(seed), 0.2).files)
         _, line = places(files, Restored, who="controller")[0]
-        said += because(files | {"controller": files["controller"][:line] + files["controller"][line + 1 :]})
-    assert "node--" not in said
-    assert "which had no owner at the choice" in said
+        text += because(files | {"controller": files["controller"][:line] + files["controller"][line + 1 :]})
+    assert "node--" not in text
+    assert "which had no owner at the choice" in text
 
 
 def test_files_may_be_read_in_any_order() -> None:
@@ -66,20 +66,20 @@ def test_files_may_be_read_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("which", ["blocks", "nodes", "workers"])
-def test_a_plan_of_more_than_any_run_has_is_told_in_one_line(which: str) -> None:
+def test_a_plan_with_impossible_sizes_does_not_pass(which: str) -> None:
     run = live(random.Random(1), 0.0)
     much = {"blocks": 10**18} | {which: 10**18}
-    events = [each for who in sorted(run.files) for each in run.files[who]]
+    events = [event for who in sorted(run.files) for event in run.files[who]]
     forged = [e._replace(what=e.what._replace(**much)) if isinstance(e.what, Serve) else e for e in events]
 
     assert worst(audit(forged)) != "pass"
 
 
-def test_a_run_in_which_nobody_is_lost_says_so() -> None:
-    said = {each.check: each.because for each in found(dict(live(random.Random(1), 0.0).files))}
+def test_a_run_without_losses_is_reported_as_such() -> None:
+    reasons = {finding.check: finding.because for finding in found(dict(live(random.Random(1), 0.0).files))}
 
-    assert said["lost_blocks_came_back"] == "no block was lost"
-    assert said["parts_change_hands_only_by_loss"] == "every worker had its own part"
+    assert reasons["lost_blocks_came_back"] == "no block was lost"
+    assert reasons["parts_change_hands_only_by_loss"] == "every worker had its own part"
 
 
 def test_a_run_that_waits_for_blocks_of_lost_nodes_is_not_judged() -> None:
@@ -89,9 +89,9 @@ def test_a_run_that_waits_for_blocks_of_lost_nodes_is_not_judged() -> None:
     files["controller"] = files["controller"][:at]
 
     assert worst(found(files)) in ("unknown", "fail")
-    said = {each.check: each for each in found(files)}
-    assert said["lost_blocks_came_back"].verdict == "unknown"
-    assert said["reached_the_end"].verdict == "unknown"
+    findings = {finding.check: finding for finding in found(files)}
+    assert findings["lost_blocks_came_back"].verdict == "unknown"
+    assert findings["reached_the_end"].verdict == "unknown"
 
 
 def main() -> int:
@@ -99,9 +99,9 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--first", type=int, default=0)
-    told = parser.parse_args()
+    options = parser.parse_args()
     wrong: Counter[str] = Counter()
-    for seed in range(told.first, told.first + told.count):
+    for seed in range(options.first, options.first + options.count):
         rng = random.Random(seed)
         files = dict(live(rng, rng.choice([0.0, 0.02, 0.05, 0.15])).files)
         if worst(found(files)) != "pass":
@@ -112,7 +112,7 @@ def main() -> int:
         if lied is not None and worst(found(lied)) == "pass":
             wrong[name] += 1
             sys.stdout.write(f"seed {seed}: {name} passed\n")
-    sys.stdout.write(f"{dict(wrong) or f'{told.count} runs and forgeries, none misjudged'}\n")
+    sys.stdout.write(f"{dict(wrong) or f'{options.count} runs and forgeries, none misjudged'}\n")
     return bool(wrong)
 
 

@@ -27,7 +27,7 @@ def lines(out: Path) -> Files:
 def findings(files: Files) -> dict[str, str]:
     """By check, whatever it does not pass and why."""
     found = audit_files((name, event) for name in sorted(files) for event in files[name])
-    return {each.check: f"{each.verdict}: {each.because}" for each in found if each.verdict != "pass"}
+    return {finding.check: f"{finding.verdict}: {finding.because}" for finding in found if finding.verdict != "pass"}
 
 
 def at(files: Files, who: str, kind: type[Any], which: Callable[[Any], bool] = lambda what: True) -> int:
@@ -46,7 +46,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Files]:
     folder, patch = tmp_path_factory.mktemp("runs"), pytest.MonkeyPatch()
     lost, in_round = (Failure(step=2, kind="node", targets=(1,), point=point) for point in ("boundary", "apply"))
     nobody, arrives = (lambda *_: None), (lambda count: Member("node", 3) if count == 66 else None)
-    told: dict[str, tuple[Any, ...]] = {
+    arguments: dict[str, tuple[Any, ...]] = {
         "lost": (settings(folder / "lost", lost), nobody),
         "dropped": (settings(folder / "dropped", in_round), nobody),
         "joined": (settings(folder / "joined", workload="mf-generated"), nobody, arrives),
@@ -54,18 +54,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Files]:
         "stale": (settings(folder / "stale", lost, staleness=1, iterations=5), nobody),
     }
     try:
-        for given in told.values():
+        for given in arguments.values():
             run_in_process(patch, *given)
     finally:
         patch.undo()
-    return {name: lines(given[0].out) for name, given in told.items()}
+    return {name: lines(given[0].out) for name, given in arguments.items()}
 
 
 def of(runs: dict[str, Files], name: str) -> Files:
-    return {who: list(told) for who, told in runs[name].items()}
+    return {who: list(events_of_file) for who, events_of_file in runs[name].items()}
 
 
-def test_what_happened_passes(runs: dict[str, Files]) -> None:
+def test_true_histories_pass(runs: dict[str, Files]) -> None:
     assert {name: findings(files) for name, files in runs.items()} == {name: {} for name in runs}
 
 
@@ -136,16 +136,16 @@ def test_pushes_that_are_declared_dropped_where_none_can_be(runs: dict[str, File
 
 def test_a_worker_that_was_further_ahead_than_allowed(runs: dict[str, Files]) -> None:
     files = of(runs, "stale")
-    told = files["node-0"]
+    lines_of_node = files["node-0"]
     late = at(files, "node-0", events.Applied, lambda what: what.iteration == 0 and what.parts == (1,))
-    moved = told.pop(late)
-    told.insert(1 + at(files, "node-0", events.Applied, lambda what: what.iteration == 2), moved)
+    moved = lines_of_node.pop(late)
+    lines_of_node.insert(1 + at(files, "node-0", events.Applied, lambda what: what.iteration == 2), moved)
 
     expected = "fail: node-0 applied iteration 0 after iteration 2: 1 are allowed"
     assert findings(files) == {"nobody_was_too_far_ahead": expected}
 
 
-def test_a_run_that_says_that_less_staleness_was_allowed(runs: dict[str, Files]) -> None:
+def test_a_run_that_claims_less_staleness_than_it_used(runs: dict[str, Files]) -> None:
     files = of(runs, "stale")
     change(files, "controller", at(files, "controller", events.Serve), staleness=0)
 
@@ -167,7 +167,7 @@ def test_a_node_that_never_joined(runs: dict[str, Files]) -> None:
 
 
 def test_two_controllers_at_once(runs: dict[str, Files]) -> None:
-    """One that was thought to be lost goes on: what it tells comes between the lines of the other."""
+    """A controller that was given up still writes: its lines appear between those of the other."""
     files = of(runs, "taken over")
     begun = at(files, "controller", events.Serve, lambda what: what.attempt == 1)
     last = max(n for n, event in enumerate(files["controller"][:begun]) if isinstance(event.what, events.Iterate))
@@ -190,5 +190,5 @@ def test_a_file_that_is_missing(runs: dict[str, Files], name: str, who: str) -> 
     files = of(runs, name)
     del files[who]
 
-    found = audit_files((each, event) for each in sorted(files) for event in files[each])
+    found = audit_files((name_of_file, event) for name_of_file in sorted(files) for event in files[name_of_file])
     assert worst(found) == "unknown", findings(files)
