@@ -13,7 +13,7 @@ from holdfast.train.observe.observer import SavingAt
 from holdfast.train.state.save import CheckpointSaver
 
 
-def test_a_boundary_at_which_somebody_waits_is_not_passed() -> None:
+def test_a_boundary_is_not_passed_while_a_thread_waits_there() -> None:
     turn = BoundaryGate()
     assert turn.passes(4)
     assert turn.wait("somebody") == 5
@@ -26,7 +26,7 @@ def test_a_boundary_at_which_somebody_waits_is_not_passed() -> None:
     assert turn.wait("somebody") == 6
 
 
-def test_whoever_waits_finds_the_training_where_it_was_said_to_come() -> None:
+def test_training_stops_at_the_boundary_that_a_waiting_thread_was_given() -> None:
     for trial in range(200):
         turn, reached = BoundaryGate(), list[int]()
 
@@ -52,7 +52,7 @@ def test_a_save_is_due_in_every_interval_once(saved: int | None, every: int, ste
 
 
 @given(saved=st.none() | st.integers(0, 20), at=st.sets(st.integers(0, 20), max_size=4), step=st.integers(0, 25))
-def test_a_rehearsal_saves_where_it_is_told_to(saved: int | None, at: set[int], step: int) -> None:
+def test_a_rehearsal_saves_before_the_given_steps(saved: int | None, at: set[int], step: int) -> None:
     saving = SavingAt.__new__(SavingAt)
     saving.saved, saving.at = saved, tuple(at)
     assert (step >= saving.next) == (saved is None or any(saved < each <= step for each in at))

@@ -45,7 +45,7 @@ def sums() -> Any:
     return found
 
 
-def test_a_sum_is_done_once_the_device_has_done_with_it(sums: Any) -> None:
+def test_a_sum_is_done_once_the_device_has_finished_it(sums: Any) -> None:
     values = [torch.ones(2)]
     first, second = sums.allreduce(values), sums.allreduce(values)
     sums._group.works[0].is_there.set()
@@ -53,7 +53,7 @@ def test_a_sum_is_done_once_the_device_has_done_with_it(sums: Any) -> None:
     assert not second.is_completed()
 
 
-def test_a_sum_that_was_aborted_has_failed_though_nccl_says_that_it_is_complete(sums: Any) -> None:
+def test_an_aborted_sum_has_failed_although_nccl_reports_it_as_complete(sums: Any) -> None:
     done, lost = sums.allreduce([torch.ones(1)]), sums.allreduce([torch.ones(1)])
     sums._group.works[0].is_there.set()
     done.wait()
@@ -67,7 +67,7 @@ def test_a_sum_that_was_aborted_has_failed_though_nccl_says_that_it_is_complete(
         lost.get_future().value()
 
 
-def test_what_cannot_be_aborted_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_cannot_abort_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
     assert why_not("gloo") is None
     assert why_not(NCCL) == "this NCCL cannot abort operations whose peer is lost"
@@ -88,7 +88,7 @@ def test_a_communicator_of_one_is_aborted_and_replaced() -> None:
             link.do("allreduce", [values])
 
 
-def test_a_member_that_is_alone_has_its_sums_at_once_and_where_they_were() -> None:
+def test_a_member_without_peers_has_its_sums_at_once_and_in_place() -> None:
     link, values = Link(), torch.ones(2)
     link.connect(lambda: pytest.fail("it asks nobody"), 0, 1, lambda: False)
     work = link.post("allreduce", [values])

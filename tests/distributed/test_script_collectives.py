@@ -35,7 +35,7 @@ def trained(start: Start, exchanges: str, failures: list[tuple[int, str]], out: 
 
 @pytest.mark.parametrize("exchanges", ["step", "epoch"])
 @pytest.mark.parametrize("recovery", ["replay", "forward"])
-def test_after_a_loss_a_run_whose_script_exchanges_by_itself_starts_again(
+def test_a_run_whose_script_calls_torch_distributed_restarts_after_a_loss(
     start: Start, recovery: str, exchanges: str
 ) -> None:
     """Killed in backward before it has exchanged anything at an epoch's end, and after that."""
@@ -48,14 +48,14 @@ def test_after_a_loss_a_run_whose_script_exchanges_by_itself_starts_again(
         assert not different(plain.out, struck.out)
 
 
-def test_once_a_script_is_known_to_exchange_by_itself_nobody_waits_in_reserve(start: Start) -> None:
+def test_no_spare_waits_once_a_script_is_known_to_call_torch_distributed(start: Start) -> None:
     """A spare would have to take part in what the others exchange before it joins."""
     job = trained(start, "step", [(3, "forward"), (9, "forward")], "out", recovery="replay", spares=1)
     assert len(events(job.out, "restart")) == 2
     assert not [event for event in events(job.out, "regroup") if event.what.attempt > 1]
 
 
-def test_whoever_takes_the_place_of_a_lost_rank_can_ask_for_its_rank(start: Start, tmp_path: Path) -> None:
+def test_a_replacement_worker_can_call_get_rank(start: Start, tmp_path: Path) -> None:
     told = tmp_path / "told"
     job = start(
         {"exchanges": "never", "told": str(told)},
@@ -69,7 +69,7 @@ def test_whoever_takes_the_place_of_a_lost_rank_can_ask_for_its_rank(start: Star
     assert {*told.read_text().splitlines()} == {f"{rank} of 3" for rank in range(3)}
 
 
-def test_members_do_not_go_on_if_one_of_them_has_exchanged_by_itself() -> None:
+def test_recovery_needs_a_restart_if_one_member_has_called_torch_distributed() -> None:
     stands = {0: Stand(step=3, members=(0, 1, 2)), 2: Stand(step=3, members=(0, 1, 2), exchanges=True)}
     assert settle(stands) == SCRIPT_COLLECTIVES
     assert not isinstance(settle({0: stands[0], 1: Stand(step=NOWHERE)}), str)
@@ -99,7 +99,7 @@ EXCHANGED = {
 
 @pytest.mark.filterwarnings("ignore")  # torch deprecates some of them
 @pytest.mark.parametrize("name", EXCHANGED)
-def test_nothing_can_be_exchanged_over_a_group_that_the_run_has_outlived(
+def test_every_collective_of_a_group_with_a_lost_member_makes_the_run_restart(
     outlived: progress.Progress, name: str
 ) -> None:
     try:

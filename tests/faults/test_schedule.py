@@ -20,7 +20,7 @@ def test_geometric_steps_lie_inside_the_run_and_depend_on_the_seed_alone(mean: f
     assert np.array_equal(steps, geometric_steps(mean, end, 20, seed))
 
 
-def test_geometric_steps_have_the_mean_that_was_asked_for() -> None:
+def test_geometric_steps_have_the_requested_mean() -> None:
     steps = geometric_steps(30, 10_000, 20_000, seed=1)
     assert steps.mean() == pytest.approx(30, rel=0.03)  # 20,000 draws: standard error 0.7 %
 

@@ -88,7 +88,7 @@ def test_the_matrix(tmp_path: Path, kind: str, point: str, writer: Callable[...,
 
 @each_writer
 @pytest.mark.parametrize("kind", ["torn-write", "bit-flip"])
-def test_where_one_is_kept_a_lie_of_the_disk_does_not_cost_the_last_good_one(
+def test_a_silent_fault_does_not_cost_the_last_good_snapshot_where_one_is_kept(
     tmp_path: Path, kind: str, writer: Callable[..., Writer]
 ) -> None:
     store = prepared(tmp_path)
@@ -105,11 +105,11 @@ def test_a_fault_strikes_once_and_waits_for_a_save_at_or_after_its_step(tmp_path
     assert struck == list(faults)
 
 
-def test_faults_that_are_not_of_storage_pass_by(tmp_path: Path) -> None:
+def test_failures_that_are_not_of_storage_are_ignored(tmp_path: Path) -> None:
     store = Faulty(DirectoryStore(tmp_path), at([10], kind="kill"))
     assert [saved.retries for saved in trained(blocking(store, keep_last=1), 10)] == [0]
 
 
-def test_a_point_that_no_save_has_is_refused(tmp_path: Path) -> None:
+def test_a_point_that_is_not_in_a_save_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="tensors, extra, manifest, latest, removal"):
         Faulty(DirectoryStore(tmp_path), at([10], kind="delay", point="backward"))

@@ -78,7 +78,7 @@ def test_after_a_failure_at_any_point_a_restart_and_a_replay_are_exact(start: St
     assert different(reference.out, job.out) == []
 
 
-def test_survivors_go_forward_from_every_point(start: Start) -> None:
+def test_survivors_recover_forward_from_every_point(start: Start) -> None:
     job = lived_through(start, "forward", killed(LIVED), **SEVERAL, epochs=19, patience=0.5)
     assert_accounted_for(job, LIVED)
     assert all(len(each) == 1 for each in fingerprints(job.out).values())
@@ -89,7 +89,7 @@ def test_survivors_go_forward_from_every_point(start: Start) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["forward", "skip"])
-def test_a_failed_step_has_the_gradients_that_the_simulation_says(start: Start, tmp_path: Path, strategy: str) -> None:
+def test_a_failed_step_has_the_gradients_of_the_simulation(start: Start, tmp_path: Path, strategy: str) -> None:
     lost, point = (1, 3), 0.5
     failures = [{"step": step_dump_script.STEP, "kind": "kill", "point": f"backward={point}", "targets": lost}]
     job = start(

@@ -24,7 +24,7 @@ KILLS = [[1], [0], [1, 3]]
 
 @pytest.mark.parametrize("lost", KILLS, ids=str)
 @pytest.mark.parametrize("recovery", ["forward", "skip"])
-def test_survivors_go_on_in_their_processes_and_declare_exactly_what_is_lost(
+def test_survivors_continue_in_their_processes_and_declare_exactly_the_lost_samples(
     start: Start, recovery: str, lost: list[int]
 ) -> None:
     job = lived_through(start, recovery, [{"step": 12, "kind": "kill", "targets": lost}])
@@ -82,7 +82,7 @@ def test_buffers_that_only_a_lost_rank_had_are_restored_from_a_snapshot(start: S
         ({"workers": 2, "recovery": "backward"}, "there is no recovery 'backward'"),
     ],
 )
-def test_what_cannot_recover_live_is_refused_in_one_line(how: dict[str, Any], why: str) -> None:
+def test_settings_that_cannot_recover_live_are_refused_in_one_line(how: dict[str, Any], why: str) -> None:
     with pytest.raises(BadInput, match=why):
         RunConfig(script="train.py", **how)
 
@@ -104,7 +104,7 @@ def test_one_worker_alone_cannot_recover_live_and_one_on_each_of_several_nodes_c
     ],
     ids=str,
 )
-def test_a_script_whose_ranks_would_part_is_refused_in_one_line(
+def test_a_script_whose_ranks_would_diverge_is_refused_in_one_line(
     start: Start, task: dict[str, Any], recovery: str, why: str
 ) -> None:
     job = start(task, script=LOOP, workers=2, recovery=recovery)
@@ -115,7 +115,7 @@ def test_a_script_whose_ranks_would_part_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("recovery", ["replay", "forward"])
-def test_a_spare_takes_the_place_of_a_lost_worker_and_another_comes_in_its_own(start: Start, recovery: str) -> None:
+def test_a_spare_replaces_a_lost_worker_and_a_new_spare_is_started(start: Start, recovery: str) -> None:
     how: dict[str, Any] = {"script": LOOP, "workers": 2, "recovery": recovery, "spares": 1, "save_every": 20}
     task = {"epochs": EPOCHS, "patience": PATIENCE}
     job = start(task, failures=[{"step": step, "kind": "kill", "targets": [1]} for step in (12, 24)], **how)
@@ -131,7 +131,7 @@ def test_a_spare_takes_the_place_of_a_lost_worker_and_another_comes_in_its_own(s
         assert different(reference.out, job.out) == []
 
 
-def test_workers_are_put_to_sleep_and_woken_in_their_own_processes(start: Start, tmp_path: Path) -> None:
+def test_workers_are_suspended_and_resumed_in_their_own_processes(start: Start, tmp_path: Path) -> None:
     enough = tmp_path / "enough"
     task = {"epochs": 25, "pause": 0.2, "until": str(enough)}
     job = start(task, script=LOOP, workers=WORKERS, recovery="forward")
@@ -157,7 +157,9 @@ def test_workers_are_put_to_sleep_and_woken_in_their_own_processes(start: Start,
         ("forward", 1, "no run is active in"),
     ],
 )
-def test_what_cannot_be_scaled_is_refused_in_one_line(tmp_path: Path, recovery: str, workers: int, why: str) -> None:
+def test_scaling_that_is_impossible_is_refused_in_one_line(
+    tmp_path: Path, recovery: str, workers: int, why: str
+) -> None:
     config = RunConfig(script="train.py", workers=2, recovery=recovery)
     (tmp_path / "run.json").write_text(json.dumps(config.to_json()))
     with pytest.raises(BadInput, match=why):

@@ -42,7 +42,7 @@ def test_a_deadlocked_worker_is_replaced_like_a_dead_one_and_its_stack_kept(
     assert "Fatal Python error" not in job.said
 
 
-def test_a_worker_that_never_comes_to_find_together_is_found(start: Start) -> None:
+def test_a_worker_that_hangs_before_the_recovery_is_found(start: Start) -> None:
     job = completed(start, [KILL], trouble="deadlock", troubled=[2])
     assert ("hang", 2) in found(job), job.said
 
@@ -55,7 +55,7 @@ def test_a_replayed_step_is_the_exact_step_though_a_worker_hung(start: Start) ->
 
 
 @pytest.mark.parametrize(("trouble", "troubled"), [("compute", [1]), ("sleep", [0, 1, 2, 3])])
-def test_whoever_computes_and_whoever_all_wait_with_is_left_alone(
+def test_a_computing_worker_and_workers_that_all_wait_are_not_killed(
     start: Start, trouble: str, troubled: list[int]
 ) -> None:
     assert found(completed(start, [], trouble=trouble, troubled=troubled)) == []

@@ -13,7 +13,9 @@ STEPS = 12  # of two epochs
 
 @pytest.mark.parametrize("leaves_after", [0, 12, 9], ids=["to the end", "left at its end", "left before"])
 @pytest.mark.parametrize("recovery", ["replay", "forward", "skip"])
-def test_a_worker_is_lost_in_the_last_step(start: Start, recovery: str, leaves_after: int) -> None:
+def test_a_worker_lost_in_the_last_step_does_not_block_the_others(
+    start: Start, recovery: str, leaves_after: int
+) -> None:
     task = {"epochs": 2, "leaves_after": leaves_after}
     last = (leaves_after or STEPS) - 1
     failure = {"step": last, "kind": "kill", "targets": [1], "point": "backward=0.5"}
@@ -29,9 +31,7 @@ def test_a_worker_is_lost_in_the_last_step(start: Start, recovery: str, leaves_a
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_worker_that_is_lost_in_the_save_after_which_the_run_stops_takes_the_run_back_to_its_newest_snapshot(
-    start: Start, lost: int
-) -> None:
+def test_a_worker_lost_in_the_last_save_makes_the_run_restart_from_its_newest_snapshot(start: Start, lost: int) -> None:
     failure = {"step": 9, "kind": "kill", "targets": [lost], "point": "save"}
     job = start({"epochs": 2, "leaves_after": 9}, recovery="replay", failures=[failure], **HOW)
     assert job.result().get("verdict") == "completed", job.said

@@ -55,7 +55,7 @@ def pids(out: Path, rank: int) -> set[int]:
 
 
 @pytest.mark.parametrize("lost", [[0], [3], [2, 3]], ids=str)
-def test_workers_go_on_without_those_that_were_lost_on_any_node(two: Any, lost: list[int]) -> None:
+def test_workers_continue_without_lost_workers_on_any_node(two: Any, lost: list[int]) -> None:
     out = completed(two("forward", [{"step": 12, "kind": "kill", "targets": lost}]))
     assert all(len(pids(out, rank)) == 1 + (rank in lost) for rank in range(4))
     worlds = [event.what.world for event in events(out, "step", "rank-1")]
@@ -63,19 +63,19 @@ def test_workers_go_on_without_those_that_were_lost_on_any_node(two: Any, lost: 
 
 
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_node_with_one_worker_gets_another_in_its_place(two: Any, lost: int) -> None:
+def test_the_only_worker_of_a_node_is_replaced(two: Any, lost: int) -> None:
     out = completed(two("forward", [{"step": 12, "kind": "kill", "targets": [lost]}], workers=1))
     assert [len(pids(out, rank)) for rank in range(2)] == [1 + (rank == lost) for rank in range(2)]
 
 
-def test_a_step_that_is_replayed_on_several_nodes_is_the_exact_step(two: Any, start: Start) -> None:
+def test_a_step_replayed_on_several_nodes_is_the_exact_step(two: Any, start: Start) -> None:
     reference = start({"model": "normed", "epochs": EPOCHS}, out="reference", workers=4, recovery="replay", **HOW)
     out = completed(two("replay", [{"step": 12, "kind": "kill", "targets": [1, 2]}], model="normed"))
     assert reference.result()["verdict"] == "completed", reference.said
     assert different(reference.out, out) == []
 
 
-def test_the_workers_of_other_nodes_go_on_without_a_lost_node(two: Any, tmp_path: Path) -> None:
+def test_the_workers_of_other_nodes_continue_without_a_lost_node(two: Any, tmp_path: Path) -> None:
     first, second = two("forward", [], gate=str(tmp_path / "gate"), patience=0.0)
     wait_until(lambda: len(events(first.out, "step", "rank-0")) > 20, "some steps")
     os.kill(second.pid, signal.SIGKILL)
@@ -86,7 +86,7 @@ def test_the_workers_of_other_nodes_go_on_without_a_lost_node(two: Any, tmp_path
     assert [event.what.world for event in events(out, "step", "rank-0")][-1] == 2
 
 
-def test_when_the_node_at_which_they_meet_is_lost_the_others_start_again(two: Any, tmp_path: Path) -> None:
+def test_the_other_nodes_restart_when_the_rendezvous_node_is_lost(two: Any, tmp_path: Path) -> None:
     first, second = two("forward", [], gate=str(tmp_path / "gate"), patience=0.0)
     wait_until(lambda: len(events(first.out, "step", "rank-0")) > 20, "some steps")
     os.kill(first.pid, signal.SIGKILL)

@@ -24,7 +24,7 @@ def said_steps(text: str) -> list[int]:
         ("skip", ["rank-0.out", "rank-1.out", "worker-3.out", "worker-4.out"]),
     ],
 )
-def test_whichever_process_is_rank_0_is_shown_and_found_in_the_logs(
+def test_the_output_of_the_present_rank_0_is_shown_and_in_the_logs(
     start: Start, recovery: str, were_rank_0: list[str]
 ) -> None:
     failures = [{"step": step, "kind": "kill", "targets": [0]} for step in (9, 24)]

@@ -16,7 +16,7 @@ train(attach(), Task(**json.loads(sys.argv[1])))
 """
 
 
-def test_where_connections_cannot_be_replaced_a_failure_is_survived_by_a_restart(start: Start, tmp_path: Path) -> None:
+def test_a_backend_without_live_recovery_restarts_after_a_failure(start: Start, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     how = {"workers": 2, "recovery": "forward", "save_every": 5}

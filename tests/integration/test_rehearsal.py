@@ -41,7 +41,7 @@ def test_a_script_that_is_right_resumes_exactly(name: str, rehearsed: dict[str, 
     assert found["lines"][0].startswith("resumes exactly")
 
 
-def test_it_is_killed_where_it_says_and_goes_on_from_the_saves(rehearsed: dict[str, dict[str, Any]]) -> None:
+def test_kills_strike_as_printed_and_the_run_continues_from_the_saves(rehearsed: dict[str, dict[str, Any]]) -> None:
     assert rehearsed["exact"]["lines"][1:4] == [
         "  killed before step 1 (in an epoch), continued from step 1",
         "  killed before step 2 (the end of an epoch), continued from step 2",
@@ -49,7 +49,9 @@ def test_it_is_killed_where_it_says_and_goes_on_from_the_saves(rehearsed: dict[s
     ]
 
 
-def test_what_did_not_come_back_is_noted_though_nothing_differs_for_it(rehearsed: dict[str, dict[str, Any]]) -> None:
+def test_an_unprotected_value_that_did_not_come_back_is_noted_without_an_effect(
+    rehearsed: dict[str, dict[str, Any]],
+) -> None:
     assert any(line.startswith("note:") and "seen (int)" in line for line in rehearsed["exact"]["lines"])
 
 
@@ -71,7 +73,7 @@ def test_a_planted_defect_is_named(name: str, word: str, says: str, rehearsed: d
     assert word == "refused" or any(line.startswith("instead: ") for line in found["lines"])
 
 
-def test_what_differs_is_named_by_thing_and_tensor(rehearsed: dict[str, dict[str, Any]]) -> None:
+def test_a_difference_is_named_by_object_and_tensor(rehearsed: dict[str, dict[str, Any]]) -> None:
     assert "  model: tensor 0.weight differs" in rehearsed["generated"]["lines"]
     rate = next(
         line for line in rehearsed["scheduled"]["lines"] if line.startswith("  optimizer: param_groups/0/lr is ")
@@ -79,7 +81,7 @@ def test_what_differs_is_named_by_thing_and_tensor(rehearsed: dict[str, dict[str
     assert rate.endswith("in the reference")
 
 
-def test_a_refusal_is_the_finding(rehearsed: dict[str, dict[str, Any]]) -> None:
+def test_a_refused_script_is_reported(rehearsed: dict[str, dict[str, Any]]) -> None:
     found = rehearsed["plain"]
     assert found["word"] == "refused"
     assert "optimizer has a learning-rate scheduler that is not protected" in found["lines"][0]
@@ -92,7 +94,7 @@ def test_a_refusal_is_the_finding(rehearsed: dict[str, dict[str, Any]]) -> None:
         ("entropic", "a generator of its own", "dataset.push is a Random that is seeded differently in every run"),
     ],
 )
-def test_runs_that_differ_without_a_kill_are_said_to_first(
+def test_runs_that_differ_without_a_kill_are_reported_as_such(
     name: str, word: str, says: str, rehearsed: dict[str, dict[str, Any]]
 ) -> None:
     found = rehearsed[name]

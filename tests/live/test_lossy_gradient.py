@@ -43,7 +43,7 @@ def test_replay_is_the_normal_step_and_loses_nothing(failure: tuple[list[int], s
 
 
 @given(failures())
-def test_forward_keeps_what_was_completed_and_is_a_step_of_the_survivors_alone_in_the_rest(
+def test_forward_keeps_completed_buckets_and_weights_the_survivors_alone_in_the_rest(
     failure: tuple[list[int], set[int]],
 ) -> None:
     samples, lost = failure
@@ -59,7 +59,7 @@ def test_forward_keeps_what_was_completed_and_is_a_step_of_the_survivors_alone_i
 
 
 @given(failures())
-def test_forward_lacks_exactly_the_casualties_samples_unless_every_bucket_was_completed(
+def test_forward_loses_exactly_the_lost_workers_samples_unless_every_bucket_was_completed(
     failure: tuple[list[int], set[int]],
 ) -> None:
     samples, lost = failure
@@ -89,7 +89,7 @@ def test_uneven_shares_are_weighted_by_their_samples() -> None:
         ("replay", [], (), "trains nothing"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line(
+def test_contradictory_arguments_are_refused_in_one_line(
     strategy: str, samples: list[int], lost: set[int], why: str
 ) -> None:
     with pytest.raises(BadInput, match=why):

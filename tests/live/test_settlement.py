@@ -15,33 +15,33 @@ def found(stands: dict[int, Stand]) -> Settlement:
     return how
 
 
-def test_a_sum_that_somebody_has_is_handed_over_and_one_that_nobody_has_is_summed_again() -> None:
+def test_a_sum_that_one_member_has_is_sent_and_one_that_no_member_has_is_summed_again() -> None:
     how = found({0: in_backward(True, True, False), 2: in_backward(True, False, False)})
     assert (how.step, how.lost, how.given) == (5, (1,), (0, 0, None))
     assert not how.is_complete
 
 
-def test_a_sum_that_all_have_is_not_handed_over() -> None:
+def test_a_sum_that_all_members_have_is_not_sent() -> None:
     assert found({0: in_backward(True, True, False), 2: in_backward(True, False, False)}).shared == {0}
 
 
-def test_one_that_joins_has_no_sum_and_gets_them_all() -> None:
+def test_a_joining_worker_gets_every_sum() -> None:
     how = found({0: in_backward(True, False), 1: Stand(step=NOWHERE), 2: in_backward(True, False)})
     assert (how.joining, how.given, how.shared) == ((1,), (0, None), frozenset())
 
 
-def test_who_is_a_step_behind_takes_over_the_parameters_of_one_that_is_ahead() -> None:
+def test_a_member_one_step_behind_takes_over_the_parameters_of_a_member_ahead() -> None:
     ahead = Stand(step=6, members=ALL, basis=ALL)
     how = found({0: in_backward(True, False), 2: ahead})
     assert (how.step, how.behind, how.giver, how.given) == (6, (0,), 2, ())
 
 
-def test_a_sum_of_a_backward_that_not_all_have_begun_cannot_be_shared() -> None:
+def test_a_sum_of_a_backward_that_not_all_members_have_begun_needs_a_restart() -> None:
     before = Stand(step=5, begun=True, basis=ALL, members=ALL)
     assert settle({0: in_backward(True, False), 2: before}) == "a sum is done that not all survivors have begun"
 
 
-def test_members_that_divided_the_window_otherwise_do_not_go_on() -> None:
+def test_members_that_divided_the_step_differently_need_a_restart() -> None:
     other = Stand(step=5, begun=True, basis=(0, 2), members=ALL, buckets=(False,))
     assert (
         settle({0: in_backward(False), 2: other}) == "the survivors disagree about how this step's samples were divided"

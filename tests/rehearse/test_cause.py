@@ -64,7 +64,7 @@ def judged(reference: list[Observed], run: list[Observed], ignored: frozenset[st
 
 
 @given(st.integers(1, 120), st.integers(1, 40), st.integers(1, 4), st.integers(0, 8), st.integers(0, 99))
-def test_kills_are_inside_of_the_training_and_one_a_step(
+def test_kills_are_inside_the_training_and_at_most_one_per_step(
     steps: int, per_epoch: int, ranks: int, at_random: int, seed: int
 ) -> None:
     found = observations.kills(steps, per_epoch, ranks=ranks, at_random=at_random, seed=seed)
@@ -77,7 +77,7 @@ def test_kills_are_inside_of_the_training_and_one_a_step(
         assert any(each.step == each.saved == per_epoch for each in found)
 
 
-def test_a_rehearsal_sees_two_ends_of_epochs_if_they_are_near() -> None:
+def test_a_rehearsal_covers_two_ends_of_epochs_if_they_are_near() -> None:
     assert observations.length(None, 220, 22) == 55
     assert observations.length(None, 5, 22) == 5
     assert observations.length(None, 10_000, 1000) == observations.LONGEST
@@ -87,7 +87,7 @@ def test_a_rehearsal_sees_two_ends_of_epochs_if_they_are_near() -> None:
 # What was seen
 
 
-def test_observations_come_back_as_they_were_written() -> None:
+def test_observations_survive_json() -> None:
     seen = window(3, held={"rng": held("generator", "a")}, midway=None)
     assert parse(line(seen)) == seen
     ending = Ending(rank=1, attempt=2, backwards=1, stepped=0)
@@ -95,7 +95,7 @@ def test_observations_come_back_as_they_were_written() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "7", '{"what": "Window"}', '{"what": "Ending", "rank": 1}'])
-def test_what_no_worker_writes_is_refused(text: str) -> None:
+def test_lines_that_are_not_observations_are_refused(text: str) -> None:
     with pytest.raises(Corrupt):
         parse(text)
 
@@ -111,7 +111,7 @@ def test_a_run_that_is_trained_again_from_a_save_is_the_same() -> None:
     assert unmatched(REFERENCE, run[:4]) == [4, 5]
 
 
-def test_the_first_window_that_came_out_otherwise_is_found_with_its_kill() -> None:
+def test_the_first_different_window_is_found_with_its_kill() -> None:
     run = [*REFERENCE[:4], window(2, attempt=2), resumed(3), resumed(4)]
     found = divergence(REFERENCE, run)
     assert found is not None
@@ -127,7 +127,7 @@ def test_tensors_are_named_before_plain_values() -> None:
 # Why
 
 
-def test_a_batch_that_is_trained_after_the_next_was_asked_for_was_fetched_ahead() -> None:
+def test_a_batch_trained_after_the_next_was_requested_was_fetched_ahead() -> None:
     late = Ending(rank=0, attempt=1, backwards=1, stepped=1)
     reference = [window(0, "tensor w0", backwards=0, stepped=0, midway=None), *REFERENCE[1:], late]
     found = judged(reference, [*reference[:3], resumed(3, backwards=0, stepped=0, midway=None)])
@@ -141,7 +141,7 @@ def test_a_script_that_accumulates_gradients_by_hand_fetches_nothing_ahead() -> 
     assert judged(reference, [*reference[:3], resumed(3)]).word == "unknown"
 
 
-def test_what_is_not_as_saved_before_anything_was_trained_was_not_put_back() -> None:
+def test_state_that_differs_from_the_save_before_training_was_not_put_back() -> None:
     found = judged(REFERENCE, [resumed(3, begun={"model/w": "tensor w3", "scheduler/lr": "0.3"})])
     assert found.word == "not put back"
     assert found.why.startswith("scheduler/lr was not as saved when step 3 began")
@@ -154,14 +154,14 @@ def test_buffers_of_other_ranks_come_back_as_those_of_rank_0() -> None:
     assert judged(reference, [resumed(3, rank=1, begun=first)]).word == "unknown"
 
 
-def test_a_generator_that_began_anew_and_is_drawn_from_is_the_cause() -> None:
+def test_a_generator_that_started_over_and_is_drawn_from_is_the_cause() -> None:
     reference = holding("noise in main()", "generator", list("abcdef"))
     run = [*reference[:3], resumed(3, held={"noise in main()": held("generator", "a")})]
     assert judged(reference, run).word == "a generator of its own"
     assert judged(reference, run).why.startswith("noise in main() is a Thing")
 
 
-def test_a_generator_that_nobody_draws_from_in_that_step_is_not() -> None:
+def test_a_generator_that_is_not_drawn_from_in_that_step_is_not_the_cause() -> None:
     reference = holding("shuffle", "generator", list("abbbbb"))
     reference[5] = replace(reference[5], kept=reference[5].held)
     run = [*reference[:3], resumed(3, held={"shuffle": held("generator", "a")})]
@@ -169,7 +169,7 @@ def test_a_generator_that_nobody_draws_from_in_that_step_is_not() -> None:
 
 
 @pytest.mark.parametrize("kind", ["scheduler", "optimizer", "buffer", "tensor", "value"])
-def test_what_began_anew_and_is_not_protected_is_named(kind: str) -> None:
+def test_an_unprotected_value_that_started_over_is_named(kind: str) -> None:
     reference = holding("it", kind, list("012345"))
     found = judged(reference, [resumed(3, held={"it": held(kind, "0")}, kept={"it": held(kind, "1")})])
     assert (found.word, found.instead != "") == ("not protected", True)
@@ -177,13 +177,13 @@ def test_what_began_anew_and_is_not_protected_is_named(kind: str) -> None:
     assert "when step 3 began it was 0, and 3 in the reference" in found.evidence
 
 
-def test_what_is_as_in_the_reference_again_at_the_end_of_the_step_is_not() -> None:
+def test_a_value_that_agrees_again_at_the_end_of_the_step_is_not_the_cause() -> None:
     reference = holding("x", "tensor", list("012345"))
     run = [resumed(3, held={"x": held("tensor", "0")}, kept=reference[3].kept)]
     assert judged(reference, run).word == "unknown"
 
 
-def test_what_differs_from_run_to_run_is_not() -> None:
+def test_a_value_that_differs_from_run_to_run_is_not_the_cause() -> None:
     reference = holding("time", "value", list("012345"))
     again = holding("time", "value", list("abcdef"))
     moved = frozenset(unstable(reference, again))
@@ -193,7 +193,7 @@ def test_what_differs_from_run_to_run_is_not() -> None:
     assert judged(reference, run, moved).word == "unknown"
 
 
-def test_what_was_done_between_the_batch_and_its_gradient_and_not_again_came_after_the_boundary() -> None:
+def test_work_between_a_batch_and_its_gradient_that_is_not_repeated_came_after_the_boundary() -> None:
     late = {"model/w": "tensor w3", "scheduler/lr": "0.05"}
     reference = [*REFERENCE[:3], replace(REFERENCE[3], midway=late), *REFERENCE[4:]]
     found = judged(reference, [resumed(3)])
@@ -201,7 +201,7 @@ def test_what_was_done_between_the_batch_and_its_gradient_and_not_again_came_aft
     assert "it changes scheduler/lr" in found.why
 
 
-def test_what_a_script_sets_in_every_step_depends_on_what_was_lost() -> None:
+def test_a_value_set_in_every_step_is_a_consequence_of_another_lost_value() -> None:
     """A learning rate that is computed from a count of steps."""
     rates = [{"model/w": f"tensor w{step}", "scheduler/lr": f"1/{step}"} for step in range(6)]
     counted = holding("it in main()", "value", list("012345"))
@@ -210,7 +210,7 @@ def test_what_a_script_sets_in_every_step_depends_on_what_was_lost() -> None:
     assert judged(reference, run).why.startswith("it in main(), a Thing, is not protected")
 
 
-def test_other_data_for_the_same_samples_is_the_datasets_doing() -> None:
+def test_different_data_for_the_same_samples_comes_from_the_dataset() -> None:
     counted = holding("it in main()", "value", list("012345"))
     lost = {"held": {"it in main()": held("value", "0")}, "kept": {"it in main()": held("value", "1")}}
     assert judged(counted, [resumed(3, batch="other", **lost)]).word == "other data"
@@ -229,7 +229,7 @@ def test_other_data_for_the_same_samples_is_the_datasets_doing() -> None:
         ({"held": {"rng": held("generator", "b")}}, "a generator of its own", "seeded differently in every run"),
     ],
 )
-def test_two_runs_that_differ_without_a_kill(seen: dict[str, Any], word: str, says: str) -> None:
+def test_the_cause_of_two_runs_that_differ_without_a_kill_is_named(seen: dict[str, Any], word: str, says: str) -> None:
     reference = holding("rng", "generator", list("abcdef"))
     other = replace(reference[3], **{"after": {"model/w": "tensor other"}, **seen})
     again = [*reference[:3], other]
@@ -240,7 +240,7 @@ def test_two_runs_that_differ_without_a_kill(seen: dict[str, Any], word: str, sa
     assert says in cause.why
 
 
-def test_what_did_not_come_back_without_a_difference_is_remembered() -> None:
+def test_a_value_that_did_not_come_back_is_noted_even_without_an_effect() -> None:
     reference = holding("best", "value", list("012345"))
     kept = {"best": held("value", "9")}
     run = [*reference[:3], window(3, attempt=2, held={"best": held("value", "inf")}, kept=kept)]
@@ -260,7 +260,7 @@ def test_the_answer_comes_first() -> None:
     assert said[-1] == "note: no epoch ended in these steps"
 
 
-def test_what_differs_is_said_with_its_kill_and_cause() -> None:
+def test_a_difference_is_printed_with_its_kill_and_cause() -> None:
     run = [*REFERENCE[:3], resumed(2, after={"model/w": "tensor x", "scheduler/lr": "0.2"})]
     found = divergence(REFERENCE, run)
     said = list(lines(Rehearsed(run="killed", divergence=found, cause=judged(REFERENCE, run))))

@@ -85,12 +85,12 @@ def test_the_type_and_shape_of_the_array_do_not_matter(dtype: np.dtype) -> None:
 
 
 @pytest.mark.parametrize("ids", [[0.5], ["a"], [2**70], [True]])
-def test_what_is_not_a_whole_number_is_refused(ids: list[object]) -> None:
+def test_ids_that_are_not_integers_are_refused(ids: list[object]) -> None:
     with pytest.raises(BadInput, match="must be integers"):
         Samples.of(ids)
 
 
-def test_more_than_there_is_cannot_be_taken_out() -> None:
+def test_more_samples_than_there_are_cannot_be_subtracted() -> None:
     with pytest.raises(BadInput, match="Cannot take 2 samples out of 1"):
         Samples.of([1]) - Samples.of([1, 2])
 
@@ -120,7 +120,7 @@ def test_json_of_another_shape_is_corrupt(value: object) -> None:
 
 
 @given(st.integers(0, 4).flatmap(lambda width: st.lists(st.lists(identifiers, min_size=width, max_size=width))))
-def test_rows_have_the_samples_they_have_alone(rows: list[list[int]]) -> None:
+def test_rows_computed_together_equal_rows_computed_alone(rows: list[list[int]]) -> None:
     array = np.array(rows, dtype=np.int64).reshape(len(rows), -1 if rows and rows[0] else 0)
     assert Samples.of_each(array) == [Samples.of(row) for row in rows]
 
@@ -131,11 +131,11 @@ def test_the_total_is_the_sum(shares: list[list[int]]) -> None:
 
 
 @given(identifiers, several)
-def test_one_sample_can_be_told_by_its_digest(one: int, others: list[int]) -> None:
+def test_the_id_of_one_sample_is_recovered_from_its_digest(one: int, others: list[int]) -> None:
     assert Samples.of([one]).only_id == one
     assert (Samples.of([one, *others]) - Samples.of(others)).only_id == one
 
 
 @given(several)
-def test_several_samples_or_none_cannot(ids: list[int]) -> None:
+def test_no_id_is_recovered_from_several_samples_or_none(ids: list[int]) -> None:
     assert len(ids) == 1 or Samples.of(ids).only_id is None

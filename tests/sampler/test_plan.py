@@ -82,7 +82,7 @@ class TestWindow:
         }
         assert len(orders) == 1000
 
-    def test_what_an_epoch_leaves_out_is_trained_in_others(self) -> None:
+    def test_samples_left_out_of_an_epoch_are_trained_in_others(self) -> None:
         geometry = SamplePlan(samples=19, batch=10, epochs=12)
         assert set(geometry.windows(range(geometry.steps)).ravel().tolist()) == set(range(19))
 
@@ -137,7 +137,7 @@ class TestShare:
             SamplePlan(samples=40, batch=10, epochs=3).share(Position(), 0, world)
 
     @pytest.mark.parametrize("rank", [-1, 4])
-    def test_a_rank_that_is_not_there_is_refused(self, rank: int) -> None:
+    def test_a_rank_outside_the_world_is_refused(self, rank: int) -> None:
         with pytest.raises(BadInput, match=f"no rank {rank} among 4 workers"):
             SamplePlan(samples=40, batch=10, epochs=3).share_size(rank, 4)
 
@@ -147,9 +147,7 @@ class TestWork:
 
     @pytest.mark.parametrize("samples", [10**8, 10**9])
     @pytest.mark.parametrize("where", ["first", "last"])
-    def test_a_window_costs_itself_wherever_it_is(
-        self, samples: int, where: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_window_costs_the_same_anywhere(self, samples: int, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
         through, passed = shuffle._through, []
 
         def counting(x: np.ndarray, *others: object) -> np.ndarray:
@@ -161,7 +159,7 @@ class TestWork:
         geometry.window(geometry.position(0 if where == "first" else geometry.steps_per_epoch - 1))
         assert geometry.batch <= sum(passed) <= geometry.batch + 5
 
-    def test_a_share_costs_the_share(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_share_costs_only_the_share(self, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[int] = []
         monkeypatch.setattr("holdfast.sampler.plan.permuted", lambda places, *_: asked.append(places.size) or places)
         HUGE.share(Position(2, 10**6), 3, 4)
@@ -181,24 +179,24 @@ class TestWork:
 
 class TestJson:
     @given(geometries(10**9))
-    def test_a_geometry_survives_json(self, geometry: SamplePlan) -> None:
+    def test_a_plan_survives_json(self, geometry: SamplePlan) -> None:
         assert SamplePlan.from_json(json.loads(json.dumps(geometry.to_json()))) == geometry
 
-    def test_a_plan_may_say_more(self) -> None:
+    def test_other_fields_in_json_are_ignored(self) -> None:
         assert SamplePlan.from_json({**HUGE.to_json(), "writer": "overlapped"}) == HUGE
 
     @pytest.mark.parametrize("value", [None, 7, "plan", [], {"samples": 10}])
-    def test_what_is_no_geometry_is_refused(self, value: object) -> None:
+    def test_json_that_is_not_a_plan_is_refused(self, value: object) -> None:
         with pytest.raises(BadInput, match="Not the plan of a training"):
             SamplePlan.from_json(value)
 
-    def test_what_is_missing_is_named(self) -> None:
+    def test_missing_fields_are_named(self) -> None:
         with pytest.raises(BadInput, match="lacks epochs, seed"):
             SamplePlan.from_json({"samples": 10, "batch": 5})
 
     @pytest.mark.parametrize("value", ["5", 5.0, True, None, [5]])
     @pytest.mark.parametrize("field", ["samples", "batch", "epochs", "seed"])
-    def test_what_is_not_a_whole_number_is_refused_and_named(self, field: str, value: object) -> None:
+    def test_fields_that_are_not_integers_are_named(self, field: str, value: object) -> None:
         with pytest.raises(BadInput, match=f"^{field} must be an integer"):
             SamplePlan.from_json({**HUGE.to_json(), field: value})
 

@@ -139,7 +139,7 @@ def test_two_keys_give_unrelated_orders() -> None:
     assert abs(np.corrcoef(one, other)[0, 1]) < 5 / math.sqrt(size), SEED
 
 
-def test_no_memory_is_taken_for_what_is_not_asked() -> None:
+def test_memory_is_used_only_for_requested_elements() -> None:
     places = np.arange(10**9 - 256, 10**9)
     permuted(places, 10**9, 0)  # what numpy loads once is not counted
     tracemalloc.start()
@@ -178,5 +178,5 @@ def test_an_index_outside_is_refused(index: int) -> None:
         permuted([0, index], 5, 0)
 
 
-def test_nothing_is_sent_nowhere() -> None:
+def test_no_indexes_give_no_elements() -> None:
     assert permuted([], 5, 0).tolist() == []

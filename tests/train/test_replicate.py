@@ -49,17 +49,17 @@ def test_the_buckets_of_ddp_are_final_before_the_first_backward(sums: Found, way
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_was_summed_and_what_was_held_back_is_counted(sums: Found, way: str) -> None:
+def test_summed_and_held_back_passes_are_counted(sums: Found, way: str) -> None:
     for each in sums:
         passes, held = (2 * STEPS, 0) if way == "static" else (STEPS, STEPS)
         assert (each[way]["reduced"], each[way]["held"]) == (passes, held)
 
 
-def test_every_rank_weighs_what_its_share_holds(sums: Found) -> None:
+def test_every_rank_is_weighted_by_its_share(sums: Found) -> None:
     assert all(0 < error < 1e-5 for each in sums for error in each["errors"].values())
 
 
-def test_when_the_last_sum_has_begun_there_is_time_for_other_work(sums: Found) -> None:
+def test_other_work_runs_after_the_last_sum_has_begun(sums: Found) -> None:
     for each in sums:
         *before, last = each["order"]
         assert last == "meanwhile"
@@ -82,7 +82,7 @@ def test_optimizers_that_step_inside_backward_are_refused(sums: Found) -> None:
     }
 
 
-def test_torch_compile_is_told_in_which_model_it_compiles(sums: Found) -> None:
+def test_torch_compile_finds_the_replicated_model_in_its_forward(sums: Found) -> None:
     """In the first forward, which is DDP's own, and in those after it, which are ours; and in none after one failed."""
     assert [each["asked"] for each in sums] == [["ours", "ours", "None"]] * RANKS
 

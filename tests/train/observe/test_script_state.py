@@ -68,7 +68,7 @@ def test_a_generator_is_found_wherever_it_is_kept(thing: Any, path: str) -> None
     assert found(it=thing)[path] == "generator"
 
 
-def test_variables_of_functions_that_run_and_of_closures_are_looked_at() -> None:
+def test_variables_of_running_functions_and_closures_are_searched() -> None:
     rng = random.Random(1)
 
     def draw() -> float:
@@ -76,17 +76,17 @@ def test_variables_of_functions_that_run_and_of_closures_are_looked_at() -> None
 
     assert found(draw=draw) == {"draw.rng": "generator"}
     here = held(frames_of_script(sys._getframe())[:1], {}, {})
-    name = "rng in test_variables_of_functions_that_run_and_of_closures_are_looked_at()"
+    name = "rng in test_variables_of_running_functions_and_closures_are_searched()"
     assert here[name].kind == "generator"
     draw()
     assert held(frames_of_script(sys._getframe())[:1], {}, {})[name].mark != here[name].mark
 
 
-def test_the_generators_that_the_run_keys_are_not_meant() -> None:
+def test_generators_that_the_run_seeds_are_left_out() -> None:
     assert found(a=torch.default_generator, b=random._inst, c=np.random.mtrand._rand) == {}  # type: ignore[attr-defined]
 
 
-def test_of_a_protected_model_what_its_state_dict_leaves_out_is_found() -> None:
+def test_values_of_a_protected_model_outside_its_state_dict_are_found() -> None:
     model = Hidden()
     seen = held([], {}, {"model": model})
     assert {path: each.kind for path, each in seen.items() if each.kind != "value"} == {"model.mean": "buffer"}
@@ -94,7 +94,7 @@ def test_of_a_protected_model_what_its_state_dict_leaves_out_is_found() -> None:
     assert seen["model.training"].mark == "True"
 
 
-def test_schedulers_and_optimizers_are_meant_unless_they_are_protected() -> None:
+def test_schedulers_and_optimizers_are_found_unless_they_are_protected() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
@@ -106,7 +106,7 @@ def test_schedulers_and_optimizers_are_meant_unless_they_are_protected() -> None
     assert held([], {"schedule": schedule}, {**things, "scheduler": schedule}).get("schedule") is None
 
 
-def test_what_cannot_be_looked_at_is_left_out() -> None:
+def test_objects_that_raise_are_left_out() -> None:
     assert found(bad=Stubborn(), good=random.Random(1)) == {"good": "generator"}
 
 
