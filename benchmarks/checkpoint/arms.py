@@ -38,7 +38,7 @@ Arm = Callable[[Path], Started]
 
 
 def bounds(tensors: Tensors) -> dict[str, Arm]:
-    """What no save can do without: one copy of the memory, one write of the bytes."""
+    """The lower bounds of any save: one copy of the memory, one write of the bytes."""
     cuda = next(iter(tensors.values())).is_cuda
     kept = {name: torch.zeros_like(value) for name, value in tensors.items()}
     size = sum(value.nbytes for value in tensors.values())
@@ -116,7 +116,7 @@ class Ours:
 
 
 def peers(tensors: Tensors) -> dict[str, Arm]:
-    """What PyTorch users have today. DCP's writer syncs its files by itself; torch.save and torchsnapshot do not."""
+    """The savers of PyTorch users. DCP's writer syncs its files; torch.save and torchsnapshot do not."""
     state: dict[str, Any] = {"state": tensors}
 
     def torch_save(place: Path) -> Started:

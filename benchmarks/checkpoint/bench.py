@@ -1,4 +1,4 @@
-"""What a save costs training: stall, time until durable, training time lost. Run: python benchmarks/checkpoint/bench.py
+"""Measure the cost of a save: stall, time until durable, training time lost. Run: python benchmarks/checkpoint/bench.py
 
 A model is trained while its state (weights and AdamW moments) is saved in each of the ways of arms.py, in turn and again
 and again. An arm's round is: some steps without a save; the save; steps until it is durable, and for a while after; some
@@ -83,14 +83,14 @@ class Training:
             torch.cuda.current_stream().synchronize()
 
     def tensors(self) -> Tensors:
-        """What is saved."""
+        """The state to save."""
         found = {f"weight.{i}": value.detach() for i, value in enumerate(self.layers.parameters())}
         for i, state in enumerate(self.optimizer.state.values()):
             found |= {f"{name}.{i}": value for name, value in state.items() if name in ("exp_avg", "exp_avg_sq")}
         return found
 
     def seconds_a_step(self) -> float:
-        """How long a step takes when nothing is saved."""
+        """Return the time of a step without a save."""
         began, steps = time.perf_counter(), 0
         while time.perf_counter() - began < AROUND[self.device.type]:
             self.step()
@@ -170,7 +170,7 @@ def rounds(
 
 
 def check(training: Training, folder: Path) -> bool:
-    """Whether what is saved is what was there at the call, bit by bit, although training goes on at once."""
+    """Return True if the saved bits are those at the time of the call, although training continues at once."""
     tensors = dict(list(training.tensors().items())[::6])
     store = DirectoryStore(folder)
     writer = overlapped(store, keep_last=2)
@@ -200,18 +200,18 @@ def table(results: dict[str, list[Measured]], failed: dict[str, str]) -> str:
         "| | stall ms | durable after s | rate meanwhile | **training time lost ms** | first stall ms | first lost ms |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for name, several in results.items():
-        if not several:
+    for name, measured in results.items():
+        if not measured:
             continue
-        first, rest = several[0], several[1:] or several
+        first, rest = measured[0], measured[1:] or measured
         writes = name != "no save" and "copy" not in name
-        rates = [each.rate for each in rest if each.rate is not None]
+        rates = [save.rate for save in rest if save.rate is not None]
         cells = [
-            f"{name}{f' (failed at call {len(several) + 1})' if name in failed else ''}",
-            spread([each.stall * 1e3 for each in rest], 1),
-            spread([each.durable for each in rest], 2) if writes else "",
+            f"{name}{f' (failed at call {len(measured) + 1})' if name in failed else ''}",
+            spread([save.stall * 1e3 for save in rest], 1),
+            spread([save.durable for save in rest], 2) if writes else "",
             f"{statistics.median(rates):.0%}" if rates else "",
-            spread([each.lost * 1e3 for each in rest], 0),
+            spread([save.lost * 1e3 for save in rest], 0),
             f"{first.stall * 1e3:.0f}",
             f"{first.lost * 1e3:.0f}",
         ]
@@ -220,9 +220,9 @@ def table(results: dict[str, list[Measured]], failed: dict[str, str]) -> str:
 
 
 Figure = Callable[[Measured], float]
-STALL: Figure = lambda each: each.stall  # noqa: E731 - a figure is a name for a field
-DURABLE: Figure = lambda each: each.durable  # noqa: E731
-LOST: Figure = lambda each: each.lost  # noqa: E731
+STALL: Figure = lambda save: save.stall  # noqa: E731 - a figure is a name for a field
+DURABLE: Figure = lambda save: save.durable  # noqa: E731
+LOST: Figure = lambda save: save.lost  # noqa: E731
 Claim = tuple[str, Figure, str, float]
 CLAIMS: dict[str, list[Claim]] = {
     "cpu": [
@@ -235,7 +235,7 @@ CLAIMS: dict[str, list[Claim]] = {
 
 
 def claim(results: dict[str, list[Measured]], what: str, figure: Figure, other: str, most: float) -> dict[str, Any]:
-    """Whether overlapped takes at most this share of what another arm takes: the median of the ratios of each round."""
+    """Return True if overlapped takes at most this share of what another arm takes, by the median ratio of the rounds."""
     pairs = list(zip(results["overlapped"], results[other], strict=False))
     ratios = sorted(figure(a) / figure(b) for a, b in (pairs[1:] or pairs))
     median = statistics.median(ratios)
@@ -247,7 +247,7 @@ def claim(results: dict[str, list[Measured]], what: str, figure: Figure, other: 
 
 
 def environment(device: str) -> str:
-    """What it was measured with."""
+    """Return the versions and the machine of the measurement."""
     try:
         import torchsnapshot
 
@@ -275,7 +275,9 @@ def main() -> None:
     parser.add_argument("--device", choices=SIZES, default="cpu")
     parser.add_argument("--folder", help="where to write; a temporary folder in it is used")
     parser.add_argument("--rounds", type=int, default=9, help="repeats at most, after one that warms up")
-    parser.add_argument("--seconds", type=float, default=240, help="begin no round that would end after so many")
+    parser.add_argument(
+        "--seconds", type=float, default=240, help="begin no round that would end after this many seconds"
+    )
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -293,13 +295,13 @@ def main() -> None:
     claims = report(results, failed, CLAIMS[options.device])
     print(f"- overlapped saves the state of the call, bit by bit, while training goes on: {exact}")
     if options.json:
-        rows = {name: [asdict(each) for each in several] for name, several in results.items()}
+        rows = {name: [asdict(save) for save in measured] for name, measured in results.items()}
         about = {"environment": environment(options.device), "bytes": size, "failed": failed, "exact": exact}
         options.json.write_text(json.dumps({**about, "claims": claims, "rows": rows}, indent=1))
     sys.stdout.flush()
     for child in multiprocessing.active_children():  # DCP's, which would complain that we are gone
         child.kill()
-    held = all(each["holds"] for each in claims) and all(exact.values())
+    held = all(result["holds"] for result in claims) and all(exact.values())
     os._exit(0 if held else 1)  # not waiting for what a failed arm left running
 
 
@@ -309,7 +311,7 @@ def report(results: dict[str, list[Measured]], failed: dict[str, str], claims: l
     print(table(results, failed), "\n")
     for name, why in failed.items():
         print(f"- {name} failed at call {len(results[name]) + 1}: {why}")
-    judged = [claim(results, *each) for each in claims]
+    judged = [claim(results, *arguments) for arguments in claims]
     peers = [name for name in results if name.startswith("dcp.async") and len(results[name]) > 1]
     direct = "bound: raw write past the page cache"
     claim(results, "(no goal) durable after", DURABLE, direct, 2.0)
@@ -317,9 +319,9 @@ def report(results: dict[str, list[Measured]], failed: dict[str, str], claims: l
     return judged
 
 
-def lost(several: list[Measured]) -> float:
+def lost(measured: list[Measured]) -> float:
     """The training time lost in the median round."""
-    return statistics.median(each.lost for each in several[1:])
+    return statistics.median(save.lost for save in measured[1:])
 
 
 if __name__ == "__main__":

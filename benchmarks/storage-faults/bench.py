@@ -1,4 +1,4 @@
-"""What a storage fault costs, by way of saving. Run: python benchmarks/storage-faults/bench.py
+"""Measure the cost of a storage fault for several savers. Run: python benchmarks/storage-faults/bench.py
 
 For every way to save, every point of a save and every kind of fault: the states of steps 10 and 20 are saved well, then
 that of step 30 with the fault, and then the newest is loaded, as a restarted run does. A cell says what became of the
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def tried(saver: Saver, fault: Fault) -> str:
-    """What became of one save with a fault, and of the load after it."""
+    """The outcome of one save with a fault, and of the load after it."""
     if fault.kind == "lost-rename" and fault.point not in saver.renamed:
         return "(no rename)"
     for step in GOOD:
@@ -60,7 +60,7 @@ def tried(saver: Saver, fault: Fault) -> str:
 
 
 def came_back(saver: Saver, saved: str) -> str:
-    """What a restarted run loads."""
+    """Return the state that a restarted run loads."""
     try:
         loaded = saver.load()
     except BaseException as error:
@@ -77,7 +77,7 @@ def came_back(saver: Saver, saved: str) -> str:
 
 
 def right(loaded: Loaded) -> bool:
-    """Whether the state is that of its step."""
+    """Return True if the state is that of its step."""
     expected = state_of(loaded.step)
     return loaded.state["lr"] == expected["lr"] and torch.equal(
         torch.as_tensor(loaded.state["weight"]), expected["weight"]

@@ -2,7 +2,7 @@
 
 A peer is used as its documentation shows: a new name for every step, and the newest is loaded. torch.save writes to a
 temporary name that is then renamed, which is more than most scripts do. A fault that raises does so in the middle of the
-file; a hidden one is done to the file afterwards, since nobody looks at it in between.
+file; a hidden one is done to the file afterwards, because no process reads it in between.
 """
 
 import errno
@@ -32,7 +32,7 @@ EXTRA = struct.pack(">d", 0.1)  # how a pickle writes the learning rate
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens, and to which part of a save."""
+    """A fault, and the part of a save that it strikes."""
 
     kind: str
     point: str
@@ -40,11 +40,11 @@ class Fault:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The step and the state that came back, and what was said about others."""
+    """The step and the state that came back, and what was message about others."""
 
     step: int
     state: State
-    said: str = ""
+    message: str = ""
 
 
 class Saver(Protocol):
@@ -80,8 +80,8 @@ class Holdfast:
     def load(self) -> Loaded:
         newest = snapshot.newest(self.store)
         found = [finding.name for finding in scrub.verify(self.store)]
-        said = f"verify names {', '.join(found)}" if found else ""
-        return Loaded(newest.step, {"weight": newest.tensors["weight"], "lr": newest.extra["lr"]}, said)
+        message = f"verify names {', '.join(found)}" if found else ""
+        return Loaded(newest.step, {"weight": newest.tensors["weight"], "lr": newest.extra["lr"]}, message)
 
 
 class TorchSave:
@@ -160,7 +160,7 @@ DELAY = 0.1
 
 
 def state_of(step: int) -> State:
-    """The state after so many steps."""
+    """Return the state after `step` steps."""
     return {"weight": torch.full((COUNT,), float(step)), "lr": 0.1}
 
 

@@ -1,4 +1,4 @@
-"""How much a committed, verified snapshot costs beyond moving its bytes. Run: python benchmarks/store/bench.py [FOLDER]
+"""Measure the cost of a committed, verified snapshot beyond moving its bytes. Run: python benchmarks/store/bench.py [FOLDER]
 
 Both sides move the same bytes in the same run, in turn. "raw write" is write and fsync of one file, "raw write, early"
 lets the disk begin before all is written, as our store does, but hashes nothing; "committed write" is `snapshot.save`: digest, fsync, rename, manifest, pointer, with every directory synced. "raw read" is readinto into new
@@ -37,7 +37,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=sys.argv[1] if len(sys.argv) > 1 else None) as folder:
         times = measure(Path(folder), state)
     report(times)
-    held = [claim(times, *each) for each in CLAIMS]
+    held = [claim(times, *arguments) for arguments in CLAIMS]
     sys.exit(0 if all(held) else 1)
 
 
@@ -130,7 +130,7 @@ def report(times: dict[str, list[float]]) -> None:
 
 
 def claim(times: dict[str, list[float]], ours: str, raw: str, least: float) -> bool:
-    """Whether we reach this share of the raw speed: the median over repeats of the ratio within a repeat."""
+    """Return True if holdfast reaches this share of the raw speed, by the median ratio of the repeats."""
     ratios = [a / b for a, b in zip(times[raw], times[ours], strict=True)]
     ratio = statistics.median(ratios)
     low, high = statistics.quantiles(ratios, n=4)[::2]

@@ -62,7 +62,7 @@ def test_parts_are_fractions_above_0_and_at_most_1() -> None:
 
 
 def test_durations_are_said_in_the_unit_that_people_would_choose() -> None:
-    assert [in_words(each) for each in (0.0071, 0.3, 42, 600, 4 * HOUR, 54 * 24 * HOUR)] == [
+    assert [in_words(seconds) for seconds in (0.0071, 0.3, 42, 600, 4 * HOUR, 54 * 24 * HOUR)] == [
         "7.1 ms",
         "0.3 s",
         "42 s",

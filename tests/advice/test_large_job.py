@@ -90,7 +90,7 @@ def test_a_job_without_length_is_refused() -> None:
 
 def test_published_jobs_come_out_as_published() -> None:
     began = time.monotonic()
-    found = {each.name: (each.figure, share) for each, share in simulate_published_jobs()}
+    found = {job.name: (job.figure, share) for job, share in simulate_published_jobs()}
     assert time.monotonic() - began < 30
     for figure, share in found.values():
         assert share.value == pytest.approx(figure, abs=0.05)

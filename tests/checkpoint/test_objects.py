@@ -1,4 +1,4 @@
-"""What only an object store promises; the suite that every store passes is in test_store.py."""
+"""Promises of an object store alone; the suite that every store passes is in test_store.py."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_a_bucket_that_does_not_exist_is_one_clear_line(s3: dict[str, object]) -
 
 def test_a_server_that_does_not_answer_is_one_clear_line() -> None:
     patience = {"retries": {"max_attempts": 0}, "connect_timeout": 2}
-    # Port 9 (discard) is closed on loopback wherever nobody has opened it on purpose.
+    # Port 9 (discard) is normally closed on loopback.
     store = ObjectStore(
         "s3://holdfast/run", key="a", secret="b", endpoint_url="http://127.0.0.1:9", config_kwargs=patience
     )

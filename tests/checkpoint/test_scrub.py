@@ -1,4 +1,4 @@
-"""What a store holds and what of it is bad."""
+"""Listing and verifying the contents of a store."""
 
 import pytest
 

@@ -274,7 +274,7 @@ def test_keeping_none_is_refused(tmp_path: Path) -> None:
 
 
 class Unreadable(DirectoryStore):
-    """A store that refuses to read these names, so many times each, as a disk does with a bad sector."""
+    """A store that refuses to read each of these names a number of times, as a disk does with a bad sector."""
 
     def __init__(self, path: Path, *names: str, times: int = 1 << 30) -> None:
         super().__init__(path)

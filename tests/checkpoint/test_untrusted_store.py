@@ -75,7 +75,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Ran(NamedTuple):
-    """What a command printed and how it ended."""
+    """The output and the exit status of a command."""
 
     code: int
     out: bytes
@@ -114,7 +114,7 @@ def one_line(error: pytest.ExceptionInfo[HoldfastError]) -> str:
 
 
 def sealed_again(place: Path, step: int, /, **changes: Any) -> None:
-    """A manifest with some fields changed by somebody who knows how to seal it."""
+    """Change fields of a manifest, and seal it again."""
     path = place / f"step-{step:08d}" / "manifest.json"
     record = json.loads(path.read_bytes())
     del record["digest"]
@@ -122,7 +122,7 @@ def sealed_again(place: Path, step: int, /, **changes: Any) -> None:
 
 
 def with_payload(place: Path, step: int, name: str, data: bytes) -> None:
-    """A payload exchanged by somebody who makes the manifest fit."""
+    """Replace a payload, and make the manifest match."""
     folder = place / f"step-{step:08d}"
     payloads = json.loads((folder / "manifest.json").read_bytes())["payloads"]
     (folder / name).write_bytes(data)

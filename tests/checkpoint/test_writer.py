@@ -55,7 +55,7 @@ class Gated(DirectoryStore):
 
 
 class Refusing(DirectoryStore):
-    """A store that refuses so many writes of names with a certain ending."""
+    """A store that refuses a number of writes of names with a certain suffix."""
 
     def __init__(self, path: Path, ending: str, times: int) -> None:
         super().__init__(path)
@@ -198,7 +198,7 @@ def test_memory_is_flat_over_200_saves(tmp_path: Path) -> None:
     assert {images for _, images in rest} == {settled[1]}
     assert settled[1] <= 2 * (state["weight"].nbytes + 4096)
     assert max(memory for memory, _ in rest) < 1.05 * settled[0]
-    assert [each.step for each in saved + ours.close()] == list(range(200))
+    assert [save.step for save in saved + ours.close()] == list(range(200))
     assert images.bytes == 0
 
 
@@ -293,7 +293,7 @@ def until_idle(ours: Writer) -> None:
 
 
 def resident() -> int:
-    """How much memory this process has in use."""
+    """Return the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -341,7 +341,7 @@ def test_a_write_that_is_refused_for_a_while_is_tried_again(
 
 @pytest.fixture
 def in_the_air(tmp_path: Path) -> Iterator[Writer]:
-    """A writer with three saves that have landed and of which nobody has asked: the second has failed for good."""
+    """Return a writer with three finished saves that were not yet collected; the second has failed for good."""
     store = Refusing(tmp_path, "step-00000002/extra.json", times=3)
     ours = overlapped(store, keep_last=2, max_inflight=3, backoff=AT_ONCE)
     for step in (1, 2, 3):
@@ -463,13 +463,13 @@ def test_progress_is_told_of_every_byte_written_and_read(tmp_path: Path, writer:
     assert sum(written) == saved.bytes
     assert len(written) > 2 or writer is overlapped
     for reader in (
-        lambda told: snapshot.load(store, 1, progress=told),
-        lambda told: snapshot.newest(store, progress=told),
+        lambda progress: snapshot.load(store, 1, progress=progress),
+        lambda progress: snapshot.newest(store, progress=progress),
     ):
-        told: list[int] = []
-        reader(told.append)
-        assert sum(told) == saved.bytes
-        assert len(told) > 10
+        counts: list[int] = []
+        reader(counts.append)
+        assert sum(counts) == saved.bytes
+        assert len(counts) > 10
 
 
 # Real kills.

@@ -21,7 +21,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def advised(*arguments: object) -> str:
-    """What the command prints."""
+    """Return the output of the command."""
     ran = CliRunner().invoke(app, ["advise", *map(str, arguments)], catch_exceptions=False)
     assert ran.exit_code == 0, ran.output
     return ran.output

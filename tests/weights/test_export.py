@@ -1,4 +1,4 @@
-"""What a run has learned leaves it with the user's own keys and every bit, for programs that know nothing of holdfast."""
+"""The states of a run are exported with the user's own keys and every bit, for programs without holdfast."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def committed(out: Path, *steps: int) -> None:
-    """What rank 0 has put on record of its saves."""
+    """Record the saves of rank 0."""
     with HistoryWriter(out / "history", "rank-0") as history:
         for step in steps:
             history.append(Commit(1, step, 1))
@@ -202,8 +202,8 @@ def test_the_command_exports_the_model(run: Path, tmp_path: Path, monkeypatch: A
     assert holdfast(monkeypatch, "export", run, "--step", 5, tmp_path / "old.pt") == 0
     assert torch.equal(torch.load(tmp_path / "old.pt", weights_only=True)["bias"], hf.load(run, 5, "model")["bias"])
     assert holdfast(monkeypatch, "export", run, "--all", f"{tmp_path}/dcp/") == 0
-    assert sorted(each.name for each in (tmp_path / "dcp").iterdir()) == [".metadata", "__0_0.distcp"]
-    assert [each for each in tmp_path.rglob("*") if "tmp" in each.name] == []
+    assert sorted(path.name for path in (tmp_path / "dcp").iterdir()) == [".metadata", "__0_0.distcp"]
+    assert [path for path in tmp_path.rglob("*") if "tmp" in path.name] == []
 
 
 @pytest.mark.parametrize(
@@ -227,9 +227,9 @@ def test_what_cannot_be_exported_is_one_line_and_leaves_nothing(
     (tmp_path / "empty" / "history").mkdir(parents=True)
     saved(tmp_path / "two", 1, {"a": nn.Linear(1, 1).state_dict(), "b": nn.Linear(1, 1).state_dict()})
     before = sorted(tmp_path.rglob("*"))
-    assert holdfast(monkeypatch, "export", *(each.format(run=run, tmp=tmp_path) for each in arguments)) == 2
-    said = capfd.readouterr().err
-    assert says in " ".join(said.split())
+    assert holdfast(monkeypatch, "export", *(text.format(run=run, tmp=tmp_path) for text in arguments)) == 2
+    message = capfd.readouterr().err
+    assert says in " ".join(message.split())
     assert sorted(tmp_path.rglob("*")) == before
     assert (tmp_path / "taken.pt").read_text() == "mine"
 
@@ -240,7 +240,7 @@ def test_force_replaces_a_file_and_a_folder(run: Path, tmp_path: Path, monkeypat
         assert holdfast(monkeypatch, "export", run, tmp_path / name) == 2
         assert holdfast(monkeypatch, "export", run, "--force", tmp_path / name) == 0
     assert torch.equal(torch.load(tmp_path / "m.pt", weights_only=True)["bias"], hf.load(run, name="model")["bias"])
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["m", "m.pt", "m.safetensors", "run"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "m.pt", "m.safetensors", "run"]
 
 
 def test_a_disk_that_refuses_leaves_nothing_behind(run: Path, tmp_path: Path, monkeypatch: Any, capfd: Any) -> None:

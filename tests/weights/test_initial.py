@@ -1,4 +1,4 @@
-"""A run begins with the weights of another run or of a foreign file: once, exactly, on record, and never unsafely."""
+"""A run starts from the weights of another run or of a foreign file: once, exactly, recorded, and safely."""
 
 import json
 import os
@@ -75,13 +75,13 @@ def test_a_run_begins_with_the_weights_and_a_resume_does_not_take_them_again(bef
         run.close()
     first = hf.load(tmp_path / "parts", step=0, name="model")
     assert torch.equal(first["0.weight"], hf.load(before / "run", name="model")["0.weight"])
-    gone = replace(origin, place=str(tmp_path / "gone.pt"))  # nobody asks for it any more
+    gone = replace(origin, place=str(tmp_path / "gone.pt"))  # it is not read again
     run = begin(tmp_path / "parts", gone, seed=5)
     train(run, TASK)
     run.close()
     assert different(tmp_path / "whole", tmp_path / "parts") == []
     assert complaints(tmp_path / "parts") == []
-    took = [(each.what.restored, each.what.weights) for each in events(tmp_path / "parts", "recover")]
+    took = [(event.what.restored, event.what.weights) for event in events(tmp_path / "parts", "recover")]
     assert took == [(None, origin.digest), (3, None)]
 
 
@@ -99,7 +99,7 @@ def test_an_attempt_that_dies_before_its_first_snapshot_begins_with_the_same_wei
     train(run, TASK)
     run.close()
     assert complaints(tmp_path / "out") == []
-    assert [each.what.weights for each in events(tmp_path / "out", "recover")] == [origin.digest]
+    assert [event.what.weights for event in events(tmp_path / "out", "recover")] == [origin.digest]
 
 
 def test_a_source_that_has_changed_since_the_run_began_is_refused(before: Path, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_of_several_models_each_takes_its_own_or_one_is_named(before: Path, tmp_
 
 
 class Evil:
-    """What runs when it is unpickled."""
+    """An object that runs code when it is unpickled."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -250,9 +250,9 @@ def test_a_folder_remembers_its_source(before: Path, tmp_path: Path) -> None:
     assert repr(origin).endswith(f"run' ({origin.digest[:8]})")
     with pytest.raises(BadInput, match="cannot start from its own weights"):
         first_weights(WeightsSource(place=str(tmp_path)), tmp_path, has_begun=False)
-    for said in ({"place": 3}, "w.pt", {**origin.to_json(), "digest": None}):
+    for record in ({"place": 3}, "w.pt", {**origin.to_json(), "digest": None}):
         with pytest.raises(HoldfastError):
-            RunConfig.from_json({"script": "x", "source": said})
+            RunConfig.from_json({"script": "x", "source": record})
 
 
 def test_a_killed_run_from_a_source_ends_with_the_bits_of_one_that_was_not(
@@ -265,7 +265,7 @@ def test_a_killed_run_from_a_source_ends_with_the_bits_of_one_that_was_not(
     killed = start(task, out="killed", source=wished, failures=struck, **config)
     whole = start(task, out="whole", source=wished, **config)
     refused = start(task, out="refused", source={**wished, "place": str(tmp_path / "no.pt")}, **config)
-    assert [each.result().get("verdict") for each in (killed, whole)] == ["completed"] * 2
+    assert [job.result().get("verdict") for job in (killed, whole)] == ["completed"] * 2
     assert different(killed.out, whole.out) == []
     assert complaints(killed.out) == []
     digest = source(before / "w.safetensors").digest
@@ -279,7 +279,7 @@ def test_a_killed_run_from_a_source_ends_with_the_bits_of_one_that_was_not(
 
 
 def forgeries(history: list[Any], digest: str) -> Any:
-    """The same run, if one of those who tell what it began with told something else."""
+    """Return the same run, with another digest in one of the records of its source."""
     for number, event in enumerate(history):
         if event.kind not in ("launch", "recover"):
             continue
