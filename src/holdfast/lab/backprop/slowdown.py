@@ -1,4 +1,4 @@
-"""Measure how long a mini-batch takes that fails and is recovered, over one that does not fail, and the time of a restart.
+"""Measure the time of a mini-batch that fails and is recovered, over one without a failure, and the time of a restart.
 
 Workers that would run in parallel run one after another here, with and without a failure alike, and nothing is sent
 between them. So the ratios are those of computing.

@@ -184,7 +184,7 @@ class Analysis:
 
 
 class LossGap(NamedTuple):
-    """How far a run is from its reference: by losses of the same steps, and by models of the same snapshots.
+    """The distance of a run from its reference: by losses of the same steps, and by models of the same snapshots.
 
     `loss` is the mean absolute difference and `most` the largest; `distance` is the mean L2 distance, `last` that of
     the last snapshot over the norm of the reference's model. NaN where nothing could be compared.

@@ -161,7 +161,7 @@ class MatrixRunner:
         return verdict
 
     def _remove_snapshots(self, planned: PlannedRun) -> None:
-        """Remove the snapshots of a run; those that a store refuses to remove do no harm."""
+        """Remove the snapshots of a run; a snapshot that a store refuses to remove does no harm."""
         shutil.rmtree(self.folder(planned) / "checkpoints", ignore_errors=True)
         place = self._checkpoints(planned)
         if place is None:
@@ -176,7 +176,7 @@ class MatrixRunner:
         return self.folder(planned).with_suffix(".json")
 
     def _checkpoints(self, planned: PlannedRun) -> str | None:
-        """Return where a run saves: None for its own folder, or a place below the one that the suite names."""
+        """Return where a run saves: None for its own folder, or a place below the one in the suite."""
         place = dict(planned.suite.settings).get("checkpoints", "directory")
         if place == "directory":
             return None

@@ -156,7 +156,8 @@ def draw_late_failures(
     if not later.any():
         return
     name = style_name(strategies[-1])
-    means = [confidence.mean(confidence.finite(measured.costs_of(each).cost[later])).value for each in strategies]
+    costs = [confidence.finite(measured.costs_of(strategy).cost[later]) for strategy in strategies]
+    means = [confidence.mean(values).value for values in costs]
     places = np.arange(len(means)) + shift
     axes.plot(places, means, "v:", markersize=3, color=COLOURS[name], label=f"{name}, late failures")
 

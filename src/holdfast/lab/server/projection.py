@@ -152,8 +152,8 @@ def _chosen(shards: list[Shard], count: int) -> list[np.ndarray]:
     """Return the blocks of every node that are saved, chosen as the server does, in this process."""
     candidates = [Candidates(QUARTERS, 1, shard.ids, shard.block_info("priority"), count) for shard in shards]
     conversation = exchange(QUARTERS, Fraction(0))
-    verdict = converse(conversation, lambda question: [each.answer(question) for each in candidates]).verdict
-    return [each.taken(verdict) for each in candidates]
+    verdict = converse(conversation, lambda question: [candidate.answer(question) for candidate in candidates]).verdict
+    return [candidate.taken(verdict) for candidate in candidates]
 
 
 def _marked(shard: Shard, ids: np.ndarray) -> float:
