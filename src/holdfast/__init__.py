@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.history.log import read_history
     from holdfast.runs.config import RunConfig
     from holdfast.train.attach import attach
-    from holdfast.train.loop import Batch
+    from holdfast.train.iterators import Batch
     from holdfast.train.run import Run
     from holdfast.weights.load import load
 
@@ -37,7 +37,7 @@ __version__ = "0.1.0"
 # `holdfast --help` waits for numpy and torch.
 _MODULES = {
     "BadInput": "errors",
-    "Batch": "train.loop",
+    "Batch": "train.iterators",
     "CommitConflict": "errors",
     "Corrupt": "errors",
     "DirectoryStore": "checkpoint.store",

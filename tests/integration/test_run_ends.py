@@ -1,6 +1,5 @@
 """How a run ends before its plan does: its script stops it or leaves its loop, on all ranks or on one."""
 
-import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,11 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # it is p
 
 from epoch_training import BATCH, WINDOWS, Pushed, protected, step
 from finished_run import complaints, different, events, last
-from holdfast import progress
 from holdfast.audit.verdicts import audit_run
 from holdfast.distributed.ranks import Ranks
 from holdfast.progress import Progress
 from holdfast.supervise.failure_cause import read_error, write_error
-from holdfast.train.stopping import Apart, Stopping, apart
+from holdfast.train.stopping import Stopping
 from supervisor_process import SUPPORT, Start
 
 SCRIPT = SUPPORT / "stopping_script.py"
@@ -26,30 +24,35 @@ def said(out: Path) -> str:
     return next(each.because for each in audit_run(out) if each.check == "reached_the_end")
 
 
-@pytest.mark.parametrize("where", ["top", "bottom", "return", "stop"])
-def test_a_script_that_leaves_its_loop_has_stopped_the_run(tmp_path: Path, where: str) -> None:
+def test_a_script_that_calls_stop_ends_the_run_at_the_next_boundary(tmp_path: Path) -> None:
     run, net, optimizer = protected(tmp_path, save_every=50)
-
-    def train() -> None:
-        for batch in run.batches(Pushed(), global_batch=BATCH, num_epochs=3):
-            if where == "top" and batch.step == 4:
-                break
-            step(net, optimizer, batch.data)
-            if batch.step == 3:
-                if where == "bottom":
-                    break
-                if where == "return":
-                    return
-                if where == "stop":
-                    run.stop()
-
-    train()
+    for batch in run.batches(Pushed(), global_batch=BATCH, num_epochs=3):
+        step(net, optimizer, batch.data)
+        if batch.step == 3:
+            run.stop()
     run.close()
     assert last(tmp_path).step == 4
     assert complaints(tmp_path) == []
     assert said(tmp_path) == "stopped by the script at step 4 of 9, on all ranks, in attempt 1"
-    assert [(each.what.step, each.what.left) for each in events(tmp_path, "stopped")] == [(4, where != "stop")]
+    assert [each.what.step for each in events(tmp_path, "stopped")] == [4]
     assert protected(tmp_path)[0].batches(Pushed(), global_batch=BATCH, num_epochs=3).initial == 4
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_run_whose_loop_was_left_is_unfinished(tmp_path: Path, caplog: pytest.LogCaptureFixture, stops: bool) -> None:
+    run, net, optimizer = protected(tmp_path, save_every=2)
+    for batch in run.batches(Pushed(), global_batch=BATCH, num_epochs=3):
+        step(net, optimizer, batch.data)
+        if batch.step == 4:
+            if stops:
+                run.stop()
+            break
+    run.close()
+    assert "left its loop before the run ended, so the run is not finished" in caplog.text
+    assert events(tmp_path, "stopped") == []
+    assert last(tmp_path).step == 4
+    run, net, optimizer = protected(tmp_path, save_every=2)
+    assert next(iter(run.batches(Pushed(), global_batch=BATCH, num_epochs=3))).step == 4
 
 
 def test_a_run_that_was_stopped_is_done_and_can_be_extended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -101,11 +104,11 @@ def test_ranks_whose_scripts_ask_at_the_same_boundary_stop_there() -> None:
     store = HashStore()
     several = [Stopping(world(store, rank, 3), 0) for rank in range(3)]
     for step_ in range(5):
-        assert not any(each.here(step_) for each in several)
+        assert not any(each.is_here(step_) for each in several)
     for each in several:
         each.wanted = True
     found: list[bool] = []
-    threads = [threading.Thread(target=lambda each=each: found.append(each.here(5))) for each in several]
+    threads = [threading.Thread(target=lambda each=each: found.append(each.is_here(5))) for each in several]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -121,7 +124,7 @@ def test_one_rank_ends_the_run_for_all_at_the_end_of_an_epoch() -> None:
 
     def ends(each: Stopping) -> None:
         each.agree(7)
-        found.append((each.wanted, each.here(7)))
+        found.append((each.wanted, each.is_here(7)))
 
     found: list[tuple[bool, bool]] = []
     threads = [threading.Thread(target=ends, args=(each,)) for each in several]
@@ -130,40 +133,6 @@ def test_one_rank_ends_the_run_for_all_at_the_end_of_an_epoch() -> None:
     for thread in threads:
         thread.join(30)
     assert found == [(True, True)] * 3
-
-
-@pytest.mark.parametrize(
-    ("words", "why"),
-    [
-        ([("left", 4), ("left", 4)], None),
-        ([("asked", 4), ("here", 4)], None),
-        ([("script", 4), ("left", 4)], None),
-        ([("asked", 4), ("left", 4)], None),
-        ([("left", 4), ("here", 4)], "rank 0 left the loop (break, return) at step 4 and rank 1 did not"),
-        ([("beyond", 5), ("left", 4)], "rank 1 left the loop (break, return) at step 4 and rank 0 did not"),
-        ([("left", 4), ("left", 5)], "rank 0 left the loop (break, return) at step 4 and rank 1 did not"),
-        ([("script", 5), ("left", 4)], "rank 1 left the loop (break, return) at step 4 and rank 0 did not"),
-    ],
-)
-def test_a_loop_that_some_ranks_leave_is_named_as_what_it_is(words: list[Any], why: str | None) -> None:
-    found = apart(words)
-    assert found is None if why is None else str(found).startswith(why)
-
-
-def test_a_rank_that_waits_for_one_that_has_left_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is in a sum that the other never begins; it says so, though it cannot get to a boundary."""
-    monkeypatch.setattr(progress, "here", Progress())
-    progress.here.pass_boundary(4)
-    store = HashStore()
-    first, other = (Stopping(world(store, rank, 2), 4) for rank in range(2))
-    assert not first.here(4)
-    assert not other.here(4)
-    store.set("stop-left", json.dumps([1, 4, 0]))
-    progress.here.count_post()  # rank 0 has begun a sum
-    store.set("stop-word/1", json.dumps(["left", 4]))
-    with pytest.raises(Apart, match="rank 1 left the loop"):
-        other._settle(("left", 4))
-    first.close()
 
 
 def run_script(tmp_path: Path, start: Start, task: dict[str, Any], **how: Any) -> Any:
@@ -183,10 +152,13 @@ def test_a_run_of_two_ranks_is_stopped_finished_and_extended(tmp_path: Path, sta
     assert last(job.out).step == 9
 
 
-def test_a_break_on_one_rank_is_named_and_ends_the_run(tmp_path: Path, start: Start) -> None:
-    found = run_script(tmp_path, start, {"break_at": 4, "rank": 1}).result()
-    assert found["verdict"] == "refused"
-    assert "rank 1 left the loop (break, return) at step 4 and rank 0 did not" in found["because"]
+def test_a_loop_that_one_rank_leaves_is_a_failure_of_the_script(start: Start) -> None:
+    """The other rank waits for it in a sum; it exits with status 0 in the middle of its loop."""
+    job = start({"break_at": 4, "rank": 1}, script=SCRIPT, workers=2, save_every=3)
+    found = job.result()
+    assert found["verdict"] == "script-error", job.said
+    assert "in the middle of its loop, at step 4" in found["because"]
+    assert "left its loop before the run ended" in job.said
 
 
 @pytest.mark.parametrize("how", ["os", "sys"])

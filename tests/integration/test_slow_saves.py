@@ -26,7 +26,7 @@ def slow(self, name, *rest):
 
 setattr(DirectoryStore, what, slow)
 run = attach()
-object.__setattr__(run._world, "patience", 1.5)
+object.__setattr__(run._session.ranks, "patience", 1.5)
 model = run.replicate(torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 run.protect(model=model, optimizer=optimizer)

@@ -47,7 +47,7 @@ class Task:
     eager: bool = False  # the optimizer steps after every micro-batch
     replicated: bool = True
     steps_every: int = 1  # steps whose gradients are accumulated by hand
-    leaves_after: int = 0  # steps after which the script breaks out of the loop
+    leaves_after: int = 0  # steps after which the script stops the run
 
 
 class Backwards(nn.Module):
@@ -145,7 +145,7 @@ def train(run: Run, task: Task, steps: int | None = None) -> nn.Module:
                 optimizer.zero_grad()
                 scheduler.step()
             if batch.step + 1 == task.leaves_after:
-                break
+                run.stop()
     return net
 
 

@@ -22,9 +22,9 @@ from holdfast.errors import BadInput, StorageFailed
 from holdfast.faults.schedule import at
 from holdfast.sampler.digest import Samples
 from holdfast.train import inject
-from holdfast.train.loop import Batch
+from holdfast.train.iterators import Batch
 from holdfast.train.run import Run
-from holdfast.train.setup import PROBES
+from holdfast.train.session import PROBES
 from training_script import SAMPLES, Crash, Points, Task, network, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -292,7 +292,7 @@ def test_a_failure_past_the_end_is_refused() -> None:
 
 def test_calls_out_of_order_are_refused() -> None:
     run = attach()
-    with pytest.raises(BadInput, match=r"batches\(\) came before protect\(\)"):
+    with pytest.raises(BadInput, match=r"call protect\(\) before batches\(\)"):
         run.batches(Points(augment=False), global_batch=16, num_epochs=1)
     with pytest.raises(BadInput, match="protect\\(\\) was given nothing"):
         run.protect()

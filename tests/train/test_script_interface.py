@@ -14,8 +14,7 @@ import holdfast as hf
 from attached_runs import attach
 from finished_run import last
 from holdfast.errors import BadInput
-from holdfast.train.loop import Batch
-from holdfast.train.nested import moved
+from holdfast.train.iterators import Batch, moved
 from holdfast.train.state.module_names import plain_state
 from holdfast.train.state.protected import Protected
 
@@ -76,7 +75,7 @@ def test_only_rank_0_prints(capsys: pytest.CaptureFixture[str]) -> None:
     run = attach()
     run.print("loss", 1.5)
     assert run.is_main
-    run._world.rank = 1
+    run._session.ranks.rank = 1
     run.print("loss", 2.5)
     assert not run.is_main
     assert capsys.readouterr().out == "loss 1.5\n"

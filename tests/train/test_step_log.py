@@ -14,7 +14,7 @@ from finished_run import events
 from holdfast.errors import BadInput
 from holdfast.train import attach as module
 from holdfast.train.run import Run
-from holdfast.train.setup import probe
+from holdfast.train.session import probe
 from holdfast.train.state.fingerprint import Fingerprints
 from holdfast.train.state.protected import Protected
 from training_script import Crash

@@ -35,7 +35,7 @@ class Trainee:
 
     def _train(self, start: int) -> None:
         for step in range(start, STEPS):
-            if self.stopping.here(step):
+            if self.stopping.is_here(step):
                 break
             self.begun = step + 1
             while min(peer.begun for peer in self._peers) < step + 1 - self._ahead:  # its queue is full
@@ -58,4 +58,4 @@ def test_ranks_that_run_ahead_of_each_other_stop_at_one_boundary(ahead: list[int
 
 
 def test_a_rank_alone_stops_at_the_next_boundary(asked: None) -> None:
-    assert Stopping(world(HashStore(), 0, 1), 0).here(7)
+    assert Stopping(world(HashStore(), 0, 1), 0).is_here(7)

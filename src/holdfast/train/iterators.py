@@ -1,166 +1,190 @@
-"""What a script goes through in its loop: the batches of a run one after the other, or epoch by epoch.
+"""What a script iterates over: the batches of a run, in one loop or epoch by epoch.
 
-Both ask one generator, the loop of the run. An epoch ends without asking it for more: what the script does after the
-batches of an epoch comes before the boundary, and is saved with the epoch. The boundary is where the next epoch is asked
-for. To leave a loop is to let go of the generator, so nobody keeps it but whoever iterates.
+Both draw from one generator, `Loop.run`. An epoch ends without asking it for more, so what the script does after the
+batches of an epoch comes before the boundary and is saved with the epoch. To leave a loop is to drop the generator, so
+only the iterator that the script holds keeps a reference to it.
 """
 
+import dataclasses
 import weakref
-from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, KeysView, Mapping
+from typing import Any
 
-from holdfast.errors import BadInput, WorkerLost
+from holdfast.blocks.division import Ids
+from holdfast.errors import BadInput
 from holdfast.progress import restart_needed
 from holdfast.sampler.plan import SamplePlan
-from holdfast.train import loop_checks
 from holdfast.train.data.loader import MapDataset
-from holdfast.train.loop import Batch, Opening
-from holdfast.train.loop_checks import WAY, check_holder
+
+WAY = "for epoch in run.epochs(dataset, ...): for batch in epoch: ..., then the work at the end of the epoch"
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Batch:
+    """The samples to train next: this rank's share of a step, or one micro-batch of it.
+
+    `weight` is the micro-batch's part of the share: mean losses times their weights add up to the mean over the share.
+    The optimizer steps after the batch with `is_last`. A batch is used like the data it carries: `x, y = batch`,
+    `batch["input_ids"]`, `model(**batch)`; `batch.to(device)` returns the batch with its tensors there.
+    """
+
+    data: Any
+    ids: Ids
+    weight: float
+    is_last: bool
+    epoch: int
+    cursor: int
+    step: int
+
+    def to(self, *args: Any, **options: Any) -> "Batch":
+        """Return the same batch with every tensor in its data moved by `Tensor.to`, however nested."""
+        return dataclasses.replace(self, data=moved(self.data, *args, **options))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.data)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.data[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.data
+
+    def keys(self) -> KeysView[Any]:
+        """Return the keys of a batch of dicts: they make `model(**batch)` work."""
+        if not isinstance(self.data, Mapping):
+            raise BadInput(f"the batch holds a {type(self.data).__name__}, which has no keys: use batch.data.")
+        return self.data.keys()
+
+
+def moved(value: Any, *args: Any, **options: Any) -> Any:
+    """Return the same structure with every tensor moved by `Tensor.to`; other values stay as they are."""
+    if hasattr(value, "to"):  # a tensor, or an object that knows how to move what it holds
+        return value.to(*args, **options)
+    if isinstance(value, Mapping):
+        return type(value)({key: moved(item, *args, **options) for key, item in value.items()})  # type: ignore[call-arg]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(moved(item, *args, **options) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(moved(item, *args, **options) for item in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+        return dataclasses.replace(value, **{name: moved(item, *args, **options) for name, item in fields.items()})
+    return value
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Opening:
+    """The start of an epoch, or of the rest of one after a restart; the batches from `step` on follow."""
+
+    epoch: int
+    step: int
+
 
 Turns = Generator[Batch | Opening]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Course:
-    """What is gone through: the dataset, by which plan, a share in so many batches, from which step on."""
-
-    dataset: MapDataset
-    geometry: SamplePlan
-    parts: int
-    start: int
-    in_a_loop: bool  # of the script, which makes a run in every turn
 
 
 class Batches:
     """The batches of a run that are still to be trained: an iterator, for one loop.
 
-    Its length is that of the whole run, also where earlier attempts have trained a part of it: `tqdm(batches,
-    initial=batches.initial)` goes on where the run is.
+    Its length is that of the whole run, also if earlier attempts have trained a part of it: `tqdm(batches,
+    initial=batches.initial)` starts at the right place.
     """
 
-    def __init__(self, course: Course, turns: Turns) -> None:
-        self.dataset = course.dataset
-        self._course = course
+    def __init__(self, turns: Turns, dataset: MapDataset, plan: SamplePlan, micro_batches: int, start: int) -> None:
+        self.dataset = dataset
+        self.steps_per_epoch = plan.steps_per_epoch
+        self.initial = start * micro_batches
+        """The number of batches that earlier attempts have trained."""
+        self._length = plan.steps * micro_batches
         self._turns: Turns | None = turns
-        self._alive = weakref.ref(turns)
-        self._begun = False
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps in an epoch."""
-        return self._course.geometry.steps_per_epoch
-
-    @property
-    def initial(self) -> int:
-        """How many of its batches earlier attempts have trained."""
-        return self._course.start * self._course.parts
 
     def __len__(self) -> int:
-        return self._course.geometry.steps * self._course.parts
+        return self._length
 
     def __iter__(self) -> Iterator[Batch]:
         turns, self._turns = self._turns, None
         if turns is None:
-            raise BadInput(f"the batches of a run come once: a run has one loop, over all its epochs. Write {WAY}")
-        if not (self._begun or self._course.in_a_loop) and loop_checks.in_a_loop():
-            raise within_a_loop("the loop over the batches of a run")
-        return _handed_out(turns, self)
+            raise BadInput(f"a run has one loop, over all its epochs, and its batches come once: write {WAY}.")
+        return (_batch(turn) for turn in turns)
 
     def __next__(self) -> Batch:
         if self._turns is None:
-            raise BadInput("these batches are iterated over already: ask that iterator for the next one")
-        if not self._begun:
-            self._begun = True
-            check_holder(self, self._turns)
+            raise BadInput("these batches are iterated over already: ask that iterator for the next one.")
         return _batch(next(self._turns))
-
-    def close(self) -> None:
-        """Leave the loop."""
-        if turns := self._alive():
-            turns.close()
 
 
 class Epochs:
     """The epochs of a run that are still to be trained: an iterable, for one loop."""
 
-    def __init__(self, course: Course, turns: Turns) -> None:
-        self.dataset = course.dataset
-        self._course = course
+    def __init__(self, turns: Turns, dataset: MapDataset, plan: SamplePlan, micro_batches: int, start: int) -> None:
+        self.dataset = dataset
+        self.steps_per_epoch = plan.steps_per_epoch
+        self.initial = start // plan.steps_per_epoch
+        """The number of epochs that earlier attempts have trained to their end."""
+        self._plan, self._micro_batches = plan, micro_batches
         self._turns: Turns | None = turns
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps in an epoch."""
-        return self._course.geometry.steps_per_epoch
-
-    @property
-    def initial(self) -> int:
-        """How many of its epochs earlier attempts have trained to their end."""
-        return self._course.start // self.steps_per_epoch
-
     def __len__(self) -> int:
-        return self._course.geometry.epochs
+        return self._plan.epochs
 
     def __iter__(self) -> Iterator["Epoch"]:
         turns, self._turns = self._turns, None
         if turns is None:
-            raise BadInput("the epochs of a run come once: a run has one loop over them")
+            raise BadInput("a run has one loop over its epochs: they come once.")
         return self._epochs(turns)
 
     def _epochs(self, turns: Turns) -> Iterator["Epoch"]:
-        first = True
         while (opening := next(turns, None)) is not None:
             assert isinstance(opening, Opening)
-            epoch = Epoch(self._course, opening, turns, first)
+            epoch = Epoch(turns, self.dataset, self._plan, self._micro_batches, opening)
             yield epoch
-            first = False
             epoch.check_trained()
 
 
 class Epoch:
-    """One epoch of a run; iterating over it hands out the batches of it that are still to be trained.
+    """One epoch of a run: an iterable over the batches of it that are still to be trained.
 
-    Its length is that of the whole epoch, also where a part of it was trained before a restart: `tqdm(epoch,
-    initial=epoch.initial)` goes on where the run is.
+    Its length is that of the whole epoch, also if a part of it was trained before a restart: `tqdm(epoch,
+    initial=epoch.initial)` starts at the right place.
     """
 
-    def __init__(self, course: Course, opening: Opening, turns: Turns, first: bool) -> None:
-        self.dataset = course.dataset
+    def __init__(
+        self, turns: Turns, dataset: MapDataset, plan: SamplePlan, micro_batches: int, opening: Opening
+    ) -> None:
+        self.dataset = dataset
         self.number = opening.epoch
-        self._course, self._first = course, first
-        self._start, self._end = opening.step, course.geometry.end_of(opening.epoch)
+        self.steps_per_epoch = plan.steps_per_epoch
+        first = opening.epoch * plan.steps_per_epoch
+        self.initial = (opening.step - first) * micro_batches
+        """The number of its batches that were trained before this attempt."""
+        self._end = plan.end_of(opening.epoch)
+        self._length = (self._end - first) * micro_batches
         self._turns = weakref.ref(turns)
         self._next = opening.step  # the step whose batches come next
-        self._begun = self._is_over = False
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps in an epoch."""
-        return self._course.geometry.steps_per_epoch
-
-    @property
-    def initial(self) -> int:
-        """How many of its batches were trained before it was handed out."""
-        return (self._start - self.number * self.steps_per_epoch) * self._course.parts
+        self._is_begun = self._is_over = False
 
     def __len__(self) -> int:
-        return (self._end - self.number * self.steps_per_epoch) * self._course.parts
+        return self._length
 
     def __iter__(self) -> Iterator[Batch]:
         turns = self._turns()
         if turns is None:
-            raise BadInput(f"the loop over the epochs was left: epoch {self.number} has no more batches")
-        if self._begun:
-            raise BadInput(f"the batches of epoch {self.number} come once: a second loop over them would train nothing")
-        self._begun = True
+            raise BadInput(f"the loop over the epochs was left, so epoch {self.number} has no more batches.")
+        if self._is_begun:
+            raise BadInput(
+                f"the batches of epoch {self.number} come once: a second loop over them would train nothing."
+            )
+        self._is_begun = True
         return self._batches(turns)
 
     def _batches(self, turns: Turns) -> Iterator[Batch]:
-        if self._first:
-            check_holder(self)
         for batch in turns:
             if isinstance(batch, Opening) or batch.epoch != self.number:
-                raise _woken(self.number)
+                # The worker was suspended, and missed what its script does at the end of the epoch.
+                raise restart_needed(f"this worker was suspended in epoch {self.number} and resumed in another one")
             self._next = batch.step + batch.is_last
             self._is_over = self._next == self._end
             yield batch
@@ -169,34 +193,15 @@ class Epoch:
         self._is_over = True  # the run was stopped
 
     def check_trained(self) -> None:
-        """Refuse to go on to the next epoch as long as batches of this one are left."""
+        """Raise BadInput if the script asks for the next epoch before all batches of this one are trained."""
         if not self._is_over:
             left = self._end - self._next
             raise BadInput(
-                f"the next epoch was asked for, and epoch {self.number} has {left} step{'s' * (left != 1)} to train: go "
-                "through all its batches. To end the run early call run.stop()"
+                f"the next epoch was asked for, and epoch {self.number} has {left} step{'s' * (left != 1)} to train: "
+                "iterate over all its batches. To end the run early call run.stop()."
             )
-
-
-def within_a_loop(what: str) -> BadInput:
-    """What is said of a loop that is made anew in every turn of another one."""
-    return BadInput(f"{what} is within another loop, and a run has one, over all its epochs: write {WAY}")
-
-
-def _handed_out(turns: Turns, batches: Batches) -> Iterator[Batch]:
-    if not batches._begun:
-        check_holder(batches, turns)
-    for batch in turns:
-        yield _batch(batch)
 
 
 def _batch(turn: Batch | Opening) -> Batch:
     assert isinstance(turn, Batch)
     return turn
-
-
-def _woken(epoch: int) -> WorkerLost:
-    """Whoever slept through the end of an epoch has not done what the script does there."""
-    return restart_needed(
-        f"this worker slept in epoch {epoch} and was woken in another, whose beginning it has not seen"
-    )

@@ -1,18 +1,8 @@
-"""The steps of a rank on their way to its history: each is put on record once what came out of it is known.
+"""What is recorded of every step: its samples, its times, the work done in it, its loss, and a fingerprint of the state.
 
-On a device that is a little later than the boundary; and lines are written several at a time, because a loop of short
-steps would feel every one. So the last steps before a kill may be missing from a history: they are lost in any case, and
-trained again. A save waits for none that it covers: they are settled first.
-
-How long a step took: by the clock of the process, or on a device by events in its own queue.
-
-A process only hands work to a device, and may be done with that long before the device is: what it would measure is the
-time to launch. Events are marks in the device's queue; nobody waits for them.
-
-What is done with a window: backward passes of the replicas, steps of the optimizers, and gradients that wait for one.
-
-That a window was trained, and not only handed out, goes on record; and a state is saved only where no gradients wait for
-their optimizer, since gradients are no part of it.
+On a device the result of a step is known a little later than its boundary, and lines are written several at a time,
+because a loop of short steps would feel each one. So the last steps before a kill may be missing from a history: they
+are lost in any case, and trained again. A save first writes every step that it covers.
 """
 
 import time
@@ -28,19 +18,34 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from holdfast.errors import BadInput
 from holdfast.events import Seconds, Step
+from holdfast.live.recovery import LiveRecovery
 from holdfast.sampler.digest import Samples
 from holdfast.sampler.plan import Position
+from holdfast.train.data.loader import LoadRequest
+from holdfast.train.observe.observer import StepObserver
 from holdfast.train.replicate import Replica
 from holdfast.train.state.attempt import Recorder
 from holdfast.train.state.fingerprint import Fingerprints, Sample
 from holdfast.train.state.protected import Protected
 
+MAX_WAITING = 64  # steps that wait to be written
+MAX_DELAY = 0.1  # seconds that a step waits to be written, if another follows
+MAX_PENDING = 1000  # steps without an optimizer step after which the state is saved although gradients wait
 Moment = float | torch.cuda.Event
-"""A moment of the training: when everything queued before it is done."""
+"""A time: of the process's clock, or an event in a device's queue, which nobody waits for.
+
+A process only launches work on a device, and is done with that long before the device is; its own clock would measure
+the time to launch.
+"""
+# Tuples and not classes: objects of a class take longer to make while training waits (1 % of a 2 ms step, benchmarks/steady).
+BegunStep: TypeAlias = tuple[int, Position, Samples, float, float, Moment]
+"""Step, position and samples; the seconds waited for data and for a save; the time at which it began."""
+EndedStep: TypeAlias = tuple[Moment, tuple[int, int, int], float | None]
+"""The time at which it ended, the work that was done, and the loss."""
 
 
 def clock_of(device: torch.device) -> Callable[[], Moment]:
-    """What tells the moment that it is, for a training on this device."""
+    """Return the function that gives the present moment of training on `device`."""
     if device.type != "cuda":
         return perf_counter
 
@@ -52,18 +57,8 @@ def clock_of(device: torch.device) -> Callable[[], Moment]:
     return now
 
 
-def is_past(moment: Moment) -> bool:
-    """Whether it has come."""
-    return isinstance(moment, float) or moment.query()
-
-
-def is_of_device(moment: Moment) -> bool:
-    """Whether it is a moment of a device."""
-    return not isinstance(moment, float)
-
-
-def between(earlier: Moment, later: Moment) -> float:
-    """Seconds from one moment to a later one; waits until that has come."""
+def seconds_between(earlier: Moment, later: Moment) -> float:
+    """Return the seconds between two moments of one clock; wait until the later one has come."""
     if isinstance(earlier, torch.cuda.Event) and isinstance(later, torch.cuda.Event):
         later.synchronize()
         return float(earlier.elapsed_time(later)) / 1000
@@ -72,25 +67,78 @@ def between(earlier: Moment, later: Moment) -> float:
     return later - earlier
 
 
-LONGEST = 1000  # windows that gradients are waited for; a script that never steps is saved all the same
+@dataclass(slots=True, eq=False)
+class Place:
+    """The rank and world size by which each step is split; both change when members are lost or join."""
+
+    rank: int
+    world_size: int
 
 
-class Effort:
-    """Counts what is done with each window."""
+@dataclass(slots=True, eq=False)
+class StepLog:
+    """Writes the steps of a rank to its history, in order, once their results are known."""
+
+    record: Recorder
+    fingerprints: Fingerprints
+    attempt: int
+    place: Place
+    _waiting: deque[tuple[float, BegunStep, EndedStep, Sample]] = field(default_factory=deque)
+    _flushed: float = 0.0
+
+    def add(self, begun: BegunStep, ended: EndedStep) -> None:
+        """Add a trained step; from time to time, write those whose results are known."""
+        waiting, now = self._waiting, time.time()
+        waiting.append((now, begun, ended, self.fingerprints.take()))
+        if len(waiting) >= MAX_WAITING or not 0 <= now - self._flushed < MAX_DELAY:
+            while len(waiting) >= MAX_WAITING:
+                self._write_first()
+            self.write_known()
+            self.record.flush()
+            self._flushed = now
+
+    def write_known(self) -> None:
+        """Append the steps whose results are known, without waiting; the next flush writes them."""
+        waiting = self._waiting
+        while waiting:
+            _, _, (end, *_), sample = waiting[0]
+            if not ((isinstance(end, float) or end.query()) and sample.has_arrived):
+                return
+            self._write_first()
+
+    def write_all(self) -> None:
+        """Write every step that was trained so far; wait for the device."""
+        while self._waiting:
+            self._write_first()
+        self.record.flush()
+
+    def _write_first(self) -> None:
+        time, (step, at, samples, data, stall, began), (end, work, loss), sample = self._waiting.popleft()
+        seconds = Seconds(data, seconds_between(began, end), stall, not isinstance(end, float))
+        place = (self.attempt, self.place.world_size, self.place.rank, at.epoch, at.cursor, step)
+        self.record.append(Step(*place, samples, seconds, sample.digest(), *work, loss), time)
+
+
+class WorkDone:
+    """Counts backward passes and optimizer steps, and knows whether gradients wait for an optimizer.
+
+    A step counts as trained by its work, not by being handed out. And a state is saved only where no gradients wait for
+    their optimizer, because gradients are not part of it.
+    """
 
     def __init__(self, replicas: Iterable[Replica], protected: Protected) -> None:
         self._replicas, self._protected = list(replicas), protected
         self._stepped = 0
         self._before = (0, 0, 0)
-        self._waited = 0  # windows since the last step of an optimizer
+        self._waited = 0  # steps of the run since the last optimizer step
         self._known: set[int] = set()
         self._hook = register_optimizer_step_post_hook(self._after_step)
 
-    def taken(self) -> tuple[int, int, int]:
-        """Since the last time: backward passes that were summed over the ranks, those held back, steps of optimizers."""
+    def take(self) -> tuple[int, int, int]:
+        """Return the work since the last call: all-reduced backward passes, local ones, and optimizer steps."""
         reduced = held = 0
-        for each in self._replicas:
-            reduced, held = reduced + each.reduced, held + each.held
+        for replica in self._replicas:
+            reduced, held = reduced + replica.reduced, held + replica.held
         before, self._before = self._before, (reduced, held, self._stepped)
         stepped = self._stepped - before[2]
         self._waited = 0 if stepped else self._waited + 1
@@ -98,14 +146,14 @@ class Effort:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing was done since the last time: no backward pass, no step, and no gradients are there."""
-        passes = sum(each.reduced + each.held for each in self._replicas)
+        """True if nothing was done since the last `take`: no backward, no optimizer step, and no gradients exist."""
+        passes = sum(replica.reduced + replica.held for replica in self._replicas)
         return passes == sum(self._before[:2]) and self._stepped == self._before[2] and not self._has_gradients
 
     @property
     def is_pending(self) -> bool:
-        """Whether gradients of earlier windows wait for their optimizer to step."""
-        return 0 < self._waited <= LONGEST and self._has_gradients
+        """True if gradients of earlier steps wait for their optimizer."""
+        return 0 < self._waited <= MAX_PENDING and self._has_gradients
 
     @property
     def _has_gradients(self) -> bool:
@@ -117,100 +165,74 @@ class Effort:
         )
 
     def close(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         self._hook.remove()
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         if id(optimizer) not in self._known:
             self._protected.check_trainer(optimizer)
             self._known.add(id(optimizer))
-        for each in self._replicas:
-            if each.holds_back:
-                _check_summed(optimizer, each)
+        for replica in self._replicas:
+            if replica.holds_back:
+                _check_summed(optimizer, replica)
         self._stepped += 1
 
 
 def _check_summed(optimizer: Optimizer, replica: Replica) -> None:
-    """Refuse a step by the gradients of one rank: from then on no two ranks would have the same weights."""
-    held = {id(each) for each in replica.ddp.parameters()}
-    if any(id(each) in held for group in optimizer.param_groups for each in group["params"]):
+    """Refuse an optimizer step with the gradients of one rank: from then on the ranks' weights would differ."""
+    local = {id(parameter) for parameter in replica.ddp.parameters()}
+    if any(id(parameter) in local for group in optimizer.param_groups for parameter in group["params"]):
         raise BadInput(
             f"{type(optimizer).__name__} stepped before the gradients of all ranks were summed: with micro_batches, step "
-            "only where batch.is_last is true"
+            "only where batch.is_last is true."
         )
 
 
-TOGETHER = 64  # steps that wait at most
-LATEST = 0.1  # seconds that a step waits at most, if another follows
+class LoggedLoss:
+    """The loss that the script logged for the current step; of several, the last."""
+
+    def __init__(self) -> None:
+        self._loss: float | None = None
+
+    def log(self, loss: float) -> None:
+        """Keep `loss` until the step is recorded."""
+        self._loss = float(loss)
+
+    def take(self) -> float | None:
+        """Return the logged loss, if there is one, and forget it."""
+        loss, self._loss = self._loss, None
+        return loss
 
 
 @dataclass(slots=True, eq=False)
-class Place:
-    """Which part of every window is this rank's: that of this rank among so many."""
+class StepRecorder:
+    """Follows a step from the moment its batch is handed out until the script asks for the next one."""
 
-    rank: int
-    of: int
+    log: StepLog
+    work: WorkDone
+    loss: LoggedLoss
+    live: LiveRecovery | None
+    observer: StepObserver | None  # in a rehearsal
+    now: Callable[[], Moment]
+    _begun: BegunStep | None = None
 
+    def begin(self, step: int, at: Position, request: LoadRequest, parts: list[Any], data: float, stall: float) -> None:
+        """Note that a step begins, after `data` seconds for its samples and `stall` seconds for a save."""
+        self._begun = (step, at, request.samples, data, stall, self.now())
+        if self.observer:
+            self.observer.begins(step, at.epoch, request.ids, parts)
 
-Handed: TypeAlias = tuple[int, Position, Samples, float, float, Moment]
-"""What is known of a step when it begins: its number and place, its samples, the seconds that were waited for them and
-for a save, and when."""
-Ended: TypeAlias = tuple[Moment, tuple[int, int, int], float | None]
-"""What is known at its end: when, what was done, and the loss. The rest is told by the device, later."""
-# Tuples, because to make an object of a class of ours takes longer, at a moment when training waits for it.
+    def end(self) -> None:
+        """Record the step: the script is done with it."""
+        if self.observer:
+            self.observer.ends()
+        assert self._begun is not None
+        self.log.add(self._begun, (self.now(), self._take_work(self._begun[0]), self.loss.take()))
 
-
-@dataclass(slots=True, eq=False)
-class Reporting:
-    """Puts the steps of a rank on record, in order."""
-
-    record: Recorder
-    fingerprints: Fingerprints
-    attempt: int
-    part: Place
-    _waiting: deque[tuple[float, Handed, Ended, Sample]] = field(default_factory=deque)
-    _flushed: float = 0.0
-
-    def trained(self, handed: Handed, ended: Ended) -> None:
-        """A step was trained; from time to time, what is known by then goes on record."""
-        waiting, now = self._waiting, time.time()
-        waiting.append((now, handed, ended, self.fingerprints.take()))
-        if len(waiting) >= TOGETHER or not 0 <= now - self._flushed < LATEST:
-            while len(waiting) >= TOGETHER:
-                self._settle()
-            self.settle_known()
-            self.record.flush()
-            self._flushed = now
-
-    def settle_known(self) -> None:
-        """Remember the steps that can be told without waiting, for the next flush."""
-        waiting = self._waiting
-        while waiting:
-            _, _, (end, *_), sample = waiting[0]
-            if not (is_past(end) and sample.has_arrived):
-                return
-            self._settle()
-
-    def settle(self) -> None:
-        """Put every step on record that was trained by now; waits for the device."""
-        while self._waiting:
-            self._settle()
-        self.record.flush()
-
-    def _settle(self) -> None:
-        time, (step, at, samples, data, stall, began), (end, effort, loss), sample = self._waiting.popleft()
-        seconds = Seconds(data, between(began, end), stall, is_of_device(end))
-        trained = Step(
-            self.attempt,
-            self.part.of,
-            self.part.rank,
-            at.epoch,
-            at.cursor,
-            step,
-            samples,
-            seconds,
-            sample.digest(),
-            *effort,
-            loss,
-        )
-        self.record.append(trained, time)
+    def _take_work(self, step: int) -> tuple[int, int, int]:
+        reduced, held, stepped = self.work.take()
+        if self.live:
+            self.live.end_step(stepped)
+            if self.live.is_dropped(step):
+                return reduced, held, 0  # its optimizers had no gradients to step with
+        return reduced, held, stepped

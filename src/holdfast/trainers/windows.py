@@ -9,8 +9,7 @@ from typing import Any
 
 from holdfast.errors import BadInput
 from holdfast.train.data.loader import Collate, MapDataset, divided, size
-from holdfast.train.iterators import Batches
-from holdfast.train.loop import Batch
+from holdfast.train.iterators import Batch, Batches
 from holdfast.train.run import Run
 
 

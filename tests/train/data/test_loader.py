@@ -13,7 +13,6 @@ from torch.utils.data import Subset, default_collate, get_worker_info
 from holdfast.errors import BadInput
 from holdfast.sampler.digest import Samples
 from holdfast.sampler.plan import SamplePlan
-from holdfast.train.data import loader as loader_options
 from holdfast.train.data import loader as loading
 from holdfast.train.data.loader import Shares
 
@@ -118,7 +117,7 @@ def seen_by_init(_: int) -> None:
 )
 def test_options_of_the_loader_change_nothing_that_is_loaded(options: dict[str, Any]) -> None:
     shares = Shares(Drawn(50), 1, default_collate)
-    several = loading.load(shares, loading.requests(GEOMETRY, 0, 1, 3), **loader_options.checked(0, options))
+    several = loading.load(shares, loading.requests(GEOMETRY, 0, 1, 3), **loading.checked_options(0, options))
     assert [[[column.tolist() for column in part] for part in parts] for _, parts in several] == loaded()
 
 
@@ -135,9 +134,9 @@ def test_options_of_the_loader_change_nothing_that_is_loaded(options: dict[str, 
 )
 def test_options_that_would_change_the_samples_are_refused(workers: int, loader: dict[str, Any], line: str) -> None:
     with pytest.raises(BadInput, match=line):
-        loader_options.checked(workers, loader)
+        loading.checked_options(workers, loader)
 
 
 def test_options_that_torch_refuses_are_refused_in_one_line() -> None:
-    with pytest.raises(BadInput, match="refuses its options: prefetch_factor"):
+    with pytest.raises(BadInput, match="refuses the options of the run: prefetch_factor"):
         loading.load(Shares(Drawn(50), 1, default_collate), iter(()), 0, prefetch_factor=2)

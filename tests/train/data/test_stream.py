@@ -81,7 +81,7 @@ def test_every_epoch_is_another_shuffle_where_the_sampler_goes_by_its_number(tmp
 def test_the_audit_says_that_the_samples_are_the_loaders_own(tmp_path: Path) -> None:
     train(attach(tmp_path), shuffled())
     (said,) = [each.because for each in audit_run(tmp_path) if each.check == "every_sample_trained_once"]
-    assert said == "8 windows of 1 batch, as many as planned; samples are the loader's own: not checked"
+    assert said == "8 steps of 1 batch, as many as planned; the loader chooses its samples: not checked"
 
 
 def test_two_ranks_of_which_one_is_killed_each_get_their_own_position_back(start: Start) -> None:
@@ -122,7 +122,7 @@ def test_a_state_that_would_have_to_be_pickled_is_refused_by_its_key_before_anyt
 
 
 def test_a_state_that_is_too_large_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="its state_dict must be small"):
+    with pytest.raises(BadInput, match="the state_dict of the loader takes"):
         train(attach(tmp_path), Told({"buffer": "x" * (1 << 20)}))
 
 
@@ -145,7 +145,9 @@ def test_a_generator_that_the_loader_shares_with_its_sampler_is_refused() -> Non
 
 @pytest.mark.parametrize("sampler", [RandomSampler(Numbered()), WeightedRandomSampler([1.0] * 10, 10)])
 def test_a_sampler_that_draws_and_does_not_say_where_it_is_is_refused(sampler: Any) -> None:
-    with pytest.raises(BadInput, match=f"{type(sampler).__name__} does not say where it is.*torchdata's RandomSampler"):
+    with pytest.raises(
+        BadInput, match=f"{type(sampler).__name__} does not save its position.*torchdata's RandomSampler"
+    ):
         train(attach(), StatefulDataLoader(Numbered(), sampler=sampler))
 
 
@@ -157,13 +159,13 @@ def test_a_loader_is_not_protected_beside(tmp_path: Path) -> None:
 
 
 def test_a_run_of_another_kind_or_of_other_ranks_is_not_gone_on_with() -> None:
-    with pytest.raises(BadInput, match="the snapshot of step 4 does not say where a loader was"):
-        Feed(shuffled()).go_on(RestoredState(step=4, world=1), 0, 1)
+    with pytest.raises(BadInput, match="the snapshot of step 4 holds no position of a loader"):
+        Feed(shuffled()).resume(RestoredState(step=4, world=1), 0, 1)
     two = RestoredState(step=4, world=2, positions=([0, ""], [0, ""]))
     with pytest.raises(
-        BadInput, match=r"fed by the loaders of 2 ranks.*go on with 2 workers, or name another"
+        BadInput, match=r"saved with the loaders of 2 ranks.*resume with 2 workers, or name another"
     ) as refused:
-        Feed(shuffled()).go_on(two, 0, 3)
+        Feed(shuffled()).resume(two, 0, 3)
     assert "\n" not in str(refused.value)
 
 
@@ -171,11 +173,11 @@ def test_a_run_of_another_kind_or_of_other_ranks_is_not_gone_on_with() -> None:
     "position", [None, 3, [0], [0, "no JSON"], [0, '[{"state": 1}, {"x": ["load", [1]]}, {}, []]']]
 )
 def test_a_strangers_position_is_refused(position: Any) -> None:
-    with pytest.raises(Corrupt, match="does not say where the loader of rank 0 was"):
-        Feed(shuffled()).go_on(RestoredState(step=4, world=1, positions=(position,)), 0, 1)
+    with pytest.raises(Corrupt, match="lacks the position of rank 0"):
+        Feed(shuffled()).resume(RestoredState(step=4, world=1, positions=(position,)), 0, 1)
 
 
 def test_a_run_that_recovers_live_is_refused(start: Start) -> None:
     job = start(script=SUPPORT / "streaming_script.py", workers=2, recovery="replay")
     assert job.result().get("verdict") != "completed"
-    assert "run.stream goes with --recovery restart alone" in job.said
+    assert "run.stream needs --recovery restart" in job.said

@@ -30,7 +30,7 @@ from holdfast.progress import Progress
 from holdfast.runs import config, lock
 from holdfast.runs.config import RunConfig
 from holdfast.supervise.failure_cause import write_error
-from holdfast.train import loop_checks, stopping
+from holdfast.train import loop_checks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,6 @@ def thread_pools() -> ThreadpoolController:
 
 def _run(task: Task) -> int:
     script, pid = task.config.script, os.getpid()
-    stopping.tell(lambda error: write_error(task.error, task.progress, error, script))
     sys.argv = [script, *task.config.args]
     sys.path.insert(0, str(Path(script).parent))
     try:

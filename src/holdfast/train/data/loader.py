@@ -1,9 +1,7 @@
-"""Samples from a dataset, share by share, through torch's DataLoader: in this process, or ahead of it in others.
+"""Load the samples of each step through torch's DataLoader: in this process, or ahead of it in loader processes.
 
-The generators are keyed before a share is loaded, whoever loads it, and training goes on from where loading left them:
-worker processes change the speed and nothing else.
-
-Which options of torch's DataLoader a script may pass on, and why not the others.
+The generators are keyed before a share is loaded, and training continues from the states in which loading left them. So
+loader processes change the speed and nothing else.
 """
 
 import multiprocessing
@@ -30,20 +28,20 @@ Collate = Callable[[list[Any]], Any]
 
 
 class MapDataset(Protocol):
-    """A map-style dataset: so many samples, each by its number."""
+    """A map-style dataset: it has a length, and a sample for each index."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-SHOWN = 8  # ids that are named
-CHUNK = 1 << 14  # sample ids computed together: for few of them, the calls would take most of the time
-TOGETHER = 16  # requests made together: each takes a quarter of the time that it takes alone, between other things
+SHOWN = 8  # sample ids that an error names
+CHUNK = 1 << 14  # sample ids computed together: the calls take most of the time of a few
+TOGETHER = 16  # requests made together: each takes a quarter of its time alone (benchmarks/steady)
 
 
 @dataclass(slots=True, eq=False)
 class LoadRequest:
-    """A share to be loaded: its samples, and the key under which they are loaded and trained."""
+    """One rank's share of a step: its samples, and the key of the generators for loading and training them."""
 
     ids: Ids
     numbers: list[int]  # the same, as a dataset takes them
@@ -55,7 +53,7 @@ Loaded = tuple[LoadRequest, list[Any]]  # what was requested, collated in parts
 
 
 class Loads(Protocol):
-    """Gives the share that is requested, in so many parts."""
+    """Loads the share of a request, in `parts` micro-batches."""
 
     @property
     def dataset(self) -> MapDataset: ...
@@ -63,12 +61,12 @@ class Loads(Protocol):
     def parts(self) -> int: ...
     def __getitem__(self, request: LoadRequest, /) -> Loaded: ...
     def position(self) -> tuple[int, str] | None:
-        """Where it is, if that cannot be told from the number of the window."""
+        """Return the position of the data source, if the step number does not determine it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shares:
-    """Loads the share that is requested, collated in so many parts; a dataset of shares, to torch."""
+    """Loads and collates the share of a request; to torch, a dataset whose samples are shares."""
 
     dataset: MapDataset
     parts: int
@@ -82,17 +80,17 @@ class Shares:
         return request, [self.collate(samples[part.start : part.stop]) for part in divided(len(samples), self.parts)]
 
     def position(self) -> None:
-        """Nowhere: a share is known by its window."""
+        """Return None: the step number determines a share."""
 
     def _samples(self, ids: list[int]) -> Sequence[Any]:
-        several: Callable[[list[int]], Sequence[Any]] | None = getattr(self.dataset, "__getitems__", None)
+        get_all: Callable[[list[int]], Sequence[Any]] | None = getattr(self.dataset, "__getitems__", None)
         samples: list[Any] = []
         try:
-            if several:
-                return several(ids)
-            samples.extend(self.dataset[each] for each in ids)
+            if get_all:
+                return get_all(ids)
+            samples.extend(self.dataset[index] for index in ids)
         except Exception as error:
-            which = _one_of(ids) if several else f"sample {ids[len(samples)]}"
+            which = _one_of(ids) if get_all else f"sample {ids[len(samples)]}"
             error.add_note(f"{which} raised this")
             raise
         return samples
@@ -103,7 +101,7 @@ def _one_of(ids: list[int]) -> str:
 
 
 def size(dataset: MapDataset) -> int:
-    """How many samples a dataset has; one that cannot say is refused."""
+    """Return the number of samples in a dataset; refuse one without a length or numbered samples."""
     try:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
             raise TypeError("its samples have no numbers")
@@ -111,27 +109,27 @@ def size(dataset: MapDataset) -> int:
     except TypeError as error:
         raise BadInput(
             f"a {type(dataset).__name__} is not a map-style dataset ({error}): give one with __len__ and __getitem__, or "
-            "write run.stream(loader, steps=N) if it is a loader with state_dict and load_state_dict"
+            "write run.stream(loader, steps=N) if it is a loader with state_dict and load_state_dict."
         ) from error
 
 
 def requests(geometry: SamplePlan, start: int, rank: int, world: int) -> Iterator[LoadRequest]:
-    """This rank's share of every window from number `start` to the last."""
+    """Yield the requests for the share of `rank` in every step from `start` on."""
     places = geometry.places(rank, world)
     together = max(1, CHUNK // len(places))
     for chunk in range(start, geometry.steps, together):
         steps = range(chunk, min(chunk + together, geometry.steps))
         shares = geometry.windows(steps, places)
         ahead = zip(steps, shares, Samples.of_each(shares), strict=True)
-        while several := [
+        while requested := [
             LoadRequest(ids, ids.tolist(), samples, share_key(geometry, geometry.position(step), rank))
             for step, ids, samples in islice(ahead, TOGETHER)
         ]:
-            yield from several
+            yield from requested
 
 
 class SampleSource:
-    """This rank's shares one after the other, loaded; if the windows are divided anew, from there on those."""
+    """Loads the shares of this rank one after another; `divide` changes the rank and world size."""
 
     def __init__(self, shares: Loads, geometry: SamplePlan, options: Mapping[str, Any]) -> None:
         self._shares, self._geometry, self._options = shares, geometry, options
@@ -139,12 +137,12 @@ class SampleSource:
         self._loaded: Iterator[Loaded] = iter(())
 
     def divide(self, start: int, rank: int, world: int) -> None:
-        """From this window on, be this rank of so many."""
+        """Load the shares of `rank` among `world` ranks from step `start` on."""
         self._wanted = Ahead(requests(self._geometry, start, rank, world))
         self._loaded = load(self._shares, self._wanted, **self._options)
 
     def prepare(self) -> None:
-        """Do what can be done for the next share without loading it."""
+        """Compute the next request, without loading it."""
         self._wanted.prepare()
 
     def __next__(self) -> Loaded:
@@ -152,7 +150,7 @@ class SampleSource:
 
 
 class Ahead:
-    """Requests of which the next one may be made before it is asked for, when there is time."""
+    """An iterator of requests whose next item can be computed early, while gradients are summed."""
 
     def __init__(self, wanted: Iterator[LoadRequest]) -> None:
         self._wanted = wanted
@@ -166,19 +164,19 @@ class Ahead:
         return request or next(self._wanted)
 
     def prepare(self) -> None:
-        """Make the next request now; nothing is loaded, so nothing is drawn."""
+        """Compute the next request; nothing is loaded, so nothing is drawn."""
         if self._next is None:
             self._next = next(self._wanted, None)
 
 
 def share_key(geometry: SamplePlan, at: Position, share: int) -> int:
-    """The key of one share of the window at this position."""
+    """Return the key of the generators for one share of the step at `at`."""
     return rng.key(geometry.seed, rng.WINDOW, at.epoch, at.cursor, share)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SubprocessLoads:
-    """The same in another process, which also says where its generators are then, if it drew from them."""
+    """Loads shares in a loader process; returns the states of its generators too, if loading drew from them."""
 
     shares: Loads
 
@@ -198,31 +196,31 @@ def load(
     multiprocessing_context: Any = None,
     **options: Any,
 ) -> Iterator[Loaded]:
-    """The requested shares in order, with the generators to train them with; loaded ahead by so many processes."""
+    """Return the requested shares in order, loaded ahead by `num_workers` processes; sets the generators for each."""
     if not (num_workers or options):
-        return map(shares.__getitem__, wanted)  # as a DataLoader would, without what it does beside
+        return map(shares.__getitem__, wanted)  # what a DataLoader would do, without its overhead
     if num_workers:
         options["worker_init_fn"] = _Serve(os.getpid(), shares.dataset, worker_init_fn)
         options["multiprocessing_context"] = _context(multiprocessing_context)
     options.setdefault("pin_memory", torch.cuda.is_initialized())
     try:
         loader: DataLoader[Any] = DataLoader(
-            SubprocessLoads(shares) if num_workers else shares,  # type: ignore[arg-type]  # all that torch calls is __getitem__
+            SubprocessLoads(shares) if num_workers else shares,  # type: ignore[arg-type]  # torch only calls __getitem__
             batch_size=None,
             sampler=wanted,
             collate_fn=_as_it_is,
             num_workers=num_workers,
-            generator=torch.Generator(),  # else the loader draws from the one that training draws from
+            generator=torch.Generator(),  # otherwise the loader draws from the generator of training
             **options,
         )
     except (ValueError, TypeError) as error:
-        raise BadInput(f"the DataLoader of the run refuses its options: {error}") from error
-    with preemption.held_back():  # until the processes are ready to outlast it
+        raise BadInput(f"torch's DataLoader refuses the options of the run: {error}.") from error
+    with preemption.held_back():  # signals, until the loader processes can ignore them
         return map(_taken_over, iter(loader)) if num_workers else iter(loader)
 
 
 def _taken_over(loaded: tuple[Loaded, rng.States | None]) -> Loaded:
-    """What another process has loaded; our generators go on from where it left its own."""
+    """Set the generators of this process to those of the loader process, and return the share."""
     share, states = loaded
     rng.set_all(share[0].key)
     if states is not None:
@@ -231,21 +229,21 @@ def _taken_over(loaded: tuple[Loaded, rng.States | None]) -> Loaded:
 
 
 def _context(given: Any) -> Any:
-    """How processes are started: by the user's choice or the platform's, asked so that it stays a choice."""
+    """Return the multiprocessing context: the user's choice, or the platform's without fixing it."""
     chosen = given or multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     name = chosen if isinstance(chosen, str) else chosen.get_start_method()
     return Loaders() if name == "fork" else given
 
 
 class _Serve:
-    """What a process that loads does first: outlast requests to stop, which the worker answers, and die with it.
+    """Initializes a loader process: it ignores requests to stop, which the worker handles, and dies with the worker.
 
-    Then it does what the script wants, to which the data set is the script's own.
+    Then it calls the script's worker_init_fn, which sees the script's own dataset.
     """
 
     def __init__(self, worker: int, dataset: MapDataset, then: Callable[[int], object] | None) -> None:
         self._worker, self._dataset, self._then = worker, dataset, then
-        # The kernel goes by the thread that forks: one that ends while the worker goes on must not end the loading.
+        # The kernel watches the thread that forks: if that is not the main thread, its end must not end the loading.
         self._stays = threading.current_thread() is threading.main_thread()
 
     def __call__(self, number: int) -> None:
@@ -253,7 +251,7 @@ class _Serve:
         if self._stays:
             preemption.die_with_parent()
             if os.getppid() != self._worker:
-                os._exit(1)  # it died before we could ask
+                os._exit(1)  # the worker died before the request
         if about := get_worker_info():
             object.__setattr__(about, "dataset", self._dataset)
         if self._then:
@@ -261,7 +259,7 @@ class _Serve:
 
 
 class _Killed(popen_fork.Popen):
-    """Torch and Python terminate a process that does not end by itself; ours outlast that, so it is killed."""
+    """Kills a loader process where torch and Python would send SIGTERM, which loader processes ignore."""
 
     def terminate(self) -> None:
         self.kill()
@@ -274,13 +272,13 @@ class _Loader(ForkProcess):
 
 
 class Loaders(ForkContext):
-    """How processes that load are started and ended."""
+    """The fork context whose processes are killed instead of terminated."""
 
     Process = _Loader
 
 
 def divided(count: int, parts: int) -> list[range]:
-    """So many things in so many contiguous parts that differ by at most one."""
+    """Divide 0..count-1 into contiguous `parts` whose sizes differ by at most one."""
     ends = [part * count // parts for part in range(parts + 1)]
     return [range(first, end) for first, end in pairwise(ends)]
 
@@ -299,21 +297,21 @@ TAKEN = (
     "multiprocessing_context",
     "timeout",
 )
-_OURS = "the run decides which samples come when"
+_OURS = "the run decides the order of samples"
 REFUSED = {
     "batch_size": f"{_OURS}: give global_batch",
     "shuffle": f"{_OURS}, in an order that comes from the seed: leave it out",
     "sampler": f"{_OURS}: leave it out",
     "batch_sampler": f"{_OURS}: leave it out",
-    "drop_last": "what does not fill a window always waits for the next epoch: leave it out",
-    "in_order": "windows that overtake each other could not be resumed: leave it out",
+    "drop_last": "samples that do not fill a step always wait for the next epoch: leave it out",
+    "in_order": "steps that overtake each other could not be resumed: leave it out",
     "generator": "the run keys every generator: give a seed",
     "collate_fn": "give run.batches(..., collate_fn=...)",
     "dataset": "give it as the first argument",
 }
 
 
-def checked(num_workers: int, dataloader_options: Mapping[str, Any] | None) -> dict[str, Any]:
+def checked_options(num_workers: int, dataloader_options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the options for the DataLoader of a run, with `num_workers` among them."""
     options = dict(dataloader_options or {})
     for name in options:

@@ -1,0 +1,403 @@
+"""This process's part in a run: what `Run` works on, and how its training loop is built.
+
+What cannot be trained is refused here, before the first step. Nothing here runs again in a step.
+"""
+
+import atexit
+import functools
+import json
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+import xxhash
+from torch import nn
+
+from holdfast import progress
+from holdfast.checkpoint.state_tree import flatten
+from holdfast.checkpoint.writer import Writer
+from holdfast.distributed import ranks as distributed
+from holdfast.distributed.boundary import BoundaryGate
+from holdfast.distributed.ranks import SUPERVISED, Ranks
+from holdfast.errors import BadInput
+from holdfast.events import Plan, Recover
+from holdfast.live.recovery import LiveRecovery, TrainingHooks, live_for
+from holdfast.live.settlement import Losses
+from holdfast.progress import Phase, restart_needed
+from holdfast.runs.config import RunConfig
+from holdfast.sampler.plan import LENGTH, SamplePlan
+from holdfast.train import inject, loop_checks
+from holdfast.train.data import loader
+from holdfast.train.data.loader import Loads, MapDataset
+from holdfast.train.data.stream import Draws, Streamed
+from holdfast.train.inject import Injection
+from holdfast.train.iterators import WAY, Turns
+from holdfast.train.loop import Boundary, Loop, StateKeeper
+from holdfast.train.observe import observer
+from holdfast.train.observe.observer import SavingAt, StepObserver
+from holdfast.train.replicate import Replica
+from holdfast.train.seed import UNSAVED, seeded_late
+from holdfast.train.state import restore, rng
+from holdfast.train.state.attempt import Enrolled, Recorder, Unrecorded, begin
+from holdfast.train.state.fingerprint import Fingerprints
+from holdfast.train.state.protected import Protectable, Protected, Value
+from holdfast.train.state.restore import RestoredState
+from holdfast.train.state.save import CheckpointSaver, Saves, Unsaved
+from holdfast.train.state.snapshot_extra import Conditions
+from holdfast.train.step_log import LoggedLoss, Place, StepLog, StepRecorder, WorkDone, clock_of
+from holdfast.train.stopping import Stopping
+from holdfast.train.writing import writer_for
+
+logger = logging.getLogger(__name__)
+PROBES = 4
+PROBE = "probe"
+
+
+class Session:
+    """What this process has of a run; the run's folder is `out`, if it has one."""
+
+    def __init__(self, config: RunConfig, ranks: Ranks, out: str | os.PathLike[str] | None) -> None:
+        self.config, self._pid = config, os.getpid()
+        self.live = live_for(config, ranks)
+        self.ranks = self.live.watch(ranks) if self.live else ranks
+        self.attempt = None if out is None else begin(Path(out), self.ranks, config)
+        self.record: Recorder = self.attempt.record if self.attempt else Unrecorded()
+        self.protected: Protected | None = None
+        self.restored = RestoredState()
+        self.loss = LoggedLoss()
+        self.stopping: Stopping | None = None
+        self._rehearsal = observer.asked()
+        self._models: list[nn.Module] = []
+        self._replicas: list[Replica] = []
+        self._writer: Writer | None = None
+        self._loop: Loop | None = None
+        self._turns: weakref.ref[Turns] | None = None  # weak: the script's iterator alone keeps the loop alive
+        atexit.register(self.close)
+
+    @property
+    def number(self) -> int:
+        """The number of this attempt."""
+        return self.attempt.number if self.attempt else 1
+
+    @property
+    def _is_joining(self) -> bool:
+        """True if this worker takes the place of a lost one."""
+        return self.live is not None and self.live.is_joining
+
+    @property
+    def _was_stopped(self) -> bool:
+        """True if the script had stopped the run at the restored step, for good."""
+        return self.restored.stopped and not self.config.extend
+
+    def replicate(self, model: nn.Module, options: dict[str, Any]) -> nn.Module:
+        """Wrap `model` for training with the other ranks; a rank without peers trains the model itself."""
+        self._models.append(model)
+        if not self.ranks.grouped:
+            return model
+        self._replicas.append(Replica(model, options, self.live, self._while_summing))
+        return cast(nn.Module, self._replicas[-1].ddp)
+
+    def _while_summing(self) -> None:
+        if self._loop:
+            self._loop.while_summing()
+
+    def protect(self, things: Mapping[str, Protectable | Value]) -> None:
+        """Restore `things` from the newest snapshot, or from the initial weights that the run was given."""
+        if self.protected is not None:
+            raise BadInput("protect() was called before: name everything in one call.")
+        self.protected = Protected(things)
+        if self.attempt is None or self._is_joining:
+            return
+        with progress.during(Phase.RESTORING):
+            self.restored = restore.restore(self.attempt, self.ranks, self.protected)
+            if self.config.source and self.restored.step is None:
+                from holdfast.weights.initial import load_initial_weights  # few runs need it
+
+                weights = load_initial_weights(self.config.source, self.protected, warns=self.ranks.rank == 0)
+                self.restored = replace(self.restored, weights=weights)
+        if self.ranks.rank == 0:
+            self._writer = writer_for(self.config, self.attempt, self.ranks)
+            self._writer.prepare(flatten(self.protected.capture()).tensors)  # in a thread, while the script continues
+
+    def begin_loop(self, loads: Loads, plan: SamplePlan, options: Mapping[str, Any], *, by_epoch: bool) -> Turns:
+        """Build the one loop of the run and return its generator, which has not begun."""
+        if self.protected is None:
+            raise BadInput("call protect() before batches(): it names what is restored after a failure.")
+        if self._loop:
+            raise BadInput(f"batches() was called before, and a run has one loop, over all its epochs: write {WAY}.")
+        self._check(plan, loads.parts, self.protected)
+        self._loop = self._make_loop(loads, plan, options, self.protected, by_epoch=by_epoch)
+        turns = self._loop.run()
+        self._end_if_done(plan, turns)
+        self._turns = weakref.ref(turns)
+        return turns
+
+    def close(self) -> None:
+        """Close the loop if it has not ended, the record and the process group. Runs at exit, if not before."""
+        atexit.unregister(self.close)
+        if os.getpid() != self._pid:  # a process that the script has forked
+            return
+        try:
+            if self._turns and (turns := self._turns()):
+                turns.close()
+            if self._loop and self._loop.was_left and getattr(sys, "last_value", None) is None:
+                logger.warning(
+                    "holdfast: the script left its loop before the run ended, so the run is not finished: the same command "
+                    "resumes it from its newest snapshot. To end a run early call run.stop() instead of break."
+                )
+        finally:
+            self.record.close()
+            distributed.leave()
+            if self.attempt and self.attempt.lock:
+                self.attempt.lock.release()
+
+    def _check(self, plan: SamplePlan, micro_batches: int, protected: Protected) -> None:
+        """Refuse what cannot be trained or would not be restored; all ranks refuse alike."""
+        for model in self._models:
+            protected.check_covers(model)
+        protected.check_schedules()
+        if self.live:
+            protected.check_replicated(self._models)
+        least = plan.share_size(0, self.ranks.size)
+        if not 1 <= micro_batches <= least:
+            raise BadInput(
+                f"micro_batches must be between 1 and {least}, the samples of one rank and step (got {micro_batches})."
+            )
+        inject.check(self.config.failures, plan.steps)
+        if self.attempt:
+            restore.check_config(self.attempt.store, self.restored, plan, extend=self.config.extend)
+
+    def _make_loop(
+        self, loads: Loads, plan: SamplePlan, options: Mapping[str, Any], protected: Protected, *, by_epoch: bool
+    ) -> Loop:
+        self._enter_training(plan)
+        injection = self._make_injection()
+        fingerprint = identity(plan, protected)
+        conditions = self._check_conditions(plan, loads)
+        self._record_plan(plan, fingerprint, loads, conditions.data)
+        start = self.restored.step or 0
+        gate = self.live.coordination.gate if self.live else BoundaryGate()
+        self.stopping = Stopping(self.ranks, start, gate, wanted=self._was_stopped)
+        place = Place(self.ranks.rank, self.ranks.size)
+        fingerprints = Fingerprints(protected if self.attempt else None)
+        log = StepLog(self.record, fingerprints, self.number, place)
+        work = WorkDone(self._replicas, protected)
+        watcher = self._make_observer(protected, loads.dataset)
+        steps = StepRecorder(log, work, self.loss, self.live, watcher, clock_of(self.ranks.device))
+        source = loader.SampleSource(loads, plan, options)
+        if self.live:
+            self._start_live(self.live, plan, protected, steps, injection)
+        return Loop(
+            plan=plan,
+            start=start,
+            by_epoch=by_epoch,
+            source=source,
+            replicas=self._replicas,
+            steps=steps,
+            keeper=StateKeeper(protected, fingerprints, self._restore_again),
+            first_batch=loop_checks.FirstBatchCheck(fingerprints, work) if self.attempt else None,
+            boundary=Boundary(
+                plan=plan,
+                end=self._rehearsal.end(plan) if self._rehearsal else plan.steps,
+                by_epoch=by_epoch,
+                ranks=self.ranks,
+                attempt=self.number,
+                record=self.record,
+                place=place,
+                source=source,
+                steps=steps,
+                saves=self._make_saves(plan, fingerprint, injection, loads, conditions, protected),
+                stopping=self.stopping,
+                gate=gate,
+                injection=injection,
+                live=self.live,
+                recover=functools.partial(self._recover, plan, protected, fingerprints),
+            ),
+        )
+
+    def _start_live(
+        self, live: LiveRecovery, plan: SamplePlan, protected: Protected, steps: StepRecorder, injection: Injection
+    ) -> None:
+        assert isinstance(self.record, Enrolled)
+        live.start(
+            TrainingHooks(
+                losses=Losses(live.strategy, plan),
+                protected=protected,
+                record=self.record,
+                attempt=self.number,
+                record_steps=steps.log.write_all,
+                inject=injection.strike_in_recovery,
+                has_pending_gradients=lambda: steps.work.is_pending,
+            )
+        )
+
+    def _end_if_done(self, plan: SamplePlan, turns: Turns) -> None:
+        """Warn if nothing is left to train; under a supervisor, end: scripts expect that their loop runs once."""
+        if self._is_joining or not (self.restored.step == plan.steps or self._was_stopped):
+            return
+        if self.ranks.rank == 0:
+            logger.warning("this run is done at step %d: nothing is left to train", self.restored.step)
+        if SUPERVISED in os.environ:
+            for _ in turns:
+                raise AssertionError("nothing was left to train")
+            raise SystemExit(0)
+
+    def _enter_training(self, plan: SamplePlan) -> None:
+        if not self._is_joining:
+            progress.here.enter(Phase.TRAINING)
+        loop_checks.begun()
+        if self.ranks.rank == 0 and self.number == 1:
+            for line in (seeded_late(rng.seeded()), None if self.attempt else UNSAVED):
+                if line:
+                    logger.warning("%s", line)
+        if self.live is None:
+            for replica in self._replicas:
+                replica.weight = plan.share_size(self.ranks.rank, self.ranks.size) / plan.batch
+
+    def _make_injection(self) -> Injection:
+        struck = self.attempt.past.struck if self.attempt else ()
+        folder = self.attempt.folder if self.attempt else None
+        injection = Injection(self.config.failures, self.ranks.rank, self.number, struck, folder, self.ranks)
+        injection.watch(self._models, self._replicas)
+        return injection
+
+    def _check_conditions(self, plan: SamplePlan, loads: Loads) -> Conditions:
+        """Return the conditions of this attempt, after comparing them with the snapshot's."""
+        if self.attempt is None:
+            return Conditions.now(None)
+        is_drawn = isinstance(loads.dataset, Draws)
+        now = Conditions.now(None if is_drawn else probe(loads.dataset, plan.samples, plan.seed))
+        same_world = self.restored.world == self.ranks.size
+        now.check(self.restored.conditions, same_world=same_world, warns=self.ranks.rank == 0)
+        return now
+
+    def _record_plan(self, plan: SamplePlan, fingerprint: str, loads: Loads, data: str | None) -> None:
+        if self.attempt is None:
+            return
+        self.record.append(
+            Plan(
+                attempt=self.number,
+                samples=plan.samples,
+                batch=plan.batch,
+                epochs=plan.epochs,
+                seed=plan.seed,
+                save_every=self.config.save_every,
+                writer=self.config.writer,
+                config=fingerprint,
+                data=data,
+                own=isinstance(loads.dataset, Draws),
+                loader=isinstance(loads, Streamed),
+                limit=plan.limit,
+                extends=self.config.extend,
+                command=xxhash.xxh3_64_hexdigest(json.dumps(self.config.args).encode()),
+            )
+        )
+        self.record.flush()
+
+    def _recover(
+        self, plan: SamplePlan, protected: Protected, fingerprints: Fingerprints, start: int, rank: int
+    ) -> Recover:
+        """Key the generators for step `start` and return the event that says with what state this rank begins."""
+        restored = self.restored
+        if start != (restored.step or 0):
+            restored = RestoredState(step=start)  # the state came from another rank
+        at = plan.position(start)
+        return Recover(
+            attempt=self.number,
+            restored=restored.step,
+            epoch=at.epoch,
+            cursor=at.cursor,
+            rng=restore.key_generators(loader.share_key(plan, at, rank), restored, self.ranks),
+            seconds=restored.seconds,
+            passed_over=restored.passed_over,
+            state=restored.digest_in_memory(protected),
+            weights=restored.weights,
+            fingerprint=fingerprints.take().digest(),
+        )
+
+    def _restore_again(self) -> None:
+        if self.attempt is None or self.protected is None or self.restored.step is None:
+            raise restart_needed("a script that changes protected state before an epoch's batches cannot join in one")
+        restore.restore_again(self.attempt, self.ranks, self.restored.step, self.protected)
+
+    def _make_saves(
+        self,
+        plan: SamplePlan,
+        fingerprint: str,
+        injection: Injection,
+        loads: Loads,
+        conditions: Conditions,
+        protected: Protected,
+    ) -> Saves:
+        if self.attempt is None:
+            return Unsaved()
+        saver = functools.partial(SavingAt, at=self._rehearsal.saves) if self._rehearsal else CheckpointSaver
+        return saver(
+            config=self.config,
+            attempt=self.attempt,
+            ranks=self.ranks,
+            writer=self._writer,
+            make_writer=functools.partial(writer_for, self.config, self.attempt, self.ranks),
+            protected=protected,
+            plan=plan,
+            fingerprint=fingerprint,
+            conditions=conditions,
+            position=loads.position,
+            injected=injection.strike_in_save,
+            saved=self.restored.step,
+        )
+
+    def _make_observer(self, protected: Protected, dataset: MapDataset) -> StepObserver | None:
+        if self._rehearsal is None:
+            return None
+        return StepObserver(self._rehearsal, protected, dataset, self.ranks.rank, self.number)
+
+
+def identity(plan: SamplePlan, protected: Protected) -> str:
+    """Return a digest of what makes a snapshot one of this run: the order of samples, and the protected objects."""
+    order = {name: value for name, value in plan.to_json().items() if name not in LENGTH}  # a run may be extended
+    parts = {"geometry": order, "protected": protected.signature()}
+    return xxhash.xxh3_128_hexdigest(json.dumps(parts, sort_keys=True).encode())
+
+
+def probe(dataset: MapDataset, count: int, seed: int) -> str:
+    """Return a digest of a few samples, spread over the dataset, with the generators keyed for each.
+
+    A dataset that was split or shuffled without a seed differs in every process, though its length and sample ids are
+    the same; the digest shows that before anything is trained on it.
+    """
+    hasher = xxhash.xxh3_64()
+    for index in sorted({i * (count - 1) // (PROBES - 1) for i in range(PROBES)}):
+        rng.set_all(rng.key(seed, PROBE, index))
+        _add(hasher, dataset[index])
+    return str(hasher.hexdigest())
+
+
+def _add(hasher: Any, value: Any) -> None:
+    """Add numbers, text, arrays and tensors, nested in any way; of any other value, its type."""
+    hasher.update(type(value).__name__.encode())
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            hasher.update(str(key).encode())
+            _add(hasher, item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _add(hasher, item)
+    elif isinstance(value, np.ndarray | np.generic):
+        hasher.update(repr((value.dtype.str, value.shape)).encode())
+        hasher.update(np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, bytes | str):
+        hasher.update(value if isinstance(value, bytes) else value.encode())
+    elif isinstance(value, int | float | complex | None):
+        hasher.update(repr(value).encode())
+    elif hasattr(value, "tobytes"):  # an image
+        hasher.update(value.tobytes())
