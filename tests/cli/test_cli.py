@@ -17,7 +17,7 @@ from holdfast.events import Launch, Open
 
 
 class Ran:
-    """What a command printed and how it ended."""
+    """The output and the exit status of a command."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err
@@ -117,14 +117,14 @@ def test_a_truncated_payload_and_a_future_manifest_are_found(holdfast, saved: Pa
         (["inspect", "nowhere"], "nowhere does not exist"),
         (["verify", "."], "neither a snapshot nor a running checkpoint"),
         (["lab", "run", "nope"], "no experiment 'nope'; choose one of"),
-        (["lab", "run", "qp-bound", "--trials", "0"], "--trials 0 measures nothing"),
+        (["lab", "run", "qp-bound", "--trials", "0"], "--trials must be 1 or more (got 0)"),
         (["lab", "run", "qp-bound", "--trials", "many"], "'--trials'"),
-        (["lab", "run", "qp-bound", "--jobs", "0"], "--jobs 0"),
+        (["lab", "run", "qp-bound", "--jobs", "0"], "--jobs must be 1 or more (got 0)"),
         (["lab", "run", "qp-bound", "--panel", "mlr-mnist"], "has no panels"),
         (["lab", "run", "partial-recovery", "--panel", "nope"], "no panel 'nope'"),
         (["lab", "run", "mlr-bound", "--data", "."], "mnist"),
-        (["lab", "run", "qp-bound", "--config", "m.toml"], "qp-bound takes no --config"),
-        (["lab", "run", "recovery-matrix"], "give --config FILE"),
+        (["lab", "run", "qp-bound", "--config", "m.toml"], "qp-bound does not read a --config file"),
+        (["lab", "run", "recovery-matrix"], "needs --config FILE"),
         (["lab", "run", "recovery-matrix", "--config", "m.toml"], "cannot read m.toml"),
         (["lab", "run", "recovery-matrix", "--config", __file__], "is not TOML: "),
         (["lab", "run", "recovery-matrix", "--quick", "--panel", "nope"], "no suite 'nope'"),
@@ -172,9 +172,9 @@ def test_of_a_run_that_died_before_its_loop_each_command_says_so_in_one_line(hol
     run.dies()
     run.judges("script-error")
     folder = write_history(tmp_path / "history", {"supervisor": run.events})
-    said = "no step was trained yet, in 1 attempt and 2.5 s\n"
+    text = "no step was trained yet, in 1 attempt and 2.5 s\n"
     ran = holdfast("cost", folder)
-    assert (ran.code, ran.out) == (0, said)
+    assert (ran.code, ran.out) == (0, text)
     ran = holdfast("audit", folder)
     assert (ran.code, ran.out.count("unknown")) == (1, 2)  # the finding, and the verdict on the whole
 

@@ -219,9 +219,9 @@ def test_a_loss_that_others_survive_costs_its_seconds_and_samples_and_no_step(lo
 def test_the_last_step_of_a_lost_rank_0_is_told_by_its_successor() -> None:
     run = survived(0, 1)
     last = next(e for e in run.events if e.who == "rank-0" and isinstance(e.what, Step) and e.what.step == 1)
-    told = [e._replace(who="rank-1") if e is last else e for e in run.events]
-    assert cost_breakdown(told).seconds == cost_breakdown(run.events).seconds
-    assert cost_breakdown(told).trained == 4
+    history = [e._replace(who="rank-1") if e is last else e for e in run.events]
+    assert cost_breakdown(history).seconds == cost_breakdown(run.events).seconds
+    assert cost_breakdown(history).trained == 4
 
 
 def test_a_rank_0_that_joins_again_begins_no_attempt() -> None:
@@ -643,24 +643,24 @@ def test_attempts_add_up_and_say_how_they_ended() -> None:
 
 
 def test_the_numbers_are_plain_json_with_these_names() -> None:
-    told = cost_breakdown(killed_once().events).to_json()
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    record = cost_breakdown(killed_once().events).to_json()
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
     stall = ["waited", "snapshot", "enqueue", "backpressure", "write", "sync", "overlapped", "unaccounted"]
-    assert list(told) == [
+    assert list(record) == [
         *("ended", "goodput", "wall", "away", "clock_back", "restarts", "steps", "samples_lost"),
         *("rework", "seconds", "share"),
         *("stall", "waiting", "device", "saves", "failures", "attempts"),
     ]
-    assert list(told["seconds"]) == list(told["share"]) == list(CAUSES)
-    assert list(told["stall"]) == [*stall, "saves", "per_save"]
-    assert sorted(told["saves"][0]) == sorted(
+    assert list(record["seconds"]) == list(record["share"]) == list(CAUSES)
+    assert list(record["stall"]) == [*stall, "saves", "per_save"]
+    assert sorted(record["saves"][0]) == sorted(
         [*stall, "attempt", "step", "writer", "bytes", "retries", "durable_after"]
     )
-    assert list(told["failures"][0]) == [
+    assert list(record["failures"][0]) == [
         *("attempt", "step", "kind", "rank", "ended_attempt", "detected", "detection", "restart", "restore"),
         *("recovery", "to_first_step", "rework_steps", "rework", "samples_lost"),
     ]
-    assert list(told["attempts"][0]) == [
+    assert list(record["attempts"][0]) == [
         *("attempt", "world", "ended", "restored", "steps", "rolled_back", "committed", "wall"),
         *CAUSES,
     ]

@@ -11,17 +11,17 @@ from holdfast.cost.compare import COLOURS, by_cause, compare, figure
 
 def run(**parts: float) -> CostBreakdown:
     """Two steps with a save between them, and a failure that costs 3 s."""
-    told = FakeHistory()
-    told.launches(1.0)
-    told.trains()
-    told.saves(durable=1.0, **parts)
-    told.trains(stall=sum(parts.values()))
-    told.dies(1.0)
-    told.restarts(2.0)
-    told.trains()
-    told.saves(durable=1.0, **parts)
-    told.finishes()
-    return cost_breakdown(told.events)
+    history = FakeHistory()
+    history.launches(1.0)
+    history.trains()
+    history.saves(durable=1.0, **parts)
+    history.trains(stall=sum(parts.values()))
+    history.dies(1.0)
+    history.restarts(2.0)
+    history.trains()
+    history.saves(durable=1.0, **parts)
+    history.finishes()
+    return cost_breakdown(history.events)
 
 
 @pytest.fixture

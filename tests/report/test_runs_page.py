@@ -62,7 +62,7 @@ class TestThinning:
         pieces = one_after_another(parts)
         fewer = thinned(pieces, least=1.0)
         assert all(one.end <= other.begin for one, other in pairwise(fewer))
-        assert all(any(each.begin <= piece.begin and piece.end <= each.end for each in fewer) for piece in pieces)
+        assert all(any(drawn.begin <= piece.begin and piece.end <= drawn.end for drawn in fewer) for piece in pieces)
 
     def test_a_hundred_thousand_steps_become_a_few_pieces_of_what_took_most_of_the_time(self) -> None:
         steps = [(0.0, 0.01, "train"), (0.0, 0.002, "wait")] * 100_000
@@ -111,24 +111,24 @@ class TestActivity:
         assert [save.step for save in found.saves] == [3, 4]
 
     def test_a_failure_that_no_supervisor_saw_is_marked_where_it_struck(self) -> None:
-        told = FakeHistory()
-        told.launches()
-        told.trains()
-        told.strikes("slow", 0)
-        told.trains()
-        told.finishes()
-        (failure,) = activity(told.events).failures
+        history = FakeHistory()
+        history.launches()
+        history.trains()
+        history.strikes("slow", 0)
+        history.trains()
+        history.finishes()
+        (failure,) = activity(history.events).failures
         assert (failure.text, failure.step) == ("slow", 1)
 
     def test_a_live_recovery_is_seen_on_every_rank(self) -> None:
-        told = FakeHistory(world=2)
-        told.launches()
-        told.trains()
-        told.passes("recovery", 0.5)
-        told.rank_0(Regroup(1, 1, 1, "forward", (0,), (1,), (), seconds=0.5))
-        told.trains()
-        told.finishes()
-        recovering = [piece for piece in activity(told.events).lanes[0] if piece.kind == "recover"]
+        history = FakeHistory(world=2)
+        history.launches()
+        history.trains()
+        history.passes("recovery", 0.5)
+        history.rank_0(Regroup(1, 1, 1, "forward", (0,), (1,), (), seconds=0.5))
+        history.trains()
+        history.finishes()
+        recovering = [piece for piece in activity(history.events).lanes[0] if piece.kind == "recover"]
         assert [round(piece.length, 3) for piece in recovering] == [1.0, 0.5]
 
 
@@ -141,28 +141,28 @@ class TestTimeline:
         assert "2 snapshots, 1 failure (SIGKILL of rank 0" in drawn
 
     def test_a_run_of_very_many_steps_is_small_and_says_what_it_leaves_out(self) -> None:
-        told = FakeHistory()
-        told.launches()
+        history = FakeHistory()
+        history.launches()
         for step in range(20_000):
-            told.trains(0.001, 0.009)
+            history.trains(0.001, 0.009)
             if step % 100 == 99:
-                told.saves(durable=0.01, snapshot=0.002)
-        told.finishes()
-        run = activity(told.events)
+                history.saves(durable=0.01, snapshot=0.002)
+        history.finishes()
+        run = activity(history.events)
         assert len(timeline(run)) < 100_000
         assert "are merged" in left_out(run)
 
     def test_of_very_many_ranks_those_that_failed_are_drawn(self) -> None:
-        told = FakeHistory(world=200)
-        told.launches()
-        told.trains()
+        history = FakeHistory(world=200)
+        history.launches()
+        history.trains()
         for rank in range(1, 200):
-            told.reports(0, Seconds(0.25, 1.0, 0.0), rank)
-        told.dies(rank=150)
-        told.restarts()
-        told.trains()
-        told.finishes()
-        run = activity(told.events)
+            history.reports(0, Seconds(0.25, 1.0, 0.0), rank)
+        history.dies(rank=150)
+        history.restarts()
+        history.trains()
+        history.finishes()
+        run = activity(history.events)
         assert ">rank 150<" in timeline(run)
         assert "Only 32 of 200 ranks are shown" in left_out(run)
 
@@ -216,17 +216,17 @@ class TestPage:
         )
         elements = Pieces(text)
         asked = [
-            each
-            for tag, each in elements.found
+            attributes
+            for tag, attributes in elements.found
             for name in ("src", "href")
-            if (each.get(name) or "").startswith("http")
+            if (attributes.get(name) or "").startswith("http")
         ]
         assert asked == []
         assert not re.search(r"url\(\s*['\"]?http|@import", text)
-        figures = [each for _, each in elements.found if each.get("role") == "img"]
+        figures = [attributes for _, attributes in elements.found if attributes.get("role") == "img"]
         assert len(figures) == 6
-        assert all(each.get("aria-label") for each in figures)
-        ids = [each["id"] for _, each in elements.found if "id" in each]
+        assert all(attributes.get("aria-label") for attributes in figures)
+        ids = [attributes["id"] for _, attributes in elements.found if "id" in attributes]
         assert len(ids) == len(set(ids))
         assert len(elements.of("main")) == len(elements.of("header")) == len(elements.of("footer")) == 1
 
@@ -351,7 +351,7 @@ class TestFolders:
             page_of([self.run(tmp_path / "a"), result], "c")
         (tmp_path / "bad").mkdir()
         (tmp_path / "bad/result.json").write_text('{"experiment": "e"}')
-        with pytest.raises(BadInput, match="no result of this holdfast's lab"):
+        with pytest.raises(BadInput, match="is not a lab result of this version"):
             page_of([tmp_path / "bad"], "c")
         with pytest.raises(BadInput, match="is not a page"):
             files.check(tmp_path / "report.pdf")

@@ -77,12 +77,12 @@ class TestSeen:
         ]
 
     def test_the_plan_says_how_much_is_left_and_the_latest_steps_how_fast(self) -> None:
-        told = FakeHistory()
-        told.launches()
-        told.rank_0(PLAN)
+        history = FakeHistory()
+        history.launches()
+        history.rank_0(PLAN)
         for _ in range(10):
-            told.trains(0.25, 0.75)
-        seen = seen_of(told.events)
+            history.trains(0.25, 0.75)
+        seen = seen_of(history.events)
         assert (seen.planned, seen.reached) == (200, 10)
         assert seen.speed == pytest.approx(1.0)
         assert seen.seconds_left == pytest.approx(190.0)
@@ -101,24 +101,24 @@ class TestSeen:
 
     def test_a_served_run_counts_iterations(self) -> None:
         serve = Serve(1, "mlr-digits", 10, 3, 2, 1, "priority", "1/4", 8, "partial", 0, 0, 0.5, 40)
-        told = [Event(0.0, "controller", Open(2)), Event(0.0, "controller", serve)]
-        told += [Event(1.0 + n, "controller", Iterate(n, 1.0 / (n + 1), 1.0, 0, 0, 0, 0, 0.1)) for n in range(4)]
-        told.append(Event(9.0, "controller", Lost(4, 0, "node", 1, "it is gone")))
-        seen = seen_of(told)
+        history = [Event(0.0, "controller", Open(2)), Event(0.0, "controller", serve)]
+        history += [Event(1.0 + n, "controller", Iterate(n, 1.0 / (n + 1), 1.0, 0, 0, 0, 0, 0.1)) for n in range(4)]
+        history.append(Event(9.0, "controller", Lost(4, 0, "node", 1, "it is gone")))
+        seen = seen_of(history)
         assert (seen.reached, seen.planned, seen.loss, seen.speed) == (4, 40, 0.25, 1.0)
         assert dict(seen.failures) == {"node": 1}
 
     def test_what_is_added_is_read_once_and_a_line_that_is_not_whole_waits(self, tmp_path: Path) -> None:
-        told = FakeHistory()
-        told.launches()
-        told.trains()
-        folder = run_in(tmp_path, told.events)
+        history = FakeHistory()
+        history.launches()
+        history.trains()
+        folder = run_in(tmp_path, history.events)
         watching = RunWatcher(folder)
         assert watching.look()[0].reached == 1
-        before = len(told.events)
-        told.trains()
-        told.saves(durable=0.5)
-        data = b"".join(line(*event) for event in told.events[before:])
+        before = len(history.events)
+        history.trains()
+        history.saves(durable=0.5)
+        data = b"".join(line(*event) for event in history.events[before:])
         with (folder / "history/rank-0.jsonl").open("ab") as file:
             file.write(data[:-20])
             file.flush()
@@ -130,11 +130,11 @@ class TestSeen:
         assert watching.run.saves == 1
 
     def test_of_a_long_history_only_the_latest_steps_are_looked_into(self, tmp_path: Path) -> None:
-        told = FakeHistory()
-        told.launches()
+        history = FakeHistory()
+        history.launches()
         for _ in range(4_000):
-            told.trains()
-        watching = RunWatcher(run_in(tmp_path, told.events))
+            history.trains()
+        watching = RunWatcher(run_in(tmp_path, history.events))
         seen, _ = watching.look()
         assert seen.reached == 4_000
         assert len(seen.ranks[0].latest) == LATEST
@@ -158,14 +158,14 @@ class TestScreen:
         return capture.get()
 
     def test_it_has_the_numbers_the_ranks_and_what_happened(self) -> None:
-        told = FakeHistory(world=2)
-        told.launches()
-        told.rank_0(PLAN)
+        history = FakeHistory(world=2)
+        history.launches()
+        history.rank_0(PLAN)
         for step in range(3):
-            told.trains()
+            history.trains()
             if step < 1:
-                told.reports(step, Seconds(0.25, 1.0, 0.0), rank=1)
-        text = self.shown(seen_of(told.events), stands())
+                history.reports(step, Seconds(0.25, 1.0, 0.0), rank=1)
+        text = self.shown(seen_of(history.events), stands())
         assert "runs/a  trains  step 3 of 200  1.5%" in text
         assert "goodput 2.50 steps/s" in text
         assert re.search(r"1 +1 +2 +9\d s ago", text)
@@ -177,20 +177,20 @@ class TestScreen:
         assert "goodput" in text
 
     def test_in_one_line_it_is_short(self) -> None:
-        said = screen.line(seen_of(killed_once()), stands("completed"))
-        assert said == "runs/a: completed · step 4 · committed 4 · goodput 2.50 steps/s · 1 restart · 1 failure"
+        text = screen.line(seen_of(killed_once()), stands("completed"))
+        assert text == "runs/a: completed · step 4 · committed 4 · goodput 2.50 steps/s · 1 restart · 1 failure"
 
 
 class TestMetrics:
     def test_every_metric_is_explained_and_every_line_can_be_parsed(self) -> None:
         text = metrics.text(seen_of(killed_once()), stands())
-        samples = [each for each in text.splitlines() if not each.startswith("#")]
-        assert all(re.fullmatch(r'holdfast_\w+\{run="runs/a"(,\w+="\w+")?\} [-+.\de]+', each) for each in samples)
-        names = {each.partition("{")[0] for each in samples}
+        samples = [sample for sample in text.splitlines() if not sample.startswith("#")]
+        assert all(re.fullmatch(r'holdfast_\w+\{run="runs/a"(,\w+="\w+")?\} [-+.\de]+', sample) for sample in samples)
+        names = {sample.partition("{")[0] for sample in samples}
         assert names == set(re.findall(r"# HELP (\w+) ", text)) == set(re.findall(r"# TYPE (\w+) ", text))
         assert 'holdfast_failures_total{run="runs/a",kind="signal"} 1' in samples
         assert 'holdfast_rank_step{run="runs/a",rank="0"} 4' in samples
-        assert "holdfast_steps_planned" not in names, "nothing was said of it"
+        assert "holdfast_steps_planned" not in names, "nothing was text of it"
 
     def test_a_name_cannot_break_out_of_its_label(self) -> None:
         now = Now(Path('a"b\\c\nd'), "trains", None)
@@ -215,19 +215,19 @@ class TestWeb:
         connection = HTTPConnection(address.removeprefix("http://").rstrip("/"), timeout=WITHIN)
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()
-        told = answer.status, dict(answer.getheaders()), answer.read().decode()
+        reply = answer.status, dict(answer.getheaders()), answer.read().decode()
         connection.close()
-        return told
+        return reply
 
     def test_it_serves_the_page_the_metrics_and_nothing_else_on_loopback(self, site: web.Site) -> None:
         with web.served(site) as address:
             assert address.startswith("http://127.0.0.1:")
-            code, told, page = self.ask(address)
-            assert (code, told["X-Run-State"]) == (200, "ended")
+            code, headers, page = self.ask(address)
+            assert (code, headers["X-Run-State"]) == (200, "ended")
             assert "checks of the audit pass" in page
-            assert self.ask(address, **{"If-None-Match": told["ETag"]})[::2] == (304, "")
-            code, told, text = self.ask(address, "/metrics")
-            assert (code, told["Content-Type"]) == (200, metrics.CONTENT_TYPE)
+            assert self.ask(address, **{"If-None-Match": headers["ETag"]})[::2] == (304, "")
+            code, headers, text = self.ask(address, "/metrics")
+            assert (code, headers["Content-Type"]) == (200, metrics.CONTENT_TYPE)
             assert "holdfast_step{" in text
             assert self.ask(address, "/../../etc/passwd")[0] == 404
             assert self.ask(address, "/", "HEAD")[::2] == (200, "")
@@ -272,14 +272,14 @@ class TestWeb:
             host, port = address.removeprefix("http://").rstrip("/").split(":")
             silent = [socket.create_connection((host, int(port)), timeout=WITHIN) for _ in range(web.MOST_AT_ONCE - 1)]
             assert self.ask(address)[0] == 200
-            for each in silent:
-                each.close()
+            for client in silent:
+                client.close()
 
     def test_several_may_ask_for_metrics_at_once(self, site: web.Site) -> None:
         with web.served(site) as address, ThreadPoolExecutor(4) as pool:
-            told = list(pool.map(lambda _: self.ask(address, "/metrics"), range(8)))
-        assert {code for code, _, _ in told} == {200}
-        assert len({text for _, _, text in told}) == 1
+            replies = list(pool.map(lambda _: self.ask(address, "/metrics"), range(8)))
+        assert {code for code, _, _ in replies} == {200}
+        assert len({text for _, _, text in replies}) == 1
 
     def test_a_port_that_is_taken_is_refused_in_one_line(self, site: web.Site) -> None:
         with web.served(site) as address:
@@ -296,8 +296,8 @@ def test_ctrl_c_ends_the_page_in_order(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        said = process.stdout.readline()
-        assert re.match(r"http://127\.0\.0\.1:\d+/ shows ", said), process.stderr.read()
+        first_line = process.stdout.readline()
+        assert re.match(r"http://127\.0\.0\.1:\d+/ shows ", first_line), process.stderr.read()
         process.send_signal(signal.SIGINT)
         try:
             assert process.wait(WITHIN) == 0
