@@ -14,7 +14,7 @@ test: $(READY)
 
 # The tests that start no processes: within 90 seconds on two cores.
 test-fast: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+	HYPOTHESIS_PROFILE=quick $(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 check: $(READY)
 	$(BIN)/ruff check .

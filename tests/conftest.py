@@ -23,8 +23,9 @@ from hypothesis import settings
 from holdfast.checkpoint.objects import ObjectStore
 from holdfast.checkpoint.store import DirectoryStore, Store
 
-# There is no deadline, because test machines are shared. HYPOTHESIS_PROFILE=thorough runs more examples.
+# There is no deadline, because test machines are shared. HYPOTHESIS_PROFILE selects the number of examples.
 settings.register_profile("holdfast", deadline=None, print_blob=True, max_examples=50)
+settings.register_profile("quick", deadline=None, print_blob=True, max_examples=10)
 settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "holdfast"))
 

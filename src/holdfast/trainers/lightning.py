@@ -85,14 +85,14 @@ def _refused(trainer: Any) -> Iterator[tuple[str, str]]:
         yield "reload_dataloaders_every_n_epochs", "all epochs are of one dataset; leave it out"
     if getattr(trainer, "_val_check_time_interval", None) is not None:
         yield "a val_check_interval of clock time", "another attempt would validate elsewhere; give steps or a fraction"
-    if any(type(each).__name__ == "Timer" for each in trainer.callbacks):
+    if any(type(callback).__name__ == "Timer" for callback in trainer.callbacks):
         yield "max_time", "another attempt would stop elsewhere; give max_epochs or max_steps"
     if trainer.fit_loop.max_epochs == -1 and trainer.max_steps == -1:
         yield "max_epochs=-1", "a run has an end; give it a number"
 
 
 def _refused_of(module: Any, trainer: Any, root: str) -> Iterator[tuple[str, str]]:
-    """What of the module cannot be exact, and why."""
+    """Yield the features of the module that prevent exact recovery, each with the reason."""
     if not module.automatic_optimization:
         yield "automatic_optimization=False", "a step must be one boundary; leave it to the Trainer"
     fetcher = import_module(f"{root}.utilities.signature_utils")
@@ -104,7 +104,7 @@ def _refused_of(module: Any, trainer: Any, root: str) -> Iterator[tuple[str, str
 
 
 class _Protection:
-    """What a protected Trainer does otherwise: where its batches come from, and what happens at its boundaries."""
+    """The methods of a protected Trainer that are replaced: its source of batches and its step boundaries."""
 
     def __init__(self, trainer: Any, run: Run, seed: int | None) -> None:
         self._trainer, self._run, self._seed = trainer, run, seed
@@ -148,7 +148,7 @@ class _Protection:
         self._run.protect(
             model=trainer.lightning_module,
             **_numbered("optimizer", trainer.optimizers),
-            **_numbered("scheduler", [each.scheduler for each in trainer.lr_scheduler_configs]),
+            **_numbered("scheduler", [config.scheduler for config in trainer.lr_scheduler_configs]),
             trainer=progress,
         )
         windows.begin(self._batches(loader, windows), progress.gather)
@@ -177,7 +177,7 @@ class _Protection:
         return self._run.batches(
             windows.dataset,
             global_batch=windows.global_batch,
-            steps=min(each for each in ends if each >= 0),
+            steps=min(end for end in ends if end >= 0),
             seed=self._seed,
             num_workers=loader.num_workers,
             collate_fn=windows.collate(loader.collate_fn),
@@ -212,20 +212,20 @@ class _Stateful(Windows):
 
 
 class LightningProgress:
-    """How far the Trainer has come: its loops, what they sum up, and what callbacks and data module keep."""
+    """The progress of the Trainer as state: its loops, their running sums, its callbacks and its data module."""
 
     def __init__(self, trainer: Any, run: Run, call: Any) -> None:
         self._trainer, self._call = trainer, call
         self.figures = Figures(trainer.lightning_module)
         self._ranks = EachRank(run.rank, run.world_size, self.figures.take)
-        self._loops: Mapping[str, Any] | None = None  # as they came back, in the middle of an epoch
+        self._loops: Mapping[str, Any] | None = None  # the restored loops, in the middle of an epoch
 
     def gather(self) -> None:
-        """Before a boundary: tell all ranks what this rank has summed up of the epoch."""
+        """Gather the running sums of all ranks; called before a boundary."""
         self._ranks.gather()
 
     def state_dict(self) -> dict[str, Any]:
-        """What comes back."""
+        """Return the state to save."""
         trainer = self._trainer
         module = trainer.datamodule
         return {
@@ -239,14 +239,14 @@ class LightningProgress:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have it back; sums of the epoch as soon as something is added to them."""
+        """Restore the state; running sums are restored when something is added to them."""
         trainer = self._trainer
         loop = trainer.fit_loop
         loop.load_state_dict(state["loops"])
         if loop.epoch_progress.current.processed < loop.epoch_progress.current.ready:
             self._loops = state["loops"]
         else:
-            _go_on(loop)  # an epoch is over, and the next begins anew
+            _go_on(loop)  # the epoch is complete, so the next one starts
         self._call._call_callbacks_load_state_dict(trainer, state)
         if trainer.datamodule is not None:
             trainer.datamodule.load_state_dict(state["datamodule"])

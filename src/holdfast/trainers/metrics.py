@@ -1,7 +1,7 @@
-"""What Lightning sums up over an epoch on every rank: the values behind `self.log(on_epoch=True)`, and metrics.
+"""Running sums of Lightning over an epoch on every rank: the values of `self.log(on_epoch=True)`, and metrics.
 
-Neither is a part of Lightning's checkpoints. A schedule or an early stop may look at them, so they must come back when a
-run goes on in the middle of an epoch.
+They are not part of Lightning's checkpoints. A schedule or early stopping may read them, so they must be restored when a
+run resumes in the middle of an epoch.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,12 +17,12 @@ class Figures:
 
     def __init__(self, module: Any) -> None:
         self._device = module.device
-        self._metrics = {name: each for name, each in module.named_modules() if hasattr(each, COUNT)}
+        self._metrics = {name: child for name, child in module.named_modules() if hasattr(child, COUNT)}
         self._logged: Any = {}
-        self._waiting: dict[tuple[str, str], float] = {}  # of what was logged before, and not again since
+        self._waiting: dict[tuple[str, str], float] = {}  # restored sums of values that were not logged again yet
 
     def results(self, before: Any) -> Any:
-        """A collection of logged values in place of Lightning's own, in which sums that came back go on."""
+        """Return a collection of logged values that replaces Lightning's own and continues restored sums."""
         go_on = self._go_on
 
         class Results(type(before)):  # type: ignore[misc]  # Lightning's own collection, a dict
@@ -34,11 +34,11 @@ class Figures:
         return self._logged
 
     def names(self) -> list[list[str]]:
-        """What the sums are, in the order of the row: kind, owner, name."""
+        """Return the kind, owner and name of each sum, in the order of the row."""
         return [name for name, _ in self._sums()]
 
     def take(self) -> torch.Tensor:
-        """The row."""
+        """Return the sums as one row of numbers."""
         parts = [value.detach().to(self._device, torch.float64).reshape(-1) for _, value in self._sums()]
         return torch.cat([torch.zeros(0, dtype=torch.float64, device=self._device), *parts])
 

@@ -10,10 +10,10 @@ from holdfast import progress
 
 
 class EachRank:
-    """What every rank holds of some numbers, gathered at every boundary.
+    """Numbers of every rank, gathered at every boundary.
 
-    A snapshot is written by rank 0. These few numbers are told to all ranks before it may be taken, in one small
-    collective a step. On a resume each rank has its own back; among another number of ranks, the mean of all.
+    Rank 0 writes the snapshot, so these few numbers are gathered before it is taken, in one small collective per step. On
+    a resume each rank gets its own back; with another number of ranks, the mean of all.
     """
 
     def __init__(self, rank: int, world: int, take: Callable[[], torch.Tensor]) -> None:
@@ -21,7 +21,7 @@ class EachRank:
         self._all = torch.zeros(world, 0, dtype=torch.float64)
 
     def gather(self) -> None:
-        """Tell all ranks what this one has."""
+        """Gather the numbers of all ranks."""
         mine = self._take().to(torch.float64)
         if self._world == 1 or not dist.is_initialized():
             self._all = mine[None].clone()
@@ -32,10 +32,10 @@ class EachRank:
         self._all = torch.stack(everyone)
 
     def state_dict(self) -> dict[str, Any]:
-        """What all ranks had at the boundary, a row each."""
+        """Return the numbers of all ranks at the boundary, one row per rank."""
         return {"all": self._all}
 
     def mine(self, state: Mapping[str, Any]) -> torch.Tensor:
-        """What this rank goes on with."""
+        """Return the numbers with which this rank resumes."""
         rows: torch.Tensor = state["all"]
         return rows[self._rank] if len(rows) == self._world else rows.mean(dim=0)

@@ -125,7 +125,7 @@ def _check_world(trainer: Any, run: Run) -> None:
 
 
 class _Protection:
-    """What a protected Trainer does otherwise: where its batches come from, and what happens at its boundaries."""
+    """The methods of a protected Trainer that are replaced: its source of batches and its step boundaries."""
 
     def __init__(self, trainer: Any, run: Run) -> None:
         self._trainer, self._run = trainer, run
@@ -223,7 +223,7 @@ class _Protection:
         return samples
 
     def _where(self) -> float:
-        """How many epochs are trained once this window is."""
+        """Return the number of epochs that are trained after the current step, with a fraction."""
         assert self._windows is not None
         assert self._windows.last is not None
         at = self._windows.last
@@ -235,7 +235,7 @@ class _Protection:
         return self._original["_finalize_training"](*args)
 
     def _log(self, logs: dict[str, float], *args: Any) -> None:
-        """Log as the Trainer does; of the last line, the speeds are those of the steps of this attempt."""
+        """Log as the Trainer does, but compute the final speeds from the steps of this attempt."""
         if "train_runtime" in logs and self._progress.begun:
             steps = self._trainer.state.global_step
             for name in ("train_samples_per_second", "train_steps_per_second"):
@@ -245,14 +245,14 @@ class _Protection:
 
 
 class TransformersProgress:
-    """How far the Trainer has come: what it counts, logs and sums up, and what its callbacks keep."""
+    """The progress of the Trainer as state: its counters, logs and running sums, and the state of its callbacks."""
 
     def __init__(self, trainer: Any, run: Run) -> None:
         self._trainer = trainer
         self._ranks = EachRank(run.rank, run.world_size, self._sums)
         self._restored: Mapping[str, Any] | None = None
         self.begun = 0
-        """Steps that were trained before this attempt."""
+        """The number of steps trained before this attempt."""
 
     def gather(self) -> None:
         """Before a boundary: tell all ranks this rank's running loss."""
@@ -269,22 +269,22 @@ class TransformersProgress:
         trainer._total_loss_scalar = state["total_loss"]
         trainer._globalstep_last_logged = state["last_logged"]
         trainer._initial_global_step = trainer._initial_num_input_tokens_seen = 0
-        trainer.args.eval_on_start = False  # it was done before the first step, and is in the state
+        trainer.args.eval_on_start = False  # it ran before the first step, and its result is in the state
 
     def state_dict(self) -> dict[str, Any]:
-        """What comes back; no times of a clock."""
+        """Return the state to save, without clock times."""
         trainer = self._trainer
         return {
             **{name: getattr(trainer.state, name) for name in _PROGRESS},
-            "log_history": [_without_clocks(each) for each in trainer.state.log_history],
-            "callbacks": [each.state()["attributes"] for each in self._callbacks],
+            "log_history": [_without_clocks(logs) for logs in trainer.state.log_history],
+            "callbacks": [callback.state()["attributes"] for callback in self._callbacks],
             "total_loss": getattr(trainer, "_total_loss_scalar", 0.0),
             "last_logged": getattr(trainer, "_globalstep_last_logged", 0),
             "ranks": self._ranks.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have it back; the sums once training begins."""
+        """Restore the state; running sums are restored when training begins."""
         self._restored = state
         self.begun = state["global_step"]
         for name in (*_PROGRESS, "log_history"):
@@ -295,7 +295,7 @@ class TransformersProgress:
 
     @property
     def _callbacks(self) -> list[Any]:
-        return [each for each in self._trainer.callback_handler.callbacks if isinstance(each, ExportableState)]
+        return [one for one in self._trainer.callback_handler.callbacks if isinstance(one, ExportableState)]
 
     def _sums(self) -> torch.Tensor:
         loss: torch.Tensor = self._trainer._tr_loss
@@ -303,21 +303,21 @@ class TransformersProgress:
 
 
 class _Boundary(TrainerCallback):  # type: ignore[misc]  # transformers is not type-checked
-    """What is done where the Trainer calls its callbacks: before all others of them."""
+    """A callback that runs before all others of the Trainer."""
 
     def __init__(self, trainer: TransformersProgress, where: Callable[[], float], run: Run) -> None:
         self._progress, self._where, self._run = trainer, where, run
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """The Trainer has set its sums to zero."""
+        """Restore the running sums, which the Trainer has set to zero."""
         self._progress.begin()
 
     def on_step_end(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
-        """The Trainer counts the batches of this attempt; what is logged is where the run is."""
+        """Set the epoch to that of the run, because the Trainer counts only the batches of this attempt."""
         state.epoch = self._where()
 
     def on_log(self, *_: Any, logs: Mapping[str, Any] | None = None, **__: Any) -> None:
-        """The loss that is logged goes on record."""
+        """Record the logged loss in the run's history."""
         if logs and "loss" in logs:
             self._run.log(loss=logs["loss"])
 

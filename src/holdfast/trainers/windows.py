@@ -19,7 +19,7 @@ class Windows:
     def __init__(self, dataset: MapDataset, global_batch: int, parts: int = 1) -> None:
         self.dataset, self.global_batch = dataset, global_batch
         self.parts = parts
-        """Batches in a window: the trainer steps its optimizer once it has trained so many."""
+        """Batches per window; the trainer steps its optimizer after this number."""
         samples = size(dataset)
         self.steps_per_epoch = samples // global_batch
         if not self.steps_per_epoch:
@@ -35,7 +35,7 @@ class Windows:
         self._batches, self._steps, self._before = batches, len(batches), before
 
     def collate(self, collate: Collate) -> Collate:
-        """How a share of a window becomes the batches that it is handed out in."""
+        """Return a collate function that splits a share of a window into `parts` batches."""
         return Parts(collate, self.parts)
 
     def end(self, run: Run) -> None:
@@ -61,7 +61,7 @@ class Windows:
 
 
 class Parts:
-    """Collates samples in so many batches. A class, so that processes that load can be given it."""
+    """Collates samples into `parts` batches. A class, so that it can be sent to loader processes."""
 
     def __init__(self, collate: Collate, parts: int) -> None:
         self._collate, self._parts = collate, parts
