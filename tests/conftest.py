@@ -46,8 +46,21 @@ READY_WITHIN = 60.0
 PORTS = ("master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc")
 
 
-# Tests in these places, or with these fixtures, start processes, Ray, a browser or an S3 server, or train for seconds.
-SLOW_PLACES = {"integration", "crash", "lab", "docs/test_tutorial.py", "server/test_cluster.py", "test_install.py"}
+# Tests in these places, or with these fixtures, start processes, Ray, a browser or an S3 server, or compute for seconds.
+SLOW_PLACES = {
+    "integration",
+    "crash",
+    "lab",
+    "server",
+    "workloads",
+    "advice/test_large_job.py",
+    "checkpoint/test_running.py",
+    "checkpoint/test_untrusted_store.py",
+    "cli/test_advise.py",
+    "cli/test_cli.py",
+    "docs/test_tutorial.py",
+    "test_install.py",
+}
 SLOW_FIXTURES = {"start", "driver", "ray_cluster", "s3"}
 
 
