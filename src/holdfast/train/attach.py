@@ -1,14 +1,7 @@
-"""How a process comes into its run: what `holdfast.attach()` does.
+"""`holdfast.attach()`: make this process a part of its run.
 
-Started by `holdfast run`, by torchrun, or alone with `python train.py`, the same script works. Without a folder
-nothing is saved, and the loop is a plain one.
-
-The first call of torch's vector functions in a process, made here by one thread alone.
-
-On x86, torch hands `sqrt`, `exp` and their like to oneMKL, which chooses a kernel when a process first calls one. Where
-several threads make that first call together, one of them may compute its share with a less exact kernel (torch's issue
-188792; seen in 18 of 9,000 processes on two busy cores, and in none of 9,000 that had called it before): the first step
-of Adam in a worker that was started anew then differs from that of one that never stopped.
+The same script works under `holdfast run`, under torchrun, and alone with `python train.py`. Without a folder nothing is
+saved, and the loop is a plain one.
 """
 
 import logging
@@ -38,7 +31,13 @@ FUNCTIONS = (
 
 @cache
 def settle() -> None:
-    """Call each function once, on a single value: no thread is started for that, and later calls find what it chose."""
+    """Call torch's vector functions once, on a single value and so in one thread.
+
+    On x86, torch passes `sqrt`, `exp` and similar functions to oneMKL, which chooses a kernel at the first call in a
+    process. If several threads make that call together, one of them may use a less exact kernel (torch issue 188792; 18
+    of 9,000 processes on two busy cores, none of 9,000 that had called it before). The first Adam step of a restarted
+    worker would then differ from that of a worker that never stopped.
+    """
     for dtype in (torch.float32, torch.float64):
         one = torch.full((1,), 0.5, dtype=dtype, device="cpu")
         for name in FUNCTIONS:
@@ -60,14 +59,14 @@ def attach(
     timeout: float = 1800.0,
     extend: bool = False,
 ) -> Run:
-    """The run this process belongs to. Under `holdfast run` its command says how to save and where; else these do.
+    """Return the run this process belongs to. Under `holdfast run` its options override the parameters below.
 
-    By default a save comes every 50 steps, by the writer `overlapped` with at most 2 under way, and 2 are kept. The
-    random generators are keyed from the seed: every rank and every attempt draws the same first weights. The seed is
-    that of the command if it gives one, else this one, else what the script gave to `torch.manual_seed` before, else 0.
+    By default the run saves every 50 steps with the writer `overlapped`, at most 2 saves are under way, and 2 are kept.
+    The generators are keyed from the seed, so every rank and attempt draws the same initial weights. The seed is the
+    command's, otherwise `seed`, otherwise what the script gave to `torch.manual_seed` before, otherwise 0.
 
-    Under `holdfast run` the supervisor finds a peer that is stuck; without it, a collective that waits for one fails after
-    `timeout` seconds. To `extend` a run is to train it for longer than it was to be.
+    Under `holdfast run` the supervisor finds hanging workers; without it, collectives fail after `timeout` seconds.
+    `extend` trains a run for longer than its plan was.
     """
     how = {"save_every": save_every, "writer": writer, "max_inflight": max_inflight, "keep_last": keep_last}
     folder = os.environ.get("HOLDFAST_OUT")
@@ -90,7 +89,7 @@ def attach(
 
 
 def _seed(peers: Ranks, command: int | None, attached: int | None, script: int | None, out: str | None) -> int:
-    """The seed of the run, which rank 0 finds out for all."""
+    """Return the seed of the run, which rank 0 determines for all."""
     if peers.rank:
         return int(peers.wait_for(SEED))
     recorded = first_seed(Path(out) / "history") if out is not None else None

@@ -1,13 +1,11 @@
-"""Numbers of all ranks brought together, as the results of an evaluation are: sums and weighted means.
+"""Evaluation on all ranks: each rank's part of a dataset, and sums and weighted means over the ranks.
 
-They go through the store of the workers, not through a collective: they are few, and whoever waits for a rank that is
-lost finds out. Floats are added without rounding in between, so a sum does not depend on the order of the ranks.
+Numbers go through the workers' store and not through a collective: they are few, and a rank that waits for a lost rank
+finds out. Floats are added without rounding in between, so a sum does not depend on the order of the ranks.
 
-A rank's part of a data set that is evaluated: contiguous, and the parts of all ranks are the whole.
-
-Where a run recovers live the ranks may change between two evaluations, so the parts are found anew whenever somebody
-asks how long ours is, as a DataLoader does before every pass. Where ours begins lies in shared memory: processes that
-load for an earlier pass read the new place.
+With live recovery the ranks may change between two evaluations. So a part is computed again whenever its length is asked
+for, as a DataLoader does before every pass. Its bounds are in shared memory, where loader processes of an earlier pass
+read them.
 """
 
 import json
@@ -33,7 +31,7 @@ from holdfast.train.data.loader import MapDataset, divided, size
 
 
 class DatasetShard(TorchDataset[Any]):
-    """This rank's part of a data set, itself one: for a DataLoader, or to go through."""
+    """This rank's contiguous part of a dataset, itself a dataset."""
 
     def __init__(self, dataset: MapDataset, place: Callable[[], tuple[int, int]]) -> None:
         self._dataset, self._samples = dataset, size(dataset)
@@ -81,7 +79,7 @@ Leaf = Number | list[Number]
 
 
 class Together:
-    """Brings numbers together; all ranks call alike, in the same order."""
+    """Combines numbers of all ranks; all ranks make the same calls, in the same order."""
 
     def __init__(self, world: Ranks, live: LiveRecovery | None) -> None:
         self._world, self._live = world, live
@@ -92,22 +90,22 @@ class Together:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """Who takes part now."""
+        """The members that take part now."""
         return self._live.members if self._live else tuple(range(self._world.size))
 
     def place(self) -> tuple[int, int]:
-        """Our rank among how many, as data that are evaluated are divided now."""
+        """Return the rank and world size by which datasets are divided for evaluation now."""
         if self._is_in_reserve:
             return 0, 1  # until we are a member: the data are divided anew before they are evaluated
         self._division = progress.here.boundaries, self.members
         return self.members.index(self._me), len(self.members)
 
     def sum(self, value: Any) -> Any:
-        """The sum over all ranks of a number, of a tensor, or of every one in a structure of them."""
+        """Return the sum over all ranks of a number, a tensor, or each of them in a structure."""
         return self._combined(value, 1.0, lambda each, _: each, lambda total, _: total)
 
     def mean(self, value: Any, weight: float) -> Any:
-        """The mean over all ranks, each of which counts by its weight."""
+        """Return the mean over all ranks, weighted by `weight`."""
         if not weight >= 0 or math.isinf(weight):
             raise BadInput(f"a rank cannot have the weight {weight} in a mean: give how many samples its value is of")
         return self._combined(value, float(weight), _weighed, lambda total, weights: total / weights)
@@ -125,7 +123,7 @@ class Together:
         return tree_unflatten([_as(leaf, each) for leaf, each in zip(leaves, told, strict=True)], form)
 
     def _exchanged(self, said: str, combine: Callable[[list[str]], str]) -> str:
-        """What the first of the members makes of what all have said."""
+        """Return what the first member computes with `combine` from the values of all members."""
         members, me = self.members, self._me
         if self._live and self._division and self._division[0] == progress.here.boundaries != 0:
             self._check_division(self._division[1])
@@ -146,7 +144,7 @@ class Together:
             raise restart_needed("a rank was lost or joined while its part of a data set was evaluated")
 
     def _topic(self) -> str:
-        """The same on all ranks, also on one that joins in the middle: by the window, and the calls in it."""
+        """Return the key of this call: the step and the number of the call in it, so that joining ranks agree on it."""
         at = -1 if progress.here.step is None else progress.here.step
         self._calls = self._calls + 1 if at == self._at else 1
         self._at = at
@@ -160,7 +158,7 @@ class Together:
             self._told.append((self._at, key))
 
     def _hear(self, key: str, member: int) -> str:
-        """What a member has said; if it is lost and has not, it never will."""
+        """Wait for the value of a member; a restart is needed if the member was lost before it posted one."""
         try:
             return replace(self._world, store=self._store, has_changed=lambda: self._is_lost(member)).wait_for(key)
         except Changed as error:
@@ -224,7 +222,7 @@ def _sizes(leaves: list[Leaf]) -> list[int]:
 
 
 def _exact(values: list[Number]) -> Number:
-    """The sum, rounded once."""
+    """Return the sum, rounded once."""
     if all(isinstance(value, int) for value in values):
         return sum(values)
     try:
@@ -234,7 +232,7 @@ def _exact(values: list[Number]) -> Number:
 
 
 def _spoken(leaf: Any) -> Leaf:
-    """A number or the numbers of a tensor, as JSON has them: every bit of a float comes back."""
+    """Return a number, or the numbers of a tensor, as JSON values, which keep every bit of a float."""
     if isinstance(leaf, torch.Tensor):
         if leaf.numel() > MOST:
             raise BadInput(
@@ -253,7 +251,7 @@ def _spoken(leaf: Any) -> Leaf:
 
 
 def _as(leaf: Any, told: Leaf) -> Any:
-    """What was told, in the form of what we have said."""
+    """Convert a combined value to the type of the caller's: a number, or a tensor of the same shape and device."""
     if not isinstance(leaf, torch.Tensor):
         return told
     assert isinstance(told, list)

@@ -1,8 +1,8 @@
-"""What a run is to do where its command and its script say different things: one rule, and one line that says so. Pure.
+"""The rules for settings that both the command and the script give, and the warnings about those without effect. Pure.
 
-The seed is that of `holdfast run --seed` if it is given, else that of `attach(seed=...)`, else what the script gave to
-`torch.manual_seed` before attach, else 0; and a run that goes on has the one that it began with. Of all else that attach
-is given, the command's word counts.
+The seed is that of `holdfast run --seed`, otherwise that of `attach(seed=...)`, otherwise what the script gave to
+`torch.manual_seed` before attach, otherwise 0; a run that resumes keeps its seed. For every other parameter of attach,
+the command's value counts.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ UNSAVED = "holdfast: nothing is saved, since the run has no folder: give attach(
 def seed_of_run(
     command: int | None, attached: int | None, script: int | None, recorded: int | None
 ) -> tuple[int, str | None]:
-    """The seed, and a line about those that were given and have no effect."""
+    """Return the seed, and a warning about given seeds that have no effect."""
     if command is None and recorded is not None and attached not in (None, recorded):
         raise BadInput(
             f"the seed is {attached}, not {recorded} with which this run began: give attach() the same, or name another "
@@ -43,7 +43,7 @@ def seed_of_run(
 
 
 def seeded_late(script: int | None) -> str | None:
-    """A line about a seed that the script has given since attach."""
+    """Return a warning about a seed that the script gave after attach."""
     if script is None:
         return None
     return (
@@ -53,7 +53,7 @@ def seeded_late(script: int | None) -> str | None:
 
 
 def overridden(given: Mapping[str, object], command: Mapping[str, object]) -> str | None:
-    """A line about arguments of attach that the command of the run says otherwise."""
+    """Return a warning about arguments of attach that differ from the command's options."""
     lost = {name: value for name, value in given.items() if value is not None and value != command[name]}
     if not lost:
         return None
