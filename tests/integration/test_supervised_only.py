@@ -39,7 +39,7 @@ def test_a_script_that_protects_and_trains_with_its_own_loader_is_told_so(start:
     }
     assert job.said.count("supervised only: these steps do not come from run.batches()") == 1
     (said,) = complaints(job.out)
-    assert "supervised only: the workers ended in order" in said
+    assert "supervised only: the workers ended normally" in said
 
 
 def test_a_script_that_never_attaches_is_told_so_and_what_it_raised_is_in_its_log(start: Start, tmp_path: Path) -> None:
