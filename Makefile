@@ -20,6 +20,7 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tools/check_prose.py
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

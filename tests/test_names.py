@@ -32,8 +32,8 @@ SHARED_NAMES = {
 # Modules under 40 lines with one importer, and why they are modules.
 SMALL_MODULES = {
     "holdfast.cli.scale": "every command has a file",
+    "holdfast.train.writing": "choosing the writer of a run apart from building its loop",
     "holdfast.lab.registry": "the list of experiments is where a new one is added",
-    "holdfast.train.nested": "",
 }
 
 

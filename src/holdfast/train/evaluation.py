@@ -51,8 +51,8 @@ class DatasetShard(TorchDataset[Any]):
     def __getitems__(self, indices: list[int]) -> list[Any]:
         progress.here.count_evaluation()
         numbers = [self._number(index) for index in indices]
-        several = getattr(self._dataset, "__getitems__", None)
-        return list(several(numbers)) if several else [self._dataset[number] for number in numbers]
+        get_items = getattr(self._dataset, "__getitems__", None)
+        return list(get_items(numbers)) if get_items else [self._dataset[number] for number in numbers]
 
     def __iter__(self) -> Iterator[Any]:
         return (self[index] for index in range(len(self)))
@@ -96,13 +96,13 @@ class Together:
     def place(self) -> tuple[int, int]:
         """Return the rank and world size by which datasets are divided for evaluation now."""
         if self._is_in_reserve:
-            return 0, 1  # until we are a member: the data are divided anew before they are evaluated
+            return 0, 1  # until this worker is a member; the data are divided again before they are evaluated
         self._division = progress.here.boundaries, self.members
         return self.members.index(self._me), len(self.members)
 
     def sum(self, value: Any) -> Any:
         """Return the sum over all ranks of a number, a tensor, or each of them in a structure."""
-        return self._combined(value, 1.0, lambda each, _: each, lambda total, _: total)
+        return self._combined(value, 1.0, lambda number, _: number, lambda total, _: total)
 
     def mean(self, value: Any, weight: float) -> Any:
         """Return the mean over all ranks, weighted by `weight`."""
@@ -118,11 +118,11 @@ class Together:
         whole: Callable[[Number, float], Number],
     ) -> Any:
         leaves, form = tree_flatten(value)
-        said = [str(form), weight, [_spoken(leaf) for leaf in leaves]]
-        told = json.loads(self._exchanged(json.dumps(said), lambda several: json.dumps(_added(several, part, whole))))
-        return tree_unflatten([_as(leaf, each) for leaf, each in zip(leaves, told, strict=True)], form)
+        message = json.dumps([str(form), weight, [_spoken(leaf) for leaf in leaves]])
+        totals = json.loads(self._exchanged(message, lambda messages: json.dumps(_added(messages, part, whole))))
+        return tree_unflatten([_as(leaf, total) for leaf, total in zip(leaves, totals, strict=True)], form)
 
-    def _exchanged(self, said: str, combine: Callable[[list[str]], str]) -> str:
+    def _exchanged(self, message: str, combine: Callable[[list[str]], str]) -> str:
         """Return what the first member computes with `combine` from the values of all members."""
         members, me = self.members, self._me
         if self._live and self._division and self._division[0] == progress.here.boundaries != 0:
@@ -132,7 +132,7 @@ class Together:
         if self._is_in_reserve:  # the others did this long ago, before the first window
             return replace(self._world, store=self._store).wait_for(f"{topic}/all")
         progress.here.count_post()  # the first waits for all, and all for it
-        self._tell(f"{topic}/{me}", said)
+        self._tell(f"{topic}/{me}", message)
         if me == members[0]:
             total = combine([self._hear(f"{topic}/{member}", member) for member in members])
             self._tell(f"{topic}/all", total)
@@ -148,13 +148,13 @@ class Together:
         at = -1 if progress.here.step is None else progress.here.step
         self._calls = self._calls + 1 if at == self._at else 1
         self._at = at
-        while self._told and self._told[0][0] < at - 1:  # nobody asks for these any more, not even one that joins
+        while self._told and self._told[0][0] < at - 1:  # no rank reads these any more, not even a joining one
             self._store.delete_key(self._told.popleft()[1])
         return f"together/{at}/{self._calls}"
 
     def _tell(self, key: str, value: str) -> None:
         self._store.set(key, value)
-        if self._at >= 0:  # what came before the first window, whoever joins asks for
+        if self._at >= 0:  # a joining rank reads the results from before the first step
             self._told.append((self._at, key))
 
     def _hear(self, key: str, member: int) -> str:
@@ -190,9 +190,9 @@ class Together:
 
 
 def _added(
-    said: list[str], part: Callable[[Number, float], Number], whole: Callable[[Number, float], Number]
+    messages: list[str], part: Callable[[Number, float], Number], whole: Callable[[Number, float], Number]
 ) -> list[Leaf]:
-    ranks = [json.loads(each) for each in said]
+    ranks = [json.loads(message) for message in messages]
     if len({form for form, _, _ in ranks}) > 1 or len({json.dumps(_sizes(leaves)) for _, _, leaves in ranks}) > 1:
         raise BadInput("the ranks bring different things together: call run.sum and run.mean alike on all ranks")
     counting = [(weight, leaves) for _, weight, leaves in ranks if weight]
@@ -200,8 +200,8 @@ def _added(
         raise BadInput("no rank has a weight in this mean: give how many samples its value is of")
     weights = _exact([weight for weight, _ in counting])
 
-    def combined(several: list[tuple[float, Number]]) -> Number:
-        return whole(_exact([part(value, weight) for weight, value in several]), float(weights))
+    def combined(values: list[tuple[float, Number]]) -> Number:
+        return whole(_exact([part(value, weight) for weight, value in values]), float(weights))
 
     total: list[Leaf] = []
     for number, leaf in enumerate(counting[0][1]):
@@ -250,11 +250,11 @@ def _spoken(leaf: Any) -> Leaf:
     raise BadInput(f"a {type(leaf).__name__} cannot be brought together: give numbers or tensors of them")
 
 
-def _as(leaf: Any, told: Leaf) -> Any:
+def _as(leaf: Any, total: Leaf) -> Any:
     """Convert a combined value to the type of the caller's: a number, or a tensor of the same shape and device."""
     if not isinstance(leaf, torch.Tensor):
-        return told
-    assert isinstance(told, list)
-    is_whole = not leaf.is_floating_point() and all(isinstance(value, int) for value in told)
+        return total
+    assert isinstance(total, list)
+    is_whole = not leaf.is_floating_point() and all(isinstance(value, int) for value in total)
     kind = leaf.dtype if leaf.is_floating_point() else torch.int64 if is_whole else torch.get_default_dtype()
-    return torch.tensor(told, dtype=kind).reshape(leaf.shape).to(leaf.device)
+    return torch.tensor(total, dtype=kind).reshape(leaf.shape).to(leaf.device)

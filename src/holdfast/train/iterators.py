@@ -1,4 +1,4 @@
-"""What a script iterates over: the batches of a run, in one loop or epoch by epoch.
+"""The iterators of a script: the batches of a run, in one loop or epoch by epoch.
 
 Both draw from one generator, `Loop.run`. An epoch ends without asking it for more, so what the script does after the
 batches of an epoch comes before the boundary and is saved with the epoch. To leave a loop is to drop the generator, so

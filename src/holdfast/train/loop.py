@@ -68,7 +68,7 @@ class StateKeeper:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Boundary:
-    """What happens before each step: membership changes, saves, a stop, injected failures."""
+    """The actions before each step: membership changes, saves, a stop, injected failures."""
 
     plan: SamplePlan
     end: int  # the last boundary: that of the plan, except in a rehearsal
@@ -104,7 +104,7 @@ class Boundary:
 
     def cross(self, step: int, at: Position) -> float:
         """Do what is due before `step`; return the seconds that training waited for a save."""
-        # At most boundaries nothing is due and nobody waits: one look at a lock saves 11 us (benchmarks/steady).
+        # At most boundaries nothing is due and no thread waits: one look at a lock saves 11 us (benchmarks/steady).
         if step < self._free_until and not self.stopping.wanted and self.gate.passes(step):
             stall = 0.0
         else:

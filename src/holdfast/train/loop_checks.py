@@ -22,7 +22,7 @@ def watch() -> None:
     """Warn, in a worker of rank 0, if the first optimizer step comes before any loop of a run.
 
     A restarted script may be all that is wanted, for example with a trainer that keeps checkpoints of its own. But
-    nobody should find out after a month that nothing was saved.
+    a user should not find out after a month that nothing was saved.
     """
     global _hook
     if os.environ.get("RANK") == "0" and os.environ.get("HOLDFAST_ATTEMPT", "1") == "1":

@@ -28,14 +28,14 @@ def seed_of_run(
         f"attach(seed={attached})": attached,
         f"torch.manual_seed({script})": script,
     }
-    said = {words: seed for words, seed in given.items() if seed is not None}
-    if not said:
+    seeds = {words: seed for words, seed in given.items() if seed is not None}
+    if not seeds:
         return 0, None
-    winner, seed = next(iter(said.items()))
+    winner, seed = next(iter(seeds.items()))
     if not 0 <= seed < SEEDS:
         raise BadInput(f"the seed {seed} does not fit 64 bits: give 0 to {SEEDS - 1}")
     without_effect = [
-        words for words, other in said.items() if other != seed and words != "the one this run began with"
+        words for words, other in seeds.items() if other != seed and words != "the one this run began with"
     ]
     if not without_effect:
         return seed, None
@@ -61,5 +61,5 @@ def overridden(given: Mapping[str, object], command: Mapping[str, object]) -> st
     return f"holdfast: the command says {says}: {_without_effect([f'attach({name}={value!r})' for name, value in lost.items()])}."
 
 
-def _without_effect(several: list[str]) -> str:
-    return f"{' and '.join(several)} {'has' if len(several) == 1 else 'have'} no effect"
+def _without_effect(names: list[str]) -> str:
+    return f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} no effect"

@@ -61,7 +61,7 @@ PROBE = "probe"
 
 
 class Session:
-    """What this process has of a run; the run's folder is `out`, if it has one."""
+    """The part of this process in a run; the run's folder is `out`, if it has one."""
 
     def __init__(self, config: RunConfig, ranks: Ranks, out: str | os.PathLike[str] | None) -> None:
         self.config, self._pid = config, os.getpid()

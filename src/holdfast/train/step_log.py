@@ -1,4 +1,4 @@
-"""What is recorded of every step: its samples, its times, the work done in it, its loss, and a fingerprint of the state.
+"""The record of every step: its samples, its times, the work done in it, its loss, and a fingerprint of the state.
 
 On a device the result of a step is known a little later than its boundary, and lines are written several at a time,
 because a loop of short steps would feel each one. So the last steps before a kill may be missing from a history: they
@@ -32,7 +32,7 @@ MAX_WAITING = 64  # steps that wait to be written
 MAX_DELAY = 0.1  # seconds that a step waits to be written, if another follows
 MAX_PENDING = 1000  # steps without an optimizer step after which the state is saved although gradients wait
 Moment = float | torch.cuda.Event
-"""A time: of the process's clock, or an event in a device's queue, which nobody waits for.
+"""A time: of the process's clock, or an event in a device's queue, which is never waited for.
 
 A process only launches work on a device, and is done with that long before the device is; its own clock would measure
 the time to launch.

@@ -1,4 +1,4 @@
-"""How all ranks end before the same step when one of them was asked to stop, or its script called `run.stop()`.
+"""Stop all ranks before the same step, when one of them was asked to stop or its script called `run.stop()`.
 
 A rank that leaves its peers in a collective leaves them waiting, and a rank may be many steps ahead of another, where a
 device works through its queue. So a rank that learns of the request announces the boundary it comes to next, and waits

@@ -27,7 +27,7 @@ STOPPED = "stopped"  # the script stopped the run at this step
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """What the bits of a run depend on beside its state: the samples (a digest of a few), and the threads per worker."""
+    """Conditions that the bits of a run depend on: the samples (a digest of a few), and the threads per worker."""
 
     data: str | None
     threads: int
