@@ -18,7 +18,7 @@ BEGIN, END = "<!-- packages: written by tools/list_packages.py -->", "<!-- end o
 def first_sentence(path: Path) -> str:
     """Return the first sentence of the docstring of a file, on one line."""
     text = " ".join((ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0].split())
-    return re.split(r"(?<=[.:;])\s(?=[A-Z])", text)[0]
+    return re.split(r"(?<=\.)\s(?=[A-Z])", text)[0]
 
 
 def packages() -> dict[Path, list[Path]]:
