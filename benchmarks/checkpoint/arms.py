@@ -16,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
-from holdfast.checkpoint.buffers import Image
+from holdfast.checkpoint.capture import Image
 from holdfast.checkpoint.device import pin
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.checkpoint.writer import Saved, Writer, blocking, overlapped

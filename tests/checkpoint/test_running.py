@@ -15,10 +15,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from holdfast.blocks.division import Array, Blocks, Ids, along, ragged, whole
 from holdfast.checkpoint import running as running_module
 from holdfast.checkpoint import scrub
+from holdfast.checkpoint.digest import seal
 from holdfast.checkpoint.index import generations
 from holdfast.checkpoint.objects import ObjectStore
 from holdfast.checkpoint.running import LIMIT, MANY, PIECE, PIECES, RunningCheckpoint, load_blocks, write_segments
-from holdfast.checkpoint.sealed import seal
 from holdfast.checkpoint.store import DirectoryStore, Store, read
 from holdfast.errors import BadInput, CommitConflict, Corrupt, FutureVersion, NoSnapshot
 from snapshots import put_byte

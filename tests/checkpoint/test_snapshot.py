@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from holdfast.checkpoint import payload, retention, scrub, snapshot
-from holdfast.checkpoint.sealed import seal
+from holdfast.checkpoint.digest import seal
 from holdfast.checkpoint.store import DirectoryStore, Reader, Store, refusal
 from holdfast.errors import BadInput, CommitConflict, Corrupt, FutureVersion, NoSnapshot, StorageFailed
 from snapshots import STEP_FILES, damage, put_byte, same, saved, tensors_of

@@ -19,9 +19,9 @@ import xxhash
 from holdfast import cli, memory
 from holdfast.blocks.division import along
 from holdfast.checkpoint import payload, retention, scrub, snapshot
+from holdfast.checkpoint.digest import seal
 from holdfast.checkpoint.index import index_name
 from holdfast.checkpoint.running import RunningCheckpoint
-from holdfast.checkpoint.sealed import seal
 from holdfast.checkpoint.store import SMALL, DirectoryStore
 from holdfast.errors import BadInput, Corrupt, HoldfastError, NoSnapshot, StorageFailed
 from snapshots import saved

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 
 from holdfast.blocks.division import Array
 from holdfast.checkpoint import payload, scrub, snapshot
-from holdfast.checkpoint.buffers import BufferPool, Image
-from holdfast.checkpoint.capture import PIECE, Capture, make_ready
+from holdfast.checkpoint.capture import PIECE, BufferPool, Capture, Image, make_ready
 from holdfast.checkpoint.device import ByteRun, _packed
 from holdfast.checkpoint.store import DirectoryStore, Store
 from holdfast.checkpoint.writer import Saved, Writer, blocking, overlapped

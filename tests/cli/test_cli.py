@@ -11,8 +11,8 @@ from fake_histories import FakeHistory, write_history
 from holdfast import DirectoryStore, cli
 from holdfast.blocks.division import along
 from holdfast.checkpoint import snapshot
+from holdfast.checkpoint.digest import seal
 from holdfast.checkpoint.running import RunningCheckpoint
-from holdfast.checkpoint.sealed import seal
 from holdfast.events import Launch, Open
 
 

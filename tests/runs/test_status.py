@@ -17,13 +17,13 @@ from holdfast.checkpoint import retention, snapshot
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.events import Commit, Done, Iterate, Judged, Launch, Recover, Seconds, Serve, Step
 from holdfast.history.log import HistoryWriter
-from holdfast.runs import lock, rank_log
+from holdfast.runs import lock
 from holdfast.runs.config import RunConfig
-from holdfast.runs.logs import logs
+from holdfast.runs.logs import RANKS, logs
 from holdfast.runs.status import run_status, runs_in
 from holdfast.sampler.digest import Samples
 from holdfast.supervise.display import LONGEST, Display, Tail, WorkersOutput
-from holdfast.supervise.restart_policy import RestartPolicy
+from holdfast.supervise.failure_cause import RestartPolicy
 
 
 def holdfast(monkeypatch: pytest.MonkeyPatch, capfd: Any, *arguments: object) -> tuple[int, str, str]:
@@ -275,7 +275,7 @@ def test_logs_of_a_rank_are_those_of_every_worker_that_had_it(printed: Path, mon
     folder = printed / "logs" / "attempt-0002"
     (folder / "worker-12.out").write_text("hello of its successor\n")
     became = [(0, "rank-1"), (1, "rank-10"), (0, "worker-12"), (1, "rank-1"), (10, "worker-99")]
-    (folder / rank_log.FILE).write_text("".join(f"{json.dumps(change)}\n" for change in became) + '[0, "work')
+    (folder / RANKS).write_text("".join(f"{json.dumps(change)}\n" for change in became) + '[0, "work')
     code, out, _ = holdfast(monkeypatch, capfd, "logs", printed, "--rank", 0)
     assert code == 0
     titles = [line.partition(": ")[0] for line in out.splitlines() if line.startswith("==")]

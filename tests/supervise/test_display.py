@@ -19,10 +19,8 @@ from holdfast.history.log import HistoryWriter, recall
 from holdfast.progress import Progress
 from holdfast.runs.config import RunConfig
 from holdfast.sampler.digest import Samples
-from holdfast.supervise.display import Display, Tail, Tally
-from holdfast.supervise.failure_cause import FirstFailure, Raised, read_error, write_error
-from holdfast.supervise.journal import Journal, last_attempt
-from holdfast.supervise.restart_policy import RestartPolicy
+from holdfast.supervise.display import Display, Journal, Tail, Tally, last_attempt
+from holdfast.supervise.failure_cause import FirstFailure, Raised, RestartPolicy, read_error, write_error
 
 
 def step(number: int) -> Step:

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.history.tail import Finish
-from holdfast.supervise.failure_cause import FirstFailure, Raised, WorkerExit, first_failure
-from holdfast.supervise.restart_policy import RestartPolicy
+from holdfast.supervise.failure_cause import FirstFailure, Raised, RestartPolicy, WorkerExit, first_failure
 from holdfast.supervise.verdict import RunVerdict, done_before
 
 # Errors that peers of a dead worker raised.

@@ -13,7 +13,7 @@ from finished_run import complaints, different, events
 from holdfast.errors import BadInput
 from holdfast.runs import config
 from holdfast.runs.config import RunConfig
-from holdfast.train.seed import overridden, seed_of_run
+from holdfast.train.attach import overridden, seed_of_run
 from training_script import Task, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -5,12 +5,15 @@ import weakref
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
-from holdfast.checkpoint.buffers import Image
 from holdfast.checkpoint.payload import PayloadLayout
 from holdfast.errors import BadInput
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.capture import Image
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +60,7 @@ class Sender:
         self._runs: list[ByteRun] = []
         self._arrived: torch.cuda.Event | None = None
 
-    def send(self, tensors: Mapping[str, torch.Tensor], layout: PayloadLayout, image: Image) -> Departure:
+    def send(self, tensors: Mapping[str, torch.Tensor], layout: PayloadLayout, image: "Image") -> Departure:
         """Start the copy; work that is queued on the device after this returns may change the tensors."""
         views = image.lay_out(layout)
         pin(image)
@@ -85,7 +88,7 @@ class Sender:
         self._arrived = arrived
         return Departure(started, captured, arrived)
 
-    def _carry(self, clone: torch.Tensor, image: Image) -> None:
+    def _carry(self, clone: torch.Tensor, image: "Image") -> None:
         host = torch.from_numpy(image.bytes)
         with torch.cuda.stream(self._side):
             for run in self._runs:
@@ -114,7 +117,7 @@ class Sender:
             self._views.append(self._clone[at : at + like.nbytes].view(like.dtype).view(like.shape))
 
 
-def pin(image: Image) -> None:
+def pin(image: "Image") -> None:
     """Pin the memory of an image, so that a device sends to it at full speed and asynchronously."""
     if image.pinned:
         return

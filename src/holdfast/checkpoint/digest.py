@@ -1,25 +1,29 @@
-"""Digests of stored values: bytes are hashed while they are written or read, and used only if they match.
+"""Digests of stored values, which are hashed while they are written or read and used only if they match, and sealed records.
+
+A sealed record is JSON with a digest of its own content, so that any changed byte is detected.
 
 A chunk stays in the CPU cache between hashing and copying, which makes the digest nearly free; a helper thread was measured
 and gained nothing. Memory that the disk takes directly is not copied and goes in large pieces, because each piece costs
 the training thread a turn of the interpreter.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from holdfast import memory
-from holdfast.checkpoint.sealed import is_count
 from holdfast.checkpoint.store import DIRECT, Reader, Store, is_page_aligned
-from holdfast.errors import BadInput, Corrupt
+from holdfast.errors import BadInput, Corrupt, FutureVersion
 
+FORMAT = 1
+"""The version of everything written into a store. The seal is the same in every version."""
 CHUNK = 256 << 10
 Progress: TypeAlias = Callable[[int], None]
 """A function that is called with the number of bytes just moved, so that a slow transfer differs from a hanging one."""
@@ -122,3 +126,41 @@ def _chunks(parts: Iterable[memoryview | bytes]) -> Iterator[memoryview]:
         view = memoryview(part)
         size = DIRECT if is_page_aligned(view) else CHUNK
         yield from (view[i : i + size] for i in range(0, len(view), size))
+
+
+def seal(record: dict[str, Any]) -> bytes:
+    """Return a record as bytes, with its format version and digest."""
+    content = {"format": FORMAT, **record}
+    return _canonical({**content, "digest": _digest(content)})
+
+
+def unseal(data: bytes, name: str) -> dict[str, Any]:
+    """Return the sealed record; raise Corrupt if a byte changed, or FutureVersion if a newer holdfast wrote it."""
+    try:
+        record = json.loads(data)
+        digest = record.pop("digest")
+        sound = digest == _digest(record) and data == _canonical({**record, "digest": digest})
+        version = record["format"]
+        if not is_count(version):
+            raise TypeError("a format is a number")
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError, OverflowError) as error:
+        raise Corrupt(f"{name} is not a record of holdfast: fall back to an older snapshot.") from error
+    if not sound:
+        raise Corrupt(f"{name} does not match its own digest: fall back to an older snapshot.")
+    if version != FORMAT:
+        raise FutureVersion(f"{name} has format {version}, and this holdfast reads up to {FORMAT}: upgrade holdfast.")
+    return dict(record)
+
+
+def is_count(value: object) -> bool:
+    """Return True if a JSON value is a count: an integer, not negative, and less than 2**63."""
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(_canonical(content))
+
+
+def _canonical(content: dict[str, Any]) -> bytes:
+    # Indented for people; sorted and compared byte by byte, so that damage to whitespace is detected too.
+    return json.dumps(content, sort_keys=True, indent=2, allow_nan=False).encode() + b"\n"

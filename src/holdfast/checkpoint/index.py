@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from holdfast.checkpoint.digest import Digest
-from holdfast.checkpoint.sealed import is_count, seal, unseal
+from holdfast.checkpoint.digest import Digest, is_count, seal, unseal
 from holdfast.checkpoint.store import SMALL, Store, read
 from holdfast.errors import BadInput, Corrupt, NoSnapshot
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.blocks.division import Array, State
-from holdfast.checkpoint.sealed import is_count
+from holdfast.checkpoint.digest import is_count
 from holdfast.checkpoint.store import Reader
 from holdfast.errors import BadInput, Corrupt
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from holdfast.checkpoint import digest, retention, snapshot
+from holdfast.checkpoint.digest import unseal
 from holdfast.checkpoint.index import Index, generations, index_name, read_index, strange_indexes
-from holdfast.checkpoint.sealed import unseal
 from holdfast.checkpoint.snapshot import LATEST, Manifest
 from holdfast.checkpoint.store import Store, read
 from holdfast.errors import Corrupt, FutureVersion, NoSnapshot, NotAStore, StorageFailed

@@ -17,8 +17,7 @@ from typing import Any, TypeAlias
 
 from holdfast.blocks.division import Array, State
 from holdfast.checkpoint import digest, payload
-from holdfast.checkpoint.digest import Digest, Progress, unwatched
-from holdfast.checkpoint.sealed import is_count, seal, unseal
+from holdfast.checkpoint.digest import Digest, Progress, is_count, seal, unseal, unwatched
 from holdfast.checkpoint.store import Store, read
 from holdfast.errors import BadInput, CommitConflict, Corrupt, NoSnapshot, StorageFailed
 

@@ -17,8 +17,7 @@ import torch
 
 from holdfast.blocks.division import Array
 from holdfast.checkpoint import payload, retention, snapshot
-from holdfast.checkpoint.buffers import BufferPool, Image
-from holdfast.checkpoint.capture import Capture, device_of, make_ready
+from holdfast.checkpoint.capture import BufferPool, Capture, Image, device_of, make_ready
 from holdfast.checkpoint.device import Departure
 from holdfast.checkpoint.digest import Progress, unwatched
 from holdfast.checkpoint.payload import PayloadLayout

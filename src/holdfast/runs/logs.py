@@ -1,13 +1,16 @@
 """The output of a run's workers as text: progress bars as they ended, and no control codes."""
 
+import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import BadInput
-from holdfast.runs.rank_log import read_rank_changes
 
+LOG_FOLDER = "logs/attempt-{:04d}"  # of the files to which the workers of an attempt print
+RANKS = "ranks.jsonl"  # beside them: the workers whose rank changed, where lost members are replaced
 _NAME = re.compile(r"(rank|worker)-([0-9]{1,9})\.(out|err)")
 # Escape sequences: those that draw and colour, those that end in a bell or a string terminator, and the short ones.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
@@ -52,6 +55,16 @@ def logs(run: Path, attempt: int | None = None, rank: int | None = None) -> tupl
     changes = read_rank_changes(folders[number])
     found = sorted(_logs(folders[number], changes), key=lambda log: log.order)
     return number, found if rank is None else _logs_of_rank(found, changes, number, rank)
+
+
+def read_rank_changes(folder: Path) -> list[tuple[int, str]]:
+    """Return (rank, name of the worker's files) for each change that a log folder records, in order."""
+    path, changes = folder / RANKS, []
+    for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
+        with suppress(ValueError, TypeError, OverflowError):  # a line that was cut off, or not ours
+            rank, name = json.loads(line)
+            changes.append((int(rank), str(name)))
+    return changes
 
 
 def _logs_of_rank(found: list[WorkerLog], changes: list[tuple[int, str]], attempt: int, rank: int) -> list[WorkerLog]:

@@ -6,6 +6,8 @@ first failure is that of the worker with a cause of its own, or of the worker th
 An exception is written as JSON in the format of torch's `record`, so that torch's tools can read ours, and we can read
 that of a script with its own `@record`. It goes to a file, and to the memory shared with the supervisor, since the disk
 may be what has failed.
+
+`RestartPolicy` decides from the first failures whether a run is tried again.
 """
 
 import json
@@ -22,7 +24,9 @@ from types import TracebackType
 from typing import Any, Literal
 
 from holdfast.errors import HoldfastError, StorageFailed, WorkerLost
+from holdfast.finding import counted
 from holdfast.progress import WORDS, Progress
+from holdfast.supervise.verdict import Word
 
 _MISTAKES = ("NameError", "UnboundLocalError", "SyntaxError", "IndentationError")
 Kind = Literal["exit", "signal", "hang", "error", "storage", "peer"]
@@ -282,3 +286,43 @@ def _from_script(error: BaseException, script: str) -> TracebackType | None:
     while trace and trace.tb_frame.f_code.co_filename != script:
         trace = trace.tb_next
     return trace
+
+
+class RestartPolicy:
+    """The restarts that are left, and the errors seen since the snapshots that might have left them behind.
+
+    The limit is on restarts without progress: each newer snapshot starts the count again. An error may be transient (a
+    GPU, a network, a disk) or the script's own; to find out, the run is tried once more. An error that comes again from
+    the same line at the same step is the script's; for an undefined name the same line is enough.
+    """
+
+    def __init__(self, limit: int, newest: int | None) -> None:
+        self.limit = limit
+        self._used = 0
+        self._best = newest or 0  # a snapshot of the first state, step 0, is not progress
+        self._errors: set[tuple[str, str, int | None]] = set()
+        self._mistakes: set[tuple[str, str, int | None]] = set()  # which no progress excuses
+
+    def left(self, newest: int | None) -> int:
+        """Return the number of restarts left, if `newest` is the step of the newest snapshot."""
+        return self.limit - (0 if (newest or 0) > self._best else self._used)
+
+    def after(self, failure: FirstFailure, newest: int | None) -> tuple[Word, str] | None:
+        """Return the verdict if the run is not to be tried again; otherwise count a restart and return None."""
+        if newest is not None and newest > self._best:
+            passed = {error for error in self._errors - self._mistakes if error[2] is None or error[2] < newest}
+            self._used, self._best, self._errors = 0, newest, self._errors - passed
+        if failure.is_error and failure.origin == "refused":
+            return "refused", failure.line
+        if failure.is_error and failure.error in self._errors:
+            where = "before the first step" if failure.step is None else f"at step {failure.step}"
+            return "script-error", f"{failure.line}; it came again {where}, so another restart would not help"
+        if failure.is_error:
+            self._errors.add(failure.error)
+        if failure.is_mistake:
+            self._mistakes.add(failure.error)
+        if self._used >= self.limit:
+            limit = f"no more than {counted(self.limit, 'restart')} without progress (--max-restarts)"
+            return "gave-up", f"{failure.line}; {limit}"
+        self._used += 1
+        return None

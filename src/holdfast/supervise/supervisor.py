@@ -21,12 +21,10 @@ from holdfast.history.tail import Finish, finish, following
 from holdfast.process import PREEMPTED
 from holdfast.runs.config import RunConfig
 from holdfast.runs.lock import FolderWatch
-from holdfast.runs.rank_log import RankLog
 from holdfast.supervise.checkpoint_place import Checkpoints, first_weights, full_place, local_folder
-from holdfast.supervise.display import Display
-from holdfast.supervise.failure_cause import FirstFailure, first_failure, lost_peer
+from holdfast.supervise.display import Display, Journal, last_attempt
+from holdfast.supervise.failure_cause import FirstFailure, RestartPolicy, first_failure, lost_peer
 from holdfast.supervise.hang_detection import RemoteProgress
-from holdfast.supervise.journal import Journal, last_attempt
 from holdfast.supervise.nodes.connection import Unreachable
 from holdfast.supervise.nodes.multi_node import MultiNodeRendezvous
 from holdfast.supervise.nodes.node import LOST_AFTER, Node
@@ -40,11 +38,10 @@ from holdfast.supervise.nodes.rendezvous import (
 )
 from holdfast.supervise.nodes.run_end import RunEndWatch
 from holdfast.supervise.preload import import_heavy, warm
-from holdfast.supervise.restart_policy import RestartPolicy
 from holdfast.supervise.run_folder import claimed, with_seed_of
 from holdfast.supervise.stop_signals import StopRequested, stop_signals
 from holdfast.supervise.verdict import RunVerdict, Word, done_before, done_elsewhere
-from holdfast.supervise.workers.membership_control import MembershipController, Scaler, Stranded
+from holdfast.supervise.workers.membership_control import MembershipController, RankLog, Scaler, Stranded
 from holdfast.supervise.workers.pool import WorkerPool, output_files
 
 TICK = 0.02

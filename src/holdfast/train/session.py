@@ -21,7 +21,10 @@ import xxhash
 from torch import nn
 
 from holdfast import progress
+from holdfast.checkpoint import writer as writers
 from holdfast.checkpoint.state_tree import flatten
+from holdfast.checkpoint.store import Store
+from holdfast.checkpoint.terms import Fenced, Term
 from holdfast.checkpoint.writer import Writer
 from holdfast.distributed import ranks as distributed
 from holdfast.distributed.boundary import BoundaryGate
@@ -43,9 +46,8 @@ from holdfast.train.loop import Boundary, Loop, StateKeeper
 from holdfast.train.observe import observer
 from holdfast.train.observe.observer import SavingAt, StepObserver
 from holdfast.train.replicate import Replica
-from holdfast.train.seed import UNSAVED, seeded_late
 from holdfast.train.state import restore, rng
-from holdfast.train.state.attempt import Enrolled, Recorder, Unrecorded, begin
+from holdfast.train.state.attempt import AttemptContext, Enrolled, Recorder, Unrecorded, begin
 from holdfast.train.state.fingerprint import Fingerprints
 from holdfast.train.state.protected import Protectable, Protected, Value
 from holdfast.train.state.restore import RestoredState
@@ -53,7 +55,6 @@ from holdfast.train.state.save import CheckpointSaver, Saves, Unsaved
 from holdfast.train.state.snapshot_extra import Conditions
 from holdfast.train.step_log import LoggedLoss, Place, StepLog, StepRecorder, WorkDone, clock_of
 from holdfast.train.stopping import Stopping
-from holdfast.train.writing import writer_for
 
 logger = logging.getLogger(__name__)
 PROBES = 4
@@ -123,7 +124,7 @@ class Session:
                 weights = load_initial_weights(self.config.source, self.protected, warns=self.ranks.rank == 0)
                 self.restored = replace(self.restored, weights=weights)
         if self.ranks.rank == 0:
-            self._writer = writer_for(self.config, self.attempt, self.ranks)
+            self._writer = _writer_for(self.config, self.attempt, self.ranks)
             self._writer.prepare(flatten(self.protected.capture()).tensors)  # in a thread, while the script continues
 
     def begin_loop(self, loads: Loads, plan: SamplePlan, options: Mapping[str, Any], *, by_epoch: bool) -> Turns:
@@ -254,9 +255,18 @@ class Session:
             progress.here.enter(Phase.TRAINING)
         loop_checks.begun()
         if self.ranks.rank == 0 and self.number == 1:
-            for line in (seeded_late(rng.seeded()), None if self.attempt else UNSAVED):
-                if line:
-                    logger.warning("%s", line)
+            if (seed := rng.seeded()) is not None:
+                logger.warning(
+                    "holdfast: torch.manual_seed(%d) after attach() has no effect on the order of samples or on what is "
+                    "drawn in the loop: call it before attach(), or write attach(seed=%d).",
+                    seed,
+                    seed,
+                )
+            if not self.attempt:
+                logger.warning(
+                    "holdfast: nothing is saved, since the run has no folder: give attach(out=...), or start the script "
+                    "by `holdfast run`."
+                )
         if self.live is None:
             for replica in self._replicas:
                 replica.weight = plan.share_size(self.ranks.rank, self.ranks.size) / plan.batch
@@ -344,7 +354,7 @@ class Session:
             attempt=self.attempt,
             ranks=self.ranks,
             writer=self._writer,
-            make_writer=functools.partial(writer_for, self.config, self.attempt, self.ranks),
+            make_writer=functools.partial(_writer_for, self.config, self.attempt, self.ranks),
             protected=protected,
             plan=plan,
             fingerprint=fingerprint,
@@ -401,3 +411,26 @@ def _add(hasher: Any, value: Any) -> None:
         hasher.update(repr(value).encode())
     elif hasattr(value, "tobytes"):  # an image
         hasher.update(value.tobytes())
+
+
+def _writer_for(config: RunConfig, attempt: AttemptContext, ranks: Ranks) -> Writer:
+    """Return the writer that the config names; its store has the run's injected faults and fences off other nodes."""
+    store = inject.faulty(
+        _fenced(attempt.store, ranks), config.failures, attempt.number, attempt.past.struck, attempt.folder
+    )
+    moves = progress.here.add_moved
+    if config.writer == "blocking":
+        return writers.blocking(store, keep_last=config.keep_last, progress=moves)
+    return writers.overlapped(store, keep_last=config.keep_last, max_inflight=config.max_inflight, progress=moves)
+
+
+def _fenced(store: Store, ranks: Ranks) -> Store:
+    """Return the store; with several nodes it refuses writes once the other nodes continue without this one."""
+    term, connect = os.environ.get(distributed.TERM), ranks.connect
+    if term is None or connect is None:
+        return store
+
+    def is_ours(newer: Term) -> bool:
+        return bool(connect().check([distributed.ours(newer.token, int(os.environ[distributed.NODE]))]))
+
+    return Fenced(store, int(term), is_ours)

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.distributed.membership import Membership
-from holdfast.supervise.workers.members import Members, WorkerStatus
+from holdfast.supervise.nodes.rendezvous import WorkerStatus
+from holdfast.supervise.workers.membership_control import Members
 
 
 def members(*seats: int, of: int = 0) -> list[WorkerStatus]:

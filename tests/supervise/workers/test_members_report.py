@@ -1,7 +1,8 @@
 """The nodes report their workers, and the reports are merged."""
 
 from holdfast.distributed.membership import Membership
-from holdfast.supervise.workers.members import Members, MembersReport, WorkerStatus, merge_reports
+from holdfast.supervise.nodes.rendezvous import MembersReport, WorkerStatus, merge_reports
+from holdfast.supervise.workers.membership_control import Members
 
 HERE = MembersReport((WorkerStatus(seat=0, membership=1), WorkerStatus(seat=4, is_ready=True)), goes_on=True)
 THERE = MembersReport((WorkerStatus(seat=2, membership=0),), broken=True, ended=True, goes_on=False)

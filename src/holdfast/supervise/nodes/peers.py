@@ -19,8 +19,7 @@ from holdfast.supervise.nodes import quorum
 from holdfast.supervise.nodes.connection import Answer, Connection, heartbeats, is_refused, read_json
 from holdfast.supervise.nodes.node import Node
 from holdfast.supervise.nodes.quorum import Heartbeats
-from holdfast.supervise.nodes.rendezvous import Peers
-from holdfast.supervise.workers.members import MembersReport
+from holdfast.supervise.nodes.rendezvous import MembersReport, Peers
 
 _AGAIN = 0.2  # seconds after which an unchanged report is repeated
 

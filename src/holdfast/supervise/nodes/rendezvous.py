@@ -7,20 +7,71 @@ import fcntl
 import secrets
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # they are public
 
 from holdfast.checkpoint.terms import Term
 from holdfast.distributed.membership import LIVE, Membership, publish
 from holdfast.events import JSON
-from holdfast.supervise.workers.members import MembersReport
 
 LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915  # Linux: the address of an interface
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """One worker that has not failed: whether it is ready to join, and the membership it is in (None: in reserve)."""
+
+    seat: int
+    is_ready: bool = False
+    membership: int | None = None
+
+
+class MembersReport(NamedTuple):
+    """The workers of one node, or of several.
+
+    `broken`: some have waited for a membership for long. `ended`: some have nothing left to train. `goes_on`: all
+    members are at a point where they can survive the loss of a peer.
+    """
+
+    seen: tuple[WorkerStatus, ...] = ()
+    broken: bool = False
+    ended: bool = False
+    goes_on: bool = True
+
+    @property
+    def inside(self) -> tuple[int, ...]:
+        """The seats of workers that are in a membership."""
+        return tuple(worker.seat for worker in self.seen if worker.membership is not None)
+
+    @property
+    def ready(self) -> int:
+        """The number of workers that are ready to join."""
+        return sum(worker.is_ready for worker in self.seen)
+
+    def to_json(self) -> list[Any]:
+        seen = [[worker.seat, worker.is_ready, worker.membership] for worker in self.seen]
+        return [seen, self.broken, self.ended, self.goes_on]
+
+    @classmethod
+    def from_json(cls, data: list[Any]) -> "MembersReport":
+        seen = tuple(WorkerStatus(seat=seat, is_ready=ready, membership=number) for seat, ready, number in data[0])
+        return cls(seen, *data[1:])
+
+
+def merge_reports(reports: Iterable[MembersReport]) -> MembersReport:
+    """Return one report for the workers of all nodes."""
+    all_reports = list(reports)
+    return MembersReport(
+        tuple(worker for report in all_reports for worker in report.seen),
+        any(report.broken for report in all_reports),
+        any(report.ended for report in all_reports),
+        all(report.goes_on for report in all_reports),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,16 @@
-"""Decisions about the membership of the workers in one attempt, for runs that recover live.
+"""The members of an attempt, for runs that recover live: who they are next, given the state of the workers.
+
+A *seat* is one worker process; no two ever have the same. A *number* is a member's place when none is lost: it passes
+from a lost worker to its replacement. Workers without a number wait in reserve: spares, new replacements, and workers
+that `holdfast scale` put to sleep.
 
 Of several nodes, the one that keeps the store in which they met decides for all; the others report to it and follow.
 """
 
+import json
 import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from holdfast.distributed.membership import Membership
@@ -12,17 +19,157 @@ from holdfast.events import Scale
 from holdfast.finding import counted
 from holdfast.progress import Phase
 from holdfast.runs.config import RunConfig
-from holdfast.runs.rank_log import RankLog
-from holdfast.supervise.display import Display
+from holdfast.runs.logs import LOG_FOLDER, RANKS
+from holdfast.supervise.display import Display, Journal
 from holdfast.supervise.hang_detection import RemoteProgress
-from holdfast.supervise.journal import Journal
-from holdfast.supervise.nodes.rendezvous import Peers, RoundInfo
+from holdfast.supervise.nodes.rendezvous import MembersReport, Peers, RoundInfo, WorkerStatus, merge_reports
 from holdfast.supervise.scale_request import ScaleRequests
-from holdfast.supervise.workers.members import Members, MembersReport, merge_reports
 from holdfast.supervise.workers.pool import WorkerPool
 
 SUSPECTED = 0.5  # seconds: a worker that dies is seen long before
 SCALE_LOOK = 0.1  # seconds between two looks for a scale request
+
+
+class Members:
+    """The members of one attempt, from membership to membership; `wanted` is the number that should train."""
+
+    def __init__(self, strategy: str, size: int) -> None:
+        self.wanted = size
+        self.current = Membership(0, tuple(range(size)))
+        self._strategy, self._size = strategy, size
+        self._seats = {number: number for number in range(size)}  # of the members, by number
+        self._leaving: dict[int, int] = {}  # of members that were told to sleep, by number
+        self._last = dict(self._seats)  # last number of each seat
+        self._asleep: set[int] = set()  # seats
+
+    def number_of(self, seat: int) -> int:
+        """Return the number of `seat`, now or last; the seat itself if it never had one."""
+        return self._last.get(seat, seat)
+
+    def is_member(self, seat: int) -> bool:
+        """Return True if `seat` is a member, or was told to become one."""
+        return seat in self._seats.values()
+
+    def was_member(self, seat: int) -> bool:
+        """Return True if `seat` was told to become a member, and was not put to sleep since."""
+        return seat in self._last and seat not in self._asleep
+
+    def lost(self, workers: Sequence[WorkerStatus]) -> list[int]:
+        """Return the numbers of members that are not among `workers`."""
+        seats = {worker.seat for worker in workers}
+        return [number for number, seat in self._seats.items() if seat not in seats]
+
+    def numbers_of(self, seats: Collection[int]) -> list[int]:
+        """Return the numbers of those `seats` that are members."""
+        return sorted(number for number, seat in self._seats.items() if seat in seats)
+
+    def adopt(self, membership: Membership) -> None:
+        """Make `membership` the current one."""
+        known = {**self._leaving, **self._seats}
+        inside = {number: known[number] for number in membership.members if number not in membership.joining}
+        self._leaving = {number: self._seats[number] for number in membership.asleep}
+        self._seats = {**inside, **membership.joining}
+        self._last |= {seat: number for number, seat in membership.joining.items()}
+        self._asleep = (self._asleep | {*self._leaving.values()}) - {*self._seats.values()}
+        self.current = membership
+
+    def is_complete(self, workers: Sequence[WorkerStatus]) -> bool:
+        """Return True if exactly the wanted number of workers train together, and all others sleep."""
+        inside = [worker for worker in workers if worker.membership is not None]
+        together = all(worker.membership == self.current.number for worker in inside)
+        return together and len(inside) == len(self._seats) == self.wanted
+
+    def next(self, workers: Sequence[WorkerStatus], *, broken: bool = False) -> Membership | None:
+        """Adopt and return the next membership, if there is to be one; `broken`: members cannot reach each other."""
+        present = {worker.seat: worker for worker in workers}
+        known = {**self._leaving, **self._seats}
+        inside = {n: seat for n, seat in known.items() if seat in present and present[seat].membership is not None}
+        if broken or any(seat not in present for seat in self._seats.values()):
+            return self._without_lost(inside, present)  # a worker that is not asleep yet stays for now
+        if any(present[seat].membership != self.current.number for seat in self._seats.values()):
+            return None  # they have not all joined the current membership
+        if len(inside) > len(self._seats):
+            return None  # some have yet to fall asleep
+        return self._resized(inside, present)
+
+    def _without_lost(self, inside: dict[int, int], present: Mapping[int, WorkerStatus]) -> Membership | None:
+        """Continue with the members that are left; to replay a step, all lost ones must be replaced first."""
+        if self._strategy != "replay":
+            return self._publish(inside, {}) if inside else None
+        joining = self._seated(self._seats.keys() - inside.keys(), self._ready(inside, present))
+        return self._publish(inside, joining) if {*inside, *joining} == {*self._seats} else None
+
+    def _resized(self, inside: dict[int, int], present: Mapping[int, WorkerStatus]) -> Membership | None:
+        """Let workers join, or put some to sleep, if more or fewer are wanted than train."""
+        more = self.wanted - len(inside)
+        if more < 0:
+            asleep = sorted(inside)[more:]
+            return self._publish({number: inside[number] for number in sorted(inside)[:more]}, {}, tuple(asleep))
+        joining = self._seated(set(range(self._size)) - inside.keys(), self._ready(inside, present)[:more])
+        return self._publish(inside, joining) if joining else None
+
+    def _ready(self, inside: Mapping[int, int], present: Mapping[int, WorkerStatus]) -> list[int]:
+        return [seat for seat, worker in sorted(present.items()) if worker.is_ready and seat not in inside.values()]
+
+    def _seated(self, free: set[int], ready: list[int]) -> dict[int, int]:
+        """Give each ready seat a free number: its last one if that is free, otherwise the lowest."""
+        seats: dict[int, int] = {}
+        for seat in sorted(ready, key=lambda seat: self._last.get(seat) not in free):
+            left = sorted(free - seats.keys())
+            if left:
+                last = self._last.get(seat)
+                seats[last if last in left else left[0]] = seat
+        return seats
+
+    def _publish(self, inside: dict[int, int], joining: dict[int, int], asleep: tuple[int, ...] = ()) -> Membership:
+        membership = Membership(self.current.number + 1, tuple(sorted({**inside, **joining})), joining, asleep)
+        self.adopt(membership)
+        return membership
+
+
+class RankLog:
+    """The ranks of the workers of this node, from membership to membership of one attempt.
+
+    A worker prints to files of one name for as long as it lives, whatever its rank becomes. So rank changes are shown to
+    the user, and kept beside these files for later readers.
+    """
+
+    def __init__(self, out: Path, attempt: int) -> None:
+        self._out, self._attempt = out, attempt
+        self._names: dict[int, str] = {}  # the worker of each rank, by the name of its files; empty: of another node
+        self._lines: list[str] = []
+        self._is_replacing = False  # a worker was told to join, and has not yet
+
+    def follow(self, membership: Membership, names: Mapping[int, str]) -> None:
+        """Record a new membership; `names` has the workers of this node, by member number."""
+        changed = []
+        for rank, number in enumerate(membership.members):
+            before, name = self._names.get(rank, f"rank-{rank}"), names.get(number, "")
+            self._names[rank] = name
+            if name == before:
+                continue
+            self._is_replacing |= number in membership.joining
+            if name:
+                changed.append((rank, name))
+            if name and (rank == 0 or number in membership.joining):
+                worker = f"the worker that began as rank {name[5:]}" if name.startswith("rank-") else name
+                self._lines.append(f"rank {rank} is now {worker}, {LOG_FOLDER.format(self._attempt)}/{name}.out")
+        if changed:
+            self._append(changed)
+
+    def news(self, *, all_train: int) -> list[str]:
+        """Return lines on changes since the last call; `all_train` is the number of workers if all train, otherwise 0."""
+        lines, self._lines = self._lines, []
+        if all_train and self._is_replacing:
+            self._is_replacing = False
+            lines.append(f"all {all_train} workers train again")
+        return lines
+
+    def _append(self, changed: list[tuple[int, str]]) -> None:
+        text = "".join(json.dumps(change) + "\n" for change in changed)
+        path = self._out / LOG_FOLDER.format(self._attempt) / RANKS
+        with suppress(OSError), path.open("a") as file:  # a disk that refuses does not end the run
+            file.write(text)
 
 
 class Stranded(Exception):

@@ -16,7 +16,7 @@ from holdfast.errors import WorkerLost
 from holdfast.process import IN_ORDER, held_back
 from holdfast.progress import IN_RESERVE, Phase, Progress
 from holdfast.runs.config import RunConfig
-from holdfast.runs.rank_log import log_folder
+from holdfast.runs.logs import LOG_FOLDER
 from holdfast.supervise.failure_cause import WorkerExit
 from holdfast.supervise.hang_detection import HangDetector, RemoteProgress, WorkerLook
 from holdfast.supervise.nodes.rendezvous import RoundInfo, interface
@@ -67,7 +67,7 @@ class WorkerPool:
     def start(self, round: RoundInfo, *, local_rank: int, seat: int, joins: bool) -> None:
         """Start a worker in `seat`; one that `joins` later waits in reserve, the others begin as rank `seat`."""
         name = f"worker-{seat}" if joins else f"rank-{seat}"
-        logs = log_folder(self._out, round.attempt)
+        logs = self._out / LOG_FOLDER.format(round.attempt)
         error = logs / f"{name}.error.json"
         with suppress(OSError):  # a worker works without a log, too
             logs.mkdir(parents=True, exist_ok=True)

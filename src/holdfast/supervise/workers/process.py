@@ -17,9 +17,9 @@ from holdfast.process import IN_ORDER
 from holdfast.progress import Phase
 from holdfast.supervise.failure_cause import WorkerExit, read_error
 from holdfast.supervise.hang_detection import WorkerLook
+from holdfast.supervise.nodes.rendezvous import WorkerStatus
 from holdfast.supervise.workers import entry
 from holdfast.supervise.workers.entry import Task
-from holdfast.supervise.workers.members import WorkerStatus
 
 _PROC = Path("/proc")
 _EXIT = 49  # index of the exit status in /proc/PID/stat, counted from the state

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from holdfast.distributed.membership import Membership
-from holdfast.runs.rank_log import FILE, RankLog, read_rank_changes
+from holdfast.runs.logs import RANKS, read_rank_changes
+from holdfast.supervise.workers.membership_control import RankLog
 
 LOGS = "logs/attempt-0002"
 
@@ -59,5 +60,5 @@ def test_a_full_disk_does_not_change_the_lines(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", ["[0", "[0]", "{}", "7", '[1e400, "worker-3"]', "\x00\xff"])
 def test_damaged_lines_are_passed_over(tmp_path: Path, line: str) -> None:
-    (tmp_path / FILE).write_text(f'{line}\n[0, "worker-3"]\n')
+    (tmp_path / RANKS).write_text(f'{line}\n[0, "worker-3"]\n')
     assert read_rank_changes(tmp_path) == [(0, "worker-3")]
