@@ -26,12 +26,13 @@ def write_atomically(path: Path, data: bytes, temporary: Path, *, durable: bool 
             temporary.unlink()
         raise
     if durable:
-        _sync(path.parent)
+        sync_folder(path.parent)
         with suppress(PermissionError):  # the folder's own name, if it is new; a folder we may not open is not new
-            _sync(path.parent.parent)
+            sync_folder(path.parent.parent)
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Sync `folder`, so that the names of its new files survive a power failure."""
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(number)

@@ -34,11 +34,8 @@ def every_rank_has_a_history(record: RunRecord) -> tuple[Verdict, str]:
     for attempt, sessions in record.attempts.items():
         matters = attempt in record.trained or any(session.end for session in sessions)
         if matters and (absent := record.absent_ranks(attempt)):
-            world = counted(record.world(attempt), "rank")
-            return "unknown", (
-                f"there is no history of {', '.join(absent)} of the {world} of attempt {attempt}: name the folders of all "
-                "nodes with --node-folder"
-            )
+            lacking = f"{', '.join(absent)} of the {counted(record.world(attempt), 'rank')} of attempt {attempt}"
+            return "unknown", f"there is no history of {lacking}: name the folders of all nodes with --node-folder"
     return "pass", f"the histories of {counted(len(record.sessions), 'rank')}"
 
 
@@ -47,23 +44,17 @@ def every_start_is_an_attempt(record: RunRecord) -> tuple[Verdict, str]:
     if not record.attempts:
         return "unknown", "the history has no attempt"
     for sessions in record.sessions.values():
-        if error := _wrong_sessions(record, sessions):
+        if error := next((session.error for session in sessions if session.error), None):
             return "fail", error
+        for one, other in pairwise(session for session in sessions if session.attempt is not None):
+            is_new = not (record.has_joined(other) or record.never_joined(other))
+            if (other.attempt or 0) < (one.attempt or 0) + is_new:
+                return "fail", f"{other.who} started attempt {other.attempt} after attempt {one.attempt}"
     for attempt, sessions in record.attempts.items():
         if error := _wrong_worlds(attempt, sessions):
             return "fail", error
     starts = sum(map(len, record.attempts.values()))
     return "pass", f"{counted(starts, 'start')} of a rank in {counted(len(record.attempts), 'attempt')}"
-
-
-def _wrong_sessions(record: RunRecord, sessions: Sequence[RankSession]) -> str | None:
-    if error := next((session.error for session in sessions if session.error), None):
-        return error
-    for one, other in pairwise(session for session in sessions if session.attempt is not None):
-        is_new = not (record.has_joined(other) or record.never_joined(other))
-        if (other.attempt or 0) < (one.attempt or 0) + is_new:
-            return f"{other.who} started attempt {other.attempt} after attempt {one.attempt}"
-    return None
 
 
 def _wrong_worlds(attempt: int, sessions: Sequence[RankSession]) -> str | None:
@@ -89,11 +80,17 @@ def one_plan(record: RunRecord) -> tuple[Verdict, str]:
         session = next(session for session, rank_plan in record.plans if rank_plan.data is None)
         return "unknown", f"{session.who} has no digest of its data in attempt {session.attempt}, but others have"
     attempts = counted(len({session.attempt for session, _ in record.plans}), "attempt")
-    data = "" if any(digests) else "; what the samples contain is not recorded"
-    return "pass", (
-        f"{attempts} by one plan: {_length_text(plan)} of {counted(plan.batch, 'sample')}; {_extensions(record)}"
-        f"{leftover(plan)}{data}{_changed_arguments(record)}"
-    )
+    length = f"{counted(plan.epochs, 'epoch')} of {counted(plan.steps_per_epoch, 'step')}"
+    if plan.limit is not None:
+        length = f"{counted(plan.limit, 'step')}, in {length}"
+    parts = [f"{attempts} by one plan: {length} of {counted(plan.batch, 'sample')}"]
+    lengths = list(dict.fromkeys(steps_of(rank_plan) for _, rank_plan in record.plans))
+    parts += [f"extended from {' to '.join(map(str, lengths))} steps"] if len(lengths) > 1 else []
+    parts += [leftover(plan)] if any(digests) else [leftover(plan), "what the samples contain is not recorded"]
+    changes = {launch.attempt: launch.changed for _, launch in record.launches if isinstance(launch, Launch)}
+    for attempt, names in sorted(changes.items()):
+        parts += [f"{', '.join(names)} changed in attempt {attempt} with --may-change"] if names else []
+    return "pass", "; ".join(parts)
 
 
 def _different_plans(one: tuple[RankSession, Plan], other: tuple[RankSession, Plan]) -> str | None:
@@ -147,25 +144,6 @@ def _different_seed(record: RunRecord) -> str | None:
     return None
 
 
-def _length_text(plan: SamplePlan) -> str:
-    epochs = f"{counted(plan.epochs, 'epoch')} of {counted(plan.steps_per_epoch, 'step')}"
-    return epochs if plan.limit is None else f"{counted(plan.limit, 'step')}, in {epochs}"
-
-
-def _extensions(record: RunRecord) -> str:
-    lengths = list(dict.fromkeys(steps_of(plan) for _, plan in record.plans))
-    return f"extended from {' to '.join(map(str, lengths))} steps; " if len(lengths) > 1 else ""
-
-
-def _changed_arguments(record: RunRecord) -> str:
-    changes = {launch.attempt: launch.changed for _, launch in record.launches if isinstance(launch, Launch)}
-    return "".join(
-        f"; {', '.join(names)} changed in attempt {attempt} with --may-change"
-        for attempt, names in sorted(changes.items())
-        if names
-    )
-
-
 def leftover(plan: SamplePlan) -> str:
     """Return how many samples of an epoch are in none of its steps, as a part of a sentence."""
     rest = plan.samples % plan.batch
@@ -180,25 +158,25 @@ def reached_the_end(record: RunRecord) -> tuple[Verdict, str]:
         for session in sessions:
             planned = steps_of(session.plan) if session.plan else end
             if isinstance(session.end, Done) and session.end.step != planned:
-                return (
-                    "fail",
-                    f"{session.who} was done at step {session.end.step} of {planned} in attempt {session.attempt}",
-                )
-    if error := _wrong_stop(record) or _stop_without_mark(record):
+                step = f"step {session.end.step} of {planned}"
+                return "fail", f"{session.who} was done at {step} in attempt {session.attempt}"
+    if error := _wrong_stop(record):
         return "fail", error
     finished = [attempt for attempt in record.attempts if is_finished(record, attempt)]
-    if error := _unsaved_end(record, set(finished[:-1])):  # the last one is looked at below
+    if error := _wrong_last_save(record, set(finished[:-1])):  # the last one is looked at below
         return "fail", error
     last = max((attempt for attempt, steps in record.trained.items() if len(steps)), default=0)
-    if finished and max(finished) >= last and record.committed == end:
+    if finished and max(finished) >= last and record.lineage.committed == end:
         return "pass", f"all ranks were done at step {end} in attempt {max(finished)}"
-    if finished and (stop := _stop_step(record, max(finished))) is not None and record.committed == stop:
+    ends = (session.end for attempt in finished[-1:] for session in record.attempts[attempt])
+    stop = next((last_event.step for last_event in ends if isinstance(last_event, Stopped)), None)
+    if stop is not None and stop == record.lineage.committed:
         return "pass", f"stopped by the script at step {stop} of {end}, on all ranks, in attempt {max(finished)}"
     reached = 1 + max((int(steps[-1]) for steps in record.trained.values()), default=-1)
-    progress = f"{counted(reached, 'step')} of {end} trained, {record.committed} of them committed"
+    progress = f"{counted(reached, 'step')} of {end} trained, {record.lineage.committed} of them committed"
     if finished and max(finished) == max(record.attempts):
         return "fail", f"all ranks were done in attempt {max(finished)}, with {progress}"
-    if reached == end == record.committed:
+    if reached == end == record.lineage.committed:
         last_sessions = record.attempts[max(record.attempts)]
         silent = ", ".join([session.who for session in last_sessions if not isinstance(session.end, Done)][:4])
         steps = counted(end, "step")
@@ -218,9 +196,8 @@ def _wrong_stop(record: RunRecord) -> str | None:
     for attempt, sessions in record.attempts.items():
         extends = any(session.plan and session.plan.extends for session in sessions)
         if stop and not extends and any(s.reached > stop[1] for s in sessions if len(s.steps)):
-            return (
-                f"the script stopped the run at step {stop[1]} in attempt {stop[0]}, but attempt {attempt} trained on"
-            )
+            stopped_at = f"step {stop[1]} in attempt {stop[0]}"
+            return f"the script stopped the run at {stopped_at}, but attempt {attempt} trained on"
         ends = {(type(s.end), s.end.step): s for s in sessions if isinstance(s.end, Done | Stopped)}
         if len(ends) > 1:
             one, other, *_ = ends.values()
@@ -237,32 +214,21 @@ def _end_text(session: RankSession) -> str:
     return f"was done at step {end.step if end else session.reached}"
 
 
-def _stop_without_mark(record: RunRecord) -> str | None:
-    """Return which stop is not marked in the snapshot of its step; a script that leaves its loop may do so after a save."""
+def _wrong_last_save(record: RunRecord, finished: set[int]) -> str | None:
+    """Return which of the `finished` attempts ended unsaved, or which stop is not marked in the snapshot of its step.
+
+    A script that leaves its loop may do so after a save, which then has no mark.
+    """
     commits: dict[int, Commit] = {}  # the last of each step, up to the attempt
     for attempt, sessions in record.attempts.items():
         commits |= {commit.step: commit for session in sessions for commit in session.commits}
-        for session in sessions:
-            end = session.end
+        ends = [(session.who, session.end) for session in sessions if isinstance(session.end, Done | Stopped)]
+        for who, end in ends:
             if isinstance(end, Stopped) and not end.left and end.step in commits and not commits[end.step].stops:
                 return (
-                    f"{session.who} says that its script stopped the run at step {end.step} in attempt {attempt}, but the "
+                    f"{who} says that its script stopped the run at step {end.step} in attempt {attempt}, but the "
                     "snapshot that was saved there has no mark of a stop"
                 )
-    return None
-
-
-def _unsaved_end(record: RunRecord, finished: set[int]) -> str | None:
-    """Return which of the `finished` attempts ended before its last state was committed."""
-    saved: set[int] = set()
-    for attempt, sessions in record.attempts.items():
-        saved |= {commit.step for session in sessions for commit in session.commits}
-        ends = {session.end.step for session in sessions if isinstance(session.end, Done | Stopped)}
-        if attempt in finished and (unsaved := ends - saved):
+        if attempt in finished and (unsaved := {end.step for _, end in ends} - commits.keys()):
             return f"attempt {attempt} ended at step {min(unsaved)}, which was never committed"
     return None
-
-
-def _stop_step(record: RunRecord, attempt: int) -> int | None:
-    steps = (session.end.step for session in record.attempts[attempt] if isinstance(session.end, Stopped))
-    return next(steps, None)

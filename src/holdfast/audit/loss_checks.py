@@ -38,9 +38,8 @@ def losses_are_declared(record: RunRecord) -> tuple[Verdict, str]:
         return results[0]
     texts = [text for memberships in record.live_attempts for text in _change_texts(memberships)]
     more = ["and more"] if len(texts) > SHOWN else []
-    unreported = sum(
-        m.unreported(record.trained[m.attempt]) for m in record.live_attempts if m.attempt in record.trained
-    )
+    trained = [m for m in record.live_attempts if m.attempt in record.trained]
+    unreported = sum(memberships.unreported(record.trained[memberships.attempt]) for memberships in trained)
     more += [f"{counted(unreported, 'share')} reported by the other ranks only"] if unreported else []
     return "pass", "; ".join([f"{len(texts)}: {texts[0]}", *texts[1:SHOWN], *more])
 
@@ -56,18 +55,13 @@ def _change_texts(memberships: Memberships) -> Iterator[str]:
         yield f"{' and '.join(parts) or 'the members reconnected'} at step {change.step}{missing}"
 
 
-# What members declare.
-
-
 def _wrong_declarations(record: RunRecord, memberships: Memberships) -> Iterator[str]:
     """Yield what cannot be true about the losses and joins of an attempt."""
     yield from memberships.errors
     for change in memberships.changes:
         if record.recovery is not None and change.strategy != record.recovery:
-            yield (
-                f"membership {change.number} of attempt {memberships.attempt} was formed by {change.strategy!r}, in a run "
-                f"that recovers by {record.recovery!r:.20}"
-            )
+            name = f"membership {change.number} of attempt {memberships.attempt}"
+            yield f"{name} was formed by {change.strategy!r}, in a run that recovers by {record.recovery!r:.20}"
         for loss in (*change.lost, *change.asleep):
             yield from _continues(memberships, change, loss)
         for declaration in change.declarations:
@@ -170,9 +164,6 @@ def _wrong_placement(memberships: Memberships, session: RankSession) -> Iterator
                 return
 
 
-# What came out of the steps in which members were lost.
-
-
 def _wrong_results(record: RunRecord, memberships: Memberships) -> Iterator[tuple[Verdict, str]]:
     """Yield steps that are declared skipped but changed the state, replays that differ, and undeclared skips."""
     for session in record.attempts[memberships.attempt]:
@@ -190,9 +181,8 @@ def _not_skipped(record: RunRecord, memberships: Memberships, session: RankSessi
         if memberships.void_step(session) == (step := int(steps.step[row])):
             continue
         name = f"step {step} of attempt {memberships.attempt} is declared skipped"
-        has_more_passes = (
-            row > 0 and min(reduced[row - 1], reduced[row]) > 1
-        )  # what an earlier backward pass did, stays
+        # The result of an earlier backward pass stays.
+        has_more_passes = row > 0 and min(reduced[row - 1], reduced[row]) > 1
         if steps.stepped[row]:
             yield "fail", f"{name}, but the optimizer of {session.who} stepped"
         elif not (before[row] and steps.shared[row]):
@@ -227,13 +217,8 @@ def _changed_nothing(record: RunRecord, memberships: Memberships) -> Iterator[tu
     longest = int(np.delete(pauses, [*places, len(moved)]).max(initial=1))  # the last may go on after the attempt
     for step, pause in zip(still.tolist(), pauses[places].tolist(), strict=True):
         if pause > longest:
-            yield (
-                "unknown",
-                (
-                    f"members were lost around step {step} of attempt {memberships.attempt}, which changed nothing but is not "
-                    "declared skipped"
-                ),
-            )
+            name = f"step {step} of attempt {memberships.attempt}"
+            yield "unknown", f"members were lost around {name}, which changed nothing but is not declared skipped"
 
 
 def _moved_steps(record: RunRecord, memberships: Memberships) -> tuple[Numbers, Numbers]:
@@ -250,9 +235,6 @@ def _moved_steps(record: RunRecord, memberships: Memberships) -> tuple[Numbers, 
     return all_reported, np.intersect1d(all_reported, np.concatenate(moved))
 
 
-# What members that joined began with.
-
-
 def _wrong_start(record: RunRecord, join: Join) -> str | None:
     """Return how a member that joined did not begin with the state of the others."""
     session = join.session
@@ -267,20 +249,14 @@ def _wrong_start(record: RunRecord, join: Join) -> str | None:
         return f"{name} at epoch {recover.epoch} cursor {recover.cursor}, which is not step {join.first_step}"
     if recover.rng != "keyed":
         return f"{name} with its random generators {recover.rng:.20} instead of keyed"
-    before = state_after(record, session.attempt or 0, join.first_step - 1) or _first_state(record, join)
+    before = state_after(record, session.attempt, join.first_step - 1)
+    if not before:  # perhaps the member joined before the first step of the attempt
+        others = [s for s in record.attempts[session.attempt or 0] if not record.has_joined(s)]
+        recovers = (other.recover for other in others if other.first_step == join.first_step)
+        before = next((shared_part(r.fingerprint) for r in recovers if r and r.fingerprint), 0)
     if before and recover.fingerprint and shared_part(recover.fingerprint) != before:
         return f"{name}, but its parameters are not those after step {join.first_step - 1}"
     return None
-
-
-def _first_state(record: RunRecord, join: Join) -> int:
-    """Return the fingerprint that the attempt began with, if the member joined before its first step; otherwise 0."""
-    sessions = record.attempts[join.session.attempt or 0] if join.session else ()
-    recovers = (s.recover for s in sessions if not record.has_joined(s) and s.first_step == join.first_step)
-    return next((shared_part(r.fingerprint) for r in recovers if r and r.fingerprint), 0)
-
-
-# What the supervisor saw.
 
 
 def undeclared_death(record: RunRecord) -> str | None:
@@ -293,12 +269,8 @@ def undeclared_death(record: RunRecord) -> str | None:
         return None
     deaths: defaultdict[tuple[int, int], list[Detect]] = defaultdict(list)
     for _, detect in record.detects:
-        if (
-            detect.rank >= 0
-            and detect.exit is not None
-            and detect.step is not None
-            and detect.attempt in record.attempts
-        ):
+        has_died = detect.rank >= 0 and detect.exit is not None and detect.step is not None
+        if has_died and detect.attempt in record.attempts:
             deaths[detect.attempt, detect.rank].append(detect)
     for (attempt, member), detects in deaths.items():
         memberships = record.memberships(attempt)
@@ -314,7 +286,8 @@ def _unmatched_death(memberships: Memberships, member: int, deaths: Sequence[Det
     There may be more losses than deaths: a process may join and die before it begins a step.
     """
     losses = iter([(change, loss) for change, loss in memberships.lost if loss.member == member])
-    steps = memberships.reduced_steps
+    all_steps = (session.steps for session in memberships.sessions)
+    steps = np.unique(np.concatenate([steps.step[steps.reduced > 0] for steps in all_steps]))
     # A member that slept since then may have died in a later step than the one it had noted.
     woken = {change.step - 1 for change in memberships.changes if change.asleep}
     for death in deaths:
@@ -323,10 +296,8 @@ def _unmatched_death(memberships: Memberships, member: int, deaths: Sequence[Det
             continue
         is_declared = any(_is_loss_of(death, change, loss, steps) for change, loss in losses)
         if not is_declared and len(steps) and steps[-1] > step:
-            return (
-                f"rank {member} died in step {step} of attempt {memberships.attempt} and the others continued, but did not "
-                "declare it lost there"
-            )
+            name = f"step {step} of attempt {memberships.attempt}"
+            return f"rank {member} died in {name} and the others continued, but did not declare it lost there"
     return None
 
 

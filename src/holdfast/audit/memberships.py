@@ -78,15 +78,11 @@ class Memberships:
         self.attempt, self.world, self.sessions = attempt, world, sessions
         self.errors: list[str] = []
         self.changes: list[MemberChange] = []
+        self.is_live = any(session.regroups for session in sessions)  # members changed while the others continued
         # First steps, each with the members that the samples were split among from there on.
         self._splits: list[tuple[int, Sequence[int]]] = [(0, range(world))]
         if plan and self.is_live:
             self._fold(plan)
-
-    @property
-    def is_live(self) -> bool:
-        """True if members were lost or joined while the others continued."""
-        return any(session.regroups for session in self.sessions)
 
     @property
     def members(self) -> Sequence[int]:
@@ -97,11 +93,6 @@ class Memberships:
     def lost(self) -> Sequence[tuple[MemberChange, MemberExit]]:
         """Every lost member, in order."""
         return [(change, loss) for change in self.changes for loss in change.lost]
-
-    @cached_property
-    def joined(self) -> Sequence[Join]:
-        """Every member that joined and wrote a session."""
-        return [join for change in self.changes for join in change.joined if join.session]
 
     @cached_property
     def missing(self) -> Mapping[int, frozenset[int]]:
@@ -116,11 +107,6 @@ class Memberships:
     def skipped(self) -> frozenset[int]:
         """The steps that were declared skipped: nothing came out of them."""
         return frozenset(change.step for change in self.changes if change.missing and change.strategy == "skip")
-
-    @cached_property
-    def reduced_steps(self) -> Numbers:
-        """The steps in which gradients were all-reduced."""
-        return np.unique(np.concatenate([s.steps.step[s.steps.reduced > 0] for s in self.sessions]))
 
     def split(self, step: int) -> Sequence[int]:
         """Return the members that the samples of `step` were split among."""
@@ -216,35 +202,29 @@ class Memberships:
     def _fold(self, plan: SamplePlan) -> None:
         if self.world > _MOST_MEMBERS:
             raise CannotTell(f"attempt {self.attempt} claims to have {self.world} members")
-        waiting = self._sessions_by_member()
+        waiting: defaultdict[int, deque[RankSession]] = defaultdict(deque)
+        declared: defaultdict[int, list[Declaration]] = defaultdict(list)
+        for session in self.sessions:
+            if not (
+                session.is_idle and waiting[session.rank]
+            ):  # a process that ended before it joined was not a member
+                waiting[session.rank].append(session)
+            starts = [row for _, row in session.regroups]
+            for (regroup, start), end in zip(session.regroups, [*starts[1:], len(session.steps)], strict=False):
+                declared[regroup.number].append(Declaration(session, regroup, range(start, end)))
         current = {member: sessions.popleft() for member, sessions in waiting.items()}
-        declared = self._declarations()
         departures: defaultdict[int, list[int]] = defaultdict(list)  # membership numbers, by member
         for number in sorted(declared):
             for member in (*declared[number][0].regroup.lost, *declared[number][0].regroup.asleep):
                 departures[member].append(number)
         for number in sorted(declared):
-            if error := self._contradiction(declared[number]) or self._impossible(declared[number][0].regroup, plan):
+            if error := self._wrong_declarations(declared[number], plan):
                 self.errors.append(error)
             else:
                 self._add_change(declared[number], current, waiting, departures)
 
-    def _sessions_by_member(self) -> dict[int, deque[RankSession]]:
-        sessions: defaultdict[int, deque[RankSession]] = defaultdict(deque)
-        for session in self.sessions:
-            if not (session.is_idle and sessions[session.rank]):  # a process that ended before it joined was no member
-                sessions[session.rank].append(session)
-        return sessions
-
-    def _declarations(self) -> Mapping[int, list[Declaration]]:
-        declared: defaultdict[int, list[Declaration]] = defaultdict(list)
-        for session in self.sessions:
-            starts = [row for _, row in session.regroups]
-            for (regroup, start), end in zip(session.regroups, [*starts[1:], len(session.steps)], strict=False):
-                declared[regroup.number].append(Declaration(session, regroup, range(start, end)))
-        return declared
-
-    def _contradiction(self, declarations: Sequence[Declaration]) -> str | None:
+    def _wrong_declarations(self, declarations: Sequence[Declaration], plan: SamplePlan) -> str | None:
+        """Return how declarations of one membership contradict each other, or why it is not possible."""
         first, *others = declarations
         for other in others:
             for name in _ALIKE:
@@ -252,10 +232,8 @@ class Memberships:
                 if mine != theirs:
                     who = f"{first.session.who} and {other.session.who}"
                     return f"{who} disagree about {name} of membership {first.regroup.number} ({mine}, {theirs})"
-        return None
-
-    def _impossible(self, regroup: Regroup, plan: SamplePlan) -> str | None:
-        name, members = f"membership {regroup.number} of attempt {self.attempt}", regroup.members
+        regroup, members = first.regroup, first.regroup.members
+        name = f"membership {regroup.number} of attempt {self.attempt}"
         if regroup.strategy not in STRATEGIES:
             return f"{name} has the unknown strategy {regroup.strategy!r:.20}"
         if not members or list(members) != sorted({*members}) or members[-1] >= self.world:
@@ -278,7 +256,8 @@ class Memberships:
         asleep = sorted({*regroup.asleep} & {*before})
         lost = sorted({m for declaration in declarations for m in declaration.regroup.lost if m in before} - {*asleep})
         if gone := {*before} - {*members, *lost, *asleep}:
-            self.errors.append(f"{names(sorted(gone))} left in {self._named(regroup)} without being declared lost")
+            name = f"membership {regroup.number} of attempt {self.attempt}"
+            self.errors.append(f"{names(sorted(gone))} left in {name} without being declared lost")
         while self._splits and self._splits[-1][0] >= first_step:
             self._splits.pop()
         self._splits.append((first_step, members))
@@ -306,9 +285,6 @@ class Memberships:
             declarations=declarations,
         )
         self.changes.append(_with_losses(self.changes[-1] if self.changes else None, change))
-
-    def _named(self, regroup: Regroup) -> str:
-        return f"membership {regroup.number} of attempt {self.attempt}"
 
 
 def missing_samples(plan: SamplePlan, change: MemberChange) -> list[int]:
@@ -367,18 +343,13 @@ def _is_within(declarations: Sequence[Declaration], split: Sequence[int]) -> boo
     regroup = declarations[0].regroup
     if regroup.missing or regroup.kept or regroup.redone:
         return True
-    placements = [
-        (declaration.session.rank, place) for declaration in declarations if (place := _placement_after(declaration))
-    ]
-    return not _fits(placements, regroup.members) and _fits(placements, split)
+    placements: list[tuple[int, tuple[int, int]]] = []  # members, with the rank and world size that finished the step
+    for session, _, rows in declarations:
+        finished = np.flatnonzero(session.steps.step[rows.start : rows.stop] == regroup.step)
+        if len(finished):
+            placements.append((session.rank, session.placement(rows.start + int(finished[0]))))
 
+    def fits(members: Sequence[int]) -> bool:
+        return all(member in members and place == (members.index(member), len(members)) for member, place in placements)
 
-def _placement_after(declaration: Declaration) -> tuple[int, int] | None:
-    """Return the rank and world size with which a session finished the step in which the members changed."""
-    rows, session = declaration.rows, declaration.session
-    found = np.flatnonzero(session.steps.step[rows.start : rows.stop] == declaration.regroup.step)
-    return session.placement(rows.start + int(found[0])) if len(found) else None
-
-
-def _fits(placements: Sequence[tuple[int, tuple[int, int]]], members: Sequence[int]) -> bool:
-    return all(member in members and place == (members.index(member), len(members)) for member, place in placements)
+    return not fits(regroup.members) and fits(split)

@@ -15,7 +15,7 @@ def restores_only_committed(record: RunRecord) -> tuple[Verdict, str]:
         if restore.recover.restored is not None and restore.commit is None:
             abandoned = "which a later restore had abandoned"
             return "fail", f"{restore}, {abandoned if restore.is_abandoned else 'not committed by then'}"
-    if error := _different_restores(record.restores) or _wrong_position(record):
+    if error := _wrong_restores(record):
         return "fail", error
     if not record.saves:
         return "unknown", "nothing was committed"
@@ -26,17 +26,13 @@ def restores_only_committed(record: RunRecord) -> tuple[Verdict, str]:
     return "pass", f"{counted(restores, 'restore')}, {counted(len(steps), 'committed step')}"
 
 
-def _different_restores(restores: Iterable[Restore]) -> str | None:
-    first: dict[int, Restore] = {}
-    for restore in restores:
+def _wrong_restores(record: RunRecord) -> str | None:
+    """Return which ranks of one attempt restored different steps, or which continued at another position."""
+    plan, first = record.sample_plan, dict[int, Restore]()
+    for restore in record.restores:
         other = first.setdefault(restore.recover.attempt, restore)
         if other.recover.restored != restore.recover.restored:
             return f"{restore}, but {other}"
-    return None
-
-
-def _wrong_position(record: RunRecord) -> str | None:
-    plan = record.sample_plan
     for restore in record.restores:
         step, position = restore.recover.restored or 0, (restore.recover.epoch, restore.recover.cursor)
         planned = plan.position(step) if step <= plan.steps else None
@@ -53,8 +49,8 @@ def _never_reached(record: RunRecord, save: CommittedSave) -> str | None:
     if trainer is None or (not commit.found and trainer != commit.attempt):
         return f"{name} covers no step of this attempt"
     reached: dict[int, int] = {}
-    for rank, session in record.sessions_by_rank(trainer):
-        reached[rank] = max(session.reached, reached.get(rank, 0))
+    for session in record.attempts[trainer]:
+        reached[session.rank] = max(session.reached, reached.get(session.rank, 0))
     memberships = record.memberships(trainer)
     for rank in memberships.split(commit.step - 1) if commit.step else ():
         if rank not in reached and f"rank-{rank}" not in record.sessions:
@@ -84,13 +80,13 @@ def restored_states_agree(record: RunRecord) -> tuple[Verdict, str]:
             return "unknown", f"the commit of step {commit.step} in attempt {commit.attempt} has no digest of its state"
         if restore.recover.state is None:
             return "unknown", f"{restore} without a digest of what it had in memory then"
-    if not restores:
-        return "pass", f"nothing was restored from a snapshot{_initial_weights(record)}"
-    number = len(restores)
-    return (
-        "pass",
-        f"{number} of {counted(number, 'restore')} continued with what was committed{_initial_weights(record)}",
-    )
+    text = f"{len(restores)} of {counted(len(restores), 'restore')} continued with what was committed"
+    text = text if restores else "nothing was restored from a snapshot"
+    for _, launch in record.launches:
+        if isinstance(launch, Launch) and launch.weights:
+            source = f" from {launch.source}" if launch.source else ""
+            return "pass", f"{text}; began with {_shown(launch.weights)}{source}"
+    return "pass", text
 
 
 def _different_weights(record: RunRecord) -> str | None:
@@ -115,14 +111,6 @@ def _different_weights(record: RunRecord) -> str | None:
     return None
 
 
-def _initial_weights(record: RunRecord) -> str:
-    """Return where the initial weights came from, if not from the script, as a part of a sentence."""
-    for _, launch in record.launches:
-        if isinstance(launch, Launch) and launch.weights:
-            return f"; began with {_shown(launch.weights)}" + (f" from {launch.source}" if launch.source else "")
-    return ""
-
-
 def _shown(weights: str | None) -> str:
     return "those of the script" if weights is None else f"the weights {weights[:12]}"
 
@@ -142,8 +130,8 @@ def _wrong_fingerprint(record: RunRecord, restores: Iterable[Restore]) -> str | 
     """Return which restored parameters are not those after the step before, whatever their digests say."""
     for restore in restores:
         # The attempt as it counted then: the same step may have been trained differently since.
-        step, trainer = restore.session.first_step - 1, restore.trainer
-        before = state_after(record, trainer, step) if trainer is not None else 0
+        step = restore.session.first_step - 1
+        before = state_after(record, restore.trainer, step)
         fingerprint = restore.recover.fingerprint
         if before and fingerprint and shared_part(fingerprint) != before:
             return f"{restore}, but its parameters are not those after step {step}"
@@ -163,16 +151,11 @@ def _one_digest_of_two_states(record: RunRecord) -> str | None:
         other = first.setdefault(save.commit.state, save)
         if (other.commit.step, other.trainer) == (save.commit.step, save.trainer):
             continue
-        before, after = _fingerprint(record, other), _fingerprint(record, save)
+        before, after = (state_after(record, trainer, commit.step - 1) for commit, trainer in (other, save))
         if before and after and before != after:
             steps = (f"step {commit.step} (attempt {commit.attempt})" for commit, _ in (other, save))
             return f"the snapshots of {' and '.join(steps)} have one digest, but the parameters changed between them"
     return None
-
-
-def _fingerprint(record: RunRecord, save: CommittedSave) -> int:
-    """Return the fingerprint of the parameters after the last step that a commit covers; 0 if it is not recorded."""
-    return state_after(record, save.trainer, save.commit.step - 1) if save.trainer is not None else 0
 
 
 def generators_restored(record: RunRecord) -> tuple[Verdict, str]:

@@ -7,7 +7,7 @@ it is restored, and saved after that. Clocks decide nothing.
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, cached_property
 from itertools import islice
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from holdfast.audit.memberships import Join, Memberships
-from holdfast.audit.rank_session import Numbers, RankSession, with_article
+from holdfast.audit.rank_session import Numbers, RankSession, named, with_article
 from holdfast.errors import BadInput
 from holdfast.events import (
     Commit,
@@ -39,7 +39,7 @@ from holdfast.history.lineage import Lineage
 from holdfast.history.log import Torn
 from holdfast.runs.histories import RunFacts
 from holdfast.sampler.digest import Samples
-from holdfast.sampler.plan import SamplePlan
+from holdfast.sampler.plan import Position, SamplePlan
 
 _INJECTOR = re.compile(r"injected-(storage|0|[1-9][0-9]{0,17})")
 _SUPERVISOR = re.compile(r"supervisor(-[0-9]+)?")
@@ -81,8 +81,8 @@ class RunRecord:
     """The contents of a run's history, from its events in any order that keeps the order of each writer."""
 
     def __init__(self, history: Iterable[Event] = (), torn: Sequence[Torn] = (), facts: RunFacts | None = None) -> None:
-        self.facts = facts
-        self.torn = torn
+        self.facts, self.torn = facts, torn
+        self.recovery = facts.recovery if facts else None
         self.event_count = 0
         self.writers: set[str] = set()
         self.malformed: list[str] = []
@@ -94,11 +94,6 @@ class RunRecord:
         self._sessions: dict[str, list[RankSession]] = {}
         for event in history:
             self.add(event)
-
-    @property
-    def recovery(self) -> str | None:
-        """The recovery strategy in run.json."""
-        return self.facts.recovery if self.facts else None
 
     def add(self, event: Event, file: str | None = None) -> None:
         """Add an event, with the name of the file that it was read from."""
@@ -118,9 +113,9 @@ class RunRecord:
                 self._sessions[who][-1].add(what)
         elif _SUPERVISOR.fullmatch(who):
             self._add_of_supervisor(who, what)
-        elif not isinstance(what, Open | Other | Malformed) and not (
-            isinstance(what, Strike) and _INJECTOR.fullmatch(who)
-        ):
+        elif isinstance(what, Strike) and _INJECTOR.fullmatch(who):
+            pass
+        elif not isinstance(what, Open | Other | Malformed):
             self.misplaced.append(f"{who} is not a rank or supervisor, but wrote {with_article(event.kind)} event")
 
     def _add_of_supervisor(self, who: str, what: What) -> None:
@@ -135,9 +130,7 @@ class RunRecord:
             self.verdicts.append(what)
             self._supervisor_is_open = False
         elif not isinstance(what, Preempt | Scale | Other | Malformed):
-            self.misplaced.append(
-                f"{who} wrote {with_article(type(what).__name__.lower())} event, which only a rank writes"
-            )
+            self.misplaced.append(f"{who} wrote {named(what)} event, which only a rank writes")
 
     @property
     def supervisor_counts_attempts(self) -> bool:
@@ -191,7 +184,15 @@ class RunRecord:
         except BadInput as error:
             raise CannotTell(f"the plan of {session.who} cannot be trained: {error}") from error
 
-    @cached_property
+    def position(self, step: int) -> Position:
+        """Return the epoch and cursor of `step`, which may lie beyond the end of the plan."""
+        return Position(*divmod(step, self.sample_plan.steps_per_epoch))
+
+    def step_name(self, step: int) -> str:
+        """Return `step` in words, with its epoch and cursor."""
+        return f"{self.position(step)} (step {step})"
+
+    @property
     def lineage(self) -> Lineage:
         """The steps and commits that count at the end of the history."""
         return self._followed[0]
@@ -236,13 +237,13 @@ class RunRecord:
     @cached_property
     def live_attempts(self) -> Sequence[Memberships]:
         """The attempts in which members were lost or joined while the others continued."""
-        numbers = [number for number, sessions in self.attempts.items() if any(s.regroups for s in sessions)]
-        return [self.memberships(number) for number in numbers]
+        return [self.memberships(n) for n, sessions in self.attempts.items() if any(s.regroups for s in sessions)]
 
     @cached_property
     def joins(self) -> Mapping[int, Join]:
         """The sessions that joined a running attempt, by `id`."""
-        return {id(join.session): join for memberships in self.live_attempts for join in memberships.joined}
+        changes = (change for memberships in self.live_attempts for change in memberships.changes)
+        return {id(join.session): join for change in changes for join in change.joined if join.session}
 
     def has_joined(self, session: RankSession) -> bool:
         """Return True if `session` joined a running attempt, with the state of its members."""
@@ -252,20 +253,6 @@ class RunRecord:
         """Return True if the process was to replace a lost one, but ended before it did."""
         is_live = any(memberships.attempt == session.attempt for memberships in self.live_attempts)
         return (is_live or self.recovery not in (None, "restart")) and session.is_idle
-
-    def missing_samples(self) -> int:
-        """Count the samples that were declared missing from steps that count."""
-        return sum(
-            len(samples)
-            for memberships in self.live_attempts
-            for step, samples in memberships.missing.items()
-            if step in self.trained.get(memberships.attempt, ())
-        )
-
-    @cached_property
-    def committed(self) -> int:
-        """The number of steps that the newest commit covers."""
-        return self.lineage.committed
 
     def counted_rows(self, session: RankSession) -> Numbers:
         """Return the rows of the steps that no later restore rolled back, and that others did not finish without it."""
@@ -311,11 +298,6 @@ class RunRecord:
                     place = session.placement(row)
                     reports.append(ShareReport(session.who, *place, attempt, session.steps.samples(row)))
         return reports
-
-    def sessions_by_rank(self, attempt: int) -> Iterator[tuple[int, RankSession]]:
-        """Yield the sessions of `attempt` whose rank belongs to its world."""
-        world = self.world(attempt)
-        return ((session.rank, session) for session in self.attempts[attempt] if session.rank < world)
 
 
 @cache

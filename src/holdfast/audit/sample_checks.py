@@ -27,17 +27,16 @@ _EPOCHS_SEARCHED = 10_000  # for a window at the same position of another epoch
 
 def every_step_follows_the_last(record: RunRecord) -> tuple[Verdict, str]:
     """Check that, without what was rolled back, every step was trained in one attempt, in order, and none left out."""
-    plan = record.sample_plan
     for sessions in record.attempts.values():
         for session in sessions:
-            if error := _jump(plan, session):
+            if error := _jump(record.sample_plan, session):
                 return "fail", f"{session.who} in attempt {session.attempt} {error}"
     if not record.trained:
         return "unknown", "no step was trained that counts"
     if error := _jump_between_attempts(record):
         return "fail", error
     last = max(int(steps[-1]) for steps in record.trained.values())
-    return "pass", f"{counted(last + 1, 'step')} from {_position(plan, 0)} to {_position(plan, last)}"
+    return "pass", f"{counted(last + 1, 'step')} from {record.position(0)} to {record.position(last)}"
 
 
 def _jump(plan: SamplePlan, session: RankSession) -> str | None:
@@ -57,19 +56,17 @@ def _jump(plan: SamplePlan, session: RankSession) -> str | None:
 
 
 def _jump_between_attempts(record: RunRecord) -> str | None:
-    plan, trained = record.sample_plan, record.trained
-    steps = np.sort(np.concatenate(list(trained.values())))
+    steps = np.sort(np.concatenate(list(record.trained.values())))
     if len(repeated := steps[1:][steps[1:] == steps[:-1]]):
-        one, other, *_ = (attempt for attempt, attempt_steps in trained.items() if repeated[0] in attempt_steps)
-        name = _position(plan, int(repeated[0]))
-        return f"{name} was trained in attempt {one} and in attempt {other}, and neither was rolled back"
+        one, other, *_ = (attempt for attempt, attempt_steps in record.trained.items() if repeated[0] in attempt_steps)
+        return f"{record.position(int(repeated[0]))} was trained in attempt {one} and in attempt {other}, and neither was rolled back"
     if steps[0]:
-        return f"the run starts at {_named(plan, int(steps[0]))}"
+        return f"the run starts at {record.step_name(int(steps[0]))}"
     gaps = np.flatnonzero(np.diff(steps) != 1)
     if not len(gaps):
         return None
     before, after = int(steps[gaps[0]]), int(steps[gaps[0] + 1])
-    return f"the run went from {_named(plan, before)} to {_named(plan, after)}"
+    return f"the run went from {record.step_name(before)} to {record.step_name(after)}"
 
 
 def all_ranks_report_every_step(record: RunRecord) -> tuple[Verdict, str]:
@@ -77,15 +74,14 @@ def all_ranks_report_every_step(record: RunRecord) -> tuple[Verdict, str]:
     complete = 0
     for attempt, steps in record.trained.items():
         reported, memberships = _reported_steps(record, attempt), record.memberships(attempt)
-        committed = steps[steps < record.committed]
+        committed = steps[steps < record.lineage.committed]
         for rank in range(min(record.world(attempt), len(reported) + 1)):
             lacking = np.setdiff1d(memberships.due(rank, committed), reported.get(rank, steps[:0]))
             if len(lacking):
                 if f"rank-{rank}" not in record.sessions:
                     world = record.world(attempt)
                     raise CannotTell(f"there is no history of rank-{rank}, one of {world} in attempt {attempt}")
-                name = _named(record.sample_plan, int(lacking[0]))
-                return "fail", f"rank-{rank} never reported {name}, which was committed"
+                return "fail", f"rank-{rank} never reported {record.step_name(int(lacking[0]))}, which was committed"
         complete += len(_complete_steps(record, attempt))
     if not complete:
         return "unknown", "no step was reported by all ranks of its world"
@@ -95,9 +91,11 @@ def all_ranks_report_every_step(record: RunRecord) -> tuple[Verdict, str]:
 def _reported_steps(record: RunRecord, attempt: int) -> dict[int, Numbers]:
     """Return the steps of `attempt` that count, as each rank reports them."""
     reported: dict[int, Numbers] = {}
-    for rank, session in record.sessions_by_rank(attempt):
-        steps = np.unique(session.steps.step[record.counted_rows(session)])
-        reported[rank] = np.union1d(reported[rank], steps) if rank in reported else steps
+    world = record.world(attempt)
+    for session in record.attempts[attempt]:
+        if session.rank < world:
+            steps = session.steps.step[record.counted_rows(session)]
+            reported[session.rank] = np.union1d(reported.get(session.rank, steps[:0]), steps)
     return reported
 
 
@@ -133,11 +131,14 @@ def every_sample_trained_once(record: RunRecord) -> tuple[Verdict, str]:
             f"{of_samples}, each drawn once: as many as planned, from generators keyed for each step, so that what is trained "
             f"again is the same; which samples the script drew is not checked{rest}"
         )
-    missing = record.missing_samples()
-    exactly = (
-        f"every sample exactly once but {missing} declared missing" if missing else "none repeated, missing or extra"
+    missing = sum(
+        len(samples)
+        for memberships in record.live_attempts
+        for step, samples in memberships.missing.items()
+        if step in record.trained.get(memberships.attempt, ())
     )
-    return "pass", f"{of_samples}: {exactly}; {leftover(record.sample_plan)}{rest}"
+    once = f"every sample exactly once but {missing} declared missing" if missing else "none repeated, missing or extra"
+    return "pass", f"{of_samples}: {once}; {leftover(record.sample_plan)}{rest}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +158,7 @@ class _Defects:
 
 def _find_defects(record: RunRecord) -> _Defects:
     """Compare every step that counts, and every one up to the last commit, with the plan."""
-    steps, committed = record.sample_plan.steps, record.committed
+    steps, committed = record.sample_plan.steps, record.lineage.committed
     none = np.zeros(0, np.int64)
     trained = np.concatenate([*record.trained.values(), none])
     complete = np.concatenate([*(_complete_steps(record, attempt) for attempt in record.trained), none])
@@ -166,8 +167,10 @@ def _find_defects(record: RunRecord) -> _Defects:
     partly = np.setdiff1d(inside[inside < committed], complete)
     if len(partly) and (absent := next(filter(None, map(record.absent_ranks, record.trained)), None)):
         raise CannotTell(f"there is no history of {', '.join(absent)}")
+    reached = [-1, *inside.tolist()]
+    ends = pairwise([*reached, max(min(committed, steps), reached[-1] + 1)])
     return _Defects(
-        missing=_gaps(inside.tolist(), min(committed, steps)),
+        missing=[range(before + 1, after) for before, after in ends if after > before + 1],
         duplicated=duplicated,
         extra=np.unique(trained[trained >= steps]).tolist(),
         changed=sorted({*_changed(record), *partly.tolist()} - set(duplicated)),
@@ -190,11 +193,6 @@ def _duplicated(record: RunRecord) -> list[int]:
 def _twice_in(numbers: Numbers) -> Numbers:
     ordered = np.sort(numbers)
     return np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
-
-
-def _gaps(steps: Sequence[int], committed: int) -> list[range]:
-    reached = [-1, *steps]
-    return [range(a + 1, b) for a, b in pairwise([*reached, max(committed, reached[-1] + 1)]) if b > a + 1]
 
 
 def _changed(record: RunRecord) -> Iterator[int]:
@@ -242,28 +240,22 @@ def _windows(plan: SamplePlan, steps: Numbers) -> Iterator[tuple[Numbers, Ids]]:
         yield chunk, plan.windows(chunk)
 
 
-# Defects in words.
-
-
 def _describe(record: RunRecord, defects: _Defects) -> str:
-    plan = record.sample_plan
-    missing = sum(len(gap) for gap in defects.missing)
-    parts = [
-        _listed(missing, "missing", [_named_range(plan, gap) for gap in defects.missing[: SHOWN + 1]]),
-        _listed(len(defects.duplicated), "duplicated", [_twice(record, s) for s in defects.duplicated[: SHOWN + 1]]),
-        _listed(
-            len(defects.extra), "extra", [f"{_named(plan, s)} is not in the plan" for s in defects.extra[: SHOWN + 1]]
-        ),
-        _listed(len(defects.changed), "with other samples", _explain(record, defects.changed[: SHOWN + 1])),
-    ]
-    return "; ".join(filter(None, parts))
-
-
-def _listed(count: int, kind: str, texts: Sequence[str]) -> str:
-    if not texts:
-        return ""
-    more = ["and more"] if len(texts) > SHOWN else []
-    return f"{counted(count, 'step')} {kind}: {', '.join([*texts[:SHOWN], *more])}"
+    gaps = [(record.step_name(gap[0]), record.step_name(gap[-1])) for gap in defects.missing[: SHOWN + 1]]
+    missing = [first if first == last else f"{first} to {last}" for first, last in gaps]
+    duplicated = [_twice(record, step) for step in defects.duplicated[: SHOWN + 1]]
+    extra = [f"{record.step_name(step)} is not in the plan" for step in defects.extra[: SHOWN + 1]]
+    changed = _explain(record, defects.changed[: SHOWN + 1])
+    parts: list[str] = []
+    for count, kind, texts in (
+        (sum(map(len, defects.missing)), "missing", missing),
+        (len(defects.duplicated), "duplicated", duplicated),
+        (len(defects.extra), "extra", extra),
+        (len(defects.changed), "with other samples", changed),
+    ):
+        more = ["and more"] if len(texts) > SHOWN else []
+        parts += [f"{counted(count, 'step')} {kind}: {', '.join([*texts[:SHOWN], *more])}"] if texts else []
+    return "; ".join(parts)
 
 
 class _Share(NamedTuple):
@@ -322,20 +314,15 @@ def _explanation(
     elsewhere: Mapping[_Share, Position],
 ) -> str:
     plan = record.sample_plan
-    position, name = plan.position(step), _named(plan, step)
+    position, name = plan.position(step), record.step_name(step)
     other = elsewhere.get(_whole(reports))
     if other not in (None, position):
         return f"{name}: {other} was trained instead"
-    texts = [f"{who} never reported it" for who in _silent(record, step, reports)]
-    texts += [f"{who} {_instead(plan, position, share, elsewhere)}" for share, who in wrong.items()]
-    return f"{name}: {', '.join(texts) or 'trained by a rank that is not of its world'}"
-
-
-def _silent(record: RunRecord, step: int, reports: Sequence[ShareReport]) -> list[str]:
-    """Return the first few ranks that had to report `step` and did not."""
     reporters, memberships = {report.who for report in reports}, record.memberships(reports[0].attempt)
     due = (f"rank-{member}" for member in memberships.split(step) if not memberships.is_excused(member, step))
-    return list(islice((who for who in due if who not in reporters), SHOWN))
+    texts = [f"{who} never reported it" for who in islice((who for who in due if who not in reporters), SHOWN)]
+    texts += [f"{who} {_instead(plan, position, share, elsewhere)}" for share, who in wrong.items()]
+    return f"{name}: {', '.join(texts) or 'trained by a rank that is not of its world'}"
 
 
 def _instead(plan: SamplePlan, position: Position, share: _Share, elsewhere: Mapping[_Share, Position]) -> str:
@@ -347,14 +334,12 @@ def _instead(plan: SamplePlan, position: Position, share: _Share, elsewhere: Map
         return f"trained the share of {other} instead"
     ids = plan.share(position, share.rank, share.world)
     planned, trained = Samples.of(ids), share.samples
-    if trained.count < planned.count:
-        lacking = planned - trained
-        which = "" if lacking.only_id is None else f" (sample {lacking.only_id})"
-        return f"trained {trained.count} of its {planned.count} samples, {lacking.count} missing{which}"
-    if trained.count > planned.count:
-        surplus = trained - planned
-        which = "" if surplus.only_id is None else f" (sample {surplus.only_id})"
-        return f"trained {trained.count} samples instead of {planned.count}, {surplus.count} extra{which}"
+    if trained.count != planned.count:
+        difference = planned - trained if trained.count < planned.count else trained - planned
+        which = "" if difference.only_id is None else f" (sample {difference.only_id})"
+        if trained.count < planned.count:
+            return f"trained {trained.count} of its {planned.count} samples, {difference.count} missing{which}"
+        return f"trained {trained.count} samples instead of {planned.count}, {difference.count} extra{which}"
     for lost, alone in zip(ids.tolist(), Samples.of_each(ids[:, None]), strict=True):
         if (sample := (trained + alone - planned).only_id) is not None:
             return f"trained sample {sample} instead of sample {lost}"
@@ -364,7 +349,7 @@ def _instead(plan: SamplePlan, position: Position, share: _Share, elsewhere: Map
 def _twice(record: RunRecord, step: int) -> str:
     reports = record.reports(step)
     attempts = sorted({report.attempt for report in reports})
-    name = _named(record.sample_plan, step)
+    name = record.step_name(step)
     if len(attempts) > 1:
         return f"{name} in attempts {' and '.join(map(str, attempts))}"
     ranks = [report.who for report in reports]
@@ -375,17 +360,3 @@ def _twice(record: RunRecord, step: int) -> str:
 def _row_text(session: RankSession, row: int) -> str:
     columns = session.steps
     return f"epoch {columns.epoch[row]} cursor {columns.cursor[row]} (step {columns.step[row]})"
-
-
-def _named(plan: SamplePlan, step: int) -> str:
-    return f"{_position(plan, step)} (step {step})"
-
-
-def _named_range(plan: SamplePlan, steps: range) -> str:
-    first, last = _named(plan, steps[0]), _named(plan, steps[-1])
-    return first if first == last else f"{first} to {last}"
-
-
-def _position(plan: SamplePlan, step: int) -> Position:
-    """Return the position of `step`, which may lie beyond the end of the plan."""
-    return Position(*divmod(step, plan.steps_per_epoch))

@@ -17,7 +17,6 @@ from holdfast.audit.rank_session import Numbers, RankSession, shared_part
 from holdfast.audit.run_record import RunRecord
 from holdfast.finding import Verdict, counted
 from holdfast.history.lineage import EVERY_STEP
-from holdfast.sampler.plan import Position
 
 # World sizes, or what else results depend on, each with the step from which on it was so.
 Past: TypeAlias = tuple[tuple[int, object], ...]
@@ -33,20 +32,18 @@ def every_step_was_trained(record: RunRecord) -> tuple[Verdict, str]:
             if is_idle.any():
                 step = int(session.steps.step[record.counted_rows(session)][is_idle][0])
                 return "fail", (
-                    f"{_named(record, step)} was handed out to {session.who} in attempt {attempt} but not trained: no "
+                    f"{record.step_name(step)} was handed out to {session.who} in attempt {attempt} but not trained: no "
                     f"backward pass, no optimizer step, and the state did not change ({is_idle.sum()} such)"
                 )
             trained, unknown = trained + int(is_trained.sum()), unknown + int((~is_trained).sum())
         if error := _different_work(record, attempt):
             return "fail", error
-    if error := _never_stepped(record) or _never_reduced(record):
+    if error := _never_stepped_or_reduced(record):
         return "fail", error
     if unknown or not trained:
         return "unknown", f"the history does not say whether {counted(unknown, 'share')} of a step was trained"
-    return (
-        "pass",
-        f"{counted(trained, 'share')} of steps trained: gradients reduced, optimizers stepped, or states changed",
-    )
+    shares = f"{counted(trained, 'share')} of steps trained"
+    return "pass", f"{shares}: gradients reduced, optimizers stepped, or states changed"
 
 
 def _trained_and_idle(record: RunRecord, session: RankSession) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -78,12 +75,13 @@ def _first_state(record: RunRecord, session: RankSession) -> int:
     if session.recover and session.recover.fingerprint:
         return shared_part(session.recover.fingerprint)
     last = session.first_step - 1
-    trainer = record.lineage.trainer(last) if last >= 0 else None
-    return state_after(record, trainer, last) if trainer is not None else 0
+    return state_after(record, record.lineage.trainer(last), last) if last >= 0 else 0
 
 
-def state_after(record: RunRecord, attempt: int, step: int) -> int:
+def state_after(record: RunRecord, attempt: int | None, step: int) -> int:
     """Return the fingerprint of the shared state after `step` of `attempt`; 0 if it is not recorded."""
+    if attempt is None:
+        return 0
     for session in record.attempts.get(attempt, ()):
         rows = np.flatnonzero(session.steps.step == step)
         is_void = bool(record.live_attempts) and record.memberships(attempt).void_step(session) == step
@@ -92,43 +90,34 @@ def state_after(record: RunRecord, attempt: int, step: int) -> int:
     return 0
 
 
-def _counted_sessions(record: RunRecord) -> list[tuple[RankSession, Numbers]]:
-    return [(s, record.counted_rows(s)) for attempt in record.trained for s in record.attempts[attempt]]
-
-
-def _never_stepped(record: RunRecord) -> str | None:
-    """Return that no optimizer stepped in the whole run, and the first state is still the last; skipped steps aside."""
-    sessions = _counted_sessions(record)
+def _never_stepped_or_reduced(record: RunRecord) -> str | None:
+    """Return that no optimizer stepped or no gradients were all-reduced in the whole run, skipped steps aside."""
+    sessions = [(s, record.counted_rows(s)) for attempt in record.trained for s in record.attempts[attempt]]
     states = {int(state) for session, rows in sessions for state in np.unique(session.steps.shared[rows])}
     steps = sum(
         len(np.setdiff1d(trained, list(record.memberships(attempt).skipped)))
         for attempt, trained in record.trained.items()
     )
-    if steps < 2 or len(states) != 1 or 0 in states or any(s.steps.stepped[rows].any() for s, rows in sessions):
-        return None
-    return f"in {steps} steps no optimizer stepped, and the state did not change"
-
-
-def _never_reduced(record: RunRecord) -> str | None:
-    """Return that several ranks computed gradients, and never all-reduced any."""
-    sessions = _counted_sessions(record)
+    has_stepped = any(session.steps.stepped[rows].any() for session, rows in sessions)
+    if steps >= 2 and len(states) == 1 and 0 not in states and not has_stepped:
+        return f"in {steps} steps no optimizer stepped, and the state did not change"
     is_alone = min((record.world(attempt) for attempt in record.trained), default=1) == 1
     had_backward = any(session.steps.had_backward[rows].any() for session, rows in sessions)
-    if is_alone or not had_backward or any(session.steps.reduced[rows].any() for session, rows in sessions):
-        return None
-    return "every rank kept its gradients to itself in every step: none were all-reduced"
+    has_reduced = any(session.steps.reduced[rows].any() for session, rows in sessions)
+    if had_backward and not is_alone and not has_reduced:
+        return "every rank kept its gradients to itself in every step: none were all-reduced"
+    return None
 
 
 def _different_work(record: RunRecord, attempt: int) -> str | None:
     """Return which ranks differ in how often they all-reduced or stepped, though both take all of them."""
     for first, other, a, b in _trained_together(record, attempt):
-        if len(differing := np.flatnonzero(first.steps.stepped[a] != other.steps.stepped[b])):
-            step = int(first.steps.step[a][differing[0]])
-            return f"only one of {first.who} and {other.who} had an optimizer step in step {step} of attempt {attempt}"
-        if len(differing := np.flatnonzero(first.steps.reduced[a] != other.steps.reduced[b])):
-            step = int(first.steps.step[a][differing[0]])
-            numbers = f"{first.steps.reduced[a][differing[0]]} and {other.steps.reduced[b][differing[0]]}"
-            return f"{first.who} and {other.who} reduced {numbers} backward passes in step {step} of attempt {attempt}"
+        who, steps = f"{first.who} and {other.who}", first.steps.step[a]
+        if len(rows := np.flatnonzero(first.steps.stepped[a] != other.steps.stepped[b])):
+            return f"only one of {who} had an optimizer step in step {steps[rows[0]]} of attempt {attempt}"
+        if len(rows := np.flatnonzero(first.steps.reduced[a] != other.steps.reduced[b])):
+            numbers = f"{first.steps.reduced[a][rows[0]]} and {other.steps.reduced[b][rows[0]]}"
+            return f"{who} reduced {numbers} backward passes in step {steps[rows[0]]} of attempt {attempt}"
     return None
 
 
@@ -169,9 +158,6 @@ def _overlapping(sessions: Sequence[RankSession]) -> Iterator[tuple[RankSession,
         active.append((last, i))
 
 
-# Steps that were trained again.
-
-
 class _Difference(NamedTuple):
     """A step that came out differently when it was trained again."""
 
@@ -208,10 +194,8 @@ def repeated_steps_agree(record: RunRecord) -> tuple[Verdict, str]:
             return "fail", error
     found = _compare_repeated(record)
     if found.differences:
-        step, who, what, first, again = min(
-            found.differences, key=lambda difference: (difference.again, difference.step, difference.who)
-        )
-        text = f"{_named(record, step)} came out with another {what} in attempt {again} than in {first} ({who})"
+        step, who, what, first, again = min(found.differences, key=lambda item: (item.again, item.step, item.who))
+        text = f"{record.step_name(step)} came out with another {what} in attempt {again} than in {first} ({who})"
         return "fail", f"{text}{_likely_cause(found, step, who)}"
     repeated = len(found.same | found.unknown)
     arguments = " or with other arguments" if len({*_commands(record).values()}) > 1 else ""
@@ -245,7 +229,9 @@ def _compare_repeated(record: RunRecord) -> _Comparison:
     for attempt, sessions in record.attempts.items():
         compared: set[int] = set()
         for first, end, what in _variations(record, attempt) if any(len(s.steps) for s in sessions) else ():
-            past = _continued(past, first, (what, commands[attempt]))
+            past = tuple(item for item in past if item[0] < first)  # what a branch that goes back to `first` shares
+            if not past or past[-1][1] != (what, commands[attempt]):
+                past = (*past, (first, (what, commands[attempt])))
             for session in sessions:
                 void = record.memberships(attempt).void_step(session)
                 last = min(end, session.reached if void is None else void)
@@ -277,12 +263,6 @@ def _variations(record: RunRecord, attempt: int) -> Iterator[tuple[int, int, obj
     for (first, what), (end, _) in pairwise([*record.memberships(attempt).variations(), (EVERY_STEP, None)]):
         if end > start:
             yield max(first, start), end, what
-
-
-def _continued(past: Past, start: int, value: object) -> Past:
-    """Return the past of a branch that goes back to step `start` and continues with `value`."""
-    shared = tuple(item for item in past if item[0] < start)
-    return shared if shared and shared[-1][1] == value else (*shared, (start, value))
 
 
 def _covering(ranges: Sequence[_StepRange], added: _StepRange) -> list[_StepRange]:
@@ -351,11 +331,5 @@ def _different_states(record: RunRecord, attempt: int) -> str | None:
         if len(rows := np.flatnonzero(session.steps.step == first))
     }
     (most, _), *_ = Counter(states.values()).most_common()
-    others = [who for who, state in states.items() if state != most]
-    return (
-        f"{', '.join(others)} had another state than the other ranks after {_named(record, first)} of attempt {attempt}"
-    )
-
-
-def _named(record: RunRecord, step: int) -> str:
-    return f"{Position(*divmod(step, record.sample_plan.steps_per_epoch))} (step {step})"
+    others = ", ".join(who for who, state in states.items() if state != most)
+    return f"{others} had another state than the other ranks after {record.step_name(first)} of attempt {attempt}"

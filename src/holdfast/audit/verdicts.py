@@ -5,8 +5,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import TypeAlias
 
 from holdfast.audit import history_checks, loss_checks, restore_checks, sample_checks, training_checks
 from holdfast.audit.run_record import RunRecord
@@ -15,10 +13,9 @@ from holdfast.finding import CannotTell, Verdict, counted
 from holdfast.history.log import Torn, Where, stream_history
 from holdfast.runs.histories import RunFacts, read_facts
 
-Check: TypeAlias = Callable[[RunRecord], tuple[Verdict, str]]
 SEVERITY: Sequence[Verdict] = ("pass", "unknown", "fail")
 # Every check by name, in the order in which findings are shown.
-CHECKS: Mapping[str, Check] = {
+CHECKS: Mapping[str, Callable[[RunRecord], tuple[Verdict, str]]] = {
     check.__name__: check
     for check in (
         history_checks.history_is_readable,
@@ -122,14 +119,13 @@ def _server_findings(
 
 
 def _run_checks(checks: Mapping[str, Callable[..., tuple[Verdict, str]]], record: object) -> tuple[Finding, ...]:
-    return tuple(_find(name, partial(check, record)) for name, check in checks.items())
-
-
-def _find(name: str, check: Callable[[], tuple[Verdict, str]]) -> Finding:
-    try:
-        return Finding(name, *check())
-    except CannotTell as error:
-        return Finding(name, "unknown", str(error))
+    findings: list[Finding] = []
+    for name, check in checks.items():
+        try:
+            findings.append(Finding(name, *check(record)))
+        except CannotTell as error:
+            findings.append(Finding(name, "unknown", str(error)))
+    return tuple(findings)
 
 
 def _why_untrained(record: RunRecord) -> str:

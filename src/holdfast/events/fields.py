@@ -2,92 +2,30 @@
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
-from typing import Any, TypeAlias, get_type_hints
+from functools import partial
+from typing import Any, TypeAlias, get_args, get_type_hints
 
 from holdfast.errors import Corrupt
 from holdfast.events.common import JSON, Commit, Done, Malformed, Open, Other
-from holdfast.events.server_run import (
-    Applied,
-    Chosen,
-    Dropped,
-    Iterate,
-    Joined,
-    Lost,
-    Moved,
-    Pushed,
-    Restored,
-    Serve,
-    Struck,
-)
-from holdfast.events.training_run import (
-    Attempt,
-    Detect,
-    Judged,
-    Launch,
-    Plan,
-    Preempt,
-    Preempted,
-    Recover,
-    Regroup,
-    Restart,
-    Save,
-    Scale,
-    Seconds,
-    Step,
-    Stopped,
-    Strike,
-)
+from holdfast.events.server_run import ServerEvent
+from holdfast.events.training_run import Detect, Judged, Seconds, Strike, TrainingEvent
 from holdfast.sampler.digest import Samples
 from holdfast.stall import Stall
 
-_OfRanks: TypeAlias = Attempt | Plan | Recover | Step | Save | Strike | Preempted | Stopped | Regroup
-_OfSupervisors: TypeAlias = Launch | Restart | Detect | Scale | Preempt | Judged
-_OfServers: TypeAlias = (
-    Serve | Iterate | Pushed | Applied | Chosen | Struck | Lost | Restored | Dropped | Joined | Moved
-)
-What: TypeAlias = Open | Commit | Done | _OfRanks | _OfSupervisors | _OfServers | Other | Malformed
-KINDS: Mapping[str, type[Any]] = {
-    "open": Open,
-    "attempt": Attempt,
-    "plan": Plan,
-    "recover": Recover,
-    "step": Step,
-    "save": Save,
-    "commit": Commit,
-    "failure": Strike,
-    "done": Done,
-    "preempted": Preempted,
-    "stopped": Stopped,
-    "regroup": Regroup,
-    "launch": Launch,
-    "restart": Restart,
-    "detect": Detect,
-    "scale": Scale,
-    "preempt": Preempt,
-    "verdict": Judged,
-    "serve": Serve,
-    "iterate": Iterate,
-    "pushed": Pushed,
-    "applied": Applied,
-    "chosen": Chosen,
-    "struck": Struck,
-    "lost": Lost,
-    "restored": Restored,
-    "dropped": Dropped,
-    "joined": Joined,
-    "moved": Moved,
+What: TypeAlias = Open | Commit | Done | TrainingEvent | ServerEvent | Other | Malformed
+_RENAMED: Mapping[type[Any], str] = {Strike: "failure", Judged: "verdict"}  # other kinds have the name of their class
+_KIND_NAMES: Mapping[type[Any], str] = {
+    kind: _RENAMED.get(kind, kind.__name__.lower()) for kind in get_args(What) if kind not in (Other, Malformed)
 }
-_KIND_NAMES = {kind: name for name, kind in KINDS.items()}
+KINDS: Mapping[str, type[Any]] = {name: kind for kind, name in _KIND_NAMES.items()}
+LARGEST = (1 << 63) - 1
 
 
 def kind_name(what: What) -> str:
     """Return the name of the kind of an event in a history."""
     return what.kind if isinstance(what, Other | Malformed) else _KIND_NAMES[type(what)]
-
-
-LARGEST = (1 << 63) - 1
 
 
 def to_plain(value: Any) -> JSON:
@@ -101,20 +39,39 @@ def to_plain(value: Any) -> JSON:
     return value  # type: ignore[no-any-return]
 
 
-def _whole(value: JSON) -> int:
-    if type(value) is not int or not 0 <= value <= LARGEST:
-        raise ValueError(f"{_shown(value)} is not a whole number from 0 to 2^63 - 1")
-    return value
+_Read: TypeAlias = Callable[[Any], Any]
 
 
-def _seed(value: JSON) -> int:
-    return _whole(value) if type(value) is not int or value <= LARGEST else LARGEST + 1 + _whole(value - LARGEST - 1)
+def _integer(lowest: int, largest: int, name: str) -> _Read:
+    def read(value: JSON) -> int:
+        if type(value) is not int or not lowest <= value <= largest:
+            raise ValueError(f"{_shown(value)} is not a whole number {name}")
+        return value
+
+    return read
 
 
-def _integer(value: JSON) -> int:
-    if type(value) is not int or abs(value) > LARGEST:
-        raise ValueError(f"{_shown(value)} is not a whole number below 2^63")
-    return value
+def _instance(kind: type[Any], error: str) -> _Read:
+    def read(value: JSON) -> Any:
+        if not isinstance(value, kind):
+            raise ValueError(f"{_shown(value)} is {error}")
+        return value
+
+    return read
+
+
+def _list_of(read_item: _Read) -> _Read:
+    def read(value: JSON) -> Sequence[JSON]:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"{_shown(value)} is not a list")
+        return tuple(read_item(item) for item in value)
+
+    return read
+
+
+_whole = _integer(0, LARGEST, "from 0 to 2^63 - 1")
+_text = _instance(str, "not text")
+_object = _instance(Mapping, "not a JSON object")
 
 
 def _number(value: JSON) -> float:
@@ -129,22 +86,10 @@ def _number(value: JSON) -> float:
     return number
 
 
-def _text(value: JSON) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{_shown(value)} is not text")
-    return value
-
-
 def _digest(value: JSON) -> str:
-    if not (text := _text(value)):
+    if value == "":
         raise ValueError("it is empty")
-    return text
-
-
-def _flag(value: JSON) -> bool:
-    if type(value) is not bool:
-        raise ValueError(f"{_shown(value)} is neither true nor false")
-    return value
+    return _text(value)  # type: ignore[no-any-return]
 
 
 def _samples(value: JSON) -> Samples:
@@ -180,73 +125,41 @@ def _part(parts: Mapping[str, JSON], name: str) -> float:
         raise ValueError(f"{name}: {error}") from None
 
 
-def _object(value: JSON) -> Mapping[str, JSON]:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{_shown(value)} is not a JSON object")
-    return value
-
-
-def _texts(value: JSON) -> Sequence[str]:
-    return tuple(_text(item) for item in _list(value))
-
-
-def _wholes(value: JSON) -> Sequence[int]:
-    return tuple(_whole(item) for item in _list(value))
-
-
-def _objects(value: JSON) -> Sequence[Mapping[str, JSON]]:
-    return tuple(_object(item) for item in _list(value))
-
-
-def _list(value: JSON) -> Sequence[JSON]:
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"{_shown(value)} is not a list")
-    return value
-
-
-_Read: TypeAlias = Callable[[Any], Any]
+# A seed has 64 bits; ranks of other nodes are -1, and an exit status is minus the signal that killed.
+_BY_NAME: Mapping[str, _Read] = {
+    "seed": _integer(0, (1 << 64) - 1, "from 0 to 2^64 - 1"),
+    "passed_over": _list_of(_object),
+    **dict.fromkeys(("state", "fingerprint", "data", "config", "command", "weights"), _digest),
+}
+_OF_DETECT = dict.fromkeys(("rank", "local_rank", "exit"), _integer(-LARGEST, LARGEST, "below 2^63"))
 _BY_TYPE: Mapping[Any, _Read] = {
     int: _whole,
     float: _number,
     str: _text,
-    bool: _flag,
+    bool: _instance(bool, "neither true nor false"),
     Samples: _samples,
     Seconds: _seconds,
     Stall: _stall,
-    Sequence[str]: _texts,
-    Sequence[int]: _wholes,
-    Sequence[Mapping[str, JSON]]: _objects,
-}
-# A seed has 64 bits; ranks of other nodes are -1, and an exit status is minus the signal that killed.
-_BY_NAME: Mapping[tuple[type[Any], str], _Read] = {
-    (Attempt, "seed"): _seed,
-    (Plan, "seed"): _seed,
-    (Serve, "seed"): _seed,
-    (Recover, "passed_over"): _objects,
-    (Detect, "rank"): _integer,
-    (Detect, "local_rank"): _integer,
-    (Detect, "exit"): _integer,
+    Sequence[str]: _list_of(_text),
+    Sequence[int]: _list_of(_whole),
 }
 
 
-_DIGESTS = ("state", "fingerprint", "data", "config", "command", "weights")
+def _readers(kind: type[Any]) -> Iterator[tuple[str, _Read]]:
+    """Yield the function that reads each field of `kind`."""
+    by_name = {**_BY_NAME, **_OF_DETECT} if kind is Detect else _BY_NAME
+    for name, hint in get_type_hints(kind, localns={"JSON": JSON}).items():
+        types = [part for part in getattr(hint, "__args__", ()) if part is not type(None)]
+        is_optional = type(None) in getattr(hint, "__args__", ())
+        read = by_name.get(name) or _BY_TYPE[types[0] if is_optional else hint]
+        yield name, partial(_optional, read) if is_optional else read
 
 
-def _reader(kind: type[Any], name: str, hint: Any) -> _Read:
-    optional = type(None) in getattr(hint, "__args__", ())
-    if optional:
-        (hint,) = (part for part in hint.__args__ if part is not type(None))
-    read = _BY_NAME.get((kind, name)) or (_digest if name in _DIGESTS else _BY_TYPE[hint])
-    return (lambda value: None if value is None else read(value)) if optional else read
+def _optional(read: _Read, value: JSON) -> Any:
+    return None if value is None else read(value)
 
 
-def _readers(kind: type[Any]) -> tuple[tuple[str, _Read], ...]:
-    hints = get_type_hints(kind, localns={"JSON": JSON})
-    return tuple((name, _reader(kind, name, hints[name])) for name in kind._fields)
-
-
-# The functions that read the fields of each kind.
-READERS = {kind: _readers(kind) for kind in KINDS.values()}
+READERS = {kind: tuple(_readers(kind)) for kind in KINDS.values()}
 
 
 def why_malformed(kind: type[Any], data: Mapping[str, JSON]) -> str:

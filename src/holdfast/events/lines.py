@@ -31,14 +31,11 @@ def read_step(data: Mapping[str, Any]) -> Step | None:
         state, loss = data.get("state"), data.get("loss")
         whole = (*numbers, *effort, samples.count)
         fractions = (*seconds[:3], 0.0 if loss is None else loss)
-        if (
-            set(map(type, whole)) != _INT
-            or min(whole) < 0
-            or max(whole) > LARGEST
-            or set(map(type, fractions)) != _FLOAT
-        ):
+        if set(map(type, whole)) != _INT or min(whole) < 0 or max(whole) > LARGEST:
             return None
-        if not math.isfinite(sum(fractions)) or not (state is None or (type(state) is str and state)):
+        if set(map(type, fractions)) != _FLOAT or not math.isfinite(sum(fractions)):
+            return None
+        if not (state is None or (type(state) is str and state)):
             return None
         return Step(*numbers, samples, seconds, state, *effort, loss)
     except (KeyError, TypeError, AttributeError, Corrupt):
@@ -129,7 +126,8 @@ def parse(text: bytes) -> Event:
     data = _decoded(text, _DECODER)
     if not isinstance(data, dict):
         raise ValueError("it is not a JSON object")
-    if text.count(b":") != _count_names(data):  # with as many colons as names, no name is repeated
+    nested = sum(len(part) for part in (data.get("samples"), data.get("seconds")) if type(part) is dict)
+    if text.count(b":") != len(data) + nested:  # with as many colons as names, no name is repeated
         _decoded(text, _CAREFUL)
     kind, when, who = data.pop("event", None), data.pop("time", None), data.pop("who", None)
     if not (isinstance(kind, str) and isinstance(who, str)):
@@ -157,13 +155,6 @@ def _decoded(text: bytes, decoder: json.JSONDecoder) -> Any:
         raise ValueError("it is nested too deeply") from None
     except ValueError:  # Python limits the digits of a whole number
         raise ValueError("a number in it has too many digits") from None
-
-
-def _count_names(data: Mapping[str, Any]) -> int:
-    """Count the names in a line, if it is nested as a step is."""
-    samples, seconds = data.get("samples"), data.get("seconds")
-    nested = (len(samples) if type(samples) is dict else 0) + (len(seconds) if type(seconds) is dict else 0)
-    return len(data) + nested
 
 
 def _finite(value: Any) -> JSON:

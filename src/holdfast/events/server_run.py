@@ -1,7 +1,7 @@
 """Events of a run on the parameter server, written by its controller, nodes and workers."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from holdfast.sampler.digest import Samples
 
@@ -136,3 +136,7 @@ class Moved(NamedTuple):
     target: int
     version: int
     blocks: Sequence[int]
+
+
+_OfNode: TypeAlias = Pushed | Applied | Chosen | Restored | Dropped | Moved
+ServerEvent: TypeAlias = Serve | Iterate | _OfNode | Struck | Lost | Joined

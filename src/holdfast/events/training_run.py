@@ -1,7 +1,7 @@
 """Events of a training run, written by its ranks, its supervisors and its fault injection."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from holdfast.events.common import JSON
 from holdfast.sampler.digest import Samples
@@ -219,3 +219,7 @@ class Judged(NamedTuple):
     verdict: str
     attempts: int
     because: str
+
+
+_OfRank: TypeAlias = Attempt | Plan | Recover | Step | Save | Strike | Preempted | Stopped | Regroup
+TrainingEvent: TypeAlias = _OfRank | Launch | Restart | Detect | Scale | Preempt | Judged

@@ -30,20 +30,16 @@ class Growing:
     def lines(self) -> list[bytes]:
         """Return the finished lines since the last call, or the first of them if there are very many."""
         with suppress(OSError):
-            data = self._read()
+            number = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
+            try:
+                status = os.fstat(number)
+                if not stat.S_ISREG(status.st_mode):  # a pipe or device by this name would block
+                    return []
+                self._at = min(self._at, status.st_size)  # a torn line was cut off
+                data = os.pread(number, MOST, self._at)
+            finally:
+                os.close(number)
             whole = data[: data.rfind(b"\n") + 1]
             self._at += len(whole) or (len(data) if len(data) == MOST else 0)  # no event is this long
             return whole.splitlines()
         return []
-
-    def _read(self) -> bytes:
-        """Read what was added; a pipe or device by this name would block."""
-        number = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
-        try:
-            status = os.fstat(number)
-            if not stat.S_ISREG(status.st_mode):
-                return b""
-            self._at = min(self._at, status.st_size)  # a torn line was cut off
-            return os.pread(number, MOST, self._at)
-        finally:
-            os.close(number)

@@ -7,7 +7,7 @@ sending a file again costs one piece, however long the run.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,17 +23,24 @@ from holdfast.history.log import files_of
 PIECE = 4 << 20
 FIRST_LINE = 1 << 16  # bytes; longer than any first line
 _NAME = re.compile(r"histories/(\w[\w.-]*\.jsonl)/([0-9a-f]{16})/(\d{8})", re.ASCII)
-_OPEN = b'{"event": "open"'  # the first event of each process
 
 
 def send(history: Path, store: Store) -> None:
     """Put every history file of the folder into the store, or the part of it that is new."""
     sent: defaultdict[tuple[str, str | None], list[int]] = defaultdict(list)
-    for file, digest, piece in _list_pieces(store):
-        sent[file, digest].append(piece)
+    for name, first_line, piece in _list_pieces(store):
+        sent[name, first_line].append(piece)
     for path in sorted(history.glob("*.jsonl")):
-        if first := _first_line_digest(path):
-            _send_file(path, first, sent[path.name, first], store)
+        if digest := _first_line_digest(path):
+            pieces, last = sent[path.name, digest], path.stat().st_size // PIECE
+            with path.open("rb") as file:
+                # The last piece may have been sent when the file was shorter.
+                for number in range(min(max(pieces, default=0), last), last + 1):
+                    file.seek(number * PIECE)
+                    store.put(_piece_name(path.name, digest, number), [file.read(PIECE)])
+            for number in pieces:
+                if number > last:  # of lines that were lost in a power failure
+                    store.remove(_piece_name(path.name, digest, number))
 
 
 def supervisor_events(store: Store) -> Iterator[What]:
@@ -60,22 +67,14 @@ def gather_files(paths: Sequence[Path], store: Store | None = None) -> Iterator[
     with TemporaryDirectory(prefix="holdfast-history-") as folder:
         files = [file for path in paths for file in files_of(path)]
         files += _fetch(store, Path(folder)) if store else ()
+        # Of copies of one file, such as a folder's own and the one that it sent, take the longest.
+        digests = {file: _first_line_digest(file) or file for file in files}
+        by_size = sorted(files, key=lambda file: file.stat().st_size)
+        copies = {(file.name, digests[file]): file for file in by_size}
         writers: defaultdict[str, list[Path]] = defaultdict(list)
-        for file in _longest_copies(files):
+        for file in copies.values():
             writers[file.name].append(file)
         yield [file for name in sorted(writers) for file in _merge(writers[name], Path(folder) / "whole")]
-
-
-def _send_file(path: Path, digest: str, pieces: Sequence[int], store: Store) -> None:
-    last = _size(path) // PIECE
-    with path.open("rb") as file:
-        # The last piece may have been sent when the file was shorter.
-        for number in range(min(max(pieces, default=0), last), last + 1):
-            file.seek(number * PIECE)
-            store.put(_piece_name(path.name, digest, number), [file.read(PIECE)])
-    for number in pieces:
-        if number > last:  # of lines that were lost in a power failure
-            store.remove(_piece_name(path.name, digest, number))
 
 
 def _piece_name(file: str, digest: str, piece: int) -> str:
@@ -129,16 +128,6 @@ def _first_line_digest(path: Path) -> str | None:
     return xxhash.xxh3_64_hexdigest(line) if line.endswith(b"\n") else None
 
 
-def _longest_copies(files: Iterable[Path]) -> list[Path]:
-    """Return every file once: the longest of its copies, such as a folder's own and the one that it sent."""
-    longest: dict[tuple[str, str | Path], Path] = {}
-    for file in files:
-        key = file.name, _first_line_digest(file) or file
-        if key not in longest or _size(file) > _size(longest[key]):
-            longest[key] = file
-    return list(longest.values())
-
-
 def _merge(files: Sequence[Path], folder: Path) -> list[Path]:
     """Merge the files of one writer, with its sessions in the order of attempts; torn lines get files of their own."""
     if len(files) == 1:
@@ -149,10 +138,12 @@ def _merge(files: Sequence[Path], folder: Path) -> list[Path]:
     with whole.open("wb") as into:
         for session in sorted(session for sessions, _ in scans for session in sessions):
             into.writelines(_read_range(session.file, session.start, session.end))
-    return [
-        whole,
-        *(_copy_torn_line(file, end, folder) for file, (_, end) in zip(files, scans, strict=True) if _size(file) > end),
-    ]
+    merged = [whole]
+    for file, (_, end) in zip(files, scans, strict=True):
+        if torn := b"".join(_read_range(file, end, file.stat().st_size)):
+            merged.append(folder / f"{file.stem}.torn-{_first_line_digest(file)}.jsonl")
+            merged[-1].write_bytes(torn)
+    return merged
 
 
 class _Session(NamedTuple):
@@ -168,26 +159,25 @@ class _Session(NamedTuple):
 def _scan(file: Path) -> tuple[list[_Session], int]:
     """Return the sessions in a file, and the offset after its last whole line."""
     sessions: list[_Session] = []
-    end = 0
+    end, knows_attempt = 0, False
     with file.open("rb") as lines:
         for line in lines:
             if not line.endswith(b"\n"):
                 break
-            if not sessions or line.startswith(_OPEN):
+            if not sessions or line.startswith(b'{"event": "open"'):  # the first event of each process
                 attempt = sessions[-1].attempt if sessions else 0
-                sessions.append(_Session(attempt, _time(line), file, end, end))
-                known = False
+                sessions.append(_Session(attempt, 0.0, file, end, end))
+                with suppress(ValueError):  # the reader reports damaged lines
+                    sessions[-1] = sessions[-1]._replace(time=parse(line).time)
+                knows_attempt = False
             end += len(line)
-            if not known and (number := _attempt(line)) is not None:
-                sessions[-1], known = sessions[-1]._replace(attempt=number), True
             sessions[-1] = sessions[-1]._replace(end=end)
+            if not knows_attempt:
+                with suppress(ValueError):
+                    number = getattr(parse(line).what, "attempt", None)
+                    if isinstance(number, int):
+                        sessions[-1], knows_attempt = sessions[-1]._replace(attempt=number), True
     return sessions, end
-
-
-def _copy_torn_line(file: Path, start: int, folder: Path) -> Path:
-    path = folder / f"{file.stem}.torn-{_first_line_digest(file)}.jsonl"
-    path.write_bytes(b"".join(_read_range(file, start, _size(file))))
-    return path
 
 
 def _read_range(file: Path, start: int, end: int) -> Iterator[bytes]:
@@ -196,20 +186,3 @@ def _read_range(file: Path, start: int, end: int) -> Iterator[bytes]:
         while start < end and (data := source.read(min(PIECE, end - start))):
             start += len(data)
             yield data
-
-
-def _size(file: Path) -> int:
-    return file.stat().st_size
-
-
-def _time(line: bytes) -> float:
-    with suppress(ValueError):  # the reader reports damaged lines
-        return parse(line).time
-    return 0.0
-
-
-def _attempt(line: bytes) -> int | None:
-    with suppress(ValueError):
-        number = getattr(parse(line).what, "attempt", None)
-        return number if isinstance(number, int) else None
-    return None

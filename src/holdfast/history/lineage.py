@@ -45,7 +45,13 @@ class Lineage:
                 self.plan = what
             case Recover(attempt=number) if number != self._recovered:  # not of another rank, or of one that joins
                 self._recovered = number
-                self._restore(what)
+                self.restored, self.reached = what.restored, what.restored or 0
+                last = -1 if what.restored is None else what.restored
+                self.commits = {step: commit for step, commit in self.commits.items() if step <= last}
+                while self._restores and self._restores[-1][1] >= last:  # their branches end here, too
+                    self._restores.pop()
+                if not self._restores or self._restores[-1][0] < number:
+                    self._restores.append((number, last))
             case Step(step=step):
                 self.reached = step + 1
             case Regroup(members=members):
@@ -68,12 +74,3 @@ class Lineage:
         """Return the attempt whose branch holds `step`, trained or not, if any attempt began at or before it."""
         place = bisect_right(self._restores, step, key=lambda restore: max(0, restore[1]))
         return self._restores[place - 1][0] if place else None
-
-    def _restore(self, recover: Recover) -> None:
-        self.restored, self.reached = recover.restored, recover.restored or 0
-        last = -1 if recover.restored is None else recover.restored
-        self.commits = {step: commit for step, commit in self.commits.items() if step <= last}
-        while self._restores and self._restores[-1][1] >= last:  # their branches end here, too
-            self._restores.pop()
-        if not self._restores or self._restores[-1][0] < recover.attempt:
-            self._restores.append((recover.attempt, last))

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias
 
+from holdfast.atomic_write import sync_folder
 from holdfast.errors import BadInput, Corrupt, FutureVersion, StorageFailed
 from holdfast.events import VERSION, Event, Malformed, Open, What, line, parse
 
@@ -63,7 +64,8 @@ class HistoryWriter:
             self._end = _end_of_last_line(self._file, size)
             self._cut()
             if is_new:
-                _sync_names(folder)
+                sync_folder(folder)
+                sync_folder(folder.parent)  # the folder may be new, too
         except OSError as error:
             require_file(self.path)  # has a better message
             raise self._failed("open", error) from error
@@ -136,22 +138,9 @@ def require_files(folder: Path) -> None:
 def require_file(path: Path) -> None:
     """Raise StorageFailed if `path` exists but is not a file: a pipe would block, and no retry would help."""
     if path.exists() and not path.is_file():
-        raise StorageFailed(f"the history {path} is not a file but {_described(path)}: remove it, and start again.")
-
-
-def _described(path: Path) -> str:
-    kinds = (("a directory", path.is_dir), ("a pipe", path.is_fifo), ("a socket", path.is_socket))
-    return next((name for name, is_one in kinds if is_one()), "a device")
-
-
-def _sync_names(folder: Path) -> None:
-    """Sync the directories, so that the name of a new file survives a power failure."""
-    for directory in (folder, folder.parent):
-        names = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(names)
-        finally:
-            os.close(names)
+        kinds = {"a directory": path.is_dir(), "a pipe": path.is_fifo(), "a socket": path.is_socket()}
+        kind = next((name for name, matches in kinds.items() if matches), "a device")
+        raise StorageFailed(f"the history {path} is not a file but {kind}: remove it, and start again.")
 
 
 def _write_all(file: FileIO, data: bytes) -> None:

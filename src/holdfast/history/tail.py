@@ -27,7 +27,12 @@ class PastAttempts:
 
 def read_past(folder: Path) -> PastAttempts:
     """Return the past of the run whose histories are in `folder`; rank 0 records the attempts."""
-    return PastAttempts(_last_attempt(folder / RANK_0), frozenset(struck(folder)))
+    past = frozenset(struck(folder))
+    for event in backwards(folder / RANK_0):
+        match event.what:
+            case Attempt(attempt=number) | Step(attempt=number) | Commit(attempt=number) | Recover(attempt=number):
+                return PastAttempts(number, past)
+    return PastAttempts(0, past)
 
 
 def first_seed(folder: Path) -> int | None:
@@ -127,14 +132,6 @@ def _last(file: Path) -> Done | Stopped | Preempted | Attempt | Step | None:
 def has_trained(folder: Path) -> bool:
     """Return True if any rank recorded a step."""
     return any(isinstance(event.what, Step) for file in folder.glob("rank-*.jsonl") for event in backwards(file))
-
-
-def _last_attempt(file: Path) -> int:
-    for event in backwards(file):
-        match event.what:
-            case Attempt(attempt=number) | Step(attempt=number) | Commit(attempt=number) | Recover(attempt=number):
-                return number
-    return 0
 
 
 def struck(folder: Path) -> list[Struck]:
