@@ -17,7 +17,7 @@ from torch import nn
 import holdfast as hf
 from holdfast import cli
 from holdfast.checkpoint import retention, snapshot
-from holdfast.checkpoint.state_tree import flatten
+from holdfast.checkpoint.payload import flatten
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import BadInput, Corrupt, NoSnapshot
 from holdfast.events import Commit, Recover

@@ -1,6 +1,6 @@
-"""Copy a state into reusable host memory: at once from the host, asynchronously from a device.
+"""Copy a state into an image, reusable host memory that holds the file of one snapshot as it will be on the disk.
 
-An image holds the file of one snapshot as it will be on the disk.
+Values are copied at once from host memory, asynchronously from a device.
 
 Host memory is copied by several threads, because training waits for it; two cores copy nearly twice as fast as one.
 """
@@ -55,14 +55,6 @@ class Image:
             self._views = payload.decode(self.bytes[: layout.length], "image")
             self._layout = layout
         return self._views
-
-    def touch(self) -> None:
-        """Allocate all pages now, instead of one by one when the image is first filled."""
-        self.bytes[:: mmap.PAGESIZE] = 0
-
-    def file(self, layout: PayloadLayout) -> list[memoryview | bytes]:
-        """Return the bytes of the file, when its values are filled in."""
-        return [self.bytes[: layout.length].data]
 
 
 class BufferPool:
@@ -136,12 +128,16 @@ class Capture:
         self._form: tuple[object, ...] = ()
         self._layout = payload.layout({})
         self._senders: dict[torch.device, Sender] = {}
-        self._threads = _usable_cores()
-        self._helpers = ThreadPoolExecutor(THREADS, "holdfast-copy")  # starts a thread when it is first needed
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._threads = min(THREADS, cores)
+        self.helpers = ThreadPoolExecutor(THREADS, "holdfast-copy")  # starts a thread when it is first needed
 
     def layout(self, tensors: State) -> PayloadLayout:
         """Return the layout of these tensors; the same object as before for the same names, dtypes and shapes."""
-        form = tuple((name, *_form(value)) for name, value in tensors.items())
+        form = tuple(
+            (name, type(value), *(getattr(value, key, None) for key in ("dtype", "shape", "device", "layout")))
+            for name, value in tensors.items()
+        )
         if form != self._form:
             self._form, self._layout = form, payload.layout(tensors)
         return self._layout
@@ -158,27 +154,20 @@ class Capture:
                 here += _pieces(views[name], value)
         self._copy(here)
         with torch.no_grad():
-            return [self._sender(device).send(on_device, layout, image) for device, on_device in devices.items()]
-
-    def close(self) -> None:
-        """End the threads."""
-        self._helpers.shutdown()
+            for device in devices.keys() - self._senders.keys():
+                self._senders[device] = Sender(device)
+            return [self._senders[device].send(values, layout, image) for device, values in devices.items()]
 
     def _copy(self, pieces: list[Piece]) -> None:
         """Copy all pieces, with helper threads if there are many bytes."""
         left = iter(pieces)  # shared by all threads
         helpers = min(self._threads, sum(target.nbytes for target, _ in pieces) // PIECE) - 1
-        helped = [self._helpers.submit(_copy_each, left) for _ in range(helpers)]
+        helped = [self.helpers.submit(_copy_each, left) for _ in range(helpers)]
         try:
             _copy_each(left)
         finally:
             for future in helped:
                 future.result()
-
-    def _sender(self, device: torch.device) -> Sender:
-        if device not in self._senders:
-            self._senders[device] = Sender(device)
-        return self._senders[device]
 
 
 def device_of(tensors: State) -> torch.device | None:
@@ -189,17 +178,11 @@ def device_of(tensors: State) -> torch.device | None:
 
 def make_ready(image: Image, layout: PayloadLayout, device: torch.device | None) -> None:
     """Do the work that would take most of the time of the first save into a new image."""
-    image.touch()
+    image.bytes[:: mmap.PAGESIZE] = 0  # allocates all pages now, instead of one by one while it is filled
     image.lay_out(layout)
     if device is not None:
         with suppress(BadInput), torch.cuda.device(device):  # the save itself reports memory that cannot be pinned
             pin(image)
-
-
-def _form(value: Array) -> tuple[object, ...]:
-    if isinstance(value, torch.Tensor):
-        return value.dtype, value.shape, value.device, value.layout
-    return type(value), getattr(value, "dtype", None), getattr(value, "shape", None)
 
 
 def _pieces(target: Array, source: Array) -> Iterator[Piece]:
@@ -221,7 +204,3 @@ def _copy_each(pieces: Iterator[Piece]) -> None:
             target.copy_(torch.as_tensor(source))
         else:
             np.copyto(target, source)
-
-
-def _usable_cores() -> int:
-    return min(THREADS, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)

@@ -83,17 +83,14 @@ class Sender:
             _copy(self._views, [tensors[name] for name in _in_file(tensors, layout)])
             captured.record(compute)
             self._side.wait_event(captured)
-            self._carry(self._clone, image)
+            host = torch.from_numpy(image.bytes)
+            with torch.cuda.stream(self._side):
+                for run in self._runs:
+                    part = self._clone[run.at : run.at + run.end - run.start]
+                    host[run.start : run.end].copy_(part, non_blocking=True)
             arrived.record(self._side)
         self._arrived = arrived
         return Departure(started, captured, arrived)
-
-    def _carry(self, clone: torch.Tensor, image: "Image") -> None:
-        host = torch.from_numpy(image.bytes)
-        with torch.cuda.stream(self._side):
-            for run in self._runs:
-                length = run.end - run.start
-                host[run.start : run.end].copy_(clone[run.at : run.at + length], non_blocking=True)
 
     def _prepare(self, tensors: Mapping[str, torch.Tensor], layout: PayloadLayout) -> None:
         """Allocate the clone, and place each tensor in it."""
@@ -104,12 +101,8 @@ class Sender:
         self._runs, places, size = _packed([layout.spans[name] for name in names])
         free, total = torch.cuda.mem_get_info(self._device)
         if free - size < SPARE * total:
-            logger.warning(
-                "%s has %d bytes free, too few to clone %d: training waits while they are copied to the host",
-                self._device,
-                free,
-                size,
-            )
+            text = "%s has %d bytes free, too few to clone %d: training waits while they are copied to the host"
+            logger.warning(text, self._device, free, size)
             return
         self._clone = torch.empty(size, dtype=torch.uint8, device=self._device)
         for name, at in zip(names, places, strict=True):

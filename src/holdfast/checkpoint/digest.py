@@ -1,6 +1,6 @@
-"""Digests of stored values, which are hashed while they are written or read and used only if they match, and sealed records.
+"""Digests of stored values, and sealed JSON records that contain a digest of their own content.
 
-A sealed record is JSON with a digest of its own content, so that any changed byte is detected.
+Bytes are hashed while they are written or read, and used only if they match.
 
 A chunk stays in the CPU cache between hashing and copying, which makes the digest nearly free; a helper thread was measured
 and gained nothing. Memory that the disk takes directly is not copied and goes in large pieces, because each piece costs
@@ -33,9 +33,6 @@ def unwatched(count: int) -> None:
     """Ignore progress: the default."""
 
 
-_XXH3 = re.compile(r"[0-9a-f]{32}")
-
-
 @dataclass(frozen=True, slots=True)
 class Digest:
     """The expected bytes of a value: their number, and their xxh3-128 in hexadecimal."""
@@ -45,7 +42,7 @@ class Digest:
 
     def __post_init__(self) -> None:
         # An untrusted manifest may have any value.
-        if not (is_count(self.length) and isinstance(self.xxh3, str) and _XXH3.fullmatch(self.xxh3)):
+        if not (is_count(self.length) and isinstance(self.xxh3, str) and re.fullmatch("[0-9a-f]{32}", self.xxh3)):
             raise TypeError("a digest is a length and 32 hexadecimal digits")
 
 
@@ -55,11 +52,15 @@ def put(store: Store, name: str, parts: Iterable[memoryview | bytes], progress: 
 
     def passing() -> Iterator[memoryview]:
         nonlocal length
-        for chunk in _chunks(parts):
-            hasher.update(chunk)
-            length += len(chunk)
-            yield chunk
-            progress(len(chunk))  # the store has taken it, because it asks for the next one
+        for part in parts:
+            view = memoryview(part)
+            size = DIRECT if is_page_aligned(view) else CHUNK
+            for start in range(0, len(view), size):
+                chunk = view[start : start + size]
+                hasher.update(chunk)
+                length += len(chunk)
+                yield chunk
+                progress(len(chunk))  # the store has taken it, because it asks for the next one
 
     store.put(name, passing())
     return Digest(length, hasher.hexdigest())
@@ -68,7 +69,13 @@ def put(store: Store, name: str, parts: Iterable[memoryview | bytes], progress: 
 def fetch(store: Store, name: str, expected: Digest, progress: Progress = unwatched) -> npt.NDArray[np.uint8]:
     """Read a value into a new buffer; the returned bytes are the verified ones, whatever happens to the file later."""
     with opened(store, name, expected) as reader:
-        buffer = _buffer(name, expected.length)
+        memory.require(name, expected.length)
+        try:
+            buffer = np.empty(expected.length, np.uint8)
+        except MemoryError as error:
+            raise BadInput(
+                f"{name} needs {expected.length} bytes of memory, more than there is: use a larger machine."
+            ) from error
         whole = buffer.data
         _compare(name, expected, reader, (whole[i : i + CHUNK] for i in range(0, len(whole), CHUNK)), progress)
     return buffer
@@ -80,14 +87,6 @@ def check(store: Store, name: str, expected: Digest, progress: Progress = unwatc
         room = memoryview(bytearray(CHUNK))
         left = (min(CHUNK, expected.length - i) for i in range(0, expected.length, CHUNK))
         _compare(name, expected, reader, (room[:size] for size in left), progress)
-
-
-def _buffer(name: str, length: int) -> npt.NDArray[np.uint8]:
-    memory.require(name, length)
-    try:
-        return np.empty(length, np.uint8)
-    except MemoryError as error:
-        raise BadInput(f"{name} needs {length} bytes of memory, more than there is: use a larger machine.") from error
 
 
 @contextmanager
@@ -121,17 +120,10 @@ def _changed(name: str, how: str) -> Corrupt:
     return Corrupt(f"{name} changed after its commit ({how}): fall back to an older save")
 
 
-def _chunks(parts: Iterable[memoryview | bytes]) -> Iterator[memoryview]:
-    for part in parts:
-        view = memoryview(part)
-        size = DIRECT if is_page_aligned(view) else CHUNK
-        yield from (view[i : i + size] for i in range(0, len(view), size))
-
-
 def seal(record: dict[str, Any]) -> bytes:
     """Return a record as bytes, with its format version and digest."""
     content = {"format": FORMAT, **record}
-    return _canonical({**content, "digest": _digest(content)})
+    return _canonical({**content, "digest": xxhash.xxh3_128_hexdigest(_canonical(content))})
 
 
 def unseal(data: bytes, name: str) -> dict[str, Any]:
@@ -139,7 +131,8 @@ def unseal(data: bytes, name: str) -> dict[str, Any]:
     try:
         record = json.loads(data)
         digest = record.pop("digest")
-        sound = digest == _digest(record) and data == _canonical({**record, "digest": digest})
+        actual = xxhash.xxh3_128_hexdigest(_canonical(record))
+        sound = digest == actual and data == _canonical({**record, "digest": digest})
         version = record["format"]
         if not is_count(version):
             raise TypeError("a format is a number")
@@ -155,10 +148,6 @@ def unseal(data: bytes, name: str) -> dict[str, Any]:
 def is_count(value: object) -> bool:
     """Return True if a JSON value is a count: an integer, not negative, and less than 2**63."""
     return type(value) is int and 0 <= value < 1 << 63
-
-
-def _digest(content: dict[str, Any]) -> str:
-    return xxhash.xxh3_128_hexdigest(_canonical(content))
 
 
 def _canonical(content: dict[str, Any]) -> bytes:

@@ -38,8 +38,7 @@ class Index:
 
 def generations(store: Store) -> list[int]:
     """Return the generations of the running checkpoint in a store, in order."""
-    numbers = (int(match[1]) for match in _matches(_INDEX, store) if index_name(int(match[1])) == match[0])
-    return sorted(numbers)
+    return sorted(int(match[1]) for match in _matches(_INDEX, store) if index_name(int(match[1])) == match[0])
 
 
 def strange_indexes(store: Store) -> list[str]:

@@ -1,5 +1,6 @@
 """Checkpoint bytes in an object store, through fsspec; s3:// is tested."""
 
+import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,12 +32,24 @@ class ObjectStore:
 
     def put(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
         with _written(self._place(name)):
-            rest = iter(parts)
-            head, whole = _gather(rest, None if "s3" not in self._fs.protocol else BLOCK)
-            if whole:
-                self._fs.pipe_file(self._path(name), head)
+            rest, head = iter(parts), bytearray()
+            for part in rest:
+                head += part
+                # Only S3's files are known to appear at once when closed, so only there larger values are streamed.
+                if "s3" in self._fs.protocol and len(head) >= BLOCK:
+                    break
             else:
-                self._stream(name, head, rest)
+                self._fs.pipe_file(self._path(name), bytes(head))
+                return
+            file = self._fs.open(self._path(name), "wb", block_size=BLOCK)
+            try:
+                for part in itertools.chain([bytes(head)], rest):
+                    file.write(part)
+                file.close()
+            except BaseException:
+                file.discard()
+                file.closed = True  # otherwise its finalizer would complete the upload
+                raise
 
     def create(self, name: str, parts: Iterable[memoryview | bytes]) -> None:
         with _written(self._place(name)):
@@ -87,18 +100,6 @@ class ObjectStore:
     def sweep(self, prefix: str) -> None:
         """Do nothing: an unfinished upload is not an object. The bucket's lifecycle rule expires its parts."""
 
-    def _stream(self, name: str, head: bytes, rest: Iterable[memoryview | bytes]) -> None:
-        file = self._fs.open(self._path(name), "wb", block_size=BLOCK)
-        try:
-            file.write(head)
-            for part in rest:
-                file.write(part)
-            file.close()
-        except BaseException:
-            file.discard()
-            file.closed = True  # otherwise its finalizer would complete the upload
-            raise
-
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{checked(name)}"
 
@@ -125,19 +126,6 @@ class _Ranges:
         buffer[:count] = self._block[:count]
         self._block = self._block[count:]
         return count
-
-
-def _gather(parts: Iterator[memoryview | bytes], limit: int | None) -> tuple[bytes, bool]:
-    """Join the parts up to `limit` bytes; return them and whether they were all.
-
-    Only S3's files are known to appear at once when closed, so only there larger values are streamed.
-    """
-    taken = bytearray()
-    for part in parts:
-        taken += part
-        if limit is not None and len(taken) >= limit:
-            return bytes(taken), False
-    return bytes(taken), True
 
 
 def _already_there(error: OSError) -> bool:

@@ -1,18 +1,20 @@
-"""Tensors as safetensors bytes, streamed. Every safetensors reader opens the file.
+"""A state as tensors plus JSON, and the tensors as streamed safetensors bytes; nothing is pickled.
 
-holdfast writes the format itself because the library's `serialize` first copies the whole state into one string: a save
+holdfast writes the safetensors format itself because the library's `serialize` first copies the whole state into one string: a save
 would need twice the memory, and the copy alone costs as much as the write. The format is a length, a JSON header and the
 raw values.
 """
 
+import base64
 import itertools
 import json
 import math
 import struct
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -27,35 +29,19 @@ if TYPE_CHECKING:
 
 HEADER_LIMIT = 100_000_000  # bytes of a header, the limit of safetensors readers
 DIMENSIONS = 64  # of a tensor, the limit of numpy
+BYTES_LIMIT = 1 << 20  # of a `bytes` object in the JSON
 ALIGNMENT = 64  # of the first value in the file; each value is aligned to its item size
 _METADATA = "__metadata__"
 _TORCH = {  # torch's names of the dtypes
-    "BOOL": "bool",
-    "U8": "uint8",
-    "I8": "int8",
-    "F8_E5M2": "float8_e5m2",
-    "F8_E4M3": "float8_e4m3fn",
-    "I16": "int16",
-    "U16": "uint16",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I32": "int32",
-    "U32": "uint32",
-    "F32": "float32",
-    "C64": "complex64",
-    "F64": "float64",
-    "I64": "int64",
-    "U64": "uint64",
+    **{"BOOL": "bool", "C64": "complex64", "BF16": "bfloat16", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn"},
+    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
 }
-_NUMPY = {
-    "BOOL": np.dtype(np.bool_),
-    **{f"I{8 * n}": np.dtype(f"i{n}") for n in (1, 2, 4, 8)},
-    **{f"U{8 * n}": np.dtype(f"u{n}") for n in (1, 2, 4, 8)},
-    **{f"F{8 * n}": np.dtype(f"f{n}") for n in (2, 4, 8)},
-    "C64": np.dtype(np.complex64),
-}
+_NUMPY = {code: np.dtype(name) for code, name in _TORCH.items() if "BF" not in code and "_" not in code}
 _OF_TORCH = {f"torch.{dtype}": name for name, dtype in _TORCH.items()}
 _OF_NUMPY = {dtype: name for name, dtype in _NUMPY.items()}
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, struct.error, RuntimeError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +65,15 @@ def layout(tensors: State, metadata: Mapping[str, str] | None = None) -> Payload
     # Wide dtypes first, so that every value is aligned to its item size. The values of one device are adjacent, so that
     # the device can send them in one copy.
     for name, value in tensors.items():
-        check(name, value)
+        _code(name, value)  # raises BadInput for a value that cannot be stored
     devices = {name: str(value.device) if _is_tensor(value) else "cpu" for name, value in tensors.items()}
     spans, end = {}, 0
     for name in sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, devices[name])):
         start, end = end, end + int(tensors[name].nbytes)
         spans[name] = (start, end)
     header = _header(tensors, spans, metadata or {})
-    return PayloadLayout(
-        header, {name: (len(header) + start, len(header) + end) for name, (start, end) in spans.items()}
-    )
+    first = len(header)
+    return PayloadLayout(header, {name: (first + start, first + end) for name, (start, end) in spans.items()})
 
 
 def encode(tensors: State, metadata: Mapping[str, str] | None = None) -> Iterator[memoryview | bytes]:
@@ -119,26 +104,9 @@ def check_header(reader: Reader, name: str) -> None:
         raise _not_well_formed(name, error) from error
 
 
-_MALFORMED = (
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    struct.error,
-    RuntimeError,
-    RecursionError,
-    OverflowError,
-)
-
-
 def _not_well_formed(name: str, error: Exception) -> Corrupt:
     # Quoted and cut off, because the error may repeat untrusted text.
     return Corrupt(f"{name} is not a well-formed safetensors file: {str(error)!r:.200}")
-
-
-def check(name: str, value: Array) -> None:
-    """Raise BadInput if the value cannot be stored without loss."""
-    _code(name, value)
 
 
 def _header(tensors: State, spans: dict[str, tuple[int, int]], metadata: Mapping[str, str]) -> bytes:
@@ -156,8 +124,7 @@ def _header(tensors: State, spans: dict[str, tuple[int, int]], metadata: Mapping
     return struct.pack("<Q", len(text)) + text
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     """A checked entry of a header: dtype, shape and offsets of one value."""
 
     dtype: str
@@ -187,7 +154,13 @@ def _entries(header: bytes, room: int) -> dict[str, _Entry]:
     """Parse and check the header of a file whose values take `room` bytes."""
     entries = json.loads(header)
     numpys = set(json.loads(entries.pop(_METADATA, {}).get("numpy", "[]")))
-    _require_apart([entry["data_offsets"] for entry in entries.values()])
+    spans = [entry["data_offsets"] for entry in entries.values()]
+    if not all(is_count(start) and is_count(end) and start <= end for start, end in spans):
+        raise ValueError("data_offsets are two counts, in order")
+    filled = sorted(span for span in spans if span[0] < span[1])
+    for before, after in itertools.pairwise(filled):
+        if after[0] < before[1]:  # a small file could otherwise become a huge state
+            raise ValueError(f"offsets {before} and {after} overlap")
     return {key: _entry(room, key in numpys, **entry) for key, entry in entries.items()}
 
 
@@ -217,18 +190,8 @@ def _view(data: npt.NDArray[np.uint8], entry: _Entry) -> Array:
     return torch.frombuffer(part.data, dtype=dtype).reshape(entry.shape)
 
 
-def _require_apart(spans: list[Any]) -> None:
-    """Raise ValueError if two values share bytes: a small file could otherwise become a huge state."""
-    if not all(is_count(start) and is_count(end) and start <= end for start, end in spans):
-        raise ValueError("data_offsets are two counts, in order")
-    filled = sorted(span for span in spans if span[0] < span[1])
-    for before, after in itertools.pairwise(filled):
-        if after[0] < before[1]:
-            raise ValueError(f"offsets {before} and {after} overlap")
-
-
 def _code(name: str, value: Array) -> str:
-    """Return the format's name of the dtype."""
+    """Return the format's name of the dtype; raise BadInput if the value cannot be stored without loss."""
     if name == _METADATA:
         raise BadInput(f"{_METADATA!r} is reserved by the file format: rename the tensor.")
     if _is_tensor(value):
@@ -262,3 +225,122 @@ def _is_tensor(value: Array) -> "TypeGuard[torch.Tensor]":
 def _bytes_each(dtype: str) -> int:
     """Return the bytes of one item: the format's dtype names end in the number of bits, except BOOL."""
     return 1 if dtype == "BOOL" else int(dtype.partition("_")[0].lstrip("BCFIU")) // 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flat:
+    """A flattened state: its tensors by path, and everything else as JSON that refers to them."""
+
+    tensors: dict[str, Array]
+    extra: dict[str, Any]
+
+
+def flatten(state: Any) -> Flat:
+    """Flatten dicts, lists, tuples, numbers, strings, None, bytes, tensors and arrays; raise BadInput for anything else."""
+    tensors: dict[str, Array] = {}
+    try:
+        tree = _take_apart(state, "", tensors)
+    except RecursionError as error:
+        raise BadInput("the state contains itself, or is nested too deeply to be saved.") from error
+    return Flat(tensors, {"state": tree})
+
+
+def unflatten(tensors: dict[str, Array], extra: dict[str, Any]) -> Any:
+    """Return the state that was flattened, with its tensors on the CPU."""
+    try:
+        # Each tensor is taken once: a small tree that names one tensor a thousand times would otherwise become a huge
+        # state as soon as it is copied.
+        return _put_together(extra["state"], dict(tensors))
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise Corrupt(f"the extra of this snapshot does not describe a state ({error!r:.200}).") from error
+
+
+# JSON has null, booleans, integers, finite floats, strings and lists; everything else is an object with one key, its tag.
+def _take_apart(value: Any, path: str, tensors: dict[str, Array]) -> Any:
+    # Exact types: a subclass, such as a named tuple or numpy's float64, would not be restored as the same type.
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if kind is bytes:
+        if len(value) > BYTES_LIMIT:
+            raise BadInput(f"{path} has {len(value)} bytes, more than {BYTES_LIMIT} for JSON: make it a tensor.")
+        return {"bytes": base64.b64encode(value).decode()}
+    if kind is list:
+        return [_take_apart(item, _join(path, i), tensors) for i, item in enumerate(value)]
+    if kind is tuple:
+        return {"tuple": [_take_apart(item, _join(path, i), tensors) for i, item in enumerate(value)]}
+    if kind is dict:
+        return {"dict": _pairs(value, path, tensors)}
+    if kind is Counter:  # for example the milestones of a learning-rate schedule
+        return {"counter": _pairs(value, path, tensors)}
+    if kind is OrderedDict:
+        # A module's state_dict has the versions of its layers in an attribute, which load_state_dict reads.
+        attributes = _take_apart(vars(value), _join(path, "(attributes)"), tensors)
+        return {"ordered": [_pairs(value, path, tensors), attributes]}
+    if isinstance(value, np.generic):
+        return {"scalar": _name(np.asarray(value), path, tensors)}
+    if _is_tensor(value) or isinstance(value, np.ndarray):
+        return {"tensor": _name(value, path, tensors)}
+    raise BadInput(
+        f"{path or 'the state'} is a {kind.__qualname__}, which cannot be saved: make it a number or a tensor."
+    )
+
+
+def _put_together(tree: Any, tensors: dict[str, Array]) -> Any:
+    if isinstance(tree, list):
+        return [_put_together(item, tensors) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    ((tag, content),) = tree.items()
+    return _TAGS[tag](content, tensors)
+
+
+def _pairs(value: dict[Any, Any], path: str, tensors: dict[str, Array]) -> list[list[Any]]:
+    # Pairs instead of a JSON object, because optimizers have integer keys and the order matters.
+    pairs = []
+    for key, item in value.items():
+        if key is not None and type(key) not in (bool, int, str, float):
+            raise BadInput(f"{path or 'the state'} has a key of type {type(key).__qualname__}: use strings or numbers.")
+        pairs.append([_take_apart(key, path, tensors), _take_apart(item, _join(path, key), tensors)])
+    return pairs
+
+
+def _from_pairs(pairs: list[list[Any]], tensors: dict[str, Array]) -> list[tuple[Any, Any]]:
+    return [(_put_together(key, tensors), _put_together(item, tensors)) for key, item in pairs]
+
+
+def _from_ordered(content: list[Any], tensors: dict[str, Array]) -> "OrderedDict[Any, Any]":
+    pairs, attributes = content
+    result = OrderedDict(_from_pairs(pairs, tensors))
+    given = dict(_put_together(attributes, tensors))
+    if any(not isinstance(name, str) or hasattr(OrderedDict, name) for name in given):
+        raise ValueError("an attribute replaces one of the dict's own")
+    vars(result).update(given)
+    return result
+
+
+_TAGS: dict[str, Callable[[Any, dict[str, Array]], Any]] = {
+    "float": lambda text, _: float(text),
+    "bytes": lambda text, _: base64.b64decode(text, validate=True),
+    "tuple": lambda items, tensors: tuple(_put_together(item, tensors) for item in items),
+    "dict": lambda pairs, tensors: dict(_from_pairs(pairs, tensors)),
+    "counter": lambda pairs, tensors: Counter(dict(_from_pairs(pairs, tensors))),
+    "ordered": _from_ordered,
+    "scalar": lambda name, tensors: np.asarray(tensors.pop(name))[()],
+    "tensor": lambda name, tensors: tensors.pop(name),
+}
+
+
+def _name(value: Array, path: str, tensors: dict[str, Array]) -> str:
+    name = path or "state"
+    while name in tensors or name == "__metadata__":
+        name += "'"  # distinguishes {"a/b": x, "a": {"b": y}}
+    _code(name, value)
+    tensors[name] = value.detach() if _is_tensor(value) else value
+    return name
+
+
+def _join(path: str, key: object) -> str:
+    return f"{path}/{key}" if path else str(key)

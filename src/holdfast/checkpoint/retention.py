@@ -1,4 +1,4 @@
-"""Decide which snapshots to keep: the last few, and always the newest good one. Unusable ones are set aside when a run resumes."""
+"""What happens to old snapshots when a run starts: unusable ones are set aside, leftovers and outdated ones removed."""
 
 import logging
 import re
@@ -8,7 +8,7 @@ from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.digest import Progress, unwatched
 from holdfast.checkpoint.snapshot import BACKOFF, LATEST, Check, PassedOver, Snapshot, anything
 from holdfast.checkpoint.store import Store
-from holdfast.errors import BadInput, StorageFailed
+from holdfast.errors import StorageFailed
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def tidy(store: Store, count: int, *, trusted: int | None = None) -> None:
     Leftovers are unfinished files, uncommitted payloads, empty folders, and all but `count` of the folders set aside.
     Whatever the storage refuses to remove stays. `trusted` is a step that was just read and need not be verified.
     """
-    old = outdated(store, count, trusted=trusted)
+    old = snapshot.outdated(store, count, trusted=trusted)
     for prefix in (snapshot.STEP, LATEST, _ASIDE):
         _try(lambda prefix=prefix: store.sweep(prefix))  # type: ignore[misc]
     _try(lambda: snapshot.clear_uncommitted(store))
@@ -80,24 +80,7 @@ def _try(work: Callable[[], None]) -> None:
 
 def keep_last(store: Store, count: int) -> list[int]:
     """Remove all but the last `count` snapshots, except the newest good one; return the removed steps."""
-    old = outdated(store, count)
+    old = snapshot.outdated(store, count)
     for step in old:
         snapshot.remove(store, step)
     return old
-
-
-def outdated(store: Store, count: int, *, trusted: int | None = None) -> list[int]:
-    """Return the steps before the last `count` that may be removed; the newest good one may not.
-
-    Finding a good one means reading it. `trusted`, a step that was just committed, is taken as good, unless it would be
-    the only one kept: the disk may have lost it.
-    """
-    if count < 1:
-        raise BadInput(f"the number of snapshots to keep must be 1 or more (got {count}).")
-    listed = snapshot.steps(store)
-    old, kept = listed[:-count], listed[-count:]
-    if not old or (trusted in kept and len(kept) > 1) or any(snapshot.is_good(store, step) for step in reversed(kept)):
-        return old
-    spared = next((step for step in reversed(old) if snapshot.is_good(store, step)), None)
-    # If none is good, the storage may only be unreadable at the moment: remove nothing.
-    return [step for step in old if step != spared] if spared is not None else []

@@ -137,7 +137,7 @@ class RunningCheckpoint:
 
     def holding(self, ids: Ids) -> list[Segment]:
         """Return the segments with the newest saved values of these blocks, for `load_blocks` in another process."""
-        return [self._segments[i] for i in np.unique(self._owners()[np.asarray(ids, np.int64)])]
+        return [self._segments[i] for i in np.unique(_owners(self._blocks, self._segments)[np.asarray(ids, np.int64)])]
 
     def load(self, ids: Ids) -> dict[str, Array]:
         """Return the newest saved values of these blocks, packed as by `Blocks.pack`."""
@@ -161,7 +161,12 @@ class RunningCheckpoint:
             ids, saved_at, values = _open_segment(self._store, name, expected)
             try:
                 layout, positions = packed_blocks(self._blocks, ids)
-                _require_fit(layout, values)
+                for family in layout.families:
+                    for shape in (values[member].shape for member in family.members):
+                        if family.dim is not None and (
+                            len(shape) <= family.dim or shape[family.dim] != family.bounds[-1]
+                        ):
+                            raise ValueError(f"a value of {family.array} has a shape of {tuple(shape)}")
                 sizes = block_bytes(layout, values)[positions]
                 self._bytes[ids] = sizes
                 missing[ids] = False
@@ -172,12 +177,9 @@ class RunningCheckpoint:
             raise Corrupt(f"{index_name(index.generation)} has no value for block {int(missing.argmax())}.")
         self._generation = index.generation
 
-    def _owners(self) -> Ids:
-        return _owners(self._blocks, self._segments)
-
     def _compaction(self, incoming: Ids, limit: float, room: int) -> tuple[Ids, list[Segment]]:
         """Return the blocks to move into new segments and the segments to keep, within the limits of bytes and number."""
-        owner = self._owners()
+        owner = _owners(self._blocks, self._segments)
         owner[incoming] = -1
         alive = [segment.ids[owner[segment.ids] == i] for i, segment in enumerate(self._segments)]
         held = np.array([self._bytes[s.ids].sum() for s in self._segments], np.int64)
@@ -221,11 +223,8 @@ class RunningCheckpoint:
         )
         write_index(self._store, index)  # the commit point
         self._segments, self._generation, self._next = segments, index.generation, index.generation + 1
+        # Remove what neither this generation nor the one before needs; indexes first, because they name segments.
         keep = before | set(index.segments) | {index_name(previous), index_name(index.generation)}
-        self._clear(keep)
-
-    def _clear(self, keep: set[str]) -> None:
-        """Remove what neither this generation nor the one before needs; indexes first, because they name segments."""
         self._store.sweep(FOLDER)
         for name in self._store.names(FOLDER):  # "index-" sorts before "segment-"
             if name not in keep:
@@ -296,14 +295,6 @@ def _open_segment(store: Store, name: str, expected: Digest) -> tuple[Ids, Ids, 
 def _is_numbers(value: Array) -> bool:
     """Return True if the value is a vector of counts, as `write_segments` stores."""
     return isinstance(value, np.ndarray) and value.dtype == np.int64 and value.ndim == 1 and value.min(initial=0) >= 0
-
-
-def _require_fit(layout: Blocks, values: State) -> None:
-    for family in layout.families:
-        for member in family.members:
-            shape = values[member].shape
-            if family.dim is not None and (len(shape) <= family.dim or shape[family.dim] != family.bounds[-1]):
-                raise ValueError(f"{member} has a shape of {tuple(shape)}")
 
 
 def packed_blocks(blocks: Blocks, ids: Ids) -> tuple[Blocks, Ids]:

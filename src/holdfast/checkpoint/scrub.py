@@ -34,15 +34,19 @@ class Contents:
 
 def inspect(store: Store) -> Contents:
     """Return every snapshot and the running checkpoint, from their commit records alone."""
-    _require(store)
+    strange = _strange(store)
     unreadable: list[Damage] = []
     snapshots = []
     for step in snapshot.steps(store):
         manifest = _tried(snapshot.read_manifest, store, step, snapshot.manifest_name(step), unreadable)
         if manifest is not None:
             snapshots.append(manifest)
-    running = _newest_index(store, unreadable)
-    return Contents(tuple(snapshots), running, (*unreadable, *_strange(store)), tuple(retention.aside(store)))
+    running: Index | None = None
+    for generation in reversed(generations(store)):
+        running = _tried(read_index, store, generation, index_name(generation), unreadable)
+        if running is not None:
+            break
+    return Contents(tuple(snapshots), running, (*unreadable, *strange), tuple(retention.aside(store)))
 
 
 def verify(store: Store, progress: Callable[[int], None] = lambda done: None) -> list[Damage]:
@@ -50,7 +54,7 @@ def verify(store: Store, progress: Callable[[int], None] = lambda done: None) ->
 
     `progress` is called with 1 for each of the `records(store)`.
     """
-    _require(store)
+    strange = _strange(store)
     findings: list[Damage] = []
     for step in snapshot.steps(store):
         _tried(snapshot.check, store, step, snapshot.manifest_name(step), findings)
@@ -60,7 +64,7 @@ def verify(store: Store, progress: Callable[[int], None] = lambda done: None) ->
         progress(1)
     if LATEST in store.names(LATEST):
         _tried(lambda store, _: unseal(read(store, LATEST), LATEST), store, 0, LATEST, findings)
-    return [*findings, *_strange(store)]
+    return [*findings, *strange]
 
 
 def records(store: Store) -> int:
@@ -68,30 +72,18 @@ def records(store: Store) -> int:
     return len(snapshot.steps(store)) + len(generations(store))
 
 
-def _require(store: Store) -> None:
-    if not (snapshot.steps(store) or generations(store) or retention.aside(store) or _strange(store)):
-        raise NotAStore(f"{store} has neither a snapshot nor a running checkpoint: name the place that a run saved to.")
-
-
 def _strange(store: Store) -> list[Damage]:
-    """Return names that resemble a snapshot's but are not valid ones, so that no reader mistakes them for one."""
+    """Return names that resemble a snapshot's but are not valid ones; raise NotAStore if nothing was ever saved here."""
     names = [*snapshot.strange(store), *strange_indexes(store)]
-    return [
-        Damage(name, "it is named like a save but is none, or cannot be looked into: see what it is") for name in names
-    ]
+    if not (names or records(store) or retention.aside(store)):
+        raise NotAStore(f"{store} has neither a snapshot nor a running checkpoint: name the place that a run saved to.")
+    why = "it is named like a save but is not one, or cannot be read: see what it is"
+    return [Damage(name, why) for name in names]
 
 
 def _check_generation(store: Store, generation: int) -> None:
     for name, expected in read_index(store, generation).segments.items():
         digest.check(store, name, expected)
-
-
-def _newest_index(store: Store, unreadable: list[Damage]) -> Index | None:
-    for generation in reversed(generations(store)):
-        index = _tried(read_index, store, generation, index_name(generation), unreadable)
-        if index is not None:
-            return index
-    return None
 
 
 def _tried(work: Callable[[Store, int], T], store: Store, which: int, record: str, findings: list[Damage]) -> T | None:

@@ -24,9 +24,7 @@ from holdfast.errors import BadInput, CommitConflict, Corrupt, NoSnapshot, Stora
 logger = logging.getLogger(__name__)
 
 LATEST = "latest.json"
-EXTRA_LIMIT = (
-    256 << 20
-)  # bytes of an extra: enough for the generators of 10,000 ranks or the names of a million tensors
+EXTRA_LIMIT = 256 << 20  # bytes: enough for the generators of 10,000 ranks or the names of a million tensors
 LAST_TIME = 253_402_214_400  # the last day of the year 9999, the last that datetime supports
 BACKOFF = (0.1, 0.5, 2.0)
 """Seconds to wait before each retry of an operation that the storage refused."""
@@ -51,9 +49,8 @@ class Manifest:
     def __post_init__(self) -> None:
         counts = (self.step, self.epoch, self.cursor, self.world)
         dated = type(self.saved) in (int, float) and 0 <= self.saved < LAST_TIME
-        if not (
-            all(map(is_count, counts)) and isinstance(self.config, str) and dated
-        ):  # an untrusted file has any value
+        # An untrusted file has any value.
+        if not (all(map(is_count, counts)) and isinstance(self.config, str) and dated):
             raise TypeError("a manifest is made of counts, a config and a time")
 
     @property
@@ -99,24 +96,13 @@ class Draft:
     """A snapshot before its commit, without its tensors. Committing it twice is allowed and saves once."""
 
     step: int
+    position: dict[str, Any]
     extra: bytes
-    epoch: int = 0
-    cursor: int = 0
-    world: int = 1
-    config: str = ""
     saved: float = field(default_factory=time.time)
 
     def manifest(self, payloads: Mapping[str, Digest]) -> Manifest:
         """Return the commit record, once the payloads are written."""
-        return Manifest(
-            step=self.step,
-            epoch=self.epoch,
-            cursor=self.cursor,
-            world=self.world,
-            config=self.config,
-            saved=self.saved,
-            payloads=payloads,
-        )
+        return Manifest(**self.position, saved=self.saved, payloads=payloads)
 
 
 def draft(
@@ -128,27 +114,25 @@ def draft(
     position = {"step": step, "epoch": epoch, "cursor": cursor, "world": world, "config": config}
     if extra.get(_POSITION, position) != position:
         raise BadInput(f"the extra key {_POSITION!r} is reserved for the position of the snapshot: rename it.")
-    text = _json({**extra, _POSITION: position})
-    return Draft(step=step, extra=text, epoch=epoch, cursor=cursor, world=world, config=config)
+    whole = {**extra, _POSITION: position}
+    try:
+        text = json.dumps(whole, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"extra must be JSON ({error}): flatten the state first.") from error
+    if json.loads(text) != whole:
+        raise BadInput("extra does not survive JSON (tuples, or keys that are not strings): flatten the state first.")
+    if len(text) > EXTRA_LIMIT:
+        raise BadInput(f"an extra of {len(text)} bytes is larger than {EXTRA_LIMIT}: use tensors.")
+    return Draft(step=step, position=position, extra=text.encode())
 
 
-def save(
-    store: Store,
-    step: int,
-    tensors: State,
-    extra: Mapping[str, Any],
-    *,
-    epoch: int = 0,
-    cursor: int = 0,
-    world: int = 1,
-    config: str = "",
-) -> Manifest:
+def save(store: Store, step: int, tensors: State, extra: Mapping[str, Any], **position: Any) -> Manifest:
     """Write and commit the snapshot of a step; a good one of the same step is never replaced.
 
-    Only one process at a time may save into a store. The leftovers of a killed save are removed here.
+    Only one process at a time may save into a store, and the leftovers of a killed save are removed. `position` is the
+    epoch, cursor, world and config, as for `draft`.
     """
-    unsaved = draft(step, extra, epoch=epoch, cursor=cursor, world=world, config=config)
-    return commit(store, unsaved, payload.encode(tensors))
+    return commit(store, draft(step, extra, **position), payload.encode(tensors))
 
 
 def at_once() -> None:
@@ -177,7 +161,13 @@ def commit(
         }
         manifest = draft.manifest(payloads)
         ready()
-        _commit(store, manifest_name(step), seal(asdict(manifest)))
+        record = seal(asdict(manifest))
+        try:
+            store.create(manifest_name(step), [record])
+        except CommitConflict:
+            # A client that lost the answer to its first attempt retries, and finds its own commit.
+            if read(store, manifest_name(step)) != record:
+                raise
     else:
         # An earlier try created this name, but perhaps did not sync it: a power cut could still lose it.
         store.put(manifest_name(step), [seal(asdict(manifest))])
@@ -231,11 +221,10 @@ def anything(loaded: Snapshot) -> None:
 def search(
     store: Store, backoff: Sequence[float], progress: Progress, check: Check = anything
 ) -> tuple[Snapshot | None, dict[int, PassedOver]]:
-    """Return the newest good snapshot, or None, and why each newer step was passed over.
+    """Return the newest good snapshot, or None if all are damaged, and why each newer step was passed over.
 
-    `check` raises Corrupt for a snapshot that the caller cannot use, which is passed over too. None means that every
-    snapshot is damaged. If the storage refused to read a snapshot and no older one is good, StorageFailed is raised
-    instead: the run must not start again from the beginning, because the snapshot may be readable tomorrow.
+    `check` raises Corrupt for a snapshot that the caller cannot use. If the storage refused to read a snapshot and no
+    older one is good, StorageFailed is raised: the snapshot may be readable tomorrow, so the run must not start again.
     """
     bad: dict[int, PassedOver] = {}
     refused: StorageFailed | None = None
@@ -312,9 +301,8 @@ def read_manifest(store: Store, step: int) -> Manifest:
     if manifest.step != step or set(payloads) != {_TENSORS, _EXTRA}:
         raise Corrupt(f"{name} is the manifest of another snapshot: fall back to an older one.")
     if payloads[_EXTRA].length > EXTRA_LIMIT:
-        raise Corrupt(
-            f"{name} names an extra of {payloads[_EXTRA].length} bytes, more than {EXTRA_LIMIT}: fall back to an older one."
-        )
+        length = payloads[_EXTRA].length
+        raise Corrupt(f"{name} has an extra of {length} bytes, more than {EXTRA_LIMIT}: fall back to an older one.")
     return manifest
 
 
@@ -326,15 +314,6 @@ def manifest_name(step: int) -> str:
 def tensors_name(step: int) -> str:
     """Return the name of the tensors of a step."""
     return _name(step, _TENSORS)
-
-
-def _commit(store: Store, name: str, record: bytes) -> None:
-    try:
-        store.create(name, [record])
-    except CommitConflict:
-        # A client that lost the answer to its first attempt retries, and finds its own commit.
-        if read(store, name) != record:
-            raise
 
 
 def _parts(store: Store) -> Iterator[tuple[int, str | None]]:
@@ -360,7 +339,12 @@ def _cleared(store: Store, draft: Draft) -> Manifest | None:
     if draft.step in steps(store):
         try:
             check(store, draft.step)  # an unreadable snapshot is not replaced: it may be good
-            return _own(store, draft)
+            manifest = read_manifest(store, draft.step)
+            if manifest == draft.manifest(manifest.payloads):
+                return manifest
+            raise CommitConflict(
+                f"step {draft.step} is already saved in {store}: resume from it, or use another store."
+            )
         except (Corrupt, NoSnapshot):
             logger.warning("replacing the snapshot of step %d, which is corrupt", draft.step)
             remove(store, draft.step)
@@ -376,11 +360,21 @@ def clear_uncommitted(store: Store) -> None:
             store.remove(_name(step, part))
 
 
-def _own(store: Store, draft: Draft) -> Manifest:
-    manifest = read_manifest(store, draft.step)
-    if manifest != draft.manifest(manifest.payloads):
-        raise CommitConflict(f"step {draft.step} is already saved in {store}: resume from it, or use another store.")
-    return manifest
+def outdated(store: Store, count: int, *, trusted: int | None = None) -> list[int]:
+    """Return the steps before the last `count` that may be removed; the newest good one may not.
+
+    Finding a good one means reading it. `trusted`, a step that was just committed, is taken as good, unless it would be
+    the only one kept: the disk may have lost it.
+    """
+    if count < 1:
+        raise BadInput(f"the number of snapshots to keep must be 1 or more (got {count}).")
+    listed = steps(store)
+    old, kept = listed[:-count], listed[-count:]
+    if not old or (trusted in kept and len(kept) > 1) or any(is_good(store, step) for step in reversed(kept)):
+        return old
+    spared = next((step for step in reversed(old) if is_good(store, step)), None)
+    # If none is good, the storage may only be unreadable at the moment: remove nothing.
+    return [step for step in old if step != spared] if spared is not None else []
 
 
 def remove(store: Store, step: int) -> None:
@@ -401,33 +395,17 @@ def _name(step: int, part: str = "") -> str:
 
 def _extra(manifest: Manifest, text: bytes) -> dict[str, Any]:
     """Parse the extra, and raise Corrupt unless it has the position of the manifest."""
+
+    def reject(word: str) -> float:
+        raise ValueError(f"{word} is not JSON")
+
     name = _name(manifest.step, _EXTRA)
     try:
-        extra = json.loads(text, parse_constant=_no_number)
+        extra = json.loads(text, parse_constant=reject)
     except (ValueError, RecursionError) as error:
         raise Corrupt(f"{name} is not JSON: fall back to an older snapshot.") from error
     if not isinstance(extra, dict):
         raise Corrupt(f"{name} is not a JSON object: fall back to an older snapshot.")
     if extra.pop(_POSITION, None) != manifest.position:
-        raise Corrupt(
-            f"{name} has another step, epoch, cursor or config than its manifest: one of the two files was changed."
-        )
+        raise Corrupt(f"{name} and its manifest differ in step, epoch, cursor or config: one of the two was changed.")
     return extra
-
-
-def _no_number(word: str) -> float:
-    raise ValueError(f"{word} is not JSON")
-
-
-def _json(extra: Mapping[str, Any]) -> bytes:
-    try:
-        text = json.dumps(extra, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"extra must be JSON ({error}): flatten the state first.") from error
-    if json.loads(text) != extra:
-        raise BadInput(
-            "extra does not survive JSON (it has tuples, or keys that are not strings): flatten the state first."
-        )
-    if len(text) > EXTRA_LIMIT:
-        raise BadInput(f"an extra of {len(text)} bytes is larger than {EXTRA_LIMIT}: use tensors.")
-    return text.encode()

@@ -16,7 +16,6 @@ from holdfast.errors import CommitConflict, Corrupt, WorkerLost
 
 TERMS = "nodes/term-"
 _NAME = re.compile(rf"{TERMS}(\d{{8}})", re.ASCII)
-_LONGEST = 1 << 16  # bytes of a term's record
 
 
 class Term(NamedTuple):
@@ -49,7 +48,7 @@ def newest(store: Store) -> Term | None:
     if not number:
         return None
     try:
-        return Term.from_json(json.loads(read(store, _name(number), _LONGEST)))
+        return Term.from_json(json.loads(read(store, _name(number), limit=1 << 16)))
     except FileNotFoundError:
         return None  # given back meanwhile
     except (ValueError, RecursionError) as error:
@@ -114,10 +113,8 @@ class Fenced:
         term = newest(self._store)
         if term and term.number > self._number:
             if not self._is_ours(term):
-                raise WorkerLost(
-                    f"other nodes continued without this node (term {term.number}, this node has term {self._number}): "
-                    "it stops saving."
-                )
+                terms = f"term {term.number}, this node has term {self._number}"
+                raise WorkerLost(f"other nodes continued without this node ({terms}): it stops saving.")
             self._number = term.number
 
 

@@ -15,8 +15,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
-from holdfast.blocks.division import Array
-from holdfast.checkpoint import payload, retention, snapshot
+from holdfast.blocks.division import State
+from holdfast.checkpoint import payload, snapshot
 from holdfast.checkpoint.capture import BufferPool, Capture, Image, device_of, make_ready
 from holdfast.checkpoint.device import Departure
 from holdfast.checkpoint.digest import Progress, unwatched
@@ -37,11 +37,6 @@ Ready: TypeAlias = Callable[[], None]
 More: TypeAlias = Callable[[], Mapping[str, Any]]
 
 
-def nothing_more() -> Mapping[str, Any]:
-    """Return nothing: the default of `more`."""
-    return {}
-
-
 @dataclass(frozen=True, slots=True)
 class Saved:
     """A durable save: the stall of training, the seconds from its start until then, and the steps it removed."""
@@ -58,7 +53,7 @@ class Saved:
 class Writer(Protocol):
     """A writer of states into a store, one after the other."""
 
-    def prepare(self, tensors: Mapping[str, Array]) -> None:
+    def prepare(self, tensors: State) -> None:
         """Allocate the memory for a save of such a state, in the background.
 
         A save that comes sooner allocates its own, or waits for this if the limit is reached.
@@ -67,19 +62,15 @@ class Writer(Protocol):
     def save(
         self,
         step: int,
-        tensors: Mapping[str, Array],
+        tensors: State,
         extra: Mapping[str, Any],
-        *,
-        epoch: int = 0,
-        cursor: int = 0,
-        world: int = 1,
-        config: str = "",
-        more: More = nothing_more,
+        more: More = dict,
         ready: Ready = at_once,
+        **position: Any,
     ) -> None:
         """Capture a state; training may change it when this returns. Raise the error of an earlier failed save.
 
-        `more` is called when the tensors are copied, and returns the rest of the extra, such as the reports of other
+        `position` is the epoch, cursor, world and config, as for `snapshot.draft`. `more` is called when the tensors are copied, and returns the rest of the extra, such as the reports of other
         ranks; if it raises, nothing is saved. `ready` is called in the writing thread before the commit, which waits
         until it returns.
         """
@@ -132,6 +123,9 @@ class _Written:
     durable: float
     digest: str
 
+    def saved(self, step: int, stall: Stall, start: float) -> Saved:
+        return Saved(step, self.bytes, stall, self.durable - start, self.retries, self.removed, self.digest)
+
 
 @dataclass(frozen=True, slots=True)
 class _Target:
@@ -149,20 +143,21 @@ class _Target:
     def write(self, draft: Draft, tensors: Callable[[], Iterable[memoryview | bytes]], ready: Ready) -> _Written:
         """Commit a draft and remove the snapshots that it made outdated."""
         step = draft.step
-        manifest, retries = self._tried(step, lambda: self._commit(draft, tensors(), ready))
+
+        def commit() -> Manifest:
+            manifest = snapshot.commit(self.store, draft, tensors(), ready=ready, progress=self.progress)
+            if lost := snapshot.missing(self.store, manifest):  # listing the names is cheap, reading them is not
+                raise StorageFailed(f"{lost[0]} is not in {self.store} although it was written: check the storage.")
+            return manifest
+
+        manifest, retries = self._tried(step, commit)
         durable = perf_counter()
-        removed, more = self._tried(step, lambda: retention.outdated(self.store, self.keep_last, trusted=step))
+        removed, more = self._tried(step, lambda: snapshot.outdated(self.store, self.keep_last, trusted=step))
         retries += more
         for old in removed:
             _, more = self._tried(step, lambda old=old: snapshot.remove(self.store, old))  # type: ignore[misc]
             retries += more
         return _Written(manifest.bytes, retries, tuple(removed), durable, manifest.tensors)
-
-    def _commit(self, draft: Draft, tensors: Iterable[memoryview | bytes], ready: Ready) -> Manifest:
-        manifest = snapshot.commit(self.store, draft, tensors, ready=ready, progress=self.progress)
-        if lost := snapshot.missing(self.store, manifest):  # listing the names is cheap, reading them is not
-            raise StorageFailed(f"{lost[0]} is not in {self.store} although it was written: check the storage.")
-        return manifest
 
     def _tried(self, step: int, work: Callable[[], T]) -> tuple[T, int]:
         """Return the result of `work` and the number of retries."""
@@ -184,29 +179,26 @@ class _Blocking:
         self._target = target
         self._saved: list[Saved] = []
 
-    def prepare(self, tensors: Mapping[str, Array]) -> None:
+    def prepare(self, tensors: State) -> None:
         pass  # it needs no memory
 
     def save(
         self,
         step: int,
-        tensors: Mapping[str, Array],
+        tensors: State,
         extra: Mapping[str, Any],
-        *,
-        more: More = nothing_more,
+        more: More = dict,
         ready: Ready = at_once,
-        **where: Any,
+        **position: Any,
     ) -> None:
         rest = more()
         start = perf_counter()
-        draft = snapshot.draft(step, {**extra, **rest}, **where)
+        draft = snapshot.draft(step, {**extra, **rest}, **position)
         captured = perf_counter()
         written = self._target.write(draft, lambda: payload.encode(tensors), ready)
         end = perf_counter()
         stall = Stall(waited=end - start, snapshot=captured - start, write=end - captured)
-        seconds = written.durable - start
-        about = (written.retries, written.removed, written.digest)
-        self._saved.append(Saved(step, written.bytes, stall, seconds, *about))
+        self._saved.append(written.saved(step, stall, start))
 
     @property
     def is_busy(self) -> bool:
@@ -234,8 +226,7 @@ class _Flight:
         written, device, overlapped = self.landing.result()
         # A device captures the state asynchronously, so the wait of training is known only afterwards.
         stall = self.stall + Stall(waited=device, snapshot=device, overlapped=overlapped)
-        about = (written.retries, written.removed, written.digest)
-        return Saved(self.step, written.bytes, stall, written.durable - self.start, *about)
+        return written.saved(self.step, stall, self.start)
 
 
 class _Overlapped:
@@ -252,7 +243,7 @@ class _Overlapped:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-writer")
         self._flights: deque[_Flight] = deque()
 
-    def prepare(self, tensors: Mapping[str, Array]) -> None:
+    def prepare(self, tensors: State) -> None:
         layout, device = self._capture.layout(tensors), device_of(tensors)
         count = READY_PINNED if device else READY
         reserved = self._images.reserve(layout.length, count)  # now, because they count towards the limit
@@ -261,12 +252,11 @@ class _Overlapped:
     def save(
         self,
         step: int,
-        tensors: Mapping[str, Array],
+        tensors: State,
         extra: Mapping[str, Any],
-        *,
-        more: More = nothing_more,
+        more: More = dict,
         ready: Ready = at_once,
-        **where: Any,
+        **position: Any,
     ) -> None:
         self._raise_failure()
         start = perf_counter()
@@ -280,7 +270,7 @@ class _Overlapped:
             captured = perf_counter()
             rest = more()
             complete = perf_counter()
-            draft = snapshot.draft(step, {**extra, **rest}, **where)
+            draft = snapshot.draft(step, {**extra, **rest}, **position)
             landing = self._thread.submit(self._write, draft, image, layout, departures, ready)
         except BaseException:
             for departure in departures:
@@ -310,7 +300,7 @@ class _Overlapped:
 
     def close(self) -> list[Saved]:
         self._thread.shutdown()
-        self._capture.close()
+        self._capture.helpers.shutdown()
         self._images.clear()
         self._raise_failure()
         return self.finished()
@@ -339,7 +329,7 @@ class _Overlapped:
         try:
             device = sum(departure.wait() for departure in departures)
             start = perf_counter()
-            written = self._target.write(draft, lambda: image.file(layout), ready)
+            written = self._target.write(draft, lambda: [image.bytes[: layout.length].data], ready)
             return written, device, perf_counter() - start
         finally:
             self._images.give_back(image)

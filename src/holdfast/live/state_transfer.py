@@ -14,7 +14,7 @@ import torch
 from torch.distributed import BroadcastOptions
 
 from holdfast import progress
-from holdfast.checkpoint.state_tree import Flat, flatten, unflatten
+from holdfast.checkpoint.payload import Flat, flatten, unflatten
 from holdfast.distributed.gloo_link import Link
 
 PIECE = 1 << 24  # bytes that are sent at once

@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast import progress
 from holdfast.blocks.division import Ids
-from holdfast.checkpoint.state_tree import flatten
+from holdfast.checkpoint.payload import flatten
 from holdfast.distributed import script_collectives
 from holdfast.distributed.boundary import NEVER, BoundaryGate
 from holdfast.distributed.membership import Asleep

@@ -22,7 +22,7 @@ from torch import nn
 
 from holdfast import progress
 from holdfast.checkpoint import writer as writers
-from holdfast.checkpoint.state_tree import flatten
+from holdfast.checkpoint.payload import flatten
 from holdfast.checkpoint.store import Store
 from holdfast.checkpoint.terms import Fenced, Term
 from holdfast.checkpoint.writer import Writer

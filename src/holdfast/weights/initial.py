@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from holdfast.checkpoint.state_tree import Flat, flatten
+from holdfast.checkpoint.payload import Flat, flatten
 from holdfast.errors import BadInput
 from holdfast.runs.config import WeightsSource
 from holdfast.train.state.module_names import own_keys, without_wrappers

@@ -7,8 +7,8 @@ from typing import Any
 
 from holdfast.checkpoint import snapshot
 from holdfast.checkpoint.digest import unwatched
+from holdfast.checkpoint.payload import unflatten
 from holdfast.checkpoint.snapshot import PassedOver, Snapshot
-from holdfast.checkpoint.state_tree import unflatten
 from holdfast.errors import BadInput, NoSnapshot
 from holdfast.train.state.module_names import is_model, own_keys
 from holdfast.train.state.snapshot_extra import check_of_a_run

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from holdfast.checkpoint.state_tree import flatten, unflatten
+from holdfast.checkpoint.payload import flatten, unflatten
 from holdfast.errors import BadInput
 from holdfast.train.state.protected import SHOWN, Protected, listed
 

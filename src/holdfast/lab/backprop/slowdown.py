@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from holdfast.blocks.division import Floats
 from holdfast.checkpoint import snapshot
-from holdfast.checkpoint.state_tree import flatten, unflatten
+from holdfast.checkpoint.payload import flatten, unflatten
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import WorkerLost
 from holdfast.lab.backprop.panels import WORKERS, TrainingTask

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from holdfast.checkpoint.state_tree import flatten, unflatten
+from holdfast.checkpoint.payload import flatten, unflatten
 from holdfast.errors import BadInput
 
 MAX_BYTES = 1 << 20  # of the plain values of one rank: they go through the workers' store

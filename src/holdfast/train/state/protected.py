@@ -10,7 +10,7 @@ import xxhash
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from holdfast.checkpoint.state_tree import Flat, flatten
+from holdfast.checkpoint.payload import Flat, flatten
 from holdfast.errors import BadInput
 from holdfast.train.state import plain_values
 from holdfast.train.state.module_names import load_plain, plain_name, plain_state, unwrapped

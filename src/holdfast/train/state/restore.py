@@ -9,8 +9,8 @@ from typing import Any
 
 from holdfast import progress
 from holdfast.checkpoint import retention, snapshot
+from holdfast.checkpoint.payload import Flat, flatten, unflatten
 from holdfast.checkpoint.snapshot import Snapshot
-from holdfast.checkpoint.state_tree import Flat, flatten, unflatten
 from holdfast.checkpoint.store import Store
 from holdfast.distributed.ranks import Ranks
 from holdfast.errors import BadInput, Corrupt, StorageFailed

@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from holdfast import progress
-from holdfast.checkpoint.state_tree import flatten
+from holdfast.checkpoint.payload import flatten
 from holdfast.checkpoint.writer import Saved, Writer
 from holdfast.distributed.boundary import NEVER
 from holdfast.distributed.ranks import Changed, Ranks

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 import torch
 import xxhash
 
+from holdfast.checkpoint.payload import unflatten
 from holdfast.checkpoint.snapshot import Snapshot
-from holdfast.checkpoint.state_tree import unflatten
 from holdfast.errors import BadInput, Corrupt
 from holdfast.events import JSON
 

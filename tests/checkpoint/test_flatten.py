@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.checkpoint import snapshot
-from holdfast.checkpoint.state_tree import flatten, unflatten
+from holdfast.checkpoint.payload import flatten, unflatten
 from holdfast.checkpoint.store import DirectoryStore
 from holdfast.errors import BadInput, Corrupt
 
