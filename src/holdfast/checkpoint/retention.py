@@ -1,4 +1,4 @@
-"""What happens to old snapshots when a run starts: unusable ones are set aside, leftovers and outdated ones removed."""
+"""Old snapshots at the start of a run: unusable ones are set aside, leftovers and outdated ones removed."""
 
 import logging
 import re
