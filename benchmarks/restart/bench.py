@@ -1,8 +1,8 @@
-"""How long from the SIGKILL of a worker to the first step of the restarted job. Run: python benchmarks/restart/bench.py
+"""Measure the time from the SIGKILL of a worker to the next step. Run: python benchmarks/restart/bench.py [REPEATS]
 
-The same script, `train.py`, under holdfast's supervisor and under `torchrun --max-restarts`, in turn. Each launch is
-killed once: one worker, the next rank every time, by SIGKILL from outside while it trains. The time ends when the last
-rank has done its first step after the restart, with the state of the checkpoint.
+The same script, `train.py`, runs alternately under holdfast's supervisor and under `torchrun --max-restarts`. In each
+launch one worker, the next rank every time, is killed by SIGKILL from outside during training. The time ends when the
+last rank has done its first step after the restart, with the state of the checkpoint.
 """
 
 import json
@@ -27,7 +27,7 @@ Moment = dict[str, Any]
 
 
 def main() -> None:
-    """Measure in turn, print the tables and whether the claims hold."""
+    """Measure both launchers alternately, print the tables and say whether the claims hold."""
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else REPEATS
     times: dict[str, list[dict[str, float]]] = {who: [] for who in WHO}
     for repeat in range(repeats):
@@ -40,27 +40,27 @@ def main() -> None:
 
 
 def measure(who: str, folder: Path, rank: int) -> dict[str, float]:
-    """Seconds from the kill until the last rank has reached each stage."""
+    """Return, for each stage, the seconds from the kill until the last rank has reached it."""
     with (folder / "log").open("wb") as log:
         job = subprocess.Popen(command(who, folder), stdout=log, stderr=subprocess.STDOUT)
     try:
         before = wait_for(job, folder, lambda moments: reached(moments, "step") if resumable(moments) else [])
         killed = time.time()
-        os.kill(next(each["pid"] for each in before if each["rank"] == rank), signal.SIGKILL)
-        old = {each["pid"] for each in before}
+        os.kill(next(moment["pid"] for moment in before if moment["rank"] == rank), signal.SIGKILL)
+        old = {moment["pid"] for moment in before}
         after = wait_for(job, folder, lambda moments: reached([m for m in moments if m["pid"] not in old], "first"))
-        assert min(each["step"] for each in after) > 0, "the restarted job did not resume"
+        assert min(moment["step"] for moment in after) > 0, "the restarted job did not resume"
         job.wait(WITHIN)
         assert job.returncode == 0, (folder / "log").read_text()[-2000:]
     finally:
         job.kill()
         job.wait()
     fresh = [moment for moment in read(folder) if moment["pid"] not in old]
-    return {stage: max(each["time"] for each in reached(fresh, stage)) - killed for stage in STAGES}
+    return {stage: max(moment["time"] for moment in reached(fresh, stage)) - killed for stage in STAGES}
 
 
 def command(who: str, folder: Path) -> list[str]:
-    """How a job is started, with the folder as the script's argument; `supervise` is what `holdfast run` calls."""
+    """Return the command that starts a job, with `folder` as the argument of the script."""
     if who == "torchrun":
         options = ["--standalone", f"--nproc-per-node={WORKERS}", "--max-restarts=1"]
         return [sys.executable, "-m", "torch.distributed.run", *options, str(SCRIPT), str(folder)]
@@ -68,7 +68,7 @@ def command(who: str, folder: Path) -> list[str]:
 
 
 def supervise(folder: Path) -> int:
-    """Be holdfast's side of the comparison."""
+    """Run the job as `holdfast run` does."""
     from holdfast.runs.config import RunConfig
     from holdfast.supervise.supervisor import supervise
 
@@ -77,13 +77,13 @@ def supervise(folder: Path) -> int:
 
 
 def read(folder: Path) -> list[Moment]:
-    """The moments that were noted so far."""
+    """Return the moments noted so far."""
     path = folder / "moments.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def reached(moments: list[Moment], what: str) -> list[Moment]:
-    """The first such moment of every rank, if all have one."""
+    """Return the first moment `what` of every rank, or nothing until all ranks have one."""
     first: dict[int, Moment] = {}
     for moment in moments:
         if moment["what"] == what:
@@ -92,12 +92,12 @@ def reached(moments: list[Moment], what: str) -> list[Moment]:
 
 
 def resumable(moments: list[Moment]) -> bool:
-    """Whether a checkpoint was written and some steps were made after it."""
+    """Return True if a checkpoint was written and some steps were done after it."""
     return any(moment["what"] == "step" and moment["step"] > 12 for moment in moments)
 
 
 def wait_for(job: subprocess.Popen[bytes], folder: Path, found: Callable[[list[Moment]], list[Moment]]) -> list[Moment]:
-    """Look until it is so; the deadline and the end of the job decide."""
+    """Poll until `found` returns moments; raise if the job ends or the deadline passes first."""
     deadline = time.monotonic() + WITHIN
     while not (moments := found(read(folder))):
         if job.poll() is not None or time.monotonic() > deadline:
@@ -107,24 +107,24 @@ def wait_for(job: subprocess.Popen[bytes], folder: Path, found: Callable[[list[M
 
 
 def report(times: dict[str, list[dict[str, float]]]) -> None:
-    """The tables of the README."""
-    from torch import __version__ as torch_version  # late: holdfast's side imports its own way
+    """Print the tables of the README."""
+    from torch import __version__ as torch_version  # imported late: the supervisor process imports torch in its own way
 
     print(f"python {platform.python_version()}, torch {torch_version}, {os.cpu_count()} cores, {WORKERS} workers")
     print("\n| kill to first step, s | median | best | worst |\n|---|---:|---:|---:|")
     for who in WHO:
-        total = [each["first"] for each in times[who]]
+        total = [stages["first"] for stages in times[who]]
         print(f"| {who} | {statistics.median(total):.2f} | {min(total):.2f} | {max(total):.2f} |")
     names = ("workers started", "process group", "model in DDP", "checkpoint loaded", "first step")
     print(f"\n| reached by all ranks after, median s | {' | '.join(names)} |\n|---|{'---:|' * len(names)}")
     for who in WHO:
-        medians = (statistics.median(each[stage] for each in times[who]) for stage in STAGES)
+        medians = (statistics.median(stages[stage] for stages in times[who]) for stage in STAGES)
         print(f"| {who} | {' | '.join(f'{median:.2f}' for median in medians)} |")
 
 
 def claims(times: dict[str, list[dict[str, float]]]) -> bool:
-    """Whether a restart takes at most a second, and torchrun's so many times longer."""
-    ours, theirs = ([each["first"] for each in times[who]] for who in WHO)
+    """Return True if a restart takes at most `AT_MOST` seconds, and torchrun takes at least `FASTER` times as long."""
+    ours, theirs = ([stages["first"] for stages in times[who]] for who in WHO)
     ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
     ratio = statistics.median(ratios)
     quick, faster = statistics.median(ours) <= AT_MOST, ratio >= FASTER

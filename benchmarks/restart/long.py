@@ -1,9 +1,9 @@
-"""Whether a restart takes longer after a long history. Run: python benchmarks/restart/long.py [REPEATS]
+"""Measure whether a restart takes longer after a long history. Run: python benchmarks/restart/long.py [REPEATS]
 
-Two folders hold the same run of 4 workers, stopped in order after some steps; into the histories of each, steps are
-written in front of those that were trained: 1,000 in one, 1,000,000 in the other. Both go on by turns, and each time a
-worker is killed. What is compared is the time from the kill to the first new step of the last rank, and the time from
-the start of the command to the first step.
+Two folders hold the same run of 4 workers, stopped in order after some steps. Invented steps are written into their
+histories before the trained ones: 1,000 in one, 1,000,000 in the other. The two runs are continued alternately, and a
+worker is killed each time. The benchmark compares the time from the kill to the first new step of the last rank, and
+the time from the start of the command to the first step.
 """
 
 import json
@@ -39,7 +39,7 @@ Times = dict[int, list[tuple[float, float]]]
 
 
 def main() -> int:
-    """Prepare both folders, restart them by turns, print the table and whether the claim holds."""
+    """Prepare both folders, restart them alternately, print the table and say whether the claim holds."""
     repeats = int(sys.argv[1]) if len(sys.argv) > 1 else REPEATS
     times: Times = {SHORT: [], LONG: []}
     with tempfile.TemporaryDirectory() as place:
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 class Run:
-    """A run in a folder, seen from outside; only what is written from now on is looked at."""
+    """A run in a folder, seen from outside; only events written after construction are read."""
 
     def __init__(self, out: Path, script: Path) -> None:
         self.out, self._script = out, script
@@ -63,23 +63,23 @@ class Run:
         self._job: subprocess.Popen[bytes] | None = None
 
     def start(self, *options: str) -> None:
-        """Go on with it, or begin it."""
+        """Start or continue the run."""
         command = [sys.executable, "-c", "from holdfast.cli import main; main()", "run", "--workers", str(WORKERS)]
         command += ["--save-every", "10", "--out", str(self.out), *options, str(self._script)]
         self._job = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def stop(self) -> None:
-        """Have it save and stop."""
+        """Send SIGTERM, so that the run saves and stops."""
         assert self._job is not None
         self._job.send_signal(signal.SIGTERM)
-        assert self._job.wait(WITHIN) == 75, "it did not stop in order"
+        assert self._job.wait(WITHIN) == 75, "the run did not stop in order"
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """The events of a kind that were written since we look."""
+        """Return the events of `kind` written since construction."""
         return [event for file in self._files() for event in self._lines(file) if event["event"] == kind]
 
     def wait_for(self, kind: str, count: int) -> list[dict[str, Any]]:
-        """Look until there are so many such events."""
+        """Poll until there are `count` events of `kind`."""
         deadline = time.monotonic() + WITHIN
         while len(found := self.events(kind)) < count:
             assert time.monotonic() < deadline, f"waited {WITHIN:g} s for {count} {kind}s"
@@ -96,7 +96,7 @@ class Run:
 
 
 def prepare(run: Run, steps: int) -> None:
-    """A run that was stopped in order, with a history of so many steps more."""
+    """Make a run that was stopped in order, and add `steps` steps to its history."""
     run.start()
     run.wait_for("step", 100)
     run.stop()
@@ -111,7 +111,7 @@ def prepare(run: Run, steps: int) -> None:
 
 
 def restarted(run: Run) -> tuple[float, float]:
-    """Go on, kill a worker, stop in order: seconds from the start to the first step, and from the kill to the next."""
+    """Continue the run, kill a worker and stop; return the seconds from start to first step, and from kill to next step."""
     stopped = max(int(folder.name.removeprefix("step-")) for folder in (run.out / "checkpoints").glob("step-*"))
     began = time.time()
     run.start("--inject", f"kill@{stopped + 40},rank=1")
@@ -126,7 +126,7 @@ def restarted(run: Run) -> tuple[float, float]:
 
 
 def firsts(run: Run, attempt: int) -> dict[str, float]:
-    """When each rank had done its first step of an attempt."""
+    """Return the time at which each rank had done its first step of `attempt`."""
     found: dict[str, float] = {}
     for step in run.events("step"):
         if step["attempt"] == attempt:
@@ -135,7 +135,7 @@ def firsts(run: Run, attempt: int) -> dict[str, float]:
 
 
 def report(times: Times) -> int:
-    """The table, and whether the claim holds."""
+    """Print the table and whether the claim holds; return the exit code."""
     from torch import __version__ as torch_version
 
     print(f"python {platform.python_version()}, torch {torch_version}, {os.cpu_count()} cores, {WORKERS} workers")
@@ -152,7 +152,7 @@ def report(times: Times) -> int:
 
 
 def spread(values: Any) -> str:
-    """The median, and the range."""
+    """Format the median and the range."""
     return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
 
 

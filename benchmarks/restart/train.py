@@ -1,6 +1,6 @@
-"""A small network trained with DDP on gloo, that resumes from a checkpoint; it notes when it reaches what.
+"""Train a small network with DDP on gloo, resuming from a checkpoint, and note the time of every stage.
 
-Plain torch: torchrun and holdfast run the same file. Run: torchrun train.py FOLDER
+The script is plain torch: torchrun and holdfast run the same file. Run: torchrun train.py FOLDER
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 
 STARTED = time.time()
 
-import torch  # noqa: E402 - to import it is part of what is measured
+import torch  # noqa: E402 - the import is part of the measurement
 import torch.distributed as dist  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -19,7 +19,7 @@ STEPS, SAVE_EVERY, WIDTH, BATCH = 10_000, 5, 256, 32
 
 
 def main() -> None:
-    """Train; the first attempt until it is killed, the one that resumes for a few steps."""
+    """Train: the first attempt until it is killed, the resumed one for a few steps."""
     folder = Path(sys.argv[1])
     note(folder, "script", at=STARTED)
     join()
@@ -37,15 +37,15 @@ def main() -> None:
         note(folder, "step" if step > first else "first", step=step)
         if dist.get_rank() == 0 and (step + 1) % SAVE_EVERY == 0:
             save(folder, step + 1, model, optimizer)
-    # Else DDP drops the last reference to the group when main ends, and may wait for a thread that waits for Python.
+    # Otherwise DDP drops the last reference to the group when main ends, and may wait for a thread that waits for the GIL.
     globals()["kept"] = dist.group.WORLD
     dist.destroy_process_group()
 
 
 def join() -> None:
-    """The process group, on the launcher's store under a name of this attempt's own.
+    """Create the process group on the launcher's store, under a prefix for this attempt.
 
-    Without one, the ranks that torchrun restarts find the addresses of the dead ones in its store, and time out.
+    Without the prefix, ranks restarted by torchrun find the addresses of dead ranks in its store, and time out.
     """
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     attempt = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
@@ -61,7 +61,7 @@ def save(folder: Path, step: int, model: torch.nn.Module, optimizer: torch.optim
 
 
 def resume(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Load the checkpoint, if there is one; the next step."""
+    """Load the checkpoint if there is one, and return the next step."""
     if not (folder / "checkpoint.pt").exists():
         return 0
     state = torch.load(folder / "checkpoint.pt")
@@ -71,7 +71,7 @@ def resume(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimize
 
 
 def note(folder: Path, what: str, at: float | None = None, **more: object) -> None:
-    """One line in the folder's list of moments, in one write."""
+    """Append one line to the moments in `folder`, in a single write."""
     line = {"what": what, "time": at or time.time(), "rank": int(os.environ["RANK"]), "pid": os.getpid(), **more}
     with (folder / "moments.jsonl").open("ab", buffering=0) as file:
         file.write(json.dumps(line).encode() + b"\n")

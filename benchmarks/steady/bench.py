@@ -1,7 +1,7 @@
-"""How fast a protected loop is while nothing fails, beside plain DDP. Run: python benchmarks/steady/bench.py
+"""Measure the speed of a protected loop while nothing fails, relative to plain DDP. Run: python benchmarks/steady/bench.py
 
-`train.py` runs under holdfast's supervisor and trains the same model in three ways by turns, in the same processes: with
-plain DDP, protected by holdfast, and with plain DDP again, which shows what is noise. The figures are steps per second
+`train.py` runs under holdfast's supervisor and trains the same model in three ways, alternately, in the same processes:
+with plain DDP, protected by holdfast, and with plain DDP again, which shows the noise. The figures are steps per second
 relative to plain DDP, within each repeat.
 """
 
@@ -20,13 +20,13 @@ from models import CASES
 
 AT_LEAST = 0.98
 WORKERS = {"cpu": 4, "cuda": 1}
-WITHIN = 900.0  # seconds, one case
-WALL, USED = 0, 1  # kinds of seconds: that pass, and that processors are used
+WITHIN = 900.0  # seconds allowed for one case
+WALL, USED = 0, 1  # kinds of seconds: wall clock, and processor time
 Found = dict[str, Any]
 
 
 def main() -> int:
-    """Measure every case, print the table, and whether the claim holds."""
+    """Measure every case, print the table and say whether the claim holds."""
     options = parse()
     found: dict[str, Found] = {}
     for case in options.case or CASES[options.device]:
@@ -37,23 +37,24 @@ def main() -> int:
     print(table(found))
     if options.json:
         Path(options.json).write_text(json.dumps({"about": where, "found": found}))
-    slow = [case for case, each in found.items() if statistics.median(ratios(each, "protected")) < AT_LEAST]
+    slow = [case for case, result in found.items() if statistics.median(ratios(result, "protected")) < AT_LEAST]
     print(f"\nat least {AT_LEAST:g}x of plain DDP: {'FAILS for ' + ', '.join(slow) if slow else 'holds'}")
     return 1 if slow else 0
 
 
 def parse() -> argparse.Namespace:
-    """What is to be measured."""
     parser = argparse.ArgumentParser(description="Steps per second of a protected loop, relative to plain DDP.")
     parser.add_argument("--device", choices=sorted(CASES), default="cpu")
     parser.add_argument("--quick", action="store_true", help="5 repeats instead of 15")
     parser.add_argument("--repeats", type=int)
-    parser.add_argument("--case", action="append", help="only this case; may be given again")
+    parser.add_argument("--case", action="append", help="measure only this case; may be repeated")
     parser.add_argument(
-        "--recovery", default="restart", help="how the protected run would recover; live: 2 workers at least"
+        "--recovery", default="restart", help="recovery of the protected run; live recovery needs at least 2 workers"
     )
     parser.add_argument("--workers", type=int)
-    parser.add_argument("--steps", type=int, default=0, help="steps of a block, where the case's own are too many")
+    parser.add_argument(
+        "--steps", type=int, default=0, help="steps in a block, if the default of the case takes too long"
+    )
     parser.add_argument("--json", help="write every figure to this file")
     options = parser.parse_args()
     options.repeats = options.repeats or (5 if options.quick else 15)
@@ -63,7 +64,7 @@ def parse() -> argparse.Namespace:
 
 
 def measured(options: argparse.Namespace, case: str) -> Found:
-    """What rank 0 saw; the supervisor has a process of its own, as with `holdfast run`."""
+    """Return the figures of rank 0, measured under a supervisor in its own process, as with `holdfast run`."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         how = [folder, options.recovery, str(options.workers), options.device]
@@ -77,7 +78,7 @@ def measured(options: argparse.Namespace, case: str) -> Found:
 
 
 def supervise(folder: str, recovery: str, workers: str, device: str, *args: str) -> int:
-    """What `holdfast run` does, with no save that is due while it is measured."""
+    """Do what `holdfast run` does, with `save_every` so large that no save is due during the measurement."""
     os.environ["OMP_NUM_THREADS"] = "1"
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -92,39 +93,39 @@ def supervise(folder: str, recovery: str, workers: str, device: str, *args: str)
         recovery=recovery,
         save_every=1 << 30,
         max_restarts=0,
-        hang_timeout=WITHIN,  # the protected loop stands still while others are measured
+        hang_timeout=WITHIN,  # the protected loop pauses while the other arms are measured
     )
     return supervise(config, Path(folder) / "run").exit_code
 
 
 def ratios(found: Found, arm: str, kind: int = WALL) -> list[float]:
-    """Steps per second relative to plain DDP, of every repeat."""
-    return [round(each["plain"][kind] / each[arm][kind], 3) for each in found["times"]]
+    """Return the steps per second of `arm` relative to plain DDP, for every repeat."""
+    return [round(times["plain"][kind] / times[arm][kind], 3) for times in found["times"]]
 
 
 def table(found: dict[str, Found]) -> str:
-    """Two lines for every case: ours, and what is noise."""
+    """Return a table with two lines for every case: the protected loop, and plain DDP again (the noise)."""
     lines = [
         "| | MB of gradients | plain, ms a step | | steps/s, x of plain | by processor time, x of plain | n |",
         "|---|---:|---:|---|---:|---:|---:|",
     ]
-    for case, each in found.items():
-        step = statistics.median(times["plain"][WALL] for times in each["times"]) * 1000
-        about = f"{case} | {each['megabytes']:.1f} | {step:.2f}"
+    for case, result in found.items():
+        step = statistics.median(times["plain"][WALL] for times in result["times"]) * 1000
+        about = f"{case} | {result['megabytes']:.1f} | {step:.2f}"
         for arm in ("protected", "plain again"):
-            kinds = " | ".join(spread(ratios(each, arm, kind)) for kind in (WALL, USED))
-            lines.append(f"| {about} | {arm} | {kinds} | {len(each['times'])} |")
+            kinds = " | ".join(spread(ratios(result, arm, kind)) for kind in (WALL, USED))
+            lines.append(f"| {about} | {arm} | {kinds} | {len(result['times'])} |")
             about = " | | "
     return "\n".join(lines)
 
 
 def spread(values: list[float]) -> str:
-    """The median, and the range of all."""
+    """Format the median and the range."""
     return f"**{statistics.median(values):.3f}** ({min(values):.3f} to {max(values):.3f})"
 
 
 def about(options: argparse.Namespace) -> str:
-    """Where it was measured, and of what."""
+    """Describe the machine, the versions and the options."""
     import torch
 
     where = torch.cuda.get_device_name() if options.device == "cuda" else processor()
@@ -135,7 +136,7 @@ def about(options: argparse.Namespace) -> str:
 
 
 def processor() -> str:
-    """What the processor calls itself."""
+    """Return the model name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

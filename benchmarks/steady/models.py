@@ -1,4 +1,4 @@
-"""What is trained in each case: a model, its samples, and the loss of a batch of them."""
+"""The cases: each has a model, its samples, and the loss of a batch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ SAMPLES = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One row of the table: how the model is made, its samples, how many a rank and step, and how long a block is."""
+    """One row of the table: a model, its samples, the samples per rank and step, and the length of a block."""
 
     build: Callable[[], nn.Module]
     samples: Callable[[], tuple[Tensor, Tensor]]
     share: int
-    steps: int  # of one block
-    blocks: int  # of each arm in a repeat
+    steps: int  # in one block
+    blocks: int  # per arm in a repeat
     bf16: bool = False
 
     def loss(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """Cross entropy, over every token if the samples are sequences."""
+        """Return the cross entropy, over every token if the samples are sequences."""
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.bf16):
             logits = model(x)
         return F.cross_entropy(logits.flatten(0, -2).float(), y.flatten())
@@ -48,7 +48,7 @@ class Tied(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention, as nanoGPT's."""
+    """Causal self-attention, as in nanoGPT."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -76,9 +76,9 @@ class GPT(nn.Module):
         self.mlps = nn.ModuleList(mlp([width, 4 * width, width], norm=True) for _ in range(layers))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
         self.head.weight = self.tokens.weight
-        for each in self.parameters():
-            if each.dim() > 1:
-                nn.init.normal_(each, std=0.02)
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.tokens(x) + self.places(torch.arange(x.shape[1], device=x.device))
@@ -89,7 +89,7 @@ class GPT(nn.Module):
 
 
 def mlp(widths: list[int], *, norm: bool = False) -> nn.Sequential:
-    """Linear layers with a nonlinearity between them."""
+    """Return linear layers with a nonlinearity between them."""
     layers: list[nn.Module] = [nn.LayerNorm(widths[0])] if norm else []
     for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), nn.GELU() if norm else nn.ReLU()]
@@ -97,31 +97,31 @@ def mlp(widths: list[int], *, norm: bool = False) -> nn.Sequential:
 
 
 def resnet() -> nn.Module:
-    """A ResNet-18 of half the width, for small images."""
-    from holdfast.workloads.resnet import ResNet  # not by those who only want another model
+    """Return a ResNet-18 of half the width, for small images."""
+    from holdfast.workloads.resnet import ResNet  # only this case needs it
 
     return ResNet(18, 10, width=32, small=True)
 
 
 def points(width: int, classes: int = 10) -> tuple[Tensor, Tensor]:
-    """Labelled points."""
+    """Return random labelled points."""
     return torch.randn(SAMPLES, width), torch.randint(classes, (SAMPLES,))
 
 
 def texts(length: int, words: int, count: int = SAMPLES) -> tuple[Tensor, Tensor]:
-    """Sequences of words, and the word that follows each of theirs."""
+    """Return random sequences of words, and for every word the one that follows it."""
     text = torch.randint(words, (count, length + 1))
     return text[:, :-1].contiguous(), text[:, 1:].contiguous()
 
 
 def images(size: int = 32, classes: int = 10, count: int = 512) -> tuple[Tensor, Tensor]:
-    """Labelled images of CIFAR-10's size."""
+    """Return random labelled images of CIFAR-10's size."""
     return torch.rand(count, 3, size, size), torch.randint(classes, (count,))
 
 
 def megabytes(model: nn.Module) -> float:
-    """The size of all gradients."""
-    return sum(each.nbytes for each in model.parameters()) / 1e6
+    """Return the size of all gradients in megabytes."""
+    return sum(parameter.nbytes for parameter in model.parameters()) / 1e6
 
 
 def _gpt(share: int, steps: int) -> Case:

@@ -1,7 +1,7 @@
-"""One case of the benchmark in every worker: plain DDP and the protected loop, in turn, block by block.
+"""The script of every worker: train one case with plain DDP and with the protected loop, alternating by block.
 
-Its arguments: the device, the case, how many repeats, the steps of a block (0: the case's own), and the file for the
-times of rank 0.
+Arguments: the device, the case, the number of repeats, the steps in a block (0: the default of the case), and the file
+for the times of rank 0.
 """
 
 import json
@@ -24,13 +24,13 @@ from holdfast.train.attach import attach
 from holdfast.train.run import Run
 
 ARMS = ("plain", "protected", "plain again")
-WARM = 3  # blocks: DDP builds its buckets anew after its first step, the first save takes place
+WARM = 3  # blocks of warm-up: DDP rebuilds its buckets after its first step, and the first save happens
 BACKWARD = torch.autograd.backward
 Advance = Callable[[int], None]
 
 
 class Numbered:
-    """A dataset whose samples are their numbers: `collate` takes a whole batch from the tensors at once."""
+    """A dataset whose samples are their indices: `Samples.take` then slices a whole batch from the tensors at once."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -46,23 +46,23 @@ class Numbered:
 
 
 class Samples:
-    """All samples, on the device where they are trained."""
+    """All samples, on the training device."""
 
     def __init__(self, case: Case, device: torch.device) -> None:
         torch.manual_seed(0)
-        self.x, self.y = (each.to(device) for each in case.samples())
+        self.x, self.y = (tensor.to(device) for tensor in case.samples())
 
     def take(self, ids: list[int]) -> tuple[Tensor, Tensor]:
-        """A batch of these."""
+        """Return the batch of the samples `ids`."""
         index = torch.tensor(ids, device=self.x.device)
         return self.x[index], self.y[index]
 
 
 def plain(run: Run, case: Case, samples: Samples) -> Advance:
-    """A loop as one writes it without holdfast: DDP, a DistributedSampler and a DataLoader.
+    """Return a loop as written without holdfast: DDP, a DistributedSampler and a DataLoader.
 
-    Its connections are its own, as those of a run that recovers live are: shared by both plain arms, they would be in
-    use twice as often, and rest half as long between two blocks.
+    It has its own process group, as a run with live recovery has. If both plain arms shared one, its connections would
+    be used twice as often and be idle half as long between two blocks.
     """
     model, optimizer = made(case, run.device)
     model = DistributedDataParallel(model, process_group=dist.new_group())
@@ -79,9 +79,9 @@ def plain(run: Run, case: Case, samples: Samples) -> Advance:
 
 
 def without_ours(go: Advance) -> Advance:
-    """The same while torch is as it was before `attach`: no guard around backward, no hook after an optimizer's step."""
+    """Wrap `go` to run with torch as it was before `attach`: no guard around backward, no hook after an optimizer step."""
 
-    def gone(steps: int) -> None:
+    def go_unguarded(steps: int) -> None:
         guarded, hooks = torch.autograd.backward, dict(_global_optimizer_post_hooks)
         torch.autograd.backward = BACKWARD
         _global_optimizer_post_hooks.clear()
@@ -91,11 +91,11 @@ def without_ours(go: Advance) -> Advance:
             torch.autograd.backward = guarded
             _global_optimizer_post_hooks.update(hooks)
 
-    return gone
+    return go_unguarded
 
 
 def protected(run: Run, case: Case, samples: Samples) -> Advance:
-    """The same with holdfast: replicated, protected, on record, and saved so seldom that no save is measured."""
+    """Return the same loop with holdfast: replicated, protected and recorded, with no save during the measurement."""
     model, optimizer = made(case, run.device)
     model = run.replicate(model)
     run.protect(model=model, optimizer=optimizer)
@@ -106,7 +106,7 @@ def protected(run: Run, case: Case, samples: Samples) -> Advance:
 
 
 def made(case: Case, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A new model, the same for every arm, and its optimizer."""
+    """Return a new model with the same initial weights for every arm, and its optimizer."""
     torch.manual_seed(0)
     model = case.build().to(device)
     if device.type == "cuda":
@@ -117,7 +117,7 @@ def made(case: Case, device: torch.device) -> tuple[nn.Module, torch.optim.Optim
 def advance(
     case: Case, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[tuple[Tensor, Tensor]]
 ) -> Advance:
-    """Train so many steps; what every arm does with its batches."""
+    """Return a function that trains `steps` steps on `batches`, in the same way for every arm."""
 
     def go(steps: int) -> None:
         for _ in range(steps):
@@ -130,9 +130,9 @@ def advance(
 
 
 def block(arm: Advance, case: Case, device: torch.device) -> tuple[float, float]:
-    """Seconds of one block: all ranks begin together, and it ends with the last one and with the device.
+    """Time one block, from a common start of all ranks until the last rank and its device have finished.
 
-    And the seconds of processors that all ranks used for it, which say more where others use the machine too.
+    Return the wall clock seconds, and the processor seconds of all ranks, which say more on a machine with other load.
     """
     met(device)
     began, used = time.perf_counter(), time.process_time()
@@ -152,7 +152,7 @@ def met(device: torch.device) -> None:
 
 
 def measure(arms: dict[str, Advance], case: Case, repeats: int, device: torch.device) -> list[dict[str, list[float]]]:
-    """Both kinds of seconds a step of every arm, one entry a repeat; the order of the arms changes all the time."""
+    """Return both kinds of seconds per step of every arm, one entry per repeat; the order of the arms keeps changing."""
     order = list(arms)
     times: list[dict[str, list[float]]] = []
     for repeat in range(-1, repeats):
@@ -163,12 +163,12 @@ def measure(arms: dict[str, Advance], case: Case, repeats: int, device: torch.de
             order.reverse()
         order = order[1:] + order[:1]
         steps = case.steps * case.blocks
-        times.append({name: [sum(kind) / steps for kind in zip(*each, strict=True)] for name, each in blocks.items()})
+        times.append({name: [sum(kind) / steps for kind in zip(*pairs, strict=True)] for name, pairs in blocks.items()})
     return times[1:]
 
 
 def main(device: str, name: str, repeats: str, steps: str, result: str) -> None:
-    """Measure one case; rank 0 writes what it saw."""
+    """Measure one case; rank 0 writes its times to the file `result`."""
     torch.set_num_threads(1)
     run = attach()
     case = CASES[device][name]
@@ -179,7 +179,7 @@ def main(device: str, name: str, repeats: str, steps: str, result: str) -> None:
     times = measure(arms, case, int(repeats), run.device)
     if run.rank == 0:
         Path(result).write_text(json.dumps({"times": times, "megabytes": megabytes(case.build())}))
-    dist.barrier()  # a rank that ends in the middle of its loop has failed, and ends the others: this comes first
+    dist.barrier()  # a rank that exits in the middle of its loop counts as failed and ends the other ranks, so wait for all first
 
 
 if __name__ == "__main__":
