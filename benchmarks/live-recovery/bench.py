@@ -1,8 +1,8 @@
-"""From the loss of a worker to the next committed step. Run: python benchmarks/live-recovery/bench.py
+"""Measure the time from the loss of a worker to the next committed step. Run: python benchmarks/live-recovery/bench.py
 
-Runs of `forward`, `replay`, `skip`, `restart` and of torchrun, by turns. In each, one worker after the other is killed
-by SIGKILL from outside (or stopped, or deadlocked), a random one at a random moment, once all are there again and have
-trained on. The time ends when all that go on have finished the next step that counts.
+Runs under `forward`, `replay`, `skip`, `restart` and torchrun take turns. In each, a random worker is killed by SIGKILL
+from outside (or suspended, or deadlocked) at a random moment, again and again, each time after all workers are back and
+have trained some steps. The time ends when all remaining workers have finished the next step that counts.
 """
 
 import argparse
@@ -27,9 +27,9 @@ from judging import of_kind
 HERE = Path(__file__).resolve().parent
 ARMS = ("forward", "replay", "skip", "restart", "torchrun")
 LIVE = ("forward", "replay", "skip")
-SOON = 0.3  # seconds: the next strike comes at a random moment of these, or of a step if that is longer
+SOON = 0.3  # seconds: the next strike comes at a random moment within them, or within a step if that is longer
 HANG_MOST = 3.0
-MOST = {  # seconds: median and worst of a kill on processors
+MOST = {  # seconds: median and worst after a kill, on CPUs
     "forward": (0.2, 0.5),
     "skip": (0.2, 0.5),
     "replay": (0.6, 0.6),
@@ -50,7 +50,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Loss:
-    """What the loss of one worker took, in seconds, in steps and in samples; `met`: until those left had met again."""
+    """The cost of losing one worker, in seconds, steps and samples; `met` is the time until the survivors had regrouped."""
 
     met: float
     committed: float
@@ -69,7 +69,7 @@ class Training:
         self._notes: dict[int, list[Note]] = {}
 
     def notes(self) -> dict[int, list[Note]]:
-        """The steps of every process so far."""
+        """Return the steps of every process so far."""
         for path in self.job.notes.iterdir():
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
@@ -81,18 +81,18 @@ class Training:
         return self._notes
 
     def here(self) -> list[int]:
-        """The processes that run and have trained."""
+        """Return the running processes that have trained a step."""
         children = self.job.children()
         return [pid for pid in self.notes() if pid in children]
 
     def is_whole(self, since: float) -> bool:
-        """Whether as many as there should be have trained together for some steps since."""
+        """Return True if all workers have trained some steps together after the time `since`."""
         notes, size = self.notes(), self.job.workers
         calm = [pid for pid in self.here() if _is_calm(notes[pid][-self._calm :], self._calm, size, since)]
         return len(calm) == size
 
     def lost(self, pid: int, at: float, old: set[int]) -> Loss:
-        """What followed from the loss of this process; all is on record."""
+        """Return the cost of losing process `pid` at the time `at`; the run must be whole again."""
         after = {who: [note for note in notes if note.time > at] for who, notes in self.notes().items() if who != pid}
         new = {who: notes for who, notes in after.items() if who not in old and notes}
         replaced = min(notes[0].time for notes in new.values()) - at
@@ -103,19 +103,19 @@ class Training:
             committed = max(notes[0].time for notes in new.values()) - at
             return Loss(committed, committed, replaced, reached + 1 - first, 0, self.arm in LIVE)
         missing = len(regroup.get("missing", ()))
-        step = regroup["step"] + (self.arm == "skip" and missing > 0)  # nothing came out of a window that is dropped
+        step = regroup["step"] + (self.arm == "skip" and missing > 0)  # `skip` commits nothing for a dropped step
         done = [note.time for notes in after.values() for note in notes if note.step == step]
         return Loss(regroup["time"] - at, max(done) - at, replaced, 0, missing, False)
 
     def _regroup(self, at: float) -> dict | None:
-        """How those that were left went on; nothing if all were started again."""
+        """Return the first regroup of the survivors after the time `at`, or None if all workers were restarted."""
         if any(event["time"] > at for event in of_supervisor(self.job) if event["event"] == "restart"):
             return None
-        told = [each for each in of_kind(self.job, "regroup") if each["time"] > at and each.get("lost")]
-        return min(told, key=lambda each: each["number"], default=None)
+        regroups = [event for event in of_kind(self.job, "regroup") if event["time"] > at and event.get("lost")]
+        return min(regroups, key=lambda event: event["number"], default=None)
 
     def pace(self) -> list[float]:
-        """Seconds of every step of the process that has most."""
+        """Return the seconds of every step, of the process with the most steps."""
         notes = max(self._notes.values(), key=len)
         return [b.time - a.time for a, b in pairwise(notes)]
 
@@ -130,7 +130,7 @@ def _is_calm(last: list[Note], count: int, size: int, since: float) -> bool:
 
 
 def of_supervisor(job: Job) -> list[dict]:
-    """What the supervisor has on record."""
+    """Return the events that the supervisor has recorded."""
     with suppress(OSError):
         lines = (job.out / "history" / "supervisor.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]
@@ -138,7 +138,7 @@ def of_supervisor(job: Job) -> list[dict]:
 
 
 def strike(training: Training, how: str, rng: random.Random) -> tuple[int, float]:
-    """Strike a random worker; which, and when."""
+    """Strike a random worker; return its process id and the time."""
     pid = rng.choice(sorted(training.here()))
     if how == "deadlock":
         order = training.job.control / f"deadlock-{pid}"
@@ -151,8 +151,10 @@ def strike(training: Training, how: str, rng: random.Random) -> tuple[int, float
     return pid, at
 
 
-def losses(training: Training, given: argparse.Namespace, rng: random.Random, told: Callable[[Loss], bool]) -> None:
-    """Strike as often as it is wanted, and tell what each took."""
+def strike_repeatedly(
+    training: Training, given: argparse.Namespace, rng: random.Random, record: Callable[[Loss], bool]
+) -> None:
+    """Strike until `record`, which gets the cost of every loss, returns False."""
     more, since = True, 0.0
     while more:
         training.job.wait(lambda since=since: training.is_whole(since))
@@ -160,11 +162,11 @@ def losses(training: Training, given: argparse.Namespace, rng: random.Random, to
         old = set(training.here())
         pid, since = strike(training, given.hang or "kill", rng)
         training.job.wait(lambda since=since: training.is_whole(since))
-        more = told(training.lost(pid, since, old))
+        more = record(training.lost(pid, since, old))
 
 
 def command(arm: str, given: argparse.Namespace, folder: Path) -> list[str]:
-    """How a job of this arm is started."""
+    """Return the command that starts a job of `arm`."""
     if arm == "torchrun":
         options = ["--standalone", f"--nproc-per-node={given.workers}", "--max-restarts=1000"]
         script = [HERE / "plain.py", given.model, given.save_every, folder]
@@ -176,9 +178,9 @@ def command(arm: str, given: argparse.Namespace, folder: Path) -> list[str]:
 
 
 def main() -> None:
-    """Measure by turns, print the table and whether the claims hold."""
+    """Measure the arms alternately, print the table and say whether the claims hold."""
     given = _arguments()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what is under way is ended
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that running jobs are ended
     ends = time.monotonic() + 60 * given.minutes
     rng = random.Random(given.seed)
     found: dict[str, list[Loss]] = {arm: [] for arm in given.arms}
@@ -194,12 +196,12 @@ def main() -> None:
                     job = Job(folder, given.workers, command(arm, given, folder), limit=ends + 120 - time.monotonic())
                     training = Training(job, arm, given.calm)
 
-                    def told(loss: Loss, arm: str = arm, wanted: int = wanted) -> bool:
+                    def record(loss: Loss, arm: str = arm, wanted: int = wanted) -> bool:
                         found[arm].append(loss)
                         _tell(arm, loss, len(found[arm]), given)
                         return len(found[arm]) < wanted and time.monotonic() < ends
 
-                    if why := _one(training, given, rng, told):
+                    if why := _one(training, given, rng, record):
                         wrong.append(f"{arm}: {why}")
                         print(f"{arm}: {why}", file=sys.stderr, flush=True)
                     if training.notes():
@@ -207,18 +209,18 @@ def main() -> None:
     _report(found, pace, given)
     if given.json:
         result = {"given": vars(given), "about": about(given), "wrong": wrong}
-        result |= {"losses": {arm: [asdict(each) for each in several] for arm, several in found.items()}}
+        result |= {"losses": {arm: [asdict(loss) for loss in losses] for arm, losses in found.items()}}
         Path(given.json).write_text(json.dumps(result))
     holds = claims(found, given)
     sys.exit(0 if holds and not wrong else 1)
 
 
-def _one(training: Training, given: argparse.Namespace, rng: random.Random, told: Callable[[Loss], bool]) -> str:
-    """One run that is struck again and again; what went wrong, if anything did."""
+def _one(training: Training, given: argparse.Namespace, rng: random.Random, record: Callable[[Loss], bool]) -> str:
+    """Strike one run again and again; return what went wrong, or an empty string."""
     job = training.job
     job.start(device=given.device)
     try:
-        losses(training, given, rng, told)
+        strike_repeatedly(training, given, rng, record)
     except Ended:
         return f"the command ended with {job.status}: {job.last_lines(12)}"
     except Hung as hung:
@@ -228,7 +230,7 @@ def _one(training: Training, given: argparse.Namespace, rng: random.Random, told
     states: dict[tuple[int, int], set[str]] = {}
     for step in of_kind(job, "step"):
         states.setdefault((step["attempt"], step["step"]), set()).add(step["state"][:16])
-    different = [where for where, several in states.items() if len(several) > 1]
+    different = [where for where, digests in states.items() if len(digests) > 1]
     return f"ranks differ after (attempt, step) {different[0]}" if different else ""
 
 
@@ -242,35 +244,35 @@ def _tell(arm: str, loss: Loss, number: int, given: argparse.Namespace) -> None:
 
 
 def _report(found: dict[str, list[Loss]], pace: dict[str, list[float]], given: argparse.Namespace) -> None:
-    """The table of the README."""
+    """Print the table of the README."""
     what = {"stop": "SIGSTOP", "deadlock": "a deadlock"}.get(given.hang, "SIGKILL")
     print(f"{about(given)}\n\n| from {what}, s | the next committed step, median | worst | ", end="")
     print("the replacement contributes, median | worst | steps rolled back | samples lost | step, ms | n |")
     print(f"|---|{'---:|' * 8}")
-    for arm, several in found.items():
-        if several:
-            cells = [_middle(several, "committed"), _middle(several, "replaced")]
-            cells += [_mean(several, "rolled_back"), _mean(several, "missing")]
-            cells += [f"{1000 * statistics.median(pace[arm]):.1f}", str(len(several))]
+    for arm, losses in found.items():
+        if losses:
+            cells = [_middle(losses, "committed"), _middle(losses, "replaced")]
+            cells += [_mean(losses, "rolled_back"), _mean(losses, "missing")]
+            cells += [f"{1000 * statistics.median(pace[arm]):.1f}", str(len(losses))]
             print(f"| {arm} | {' | '.join(cells)} |")
-    if back := {arm: sum(each.fell_back for each in several) for arm, several in found.items()}:
+    if back := {arm: sum(loss.fell_back for loss in losses) for arm, losses in found.items()}:
         print("".join(f"\n{arm}: {times} fell back to a restart" for arm, times in back.items() if times))
 
 
-def _middle(several: list[Loss], name: str) -> str:
-    values = [getattr(each, name) for each in several]
+def _middle(losses: list[Loss], name: str) -> str:
+    values = [getattr(loss, name) for loss in losses]
     return f"{statistics.median(values):.3f} | {max(values):.3f}"
 
 
-def _mean(several: list[Loss], name: str) -> str:
-    return f"{statistics.mean(getattr(each, name) for each in several):.1f}"
+def _mean(losses: list[Loss], name: str) -> str:
+    return f"{statistics.mean(getattr(loss, name) for loss in losses):.1f}"
 
 
 def claims(found: dict[str, list[Loss]], given: argparse.Namespace) -> bool:
-    """Whether what is promised holds, as far as it was measured."""
+    """Print each claim that was measured, and return True if all of them hold."""
     lines = []
-    for arm, several in found.items():
-        seconds = [each.committed for each in several]
+    for arm, losses in found.items():
+        seconds = [loss.committed for loss in losses]
         if not seconds or arm not in LIVE:
             continue
         if given.hang:
@@ -285,7 +287,7 @@ def claims(found: dict[str, list[Loss]], given: argparse.Namespace) -> bool:
             lines.append((f"{arm}: median at most {median:g} s", statistics.median(seconds) <= median))
             lines.append((f"{arm}: worst at most {worst:g} s", max(seconds) <= worst))
             if given.model == "state60":
-                late = statistics.median(each.replaced for each in several)
+                late = statistics.median(loss.replaced for loss in losses)
                 lines.append((f"{arm}: the replacement contributes within 0.5 s (median)", late <= 0.5))
     print()
     for line, holds in lines:
@@ -294,7 +296,7 @@ def claims(found: dict[str, list[Loss]], given: argparse.Namespace) -> bool:
 
 
 def about(given: argparse.Namespace) -> str:
-    """Where it was measured, and of what."""
+    """Describe the machine, the versions and the options."""
     import torch
 
     where = torch.cuda.get_device_name() if given.device == "cuda" else "CPU"
@@ -307,17 +309,25 @@ def about(given: argparse.Namespace) -> str:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--arms", nargs="*", choices=ARMS, default=None, help="of a hang, not torchrun: it waits")
+    parser.add_argument(
+        "--arms",
+        nargs="*",
+        choices=ARMS,
+        default=None,
+        help="default: all, without torchrun for --hang, since it waits forever",
+    )
     parser.add_argument("--model", choices=("small", "state60", "gpt2", "gpt2-bf16"), default="small")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="all workers on one GPU, over gloo")
     parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--spares", type=int, default=0, help="of the live arms")
-    parser.add_argument("--kills", type=int, default=20, help="of each arm")
-    parser.add_argument("--calm", type=int, default=10, help="steps of all workers before the next strike, 2 or more")
-    parser.add_argument("--rounds", type=int, default=2, help="turns in which each arm runs once")
-    parser.add_argument("--hang", choices=("stop", "deadlock"), help="instead of a kill")
+    parser.add_argument("--spares", type=int, default=0, help="spare workers of forward, replay and skip")
+    parser.add_argument("--kills", type=int, default=20, help="strikes per arm")
+    parser.add_argument("--calm", type=int, default=10, help="steps of all workers before the next strike, at least 2")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds in which each arm runs once")
+    parser.add_argument(
+        "--hang", choices=("stop", "deadlock"), help="suspend or deadlock a worker instead of killing it"
+    )
     parser.add_argument("--save-every", type=int, default=50)
-    parser.add_argument("--minutes", type=float, default=8.0, help="no strike after so many")
+    parser.add_argument("--minutes", type=float, default=8.0, help="no strike after this time")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32)
     parser.add_argument("--json", help="write every figure to this file")
     given = parser.parse_args()

@@ -1,4 +1,4 @@
-"""A run seen from outside: the command, its processes by /proc, and what its histories say, as far as they are written."""
+"""A run seen from outside: the command, its processes in /proc, and its histories as far as they are written."""
 
 import json
 import os
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 COMMAND = (sys.executable, "-c", "from holdfast.cli import main; main()")
-MARKER = "HOLDFAST_LIVE_RECOVERY"  # a variable that all processes of a job inherit, and nobody else has
+MARKER = "HOLDFAST_LIVE_RECOVERY"  # an environment variable that only the processes of a job inherit
 LOOK = 0.002
-NO_PROGRESS = 90.0  # seconds in which nobody writes a line: a hang; far beyond every deadline of the command's own
+NO_PROGRESS = 90.0  # seconds without a new line that count as a hang; far longer than every deadline of the command
 GONE_WITHIN = 20.0
 interrupted = threading.Event()
-"""Set when nothing is wanted any more: whoever waits for a job gives up, and ends it."""
+"""Set on an interrupt: a thread that waits for a job gives up, and ends the job."""
 
 
 class Hung(Exception):
@@ -26,11 +26,11 @@ class Hung(Exception):
 
 
 class Ended(Exception):
-    """The command has ended while something else was waited for."""
+    """The command has ended while `Job.wait` waited for something else."""
 
 
 class Tail:
-    """One member's history: read as far as there are whole lines, and on from there."""
+    """The history of one rank, read incrementally up to the last complete line."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._offset = path, 0
@@ -62,7 +62,7 @@ class Job:
         folder.mkdir(parents=True)
         self.folder, self.workers, self.command, self._limit = folder, workers, command, limit
         self.out, self.control, self.log = folder / "run", folder / "control", folder / "command.log"
-        self.notes = folder / "notes"  # for scripts that say themselves what they do
+        self.notes = folder / "notes"  # for scripts that note their own steps
         self.control.mkdir()
         self.notes.mkdir()
         self.tails = [Tail(self.out / "history" / f"rank-{number}.jsonl") for number in range(workers)]
@@ -71,7 +71,7 @@ class Job:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, device: str = "cpu") -> None:
-        """Give the command; where it is to run on processors, it sees no GPU."""
+        """Start the command; with `device` 'cpu' it sees no GPU."""
         environment = os.environ | {MARKER: self._id, "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": "1"}
         if device == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""
@@ -86,70 +86,70 @@ class Job:
 
     @property
     def status(self) -> int | None:
-        """The exit status of the command, minus the signal that killed it; nothing while it runs."""
+        """The exit status of the command (negative for a signal), or None while it runs."""
         assert self._process is not None
         return self._process.poll()
 
     def look(self) -> list[Tail]:
-        """What every member has on record by now."""
+        """Read on in the history of every rank, and return them."""
         return [tail.look() for tail in self.tails]
 
     def children(self) -> set[int]:
-        """The processes that the supervisor has forked and that are left."""
+        """Return the child processes of the supervisor."""
         with suppress(OSError):
             return set(map(int, Path(f"/proc/{self.supervisor}/task/{self.supervisor}/children").read_text().split()))
         return set()
 
     def pids(self) -> dict[int, int]:
-        """The workers that run, by their numbers."""
+        """Return the process ids of the running workers by rank."""
         here = self.children()
         return {number: tail.pid for number, tail in enumerate(self.look()) if tail.pid in here and _runs(tail.pid)}
 
     def is_whole(self, steps: int, since: int) -> bool:
-        """Whether all members are there, and each has trained so many steps since, with all the others."""
+        """Return True if all workers run, and have trained `steps` steps together after step `since`."""
         tails = self.look()
         return len(self.pids()) == self.workers and all(
             tail.step >= since + steps and tail.world == self.workers for tail in tails
         )
 
     def reached(self) -> int:
-        """The newest step that any member has put on record."""
+        """Return the newest step that any rank has recorded."""
         return max(tail.step for tail in self.look())
 
-    def wait(self, true: Callable[[], bool]) -> None:
-        """Look until it is so, as long as the run makes progress and has time left."""
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Poll until `condition` is true; raise Ended if the command ends, and Hung if it makes no progress."""
         seen, deadline = -1, 0.0
-        while not true():
+        while not condition():
             now = time.monotonic()
-            if (
-                size := self._recorded()
-            ) != seen or not size:  # at first everybody imports torch, for as long as it takes
+            size = self._recorded()
+            if size != seen or not size:  # at first the processes import torch, for as long as it takes
                 seen, deadline = size, now + NO_PROGRESS
             if self.status is not None:
                 raise Ended
             if now > deadline:
-                raise Hung(f"nobody wrote a line for {NO_PROGRESS:g} s; the last step on record is {self.reached()}")
+                raise Hung(f"no process wrote a line for {NO_PROGRESS:g} s; the last recorded step is {self.reached()}")
             if interrupted.is_set():
                 raise Hung("interrupted")
             if now > self._ends:
-                raise Hung(f"not over after {self._limit:g} s; the last step is {self.reached()}")
+                raise Hung(f"not finished after {self._limit:g} s; the last step is {self.reached()}")
             time.sleep(LOOK)
 
     def await_end(self) -> int:
-        """The exit status of the command, once it has ended."""
+        """Wait for the end of the command, and return its exit status."""
         with suppress(Ended):
             self.wait(lambda: False)
         assert self.status is not None
         return self.status
 
     def _recorded(self) -> int:
-        """How much the workers have written of what they did."""
+        """Return the number of bytes that the workers have written to histories and notes."""
         files = [*(self.out / "history").glob("rank-*"), *self.notes.iterdir()]
         return sum(file.stat().st_size for file in files)
 
     def processes(self) -> list[int]:
-        """All processes of the job that run."""
-        return [int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit() and self._is_mine(each)]
+        """Return the ids of all processes of the job."""
+        folders = (folder for folder in Path("/proc").iterdir() if folder.name.isdigit())
+        return [int(folder.name) for folder in folders if self._is_mine(folder)]
 
     def _is_mine(self, folder: Path) -> bool:
         with suppress(OSError):
@@ -157,7 +157,7 @@ class Job:
         return False
 
     def gone(self) -> list[str]:
-        """What is left of the job some time after the command has ended, in words; it is killed then."""
+        """Wait for the processes of an ended command; kill those left after `GONE_WITHIN` seconds, and describe them."""
         deadline = time.monotonic() + GONE_WITHIN
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -166,7 +166,7 @@ class Job:
         return [f"process {pid} was left behind" for pid in left]
 
     def dump_and_kill(self, *, stacks: bool = True) -> None:
-        """End a run, such as one that hangs: then every process leaves its stacks in its log first."""
+        """Kill all processes of the run; with `stacks`, each first writes its stacks to its log, to explain a hang."""
         if stacks:
             for pid in self.processes():
                 kill(pid, signal.SIGABRT)
@@ -177,13 +177,13 @@ class Job:
         self._process.wait()
 
     def last_lines(self, count: int = 3) -> str:
-        """What the command said last."""
+        """Return the last lines that the command printed."""
         lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
         return " | ".join(line.strip() for line in lines[-count:])
 
 
 def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> bool:
-    """Send a signal, and say whether there was anybody to take it."""
+    """Send a signal; return True if the process existed."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:

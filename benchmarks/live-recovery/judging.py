@@ -1,4 +1,4 @@
-"""What is wrong with a run that has ended: its bits, its audit, what it left behind."""
+"""Checks of a run that has ended: the bits of its state and its audit."""
 
 import subprocess
 from collections import defaultdict
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from job import COMMAND, Job
 
 AUDITED_WITHIN = 300.0
-SHARED = 16  # digits of a fingerprint that all ranks have alike
+SHARED = 16  # digits of a fingerprint that cover the state shared by all ranks
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What a run came to that was never struck."""
+    """The result of a run without failures."""
 
     trained: dict[tuple[int, int], str]  # by rank and step
     last: tuple[int, str]
@@ -24,17 +24,17 @@ class Reference:
 
 
 def of_kind(job: Job, kind: str) -> list[dict]:
-    """The events of this kind in the histories of all members."""
+    """Return the events of `kind` in the histories of all ranks."""
     return [event for tail in job.look() for event in tail.events if event["event"] == kind]
 
 
 def last_commit(job: Job) -> tuple[int, str]:
-    """The newest committed step, and the digest of its state."""
-    return max(((each["step"], each.get("state") or "") for each in of_kind(job, "commit")), default=(-1, ""))
+    """Return the newest committed step, and the digest of its state."""
+    return max(((event["step"], event.get("state") or "") for event in of_kind(job, "commit")), default=(-1, ""))
 
 
 def wrong_bits(job: Job, strategy: str, reference: Reference) -> Iterator[str]:
-    """Ranks that differ after a step; under `replay` also any step, or an end, that is not the failure-free run's."""
+    """Yield differences between ranks after a step; under `replay` also differences from the failure-free run."""
     states: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
     for step in of_kind(job, "step"):
         states[step["attempt"], step["step"]].add(step["state"][:SHARED])
@@ -56,7 +56,7 @@ def _not_exact(job: Job, reference: Reference) -> Iterator[str]:
 
 
 def wrong_audit(job: Job) -> Iterator[str]:
-    """What the audit's command says, if it does not pass the run."""
+    """Yield the failed checks of `holdfast audit`, if it does not pass the run."""
     done = subprocess.run(
         [*COMMAND, "audit", str(job.out)], capture_output=True, text=True, timeout=AUDITED_WITHIN, check=False
     )
@@ -65,5 +65,5 @@ def wrong_audit(job: Job) -> Iterator[str]:
         yield f"the audit ended with {done.returncode}: {_failures(done.stdout + done.stderr)}"
 
 
-def _failures(said: str) -> str:
-    return "; ".join(" ".join(line.split()) for line in said.splitlines() if "fail" in line or "unknown" in line)[:500]
+def _failures(text: str) -> str:
+    return "; ".join(" ".join(line.split()) for line in text.splitlines() if "fail" in line or "unknown" in line)[:500]

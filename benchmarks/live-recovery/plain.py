@@ -1,4 +1,4 @@
-"""What bench.py measures of torchrun: DDP, and a checkpoint that rank 0 writes and all resume from.
+"""The script that bench.py runs under torchrun: DDP, and a checkpoint that rank 0 writes and all ranks resume from.
 
 Run: torchrun plain.py SUBJECT SAVE_EVERY FOLDER
 """
@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main(name: str, save_every: str, folder: str) -> None:
-    """Train until we are ended; note every step."""
+    """Train until the process is killed, and note every step."""
     join()
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     subject, rank, world = SUBJECTS[name], dist.get_rank(), dist.get_world_size()
@@ -34,9 +34,9 @@ def main(name: str, save_every: str, folder: str) -> None:
 
 
 def join() -> None:
-    """The process group, on the launcher's store under a name of this attempt's own.
+    """Create the process group on the launcher's store, under a prefix for this attempt.
 
-    Without one, the ranks that torchrun restarts find the addresses of the dead ones in its store, and time out.
+    Without the prefix, ranks restarted by torchrun find the addresses of dead ranks in its store, and time out.
     """
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     attempt = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
@@ -53,7 +53,7 @@ def save(path: Path, step: int, model: torch.nn.Module, optimizer: torch.optim.O
 
 
 def resume(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> int:
-    """Load the checkpoint, if there is one; the next step."""
+    """Load the checkpoint if there is one, and return the next step."""
     if not path.exists():
         return 0
     state = torch.load(path, map_location=device)

@@ -1,8 +1,8 @@
-"""Fewer workers and all of them again: by sleep, and by a restart. Run: python benchmarks/live-recovery/sleeping.py
+"""Compare two ways to change the number of workers: sleep and restart. Run: python benchmarks/live-recovery/sleeping.py
 
-One run under `forward` is asked by `holdfast scale` for fewer workers and then for all, again and again. Beside it, by
-turns, a run under `restart` is stopped by SIGTERM, saves, and is started with the other number of workers. The time goes
-from the wish to the first step that as many workers train as were wished for.
+`holdfast scale` asks a run under `forward` for fewer workers and then for all, again and again. Alternating with it, a
+run under `restart` is stopped by SIGTERM, saves, and is started with the other number of workers. The time goes from
+the request to the first step trained by the requested number of workers.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from holdfast.supervise.scale_request import scale
 
 
 def main() -> None:
-    """Measure by turns, and print the table."""
+    """Measure both ways alternately, and print the table."""
     given = _arguments()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     found: dict[str, list[float]] = {"to sleep": [], "woken": [], "restart with fewer": [], "restart with all": []}
@@ -39,16 +39,16 @@ def main() -> None:
                     _rest(sleeper)
                     found[restarted].append(_restarted(other, workers, given))
                     _wake(sleeper)
-                    print({name: [round(x, 2) for x in each] for name, each in found.items()}, file=sys.stderr)
+                    print({name: [round(x, 2) for x in seconds] for name, seconds in found.items()}, file=sys.stderr)
         except (Ended, Hung) as error:
             sys.exit(f"{error!r}: {sleeper.job.last_lines()} | {other.job.last_lines()}")
         finally:
-            for each in (sleeper, other):
-                _wake(each)
-                each.job.dump_and_kill(stacks=False)
-    print(f"{about(given)}\n\n| from the wish to the first step, s | median | worst | n |\n|---|---:|---:|---:|")
-    for name, each in found.items():
-        print(f"| {name} | {statistics.median(each):.2f} | {max(each):.2f} | {len(each)} |")
+            for training in (sleeper, other):
+                _wake(training)
+                training.job.dump_and_kill(stacks=False)
+    print(f"{about(given)}\n\n| from the request to the first step, s | median | worst | n |\n|---|---:|---:|---:|")
+    for name, seconds in found.items():
+        print(f"| {name} | {statistics.median(seconds):.2f} | {max(seconds):.2f} | {len(seconds)} |")
 
 
 def _begin(folder: Path, arm: str, given: argparse.Namespace) -> Training:
@@ -76,7 +76,7 @@ def _restarted(training: Training, workers: int, given: argparse.Namespace) -> f
 
 
 def _first_step(training: Training, workers: int, since: float) -> float:
-    """Once so many have trained a step together."""
+    """Wait until `workers` workers have trained a step together, and return the seconds after `since`."""
     found: list[float] = []
 
     def trained() -> bool:
@@ -89,7 +89,7 @@ def _first_step(training: Training, workers: int, since: float) -> float:
 
 
 def _rest(training: Training) -> None:
-    """Stop all processes of a run, the supervisor first: the other one is measured without it."""
+    """Suspend all processes of a run, so that it does not disturb the measurement of the other."""
     for pid in training.job.processes():
         kill(pid, signal.SIGSTOP)
 
@@ -106,7 +106,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--fewer", type=int, default=2)
     parser.add_argument("--times", type=int, default=5)
     parser.add_argument("--save-every", type=int, default=50)
-    parser.add_argument("--minutes", type=float, default=10.0, help="a run that takes longer hangs")
+    parser.add_argument("--minutes", type=float, default=10.0, help="a run that takes longer counts as a hang")
     given = parser.parse_args()
     return argparse.Namespace(**vars(given), device="cpu", spares=0, seed=0)
 

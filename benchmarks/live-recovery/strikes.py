@@ -1,9 +1,9 @@
-"""Random strikes at many short runs that recover live. Run: python benchmarks/live-recovery/strikes.py --strikes 300
+"""Strike many short runs with live recovery at random. Run: python benchmarks/live-recovery/strikes.py --strikes 300
 
-Every run is struck from outside, comes to its end, and is judged: no hang, the same bits on all ranks after every step,
-under `replay` the bits of a run that was never struck, a passed audit, nothing left behind. Exits with 1 if anything is
-wrong, and keeps the folders of those runs. The same seed gives the same strikes; the moments in which they meet a run
-are its own.
+Every run is struck from outside, trains to its end, and is checked: no hang, the same bits on all ranks after every
+step, under `replay` the bits of a failure-free run, a passed audit, no process left behind. The command exits with 1 if
+anything is wrong, and keeps the folders of those runs. The same seed gives the same strikes, but the moment at which a
+strike hits a run varies.
 """
 
 import argparse
@@ -29,26 +29,26 @@ from job import COMMAND, Ended, Hung, Job, interrupted, kill
 from judging import Reference, of_kind, wrong_audit, wrong_bits
 
 SCRIPT = Path(__file__).with_name("struck.py")
-EPOCHS, STRIKES = 15, 6  # of a run: 960 steps
+EPOCHS, STRIKES = 15, 6  # per run: 960 steps
 COLUMNS = ("hangs", "stopped", "wrong bits", "wrong audits", "left behind")
 STRATEGIES, MODELS = ("forward", "replay", "skip"), ("plain", "normed")
 
 
 @dataclass(frozen=True)
 class Strike:
-    """What strikes next: after so many steps of the whole world and a moment more; `ranks` in order of choice."""
+    """A failure `steps` steps of the whole world and `delay` seconds after the last one; `ranks` in order of choice."""
 
     kind: str
     steps: int
     delay: float
     ranks: tuple[int, ...]
     then: float  # seconds to the second kill, if it has one
-    newcomer: bool  # whether the second kill is the replacement's
+    newcomer: bool  # True if the second kill hits the replacement
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run, and what strikes it."""
+    """One run and its strikes."""
 
     number: int
     strategy: str
@@ -64,7 +64,7 @@ class Plan:
 
 @dataclass
 class Tally:
-    """What was seen of one run."""
+    """The observations of one run."""
 
     plan: Plan
     struck: list[str] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Tally:
 
 
 def plans(seed: int, strategies: list[str], kinds: list[str]) -> Iterator[Plan]:
-    """All runs that a seed gives, without end."""
+    """Yield the runs of `seed`, without end."""
     number = 0
     while True:
         rng = random.Random(f"{seed} {number}")
@@ -115,14 +115,14 @@ def _stop(job: Job, strike: Strike) -> int:
 
 
 def _kill_in_recovery(job: Job, strike: Strike) -> int:
-    """One, and while the others find together another."""
+    """Kill one worker, and another while the survivors regroup."""
     first = _hit(job, strike.ranks[:1])
     time.sleep(strike.then / 5)
     return first + _hit(job, strike.ranks[1:2])
 
 
 def _kill_at_joining(job: Job, strike: Strike) -> int:
-    """One, and once its replacement was started, that or another."""
+    """Kill one worker, and after the start of its replacement the replacement or another worker."""
     old = job.children()
     first = _hit(job, strike.ranks[:1])
     job.wait(lambda: bool(job.children() - old))
@@ -156,7 +156,7 @@ class Bench:
         self._turn = threading.Lock()
 
     def run(self, plan: Plan) -> Tally:
-        """Strike one run as planned, and judge it; its folder is kept if anything was wrong."""
+        """Strike one run as planned, and check it; keep its folder if anything was wrong."""
         tally, began = Tally(plan), time.monotonic()
         job = self._job(plan, f"run-{plan.number:03d}")
         (job.folder / "plan.json").write_text(json.dumps(asdict(plan), indent=1))
@@ -175,7 +175,7 @@ class Bench:
                 job.dump_and_kill()
         tally.seconds = time.monotonic() - began
         if tally.wrong:
-            (job.folder / "wrong.txt").write_text("\n".join(": ".join(each) for each in tally.wrong))
+            (job.folder / "wrong.txt").write_text("\n".join(": ".join(problem) for problem in tally.wrong))
         else:
             shutil.rmtree(job.folder)
         return tally
@@ -190,18 +190,18 @@ class Bench:
     def _judge(self, job: Job, tally: Tally) -> None:
         plan = tally.plan
         found = (
-            ("left behind", job.gone()),  # first: nothing may be at work when the rest is looked at
+            ("left behind", job.gone()),  # first: no process may run during the other checks
             ("wrong bits", wrong_bits(job, plan.strategy, self._reference(plan))),
             ("wrong audits", wrong_audit(job)),
         )
-        tally.wrong += [(column, what) for column, several in found for what in several]
-        regroups = {(each["attempt"], each["number"]): each for each in of_kind(job, "regroup")}
+        tally.wrong += [(column, what) for column, problems in found for what in problems]
+        regroups = {(event["attempt"], event["number"]): event for event in of_kind(job, "regroup")}
         tally.regroups = len(regroups)
-        tally.missing = sum(len(each.get("missing", ())) for each in regroups.values())
+        tally.missing = sum(len(event.get("missing", ())) for event in regroups.values())
         tally.restarts = max(tail.attempt for tail in job.tails) - 1
 
     def _reference(self, plan: Plan) -> Reference:
-        """The run that is never struck: of the same model and workers."""
+        """Return the result of the failure-free run of the same model and number of workers."""
         key = plan.model, plan.workers
         with self._turn:
             if key not in self._references:
@@ -210,14 +210,14 @@ class Bench:
                 (job.control / "hurry").touch()
                 job.start()
                 if status := job.await_end():
-                    raise SystemExit(f"a run that nobody struck ended with {status}: {job.last_lines()}")
+                    raise SystemExit(f"the failure-free run ended with {status}: {job.last_lines()}")
                 self._references[key] = Reference.of(job)
                 shutil.rmtree(job.folder)
             return self._references[key]
 
 
 def _deal(job: Job, plan: Plan, tally: Tally) -> None:
-    """Strike after strike, each once the world is whole again and has gone on."""
+    """Apply the strikes, each after the world is whole again and has trained some steps."""
     since = -1
     for number, strike in enumerate(plan.strikes):
         try:
@@ -234,31 +234,31 @@ def _deal(job: Job, plan: Plan, tally: Tally) -> None:
 
 
 def main() -> None:
-    """Strike until it is enough, and print the table."""
+    """Strike until the wanted number is reached, and print the table."""
     given = _arguments()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what is under way is ended
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that running jobs are ended
     kinds = [kind for kind in KINDS if any(word in kind for word in given.kinds)]
     print(f"seed {given.seed}", file=sys.stderr, flush=True)
     place = Path(given.keep or tempfile.mkdtemp(prefix="strikes-"))
     bench = Bench(place, given.limit)
     began, tallies = time.monotonic(), []
-    with suppress(KeyboardInterrupt):  # what was seen by then is told all the same
+    with suppress(KeyboardInterrupt):  # report the runs that have ended by then
         for tally in _all(bench, plans(given.seed, given.strategies, kinds), given, began):
             tallies.append(tally)
-            _tell(tally, sum(len(each.struck) for each in tallies), given.strikes, time.monotonic() - began)
+            _tell(tally, sum(len(done.struck) for done in tallies), given.strikes, time.monotonic() - began)
     _report(tallies, given.seed, time.monotonic() - began)
     if given.json:
-        Path(given.json).write_text(json.dumps({"seed": given.seed, "runs": [asdict(each) for each in tallies]}))
+        Path(given.json).write_text(json.dumps({"seed": given.seed, "runs": [asdict(tally) for tally in tallies]}))
     wrong = any(tally.wrong for tally in tallies)
     if wrong:
-        print(f"what went wrong is in {place}", file=sys.stderr)
+        print(f"the folders of the runs that went wrong are in {place}", file=sys.stderr)
     elif not given.keep:
         shutil.rmtree(place)
     sys.exit(1 if wrong or not tallies else 0)
 
 
 def _all(bench: Bench, planned: Iterator[Plan], given: argparse.Namespace, began: float) -> Iterator[Tally]:
-    """The runs as they end, so many at once; none begins once enough have struck, or it is late."""
+    """Yield runs as they end, with `--jobs` at once; start none after `--strikes` strikes or `--minutes` minutes."""
     struck, under_way = 0, set[Future[Tally]]()
     with ThreadPoolExecutor(given.jobs) as pool:
         while True:
@@ -276,11 +276,11 @@ def _all(bench: Bench, planned: Iterator[Plan], given: argparse.Namespace, began
             try:
                 done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
             except KeyboardInterrupt:
-                interrupted.set()  # the pool ends once its runs have
+                interrupted.set()  # the pool ends when its runs have ended
                 raise
-            for each in done:
-                struck += len(each.result().struck)
-                yield each.result()
+            for future in done:
+                struck += len(future.result().struck)
+                yield future.result()
 
 
 def _tell(tally: Tally, strikes: int, wanted: int, seconds: float) -> None:
@@ -295,7 +295,7 @@ def _tell(tally: Tally, strikes: int, wanted: int, seconds: float) -> None:
 
 
 def _report(tallies: list[Tally], seed: int, seconds: float) -> None:
-    """The tables of the README."""
+    """Print the tables of the README."""
     import torch
 
     struck = Counter((kind, tally.plan.strategy) for tally in tallies for kind in tally.struck)
@@ -303,34 +303,36 @@ def _report(tallies: list[Tally], seed: int, seconds: float) -> None:
     print(f"{struck.total()} strikes in {len(tallies)} runs in {seconds / 60:.1f} minutes\n")
     print(f"| strike | {' | '.join(STRATEGIES)} |\n|---|{'---:|' * len(STRATEGIES)}")
     for kind in KINDS:
-        print(f"| {kind} | {' | '.join(str(struck[kind, each]) for each in STRATEGIES)} |")
+        print(f"| {kind} | {' | '.join(str(struck[kind, strategy]) for strategy in STRATEGIES)} |")
     print("\n| | runs | strikes | regroups | fell back to a restart | samples declared missing | ", end="")
     print(f"{' | '.join(COLUMNS)} |\n|---|{'---:|' * (5 + len(COLUMNS))}")
     for strategy in STRATEGIES:
         print(_row(strategy, [tally for tally in tallies if tally.plan.strategy == strategy]))
     print(_row("**all**", tallies))
-    print(f"\n{sum(tally.missed for tally in tallies)} more were planned and came too late to meet anybody.")
+    print(f"\n{sum(tally.missed for tally in tallies)} more were planned, but found no process left to strike.")
 
 
 def _row(name: str, tallies: list[Tally]) -> str:
     wrong = Counter(column for tally in tallies for column, _ in tally.wrong)
-    cells: list[Any] = [len(tallies), sum(len(each.struck) for each in tallies), sum(each.regroups for each in tallies)]
-    cells += [sum(each.restarts for each in tallies), sum(each.missing for each in tallies)]
+    cells: list[Any] = [len(tallies), sum(len(tally.struck) for tally in tallies)]
+    cells += [sum(getattr(tally, name) for tally in tallies) for name in ("regroups", "restarts", "missing")]
     return f"| {name} | {' | '.join(map(str, [*cells, *(wrong[column] for column in COLUMNS)]))} |"
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--strikes", type=int, default=300, help="begin no run once so many have struck")
-    parser.add_argument("--seed", type=int, default=time.time_ns() % 2**32, help="what is struck comes from it")
-    parser.add_argument("--minutes", type=float, default=8.0, help="begin no run after so many")
+    parser.add_argument("--strikes", type=int, default=300, help="start no run after this many strikes")
+    parser.add_argument(
+        "--seed", type=int, default=time.time_ns() % 2**32, help="determines the runs and their strikes"
+    )
+    parser.add_argument("--minutes", type=float, default=8.0, help="start no run after this time")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds that one run may take")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 4), help="runs at once")
     parser.add_argument("--strategies", nargs="*", choices=STRATEGIES, default=list(STRATEGIES))
-    parser.add_argument("--kinds", nargs="*", default=[""], help="only kinds with one of these words in their name")
-    parser.add_argument("--only", type=int, nargs="*", help="only the runs of these numbers")
-    parser.add_argument("--keep", help="a folder for the runs; they stay there only if something was wrong")
-    parser.add_argument("--json", help="write what was seen of every run to this file")
+    parser.add_argument("--kinds", nargs="*", default=[""], help="only kinds whose name contains one of these words")
+    parser.add_argument("--only", type=int, nargs="*", help="only the runs with these numbers")
+    parser.add_argument("--keep", help="folder for the runs; only runs with something wrong are kept")
+    parser.add_argument("--json", help="write the observations of every run to this file")
     return parser.parse_args()
 
 

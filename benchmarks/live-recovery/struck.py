@@ -1,7 +1,7 @@
-"""The training that is struck: a small network, `plain` or `normed` (BatchNorm, dropout and AdamW).
+"""The training script that strikes.py runs: a small network, `plain` or `normed` (BatchNorm, dropout and AdamW).
 
-Run by strikes.py: holdfast run struck.py -- MODEL EPOCHS CONTROL. Steps are held up a little until the folder CONTROL
-has a file `hurry`: so strikes find a run that is still training.
+Run: holdfast run struck.py -- MODEL EPOCHS CONTROL. Steps are slowed down until the folder CONTROL has a file `hurry`,
+so that strikes hit a run that is still training.
 """
 
 import sys
@@ -19,13 +19,13 @@ PAUSE = 0.003
 
 
 def network(model: str) -> nn.Module:
-    """Three layers; `bucket_cap_mb` below makes several buckets of them."""
+    """Return three layers, which `bucket_cap_mb` below divides into more than one bucket."""
     between = [nn.BatchNorm1d(256), nn.ReLU(), nn.Dropout(0.2)] if model == "normed" else [nn.ReLU()]
     return nn.Sequential(nn.Linear(WIDTH, 256), *between, nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, CLASSES))
 
 
 def main(model: str, epochs: str, control: str) -> None:
-    """Train; what random numbers the network needs come from the run's seed."""
+    """Train; all random numbers of the network come from the seed of the run."""
     torch.set_num_threads(1)
     run = hf.attach()
     net = run.replicate(network(model), bucket_cap_mb=0.1)

@@ -1,7 +1,7 @@
-"""What is trained while it is struck: the model, its samples, and the notes that every process takes of its steps.
+"""The models that bench.py trains, their samples, and the notes that every process writes about its steps.
 
-`small` has steps of a few milliseconds, `state60` 60 MB of parameters and AdamW's moments, `gpt2` 124 M parameters; of
-`gpt2-bf16` the parameters and gradients are bf16, half as much to sum.
+`small` has steps of a few milliseconds, `state60` 60 MB of parameters and AdamW's moments, `gpt2` 124 M parameters. In
+`gpt2-bf16` parameters and gradients are bf16, which halves the all-reduce.
 """
 
 import os
@@ -20,22 +20,22 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "steady"))
 
 from models import GPT, mlp, points, texts
 
-LENGTH = 256  # tokens of a sample of text
+LENGTH = 256  # tokens in a sample of text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """A model, its samples, and how many of them a rank has in a step."""
+    """A model, its samples, and the number of samples per rank and step."""
 
     build: Callable[[], nn.Module]
     samples: Callable[[], tuple[Tensor, Tensor]]
     share: int
 
     def made(self, device: torch.device) -> tuple[nn.Module, Tensor, Tensor]:
-        """The model and all samples, the same in every process."""
+        """Return the model and all samples, the same in every process."""
         torch.manual_seed(0)
         model = self.build().to(device)
-        x, y = (each.to(device) for each in self.samples())
+        x, y = (tensor.to(device) for tensor in self.samples())
         return model, x, y
 
 
@@ -48,7 +48,7 @@ SUBJECTS = {
 
 
 class Numbered:
-    """A dataset whose samples are their numbers: a batch is taken from tensors at once."""
+    """A dataset whose samples are their indices: a whole batch is then sliced from tensors at once."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -64,7 +64,7 @@ class Numbered:
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> None:
-    """One step, to its end on the device, too."""
+    """Train one step, and wait for the device to finish it."""
     optimizer.zero_grad()
     with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
         logits = model(x)
@@ -75,18 +75,18 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tens
 
 
 class Notes:
-    """What this process has trained, and when, in a file of its own; and a deadlock, when a file orders one."""
+    """The steps of this process with their times, in its own file; also deadlocks the process when a file asks for it."""
 
     def __init__(self, folder: Path) -> None:
         self._order = folder / "control" / f"deadlock-{os.getpid()}"
         self._file = (folder / "notes" / str(os.getpid())).open("ab", buffering=0)
 
     def trained(self, step: int, rank: int, world: int) -> None:
-        """A step has ended."""
+        """Note the end of a step."""
         self._file.write(f"{step} {rank} {world} {time.time()!r}\n".encode())
 
     def obey(self) -> None:
-        """Wait for a lock that this very thread holds, if that is the order."""
+        """Deadlock, by waiting for a lock that this thread holds, if the file of this process exists."""
         if self._order.exists():
             self._order.with_suffix(".obeyed").write_text(repr(time.time()))
             lock = threading.Lock()

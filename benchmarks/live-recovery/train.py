@@ -1,4 +1,4 @@
-"""What bench.py measures of holdfast. Run: holdfast run train.py -- SUBJECT WORKERS FOLDER"""
+"""The script that bench.py runs under holdfast. Run: holdfast run train.py -- SUBJECT WORKERS FOLDER"""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ import holdfast as hf
 
 
 def main(name: str, workers: str, folder: str) -> None:
-    """Train until we are ended; note every step."""
+    """Train until the process is killed, and note every step."""
     run, subject = hf.attach(), SUBJECTS[name]
     notes = Notes(Path(folder))
     model, x, y = subject.made(run.device)
