@@ -1,6 +1,5 @@
 """Checks of the history itself, and of the plan that a run follows: is it readable, complete, one plan, and finished?"""
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 from holdfast.audit.rank_session import RankSession
@@ -51,21 +50,16 @@ def every_start_is_an_attempt(record: RunRecord) -> tuple[Verdict, str]:
             if (other.attempt or 0) < (one.attempt or 0) + is_new:
                 return "fail", f"{other.who} started attempt {other.attempt} after attempt {one.attempt}"
     for attempt, sessions in record.attempts.items():
-        if error := _wrong_worlds(attempt, sessions):
-            return "fail", error
+        worlds = [(session, session.world) for session in sessions if session.world is not None]
+        for session, world in worlds:
+            first, first_world = worlds[0]
+            if world != first_world:
+                sizes = f"{first_world} for {first.who} and {world} for {session.who}"
+                return "fail", f"attempt {attempt} had a world size of {sizes}"
+            if session.rank >= world:
+                return "fail", f"{session.who} took part in attempt {attempt}, which had {counted(world, 'rank')}"
     starts = sum(map(len, record.attempts.values()))
     return "pass", f"{counted(starts, 'start')} of a rank in {counted(len(record.attempts), 'attempt')}"
-
-
-def _wrong_worlds(attempt: int, sessions: Sequence[RankSession]) -> str | None:
-    first = next((session for session in sessions if session.world is not None), None)
-    for session in sessions:
-        if first and session.world not in (None, first.world):
-            worlds = f"{first.world} for {first.who} and {session.world} for {session.who}"
-            return f"attempt {attempt} had a world size of {worlds}"
-        if session.world is not None and session.rank >= session.world:
-            return f"{session.who} took part in attempt {attempt}, which had {counted(session.world, 'rank')}"
-    return None
 
 
 def one_plan(record: RunRecord) -> tuple[Verdict, str]:

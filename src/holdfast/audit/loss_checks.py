@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from holdfast.audit.memberships import Declaration, Join, MemberChange, MemberExit, Memberships, missing_samples, names
+from holdfast.audit.memberships import Join, MemberChange, MemberExit, Memberships, missing_samples, names
 from holdfast.audit.rank_session import Numbers, RankSession, shared_part
 from holdfast.audit.run_record import RunRecord
 from holdfast.audit.training_checks import changes_state, state_after, states_before
@@ -64,8 +64,14 @@ def _wrong_declarations(record: RunRecord, memberships: Memberships) -> Iterator
             yield f"{name} was formed by {change.strategy!r}, in a run that recovers by {record.recovery!r:.20}"
         for loss in (*change.lost, *change.asleep):
             yield from _continues(memberships, change, loss)
-        for declaration in change.declarations:
-            yield from _impossible_declaration(memberships, declaration)
+        for session, regroup, rows in change.declarations:
+            name = f"{session.who} declares membership {regroup.number} of attempt {memberships.attempt}"
+            if session.rank not in regroup.members:
+                yield f"{name}, to which it does not belong"
+            if rows.start and session.steps.step[rows.start - 1] >= regroup.step:
+                yield f"{name} in step {regroup.step}, which it had reported before"
+            if session.joined_as is None and session.recover and regroup.step < session.first_step:
+                yield f"{name} in step {regroup.step}, but began with step {session.first_step}"
     yield from _wrong_samples(record, memberships)
     for session in memberships.sessions:
         yield from _wrong_session(record, memberships, session)
@@ -87,17 +93,6 @@ def _continues(memberships: Memberships, change: MemberChange, loss: MemberExit)
         yield f"{session.who} continues after it was lost in step {change.step} of attempt {memberships.attempt}"
     elif any(commit.step > session.reached and not commit.found for commit in session.commits):
         yield f"{session.who} saved more than the {session.reached} steps it had trained in attempt {memberships.attempt}"
-
-
-def _impossible_declaration(memberships: Memberships, declaration: Declaration) -> Iterator[str]:
-    session, regroup, rows = declaration
-    name = f"{session.who} declares membership {regroup.number} of attempt {memberships.attempt}"
-    if session.rank not in regroup.members:
-        yield f"{name}, to which it does not belong"
-    if rows.start and session.steps.step[rows.start - 1] >= regroup.step:
-        yield f"{name} in step {regroup.step}, which it had reported before"
-    if session.joined_as is None and session.recover and regroup.step < session.first_step:
-        yield f"{name} in step {regroup.step}, but began with step {session.first_step}"
 
 
 def _wrong_samples(record: RunRecord, memberships: Memberships) -> Iterator[str]:

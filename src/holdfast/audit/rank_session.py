@@ -44,11 +44,27 @@ def shared_part(state: str) -> int:
     return hash(state[: len(state) // 2]) or 1
 
 
+class _Column:
+    """A column of whole numbers, read as a NumPy array from the private array of the same name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._array = f"_{name}"
+
+    def __get__(self, steps: "StepColumns", owner: type) -> Numbers:
+        return np.frombuffer(getattr(steps, self._array), np.int64)
+
+
 class StepColumns:
     """The steps of a session as columns of numbers: a long run has millions of steps.
 
     A fingerprint is kept as a hash, 0 where it is missing: it is only ever compared with another one.
     """
+
+    step, epoch, cursor = _Column(), _Column(), _Column()
+    count = _Column()  # samples
+    state = _Column()  # the whole fingerprint
+    shared = _Column()  # the half of the fingerprint that all ranks share
+    reduced = _Column()  # backward passes that were all-reduced
 
     def __init__(self) -> None:
         self._step, self._epoch, self._cursor = array("q"), array("q"), array("q")
@@ -84,46 +100,14 @@ class StepColumns:
         return bool((np.diff(self.step) == 1).all())
 
     @property
-    def step(self) -> Numbers:
-        return np.frombuffer(self._step, np.int64)
-
-    @property
-    def epoch(self) -> Numbers:
-        return np.frombuffer(self._epoch, np.int64)
-
-    @property
-    def cursor(self) -> Numbers:
-        return np.frombuffer(self._cursor, np.int64)
-
-    @property
-    def count(self) -> Numbers:
-        """The number of samples of each step."""
-        return np.frombuffer(self._count, np.int64)
-
-    @property
     def digest(self) -> NDArray[np.uint64]:
         """The two halves of each step's digest of sample numbers, one row for each step."""
         return np.frombuffer(self._digest, ">u8").reshape(-1, 2).astype(np.uint64)
 
     @property
-    def state(self) -> Numbers:
-        """A hash of each step's whole fingerprint."""
-        return np.frombuffer(self._state, np.int64)
-
-    @property
-    def shared(self) -> Numbers:
-        """A hash of the half of each step's fingerprint that all ranks share."""
-        return np.frombuffer(self._shared, np.int64)
-
-    @property
     def loss(self) -> NDArray[np.float64]:
         """The logged loss of each step, or NaN."""
         return np.frombuffer(self._loss, np.float64)
-
-    @property
-    def reduced(self) -> Numbers:
-        """The number of backward passes of each step that were all-reduced."""
-        return np.frombuffer(self._reduced, np.int64)
 
     @property
     def had_backward(self) -> NDArray[np.bool_]:
@@ -235,27 +219,23 @@ class RankSession:
         was_found = isinstance(what, Commit) and what.found
         self._check_order(what, 1 if was_found else 3)
         if not self._may_save:
-            self._set_error(
-                f"{self.who} wrote {named(what)} event, but only {'the first member' if self.regroups else 'rank-0'} saves"
-            )
+            saver = "the first member" if self.regroups else "rank-0"
+            self._set_error(f"{self.who} wrote {named(what)} event, but only {saver} saves")
         if was_found and self.recover:
             self._set_error(f"{self.who} found the snapshot of step {what.step} after it had restored one")
         if isinstance(what, Save):
             self._saved_steps.add(what.step)
             return
         if self._saved_steps and not what.found and what.step not in self._saved_steps:
-            self._set_error(
-                f"{self.who} committed step {what.step} in attempt {what.attempt} without a save event of it"
-            )
+            step = f"step {what.step} in attempt {what.attempt}"
+            self._set_error(f"{self.who} committed {step} without a save event of it")
         self.commits.append(what)
 
     def _add_end(self, what: Done | Stopped | Preempted) -> None:
         self._check_order(what, 3)
         if what.step != self.reached:
-            self._set_error(
-                f"{self.who} was {_kind(what)} at step {what.step} in attempt {what.attempt}, but had trained "
-                f"{self.reached} steps"
-            )
+            end = f"{type(what).__name__.lower()} at step {what.step} in attempt {what.attempt}"
+            self._set_error(f"{self.who} was {end}, but had trained {self.reached} steps")
         self.end, self._checked = what, None
 
     def _check_order(self, what: What, needed: int, rank: int | None = None, world: int | None = None) -> None:
@@ -266,9 +246,8 @@ class RankSession:
         written = (self._has_begun, self.plan, self.recover)
         missing = [name for name, event in zip(_FIRST_EVENTS[:needed], written, strict=False) if not event]
         if missing:
-            self._set_error(
-                f"{self.who} wrote {named(what)} event in attempt {self.attempt} before its {' and '.join(missing)} event"
-            )
+            event = f"{named(what)} event in attempt {self.attempt}"
+            self._set_error(f"{self.who} wrote {event} before its {' and '.join(missing)} event")
 
     def _check_place(self, what: What, rank: int | None, world: int | None) -> None:
         """Check that `what` is of the attempt, rank and world size that the session began with."""
@@ -278,9 +257,9 @@ class RankSession:
         if world is not None and self.world is None:
             self.world = world
         if attempt != self.attempt or rank not in (None, self.rank) or world not in (None, self.world):
-            step = (
-                f" of step {what.step}" if isinstance(what, Step | Commit | Save | Done | Stopped | Preempted) else ""
-            )
+            step = ""
+            if isinstance(what, Step | Commit | Save | Done | Stopped | Preempted):
+                step = f" of step {what.step}"
             place = f"attempt {attempt}" + ("" if world is None else f", rank {rank} of {world}")
             mine = f"attempt {self.attempt}, rank {self.rank} of {self.world}"
             self._set_error(f"{self.who} wrote {named(what)} event{step} for {place}, in a session of {mine}")
@@ -295,13 +274,9 @@ class RankSession:
 
 def named(what: What) -> str:
     """Return the kind of an event with its article."""
-    return with_article(_kind(what))
+    return with_article(type(what).__name__.lower())
 
 
 def with_article(word: str) -> str:
     """Return `word`, cut to 40 characters, after "a" or "an"."""
     return f"{'an' if word[:1] in 'aeiou' else 'a'} {word:.40}"
-
-
-def _kind(what: What) -> str:
-    return type(what).__name__.lower()

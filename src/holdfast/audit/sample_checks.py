@@ -278,7 +278,19 @@ def _explain(record: RunRecord, steps: Sequence[int]) -> list[str]:
     same_cursor = ([epoch * length + step % length for epoch in epochs] for step in steps)
     candidates = np.unique(np.concatenate([*record.trained.values(), *same_cursor]))
     elsewhere = _search(plan, candidates[candidates < plan.steps], wanted)
-    return [_explanation(record, step, reports[step], wrong[step], elsewhere) for step in steps]
+    texts: list[str] = []
+    for step in steps:
+        position, memberships = plan.position(step), record.memberships(reports[step][0].attempt)
+        if (other := elsewhere.get(_whole(reports[step]))) not in (None, position):
+            texts.append(f"{record.step_name(step)}: {other} was trained instead")
+            continue
+        reporters = {report.who for report in reports[step]}
+        due = (f"rank-{member}" for member in memberships.split(step) if not memberships.is_excused(member, step))
+        errors = [f"{who} never reported it" for who in islice((who for who in due if who not in reporters), SHOWN)]
+        errors += [f"{who} {_instead(plan, position, share, elsewhere)}" for share, who in wrong[step].items()]
+        reason = ", ".join(errors) or "trained by a rank that is not of its world"
+        texts.append(f"{record.step_name(step)}: {reason}")
+    return texts
 
 
 def _wrong_shares(plan: SamplePlan, step: int, reports: Iterable[ShareReport]) -> dict[_Share, str]:
@@ -304,25 +316,6 @@ def _search(plan: SamplePlan, steps: Numbers, wanted: set[_Share]) -> dict[_Shar
                 if (share := _Share(rank, world, samples)) in wanted:
                     found[share] = plan.position(step)
     return found
-
-
-def _explanation(
-    record: RunRecord,
-    step: int,
-    reports: Sequence[ShareReport],
-    wrong: Mapping[_Share, str],
-    elsewhere: Mapping[_Share, Position],
-) -> str:
-    plan = record.sample_plan
-    position, name = plan.position(step), record.step_name(step)
-    other = elsewhere.get(_whole(reports))
-    if other not in (None, position):
-        return f"{name}: {other} was trained instead"
-    reporters, memberships = {report.who for report in reports}, record.memberships(reports[0].attempt)
-    due = (f"rank-{member}" for member in memberships.split(step) if not memberships.is_excused(member, step))
-    texts = [f"{who} never reported it" for who in islice((who for who in due if who not in reporters), SHOWN)]
-    texts += [f"{who} {_instead(plan, position, share, elsewhere)}" for share, who in wrong.items()]
-    return f"{name}: {', '.join(texts) or 'trained by a rank that is not of its world'}"
 
 
 def _instead(plan: SamplePlan, position: Position, share: _Share, elsewhere: Mapping[_Share, Position]) -> str:

@@ -196,7 +196,12 @@ def repeated_steps_agree(record: RunRecord) -> tuple[Verdict, str]:
     if found.differences:
         step, who, what, first, again = min(found.differences, key=lambda item: (item.again, item.step, item.who))
         text = f"{record.step_name(step)} came out with another {what} in attempt {again} than in {first} ({who})"
-        return "fail", f"{text}{_likely_cause(found, step, who)}"
+        if step in found.same_on_rank_0 and not any(item.who == "rank-0" for item in found.differences):
+            text += (
+                f", but rank-0 came out the same: a snapshot holds what rank 0 protects, and {who} had something of its "
+                "own (for instance an average of BatchNorm's buffers)"
+            )
+        return "fail", text
     repeated = len(found.same | found.unknown)
     arguments = " or with other arguments" if len({*_commands(record).values()}) > 1 else ""
     other = counted(len(found.not_comparable), "step")
@@ -208,15 +213,6 @@ def repeated_steps_agree(record: RunRecord) -> tuple[Verdict, str]:
     if not repeated:
         return "pass", f"no step was trained again by as many ranks{rest}" if rest else "no step was trained again"
     return "pass", f"{repeated} of {counted(repeated, 'repeated step')} came out the same{rest}"
-
-
-def _likely_cause(found: _Comparison, step: int, who: str) -> str:
-    if step not in found.same_on_rank_0 or any(difference.who == "rank-0" for difference in found.differences):
-        return ""
-    return (
-        f", but rank-0 came out the same: a snapshot holds what rank 0 protects, and {who} had something of its own (for "
-        "instance an average of BatchNorm's buffers)"
-    )
 
 
 def _compare_repeated(record: RunRecord) -> _Comparison:

@@ -66,7 +66,12 @@ def gather_files(paths: Sequence[Path], store: Store | None = None) -> Iterator[
     """
     with TemporaryDirectory(prefix="holdfast-history-") as folder:
         files = [file for path in paths for file in files_of(path)]
-        files += _fetch(store, Path(folder)) if store else ()
+        if store:
+            for (name, digest), pieces in _pieces_by_file(store).items():
+                files.append(Path(folder, digest, name))
+                files[-1].parent.mkdir(exist_ok=True)
+                with files[-1].open("wb") as whole:
+                    whole.writelines(_read_piece(store, piece) for piece in pieces)
         # Of copies of one file, such as a folder's own and the one that it sent, take the longest.
         digests = {file: _first_line_digest(file) or file for file in files}
         by_size = sorted(files, key=lambda file: file.stat().st_size)
@@ -105,15 +110,6 @@ def _read_piece(store: Store, name: str) -> bytes:
         while count := reader.readinto(memoryview(data)[filled:]):
             filled += count
     return bytes(data[:filled])
-
-
-def _fetch(store: Store, folder: Path) -> Iterator[Path]:
-    for (file, digest), pieces in _pieces_by_file(store).items():
-        path = folder / digest / file
-        path.parent.mkdir(exist_ok=True)
-        with path.open("wb") as whole:
-            whole.writelines(_read_piece(store, piece) for piece in pieces)
-        yield path
 
 
 def _first_line_digest(path: Path) -> str | None:

@@ -5,6 +5,7 @@ thousand. Injected failures have small files of their own.
 """
 
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from holdfast.errors import Corrupt
@@ -13,7 +14,6 @@ from holdfast.history.log import backwards, require_file, stream_history
 
 RANK_0 = "rank-0.jsonl"
 INJECTED = "injected-"
-MOST_ATTEMPTS = 1 << 62  # far below the largest number that a history may hold
 Struck = tuple[int, str, int, str]  # step, kind, rank, point
 
 
@@ -51,7 +51,7 @@ def first_seed(folder: Path) -> int | None:
 
 def following(attempt: int, where: Path) -> int:
     """Return the number of the attempt after `attempt`, the last one in the histories at `where`."""
-    if attempt >= MOST_ATTEMPTS:
+    if attempt >= 1 << 62:  # far below the largest number that a history may hold
         raise Corrupt(
             f"the history in {where} has an attempt {attempt}, which is not possible: it was changed after it was written. "
             "Restore it from a copy, or name another folder."
@@ -111,22 +111,16 @@ class Finish:
 
 def finish(folder: Path) -> Finish | None:
     """Return the end of the run whose histories are in `folder`, if all ranks of its last attempt ended there."""
-    lasts = [last for file in folder.glob("rank-*.jsonl") if (last := _last(file))]
+    lasts: list[Done | Stopped | Preempted | Attempt | Step] = []
+    for file in folder.glob("rank-*.jsonl"):
+        events = (event.what for event in backwards(file))
+        lasts += islice((e for e in events if isinstance(e, Done | Stopped | Preempted | Attempt | Step)), 1)
     newest = max((last.attempt for last in lasts), default=0)
     ends = [last for last in lasts if last.attempt == newest]
     ended = [last for last in ends if isinstance(last, Done | Stopped)]
     if not ended or len(ended) < len(ends):
         return None
     return Finish(ended[0].step, isinstance(ended[0], Stopped), newest)
-
-
-def _last(file: Path) -> Done | Stopped | Preempted | Attempt | Step | None:
-    """Return how the last process that wrote `file` ended, or its last event."""
-    for event in backwards(file):
-        match event.what:
-            case Done() | Stopped() | Preempted() | Attempt() | Step():
-                return event.what
-    return None
 
 
 def has_trained(folder: Path) -> bool:
